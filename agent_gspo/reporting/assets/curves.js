@@ -1,0 +1,148 @@
+// The learning curves.
+
+const DASHES = [null, '6 4', '2 3', '9 3 2 3', '12 4', '1 4'];
+
+const CURVES = [
+  {title: 'Accuracy', keys: [['task/accuracy', 'training']], unit: '%', points: 'task/accuracy'},
+  {title: 'Tokens written a question', keys: [['tokens/written_per_question', 'training']], points: 'tokens/written_per_question', zero: true},
+  {title: 'Tokens read a question', keys: [['tokens/read_per_question', 'training']], points: 'tokens/read_per_question', zero: true},
+  {
+    title: 'Silent turns', zero: true, unit: '%',
+    keys: [['comm/silence_rate_relevant', 'note relevant'], ['comm/silence_rate_irrelevant', 'note irrelevant']],
+    otherwise: [['comm/silence_rate', 'all turns']],
+  },
+  {title: 'Token price lambda_tok', keys: [['budget/lambda_tok', 'lambda_tok']], zero: true},
+  {
+    title: 'Reward and its terms', choose: true,
+    keys: [['reward/mean', 'reward'], ['reward/task', 'task'], ['reward/token_cost', 'token cost'], ['reward/turn_cost', 'turn cost'], ['reward/repetition', 'repetition']],
+  },
+  {title: 'Sequence ratio, mean', keys: [['policy/ratio_mean', 'all minibatches'], ['policy/ratio_first_minibatch_mean', 'first minibatch']]},
+  {title: 'Clipped messages', keys: [['policy/clip_fraction', 'clipped']], zero: true, unit: '%'},
+];
+
+const has = (run, key) => (run.series[key] || []).some(isNumber);
+
+function linesOf(keys) {
+  const shown = runs.map((run, i) => [run, i]).filter(([, i]) => !view.hidden.has(i));
+  const present = keys.filter(([key]) => shown.some(([run]) => has(run, key)));
+  return shown.flatMap(([run, i]) => present.map(([key, name], k) => {
+    if (!has(run, key)) return null;
+    const y = smooth(run.series[key], view.smoothing);
+    return {
+      name: several ? (present.length > 1 ? `${run.name}, ${name}` : run.name) : name,
+      // One run: a colour a curve. Several: a colour a run, a dash pattern a curve.
+      colour: colour(several ? i : k),
+      dash: several ? DASHES[k % DASHES.length] : null,
+      legend: present.length > 1 ? name : null,
+      legendColour: several ? 'currentColor' : null,
+      x: run.steps, y, faint: view.smoothing && !several ? run.series[key] : null,
+    };
+  }).filter(Boolean));
+}
+
+function pointsOf(key) {
+  return runs.flatMap((run, i) => (view.hidden.has(i) ? [] : run.evaluations
+    .filter((e) => isTeam(e) && isNumber(e[key]) && isNumber(e.step))
+    .map((e) => ({
+      name: `${run.name}, step ${e.step}, ${e.label || ''}, ${e.split || ''}: ${compact(e[key])}`,
+      colour: colour(i), legend: 'evaluation, 95 % interval', hollow: true,
+      x: e.step, y: e[key], low: e[key + '_low'], high: e[key + '_high'],
+    }))));
+}
+
+function curveChart(curve) {
+  let chosen = 0;
+  const choose = several && curve.choose;
+  const keysNow = () => {
+    if (choose) return [curve.keys[chosen]];
+    const any = curve.keys.some(([key]) => runs.some((run) => has(run, key)));
+    return any || !curve.otherwise ? curve.keys : curve.otherwise;
+  };
+  const picker = choose && select('which term', curve.keys.map(([, name]) => name), 0, (i) => {
+    chosen = i;
+    made.draw();
+  });
+  const made = chart(curve.title, () => ({
+    lines: linesOf(keysNow()), points: curve.points ? pointsOf(curve.points) : [],
+    unit: curve.unit, zero: curve.zero,
+  }), picker);
+  const known = [...curve.keys, ...(curve.otherwise || [])].some(([key]) => runs.some((run) => has(run, key)));
+  return known || (curve.points && pointsOf(curve.points).length) ? made.card : null;
+}
+
+function timeChart() {
+  const parts = [['time/rollout_s', 'rollout'], ['time/score_s', 'score'], ['time/update_s', 'update']];
+  const timed = runs.map((run, i) => i).filter((i) => parts.some(([key]) => has(runs[i], key)) || has(runs[i], 'time/step_s'));
+  if (!timed.length) return null;
+  let index = timed[0];
+  const picker = timed.length > 1 && select('which run', timed.map((i) => runs[i].name), 0, (i) => {
+    index = timed[i];
+    made.draw();
+  });
+  const made = chart('Seconds a step', () => {
+    const run = runs[index];
+    const zeros = run.steps.map(() => 0);
+    const known = parts.map(([key]) => run.series[key] || zeros);
+    const whole = run.series['time/step_s'];
+    const rest = whole && whole.map((x, i) => Math.max(0, x - known.reduce((sum, y) => sum + (y[i] || 0), 0)));
+    const areas = parts.map(([, name], k) => ({name, colour: colour(k), x: run.steps, y: known[k]}));
+    if (rest) areas.push({name: 'other', colour: 'var(--muted)', x: run.steps, y: rest});
+    // The first step compiles; to scale, it would flatten all the others.
+    const sums = run.steps.map((_, i) => areas.reduce((sum, a) => sum + (a.y[i] || 0), 0)).sort((a, b) => a - b);
+    const usual = sums[Math.floor(0.95 * (sums.length - 1))];
+    return {areas, most: sums[sums.length - 1] > 2 * usual ? 1.3 * usual : undefined};
+  }, picker);
+  return made.card;
+}
+
+function anyChart() {
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort();
+  if (!keys.length) return null;
+  let chosen = Math.max(0, keys.indexOf('policy/entropy'));
+  const picker = select('which metric', keys, chosen, (i) => {
+    chosen = i;
+    made.draw();
+  });
+  const made = chart('Any metric', () => ({lines: linesOf([[keys[chosen], keys[chosen]]])}), picker);
+  return made.card;
+}
+
+/** Accuracy against tokens: which run is worth its price. */
+function tradeChart() {
+  const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e['tokens/written_per_question']);
+  if (runs.flatMap((run) => run.evaluations).filter(usable).length < 2) return null;
+  return chart('Accuracy against tokens written', () => {
+    const tracks = [];
+    const points = [];
+    runs.forEach((run, i) => {
+      if (view.hidden.has(i)) return;
+      const team = run.evaluations.filter((e) => usable(e) && isTeam(e));
+      const {after} = beforeAndAfter(run);
+      for (const e of run.evaluations.filter(usable)) {
+        const baseline = !isTeam(e);
+        points.push({
+          name: `${run.name}: ${e.label}, step ${e.step}, ${percent(e['task/accuracy'])}, ${amount(e['tokens/written_per_question'])} tokens`,
+          x: e['tokens/written_per_question'], y: e['task/accuracy'], colour: baseline ? 'var(--muted)' : colour(i),
+          low: e['task/accuracy_low'], high: e['task/accuracy_high'], hollow: e !== after,
+          legend: e === after ? 'after training' : 'before, during, baselines', label: baseline && i === 0 ? e.label : null,
+        });
+      }
+      tracks.push({
+        colour: colour(i), dash: '2 4',
+        x: team.map((e) => e['tokens/written_per_question']), y: team.map((e) => e['task/accuracy']),
+      });
+    });
+    return {tracks, points, unit: '%', xLabel: 'tokens written a question', xZero: true, xMargin: true};
+  }).card;
+}
+
+function curvesSection() {
+  const slider = h('input', {type: 'range', min: 0, max: 0.95, step: 0.05, value: view.smoothing, 'aria-label': 'smoothing',
+    oninput: () => {
+      view.smoothing = Number(slider.value);
+      changed();
+    }});
+  const cards = [...CURVES.map(curveChart), tradeChart(), timeChart(), anyChart()].filter(Boolean);
+  return section('Learning curves', null,
+    h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider)), h('div', {class: 'grid2'}, cards));
+}

@@ -1,0 +1,131 @@
+// The figures before and after training.
+
+const FIGURES = [
+  {title: 'Accuracy', short: 'accuracy', key: 'task/accuracy', write: percent, share: true, better: 1},
+  {title: 'Tokens written a question', short: 'written', key: 'tokens/written_per_question', write: amount, better: -1},
+  {title: 'Tokens read a question', short: 'read', key: 'tokens/read_per_question', write: amount, better: -1},
+  {title: 'Silent turns', short: 'silent', key: 'comm/silence_rate', write: percent, share: true, better: 0},
+];
+
+/** Without evaluations: the mean over the first and the last tenth of the steps. */
+function fromTraining(run) {
+  const count = Math.max(1, Math.floor(run.steps.length / 10));
+  const mean = (values) => {
+    const known = values.filter(isNumber);
+    return known.length ? known.reduce((a, b) => a + b) / known.length : null;
+  };
+  const record = (part, label) => Object.fromEntries([
+    ['label', label], ...Object.entries(run.series).map(([key, values]) => [key, mean(part(values))])]);
+  return {
+    before: record((v) => v.slice(0, count), `first ${count} steps`),
+    after: record((v) => v.slice(-count), `last ${count} steps`),
+  };
+}
+
+/** What a figure was, is, and by how much it changed, as text and as good or bad. */
+function change(figure, before, after) {
+  const now = (after || before)[figure.key];
+  const old = after && before ? before[figure.key] : null;
+  if (!isNumber(old) || !isNumber(now)) return {now, old, pill: null};
+  const size = figure.share ? (100 * (now - old)).toFixed(1) : old ? (100 * (now / old - 1)).toFixed(0) : '';
+  const text = size && `${signed(Number(size), figure.share ? 1 : 0)} ${figure.share ? 'points' : '%'}`;
+  const direction = Math.sign(Number(size)) * figure.better;  // as shown: no colour for "0 %"
+  const kind = direction > 0 ? 'good' : direction < 0 ? 'bad' : '';
+  return {now, old, pill: text && h('span', {class: `pill ${kind}`}, text)};
+}
+
+/** The two records to compare, and on what they were measured. */
+function compared(run) {
+  let {before, after} = beforeAndAfter(run);
+  const measured = (e) => [e.split && `${e.split} split`, e.questions && `${e.questions} questions`].filter(Boolean).join(', ');
+  if (after || (before && run.steps.length < 2)) return {before, after, source: measured(before)};
+  if (!run.steps.length) return null;
+  ({before, after} = fromTraining(run));
+  return {before, after, source: `training batches, ${before.label} and ${after.label}`};
+}
+
+function cards(run) {
+  const pair = compared(run);
+  if (!pair) return null;
+  return h('div', {},
+    several && h('h3', {}, h('i', {class: 'dot', style: `background:${colour(runs.indexOf(run))}`}), run.name),
+    h('div', {class: 'cards'}, FIGURES.map((figure) => {
+      const {now, old, pill} = change(figure, pair.before, pair.after);
+      const range = interval(pair.after || pair.before, figure.key, figure.write);
+      return h('div', {class: 'card figure'},
+        h('div', {class: 'label'}, figure.title),
+        h('div', {class: 'value'}, figure.write(now), pill),
+        h('div', {class: 'label'}, range && `95 % interval ${range}`),
+        h('div', {class: 'label'}, isNumber(old) ? `before ${figure.write(old)}` : ''));
+    })),
+    h('p', {class: 'hint'}, pair.source));
+}
+
+/** For many runs: one line each. */
+function comparisonTable() {
+  const rows = runs.map((run, i) => [run, i, compared(run)]).filter(([, , pair]) => pair);
+  if (!rows.length) return null;
+  const cell = (figure, pair) => {
+    const {now, old, pill} = change(figure, pair.before, pair.after);
+    return [h('td', {class: 'n'}, isNumber(old) && h('span', {class: 'muted'}, `${figure.write(old)} \u2192 `), figure.write(now)), h('td', {}, pill)];
+  };
+  return h('div', {class: 'card scroll'}, h('table', {},
+    h('thead', {}, h('tr', {}, h('th', {}, 'run'), FIGURES.map((f) => [h('th', {class: 'n'}, f.short), h('th', {}, '')]), h('th', {}, 'measured on'))),
+    h('tbody', {}, rows.map(([run, i, pair]) => h('tr', {},
+      h('td', {}, h('i', {class: 'dot', style: `background:${colour(i)}`}), run.name),
+      FIGURES.map((figure) => cell(figure, pair)), h('td', {class: 'muted wrap'}, pair.source))))));
+}
+
+/** A share with its interval, drawn on the scale from 0 to 1. */
+function whisker(low, value, high, tint) {
+  const x = (v) => 2 + 96 * Math.min(1, Math.max(0, v));
+  return svg('svg', {width: 100, height: 14, 'aria-hidden': true},
+    svg('line', {x1: 2, x2: 98, y1: 7, y2: 7, class: 'grid'}),
+    isNumber(low) && isNumber(high) && svg('rect', {x: x(low), width: x(high) - x(low), y: 3, height: 8, rx: 2, fill: tint, opacity: 0.4}),
+    svg('line', {x1: x(value), x2: x(value), y1: 1, y2: 13, stroke: tint, 'stroke-width': 2.5}));
+}
+
+function evaluationTable() {
+  const rows = runs.flatMap((run, i) => run.evaluations.map((e) => [run, i, e]));
+  if (!rows.length) return null;
+  const cells = rows.map(([run, i, e]) => {
+    const tint = isTeam(e) ? colour(i) : 'var(--muted)';
+    const accuracy = e['task/accuracy'];
+    return h('tr', {class: e.label === 'during' ? 'minor' : ''},
+      several && h('td', {}, h('i', {class: 'dot', style: `background:${colour(i)}`}), run.name),
+      h('td', {}, e.label || '-'), h('td', {class: 'n'}, e.step ?? '-'),
+      h('td', {}, e.split || '-'), h('td', {class: 'n'}, e.questions ?? '-'),
+      h('td', {class: 'n'}, isNumber(e.temperature) ? e.temperature : '-'),
+      h('td', {class: 'n'}, percent(accuracy)),
+      h('td', {}, isNumber(accuracy) && whisker(e['task/accuracy_low'], accuracy, e['task/accuracy_high'], tint)),
+      h('td', {class: 'n'}, interval(e, 'task/accuracy', (x) => (100 * x).toFixed(1)) || '-'),
+      h('td', {class: 'n'}, amount(e['tokens/written_per_question'])),
+      h('td', {class: 'n'}, amount(e['tokens/read_per_question'])),
+      h('td', {class: 'n'}, percent(e['comm/silence_rate'])));
+  });
+  const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', 'accuracy', '', '95 % interval', 'written', 'read', 'silent'];
+  const numeric = new Set(['step', 'questions', 'temp.', 'accuracy', '95 % interval', 'written', 'read', 'silent']);
+  const table = h('div', {class: 'card scroll'}, h('table', {},
+    h('thead', {}, h('tr', {}, heads.filter((x) => x !== false).map((x) => h('th', {class: numeric.has(x) ? 'n' : ''}, x)))),
+    h('tbody', {}, cells)));
+  return h('details', {open: rows.length <= 16}, h('summary', {}, `All ${rows.length} evaluations`), table);
+}
+
+function summarySection() {
+  return section('Before and after training', runs.length > 2 ? 'written and read: tokens a question' : null,
+    runs.length <= 2 ? runs.map(cards) : comparisonTable(), evaluationTable());
+}
+
+function configSection() {
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
+  if (!keys.length) return null;
+  const text = (run, key) => (key in run.config ? String(run.config[key]) : '-');
+  const differing = keys.filter((key) => new Set(runs.map((run) => text(run, key))).size > 1);
+  const table = (shown, columns) => h('div', {class: 'card scroll'}, h('table', {class: 'config'},
+    columns.length > 1 && h('thead', {}, h('tr', {}, h('th', {}, ''), columns.map((run) => h('th', {}, run.name)))),
+    h('tbody', {}, shown.map((key) => h('tr', {}, h('td', {}, key), columns.map((run) => h('td', {}, text(run, key))))))));
+  const same = keys.filter((key) => !differing.includes(key));
+  return section('Configuration', null,
+    differing.length > 0 && [h('p', {class: 'hint'}, 'where the runs differ'), table(differing, runs)],
+    same.length > 0 && h('details', {}, h('summary', {}, several ? `${same.length} settings in common` : `${same.length} settings`), table(same, [runs[0]])));
+}

@@ -1,0 +1,130 @@
+"""Learning curves as a picture, over several seeds."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent_gspo.reporting import formatting, records
+
+_COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
+_PANELS = (
+  ('accuracy', (('task/accuracy', '-', ''),), 100),
+  ('tokens written a question', (('tokens/written_per_question', '-', ''),), 1),
+  (
+    'silent turns',
+    (
+      ('comm/silence_rate_relevant', '-', 'relevant'),
+      ('comm/silence_rate_irrelevant', '--', 'irrelevant'),
+    ),
+    100,
+  ),
+)
+
+
+def learning_curves(
+  workdirs_by_label: Mapping[str, Sequence[records.PathLike]],
+  out_png: records.PathLike,
+  *,
+  smoothing: int = 1,
+) -> pathlib.Path:
+  """Draws accuracy, tokens written and silence over the steps of training.
+
+  A line is the mean over the runs of a label, its band reaches from the lowest to the highest
+  run. Where a label's runs do not say which notes were relevant, the silence of all turns is
+  drawn.
+
+  Args:
+    workdirs_by_label: the seeds' workdirs of each setting.
+    out_png: the file to write.
+    smoothing: each run's curve is the mean over this many steps up to and including a step.
+
+  Returns:
+    The path written.
+
+  Raises:
+    ValueError: there is nothing to draw, or `smoothing` is below 1.
+    FileNotFoundError: a workdir holds no run.
+  """
+  from matplotlib import figure, lines, ticker  # here, as importing it takes a second
+  from matplotlib.backends import backend_agg
+
+  if smoothing < 1:
+    raise ValueError(f'smoothing = {smoothing}: give a number of steps, at least 1')
+  runs = {k: [records.load_run(w) for w in dirs] for k, dirs in workdirs_by_label.items()}
+  if not any(run.metrics for group in runs.values() for run in group):
+    raise ValueError('workdirs_by_label: no run in it has written metrics yet')
+
+  picture = figure.Figure(figsize=(12, 3.6), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  styles_used = set()
+  for axes, (title, curves, scale) in zip(picture.subplots(1, 3), _PANELS, strict=True):
+    axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
+    axes.set_xlabel('step')
+    axes.grid(axis='y', color='#000000', alpha=0.1, linewidth=0.8)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.margins(x=0.01)
+    if scale == 100:
+      axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+    for i, group in enumerate(runs.values()):
+      drawn = False
+      for key, style, name in (*curves, ('comm/silence_rate', ':', 'all turns')):
+        if key == 'comm/silence_rate' and (drawn or scale == 1 or len(curves) == 1):
+          continue
+        steps, low, mean, high = across_runs([run.metrics for run in group], key, smoothing)
+        if not steps.size:
+          continue
+        drawn = True
+        colour = _COLOURS[i % len(_COLOURS)]
+        axes.plot(steps, scale * mean, style, color=colour, linewidth=1.8)
+        axes.fill_between(steps, scale * low, scale * high, color=colour, alpha=0.15, linewidth=0)
+        if name:
+          styles_used.add((style, name))
+    axes.set_ylim(bottom=0)
+  if styles_used:
+    handles = [
+      lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
+    ]
+    axes.legend(handles=handles, frameon=False, fontsize=9)
+  handles = [
+    lines.Line2D(
+      [],
+      [],
+      color=_COLOURS[i % len(_COLOURS)],
+      linewidth=3,
+      label=f'{label} ({len(group)} seeds)' if len(group) > 1 else label,
+    )
+    for i, (label, group) in enumerate(runs.items())
+  ]
+  picture.legend(handles=handles, loc='outside lower center', ncols=4, frameon=False)
+  out = pathlib.Path(out_png)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  picture.savefig(out, dpi=150)
+  return out
+
+
+def across_runs(
+  runs: Sequence[Sequence[Mapping[str, object]]], key: str, smoothing: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Puts one metric of several runs together, step by step.
+
+  Args:
+    runs: the metrics of each run, in the order of steps.
+    key: of the metric. Steps at which a run does not have it are left out of that run.
+    smoothing: length of the trailing mean over a run's own values.
+
+  Returns:
+    `(steps, low, mean, high)`, each `[n]`, over the steps at which any run has the metric.
+  """
+  by_step: dict[float, list[float]] = {}
+  for metrics in runs:
+    points = [(m['step'], formatting.finite(m.get(key))) for m in metrics]
+    points = [(step, value) for step, value in points if value is not None]
+    for i, (step, _) in enumerate(points):
+      window = [value for _, value in points[max(0, i - smoothing + 1) : i + 1]]
+      by_step.setdefault(step, []).append(sum(window) / len(window))
+  steps = sorted(by_step)
+  columns = [[f(by_step[s]) for s in steps] for f in (min, lambda v: sum(v) / len(v), max)]
+  return (np.array(steps), *(np.array(column) for column in columns))

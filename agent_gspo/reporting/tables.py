@@ -1,0 +1,157 @@
+"""The table that a run ends with: the team before and after training."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from agent_gspo.reporting import formatting
+
+_Write = Callable[[Any], str]
+
+
+def closing_table(
+  before: Mapping[str, Any],
+  after: Mapping[str, Any],
+  extra_rows: Sequence[Sequence[str]] = (),
+  baselines: Sequence[Mapping[str, Any]] = (),
+) -> Table:
+  """Compares two evaluations, as they stand in `eval.jsonl`.
+
+  Shares change by points, amounts by percent. Missing figures are "-".
+
+  Args:
+    before: evaluation of the untrained team.
+    after: evaluation of the trained team.
+    extra_rows: up to four texts each: name, before, after, change.
+    baselines: further evaluations (a single agent, a constant answer), shown between the
+      two under their `label`.
+
+  Returns:
+    A rich table; print it, hand it to `Progress.note`, or see `render_text`.
+
+  Raises:
+    ValueError: an extra row is empty or longer than four texts.
+  """
+  shown = [before, *baselines, after]
+  table = Table(box=box.SIMPLE_HEAD, caption=_caption(shown), caption_justify='left')
+  table.add_column('', style='bold')  # the one that wraps in a narrow terminal
+  for record, default in zip(shown, ['untrained', *[''] * len(baselines), 'trained'], strict=True):
+    label = str(record.get('label') or default)
+    name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
+    table.add_column(name, justify='right', no_wrap=True)
+  table.add_column('change', justify='right', no_wrap=True)
+
+  def add(name: str, write: _Write, value: _Write, change: Callable[[Any, Any], str]) -> None:
+    cells = [write(record) for record in shown]
+    table.add_row(name, *cells, change(value(before), value(after)))
+
+  add('accuracy', *_share('task/accuracy'), _points)
+  add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
+  add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
+  add('silent turns', *_share('comm/silence_rate'), _points)
+  for name in _agent_names(shown):
+    table.add_section()
+    add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)
+    if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
+      add(f'{name}: silent, relevant / irrelevant', *_agent_pair(name), _pair_points)
+    else:
+      add(f'{name}: silent', *_agent_share(name, 'silence_rate'), _points)
+  for i, row in enumerate(extra_rows):
+    if not 1 <= len(row) <= 4:
+      raise ValueError(f'extra_rows[{i}] = {row!r}: give name, before, after, change')
+    if i == 0:
+      table.add_section()
+    name, first, last, change = [*map(str, row), '', '', ''][:4]
+    table.add_row(name, first, *[''] * len(baselines), last, change)
+  return table
+
+
+def render_text(table: Table, width: int = 120) -> str:
+  """Returns a rich table as plain text, for logs and files."""
+  file = io.StringIO()
+  Console(file=file, width=width, color_system=None, force_terminal=False).print(table)
+  return '\n'.join(line.rstrip() for line in file.getvalue().splitlines()) + '\n'
+
+
+def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
+  """Says on what was measured; the records' differences where they differ."""
+  parts = []
+  for key, text in (('split', '{} split'), ('questions', '{} questions')):
+    values = list(dict.fromkeys(str(r[key]) for r in shown if r.get(key) is not None))
+    if values:
+      parts.append(text.format(' / '.join(values)))
+  temperatures = list(dict.fromkeys(r['temperature'] for r in shown if 'temperature' in r))
+  if temperatures:
+    parts.append('temperature ' + ' / '.join(formatting.number(t, 2) for t in temperatures))
+  parts.append('brackets: 95 % interval')
+  return ', '.join(parts)
+
+
+def _share(key: str) -> tuple[_Write, _Write]:
+  def write(record: Mapping[str, Any]) -> str:
+    text = formatting.percent(record.get(key))
+    low, high = (formatting.finite(record.get(f'{key}_{end}')) for end in ('low', 'high'))
+    return text if low is None or high is None else f'{text} [{100 * low:.1f}, {100 * high:.1f}]'
+
+  return write, lambda record: record.get(key)
+
+
+def _amount(key: str, decimals: int) -> tuple[_Write, _Write]:
+  def write(record: Mapping[str, Any]) -> str:
+    text = formatting.fixed(record.get(key), decimals)
+    low, high = (formatting.fixed(record.get(f'{key}_{end}'), decimals) for end in ('low', 'high'))
+    return text if formatting.MISSING in (low, high) else f'{text} [{low}, {high}]'
+
+  return write, lambda record: record.get(key)
+
+
+def _agent_share(name: str, key: str) -> tuple[_Write, _Write]:
+  return (
+    lambda record: formatting.percent(_agent(record, name).get(key)),
+    lambda record: _agent(record, name).get(key),
+  )
+
+
+def _agent_pair(name: str) -> tuple[_Write, _Write]:
+  def value(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    agent = _agent(record, name)
+    return agent.get('silence_rate_relevant'), agent.get('silence_rate_irrelevant')
+
+  return lambda record: ' / '.join(map(formatting.percent, value(record))), value
+
+
+def _agent_amount(name: str, key: str) -> tuple[_Write, _Write]:
+  return (
+    lambda record: formatting.fixed(_agent(record, name).get(key), 1),
+    lambda record: _agent(record, name).get(key),
+  )
+
+
+def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  return next((a for a in record.get('agents') or () if a.get('name') == name), {})
+
+
+def _agent_names(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+  team = [shown[0], shown[-1]]  # a baseline's only agent is no member of the team
+  return list(dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()))
+
+
+def _points(before: Any, after: Any) -> str:
+  x, y = formatting.finite(before), formatting.finite(after)
+  return formatting.MISSING if x is None or y is None else f'{100 * (y - x):+.1f} points'
+
+
+def _pair_points(before: tuple[Any, Any], after: tuple[Any, Any]) -> str:
+  first, second = (_points(x, y) for x, y in zip(before, after, strict=True))
+  return f'{first.removesuffix(" points")} / {second}'
+
+
+def _ratio(before: Any, after: Any) -> str:
+  x, y = formatting.finite(before), formatting.finite(after)
+  return formatting.MISSING if x is None or y is None or x == 0 else f'{100 * (y / x - 1):+.0f} %'

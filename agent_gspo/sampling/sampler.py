@@ -1,0 +1,306 @@
+"""Jitted prefill and decode on bucketed static shapes.
+
+Prompts are prefilled as token trees, so whatever they share (few-shot examples, a
+question, the samples of a group) is computed once. Their keys and values are then
+gathered into one cache row a sample, and all rows decode together until each has ended.
+Rows that have ended leave the batch whenever half of it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_gspo.models import token_tree
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.transformer import KVCache, Params, Transformer
+from agent_gspo.sampling import categorical
+
+_NO_TOKEN = -1  # fills the stop-id array; no id equals it
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+  """What was sampled for `N` prompts.
+
+  Attributes:
+    token_ids: `N` int32 arrays, the sampled tokens with the stop token if there is one.
+    logprobs: `N` float32 arrays as long, under the very distribution sampled from.
+    ended: bool `[N]`, whether a stop token was sampled (else the limit cut the row).
+    prefill_positions: token positions computed for the prompts.
+  """
+
+  token_ids: list[np.ndarray]
+  logprobs: list[np.ndarray]
+  ended: np.ndarray
+  prefill_positions: int
+
+
+@chex.dataclass(frozen=True)
+class _Decoding:
+  """State of the decode loop; `N` rows, `C` cache columns, `W` new tokens at most."""
+
+  cache: KVCache
+  seen: chex.Array  # bool [N, C]: cache columns this row may attend to
+  length: chex.Array  # int32 [N]: tokens of the prompt
+  limit: chex.Array  # int32 [N]: tokens this row may write
+  keys: chex.Array  # [N]
+  tokens: chex.Array  # int32 [N, W]
+  logprobs: chex.Array  # float32 [N, W]
+  count: chex.Array  # int32 [N]: tokens written so far
+  live: chex.Array  # bool [N]
+  t: chex.Array  # int32 scalar: tokens written by the live rows
+
+
+def bucket(n: int, smallest: int) -> int:
+  """Least number >= n among `smallest * {1, 1.5} * 2^k`: few shapes, at most a third idle."""
+  size = smallest
+  while size < n:
+    if size % 2 == 0 and size * 3 // 2 >= n:
+      return size * 3 // 2
+    size *= 2
+  return size
+
+
+class Sampler:
+  """Samples messages from a model; holds compiled functions and no other state.
+
+  Args:
+    config: of the model whose parameters will be handed to `__call__`.
+    max_new_tokens: longest message, in tokens.
+    row_tokens: columns of a prefill row; longer prompts get longer rows.
+    prefill_rows: rows computed at a time.
+    smallest_batch: rows of the smallest decode batch.
+  """
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    *,
+    max_new_tokens: int,
+    row_tokens: int = 512,
+    prefill_rows: int = 2,
+    smallest_batch: int = 8,
+  ):
+    self.config = config
+    self.max_new_tokens = max_new_tokens
+    self.row_tokens = row_tokens
+    self.prefill_rows = prefill_rows
+    self.smallest_batch = smallest_batch
+    model = Transformer(config)
+    self._prefill = jax.jit(functools.partial(_prefill, model), donate_argnums=1)
+    self._start = jax.jit(functools.partial(_start, model), static_argnums=3)
+    self._decode = jax.jit(functools.partial(_decode, model), donate_argnums=1)
+    self._keep = jax.jit(_keep_rows)
+
+  def compilations(self) -> int:
+    """Number of programs compiled so far."""
+    jitted = (self._prefill, self._start, self._decode, self._keep)
+    return sum(f._cache_size() for f in jitted)
+
+  def __call__(
+    self,
+    params: Params,
+    prompts: Sequence[np.ndarray],
+    keys: jax.Array,
+    *,
+    temperature: float,
+    stop_ids: Sequence[int],
+    limits: np.ndarray | None = None,
+  ) -> Samples:
+    """Samples one continuation for each of `N` prompts.
+
+    Args:
+      params: of the model.
+      prompts: `N` non-empty int arrays; equal ones are prefilled once.
+      keys: `[N]`, one a row (see `keys.row_keys`); row noise depends on nothing else.
+      temperature: >= 0; 0 is greedy. A new value compiles nothing.
+      stop_ids: ids that end a row. A new set of at most 8 compiles nothing.
+      limits: int `[N]`, tokens each row may write, 1 to `max_new_tokens` (the default).
+
+    Raises:
+      ValueError: a prompt with its message would not fit the model's context.
+    """
+    limits = np.full(len(prompts), self.max_new_tokens) if limits is None else np.asarray(limits)
+    self._check(prompts, limits, temperature)
+    longest = max(map(len, prompts))
+    tree = token_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)))
+    pool = self._fill_pool(params, tree)
+
+    n = len(prompts)
+    rows, columns = bucket(n, self.smallest_batch), bucket(longest, 32)
+    source = np.zeros((rows, columns), np.int32)
+    length = np.ones(rows, np.int32)
+    for i, prompt_columns in enumerate(tree.columns):
+      length[i] = len(prompt_columns)
+      source[i, : length[i]] = tree.row[i] * tree.tokens.shape[1] + prompt_columns
+    padded_limits = np.zeros(rows, np.int32)
+    padded_limits[:n] = limits
+    keys = keys[jnp.minimum(jnp.arange(rows), n - 1)]
+    stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
+    stops[: len(stop_ids)] = stop_ids
+    temperature = jnp.float32(temperature)
+    state = self._start(
+      params, pool, (source, length, padded_limits, keys, temperature, stops), self.max_new_tokens
+    )
+    del pool
+
+    tokens = np.zeros((n, self.max_new_tokens), np.int32)
+    logprobs = np.zeros((n, self.max_new_tokens), np.float32)
+    count = np.zeros(n, np.int32)
+    owner = np.arange(n)  # which prompt each row of the decode batch belongs to
+    while True:
+      rows = state.live.shape[0]
+      shrink_at = rows // 2 if rows > self.smallest_batch else 0
+      state = self._decode(params, state, (jnp.int32(shrink_at), temperature, stops))
+      tokens[owner] = np.asarray(state.tokens)[: len(owner)]
+      logprobs[owner] = np.asarray(state.logprobs)[: len(owner)]
+      count[owner] = np.asarray(state.count)[: len(owner)]
+      live = np.nonzero(np.asarray(state.live))[0]
+      if not live.size:
+        break
+      owner = owner[live]
+      kept = np.zeros(bucket(live.size, self.smallest_batch), np.int32)
+      kept[: live.size] = live
+      state = self._keep(state, kept, np.arange(kept.size) < live.size)
+
+    last = tokens[np.arange(n), np.maximum(count - 1, 0)]
+    return Samples(
+      token_ids=[row[:c] for row, c in zip(tokens, count, strict=True)],
+      logprobs=[row[:c] for row, c in zip(logprobs, count, strict=True)],
+      ended=np.isin(last, np.asarray(stop_ids)) & (count > 0),
+      prefill_positions=tree.used,
+    )
+
+  def _check(self, prompts, limits, temperature) -> None:
+    if temperature < 0:
+      raise ValueError(f'temperature={temperature} is negative; 0 is greedy, 1 is the model itself.')
+    if limits.min() < 1 or limits.max() > self.max_new_tokens:
+      raise ValueError(
+        f'limits span {limits.min()}..{limits.max()}; a row may write 1 to '
+        f'max_new_tokens={self.max_new_tokens} tokens.'
+      )
+    needed = max(map(len, prompts)) + self.max_new_tokens
+    if needed > self.config.max_positions:
+      raise ValueError(
+        f'a prompt of {needed - self.max_new_tokens} tokens and a message of up to '
+        f'{self.max_new_tokens} do not fit the context of {self.config.max_positions}; shorten the '
+        'prompt (examples, rounds) or lower max_message_tokens.'
+      )
+
+  def _fill_pool(self, params, tree: token_tree.TokenTree):
+    """Runs the rows a few at a time into one buffer of keys, values and hidden states."""
+    c, step = self.config, self.prefill_rows
+    width = tree.tokens.shape[1]
+    total = bucket(-(-len(tree.tokens) // step), 1) * step
+    kv_shape = (total, c.num_kv_heads, width, c.head_dim)
+    pool = (
+      tuple(
+        (jnp.zeros(kv_shape, c.dtype), jnp.zeros(kv_shape, c.dtype)) for _ in range(c.num_layers)
+      ),
+      jnp.zeros((total, width, c.embed_dim), c.dtype),
+    )
+    for first in range(0, len(tree.tokens), step):
+      rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
+      inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows])
+      pool = self._prefill(params, pool, inputs, first)
+    return pool
+
+
+def _prefill(model, params, pool, inputs, first):
+  tokens, positions, subtree_end = inputs
+  hidden, kv = model.apply({'params': params}, tokens, positions, token_tree.mask(subtree_end))
+  return jax.tree.map(
+    lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0),
+    pool,
+    (kv, hidden),
+  )
+
+
+def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
+  """Gathers each row's cache from the pool and samples its first token."""
+  source, length, limit, keys, temperature, stops = rows
+  n, columns = source.shape
+  kv, hidden = pool
+  row, column = source // hidden.shape[1], source % hidden.shape[1]
+  widen = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0))
+
+  def gather(x):
+    return jnp.pad(x[row, :, column].swapaxes(1, 2), widen)
+
+  cache = jax.tree.map(gather, kv)
+  seen = jnp.arange(columns)[None, :] < length[:, None]
+  state = _Decoding(
+    cache=cache,
+    seen=jnp.pad(seen, ((0, 0), (0, max_new_tokens))),
+    length=length,
+    limit=limit,
+    keys=keys,
+    tokens=jnp.zeros((n, max_new_tokens), jnp.int32),
+    logprobs=jnp.zeros((n, max_new_tokens), jnp.float32),
+    count=jnp.zeros(n, jnp.int32),
+    live=limit > 0,
+    t=jnp.int32(0),
+  )
+  last = jnp.arange(n), length - 1
+  return _write(model, params, state, hidden[row[last], column[last]], temperature, stops)
+
+
+def _write(model, params, state, hidden, temperature, stops) -> _Decoding:
+  """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
+  logits = model.apply({'params': params}, hidden, method='logits')
+  at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
+  token, logprob = categorical.draw(logits, jax.vmap(jax.random.uniform)(at), temperature)
+  put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
+    table,
+    jnp.where(state.live, new, jax.lax.dynamic_slice_in_dim(table, state.t, 1, 1)[:, 0])[:, None],
+    state.t,
+    axis=1,
+  )
+  count = state.count + state.live
+  stopped = (token[:, None] == stops[None, :]).any(axis=-1)
+  return state.replace(
+    tokens=put(state.tokens, token),
+    logprobs=put(state.logprobs, logprob),
+    count=count,
+    live=state.live & ~stopped & (count < state.limit),
+    t=state.t + 1,
+  )
+
+
+def _decode(model, params, state: _Decoding, control) -> _Decoding:
+  """Decodes until `shrink_at` rows or fewer are live (0: until all have ended)."""
+  shrink_at, temperature, stops = control
+  columns = state.seen.shape[1] - state.tokens.shape[1]
+
+  def more(state):
+    return state.live.sum() > shrink_at
+
+  def step(state):
+    at = state.t - 1  # the token to read: the last one written
+    token = jax.lax.dynamic_slice_in_dim(state.tokens, at, 1, axis=1)
+    seen = state.seen | (jnp.arange(state.seen.shape[1]) == columns + at)[None, :]
+    hidden, cache = model.apply(
+      {'params': params},
+      token,
+      (state.length + at)[:, None],
+      seen[:, None, :],
+      state.cache,
+      columns + at,
+    )
+    state = state.replace(cache=cache, seen=seen)
+    return _write(model, params, state, hidden[:, 0], temperature, stops)
+
+  return jax.lax.while_loop(more, step, state)
+
+
+def _keep_rows(state: _Decoding, kept, real) -> _Decoding:
+  """The decode state of the rows `kept`, of which those not `real` are padding."""
+  state = jax.tree.map(lambda x: x[kept] if x.ndim else x, state)
+  return state.replace(live=state.live & real)

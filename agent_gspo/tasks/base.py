@@ -1,0 +1,95 @@
+"""What a task is: questions in three splits, and a verifier."""
+
+from __future__ import annotations
+
+import abc
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from agent_gspo.types import Question
+
+SPLITS = ('train', 'validation', 'test')
+
+
+class LazyQuestions(Sequence[Question]):
+  """Questions that are made when they are asked for.
+
+  `make(i)` must give the same question for the same `i`, in any order of calls. A
+  slice gives a list.
+  """
+
+  def __init__(self, size: int, make: Callable[[int], Question]):
+    self._size = size
+    self._make = make
+
+  def __len__(self) -> int:
+    return self._size
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return [self._make(i) for i in range(*index.indices(self._size))]
+    position = index + self._size if index < 0 else index
+    if not 0 <= position < self._size:
+      raise IndexError(f'question {index} of a split with {self._size} questions')
+    return self._make(int(position))
+
+  def __iter__(self) -> Iterator[Question]:
+    return (self._make(i) for i in range(self._size))
+
+
+class Task(abc.ABC):
+  """A set of questions with a verifier.
+
+  Attributes:
+    name: the name that `make_task` knows it by.
+  """
+
+  name: str
+
+  @abc.abstractmethod
+  def _split(self, split: str) -> Sequence[Question]:
+    """The questions of `split`, one of `SPLITS`; may be empty."""
+
+  @abc.abstractmethod
+  def score(self, question: Question, answer_text: str) -> float:
+    """What the answer is worth, in `[0, 1]`."""
+
+  def canonical(self, answer_text: str) -> str | None:
+    """The answer in a text in a form that can be compared for votes; None if it has none."""
+    return answer_text.strip() or None
+
+  def _empty_remedy(self, split: str) -> str:
+    """What to do about an empty split; ends the error message."""
+    del split
+    return 'choose another split'
+
+  def questions(self, split: str) -> Sequence[Question]:
+    """The questions of a split: indexable, with a length, always in the same order.
+
+    Args:
+      split: 'train', 'validation' or 'test'. No question is in two of them.
+
+    Raises:
+      ValueError: for an unknown split, or for one without questions.
+    """
+    if split not in SPLITS:
+      raise ValueError(f'split={split!r} of task {self.name} is unknown; use one of {SPLITS}')
+    found = self._split(split)
+    if not len(found):
+      raise ValueError(f'split {split!r} of task {self.name} is empty: {self._empty_remedy(split)}')
+    return found
+
+  def describe(self) -> dict[str, Any]:
+    """Name and number of questions a split, for logs."""
+    return {'name': self.name, **{split: len(self._split(split)) for split in SPLITS}}
+
+  def constant_answer_accuracy(self, split: str, limit: int = 10_000) -> float:
+    """Accuracy of always giving the most common gold answer.
+
+    The row below which no team has learnt anything. It reads the first `limit`
+    questions at most, since procedural splits can be very long.
+    """
+    found = self.questions(split)
+    golds = [found[i].answer for i in range(min(limit, len(found)))]
+    return collections.Counter(golds).most_common(1)[0][1] / len(golds)

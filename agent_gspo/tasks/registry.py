@@ -1,0 +1,66 @@
+"""Tasks by name, for configs and the command line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+from agent_gspo.tasks.base import Task
+
+_TASKS = {
+  'relay': ('agent_gspo.tasks.relay', 'RelayTask'),
+  'gsm8k': ('agent_gspo.tasks.word_problems', 'GSM8K'),
+  'svamp': ('agent_gspo.tasks.word_problems', 'SVAMP'),
+  'multiarith': ('agent_gspo.tasks.word_problems', 'MultiArith'),
+}
+
+
+def task_names() -> tuple[str, ...]:
+  """The names that `make_task` knows."""
+  return tuple(_TASKS)
+
+
+def task_options(name: str) -> dict[str, Any]:
+  """Options of a task with their defaults.
+
+  Raises:
+    ValueError: for an unknown name.
+  """
+  return {
+    option: parameter.default
+    for option, parameter in inspect.signature(_task_class(name)).parameters.items()
+  }
+
+
+def make_task(name: str, **options: Any) -> Task:
+  """Builds a task.
+
+  Args:
+    name: one of `task_names()`.
+    **options: keyword arguments of the task's class.
+
+  Raises:
+    ValueError: for an unknown name or option, or an option out of range.
+    FileNotFoundError: if the task's data cannot be had.
+  """
+  known = task_options(name)
+  for option in options:
+    if option not in known:
+      raise ValueError(f'unknown option {option!r} of task {name}{_hint(option, known)}')
+  return _task_class(name)(**options)
+
+
+def _task_class(name: str) -> type[Task]:
+  if name not in _TASKS:
+    raise ValueError(f'unknown task {name!r}{_hint(name, _TASKS)}')
+  module, attribute = _TASKS[name]
+  # Imported on use: the relay task should not wait for the dataset libraries.
+  return getattr(importlib.import_module(module), attribute)
+
+
+def _hint(given: str, known) -> str:
+  close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+  meant = f'; did you mean {close[0]!r}?' if close else ';'
+  return f'{meant} Known: {", ".join(sorted(known))}'

@@ -1,0 +1,126 @@
+"""Official data files: found in a folder or fetched, and checked against their hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.client
+import os
+import pathlib
+import urllib.request
+
+DATA_DIR_VARIABLE = 'AGENT_GSPO_DATA_DIR'
+CACHE_VARIABLE = 'AGENT_GSPO_CACHE'
+BASE_URL = 'https://raw.githubusercontent.com'
+_TIMEOUT_SECONDS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """One official file.
+
+  Attributes:
+    path: where it lies in a data directory, e.g. 'svamp/SVAMP.json'.
+    repository: GitHub 'owner/name'.
+    commit: the commit that the file was taken from.
+    remote_path: path in the repository.
+    sha256: hash of the content, hexadecimal.
+  """
+
+  path: str
+  repository: str
+  commit: str
+  remote_path: str
+  sha256: str
+
+  def urls(self, base_url: str) -> tuple[str, ...]:
+    """Where to fetch it: at its commit, else as it is today (the hash decides)."""
+    base = base_url.rstrip('/')
+    return tuple(
+      f'{base}/{self.repository}/{ref}/{self.remote_path}' for ref in (self.commit, 'HEAD')
+    )
+
+
+def cache_folder(cache_dir: str | os.PathLike | None = None) -> pathlib.Path:
+  """`cache_dir`, else $AGENT_GSPO_CACHE, else `~/.cache/agent_gspo`; may not exist yet."""
+  given = cache_dir or os.environ.get(CACHE_VARIABLE)
+  return pathlib.Path(given or pathlib.Path('~/.cache/agent_gspo')).expanduser()
+
+
+def data_folder(data_dir: str | os.PathLike | None = None) -> pathlib.Path | None:
+  """`data_dir`, else $AGENT_GSPO_DATA_DIR, else None.
+
+  Raises:
+    FileNotFoundError: if the folder that was named does not exist.
+  """
+  given = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+  if not given:
+    return None
+  folder = pathlib.Path(given).expanduser()
+  if not folder.is_dir():
+    origin = 'data_dir' if data_dir else f'${DATA_DIR_VARIABLE}'
+    raise FileNotFoundError(
+      f'{origin}={str(given)!r} is not a folder; name the folder that holds the benchmark '
+      'files, or leave it unset to download them'
+    )
+  return folder
+
+
+def fetch(
+  source: Source,
+  *,
+  data_dir: str | os.PathLike | None = None,
+  cache_dir: str | os.PathLike | None = None,
+  base_url: str = BASE_URL,
+) -> pathlib.Path:
+  """The local path of an official file, fetched if need be.
+
+  Looks in the data folder, then among earlier downloads, then at the file's own address.
+
+  Raises:
+    FileNotFoundError: if the file cannot be had; says where it was looked for.
+    ValueError: if the data folder or the address has a file with another content.
+  """
+  folder = data_folder(data_dir)
+  if folder is not None and (folder / source.path).is_file():
+    local = folder / source.path
+    _check(local.read_bytes(), source, f'file {local}')
+    return local
+  cached = cache_folder(cache_dir) / 'downloads' / source.path
+  if cached.is_file() and _sha256(cached.read_bytes()) == source.sha256:
+    return cached
+  reasons = []
+  for url in source.urls(base_url):
+    try:
+      with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as reply:
+        content = reply.read()
+    # URLError is an OSError; HTTPException: cut off half-way; ValueError: no such scheme.
+    except (OSError, http.client.HTTPException, ValueError) as error:
+      reasons.append(f'{url}: {error}')
+      continue
+    _check(content, source, f'download {url}')
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    part = cached.with_name(f'{cached.name}.{os.getpid()}.part')
+    part.write_bytes(content)
+    os.replace(part, cached)
+    return cached
+  looked = f'{folder} has no {source.path}' if folder else f'${DATA_DIR_VARIABLE} is not set'
+  raise FileNotFoundError(
+    f'cannot get {source.path}: {looked}; download failed ({"; ".join(reasons)}). '
+    f'Remedy: put the file at <folder>/{source.path} and pass data_dir=<folder> or set '
+    f'${DATA_DIR_VARIABLE}=<folder>, or try again with a network connection'
+  )
+
+
+def _sha256(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()
+
+
+def _check(content: bytes, source: Source, what: str) -> None:
+  found = _sha256(content)
+  if found != source.sha256:
+    raise ValueError(
+      f'{what} has sha256 {found}, but the official file ({source.repository} at '
+      f'{source.commit}) has {source.sha256}; replace it by the official file, or remove it '
+      'to have it downloaded'
+    )

@@ -1,0 +1,123 @@
+"""Counts what a team wrote, read and kept to itself; the one home of `Ctok` and `Ptok`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from agent_gspo.types import RolloutBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """One row a message; all arrays are `[M]`.
+
+  Attributes:
+    episode, question, agent, round, layer: int, who wrote when and about what.
+    written: int, tokens before the stop token (`Ctok`).
+    read: int, tokens of the prompt, template included (`Ptok`).
+    readers: int, later turns whose prompt carries the message.
+    silent: bool, nothing was written.
+    truncated: bool, the cap cut the message off.
+    relevant: int, 1 if the author held a needed note, 0 if it held an idle one, -1 if it
+      held none.
+    num_episodes: `E`.
+    agent_names: one an agent.
+  """
+
+  episode: np.ndarray
+  question: np.ndarray
+  agent: np.ndarray
+  round: np.ndarray
+  layer: np.ndarray
+  written: np.ndarray
+  read: np.ndarray
+  readers: np.ndarray
+  silent: np.ndarray
+  truncated: np.ndarray
+  relevant: np.ndarray
+  num_episodes: int
+  agent_names: tuple[str, ...]
+
+  def per_question(self, counts: np.ndarray, where: np.ndarray | None = None) -> float:
+    """Mean over episodes of the sum of `counts` `[M]` (over the messages `where`)."""
+    chosen = counts if where is None else counts[where]
+    return float(chosen.sum()) / max(self.num_episodes, 1)
+
+  def silence_rate(self, where: np.ndarray) -> float | None:
+    """Share of silent messages among those `where`; None if there are none."""
+    return float(self.silent[where].mean()) if where.any() else None
+
+  def written_per_episode(self) -> np.ndarray:
+    """Int `[E]`."""
+    return np.bincount(self.episode, weights=self.written, minlength=self.num_episodes)
+
+  def critical_path(self) -> np.ndarray:
+    """Int `[M]`: a message's tokens if it is the longest of its layer, else 0.
+
+    Agents of a layer write in parallel, so a layer takes as long as its longest message.
+    """
+    if not len(self.written):
+      return self.written
+    order = np.lexsort((-self.written, self.layer, self.round, self.episode))
+    key = np.stack([self.episode, self.round, self.layer], axis=1)[order]
+    longest = order[np.r_[True, (key[1:] != key[:-1]).any(axis=1)]]
+    out = np.zeros_like(self.written)
+    out[longest] = self.written[longest]
+    return out
+
+  def agents(self) -> list[dict[str, float | str | None]]:
+    """A row an agent: tokens a question and silence, for tables and `eval.jsonl`."""
+    rows = []
+    for index, name in enumerate(self.agent_names):
+      own = self.agent == index
+      rows.append(
+        {
+          'name': name,
+          'written_per_question': self.per_question(self.written, own),
+          'read_per_question': self.per_question(self.read, own),
+          'calls_per_question': self.per_question(np.ones_like(self.written), own),
+          'silence_rate': self.silence_rate(own),
+          'silence_rate_relevant': self.silence_rate(own & (self.relevant == 1)),
+          'silence_rate_irrelevant': self.silence_rate(own & (self.relevant == 0)),
+        }
+      )
+    return rows
+
+  def rounds(self) -> list[dict[str, float]]:
+    """A row a round: tokens a question."""
+    return [
+      {
+        'round': r,
+        'written_per_question': self.per_question(self.written, self.round == r),
+        'read_per_question': self.per_question(self.read, self.round == r),
+      }
+      for r in range(int(self.round.max(initial=-1)) + 1)
+    ]
+
+
+def ledger(batch: RolloutBatch) -> Ledger:
+  """Counts the messages of a rollout."""
+  messages = batch.messages
+  column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
+  question = [batch.episodes[m.episode].question for m in messages]
+  relevant = []
+  for m, q in zip(messages, question, strict=True):
+    flags = batch.questions[q].relevant
+    relevant.append(int(flags[m.agent]) if m.agent < len(flags) else -1)
+  return Ledger(
+    episode=column(m.episode for m in messages),
+    question=column(question),
+    agent=column(m.agent for m in messages),
+    round=column(m.round for m in messages),
+    layer=column(m.layer for m in messages),
+    written=column(m.written for m in messages),
+    read=column(m.read for m in messages),
+    readers=column(m.readers for m in messages),
+    silent=column((m.silent for m in messages), bool),
+    truncated=column((not m.ended for m in messages), bool),
+    relevant=column(relevant),
+    num_episodes=len(batch.episodes),
+    agent_names=batch.agent_names,
+  )

@@ -1,0 +1,130 @@
+"""What speaks for the agents: a model behind the sampler, or a script."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.transformer import Params
+from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler, Samples
+from agent_gspo.types import Question
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """One agent's turn in one episode, ready to be sampled.
+
+  Attributes:
+    question: what the episode is about.
+    sample: index of the episode in the question's group.
+    agent: index of the agent in the team.
+    round: of the conversation.
+    prompt_ids: int32 `[P]`.
+    delivered: the text of what this agent reads now, by author; silent ones are "".
+    limit: most tokens this turn may sample.
+    stop_ids: what ends the message.
+  """
+
+  question: Question
+  sample: int
+  agent: int
+  round: int
+  prompt_ids: np.ndarray
+  delivered: dict[int, str]
+  limit: int
+  stop_ids: tuple[int, ...]
+
+
+class Policy(Protocol):
+  """Writes a message for each of `N` turns of one layer."""
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPolicy:
+  """All agents speak through one model.
+
+  Attributes:
+    sampler: of the model.
+    params: of the model.
+    root: key of this use of randomness (see `keys.stream`).
+    step: training step, folded into every row's key.
+    temperature: 0 is greedy.
+  """
+
+  sampler: Sampler
+  params: Params
+  root: jax.Array
+  step: int
+  temperature: float
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    rows = [
+      (self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns
+    ]
+    stop_ids = set(turns[0].stop_ids)
+    if any(set(t.stop_ids) != stop_ids for t in turns):
+      return self._by_stop_ids(turns)
+    return self.sampler(
+      self.params,
+      [t.prompt_ids for t in turns],
+      keys.row_keys(self.root, np.asarray(rows)),
+      temperature=self.temperature,
+      stop_ids=sorted(stop_ids),
+      limits=np.asarray([t.limit for t in turns]),
+    )
+
+  def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:
+    """Agents of a layer whose messages end differently are sampled apart."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, turn in enumerate(turns):
+      groups.setdefault(turn.stop_ids, []).append(i)
+    token_ids, logprobs = [None] * len(turns), [None] * len(turns)
+    ended, positions = np.zeros(len(turns), bool), 0
+    for members in groups.values():
+      part = self([turns[i] for i in members])
+      positions += part.prefill_positions
+      for j, i in enumerate(members):
+        token_ids[i], logprobs[i], ended[i] = part.token_ids[j], part.logprobs[j], part.ended[j]
+    return Samples(
+      token_ids=token_ids, logprobs=logprobs, ended=ended, prefill_positions=positions
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedPolicy:
+  """Agents that follow a script; their log-probs are 0.
+
+  Attributes:
+    script: the text of a turn's message, "" for silence.
+    tokenizer: of the team.
+  """
+
+  script: Callable[[Turn], str]
+  tokenizer: Tokenizer
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    token_ids, ended = [], []
+    for turn in turns:
+      text = self.script(turn)
+      ids = [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+      if len(ids) > turn.limit:
+        raise ValueError(
+          f'the script of agent {turn.agent} writes {len(ids)} tokens ({text!r}); its cap is '
+          f'{turn.limit}. Raise team.max_message_tokens.'
+        )
+      token_ids.append(np.asarray(ids, np.int32))
+      ended.append(True)
+    return Samples(
+      token_ids=token_ids,
+      logprobs=[np.zeros(len(ids), np.float32) for ids in token_ids],
+      ended=np.asarray(ended),
+      prefill_positions=0,
+    )

@@ -1,0 +1,79 @@
+"""What an agent is told: its system prompt, worked examples and the frame of a turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Mapping
+from typing import Any
+
+STYLES = ('plain', 'chat')
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """The part an agent plays; a few lines of a config.
+
+  Attributes:
+    name: of the role; agents are called after it.
+    style: 'plain' text that the model continues, or 'chat' in the model's template.
+    system: opens the conversation.
+    examples: `(context, message)` pairs shown before it; an empty message is an example
+      of silence.
+    opening: what the agent is shown once; may use `{question}` and `{note}`.
+    incoming: frames a message of a teammate; must contain `{message}`, may use `{sender}`.
+    cue: ends every turn's prompt, right before the agent writes.
+    separator: ends a message in plain text; what stops the sampler comes from it.
+    max_tokens: cap on this role's messages, 0 for the team's.
+  """
+
+  name: str
+  style: str = 'plain'
+  system: str = ''
+  examples: tuple[tuple[str, str], ...] = ()
+  opening: str = '{question}\n'
+  incoming: str = '{sender}:{message}\n'
+  cue: str = 'Answer:'
+  separator: str = '\n'
+  max_tokens: int = 0
+
+  def __post_init__(self):
+    where = f'team.roles.{self.name}'
+    if self.style not in STYLES:
+      raise ValueError(f'{where}.style={self.style!r} is unknown; use one of {", ".join(STYLES)}.')
+    _check_fields(f'{where}.opening', self.opening, {'question', 'note'})
+    _check_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
+    if '{message}' not in self.incoming:
+      raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}}.')
+    if self.style == 'plain' and not self.separator:
+      raise ValueError(f'{where}.separator is empty; plain messages need something to end them.')
+    if self.max_tokens < 0:
+      raise ValueError(f'{where}.max_tokens={self.max_tokens} is negative; 0 means the team\'s cap.')
+    for pair in self.examples:
+      if len(pair) != 2:
+        raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')
+
+
+def make_role(name: str, fields: Mapping[str, Any]) -> Role:
+  """A role from the fields of a config.
+
+  Raises:
+    ValueError: an unknown field, or one that does not fit.
+  """
+  known = {f.name for f in dataclasses.fields(Role)} - {'name'}
+  for field in fields:
+    if field not in known:
+      raise ValueError(
+        f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(known))}.'
+      )
+  fields = dict(fields)
+  fields['examples'] = tuple(tuple(pair) for pair in fields.get('examples', ()))
+  return Role(name=name, **fields)
+
+
+def _check_fields(where: str, template: str, known: set[str]) -> None:
+  used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+  if not used <= known:
+    raise ValueError(
+      f'{where}={template!r} uses {sorted(used - known)}; it may use {sorted(known)}.'
+    )

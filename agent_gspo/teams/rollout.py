@@ -1,0 +1,168 @@
+"""Runs a team through a policy: questions in, finished conversations out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Episode, Message, Question, RolloutBatch
+
+
+def rollout(
+  team: Team,
+  task: Task,
+  tokenizer: Tokenizer,
+  questions: Sequence[Question],
+  samples: int,
+  policy: Policy,
+  progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RolloutBatch:
+  """Holds `samples` conversations about each question.
+
+  All agents of a layer, over all episodes, speak in one call of `policy`.
+
+  Args:
+    team: who talks.
+    task: grades the answers.
+    tokenizer: of the policy.
+    questions: `B` questions.
+    samples: episodes a question (`G`).
+    policy: writes the messages.
+    progress: called with (layers done, layers in all).
+  """
+  table = _Table(team, tokenizer, questions, samples)
+  layers = [
+    (r, place, layer)
+    for r in range(team.topology.rounds)
+    for place, layer in enumerate(team.topology.turns(r))
+  ]
+  for done, (round_, place, layer) in enumerate(layers):
+    progress(done, len(layers))
+    table.take_turns(round_, place, layer, policy)
+  progress(len(layers), len(layers))
+  return table.finish(task)
+
+
+class _Table:
+  """The conversations while they are going on."""
+
+  def __init__(self, team, tokenizer, questions, samples):
+    self.team, self.tokenizer = team, tokenizer
+    self.questions, self.samples = tuple(questions), samples
+    self.writers = team.prompt_writers(tokenizer)
+    self.messages: list[Message] = []
+    self.by_turn: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> message
+    self.conversations = {
+      (e, a): self.writers[a].begin(
+        question.text, question.notes[a] if a < len(question.notes) else ''
+      )
+      for e, question in enumerate(q for q in self.questions for _ in range(samples))
+      for a in range(team.num_agents)
+    }
+    # Messages that an agent's prompt carries by now, for counting readers.
+    self.carried: dict[tuple[int, int], list[int]] = {key: [] for key in self.conversations}
+    self.readers: list[int] = []
+    self.spent = np.zeros(self.num_episodes, np.int64)  # tokens sampled, stop tokens included
+
+  @property
+  def num_episodes(self) -> int:
+    return len(self.questions) * self.samples
+
+  def take_turns(self, round_: int, place: int, layer: Sequence[int], policy: Policy) -> None:
+    turns, owners = [], []
+    for episode in range(self.num_episodes):
+      left = self._tokens_left(episode)
+      for agent in layer:
+        if left < 1:
+          continue  # the episode's cap is spent: nobody writes any more
+        turn = self._turn(episode, agent, round_, left)
+        left -= turn.limit if self.team.max_episode_tokens else 0
+        turns.append(turn)
+        owners.append(episode)
+    if not turns:
+      return
+    out = policy(turns)
+    for episode, turn, ids, logprobs, ended in zip(
+      owners, turns, out.token_ids, out.logprobs, out.ended, strict=True
+    ):
+      self._write(episode, place, turn, ids, logprobs, bool(ended))
+
+  def _tokens_left(self, episode: int) -> int:
+    cap = self.team.max_episode_tokens
+    return cap - int(self.spent[episode]) if cap else self.team.max_tokens
+
+  def _turn(self, episode: int, agent: int, round_: int, left: int) -> Turn:
+    incoming, delivered = [], {}
+    for author, when in self.team.topology.reads(agent, round_):
+      index = self.by_turn.get((episode, author, when))
+      if index is None:
+        continue
+      message = self.messages[index]
+      delivered[author] = message.text
+      if not message.silent:
+        incoming.append((self.team.names[author], message.token_ids[: message.written]))
+        self.carried[episode, agent].append(index)
+    for index in self.carried[episode, agent]:
+      self.readers[index] += 1
+    return Turn(
+      question=self.questions[episode // self.samples],
+      sample=episode % self.samples,
+      agent=agent,
+      round=round_,
+      prompt_ids=self.conversations[episode, agent].prompt(incoming),
+      delivered=delivered,
+      limit=min(self.team.message_cap(agent), left),
+      stop_ids=self.writers[agent].stop_ids,
+    )
+
+  def _write(self, episode, place, turn, ids, logprobs, ended) -> None:
+    agent = turn.agent
+    self.conversations[episode, agent].wrote(ids, ended)
+    self.spent[episode] += len(ids)
+    self.by_turn[episode, agent, turn.round] = len(self.messages)
+    self.readers.append(0)
+    written = ids[: len(ids) - int(ended)]
+    self.messages.append(
+      Message(
+        episode=episode,
+        agent=agent,
+        round=turn.round,
+        layer=place,
+        prompt_ids=turn.prompt_ids,
+        token_ids=np.asarray(ids, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
+        ended=ended,
+        text=self.tokenizer.decode(written),
+      )
+    )
+
+  def finish(self, task: Task) -> RolloutBatch:
+    last_round = self.team.topology.rounds - 1
+    episodes = []
+    for e in range(self.num_episodes):
+      indices = [self.by_turn.get((e, a, last_round)) for a in range(self.team.num_agents)]
+      texts = ['' if i is None else self.messages[i].text for i in indices]
+      answer = self.team.decide(texts, task.canonical)
+      question = self.questions[e // self.samples]
+      episodes.append(
+        Episode(
+          question=e // self.samples,
+          sample=e % self.samples,
+          answer=answer,
+          task_score=task.score(question, answer),
+        )
+      )
+    return RolloutBatch(
+      questions=self.questions,
+      episodes=tuple(episodes),
+      messages=tuple(
+        dataclasses.replace(m, readers=n) for m, n in zip(self.messages, self.readers, strict=True)
+      ),
+      agent_names=self.team.names,
+    )

@@ -1,0 +1,129 @@
+"""A team: agents with roles, a topology and a rule that turns its talk into an answer."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.teams.roles import Role, make_role
+from agent_gspo.teams.topology import Topology, make_topology
+from agent_gspo.teams.transcript import PromptWriter
+
+DECISIONS = ('last', 'majority', 'judge')
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+  """Attributes:
+  roles: one an agent.
+  names: one an agent, unique.
+  topology: who reads whom.
+  decision: 'last' (the last agent's message is the answer), 'majority' (the most common
+    answer among all agents' last messages; the earliest wins a tie) or 'judge' (an
+    agent of its own, which is the last one).
+  max_message_tokens: cap on a message, its stop token included.
+  max_episode_tokens: cap on all messages of an episode together, 0 for none.
+  """
+
+  roles: tuple[Role, ...]
+  names: tuple[str, ...]
+  topology: Topology
+  decision: str
+  max_message_tokens: int
+  max_episode_tokens: int = 0
+
+  @property
+  def num_agents(self) -> int:
+    return len(self.roles)
+
+  @property
+  def max_turns(self) -> int:
+    """Messages of an episode."""
+    return sum(len(layer) for r in range(self.topology.rounds) for layer in self.topology.turns(r))
+
+  @property
+  def max_tokens(self) -> int:
+    """Most tokens an episode can write."""
+    by_message = sum(
+      self.message_cap(agent)
+      for r in range(self.topology.rounds)
+      for layer in self.topology.turns(r)
+      for agent in layer
+    )
+    return min(by_message, self.max_episode_tokens or by_message)
+
+  def message_cap(self, agent: int) -> int:
+    """Most tokens a message of this agent can have, its stop token included."""
+    return min(self.roles[agent].max_tokens or self.max_message_tokens, self.max_message_tokens)
+
+  def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
+    """One an agent, shared by the agents of a role."""
+    writers = {role: PromptWriter(role, tokenizer) for role in set(self.roles)}
+    return tuple(writers[role] for role in self.roles)
+
+  def decide(self, last_messages: Sequence[str], canonical: Callable[[str], str | None]) -> str:
+    """The team's answer.
+
+    Args:
+      last_messages: text of each agent's message in the last round.
+      canonical: the answer in a text in a form that can be compared, None if it has none.
+    """
+    if self.decision != 'majority':
+      return last_messages[-1]
+    votes = [(canonical(text), text) for text in last_messages if canonical(text) is not None]
+    if not votes:
+      return ''
+    counts = collections.Counter(answer for answer, _ in votes)
+    best = max(counts.values())
+    return next(text for answer, text in votes if counts[answer] == best)
+
+
+def make_team(config: Mapping[str, Any]) -> Team:
+  """Builds a team from the `team` section of a config.
+
+  Raises:
+    ValueError: anything that does not fit, with the field's name.
+  """
+  roles = {name: make_role(name, fields) for name, fields in config['roles'].items()}
+  members = list(config['agents'])
+  decision = config['decision']
+  if decision not in DECISIONS:
+    raise ValueError(f'team.decision={decision!r} is unknown; use one of {", ".join(DECISIONS)}.')
+  topology = make_topology(
+    config['topology'],
+    len(members),
+    rounds=config['rounds'],
+    edges=config['edges'],
+    layers=config['layers'],
+  )
+  if decision == 'judge':
+    members.append('judge')
+    topology = topology.with_judge()
+  for member in members:
+    if member not in roles:
+      raise ValueError(
+        f'team.agents (or team.decision) names the role {member!r}, which team.roles does not '
+        f'define; it defines {", ".join(sorted(roles)) or "none"}.'
+      )
+  if config['max_message_tokens'] < 1:
+    raise ValueError(f'team.max_message_tokens={config["max_message_tokens"]} must be at least 1.')
+  return Team(
+    roles=tuple(roles[member] for member in members),
+    names=_unique_names(members),
+    topology=topology,
+    decision=decision,
+    max_message_tokens=config['max_message_tokens'],
+    max_episode_tokens=config['max_episode_tokens'],
+  )
+
+
+def _unique_names(members: Sequence[str]) -> tuple[str, ...]:
+  """'solver' stays 'solver'; several 'informant' become 'informant1', 'informant2', ..."""
+  total, seen, names = collections.Counter(members), collections.Counter(), []
+  for member in members:
+    seen[member] += 1
+    names.append(member if total[member] == 1 else f'{member}{seen[member]}')
+  return tuple(names)

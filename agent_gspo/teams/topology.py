@@ -1,0 +1,155 @@
+"""Who reads whom: a directed acyclic graph within a round, and edges between rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+
+Edge = tuple[int, int]
+TOPOLOGIES = ('single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag')
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """The reading order of a team.
+
+  Attributes:
+    num_agents: agents are `0 .. num_agents - 1`.
+    edges: `(i, j)`: `j` reads, in each round, what `i` wrote in the same round. Acyclic.
+    previous_round: `(i, j)`: `j` reads what `i` wrote in the round before.
+    rounds: how often everybody gets a turn.
+    last_round_only: agents that take a turn in the last round only (a judge).
+  """
+
+  num_agents: int
+  edges: frozenset[Edge] = frozenset()
+  previous_round: frozenset[Edge] = frozenset()
+  rounds: int = 1
+  last_round_only: frozenset[int] = frozenset()
+
+  def __post_init__(self):
+    if self.num_agents < 1 or self.rounds < 1:
+      raise ValueError(
+        f'num_agents={self.num_agents} and rounds={self.rounds}: a team needs at least one of each.'
+      )
+    for i, j in self.edges | self.previous_round:
+      if i == j or not (0 <= i < self.num_agents and 0 <= j < self.num_agents):
+        raise ValueError(
+          f'edge ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
+        )
+    _ = self.layers
+
+  @functools.cached_property
+  def layers(self) -> tuple[tuple[int, ...], ...]:
+    """Agents in topological order; those of a layer do not read one another.
+
+    Raises:
+      ValueError: the edges close a cycle.
+    """
+    left = set(range(self.num_agents))
+    layers = []
+    while left:
+      ready = tuple(sorted(j for j in left if not any(i in left for i, k in self.edges if k == j)))
+      if not ready:
+        raise ValueError(
+          f'team.edges close a cycle through the agents {sorted(left)}; in a round an agent '
+          'reads only those before it. Use more rounds for talk in both directions.'
+        )
+      layers.append(ready)
+      left -= set(ready)
+    return tuple(layers)
+
+  def turns(self, round_: int) -> tuple[tuple[int, ...], ...]:
+    """The layers of one round, of the agents that take a turn in it."""
+    if round_ == self.rounds - 1:
+      return self.layers
+    layers = (tuple(a for a in layer if a not in self.last_round_only) for layer in self.layers)
+    return tuple(layer for layer in layers if layer)
+
+  def reads(self, agent: int, round_: int) -> tuple[tuple[int, int], ...]:
+    """What is new to an agent at its turn: `(author, round)`, oldest first."""
+    before = sorted(i for i, j in self.previous_round if j == agent) if round_ else []
+    now = sorted(i for i, j in self.edges if j == agent)
+    return tuple((i, round_ - 1) for i in before) + tuple((i, round_) for i in now)
+
+  def with_judge(self) -> Topology:
+    """The same team and one more agent, which reads everybody's last message."""
+    judge = self.num_agents
+    return Topology(
+      num_agents=judge + 1,
+      edges=self.edges | {(i, judge) for i in range(judge)},
+      previous_round=self.previous_round,
+      rounds=self.rounds,
+      last_round_only=self.last_round_only | {judge},
+    )
+
+
+def _all_pairs(n: int) -> frozenset[Edge]:
+  return frozenset((i, j) for i in range(n) for j in range(n) if i != j)
+
+
+def make_topology(
+  name: str,
+  num_agents: int,
+  *,
+  rounds: int = 1,
+  edges: Iterable[Sequence[int]] = (),
+  layers: Sequence[int] = (),
+) -> Topology:
+  """A topology by name.
+
+  - 'single': one agent.
+  - 'chain': each reads the one before it.
+  - 'star': the last agent reads all others, who do not read one another.
+  - 'complete': each reads all before it, and in the next round everybody.
+  - 'debate': nobody reads within a round, everybody reads everybody's last one.
+  - 'layered': `layers` gives the sizes of the layers; each reads the whole layer before.
+  - 'dag': `edges` as given.
+
+  From the second round on, chain, star, layered and dag let the readers' answers flow
+  back: whoever was read sees, in the next round, what its readers wrote.
+
+  Raises:
+    ValueError: unknown name, or arguments that do not fit it.
+  """
+  if name not in TOPOLOGIES:
+    raise ValueError(f'team.topology={name!r} is unknown; use one of {", ".join(TOPOLOGIES)}.')
+  if edges and name != 'dag':
+    raise ValueError(f'team.edges is for team.topology="dag"; {name!r} makes its own edges.')
+  if layers and name != 'layered':
+    raise ValueError(f'team.layers is for team.topology="layered", not {name!r}.')
+  n = num_agents
+  if name == 'single':
+    if n != 1:
+      raise ValueError(f'team.topology="single" has one agent, but team.agents names {n}.')
+    return Topology(1, rounds=rounds)
+  if name == 'debate':
+    return Topology(n, previous_round=_all_pairs(n), rounds=rounds)
+  if name == 'complete':
+    forward = frozenset((i, j) for j in range(n) for i in range(j))
+    return Topology(n, forward, _all_pairs(n), rounds)
+  if name == 'chain':
+    forward = frozenset((i, i + 1) for i in range(n - 1))
+  elif name == 'star':
+    forward = frozenset((i, n - 1) for i in range(n - 1))
+  elif name == 'layered':
+    forward = _layered(layers, n)
+  else:
+    forward = frozenset((int(i), int(j)) for i, j in edges)
+  return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
+
+
+def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:
+  if sum(sizes) != num_agents or min(sizes, default=0) < 1:
+    raise ValueError(
+      f'team.layers={tuple(sizes)} must be positive sizes that add up to the {num_agents} '
+      'agents of team.agents.'
+    )
+  bounds = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
+  return frozenset(
+    (i, j)
+    for k in range(1, len(sizes))
+    for i in range(bounds[k - 1], bounds[k])
+    for j in range(bounds[k], bounds[k + 1])
+  )

@@ -1,0 +1,48 @@
+"""Ctrl-C that never costs a finished step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Interruption:
+  """Turns SIGINT and SIGTERM into `KeyboardInterrupt`, but not while state is changing.
+
+  Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
+  end (a second one does not wait).
+  """
+
+  def __init__(self):
+    self._deferring = False
+    self._pending = False
+    self._previous: dict[int, object] = {}
+
+  def __enter__(self) -> Interruption:
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGINT, signal.SIGTERM):
+        self._previous[number] = signal.signal(number, self._handle)
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  @contextlib.contextmanager
+  def deferred(self) -> Iterator[None]:
+    """A block that the first signal does not break into."""
+    self._deferring = True
+    try:
+      yield
+    finally:
+      self._deferring = False
+    if self._pending:
+      raise KeyboardInterrupt
+
+  def _handle(self, unused_number, unused_frame) -> None:
+    if self._deferring and not self._pending:
+      self._pending = True
+      return
+    raise KeyboardInterrupt

@@ -1,0 +1,103 @@
+"""Everything that changes during a run, and the optimiser that changes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import optax
+
+from agent_gspo.algorithms import budgets
+from agent_gspo.models.transformer import Params
+
+Flat = dict[tuple[str, ...], jax.Array]
+
+SCHEDULES = ('constant', 'linear', 'cosine')
+
+
+@chex.dataclass(frozen=True)
+class TrainState:
+  """Attributes:
+  step: int32 scalar, finished training steps; also the position in the questions and
+    what random keys are folded with.
+  trainable: flat dict of the float32 parameters that are trained.
+  frozen: flat dict of those that are not (all but the adapters under LoRA).
+  opt_state: of the optimiser, for `trainable`.
+  budget: state of the token price.
+  """
+
+  step: chex.Array
+  trainable: Any
+  frozen: Any
+  opt_state: Any
+  budget: budgets.BudgetState
+
+
+def init(
+  params: Params, optimizer: optax.GradientTransformation, lambda_tok: float, lora: bool
+) -> TrainState:
+  """State at step 0.
+
+  Args:
+    params: nested parameters.
+    optimizer: see `make_optimizer`.
+    lambda_tok: first price of a token.
+    lora: train the adapters only.
+  """
+  flat = flax.traverse_util.flatten_dict(params)
+  trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
+  trainable = {k: jnp.asarray(v) for k, v in flat.items() if k in trained}
+  return TrainState(
+    step=jnp.int32(0),
+    trainable=trainable,
+    frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
+    opt_state=optimizer.init(trainable),
+    budget=budgets.init(lambda_tok),
+  )
+
+
+def merge(trainable: Flat, frozen: Flat) -> Params:
+  """Nested parameters for `Transformer.apply`."""
+  return flax.traverse_util.unflatten_dict({**trainable, **frozen})
+
+
+def make_optimizer(
+  *,
+  learning_rate: float,
+  updates: int,
+  schedule: str = 'constant',
+  warmup_updates: int = 0,
+  weight_decay: float = 0.0,
+  b1: float = 0.9,
+  b2: float = 0.99,
+  grad_clip: float = 1.0,
+) -> optax.GradientTransformation:
+  """AdamW with global-norm clipping and a learning-rate schedule.
+
+  Args:
+    learning_rate: peak, reached after `warmup_updates`.
+    updates: optimiser steps of the whole run, for the decaying schedules.
+    schedule: 'constant', or 'linear' or 'cosine' decay to 0 at `updates`.
+    warmup_updates: linear increase from 0.
+    weight_decay: decoupled, on matrices only.
+    b1, b2: decay of the moments.
+    grad_clip: largest global norm of the gradient.
+  """
+  decay_updates = max(updates - warmup_updates, 1)
+  after = {
+    'constant': lambda: optax.constant_schedule(learning_rate),
+    'linear': lambda: optax.linear_schedule(learning_rate, 0.0, decay_updates),
+    'cosine': lambda: optax.cosine_decay_schedule(learning_rate, decay_updates),
+  }[schedule]()
+  rate = after
+  if warmup_updates:
+    ramp = optax.linear_schedule(learning_rate / warmup_updates, learning_rate, warmup_updates)
+    rate = optax.join_schedules([ramp, after], [warmup_updates])
+  matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
+  return optax.chain(
+    optax.clip_by_global_norm(grad_clip),
+    optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=matrices),
+  )

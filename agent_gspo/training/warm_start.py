@@ -1,0 +1,82 @@
+"""Teaches a model from scratch to talk, by imitating the task's scripted team."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.algorithms import objectives
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.transformer import Params, Transformer
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import ScriptedPolicy, Turn
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import Team
+from agent_gspo.training import packing, state as state_lib
+from agent_gspo.training.update import Updater
+
+
+def warm_start(
+  model: Transformer,
+  params: Params,
+  task: Task,
+  team: Team,
+  tokenizer: Tokenizer,
+  config: Mapping[str, Any],
+  progress: Callable[[int, float], None],
+) -> Params:
+  """Parameters after imitation learning on the training split.
+
+  The scripted agents speak in the team's own prompts, so what is learnt is exactly what
+  the rollout asks for.
+
+  Args:
+    model: the policy.
+    params: to start from.
+    task: must have `scripted_turn`.
+    team: its roles and topology.
+    tokenizer: of the policy.
+    config: of the run; `warm_start`, `learner` and `seed` are read.
+    progress: called with (finished steps, mean log-prob a token).
+  """
+  options = config['warm_start']
+  optimizer = state_lib.make_optimizer(
+    learning_rate=options['learning_rate'],
+    updates=options['steps'],
+    schedule='cosine',
+    warmup_updates=max(options['steps'] // 20, 1),
+  )
+  updater = Updater(model, objectives.imitation, optimizer, temperature=1.0, entropy=False)
+  state = state_lib.init(params, optimizer, lambda_tok=0.0, lora=False)
+  questions = task.questions('train')
+  order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))
+  for step in range(options['steps']):
+    start = step * options['questions']
+    batch = [questions[int(order[(start + i) % len(order)])] for i in range(options['questions'])]
+    script = functools.partial(_speak, task, options, random.Random(f'{config["seed"]}/{step}'))
+    spoken = rollout(team, task, tokenizer, batch, 1, ScriptedPolicy(script, tokenizer))
+    micro_batches = packing.pack_messages(
+      spoken.messages,
+      np.zeros(len(spoken.messages)),
+      row_tokens=config['learner']['row_tokens'],
+      rows=config['learner']['rows'],
+    )
+    state, metrics = updater.minibatch(state, micro_batches)
+    progress(step + 1, metrics['policy/objective'])
+  return state_lib.merge(state.trainable, state.frozen)
+
+
+def _speak(task: Task, options: Mapping[str, Any], rng: random.Random, turn: Turn) -> str:
+  informants = len(turn.question.notes)
+  return task.scripted_turn(
+    turn.question,
+    turn.agent,
+    [turn.delivered.get(agent, '') for agent in range(informants)],
+    rng,
+    terse_probability=options['terse_probability'],
+    silence_probability=options['silence_probability'],
+  )

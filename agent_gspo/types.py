@@ -1,0 +1,149 @@
+"""The records that travel between rooms.
+
+`B` questions, `G` episodes a question, `E = B * G` episodes, `M` messages, `R` rows,
+`T` tokens of a row, `L` loss tokens of a row, `S` messages of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """One question of a task, with what only some agents may see.
+
+  Attributes:
+    id: unique within its task, stable across runs and machines.
+    text: the part that every agent sees.
+    answer: the gold answer, in the form that the task's grader reads.
+    notes: what agent `i` alone sees (`notes[i]`, "" for nothing). Empty for tasks
+      without private knowledge. Agents beyond the end of the tuple hold nothing.
+    relevant: whether `notes[i]` is needed to answer; as long as `notes`.
+  """
+
+  id: str
+  text: str
+  answer: str
+  notes: tuple[str, ...] = ()
+  relevant: tuple[bool, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+  """What one agent wrote in one turn: one *sequence* in GSPO's sense.
+
+  Attributes:
+    episode: index of the episode in its `RolloutBatch`.
+    agent: index of the author in the team.
+    round: round of the conversation, from 0.
+    layer: place of the author's layer in that round; a layer writes in parallel.
+    prompt_ids: int32 `[P]`, the context the message was sampled from.
+    token_ids: int32 `[W + 1]`, the sampled tokens with the stop token that ended
+      them; `[W]` where the cap cut the message off (then `ended` is False).
+    logprobs: float32, one a sampled token, under the distribution sampled from.
+    ended: whether a stop token was sampled.
+    text: the written tokens decoded, without the stop token.
+    readers: number of later turns whose prompt carries this message.
+  """
+
+  episode: int
+  agent: int
+  round: int
+  layer: int
+  prompt_ids: np.ndarray
+  token_ids: np.ndarray
+  logprobs: np.ndarray
+  ended: bool
+  text: str
+  readers: int = 0
+
+  @property
+  def written(self) -> int:
+    """Tokens before the stop token (`w_m`): what `Ctok` counts."""
+    return len(self.token_ids) - int(self.ended)
+
+  @property
+  def read(self) -> int:
+    """Tokens of the prompt, template included: what `Ptok` counts."""
+    return len(self.prompt_ids)
+
+  @property
+  def silent(self) -> bool:
+    """Nothing was written, hence nothing is delivered."""
+    return self.written == 0
+
+  @property
+  def path(self) -> np.ndarray:
+    """int32 `[P + W (+ 1)]`: context and sampled tokens in one piece."""
+    return np.concatenate([self.prompt_ids, self.token_ids])
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+  """One conversation of the team about one question.
+
+  Attributes:
+    question: index of the question in its `RolloutBatch`.
+    sample: index of the episode within the question's group, `0 .. G-1`.
+    answer: the text that the team's decision rule gave as its answer.
+    task_score: what the task's grader gave for it, in `[0, 1]`.
+  """
+
+  question: int
+  sample: int
+  answer: str
+  task_score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutBatch:
+  """`E` finished conversations about `B` questions.
+
+  Attributes:
+    questions: `[B]`.
+    episodes: `[E]`, episode `b * G + g` is sample `g` of question `b`.
+    messages: `[M]`, in the order in which they were written.
+    agent_names: one a team member.
+  """
+
+  questions: tuple[Question, ...]
+  episodes: tuple[Episode, ...]
+  messages: tuple[Message, ...]
+  agent_names: tuple[str, ...]
+
+
+@chex.dataclass(frozen=True)
+class TrainBatch:
+  """Messages packed into tree rows (see `agent_gspo.models.token_tree`).
+
+  A loss token is a pair (source position, target id): the hidden state at the
+  source predicts the target. Several loss tokens may share a source, which is what
+  lets samples share their context.
+
+  Attributes:
+    tokens: int32 `[R, T]`.
+    positions: int32 `[R, T]`, distance from the root of the token's own path.
+    subtree_end: int32 `[R, T]`; token `i` sees token `j` iff `j <= i < subtree_end[j]`.
+    loss_source: int32 `[R, L]`, column of the predicting position.
+    loss_target: int32 `[R, L]`, the sampled id.
+    loss_message: int32 `[R, L]`, message slot of the row, `0 .. S-1`.
+    loss_mask: float32 `[R, L]`, 1 for a loss token, 0 for padding.
+    old_logprobs: float32 `[R, L]`, at the rollout's temperature.
+    advantages: float32 `[R, S]`.
+    message_mask: float32 `[R, S]`, 1 for a message, 0 for padding.
+  """
+
+  tokens: chex.Array
+  positions: chex.Array
+  subtree_end: chex.Array
+  loss_source: chex.Array
+  loss_target: chex.Array
+  loss_message: chex.Array
+  loss_mask: chex.Array
+  old_logprobs: chex.Array
+  advantages: chex.Array
+  message_mask: chex.Array

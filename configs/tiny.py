@@ -1,0 +1,51 @@
+"""A policy from scratch learns to talk less."""
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = default_config()
+  config.steps = 60
+
+  config.model.source = 'random:tiny'
+
+  config.task.name = 'relay'
+  config.task.options = config_dict.ConfigDict(
+    {'num_informants': 3, 'num_irrelevant': 1, 'max_count': 5, 'text_style': 'words'}
+  )
+
+  config.team.agents = ('informant', 'informant', 'informant', 'solver')
+  config.team.topology = 'star'
+  config.team.max_message_tokens = 32
+  config.team.roles.informant = {
+    'opening': '{question} note : {note}',
+    'cue': ' say :',
+  }
+  config.team.roles.solver = {
+    'opening': '{question}',
+    'incoming': ' {sender} : {message}',
+    'cue': ' answer :',
+  }
+
+  config.rollout.questions = 16
+  config.rollout.samples = 8
+
+  config.advantage.grouping = 'question_turn_agent'
+  config.reward.gate = 'group_accuracy'
+  config.reward.gate_accuracy = 0.5
+  config.budget.lambda_tok = 0.005
+
+  config.objective.clip_low = 0.05
+  config.objective.clip_high = 0.1
+  config.learner.learning_rate = 3e-4
+  config.learner.row_tokens = 256
+  config.learner.rows = 8
+
+  config.warm_start.steps = 300
+  config.warm_start.silence_probability = 0.05
+  config.warm_start.terse_probability = 0.05
+
+  config.evaluation.temperature = 1.0
+  return config.lock()

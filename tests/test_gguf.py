@@ -1,0 +1,213 @@
+"""GGUF files written by the gguf package, read back by ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pretrained
+import pytest
+
+from agent_gspo.models import gguf as ours
+from agent_gspo.models import gguf_header, hf, load, names, rope
+from agent_gspo.models.config import ModelConfig, RopeScaling
+
+gguf = pytest.importorskip('gguf')
+
+_CONFIGS = {
+  'llama': ModelConfig(
+    family='llama',
+    vocab_size=260,
+    num_layers=2,
+    embed_dim=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    mlp_dim=96,
+    rope_theta=50_000.0,
+    norm_eps=1e-5,
+    tie_embeddings=False,
+    max_positions=512,
+  ),
+}
+_CONFIGS['qwen2'] = _CONFIGS['llama'].replace(family='qwen2', qkv_bias=True, norm_eps=1e-6)
+_CONFIGS['qwen3'] = _CONFIGS['llama'].replace(
+  family='qwen3', qk_norm=True, head_dim=32, tie_embeddings=True
+)
+
+
+def _random(config: ModelConfig) -> dict:
+  rng = np.random.default_rng(0)
+  return {row.ours: rng.normal(size=row.shape).astype(np.float32) for row in names.table(config)}
+
+
+def _permute(weight: np.ndarray, heads: int) -> np.ndarray:
+  """What llama.cpp's converter does to q and k of the llama architecture."""
+  return (
+    weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    .swapaxes(1, 2)
+    .reshape(weight.shape)
+  )
+
+
+def _write(file, config: ModelConfig, flat: dict, quantise: bool = False, extra=(), **fields):
+  """Names come from the gguf package's own table, not from ours."""
+  arch = {
+    'llama': gguf.MODEL_ARCH.LLAMA,
+    'qwen2': gguf.MODEL_ARCH.QWEN2,
+    'qwen3': gguf.MODEL_ARCH.QWEN3,
+  }[config.family]
+  name_map = gguf.get_tensor_name_map(arch, config.num_layers)
+  writer = gguf.GGUFWriter(file, config.family)
+  writer.add_block_count(config.num_layers)
+  writer.add_context_length(config.max_positions)
+  writer.add_embedding_length(config.embed_dim)
+  writer.add_feed_forward_length(config.mlp_dim)
+  writer.add_head_count(config.num_heads)
+  writer.add_head_count_kv(config.num_kv_heads)
+  writer.add_key_length(config.head_dim)
+  writer.add_rope_freq_base(config.rope_theta)
+  writer.add_layer_norm_rms_eps(config.norm_eps)
+  writer.add_tokenizer_model('gpt2')
+  writer.add_tokenizer_pre('qwen2')
+  tokens = [f't{i}' for i in range(config.vocab_size)]
+  writer.add_token_list(tokens)
+  writer.add_token_types([3, *[1] * (config.vocab_size - 1)])
+  writer.add_token_merges(['t 1', 't 2'])
+  writer.add_eos_token_id(0)
+  writer.add_bool('test.flag', True)
+  writer.add_array('test.floats', [0.5, -1.5])
+  writer.add_float64('test.double', 1 / 3)
+  writer.add_int64('test.negative', -(1 << 40))
+  for key, value in fields.items():
+    writer.add_string(key.replace('__', '.'), value)
+  for row in names.table(config):
+    weight = flat[row.ours].T if row.transposed else flat[row.ours]
+    if config.family == 'llama' and row.hf.endswith(('q_proj.weight', 'k_proj.weight')):
+      heads = config.num_heads if 'q_proj' in row.hf else config.num_kv_heads
+      weight = _permute(weight, heads)
+    name = name_map.get_name(row.hf, try_suffixes=('.weight', '.bias'))
+    weight = np.ascontiguousarray(weight)
+    if quantise and weight.ndim == 2:
+      kind = gguf.GGMLQuantizationType.Q8_0
+      writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    else:
+      writer.add_tensor(name, weight)
+  for name, tensor in extra:
+    writer.add_tensor(name, tensor)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+@pytest.mark.parametrize('family', _CONFIGS)
+def test_parameters_come_back_exactly(family, tmp_path):
+  config = _CONFIGS[family]
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat)
+  model = ours.load_gguf(tmp_path / 'm.gguf')
+  assert model.config == config
+  found = names.flatten(model.params)
+  assert found.keys() == flat.keys()
+  for path in flat:
+    np.testing.assert_array_equal(found[path], flat[path], err_msg=path)
+    assert found[path].flags.c_contiguous
+    assert found[path].flags.writeable
+
+
+def test_quantised_parameters_are_close(tmp_path):
+  config = _CONFIGS['llama']
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat, quantise=True)
+  found = names.flatten(ours.load_gguf(tmp_path / 'm.gguf').params)
+  for path in flat:
+    # Q8_0 has 127 steps up to the largest of 32 normal numbers.
+    np.testing.assert_allclose(found[path], flat[path], atol=0.02, err_msg=path)
+
+
+def test_header_equals_the_packages_reader(tmp_path):
+  _write(tmp_path / 'm.gguf', _CONFIGS['qwen2'], _random(_CONFIGS['qwen2']), quantise=True)
+  metadata, tensors = gguf_header.read(tmp_path / 'm.gguf')
+  reader = gguf.GGUFReader(tmp_path / 'm.gguf')
+  expected = {
+    key: field.contents() for key, field in reader.fields.items() if not key.startswith('GGUF.')
+  }
+  assert metadata == expected
+  assert {name: (info.kind, info.offset) for name, info in tensors.items()} == {
+    tensor.name: (tensor.tensor_type.value, tensor.data_offset) for tensor in reader.tensors
+  }
+  for tensor in reader.tensors:
+    assert tensors[tensor.name].shape == tuple(reversed(tensor.shape.tolist()))
+
+
+def test_llama3_frequency_factors_become_a_rope_scaling(tmp_path):
+  config = _CONFIGS['llama'].replace(rope_theta=500_000.0)
+  scaled = config.replace(rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192))
+  factors = (rope.frequencies(config) / rope.frequencies(scaled)).astype(np.float32)
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat, extra=[('rope_freqs.weight', factors)])
+  assert ours.load_gguf(tmp_path / 'm.gguf').config == scaled
+  other = [('rope_freqs.weight', factors[::-1].copy())]
+  _write(tmp_path / 'n.gguf', config, flat, extra=other)
+  with pytest.raises(ValueError, match=r'rope_freqs\.weight is not a Llama 3 scaling'):
+    ours.load_gguf(tmp_path / 'n.gguf')
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path):
+  config = _CONFIGS['llama']
+  flat = _random(config)
+  file = tmp_path / 'm.gguf'
+  _write(file, config, flat, extra=[('blk.0.oops.weight', np.ones(3, np.float32))])
+  with pytest.raises(ValueError, match=r'not expected.*blk\.0\.oops'):
+    ours.load_gguf(file)
+  _write(file, config, flat, llama__rope__scaling__type='yarn')
+  with pytest.raises(ValueError, match="rope scaling 'yarn'"):
+    ours.load_gguf(file)
+  metadata, _ = gguf_header.read(file)
+  for key, value, message in (
+    ('general.architecture', 'mamba', "architecture='mamba'"),
+    ('llama.block_count', None, r'lacks llama\.block_count'),
+    ('llama.expert_count', 8, 'mixtures'),
+    ('llama.rope.dimension_count', 8, 'partial'),
+  ):
+    changed = {**metadata, 'llama.rope.scaling.type': 'none', key: value}
+    with pytest.raises(ValueError, match=message):
+      ours.config_from_gguf(changed, tied=True, where='x.gguf')
+
+
+def test_damaged_files_are_refused(tmp_path):
+  file = tmp_path / 'm.gguf'
+  _write(file, _CONFIGS['llama'], _random(_CONFIGS['llama']))
+  raw = file.read_bytes()
+  for size, message in ((len(raw) - 5000, 'ends before'), (300, 'cut off'), (20, 'cut off')):
+    file.write_bytes(raw[:size])
+    with pytest.raises(ValueError, match=message):
+      ours.load_gguf(file)
+  file.write_bytes(b'PK\x03\x04' + raw[4:])
+  with pytest.raises(ValueError, match='not a GGUF file'):
+    ours.load_gguf(file)
+  file.write_bytes(raw[:4] + b'\x00\x00\x00\x03' + raw[8:])  # big-endian
+  with pytest.raises(ValueError, match='little-endian'):
+    ours.load_gguf(file)
+  with pytest.raises(FileNotFoundError, match=r'none\.gguf'):
+    load.load_model(f'gguf:{tmp_path / "none.gguf"}')
+
+
+def test_smollm2_has_the_weights_that_transformers_reads():
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  reader = pytest.importorskip('transformers.modeling_gguf_pytorch_utils')
+  model = pretrained.smollm()
+  file = pretrained.smollm_file()
+  reference_config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+  with torch.device('meta'):
+    skeleton = transformers.AutoModelForCausalLM.from_config(reference_config)
+  found = reader.load_gguf_checkpoint(file, return_tensors=True, model_to_load=skeleton)
+  reference = found['tensors']
+  flat = names.flatten(model.params)
+  assert sum(array.size for array in flat.values()) == 134_515_008
+  for row in names.table(model.config):
+    array = flat[row.ours].T if row.transposed else flat[row.ours]
+    np.testing.assert_array_equal(array, reference[row.hf].numpy(), err_msg=row.ours)
+  config = hf.config_from_hf(reference_config.to_dict())
+  assert config.replace(norm_eps=model.config.norm_eps) == model.config
+  assert config.norm_eps == pytest.approx(model.config.norm_eps)

@@ -1,0 +1,247 @@
+"""The numeric grader: what it reads out of a text, and what it accepts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_gspo.tasks.numeric import extract_number, grade_number
+
+CASES = [
+  # Plain numbers.
+  ('42', 42),
+  ('0', 0),
+  ('007', 7),
+  ('42.', 42),
+  ('42!', 42),
+  ('12.5', '25/2'),
+  ('0.5', '1/2'),
+  ('.5', '1/2'),
+  ('It is .25 of it', '1/4'),
+  ('1,000', 1000),
+  ('$70,000', 70000),
+  ('109,200,000', 109200000),
+  ('1,234.50', '2469/2'),
+  ('1{,}000', 1000),
+  (r'1\,000\,000', 1000000),
+  ('1e3', 1000),
+  ('1.5E2', 150),
+  ('2.5e-1', '1/4'),
+  ('2 x 10^3', 2000),
+  (r'1.2 \times 10^{2}', 120),
+  ('１２', 12),
+  # Signs.
+  ('-3', -3),
+  ('−3', -3),
+  ('–3', -3),
+  ('+3', 3),
+  ('x = -5', -5),
+  ('x = - 5', -5),
+  ('The answer is - 5 .', -5),
+  ('The answer is minus 5', -5),
+  ('a loss of negative 8', -8),
+  ('-$5', -5),
+  ('$-5', -5),
+  ('(-7)', -7),
+  ('10-3', 3),
+  ('from 3-4 hours', 4),
+  ('COVID-19', 19),
+  ('- 5 apples', 5),
+  # Fractions.
+  ('3/4', '3/4'),
+  ('-3/4', '-3/4'),
+  ('3 / 4', '3/4'),
+  ('1 3/4', '7/4'),
+  ('2 and 1/2', '5/2'),
+  ('1½ hours', '3/2'),
+  ('¾', '3/4'),
+  (r'\frac{3}{4}', '3/4'),
+  (r'\dfrac{10}{4}', '5/2'),
+  (r'-\frac{1}{2}', '-1/2'),
+  (r'\frac{-1}{2}', '-1/2'),
+  (r'2\frac{1}{2}', '5/2'),
+  (r'\frac12', '1/2'),
+  ('3/0', None),
+  # Units, currency, percent.
+  ('50%', 50),
+  (r'50\%', 50),
+  ('42km', 42),
+  ('42 km/h', 42),
+  ('5 m^2', 5),
+  ('5 cm²', 5),
+  (r'$42$', 42),
+  (r'\$42', 42),
+  ('€ 3.50', '7/2'),
+  ('£1,200', 1200),
+  ('USD 15', 15),
+  ('Rs.500', 500),
+  ('答案是42', 42),
+  # Digits that are no number.
+  ('x2', None),
+  ('the 3rd', None),
+  ('the 12th of them', None),
+  ('She has 12 on the 3rd day', 12),
+  # The last number of a text.
+  ('Ann has 5 and Kim has 7, so 12', 12),
+  ('Ann 7', 7),
+  ('5 + 3 = 8', 8),
+  ('5+3=8', 8),
+  ('5 + 3 = 8 pens.', 8),
+  ('8 - 3 = 5', 5),
+  ('8 -3 = 5', 5),
+  ('6 / 2 = 3', 3),
+  ('First 5 + 3 = 8. Then 8 - 2 = 6.', 6),
+  # Marked answers.
+  ('The answer is 42. That took 3 steps.', 42),
+  ('the answer is 42', 42),
+  ('The final answer is: 42', 42),
+  ('Answer: 42\nConfidence: 90', 42),
+  ('**Answer:** 42 (3 steps)', 42),
+  ('Answer = 42', 42),
+  ('ANSWER IS 42', 42),
+  ('The answer is **42**.', 42),
+  ('The answer is $42.50.', '85/2'),
+  ('The answer is 1,000 after 3 days.', 1000),
+  ('The answer is 5 + 3 = 8 after 2 steps.', 8),
+  ('The answer is 5 pens + 3 pens = 8 pens in 2 boxes.', 8),
+  ('The answer is 40 - 2 * 3 = 40 - 6 = 34, so 34 in 1.', 34),
+  ('The answer is 8 -3 = 5.', 5),
+  ('The answer to question 3 is 42. I used 7 lines.', 42),
+  ('The answer, then, is 42 for 6 people.', 42),
+  ('The answer is 41. No, the answer is 42. Took 2 tries.', 42),
+  ('The answer is 42. This answer is right.', 42),
+  ('The answer is unknown. She has 5.', 5),
+  ('The answer is not 5 but 8', 8),
+  ('The answer is\n\n42\n7 steps', 42),
+  ('the answer is seven . that took 3 steps', 7),
+  ('we add 7 and 5 , so the answer is 12 .', 12),
+  ('The answer is 18.The next question has 5', 18),
+  ('#### 42', 42),
+  ('She has 5.\n#### 1,234', 1234),
+  ('#### -5\n', -5),
+  ('#### $42 and 3 cents', 42),
+  ('#### 5 + 3 = 8', 8),
+  ('#### Step 1\nThe answer is 42. #### Step 2', 42),
+  (r'\boxed{42} in 3 steps', 42),
+  (r'\boxed{\frac{3}{4}}', '3/4'),
+  (r'\boxed{42\text{ km in }3}', 42),
+  (r'\boxed{x = 5}', 5),
+  (r'\boxed{1} or \boxed{2}', 2),
+  (r'\boxed{-\dfrac{1}{2}}', '-1/2'),
+  (r'\boxed 7', 7),
+  (r'\boxed{none}, so 5', 5),
+  (r'The answer is 3. \boxed{4}', 4),
+  ('\\boxed{3}\n#### 4', 4),
+  # Spelled out.
+  ('seven', 7),
+  ('Twenty pens', 20),
+  ('minus two', -2),
+  ('zero', 0),
+  ('This one has 7', 7),
+  ('one hundred', None),
+  ('twenty-one', None),
+  # Nothing.
+  ('', None),
+  ('I do not know.', None),
+  ('....', None),
+  ('9' * 5000, None),
+]
+
+
+@pytest.mark.parametrize(('text', 'value'), CASES, ids=[repr(text)[:40] for text, _ in CASES])
+def test_extract(text, value):
+  assert extract_number(text) == (None if value is None else Fraction(value))
+
+
+def test_enough_cases():
+  assert len(CASES) >= 80
+  assert len({text for text, _ in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(
+  ('text', 'gold', 'score'),
+  [
+    ('1,080', '1080', 1),
+    ('080', '1080', 0),
+    ('42.0', '42', 1),
+    ('42.00001', '42', 0),
+    ('41.9999', '42', 0),
+    ('-3', '3', 0),
+    ('3', '-3', 0),
+    ('0.75', '3/4', 1),
+    (r'\frac{6}{8}', '0.75', 1),
+    ('0.667', '2/3', 1),
+    ('0.6667', '2/3', 1),
+    ('0.67', '2/3', 0),
+    ('0.666', '2/3', 0),
+    ('2/3', '0.6667', 1),
+    ('0.66667', '0.6667', 1),
+    ('0.66667', '0.667', 0),
+    ('0.6251', '0.625', 0),
+    ('12.55', '12.56', 0),
+    ('3.14', '3.14159', 0),
+    ('3.142', '3.14159', 1),
+    ('0.000', '0.0004', 0),
+    ('1', '0.9999', 0),
+    ('50%', '50', 1),
+    ('50%', '1/2', 0),
+    ('', '0', 0),
+    ('no idea', '0', 0),
+  ],
+)
+def test_grade(text, gold, score):
+  assert grade_number(text, gold) == score
+
+
+def test_gold_without_number():
+  with pytest.raises(ValueError, match="gold answer 'none' holds no number"):
+    grade_number('5', 'none')
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_integers_in_every_dress(number):
+  value = Fraction(number)
+  for text in (
+    f'{number}',
+    f'{number:,}',
+    f'The answer is {number:,}. That took 3 steps.',
+    f'17 pens, 4 cups\n#### {number}',
+    rf'so 3 \boxed{{{number}}} of 5',
+    f'5 + 3 = {number}',
+    f'${number:,}.',
+    f'= {str(number).replace("-", "−")}',
+  ):
+    assert extract_number(text) == value, text
+
+
+@given(st.decimals(-(10**6), 10**6, places=4))
+def test_decimals(number):
+  assert extract_number(f'it costs {number} euros') == Fraction(number)
+  assert grade_number(f'{number}', str(Fraction(number))) == 1
+
+
+@given(st.integers(-999, 999), st.integers(1, 999))
+def test_fractions(top, bottom):
+  value = Fraction(top, bottom)
+  assert extract_number(f'{top}/{bottom}') == value
+  assert extract_number(rf'\frac{{{top}}}{{{bottom}}}') == value
+  assert grade_number(f'{top}/{bottom}', str(value)) == 1
+
+
+@given(st.integers(-1000, 1000), st.integers(-1000, 1000))
+def test_whole_numbers_are_exact(answer, gold):
+  assert grade_number(f'The answer is {answer}.', str(gold)) == (answer == gold)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_without_error(text):
+  value = extract_number(text)
+  assert value is None or isinstance(value, Fraction)
+
+
+@given(st.text(alphabet='0123456789.,-+/*=$%^{}\\ xe#frcaboed\n', max_size=120))
+def test_number_soup_is_read_without_error(text):
+  assert grade_number(text, '1') in (0.0, 1.0)

@@ -1,0 +1,127 @@
+"""Intervals against closed forms and exact enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from agent_gspo.evaluation import statistics
+
+Z95 = 1.959963984540054
+
+
+@pytest.mark.parametrize(('successes', 'n'), [(1, 2), (7, 10), (50, 100), (3, 1319), (1318, 1319)])
+def test_wilson_ends_solve_the_score_equation(successes, n):
+  p_hat = successes / n
+  for end in statistics.wilson_interval(successes, n):
+    assert (p_hat - end) ** 2 == pytest.approx(Z95**2 * end * (1 - end) / n, rel=1e-9)
+
+
+@pytest.mark.parametrize('n', [1, 5, 200])
+def test_wilson_at_the_edges(n):
+  # With no success the equation is n p = z^2 (1 - p).
+  assert statistics.wilson_interval(0, n) == (0.0, pytest.approx(Z95**2 / (n + Z95**2)))
+  assert statistics.wilson_interval(n, n) == (pytest.approx(n / (n + Z95**2)), 1.0)
+
+
+def test_wilson_published_value():
+  # Newcombe (1998), table I: 81 of 263 and 15 of 148.
+  assert statistics.wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+  assert statistics.wilson_interval(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+
+
+def test_wilson_coverage_is_near_nominal():
+  n, p = 40, 0.3
+  covered = 0.0
+  for k in range(n + 1):
+    low, high = statistics.wilson_interval(k, n)
+    if low <= p <= high:
+      covered += math.comb(n, k) * p**k * (1 - p) ** (n - k)
+  assert 0.93 < covered < 0.97
+
+
+def test_wider_confidence_holds_the_narrower():
+  low90, high90 = statistics.wilson_interval(30, 100, 0.90)
+  low99, high99 = statistics.wilson_interval(30, 100, 0.99)
+  assert low99 < low90 < 0.3 < high90 < high99
+
+
+def test_bootstrap_quantiles_of_two_values():
+  # The mean of two draws from {0, 1} is 0, 1/2, 1 with probability 1/4, 1/2, 1/4.
+  assert statistics.bootstrap_interval([0, 1], 0.95) == (0.0, 1.0)
+  assert statistics.bootstrap_interval([0, 1], 0.40) == (0.5, 0.5)
+
+
+def test_bootstrap_matches_the_enumerated_distribution():
+  values = np.array([0.0, 1.0, 4.0, 9.0, 16.0])
+  exact = np.array([np.mean(draw) for draw in itertools.product(values, repeat=5)])
+  low, high = statistics.bootstrap_interval(values, 0.8, resamples=200_000, seed=3)
+  assert (low, high) == pytest.approx(tuple(np.quantile(exact, [0.1, 0.9])), abs=0.2)
+
+
+def test_bootstrap_of_a_large_sample_is_the_normal_interval():
+  values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
+  low, high = statistics.bootstrap_interval(values)
+  half = Z95 * values.std() / math.sqrt(values.size)
+  assert low == pytest.approx(values.mean() - half, abs=0.006)
+  assert high == pytest.approx(values.mean() + half, abs=0.006)
+
+
+def test_bootstrap_of_a_constant_and_its_seed():
+  assert statistics.bootstrap_interval([2.5] * 7) == (2.5, 2.5)
+  values = np.arange(30.0)
+  assert statistics.bootstrap_interval(values, seed=1) == statistics.bootstrap_interval(
+    values, seed=1
+  )
+  assert statistics.bootstrap_interval(values, seed=1) != statistics.bootstrap_interval(
+    values, seed=2
+  )
+
+
+def test_bootstrap_draws_in_chunks(monkeypatch):
+  values = np.arange(50.0)
+  whole = statistics.bootstrap_interval(values, resamples=999)
+  monkeypatch.setattr(statistics, '_CHUNK', 100)
+  assert statistics.bootstrap_interval(values, resamples=999) == pytest.approx(whole, abs=1.0)
+
+
+def test_paired_cancels_what_the_questions_share():
+  rng = np.random.default_rng(0)
+  hardness = rng.normal(0, 10, size=400)
+  a, b = hardness + 0.5, hardness + rng.normal(0, 0.1, size=400)
+  result = statistics.paired_bootstrap(a, b)
+  assert result.mean == pytest.approx(a.mean() - b.mean())
+  assert result.low < result.mean < result.high
+  assert result.low > 0.45
+  assert result.high < 0.55
+  unpaired = statistics.bootstrap_interval(a)
+  assert unpaired[1] - unpaired[0] > 50 * (result.high - result.low)
+
+
+def test_paired_of_equal_systems_and_its_sign():
+  assert statistics.paired_bootstrap([1, 0, 1], [1, 0, 1]) == (0.0, 0.0, 0.0)
+  forward = statistics.paired_bootstrap([1, 1, 0, 1], [0, 1, 0, 0])
+  back = statistics.paired_bootstrap([0, 1, 0, 0], [1, 1, 0, 1])
+  assert forward.mean == 0.5 == -back.mean
+  assert (forward.low, forward.high) == pytest.approx((-back.high, -back.low))
+
+
+@pytest.mark.parametrize(
+  ('call', 'named'),
+  [
+    (lambda: statistics.wilson_interval(1, 0), 'n = 0'),
+    (lambda: statistics.wilson_interval(5, 4), 'successes = 5'),
+    (lambda: statistics.wilson_interval(1, 2, 95), 'confidence = 95'),
+    (lambda: statistics.bootstrap_interval([]), 'values'),
+    (lambda: statistics.bootstrap_interval([1, float('nan')]), 'values'),
+    (lambda: statistics.bootstrap_interval([[1, 2]]), 'values'),
+    (lambda: statistics.bootstrap_interval([1], resamples=0), 'resamples = 0'),
+    (lambda: statistics.paired_bootstrap([1, 2], [1]), '2 values and b has 1'),
+  ],
+)
+def test_bad_arguments_are_named(call, named):
+  with pytest.raises(ValueError, match=named):
+    call()
