@@ -242,4 +242,3 @@ def _check_keys(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str
       isinstance(value, bool) or not isinstance(value, int | float)
     ):
       raise ValueError(f'config.{prefix}{key}={value!r} must be a number.')
-

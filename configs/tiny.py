@@ -9,14 +9,20 @@ def get_config() -> config_dict.ConfigDict:
   config = default_config()
   config.steps = 60
 
-  config.model.source = 'random:tiny'
+  config.model.source = 'random:micro'
 
   config.task.name = 'relay'
   config.task.options = config_dict.ConfigDict(
-    {'num_informants': 3, 'num_irrelevant': 1, 'max_count': 5, 'text_style': 'words'}
+    {
+      'num_informants': 4,
+      'num_irrelevant': 2,
+      'irrelevant_notes': 'off_topic',
+      'max_count': 5,
+      'text_style': 'words',
+    }
   )
 
-  config.team.agents = ('informant', 'informant', 'informant', 'solver')
+  config.team.agents = ('informant',) * 4 + ('solver',)
   config.team.topology = 'star'
   config.team.max_message_tokens = 32
   config.team.roles.informant = {
@@ -40,10 +46,12 @@ def get_config() -> config_dict.ConfigDict:
   config.objective.clip_low = 0.05
   config.objective.clip_high = 0.1
   config.learner.learning_rate = 3e-4
-  config.learner.row_tokens = 256
-  config.learner.rows = 8
+  config.learner.row_tokens = 192
+  config.learner.rows = 6
 
-  config.warm_start.steps = 300
+  config.warm_start.steps = 600
+  config.warm_start.questions = 16
+  config.warm_start.learning_rate = 5e-3
   config.warm_start.silence_probability = 0.05
   config.warm_start.terse_probability = 0.05
 

@@ -130,13 +130,20 @@ def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> O
 
 
 def imitation(x: PackedTokens) -> Objective:
-  """Mean log-likelihood of the messages: `J = mean_i mean_t log pi(y_it)`.
+  """Mean log-likelihood a token: `J = mean_it log pi(y_it)`; `count` is of tokens.
 
-  For warm starts; advantages and old log-probs are not read.
+  For warm starts; advantages and old log-probs are not read. Not the mean over messages,
+  in which the one token of a silent message would weigh as much as all of a long one and
+  silence would be learnt far more often than it was shown.
   """
   _check(x)
   zeros = jnp.zeros_like(x.message_mask)
-  return _finish(x, message_mean(x.logprobs, x), zeros, zeros)
+  return Objective(
+    total=jnp.sum(x.logprobs * x.token_mask),
+    count=jnp.sum(x.token_mask),
+    ratio=zeros,
+    clipped=zeros,
+  )
 
 
 def _token_surrogate(x: PackedTokens, ratio, clip_low, clip_high) -> Objective:

@@ -112,9 +112,7 @@ def constant_answer(task: Task, split: str, questions: int) -> dict[str, Any]:
 def _join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
   questions, episodes, messages = [], [], []
   for batch in batches:
-    messages += [
-      dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages
-    ]
+    messages += [dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages]
     episodes += [
       dataclasses.replace(e, question=e.question + len(questions)) for e in batch.episodes
     ]

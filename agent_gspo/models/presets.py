@@ -21,7 +21,7 @@ def _llama(layers: int, width: int, heads: int, kv_heads: int, mlp: int) -> Mode
 
 PRESETS = {
   'micro': _llama(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
-  'tiny': _llama(layers=4, width=128, heads=4, kv_heads=2, mlp=384),
+  'tiny': _llama(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
   'small': _llama(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
 }
 """`vocab_size` is 0 here: it is the tokenizer's."""

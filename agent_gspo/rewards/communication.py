@@ -175,7 +175,9 @@ def check_bound(options: RewardOptions, lambda_max: float, max_written: int) -> 
   remedy = f' Keep lambda_tok below {1 / (options.p_write * max_written):.2g}'
   if options.gate == 'always':
     raise ValueError(f'{text}{remedy}, or set reward.gate="correct" or "group_accuracy".')
-  warnings.warn(f'{text} The gate {options.gate!r} stands before it.{remedy} to be sure.', stacklevel=2)
+  warnings.warn(
+    f'{text} The gate {options.gate!r} stands before it.{remedy} to be sure.', stacklevel=2
+  )
 
 
 def summary(terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:

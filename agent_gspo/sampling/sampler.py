@@ -180,7 +180,9 @@ class Sampler:
 
   def _check(self, prompts, limits, temperature) -> None:
     if temperature < 0:
-      raise ValueError(f'temperature={temperature} is negative; 0 is greedy, 1 is the model itself.')
+      raise ValueError(
+        f'temperature={temperature} is negative; 0 is greedy, 1 is the model itself.'
+      )
     if limits.min() < 1 or limits.max() > self.max_new_tokens:
       raise ValueError(
         f'limits span {limits.min()}..{limits.max()}; a row may write 1 to '

@@ -34,17 +34,10 @@ _EMPTY_NOTE = (
   'hello team , I looked at my note and there is nothing on it , please use another .',
 )
 _TERSE_NOTHING = 'nothing'
-_SOLVER_SUM = (
-  'the answer is {answer} .',
+_SOLVER_KNOWS = (
   '{terms} , so the answer is {answer} .',
-  'we add {terms} , so the answer is {answer} .',
-  'thank you all , we add {terms} , so I think that the answer is {answer} .',
-)
-_SOLVER_LOOKUP = (
-  'the answer is {answer} .',
-  'it is {terms} , so the answer is {answer} .',
-  'the team says {terms} , so the answer is {answer} .',
-  'thank you all , the team says {terms} , so I think that the answer is {answer} .',
+  'I see that {terms} , so the answer is {answer} .',
+  'thank you all , I see that {terms} , so I think that the answer is {answer} .',
 )
 _SOLVER_GUESS = (
   'I guess that the answer is {answer} .',
@@ -54,7 +47,7 @@ _SOLVER_GUESS = (
 
 def script_words() -> set[str]:
   """Every word and punctuation mark of the phrases, numbers and notes left out."""
-  phrases = _CARRIES_NOTE + _EMPTY_NOTE + _SOLVER_SUM + _SOLVER_LOOKUP + _SOLVER_GUESS
+  phrases = _CARRIES_NOTE + _EMPTY_NOTE + _SOLVER_KNOWS + _SOLVER_GUESS
   words = {word for phrase in phrases for word in phrase.split() if not word.startswith('{')}
   return words | {_TERSE_NOTHING, 'and'}
 
@@ -142,10 +135,6 @@ def solver_message(
   answer = sum(known) + rng.randint(missing, missing * task.max_count)
   if rng.random() < terse_probability:
     return str(answer)
-  if missing:
-    phrases = _SOLVER_GUESS
-  else:
-    phrases = _SOLVER_SUM if task.operation == 'sum' else _SOLVER_LOOKUP
-  terms = ' and '.join(str(count) for count in known)
+  phrases = _SOLVER_GUESS if missing else _SOLVER_KNOWS
+  terms = ' and '.join(map(str, known))
   return task.render(rng.choice(phrases).format(terms=terms, answer=answer))
-

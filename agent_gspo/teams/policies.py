@@ -93,9 +93,7 @@ class ModelPolicy:
       positions += part.prefill_positions
       for j, i in enumerate(members):
         token_ids[i], logprobs[i], ended[i] = part.token_ids[j], part.logprobs[j], part.ended[j]
-    return Samples(
-      token_ids=token_ids, logprobs=logprobs, ended=ended, prefill_positions=positions
-    )
+    return Samples(token_ids=token_ids, logprobs=logprobs, ended=ended, prefill_positions=positions)
 
 
 @dataclasses.dataclass(frozen=True)

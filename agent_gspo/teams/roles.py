@@ -48,7 +48,7 @@ class Role:
     if self.style == 'plain' and not self.separator:
       raise ValueError(f'{where}.separator is empty; plain messages need something to end them.')
     if self.max_tokens < 0:
-      raise ValueError(f'{where}.max_tokens={self.max_tokens} is negative; 0 means the team\'s cap.')
+      raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
     for pair in self.examples:
       if len(pair) != 2:
         raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')

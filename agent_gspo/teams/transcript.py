@@ -89,7 +89,9 @@ class PromptWriter:
     role = self.role
     if role.style == 'chat':
       return ()  # the template puts it where it belongs
-    shown = ''.join(f'{context}{role.cue}{message}{role.separator}' for context, message in role.examples)
+    shown = ''.join(
+      f'{context}{role.cue}{message}{role.separator}' for context, message in role.examples
+    )
     return self._encode(role.system + shown)
 
   def encode(self, text: str) -> tuple[int, ...]:

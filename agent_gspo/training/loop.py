@@ -344,7 +344,7 @@ class Run:
         label='single agent',
         step=0,
         questions=questions,
-        team=evaluation.decider_alone(setup.team),
+        alone=True,
         progress=show,
       )
       self.writer.evaluation(alone)

@@ -71,18 +71,23 @@ class Setup:
     label: str,
     step: int,
     questions: int,
-    team: Team | None = None,
+    alone: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> tuple[dict[str, Any], RolloutBatch]:
     """Record for `eval.jsonl` and conversations on the first questions of the split.
 
-    Every evaluation of a run uses the same questions and the same noise.
+    Every evaluation of a run uses the same questions and the same noise. `alone` asks
+    the deciding agent without its teammates.
     """
     options = self.config['evaluation']
     split = self.task.questions(options['split'])
     chosen = [split[i] for i in range(min(questions, len(split)))]
+    team = self.team
+    if alone:
+      team = evaluation.decider_alone(team)
+      chosen = [dataclasses.replace(q, notes=(), relevant=()) for q in chosen]
     figures, batch = evaluation.evaluate(
-      team or self.team,
+      team,
       self.task,
       self.tokenizer,
       chosen,

@@ -53,7 +53,7 @@ class Updater:
   def __post_init__(self):
     compiled = {
       '_accumulate': jax.jit(self._accumulate_impl, donate_argnums=3),
-      '_apply': jax.jit(self._apply_impl, donate_argnums=(0, 1, 2)),
+      '_apply': jax.jit(self._apply_impl, donate_argnums=(0, 1)),
       '_score': jax.jit(self._score_impl),
     }
     for name, function in compiled.items():
@@ -216,7 +216,7 @@ class Updater:
     }
     for low, high in _length_ranges():
       if sums[f'count_{low}']:
-        name = f'{low}' if high == low + 1 else f'{low}+' if high > 1e6 else f'{low}-{high - 1}'
+        name = f'{low}' if high == low + 1 else f'{low}_up' if high > 1e6 else f'{low}-{high - 1}'
         share = sums[f'clipped_{low}'] / sums[f'count_{low}']
         metrics[f'policy/clip_fraction_length_{name}'] = share
     return metrics
