@@ -15,9 +15,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from agent_gspo.tasks import base
+from agent_gspo.tasks import base, relay_script
 from agent_gspo.tasks.numeric import canonical_number, grade_number
-from agent_gspo.tasks import relay_script
 from agent_gspo.types import Question
 
 NAMES = ('Ann', 'Ben', 'Cara', 'Dan', 'Eve', 'Finn', 'Gus', 'Hana', 'Ivan', 'Kim', 'Leo', 'Mia')

@@ -24,7 +24,9 @@ from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import communication
 from agent_gspo.teams import accountant
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import packing, setup as setup_lib, state as state_lib
+from agent_gspo.training import packing
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
 from agent_gspo.training.checkpoint import Checkpoints
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.state import TrainState

@@ -16,7 +16,8 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.training import packing, state as state_lib
+from agent_gspo.training import packing
+from agent_gspo.training import state as state_lib
 from agent_gspo.training.update import Updater
 
 
