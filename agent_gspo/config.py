@@ -139,7 +139,7 @@ def check(config: Mapping[str, Any]) -> Parts:
     ValueError: a field has a value it cannot have; names field, value and remedy.
     FileNotFoundError: the task's data are not there.
   """
-  _check_keys(config, default_config())
+  _check_keys(config, default_config().to_dict())
   for field, known in (
     ('budget.mode', budgets.MODES),
     ('advantage.grouping', advantages.GROUPINGS),
@@ -154,6 +154,7 @@ def check(config: Mapping[str, Any]) -> Parts:
     if value not in known:
       raise ValueError(f'{field}={value!r} is unknown; use one of {", ".join(known)}.')
   for field, low in (
+    ('seed', 0),
     ('steps', 0),
     ('model.lora_rank', 0),
     ('rollout.questions', 1),
@@ -177,19 +178,40 @@ def check(config: Mapping[str, Any]) -> Parts:
   ):
     if _get(config, field) < low:
       raise ValueError(f'{field}={_get(config, field)} must be at least {low}.')
-  for field in ('rollout.temperature', 'learner.learning_rate', 'learner.grad_clip', 'budget.eta'):
+  for field in (
+    'rollout.temperature',
+    'objective.clip_low',
+    'objective.clip_high',
+    'learner.learning_rate',
+    'learner.grad_clip',
+    'warm_start.learning_rate',
+    'budget.eta',
+  ):
     value = _get(config, field)
-    if not (value > 0 and math.isfinite(value)):
-      raise ValueError(f'{field}={value} must be positive (log-probs are taken at this value).')
-  for field in ('budget.lambda_tok', 'budget.lambda_max', 'objective.kl_coef'):
+    if value is not None and value <= 0:
+      raise ValueError(f'{field}={value} must be positive.')
+  for field in (
+    'budget.lambda_tok',
+    'budget.lambda_max',
+    'advantage.std_floor',
+    'objective.kl_coef',
+    'learner.weight_decay',
+    'evaluation.temperature',
+  ):
     if _get(config, field) < 0:
       raise ValueError(f'{field}={_get(config, field)} is negative.')
-  for field in ('budget.floor', 'budget.floor_of_best', 'budget.accuracy_decay'):
+  for field in (
+    'budget.floor',
+    'budget.floor_of_best',
+    'budget.accuracy_decay',
+    'warm_start.silence_probability',
+    'warm_start.terse_probability',
+  ):
     if not 0 <= _get(config, field) <= 1:
       raise ValueError(f'{field}={_get(config, field)} is not between 0 and 1.')
   if config['rollout']['questions'] < config['learner']['minibatches']:
     raise ValueError(
-      f'learner.minibatches={config["update"]["minibatches"]} is more than rollout.questions='
+      f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
       f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
     )
   if not config['model']['source']:
@@ -201,16 +223,33 @@ def check(config: Mapping[str, Any]) -> Parts:
   lambda_max = _get(config, 'budget.lambda_tok')
   if config['budget']['mode'] == 'accuracy_floor':
     lambda_max = max(lambda_max, config['budget']['lambda_max'])
-  communication.check_bound(options, lambda_max, team.max_tokens)
+  communication.check_bound(options, lambda_max, team)
   task = make_task(config['task']['name'], **config['task']['options'])
   for split in ('train', config['evaluation']['split']):
-    task.questions(split)
-  if config['warm_start']['steps'] and not hasattr(task, 'scripted_turn'):
-    raise ValueError(
-      f'warm_start.steps={config["warm_start"]["steps"]}, but task {task.name!r} has no scripted '
-      'team to imitate; set it to 0.'
-    )
+    holders = len(task.questions(split)[0].notes)
+    if holders > team.num_agents:
+      raise ValueError(
+        f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
+        f'{team.num_agents}.'
+      )
+  _check_warm_start(config, task)
   return Parts(task=task, team=team, reward=options)
+
+
+def _check_warm_start(config: Mapping[str, Any], task: Task) -> None:
+  steps = config['warm_start']['steps']
+  if not steps:
+    return
+  if not hasattr(task, 'scripted_turn'):
+    raise ValueError(
+      f'warm_start.steps={steps}, but task {task.name!r} has no scripted team to imitate; set it '
+      'to 0.'
+    )
+  if config['objective']['kl_coef'] and not config['model']['lora_rank']:
+    raise ValueError(
+      f'objective.kl_coef={config["objective"]["kl_coef"]} after a warm start would need the '
+      'parameters that it ended with: set it to 0, or model.lora_rank above 0.'
+    )
 
 
 def _get(config: Mapping[str, Any], field: str) -> Any:
@@ -229,16 +268,21 @@ def _check_keys(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str
       close = difflib.get_close_matches(key, list(known), 1)
       meant = f' Did you mean {prefix}{close[0]}?' if close else ''
       raise ValueError(f'config.{prefix}{key} is unknown.{meant}')
-    if f'{prefix}{key}' in ('task.options', 'team.roles'):
+    default, where = known[key], f'config.{prefix}{key}={value!r}'
+    if isinstance(default, Mapping):
+      if not isinstance(value, Mapping):
+        raise ValueError(f'{where} must be a section of fields.')
+      if f'{prefix}{key}' not in ('task.options', 'team.roles'):
+        _check_keys(value, default, f'{prefix}{key}.')
       continue
-    if isinstance(known[key], Mapping):
-      _check_keys(value, known[key], f'{prefix}{key}.')
-    elif isinstance(known[key], bool | str) and type(value) is not type(known[key]):
-      raise ValueError(
-        f'config.{prefix}{key}={value!r} is a {type(value).__name__}, it must be a '
-        f'{type(known[key]).__name__}.'
-      )
-    elif isinstance(known[key], int | float) and (
-      isinstance(value, bool) or not isinstance(value, int | float)
-    ):
-      raise ValueError(f'config.{prefix}{key}={value!r} must be a number.')
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    expected, fits = {
+      bool: ('True or False', isinstance(value, bool)),
+      str: ('text', isinstance(value, str)),
+      tuple: ('a tuple', isinstance(value, list | tuple)),
+      int: ('a whole number', number and isinstance(value, int)),
+      float: ('a finite number', number and math.isfinite(value)),
+      type(None): ('None or a finite number', value is None or (number and math.isfinite(value))),
+    }[type(default)]
+    if not fits:
+      raise ValueError(f'{where} must be {expected}.')

@@ -47,7 +47,8 @@ class Message:
     logprobs: float32, one a sampled token, under the distribution sampled from.
     ended: whether a stop token was sampled.
     text: the written tokens decoded, without the stop token.
-    readers: number of later turns whose prompt carries this message.
+    readers: number of later turns whose prompt carries this message, its author's own
+      included; 0 for a silent one.
   """
 
   episode: int

@@ -7,7 +7,7 @@ from agent_gspo.config import default_config
 
 def get_config() -> config_dict.ConfigDict:
   config = default_config()
-  config.steps = 60
+  config.steps = 80
 
   config.model.source = 'random:micro'
 
@@ -41,10 +41,10 @@ def get_config() -> config_dict.ConfigDict:
   config.advantage.grouping = 'question_turn_agent'
   config.reward.gate = 'group_accuracy'
   config.reward.gate_accuracy = 0.5
-  config.budget.lambda_tok = 0.005
+  config.budget.lambda_tok = 0.02
 
-  config.objective.clip_low = 0.05
-  config.objective.clip_high = 0.1
+  config.objective.clip_low = 0.2
+  config.objective.clip_high = 0.3
   config.learner.learning_rate = 3e-4
   config.learner.row_tokens = 192
   config.learner.rows = 6
@@ -52,7 +52,7 @@ def get_config() -> config_dict.ConfigDict:
   config.warm_start.steps = 600
   config.warm_start.questions = 16
   config.warm_start.learning_rate = 5e-3
-  config.warm_start.silence_probability = 0.05
+  config.warm_start.silence_probability = 0.2
   config.warm_start.terse_probability = 0.05
 
   config.evaluation.temperature = 1.0

@@ -1,52 +1,64 @@
-"""What the commands of this folder share: clear errors, exit codes, the compilation cache."""
+"""What the commands of this folder share: flags, clear errors, exit codes, compiled programs.
+
+What a user can mend ends with one line and exit status 2; AGENT_GSPO_TRACEBACK=1 shows where
+it was raised. Ctrl-C ends with 130.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import pathlib
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from absl import app, flags, logging
+from ml_collections import config_dict, config_flags
 
 
-def run(app, main: Callable[[list[str]], int]) -> None:
-  """`app.run(main)`; a config file or flag that does not fit is one line, not a traceback."""
+def define_config() -> flags.FlagHolder:
+  """The flag --config=FILE, with --config.<field>=<value> for every field of the file."""
+  return config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+
+
+def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
+  """The config that the flags describe, as plain nested dicts.
+
+  Raises:
+    ValueError: there is no --config, no such file, or it holds no config.
+  """
+  config = holder.value
+  if config is None:
+    raise ValueError('--config is missing; give a file such as configs/tiny.py.')
   try:
-    app.run(main)
-  except (AttributeError, KeyError, TypeError, ValueError, FileNotFoundError) as error:
-    # Raised while the flags were parsed: the config's own keys and types.
-    if _from_flags(error):
-      fail(_text(error))
-    raise
+    if isinstance(config, config_dict.ConfigDict):
+      return config.to_dict()
+    _ = config.keys  # the library keeps a failure to read the file until somebody looks
+  except OSError as error:
+    raise ValueError(f'--config: {_last_line(str(error))}') from error
+  raise ValueError('--config: get_config() of that file must return a ConfigDict.')
 
 
-def refuse_arguments(argv: Sequence[str]) -> None:
-  """Nothing is silently ignored."""
-  if len(argv) > 1:
-    fail(f'unexpected argument {argv[1]!r}; options are written --name=value.')
+def run(main: Callable[[], None]) -> None:
+  """Parses the flags and runs a command."""
+  warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
+  app.run(lambda _: _guarded(main), flags_parser=_parse_flags)
 
 
-def fail(text: str) -> None:
-  print(f'error: {text}', file=sys.stderr)
-  raise SystemExit(2)
-
-
-@contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-  """User errors end with one line and exit status 2, Ctrl-C with 130."""
-  logging.getLogger('absl').setLevel(logging.WARNING)
+def _guarded(main: Callable[[], None]) -> None:
+  logging.set_verbosity(logging.WARNING)
+  _use_compilation_cache()
   try:
-    yield
-  except (ValueError, FileNotFoundError, ConnectionError, FloatingPointError) as error:
-    if os.environ.get('AGENT_GSPO_TRACEBACK'):
-      raise
-    fail(f'{error}\n(AGENT_GSPO_TRACEBACK=1 shows where it was raised.)')
+    main()
+  except (ValueError, OSError, FloatingPointError, ImportError) as error:
+    _fail(str(error), error)
   except KeyboardInterrupt:
     raise SystemExit(130) from None
 
 
-def use_compilation_cache() -> None:
+def _use_compilation_cache() -> None:
   """Compiled programs are kept, so that a second run starts at once."""
   import jax
 
@@ -56,13 +68,37 @@ def use_compilation_cache() -> None:
     jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def _from_flags(error: BaseException) -> bool:
-  frames, trace = [], error.__traceback__
-  while trace:
-    frames.append(trace.tb_frame.f_code.co_filename)
-    trace = trace.tb_next
-  return any('ml_collections' in name for name in frames)
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.Error as error:
+    _fail(_last_line(str(error)), error)  # of an error in the config file: its traceback's end
+  except Exception as error:  # as the config file or ml_collections raised it
+    _fail(_explain(error, argv), error)
+  if len(rest) > 1:
+    _fail(f'unexpected argument {rest[1]!r}; options are written --name=value.')
+  return rest
 
 
-def _text(error: BaseException) -> str:
-  return str(error.args[0]) if error.args else repr(error)
+def _explain(error: Exception, argv: Sequence[str]) -> str:
+  """Names the flag whose field the config does not have, if it is that."""
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = str(error.args[0] if isinstance(error, KeyError) else error)
+  found = re.search(r"""['"](\w+)['"]""", text)
+  for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
+    if found and found[1] in flag.split('.'):
+      meant = re.search(r'Did you mean "\w+"', text)
+      return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
+  return f'--config: {type(error).__name__}: {text}'
+
+
+def _fail(text: str, error: Exception | None = None) -> NoReturn:
+  if error is not None and os.environ.get('AGENT_GSPO_TRACEBACK'):
+    raise error
+  print('error:', ' '.join(text.split()), file=sys.stderr)
+  raise SystemExit(2)
+
+
+def _last_line(text: str) -> str:
+  return text.strip().splitlines()[-1].strip()

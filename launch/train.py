@@ -9,25 +9,23 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
 from launch import command
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+_CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
 
 
-def main(argv: list[str]) -> int:
-  command.refuse_arguments(argv)
-  with command.clear_errors():
-    command.use_compilation_cache()
-    from agent_gspo.training.loop import train
+def main() -> None:
+  """Runs the command."""
+  config = command.load_config(_CONFIG)
+  if not _WORKDIR.value:
+    raise ValueError('--workdir is missing; name a folder for the run.')
+  from agent_gspo.training.loop import train
 
-    train(_CONFIG.value.to_dict(), _WORKDIR.value)
-  return 0
+  train(config, _WORKDIR.value)
 
 
 if __name__ == '__main__':
-  flags.mark_flags_as_required(['config', 'workdir'])
-  command.run(app, main)
+  command.run(main)

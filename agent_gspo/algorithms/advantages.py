@@ -38,7 +38,10 @@ def group_ids(
 
 def centred(values: jax.Array, groups: jax.Array) -> jax.Array:
   """`values - mean of the group`, float32 `[M]`."""
-  return values - _group_mean(values, groups)
+  # Twice, since the first mean is off by a rounding error: in a group of equal values that
+  # is all that is left, and division by the (tiny) deviation would blow it up.
+  deviation = values - _group_mean(values, groups)
+  return deviation - _group_mean(deviation, groups)
 
 
 def _group_mean(values: jax.Array, groups: jax.Array) -> jax.Array:

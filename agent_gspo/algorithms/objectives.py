@@ -113,9 +113,8 @@ def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e
   """
   _check(x)
   log_s = jax.lax.stop_gradient(message_mean(_log_ratio(x), x))
-  log_s = jnp.clip(log_s, -_MAX_EXPONENT, _MAX_EXPONENT)
-  own = x.logprobs - jax.lax.stop_gradient(x.logprobs)
-  ratio = jnp.exp(log_s[x.message_ids] + own)
+  own = jnp.where(x.token_mask > 0, x.logprobs - jax.lax.stop_gradient(x.logprobs), 0.0)
+  ratio = jnp.exp(jnp.clip(log_s[x.message_ids] + own, -_MAX_EXPONENT, _MAX_EXPONENT))
   return _token_surrogate(x, ratio, clip_low, clip_high)
 
 

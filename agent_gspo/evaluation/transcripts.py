@@ -16,6 +16,7 @@ def records(
   *,
   step: int,
   split: str,
+  label: str = 'train',
   rewards: np.ndarray | None = None,
   advantages: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
@@ -26,6 +27,7 @@ def records(
     episodes: indices of those to keep.
     step: finished training steps of the policy.
     split: of the questions.
+    label: which evaluation they are from, or 'train'.
     rewards: float `[M]`, of each message, if there are any.
     advantages: float `[M]`, likewise.
   """
@@ -34,12 +36,12 @@ def records(
     if message.episode in kept:
       kept[message.episode].append(m)
   return [
-    _record(batch, episode, members, step, split, rewards, advantages)
+    _record(batch, episode, members, step, split, label, rewards, advantages)
     for episode, members in kept.items()
   ]
 
 
-def _record(batch, index, members, step, split, rewards, advantages) -> dict[str, Any]:
+def _record(batch, index, members, step, split, label, rewards, advantages) -> dict[str, Any]:
   episode = batch.episodes[index]
   question = batch.questions[episode.question]
   messages = []
@@ -65,6 +67,7 @@ def _record(batch, index, members, step, split, rewards, advantages) -> dict[str
   return {
     'step': step,
     'split': split,
+    'label': label,
     'question_id': question.id,
     'question': question.text,
     'gold': question.answer,

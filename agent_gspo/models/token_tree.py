@@ -70,7 +70,7 @@ def pack(
     max_load: most that the loads of a row may add up to.
 
   Raises:
-    ValueError: a sequence is empty or longer than a row.
+    ValueError: a sequence is empty or longer than a row, or its load is above `max_load`.
   """
   loads = [0] * len(sequences) if loads is None else loads
   for n, sequence in enumerate(sequences):
@@ -79,6 +79,8 @@ def pack(
         f'sequence {n} has {len(sequence)} tokens; a row holds 1 to {row_tokens}. '
         'Raise row_tokens or shorten the prompt.'
       )
+    if loads[n] > max_load > 0:
+      raise ValueError(f'sequence {n} has load {loads[n]}; a row takes up to max_load={max_load}.')
   order = sorted(range(len(sequences)), key=lambda n: tuple(sequences[n]))
   rows: list[list[int]] = []  # token ids of each row
   depths: list[list[int]] = []

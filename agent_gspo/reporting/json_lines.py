@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,21 @@ def truncate_after(path: PathLike, step: int) -> None:
     return
   with path.open('rb') as file:
     replace(path, (line for line in file if _is_kept(line, step)))
+
+
+def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
+  """Drops the records of a step with one of these `label`s; the rest of the file stays."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    return
+  lines = path.read_bytes().splitlines(keepends=True)
+  kept = []
+  for line in lines:
+    record = parse_line(line) or {}
+    if record.get('step') != step or record.get('label') not in labels:
+      kept.append(line)
+  if len(kept) < len(lines):
+    replace(path, kept)
 
 
 def drop_half_line(path: PathLike) -> None:

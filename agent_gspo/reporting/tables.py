@@ -38,30 +38,8 @@ def closing_table(
   Raises:
     ValueError: an extra row is empty or longer than four texts.
   """
-  shown = [before, *baselines, after]
-  table = Table(box=box.SIMPLE_HEAD, caption=_caption(shown), caption_justify='left')
-  table.add_column('', style='bold')  # the one that wraps in a narrow terminal
-  for record, default in zip(shown, ['untrained', *[''] * len(baselines), 'trained'], strict=True):
-    label = str(record.get('label') or default)
-    name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
-    table.add_column(name, justify='right', no_wrap=True)
-  table.add_column('change', justify='right', no_wrap=True)
-
-  def add(name: str, write: _Write, value: _Write, change: Callable[[Any, Any], str]) -> None:
-    cells = [write(record) for record in shown]
-    table.add_row(name, *cells, change(value(before), value(after)))
-
-  add('accuracy', *_share('task/accuracy'), _points)
-  add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
-  add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
-  add('silent turns', *_share('comm/silence_rate'), _points)
-  for name in _agent_names(shown):
-    table.add_section()
-    add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)
-    if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
-      add(f'{name}: silent, relevant / irrelevant', *_agent_pair(name), _pair_points)
-    else:
-      add(f'{name}: silent', *_agent_share(name, 'silence_rate'), _points)
+  defaults = ['untrained', *[''] * len(baselines), 'trained']
+  table = _figures([before, *baselines, after], defaults, with_change=True)
   for i, row in enumerate(extra_rows):
     if not 1 <= len(row) <= 4:
       raise ValueError(f'extra_rows[{i}] = {row!r}: give name, before, after, change')
@@ -69,6 +47,46 @@ def closing_table(
       table.add_section()
     name, first, last, change = [*map(str, row), '', '', ''][:4]
     table.add_row(name, first, *[''] * len(baselines), last, change)
+  return table
+
+
+def evaluation_table(
+  record: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] = ()
+) -> Table:
+  """One evaluation beside its baselines, without a comparison (see `closing_table`)."""
+  return _figures([record, *baselines], [''] * (1 + len(baselines)), with_change=False)
+
+
+def _figures(
+  shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
+) -> Table:
+  """A column a record; `defaults` name those without a label. The change is first to last."""
+  table = Table(box=box.SIMPLE_HEAD, caption=_caption(shown), caption_justify='left')
+  table.add_column('', style='bold')  # the one that wraps in a narrow terminal
+  for record, default in zip(shown, defaults, strict=True):
+    label = str(record.get('label') or default)
+    name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
+    table.add_column(name, justify='right', no_wrap=True)
+  if with_change:
+    table.add_column('change', justify='right', no_wrap=True)
+
+  def add(name: str, write: _Write, value: _Write, change: Callable[[Any, Any], str]) -> None:
+    cells = [write(record) for record in shown]
+    if with_change:
+      cells.append(change(value(shown[0]), value(shown[-1])))
+    table.add_row(name, *cells)
+
+  add('accuracy', *_share('task/accuracy'), _points)
+  add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
+  add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
+  add('silent turns', *_share('comm/silence_rate'), _points)
+  for name in _agent_names([shown[0], shown[-1]] if with_change else [shown[0]]):
+    table.add_section()
+    add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)
+    if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
+      add(f'{name}: silent, relevant / irrelevant', *_agent_pair(name), _pair_points)
+    else:
+      add(f'{name}: silent', *_agent_share(name, 'silence_rate'), _points)
   return table
 
 
@@ -137,8 +155,8 @@ def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
   return next((a for a in record.get('agents') or () if a.get('name') == name), {})
 
 
-def _agent_names(shown: Sequence[Mapping[str, Any]]) -> list[str]:
-  team = [shown[0], shown[-1]]  # a baseline's only agent is no member of the team
+def _agent_names(team: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Of the evaluations of a team; a baseline's only agent is no member of it."""
   return list(dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()))
 
 

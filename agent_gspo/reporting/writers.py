@@ -6,7 +6,7 @@ import json
 import pathlib
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from agent_gspo.reporting import json_lines, records
@@ -112,6 +112,12 @@ class RunWriter:
       json_lines.truncate_after(self.workdir / name, step)
     self._purge_step = step + 1
 
+  def drop(self, step: int, labels: Collection[str]) -> None:
+    """Drops what was written of the evaluations with these labels at a step."""
+    self._close_lines()
+    for name in (records.EVALUATIONS, records.TRANSCRIPTS):
+      json_lines.drop(self.workdir / name, step, labels)
+
   def close(self) -> None:
     """Closes everything; further calls are harmless."""
     self._close_files()
@@ -149,10 +155,13 @@ class RunWriter:
       )
     return self._board
 
-  def _close_files(self) -> None:
+  def _close_lines(self) -> None:
     for file in self._files.values():
       file.close()
     self._files = {}
+
+  def _close_files(self) -> None:
+    self._close_lines()
     if self._board is not None:
       self._board.close()
       self._board = None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.teams.accountant import Ledger
+from agent_gspo.teams.team import Team
 
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy')
@@ -152,10 +153,31 @@ def repetition(texts: Sequence[str], n: int = 3) -> np.ndarray:
   return np.asarray(shares)
 
 
-def check_bound(options: RewardOptions, lambda_max: float, max_written: int) -> None:
+def max_episode_cost(options: RewardOptions, team: Team) -> float:
+  """Most that the messages of an episode can cost together, in units of `message_costs`.
+
+  Not for cost 'money', which depends on the lengths of the prompts.
+  """
+  total, dearest = 0.0, 0.0
+  for round_, _, layer in team.turns:
+    prices = [
+      options.p_write + options.p_read * team.topology.readers(agent, round_) for agent in layer
+    ]
+    costs = [team.message_cap(agent) * price for agent, price in zip(layer, prices, strict=True)]
+    total += max(costs) if options.cost == 'critical_path' else sum(costs)
+    dearest = max(dearest, *prices)
+  return min(total, team.max_episode_tokens * dearest or total)
+
+
+def check_bound(options: RewardOptions, lambda_max: float, team: Team) -> None:
   """Looks whether a wrong and silent episode can outrank a right one.
 
-  It can where `lambda_max * (most an episode can cost) >= 1`.
+  It can where everything that an episode can be charged adds up to 1 or more.
+
+  Args:
+    options: what is charged.
+    lambda_max: highest price of a unit of cost during the run.
+    team: what an episode can write at most.
 
   Raises:
     ValueError: it can, and the price is always charged.
@@ -165,14 +187,19 @@ def check_bound(options: RewardOptions, lambda_max: float, max_written: int) -> 
   """
   if options.cost == 'money':
     return  # depends on prompt lengths, which are not known before the run
-  worst = lambda_max * options.p_write * max_written
+  cost = max_episode_cost(options, team)
+  turns = sum(len(layer) for _, _, layer in team.turns)
+  others = (options.lambda_turn + options.lambda_rep) * turns
+  worst = lambda_max * cost + others
   if worst < 1:
     return
-  text = (
-    f'lambda_tok up to {lambda_max:g} times the {max_written} tokens that an episode can write '
-    f'is {worst:.3g} >= 1: a wrong and silent episode can outrank a right one.'
-  )
-  remedy = f' Keep lambda_tok below {1 / (options.p_write * max_written):.2g}'
+  parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
+  if others:
+    parts += f', and reward.lambda_turn and lambda_rep times its {turns} turns'
+  text = f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.'
+  remedy = ' Lower reward.lambda_turn or lambda_rep'
+  if others < 1 and cost:
+    remedy = f' Keep lambda_tok below {(1 - others) / cost:.2g}'
   if options.gate == 'always':
     raise ValueError(f'{text}{remedy}, or set reward.gate="correct" or "group_accuracy".')
   warnings.warn(
@@ -180,9 +207,11 @@ def check_bound(options: RewardOptions, lambda_max: float, max_written: int) -> 
   )
 
 
-def summary(terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:
+def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:
   """The terms apart, for `metrics.jsonl`: means over messages (task) and episodes (costs)."""
-  per_episode = lambda x: float(x.sum()) / max(num_episodes, 1)
+  # With credit 'episode' every message carries the costs of all.
+  carriers = len(terms.task) if options.credit == 'episode' else num_episodes
+  per_episode = lambda x: float(x.sum()) / max(carriers, 1)
   return {
     'reward/task': float(terms.task.mean()),
     'reward/token_cost': per_episode(terms.token_cost),

@@ -97,10 +97,11 @@ class Sampler:
     self._prefill = jax.jit(functools.partial(_prefill, model), donate_argnums=1)
     self._start = jax.jit(functools.partial(_start, model), static_argnums=3)
     self._decode = jax.jit(functools.partial(_decode, model), donate_argnums=1)
-    self._keep = jax.jit(_keep_rows)
+    # A partial of its own: jit shares its cache between wrappers of one function.
+    self._keep = jax.jit(functools.partial(_keep_rows))
 
   def compilations(self) -> int:
-    """Number of programs compiled so far."""
+    """Number of programs that this sampler has compiled so far."""
     jitted = (self._prefill, self._start, self._decode, self._keep)
     return sum(f._cache_size() for f in jitted)
 

@@ -17,7 +17,7 @@ class Ledger:
     episode, question, agent, round, layer: int, who wrote when and about what.
     written: int, tokens before the stop token (`Ctok`).
     read: int, tokens of the prompt, template included (`Ptok`).
-    readers: int, later turns whose prompt carries the message.
+    readers: int, later turns whose prompt carries the message (its author's included).
     silent: bool, nothing was written.
     truncated: bool, the cap cut the message off.
     relevant: int, 1 if the author held a needed note, 0 if it held an idle one, -1 if it

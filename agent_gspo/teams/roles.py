@@ -41,10 +41,10 @@ class Role:
     where = f'team.roles.{self.name}'
     if self.style not in STYLES:
       raise ValueError(f'{where}.style={self.style!r} is unknown; use one of {", ".join(STYLES)}.')
-    _check_fields(f'{where}.opening', self.opening, {'question', 'note'})
-    _check_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
-    if '{message}' not in self.incoming:
-      raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}}.')
+    _template_fields(f'{where}.opening', self.opening, {'question', 'note'})
+    fields = _template_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
+    if fields.count('message') != 1:
+      raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}} once.')
     if self.style == 'plain' and not self.separator:
       raise ValueError(f'{where}.separator is empty; plain messages need something to end them.')
     if self.max_tokens < 0:
@@ -60,20 +60,34 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   Raises:
     ValueError: an unknown field, or one that does not fit.
   """
-  known = {f.name for f in dataclasses.fields(Role)} - {'name'}
-  for field in fields:
-    if field not in known:
+  defaults = {f.name: f.default for f in dataclasses.fields(Role) if f.name != 'name'}
+  for field, value in fields.items():
+    if field not in defaults:
       raise ValueError(
-        f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(known))}.'
+        f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(defaults))}.'
       )
+    expected = type(defaults[field])
+    if not isinstance(value, list | tuple if expected is tuple else expected):
+      raise ValueError(f'team.roles.{name}.{field}={value!r} must be a {expected.__name__}.')
   fields = dict(fields)
   fields['examples'] = tuple(tuple(pair) for pair in fields.get('examples', ()))
   return Role(name=name, **fields)
 
 
-def _check_fields(where: str, template: str, known: set[str]) -> None:
-  used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
-  if not used <= known:
+def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
+  """The fields that a template fills in, all of them known and without a format of their own."""
+  try:
+    parsed = [piece for piece in string.Formatter().parse(template) if piece[1] is not None]
+  except ValueError as error:
     raise ValueError(
-      f'{where}={template!r} uses {sorted(used - known)}; it may use {sorted(known)}.'
+      f'{where}={template!r} is no template: {error}. A brace that is meant is written twice.'
+    ) from None
+  fields = [field for _, field, _, _ in parsed]
+  formats = [f':{form}' if form else f'!{kind}' for _, _, form, kind in parsed if form or kind]
+  strange = sorted(set(fields) - known) + formats
+  if strange:
+    raise ValueError(
+      f'{where}={template!r} uses {", ".join(map(repr, strange))}; it may use '
+      f'{", ".join(f"{{{field}}}" for field in sorted(known))}.'
     )
+  return fields

@@ -37,15 +37,10 @@ def rollout(
     progress: called with (layers done, layers in all).
   """
   table = _Table(team, tokenizer, questions, samples)
-  layers = [
-    (r, place, layer)
-    for r in range(team.topology.rounds)
-    for place, layer in enumerate(team.topology.turns(r))
-  ]
-  for done, (round_, place, layer) in enumerate(layers):
-    progress(done, len(layers))
+  for done, (round_, place, layer) in enumerate(team.turns):
+    progress(done, len(team.turns))
     table.take_turns(round_, place, layer, policy)
-  progress(len(layers), len(layers))
+  progress(len(team.turns), len(team.turns))
   return table.finish(task)
 
 
@@ -128,19 +123,20 @@ class _Table:
     self.by_turn[episode, agent, turn.round] = len(self.messages)
     self.readers.append(0)
     written = ids[: len(ids) - int(ended)]
-    self.messages.append(
-      Message(
-        episode=episode,
-        agent=agent,
-        round=turn.round,
-        layer=place,
-        prompt_ids=turn.prompt_ids,
-        token_ids=np.asarray(ids, np.int32),
-        logprobs=np.asarray(logprobs, np.float32),
-        ended=ended,
-        text=self.tokenizer.decode(written),
-      )
+    message = Message(
+      episode=episode,
+      agent=agent,
+      round=turn.round,
+      layer=place,
+      prompt_ids=turn.prompt_ids,
+      token_ids=np.asarray(ids, np.int32),
+      logprobs=np.asarray(logprobs, np.float32),
+      ended=ended,
+      text=self.tokenizer.decode(written),
     )
+    if not message.silent:  # its author's own later prompts carry it as well
+      self.carried[episode, agent].append(len(self.messages))
+    self.messages.append(message)
 
   def finish(self, task: Task) -> RolloutBatch:
     last_round = self.team.topology.rounds - 1

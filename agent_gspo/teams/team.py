@@ -40,19 +40,18 @@ class Team:
     return len(self.roles)
 
   @property
-  def max_turns(self) -> int:
-    """Messages of an episode."""
-    return sum(len(layer) for r in range(self.topology.rounds) for layer in self.topology.turns(r))
+  def turns(self) -> list[tuple[int, int, tuple[int, ...]]]:
+    """All of a conversation: `(round, place of the layer in it, agents of the layer)`."""
+    return [
+      (round_, place, layer)
+      for round_ in range(self.topology.rounds)
+      for place, layer in enumerate(self.topology.turns(round_))
+    ]
 
   @property
   def max_tokens(self) -> int:
     """Most tokens an episode can write."""
-    by_message = sum(
-      self.message_cap(agent)
-      for r in range(self.topology.rounds)
-      for layer in self.topology.turns(r)
-      for agent in layer
-    )
+    by_message = sum(self.message_cap(agent) for _, _, layer in self.turns for agent in layer)
     return min(by_message, self.max_episode_tokens or by_message)
 
   def message_cap(self, agent: int) -> int:
@@ -110,9 +109,18 @@ def make_team(config: Mapping[str, Any]) -> Team:
       )
   if config['max_message_tokens'] < 1:
     raise ValueError(f'team.max_message_tokens={config["max_message_tokens"]} must be at least 1.')
+  if config['max_episode_tokens'] < 0:
+    raise ValueError(
+      f'team.max_episode_tokens={config["max_episode_tokens"]} is negative; 0 means no cap.'
+    )
+  names = _unique_names(members)
+  if len(set(names)) < len(names):
+    raise ValueError(
+      f'team.agents would be called {", ".join(names)}, two of them the same; rename a role.'
+    )
   return Team(
     roles=tuple(roles[member] for member in members),
-    names=_unique_names(members),
+    names=names,
     topology=topology,
     decision=decision,
     max_message_tokens=config['max_message_tokens'],

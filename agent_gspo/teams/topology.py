@@ -31,14 +31,17 @@ class Topology:
   def __post_init__(self):
     if self.num_agents < 1 or self.rounds < 1:
       raise ValueError(
-        f'num_agents={self.num_agents} and rounds={self.rounds}: a team needs at least one of each.'
+        f'{self.num_agents} agents (team.agents) and team.rounds={self.rounds}: a team needs at '
+        'least one of each.'
       )
-    for i, j in self.edges | self.previous_round:
+    for i, j in sorted(self.edges | self.previous_round):
       if i == j or not (0 <= i < self.num_agents and 0 <= j < self.num_agents):
         raise ValueError(
-          f'edge ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
+          f'team.edges: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
         )
-    _ = self.layers
+    _ = self.layers  # a cycle is an error
+    if twice := sorted(self.edges & self.previous_round):
+      raise ValueError(f'{twice} are read in the same round and again in the next one.')
 
   @functools.cached_property
   def layers(self) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +76,22 @@ class Topology:
     now = sorted(i for i, j in self.edges if j == agent)
     return tuple((i, round_ - 1) for i in before) + tuple((i, round_) for i in now)
 
+  def readers(self, agent: int, round_: int) -> int:
+    """Later turns whose prompt carries what an agent writes in a round.
+
+    Transcripts are append-only: whoever has read a message carries it in all of its later
+    prompts, and so does its author.
+    """
+    turns = [(r, a) for r in range(round_, self.rounds) for layer in self.turns(r) for a in layer]
+    holders, count = set(), 0
+    for r, reader in turns:
+      if reader in holders or (agent, round_) in self.reads(reader, r):
+        holders.add(reader)
+        count += 1
+      if (r, reader) == (round_, agent):
+        holders.add(agent)
+    return count
+
   def with_judge(self) -> Topology:
     """The same team and one more agent, which reads everybody's last message."""
     judge = self.num_agents
@@ -83,10 +102,6 @@ class Topology:
       rounds=self.rounds,
       last_round_only=self.last_round_only | {judge},
     )
-
-
-def _all_pairs(n: int) -> frozenset[Edge]:
-  return frozenset((i, j) for i in range(n) for j in range(n) if i != j)
 
 
 def make_topology(
@@ -102,13 +117,13 @@ def make_topology(
   - 'single': one agent.
   - 'chain': each reads the one before it.
   - 'star': the last agent reads all others, who do not read one another.
-  - 'complete': each reads all before it, and in the next round everybody.
+  - 'complete': each reads all before it.
   - 'debate': nobody reads within a round, everybody reads everybody's last one.
   - 'layered': `layers` gives the sizes of the layers; each reads the whole layer before.
   - 'dag': `edges` as given.
 
-  From the second round on, chain, star, layered and dag let the readers' answers flow
-  back: whoever was read sees, in the next round, what its readers wrote.
+  From the second round on, all but debate let the readers' answers flow back: whoever was
+  read sees, in the next round, what its readers wrote. Nobody reads a message twice.
 
   Raises:
     ValueError: unknown name, or arguments that do not fit it.
@@ -125,18 +140,21 @@ def make_topology(
       raise ValueError(f'team.topology="single" has one agent, but team.agents names {n}.')
     return Topology(1, rounds=rounds)
   if name == 'debate':
-    return Topology(n, previous_round=_all_pairs(n), rounds=rounds)
+    everybody = frozenset((i, j) for i in range(n) for j in range(n) if i != j)
+    return Topology(n, previous_round=everybody, rounds=rounds)
   if name == 'complete':
     forward = frozenset((i, j) for j in range(n) for i in range(j))
-    return Topology(n, forward, _all_pairs(n), rounds)
-  if name == 'chain':
+  elif name == 'chain':
     forward = frozenset((i, i + 1) for i in range(n - 1))
   elif name == 'star':
     forward = frozenset((i, n - 1) for i in range(n - 1))
   elif name == 'layered':
     forward = _layered(layers, n)
   else:
-    forward = frozenset((int(i), int(j)) for i, j in edges)
+    for edge in edges:
+      if len(edge) != 2 or not all(isinstance(i, int) for i in edge):
+        raise ValueError(f'team.edges: {edge!r} is no (author, reader) pair of agent numbers.')
+    forward = frozenset((i, j) for i, j in edges)
   return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
 
 

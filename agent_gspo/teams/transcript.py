@@ -7,6 +7,7 @@ their author, and not for a reader, who is handed the same ids.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -33,15 +34,17 @@ class PromptWriter:
     """Ids that end a message of this role: EOS, and in plain text the separator."""
     ids = {self.tokenizer.eos_id}
     if self.role.style == 'plain':
-      # Tokens that begin with the separator end the message as well ("\n\n").
-      separators = [self.role.separator, self.role.separator * 2]
-      encoded = [self._encode(text) for text in separators]
-      if len(encoded[0]) != 1:
+      separator = self._encode(self.role.separator)
+      if len(separator) != 1:
         raise ValueError(
           f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
-          f'{len(encoded[0])} tokens; choose one that is a single token.'
+          f'{len(separator)} tokens; choose one that is a single token.'
         )
-      ids.update(ids_[0] for ids_ in encoded)
+      ids.add(separator[0])
+      # A token that begins with the separator ends the message as well ("\n\n"); a
+      # word-level vocabulary need not know it.
+      with contextlib.suppress(ValueError):
+        ids.add(self._encode(self.role.separator * 2)[0])
     return tuple(sorted(ids))
 
   def begin(self, question: str, note: str) -> Conversation:

@@ -38,11 +38,13 @@ class Interruption:
       yield
     finally:
       self._deferring = False
-    if self._pending:
+      pending, self._pending = self._pending, False
+    if pending:
       raise KeyboardInterrupt
 
   def _handle(self, unused_number, unused_frame) -> None:
     if self._deferring and not self._pending:
       self._pending = True
       return
+    self._pending = False
     raise KeyboardInterrupt

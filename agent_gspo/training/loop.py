@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from agent_gspo import config as config_lib
 from agent_gspo.algorithms import advantages as advantage_lib
 from agent_gspo.algorithms import budgets, objectives
-from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import transcripts
 from agent_gspo.reporting import json_lines, records
 from agent_gspo.reporting.progress import Progress
@@ -24,6 +22,7 @@ from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import communication
 from agent_gspo.teams import accountant
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import packing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -49,7 +48,8 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
     The last record of `eval.jsonl`.
 
   Raises:
-    ValueError, FileNotFoundError: a bad config, before a model is loaded.
+    ValueError, FileNotFoundError: a bad config, or a workdir of another one, before a
+      model is loaded.
     NonFiniteLossError: names the step and questions; the last checkpoint stays.
     KeyboardInterrupt: after saving the last finished step.
   """
@@ -65,7 +65,11 @@ class Run:
 
   def __init__(self, config: Mapping[str, Any], workdir: pathlib.Path):
     self.config, self.workdir = config, workdir
-    self.setup = setup_lib.build(config)
+    parts = config_lib.check(config)
+    self.checkpoints = Checkpoints(
+      workdir / 'checkpoints', config, keep=config['checkpoint']['keep']
+    )
+    self.setup = setup_lib.build(config, parts)
     self.questions = self.setup.task.questions('train')
     self.order = np.random.default_rng((config['seed'], 0)).permutation(len(self.questions))
     options = config['learner']
@@ -88,9 +92,6 @@ class Run:
       kl_coef=config['objective']['kl_coef'],
       entropy=options['entropy'],
     )
-    self.checkpoints = Checkpoints(
-      workdir / 'checkpoints', config, keep=config['checkpoint']['keep']
-    )
     self.writer = RunWriter(workdir, wandb_project=config['logging']['wandb_project'])
 
   def close(self) -> None:
@@ -100,36 +101,50 @@ class Run:
   def go(self) -> dict[str, Any]:
     config = self.config
     self.writer.config({**config, 'model_source': self.setup.source})
-    with Interruption() as interruption:
-      state, start = self._begin()
+    with Interruption() as self.interruption:
+      fresh, start = self._begin()
       title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
       with Progress(config['steps'], start, title) as progress:
+        state = None
         try:
           if start:
             progress.note(f'resumed from the checkpoint at step {start}')
-          state = self._warm_start(state, progress)
+          state = self._warm_start(fresh, progress)
           self.reference = self._reference(state)
           self._evaluate_once(state, 'untrained', progress)
+          every = config['evaluation']['every']
           for step in range(start, config['steps']):
+            # Here and not after the step: a run that was killed in between does it as well.
+            if every and step and step % every == 0:
+              self._evaluate_once(state, 'during', progress)
             batch, seconds = self._roll_out(state, step, progress)
-            with interruption.deferred():
+            with self.interruption.deferred():
               state, metrics = self._learn(state, step, batch, seconds, progress)
               self.writer.metrics(step + 1, metrics)
               progress.step(step + 1, metrics)
               if (step + 1) % config['checkpoint']['every'] == 0:
                 self.checkpoints.save(state)
-            every = config['evaluation']['every']
-            if every and (step + 1) % every == 0 and step + 1 < config['steps']:
-              self._evaluate_once(state, 'during', progress)
-          self.checkpoints.save(state)
+          with self.interruption.deferred():
+            self.checkpoints.save(state)
           record = self._evaluate_once(state, 'trained', progress)
         except KeyboardInterrupt:
-          progress.note('interrupted: saving ...')
-          self.checkpoints.save(state)
-          progress.note(f'saved step {int(state.step)}; the same command goes on from there')
+          self._save_interrupted(state, progress)
           raise
         progress.note(self._closing_table(record))
     return record
+
+  def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
+    """Saves the last finished step, if there is one and it is whole."""
+    whole = state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    if whole:  # a second Ctrl-C breaks into a step, which has consumed the state before it
+      progress.note('interrupted: saving ...')
+      self.checkpoints.save(state)
+    saved = self.checkpoints.latest_step
+    progress.note(
+      'interrupted before anything was finished; the same command starts anew'
+      if saved is None
+      else f'saved step {saved}; the same command goes on from there'
+    )
 
   def _begin(self) -> tuple[TrainState, int]:
     """A fresh state, or that of the newest checkpoint."""
@@ -142,7 +157,8 @@ class Run:
     self.resumed = self.checkpoints.latest_step is not None
     if self.resumed:
       state = self.checkpoints.restore(state)
-    self.writer.truncate_after(int(state.step))
+    # Without a checkpoint nothing counts, not even an evaluation at step 0.
+    self.writer.truncate_after(int(state.step) if self.resumed else -1)
     return state, int(state.step)
 
   def _warm_start(self, state: TrainState, progress: Progress) -> TrainState:
@@ -160,8 +176,14 @@ class Run:
       self.config,
       lambda done, logprob: progress.phase(f'warm start, {logprob:.3f} nats a token', done, steps),
     )
-    state = state_lib.init(params, self.optimizer, self.config['budget']['lambda_tok'], lora=False)
-    self.checkpoints.save(state)
+    state = state_lib.init(
+      params,
+      self.optimizer,
+      self.config['budget']['lambda_tok'],
+      lora=self.config['model']['lora_rank'] > 0,
+    )
+    with self.interruption.deferred():
+      self.checkpoints.save(state)
     progress.note(f'warm start: {steps} steps in {time.monotonic() - start:.0f} s')
     return state
 
@@ -171,11 +193,6 @@ class Run:
       return None
     if self.config['model']['lora_rank']:  # adapter off
       return jax.tree.map(lambda x: x * 0, state.trainable)
-    if self.config['warm_start']['steps']:
-      raise ValueError(
-        'objective.kl_coef > 0 after a warm start would need its parameters on resume; set '
-        'objective.kl_coef=0 or model.lora_rank > 0.'
-      )
     return state_lib.init(self.setup.params, self.optimizer, 0.0, lora=False).trainable
 
   def _questions_at(self, step: int) -> list[Question]:
@@ -233,8 +250,8 @@ class Run:
     )
     metrics = {
       'task/accuracy': float(scores.mean()),
-      **communication.summary(terms, ledger.num_episodes),
-      **_talk_metrics(ledger),
+      **communication.summary(self.setup.reward, terms, ledger.num_episodes),
+      **metrics_lib.of_talk(ledger),
       'advantage/tied_groups': advantage_lib.tied_groups(terms.task, groups),
       'budget/lambda_tok': float(state.budget.lambda_tok),
     }
@@ -252,13 +269,15 @@ class Run:
         state, result = self.updater.minibatch(state, micro_batches, self.reference)
       except NonFiniteLossError as error:
         ids = ', '.join(q.id for q in batch.questions)
+        saved = self.checkpoints.latest_step
+        good = 'there is no checkpoint yet' if saved is None else f'checkpoint {saved} is good'
         raise NonFiniteLossError(
           f'{error} in mini-batch {k + 1} of {len(minibatches)} of step {step + 1}, questions '
-          f'{ids}. Nothing of this step was saved; the last good checkpoint is at step '
-          f'{self.checkpoints.latest_step}. Lower learner.learning_rate or look at these questions.'
+          f'{ids}. Nothing of this step was saved; {good}. Lower learner.learning_rate or look at '
+          'these questions.'
         ) from None
       results.append(result)
-    metrics |= _update_metrics(results)
+    metrics |= metrics_lib.of_updates(results)
     state = state.replace(step=state.step + 1, budget=self._budget(state, float(scores.mean())))
     metrics |= {
       'budget/running_accuracy': float(state.budget.running_accuracy),
@@ -266,7 +285,7 @@ class Run:
       'time/score_s': score_s,
       'time/update_s': time.monotonic() - start,
       'time/step_s': rollout_s + score_s + time.monotonic() - start,
-      'memory/peak_mb': _peak_mb(),
+      'memory/peak_mb': metrics_lib.peak_mb(),
     }
     kept = range(min(config['logging']['transcripts'], ledger.num_episodes))
     self.writer.transcripts(
@@ -317,17 +336,17 @@ class Run:
     record, batch = self.setup.evaluate(
       params, label=label, step=step, questions=questions, progress=show
     )
-    self.writer.transcripts(
-      transcripts.records(
-        batch,
-        range(min(options['transcripts'], len(batch.episodes))),
-        step=step,
-        split=options['split'],
+    baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
+    kept = range(min(options['transcripts'], len(batch.episodes)))
+    with self.interruption.deferred():
+      # What a killed process has written of this evaluation; its record comes last.
+      self.writer.drop(step, {label, *(b['label'] for b in baselines)})
+      self.writer.transcripts(
+        transcripts.records(batch, kept, step=step, split=options['split'], label=label)
       )
-    )
-    if label == 'untrained':
-      self._baselines(params, record['questions'], show)
-    self.writer.evaluation(record)
+      for baseline in baselines:
+        self.writer.evaluation(baseline)
+      self.writer.evaluation(record)
     progress.note(
       f'step {step}: {label} team, {record["questions"]} {options["split"]} questions: accuracy '
       f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
@@ -335,68 +354,10 @@ class Run:
     )
     return record
 
-  def _baselines(self, params, questions: int, show) -> None:
-    """What guessing gives: rows below which a team has learnt nothing."""
-    setup, split = self.setup, self.config['evaluation']['split']
-    constant = evaluation.constant_answer(setup.task, split, questions)
-    self.writer.evaluation({'step': 0, **constant})
-    if len(setup.team.roles) > 1:
-      alone, _ = setup.evaluate(
-        params,
-        label='single agent',
-        step=0,
-        questions=questions,
-        alone=True,
-        progress=show,
-      )
-      self.writer.evaluation(alone)
-
   def _evaluations(self) -> list[dict[str, Any]]:
     return list(json_lines.iterate(self.workdir / records.EVALUATIONS))
 
   def _closing_table(self, trained: Mapping[str, Any]):
     by_label = {record['label']: record for record in self._evaluations()}
-    baselines = [by_label[k] for k in ('constant answer', 'single agent') if k in by_label]
+    baselines = [by_label[k] for k in setup_lib.BASELINES if k in by_label]
     return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)
-
-
-def _talk_metrics(ledger: accountant.Ledger) -> dict[str, float]:
-  """Tokens and silence of a rollout; what does not apply is left out."""
-  everybody = np.ones(len(ledger.agent), bool)
-  rates = {
-    'comm/silence_rate': ledger.silence_rate(everybody),
-    'comm/silence_rate_relevant': ledger.silence_rate(ledger.relevant == 1),
-    'comm/silence_rate_irrelevant': ledger.silence_rate(ledger.relevant == 0),
-    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in ledger.agents()},
-  }
-  return {
-    'tokens/written_per_question': ledger.per_question(ledger.written),
-    'tokens/read_per_question': ledger.per_question(ledger.read),
-    'comm/tokens_per_message': float(ledger.written.mean()),
-    'comm/truncated_rate': float(ledger.truncated.mean()),
-    **{k: v for k, v in rates.items() if v is not None},
-  }
-
-
-def _update_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-  """Means over the mini-batches; the first one, before which nothing was updated, apart."""
-  keys = sorted({key for result in results for key in result} - {'policy/ratio_error_max'})
-  gaps = ('policy/logprob_gap_mean', 'policy/logprob_gap_max')
-  metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if k not in gaps}
-  first = results[0]
-  return metrics | {
-    'policy/grad_norm_max': max(r['policy/grad_norm'] for r in results),
-    'policy/ratio_first_minibatch_mean': first['policy/ratio_mean'],
-    'policy/ratio_first_minibatch_error_max': first['policy/ratio_error_max'],
-    'policy/sampler_trainer_diff_mean': first['policy/logprob_gap_mean'],
-    'policy/sampler_trainer_diff_max': first['policy/logprob_gap_max'],
-  }
-
-
-def _peak_mb() -> float:
-  """Peak memory of the accelerator, or of this process on CPU, in MB (10^6 bytes)."""
-  stats = jax.local_devices()[0].memory_stats()
-  if stats and 'peak_bytes_in_use' in stats:
-    return stats['peak_bytes_in_use'] / 1e6
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak / 1e6 if sys.platform == 'darwin' else peak * 1024 / 1e6

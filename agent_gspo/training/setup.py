@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from agent_gspo import config as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
@@ -20,7 +19,10 @@ from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.teams.team import Team
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Question, RolloutBatch
+
+BASELINES = ('constant answer', 'single agent')
+_QUESTIONS_LOOKED_AT = 1000  # for their length, of a split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +105,39 @@ class Setup:
     }
     return {**head, **figures}, batch
 
+  def baselines(
+    self,
+    params: Params,
+    questions: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+  ) -> list[dict[str, Any]]:
+    """Records of what guessing gives (`BASELINES`): below them a team has learnt nothing.
 
-def build(config: Mapping[str, Any]) -> Setup:
-  """Checks the config, then loads the model.
+    A team of one has no single agent to compare with.
+    """
+    split = self.config['evaluation']['split']
+    count = min(questions, len(self.task.questions(split)))
+    found = [{'step': 0, **evaluation.constant_answer(self.task, split, count)}]
+    if self.team.num_agents > 1:
+      label = BASELINES[1]
+      alone, _ = self.evaluate(
+        params, label=label, step=0, questions=questions, alone=True, progress=progress
+      )
+      found.append(alone)
+    return found
+
+
+def build(config: Mapping[str, Any], parts: config_lib.Parts) -> Setup:
+  """Loads the model that a config asks for.
+
+  Args:
+    config: of the run.
+    parts: what `config.check` made of it.
 
   Raises:
-    ValueError, FileNotFoundError: see `config.check` and `models.load.load_model`; also a
-      prompt that cannot fit the model's context or a packed row.
+    ValueError, FileNotFoundError: see `models.load.load_model`; also a prompt that cannot
+      fit the model's context or a packed row.
   """
-  parts = config_lib.check(config)
   options = config['model']
   vocabulary = getattr(parts.task, 'vocabulary', None)
   tokenizer = None
@@ -160,7 +186,8 @@ def _with_prompt_words(words: list[str], team: Team) -> list[str]:
     incoming = role.incoming.format(sender=name, message=' ')
     for other in team.names:
       incoming += ' ' + role.incoming.format(sender=other, message=' ')
-    texts = [role.system, role.cue, incoming, role.opening.format(question=' ', note=' '), *shown]
+    opening = role.opening.format(question=' ', note=' ')
+    texts = [role.system, opening, incoming, role.cue, role.separator, *shown]
     for text in texts:
       known.update(dict.fromkeys(text.split()))
   return list(known)
@@ -179,22 +206,24 @@ def _with_adapters(model_config, params: Params, seed: int) -> Params:
 
 
 def _check_prompts(setup: Setup) -> None:
-  """Looks at the longest prompt that a sample of questions can lead to."""
-  team, tokenizer = setup.team, setup.tokenizer
-  split = setup.task.questions('train')
-  writers = team.prompt_writers(tokenizer)
-  filler = [tokenizer.eos_id] * (team.max_message_tokens - 1)
+  """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
+  team = setup.team
+  writers = team.prompt_writers(setup.tokenizer)
   worst = (0, '')
-  for question in (split[i] for i in range(min(64, len(split)))):
+  for question in _longest_questions(setup.task, setup.config['evaluation']['split']):
     for agent, writer in enumerate(writers):
       note = question.notes[agent] if agent < len(question.notes) else ''
-      conversation = writer.begin(question.text, note)
+      conversation, cap = writer.begin(question.text, note), team.message_cap(agent)
       for round_ in range(team.topology.rounds):
-        incoming = [(team.names[a], filler) for a, _ in team.topology.reads(agent, round_)]
-        prompt = conversation.prompt(incoming)
-        conversation.wrote(np.asarray(filler), ended=False)
-      worst = max(worst, (len(prompt), question.id))
-  needed, question_id = worst[0] + team.max_message_tokens, worst[1]
+        if not any(agent in layer for layer in team.topology.turns(round_)):
+          continue
+        incoming = [
+          (team.names[a], [setup.tokenizer.eos_id] * team.message_cap(a))
+          for a, _ in team.topology.reads(agent, round_)
+        ]
+        worst = max(worst, (len(conversation.prompt(incoming)) + cap, question.id))
+        conversation.wrote([setup.tokenizer.eos_id] * cap, ended=False)
+  needed, question_id = worst
   limit = setup.model.config.max_positions
   if needed > limit:
     raise ValueError(
@@ -208,3 +237,13 @@ def _check_prompts(setup: Setup) -> None:
       f'learner.row_tokens={row_tokens} is too short: question {question_id} can lead to a prompt '
       f'and message of {needed} tokens. Set learner.row_tokens={-(-needed // 64) * 64} or more.'
     )
+
+
+def _longest_questions(task: Task, split: str) -> list[Question]:
+  """The 64 longest among the first of the training and the evaluated split."""
+  found = [
+    questions[i]
+    for questions in (task.questions('train'), task.questions(split))
+    for i in range(min(_QUESTIONS_LOOKED_AT, len(questions)))
+  ]
+  return sorted(found, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:64]

@@ -49,7 +49,8 @@ def init(
   """
   flat = flax.traverse_util.flatten_dict(params)
   trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
-  trainable = {k: jnp.asarray(v) for k, v in flat.items() if k in trained}
+  # A copy: updates consume these buffers, and `params` stay the caller's.
+  trainable = {k: jnp.array(v) for k, v in flat.items() if k in trained}
   return TrainState(
     step=jnp.int32(0),
     trainable=trainable,

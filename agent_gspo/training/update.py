@@ -19,7 +19,7 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 
-_HEAD_CHUNK = 128
+_HEAD_CHUNK = 384
 # Message lengths (stop token included) at which the clip fraction is reported apart.
 LENGTH_BUCKETS = (1, 8, 16, 32)
 

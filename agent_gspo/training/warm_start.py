@@ -18,7 +18,7 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.update import NonFiniteLossError, Updater
 
 
 def warm_start(
@@ -41,8 +41,11 @@ def warm_start(
     task: must have `scripted_turn`.
     team: its roles and topology.
     tokenizer: of the policy.
-    config: of the run; `warm_start`, `learner` and `seed` are read.
+    config: of the run; with `model.lora_rank` only the adapters are trained.
     progress: called with (finished steps, mean log-prob a token).
+
+  Raises:
+    NonFiniteLossError: names the step.
   """
   options = config['warm_start']
   optimizer = state_lib.make_optimizer(
@@ -52,7 +55,7 @@ def warm_start(
     warmup_updates=max(options['steps'] // 20, 1),
   )
   updater = Updater(model, objectives.imitation, optimizer, temperature=1.0, entropy=False)
-  state = state_lib.init(params, optimizer, lambda_tok=0.0, lora=False)
+  state = state_lib.init(params, optimizer, 0.0, lora=config['model']['lora_rank'] > 0)
   questions = task.questions('train')
   order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))
   for step in range(options['steps']):
@@ -66,7 +69,12 @@ def warm_start(
       row_tokens=config['learner']['row_tokens'],
       rows=config['learner']['rows'],
     )
-    state, metrics = updater.minibatch(state, micro_batches)
+    try:
+      state, metrics = updater.minibatch(state, micro_batches)
+    except NonFiniteLossError as error:
+      raise NonFiniteLossError(
+        f'{error} in step {step + 1} of the warm start. Lower warm_start.learning_rate.'
+      ) from None
     progress(step + 1, metrics['policy/objective'])
   return state_lib.merge(state.trainable, state.frozen)
 

@@ -1,0 +1,54 @@
+"""What `metrics.jsonl` says about a step beyond its reward terms."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from agent_gspo.teams.accountant import Ledger
+
+
+def of_talk(ledger: Ledger) -> dict[str, float]:
+  """Tokens and silence of a rollout; what does not apply is left out."""
+  everybody = np.ones(len(ledger.agent), bool)
+  rates = {
+    'comm/silence_rate': ledger.silence_rate(everybody),
+    'comm/silence_rate_relevant': ledger.silence_rate(ledger.relevant == 1),
+    'comm/silence_rate_irrelevant': ledger.silence_rate(ledger.relevant == 0),
+    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in ledger.agents()},
+  }
+  return {
+    'tokens/written_per_question': ledger.per_question(ledger.written),
+    'tokens/read_per_question': ledger.per_question(ledger.read),
+    'comm/tokens_per_message': float(ledger.written.mean()),
+    'comm/truncated_rate': float(ledger.truncated.mean()),
+    **{k: v for k, v in rates.items() if v is not None},
+  }
+
+
+def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """Means over the mini-batches; the first one, before which nothing was updated, apart."""
+  keys = sorted({key for result in results for key in result} - {'policy/ratio_error_max'})
+  gaps = ('policy/logprob_gap_mean', 'policy/logprob_gap_max')
+  metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if k not in gaps}
+  first = results[0]
+  return metrics | {
+    'policy/grad_norm_max': max(r['policy/grad_norm'] for r in results),
+    'policy/ratio_first_minibatch_mean': first['policy/ratio_mean'],
+    'policy/ratio_first_minibatch_error_max': first['policy/ratio_error_max'],
+    'policy/sampler_trainer_diff_mean': first['policy/logprob_gap_mean'],
+    'policy/sampler_trainer_diff_max': first['policy/logprob_gap_max'],
+  }
+
+
+def peak_mb() -> float:
+  """Peak memory of the accelerator, or of this process on CPU, in MB (10^6 bytes)."""
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and 'peak_bytes_in_use' in stats:
+    return stats['peak_bytes_in_use'] / 1e6
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak / 1e6 if sys.platform == 'darwin' else peak * 1024 / 1e6

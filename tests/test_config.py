@@ -1,0 +1,229 @@
+"""A bad config is refused, by name, before a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import json
+import warnings
+
+import micro_run
+import pytest
+import scripted_teams as st
+
+from agent_gspo import config as config_lib
+from agent_gspo.models import hf, load, presets
+from agent_gspo.models.tokenizer import word_level
+from agent_gspo.models.transformer import init_params
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
+
+_MODELS: dict[tuple, load.LoadedModel] = {}
+
+
+def changed(**values):
+  """The micro run's config with some fields set; `a__b` is field `a.b`."""
+  config = micro_run.get_config().to_dict()
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  return config
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+  """Nothing may load a model."""
+
+  def refuse(*unused_arguments, **unused_options):
+    pytest.fail('a model was loaded')
+
+  monkeypatch.setattr(setup_lib, 'load_model', refuse)
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+  """A model with the same vocabulary is made once."""
+
+  def once(source, tokenizer, seed):
+    key = (source, tokenizer.fingerprint, seed)
+    if key not in _MODELS:
+      _MODELS[key] = load.load_model(source, tokenizer, seed)
+    return _MODELS[key]
+
+  monkeypatch.setattr(setup_lib, 'load_model', once)
+
+
+def test_defaults_are_the_fields_that_a_run_has():
+  parts = config_lib.check(changed())
+  assert parts.team.names == ('informant1', 'informant2', 'solver')
+  assert parts.task.name == 'relay'
+  with pytest.raises(ValueError, match=r'model.source is empty; set it'):
+    config_lib.check(changed(model__source=''))
+
+
+@pytest.mark.parametrize('file', sorted((micro_run.ROOT / 'configs').glob('*.py')), ids=str)
+def test_configs_of_the_repository_are_valid(file):
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config()
+  assert config.is_locked
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # about prices behind a gate
+    try:
+      config_lib.check(config.to_dict())
+    except FileNotFoundError as error:
+      pytest.skip(str(error)[:100])
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    # Keys and types.
+    ({'stepz': 3}, r'config.stepz is unknown. Did you mean steps\?'),
+    ({'budget__lambda_tokk': 1.0}, r'config.budget.lambda_tokk is unknown. .* budget.lambda_tok\?'),
+    ({'rollout__zzz': 1}, r'config.rollout.zzz is unknown\.$'),
+    ({'steps': 1.5}, r'config.steps=1.5 must be a whole number'),
+    ({'steps': True}, r'config.steps=True must be a whole number'),
+    ({'learner__entropy': 1}, r'config.learner.entropy=1 must be True or False'),
+    ({'model__source': None}, r'config.model.source=None must be text'),
+    ({'team__agents': 'solver'}, r"config.team.agents='solver' must be a tuple"),
+    ({'budget__lambda_tok': float('nan')}, r'config.budget.lambda_tok=nan must be a finite number'),
+    ({'objective__clip_low': 'low'}, r"config.objective.clip_low='low' must be None or a finite"),
+    ({'rollout': 3}, r'config.rollout=3 must be a section of fields'),
+    # Values.
+    ({'budget__mode': 'free'}, r"budget.mode='free' is unknown; use one of fixed, accuracy_floor"),
+    ({'advantage__grouping': 'x'}, r"advantage.grouping='x' is unknown; use one of question"),
+    ({'advantage__normalize': 'x'}, r"advantage.normalize='x' is unknown; use one of"),
+    ({'objective__name': 'ppo'}, r"objective.name='ppo' is unknown; use one of"),
+    ({'learner__schedule': 'x'}, r"learner.schedule='x' is unknown; use one of constant"),
+    ({'learner__old_logprobs': 'x'}, r"learner.old_logprobs='x' is unknown"),
+    ({'model__dtype': 'float16'}, r"model.dtype='float16' is unknown; use one of float32"),
+    ({'evaluation__split': 'dev'}, r"evaluation.split='dev' is unknown; use one of train"),
+    ({'seed': -1}, r'seed=-1 must be at least 0'),
+    ({'steps': -1}, r'steps=-1 must be at least 0'),
+    ({'rollout__samples': 0}, r'rollout.samples=0 must be at least 1'),
+    ({'checkpoint__every': 0}, r'checkpoint.every=0 must be at least 1'),
+    ({'rollout__temperature': 0.0}, r'rollout.temperature=0.0 must be positive'),
+    ({'learner__learning_rate': -1.0}, r'learner.learning_rate=-1.0 must be positive'),
+    ({'objective__clip_high': 0.0}, r'objective.clip_high=0.0 must be positive'),
+    ({'evaluation__temperature': -1.0}, r'evaluation.temperature=-1.0 is negative'),
+    ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
+    ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),
+    ({'warm_start__terse_probability': 2.0}, r'warm_start.terse_probability=2.0 is not between'),
+    # What does not fit together.
+    ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
+    ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
+    ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
+    ({'reward__gate': 'shut'}, r"reward.gate='shut' is unknown"),
+    ({'objective__kl_coef': 0.1}, r'objective.kl_coef=0.1 after a warm start'),
+    ({'team__agents': ('solver',), 'team__topology': 'single'}, r'notes to 2 agents, .* has 1'),
+    ({'team__topology': 'ring'}, r"team.topology='ring' is unknown"),
+    ({'team__roles': {'solver': {'colour': 1}}}, r'team.roles.solver.colour is unknown'),
+    ({'team__roles': {'solver': {}}}, r"names the role 'informant', which team.roles does not"),
+    ({'team__roles': 3}, r'config.team.roles=3 must be a section of fields'),
+    # Models and tasks.
+    ({'model__source': 'micro'}, r"model='micro' is not of the form hf:<folder or hub id>"),
+    ({'model__source': 'random:huge'}, r"model='random:huge': no such preset; there are: micro"),
+    ({'model__source': 'pypi:torch==1'}, r'pypi:torch==1 is not known; known are'),
+    ({'task__name': 'rely'}, r"unknown task 'rely'; did you mean 'relay'\?"),
+    ({'task__options': {'max_cnt': 3}}, r"unknown option 'max_cnt' of task relay; .*'max_count'"),
+    ({'task__options': {'max_count': 0}}, r'relay: max_count=0 must be an integer >= 1'),
+  ],
+)
+def test_bad_configs_are_refused_by_name(values, message, no_model, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    loop.train(changed(**values), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_missing_fields_are_named():
+  config = changed()
+  del config['budget']['eta']
+  with pytest.raises(ValueError, match=r'config.budget.eta is missing'):
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_empty_split(split, no_model, tmp_path):
+  config = changed()
+  config['task']['options'][f'{split}_size'] = 0
+  with pytest.raises(ValueError, match=f"split '{split}' of task relay is empty: set {split}_size"):
+    loop.train(config, tmp_path / 'run')
+
+
+def test_missing_data_folder_and_file(no_model, tmp_path):
+  options = {'data_dir': str(tmp_path / 'nowhere'), 'cache_dir': str(tmp_path / 'cache')}
+  config = changed(task__name='gsm8k', task__options=options, warm_start__steps=0)
+  with pytest.raises(FileNotFoundError, match=r"data_dir='.*nowhere' is not a folder; name the"):
+    loop.train(config, tmp_path / 'run')
+  config['task']['options'] |= {'data_dir': str(tmp_path), 'base_url': f'file://{tmp_path}/none'}
+  with pytest.raises(FileNotFoundError, match=r'cannot get gsm8k/.* Remedy: put the file at'):
+    loop.train(config, tmp_path / 'run')
+
+
+def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatch):
+  monkeypatch.setattr(config_lib, 'make_task', lambda *_, **__: st.Echo())
+  with pytest.raises(ValueError, match=r"warm_start.steps=2, but task 'echo' has no scripted team"):
+    config_lib.check(changed())
+  config = changed(warm_start__steps=0)
+  with pytest.raises(ValueError, match=r"'random:micro' needs a task with a vocabulary of its own"):
+    setup_lib.build(config, config_lib.check(config))
+
+
+# What only the model can tell.
+
+
+def build(config):
+  return setup_lib.build(config, config_lib.check(config))
+
+
+@pytest.mark.parametrize('rounds', [1, 2])
+@pytest.mark.parametrize('decision', ['last', 'judge'])
+def test_longest_prompt_is_known_beforehand(one_model, rounds, decision):
+  """A row that holds exactly the longest prompt and message is accepted, a shorter one not."""
+  roles = changed()['team']['roles']
+  roles = {**roles, 'judge': roles['solver']}
+  given = {'team__roles': roles, 'team__rounds': rounds, 'team__decision': decision}
+  config = changed(**given, learner__row_tokens=256, task__options__test_size=20)
+  config['task']['options']['train_size'] = 20
+  setup = build(config)
+  word = setup.tokenizer.encode('pens')
+  talk = st.IdsPolicy(lambda turn: (word * turn.limit, False))
+  questions = [q for split in ('train', 'test') for q in setup.task.questions(split)]
+  batch = rollout(setup.team, setup.task, setup.tokenizer, questions, 1, talk)
+  longest = max(m.read + m.written for m in batch.messages)
+
+  config['learner']['row_tokens'] = longest
+  build(config)
+  config['learner']['row_tokens'] = longest - 1
+  with pytest.raises(ValueError, match=rf'learner.row_tokens={longest - 1} is too short: question'):
+    build(config)
+
+
+def test_prompt_longer_than_the_context(monkeypatch):
+  short = presets.PRESETS['micro'].replace(max_positions=20)
+  monkeypatch.setitem(presets.PRESETS, 'micro', short)
+  with pytest.raises(ValueError, match=r"but the model's context is 20\. Shorten the roles'"):
+    build(changed())
+
+
+def test_vocabulary_that_is_not_the_models(tmp_path):
+  few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
+  import jax
+
+  config = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
+  params = init_params(config, jax.random.key(0))
+  hf.export_hf(config, params, tmp_path, many)
+  with pytest.raises(ValueError, match=r'the tokenizer has 6 tokens, the embedding .* only 5 rows'):
+    build(changed(model__source=f'hf:{tmp_path}'))
+  assert json.loads((tmp_path / 'config.json').read_text())['vocab_size'] == 5
+
+
+def test_words_of_the_prompts_are_in_the_vocabulary(one_model):
+  roles = copy.deepcopy(changed()['team']['roles'])
+  roles['informant'] |= {'system': 'speak up !', 'separator': ';', 'examples': [(' so', ' it is ')]}
+  setup = build(changed(team__roles=roles))
+  assert setup.tokenizer.encode('speak up ! so it is ;')

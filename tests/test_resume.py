@@ -1,0 +1,370 @@
+"""However a run is stopped, the same command ends where it would have ended anyway."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from agent_gspo import config as config_lib
+from agent_gspo.reporting import json_lines
+from agent_gspo.training import checkpoint, loop
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.update import NonFiniteLossError, Updater
+
+STEPS = micro_run.get_config().steps
+
+
+def saved(workdir: pathlib.Path) -> tuple[int, dict[str, np.ndarray]]:
+  """Step and all arrays of the newest checkpoint, as they lie on the disk."""
+  with ocp.CheckpointManager((workdir / 'checkpoints').absolute()) as manager:
+    items = {name: ocp.args.StandardRestore() for name in ('params', 'state')}
+    step = manager.latest_step()
+    found = manager.restore(step, args=ocp.args.Composite(**items))
+  return step, {f'{name}/{k}': np.asarray(v) for name in items for k, v in found[name].items()}
+
+
+def records(workdir: pathlib.Path, name: str) -> list[dict]:
+  """The records of a file without what depends on the clock and the machine."""
+  clock = ('time/', 'memory/', 'seconds')
+  return [
+    {key: value for key, value in record.items() if not key.startswith(clock)}
+    for record in json_lines.iterate(workdir / name)
+  ]
+
+
+def assert_same_run(workdir: pathlib.Path) -> None:
+  """Compares a finished run with the one that nothing interrupted."""
+  reference = micro_run.finished()
+  step, arrays = saved(workdir)
+  expected_step, expected = saved(reference)
+  assert step == expected_step == STEPS
+  assert arrays.keys() == expected.keys()
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(array, expected[name], err_msg=name)
+  for name in ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl'):
+    assert records(workdir, name) == records(reference, name), name
+  assert [r['step'] for r in records(workdir, 'metrics.jsonl')] == list(range(1, STEPS + 1))
+
+
+def stop(command: list[str], workdir: pathlib.Path, lines: int, number: int) -> tuple[int, str]:
+  """Sends a signal when `metrics.jsonl` has so many lines; gives exit status and output."""
+  process = subprocess.Popen(
+    command,
+    env=micro_run.environment(),
+    cwd=micro_run.folder(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  metrics, deadline = workdir / 'metrics.jsonl', time.monotonic() + 300
+  while process.poll() is None and time.monotonic() < deadline:
+    if metrics.exists() and metrics.read_bytes().count(b'\n') >= lines:
+      os.kill(process.pid, number)
+      break
+    time.sleep(0.002)
+  output, _ = process.communicate(timeout=300)
+  return process.returncode, output
+
+
+def test_reference_run_is_complete():
+  workdir = micro_run.finished()
+  by_label = {}
+  for record in records(workdir, 'eval.jsonl'):
+    by_label.setdefault(record['label'], []).append(record['step'])
+  assert by_label == {
+    'constant answer': [0],
+    'single agent': [0],
+    'untrained': [0],
+    'during': [4, 8],
+    'trained': [STEPS],
+  }
+  trained = [r['policy/grad_norm'] for r in records(workdir, 'metrics.jsonl')]
+  assert max(trained) > 0  # else bit-identical parameters would say nothing
+
+
+def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path):
+  micro_run.finished()
+  command = micro_run.train_command(tmp_path, '--config.checkpoint.every=3')
+  status, output = stop(command, tmp_path, 2, signal.SIGINT)
+  assert status == 130, output
+  assert 'Traceback' not in output
+  step, _ = saved(tmp_path)
+  assert 2 <= step < STEPS
+  assert len(records(tmp_path, 'metrics.jsonl')) == step
+  assert f'saved step {step}; the same command goes on from there' in output
+
+  status, output = stop(command, tmp_path, STEPS - 2, signal.SIGKILL)
+  assert status == -signal.SIGKILL, output
+  assert f'resumed from the checkpoint at step {step}' in output
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 9, "task/acc')  # as a kill may leave it
+
+  done = micro_run.run(command)
+  assert done.returncode == 0, done.stderr
+  assert_same_run(tmp_path)
+
+
+@functools.cache
+def _setup() -> setup_lib.Setup:
+  config = micro_run.get_config().to_dict()
+  return setup_lib.build(config, config_lib.check(config))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+  """What the commands compiled serves this process, and what a run traced the next one."""
+  names = ('compilation_cache_dir', 'persistent_cache_min_compile_time_secs')
+  before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
+  jax.config.update('jax_compilation_cache_dir', str(micro_run.folder() / 'compiled'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  compilation_cache.reset_cache()
+  setup, updaters = _setup(), []
+
+  def same_updater(**arguments):
+    updaters.append(updaters[0] if updaters else Updater(**arguments))
+    return updaters[0]
+
+  monkeypatch.setattr(setup_lib, 'build', lambda *_: setup)
+  monkeypatch.setattr(loop, 'Updater', same_updater)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compiled):
+  workdir = tmp_path / 'run'
+  shutil.copytree(micro_run.finished(), workdir)
+  files = ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl', 'config.json')
+  before = {name: (workdir / name).read_bytes() for name in files}
+  monkeypatch.setattr(Updater, 'minibatch', lambda *_: pytest.fail('trained'))
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
+  record = loop.train(micro_run.get_config().to_dict(), workdir)
+  assert record['label'] == 'trained'
+  assert {name: (workdir / name).read_bytes() for name in files} == before
+  table = lambda text: text[text.index('untrained team  ') :]
+  assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
+
+
+def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
+  """One run, stopped five times where most is at stake, by its own signal handlers."""
+  micro_run.finished()
+  config = micro_run.get_config().to_dict()
+  config['checkpoint']['every'] = 1
+  go = lambda: loop.train(config, tmp_path)
+
+  # In the warm start: a half-taught model must not be taken for a taught one.
+  minibatch = Updater.minibatch
+
+  def interrupted_minibatch(*arguments):
+    signal.raise_signal(signal.SIGINT)
+    return minibatch(*arguments)
+
+  monkeypatch.setattr(Updater, 'minibatch', interrupted_minibatch)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  assert (
+    'interrupted before anything was finished; the same command starts' in capsys.readouterr().out
+  )
+  assert not list((tmp_path / 'checkpoints').iterdir())
+
+  # In the untrained evaluation: its record must not be missing in the end.
+  evaluate = setup_lib.Setup.evaluate
+
+  def interrupted_evaluate(self, *arguments, alone=False, **options):
+    if alone:  # the last thing that this evaluation does
+      signal.raise_signal(signal.SIGTERM)
+    return evaluate(self, *arguments, alone=alone, **options)
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', interrupted_evaluate)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluate)
+  assert 'saved step 0; the same command goes on from there' in capsys.readouterr().out
+  assert records(tmp_path, 'eval.jsonl') == []
+
+  # A second Ctrl-C does not wait for the step, which has consumed the state before it.
+  calls = []
+
+  def impatient(*arguments):
+    calls.append(0)
+    if len(calls) == 6:  # the second mini-batch of step 3
+      signal.raise_signal(signal.SIGINT)
+      signal.raise_signal(signal.SIGINT)
+    return minibatch(*arguments)
+
+  monkeypatch.setattr(Updater, 'minibatch', impatient)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  assert 'saved step 2; the same command goes on from there' in capsys.readouterr().out
+  assert saved(tmp_path)[0] == 2
+
+  # A loss that is not finite: the last good checkpoint stays, the batch is named.
+  roll_out = loop.Run._roll_out
+
+  def poisoned(self, state, step, progress):
+    batch, seconds = roll_out(self, state, step, progress)
+    if step == 4:
+      asked.extend(q.id for q in batch.questions)
+      first = batch.messages[0]
+      first = dataclasses.replace(first, logprobs=first.logprobs + np.nan)
+      batch = dataclasses.replace(batch, messages=(first, *batch.messages[1:]))
+    return batch, seconds
+
+  asked = []
+  monkeypatch.setattr(loop.Run, '_roll_out', poisoned)
+  message = r'of 2 of step 5, questions relay-.*checkpoint 4 is good. Lower learner.learning_rate'
+  with pytest.raises(NonFiniteLossError, match=message) as raised:
+    go()
+  monkeypatch.setattr(loop.Run, '_roll_out', roll_out)
+  assert len(asked) == 2
+  assert all(question in str(raised.value) for question in asked)
+  assert saved(tmp_path)[0] == 4
+
+  # Killed in the middle of writing an evaluation: what is there of it is not kept twice.
+  writer_evaluation = loop.RunWriter.evaluation
+
+  def killed(self, record):
+    if record['label'] == 'during':
+      raise SystemExit('killed')
+    writer_evaluation(self, record)
+
+  monkeypatch.setattr(loop.RunWriter, 'evaluation', killed)
+  with pytest.raises(SystemExit):
+    go()
+  monkeypatch.setattr(loop.RunWriter, 'evaluation', writer_evaluation)
+  assert records(tmp_path, 'transcripts.jsonl')[-1]['label'] == 'during'
+
+  go()
+  assert_same_run(tmp_path)
+
+
+# The parts.
+
+
+def test_interruption_waits_for_the_end_of_a_block():
+  before = signal.getsignal(signal.SIGINT)
+  done = []
+
+  def block(interruption, *signals):
+    with interruption.deferred():
+      for number in signals:
+        signal.raise_signal(number)
+        done.append(number)
+
+  with Interruption() as interruption:
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+      block(interruption, signal.SIGTERM)
+    assert done == [signal.SIGTERM]
+    block(interruption)  # what has been raised is not raised again
+    with pytest.raises(KeyboardInterrupt):
+      block(interruption, signal.SIGINT, signal.SIGINT)  # the second one does not wait
+    assert done == [signal.SIGTERM, signal.SIGINT]
+    block(interruption)
+  assert signal.getsignal(signal.SIGINT) == before
+
+
+def small_state(value: float) -> state_lib.TrainState:
+  """A state of three arrays, of which one is frozen."""
+  params = {'a': {'lora_a': jnp.full((2, 3), value)}, 'b': {'kernel': jnp.full(4, value)}}
+  return state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1), value, True)
+
+
+def open_checkpoints(folder, keep: int = 1, **sections) -> checkpoint.Checkpoints:
+  config = micro_run.get_config().to_dict()
+  for section, fields in sections.items():
+    config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields
+  return checkpoint.Checkpoints(folder, config, keep)
+
+
+def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
+  checkpoints = open_checkpoints(tmp_path / 'c', keep=2)
+  assert checkpoints.latest_step is None
+  for step in range(4):
+    state = small_state(step + 0.5)
+    checkpoints.save(state.replace(step=jnp.int32(step)))
+  checkpoints.close()
+  assert sorted(p.name for p in (tmp_path / 'c').iterdir()) == ['2', '3']
+  again = open_checkpoints(tmp_path / 'c', keep=2)
+  restored = again.restore(small_state(0.0))
+  assert again.latest_step == 3
+  expected = small_state(3.5).replace(step=jnp.int32(3))
+  assert jax.tree.structure(restored) == jax.tree.structure(expected)
+  jax.tree.map(np.testing.assert_array_equal, restored, expected)
+  again.close()
+
+
+def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
+  edges = {'topology': 'dag', 'edges': ((0, 2), (1, 2))}
+  first = open_checkpoints(tmp_path / 'c', team=edges)
+  first.save(small_state(0.0))
+  first.close()
+  # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
+  open_checkpoints(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7}).close()
+  found = r'at step 0 .* \(budget.lambda_tok: 0.0 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
+  with pytest.raises(ValueError, match=found):
+    open_checkpoints(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
+  # With a decaying learning rate the number of steps matters.
+  linear = {'learner': {'schedule': 'linear'}, 'team': edges}
+  other = open_checkpoints(tmp_path / 'd', **linear)
+  other.save(small_state(0.0))
+  other.close()
+  with pytest.raises(ValueError, match=r'steps: 10 in the checkpoint, 99 now'):
+    open_checkpoints(tmp_path / 'd', **linear, steps=99)
+
+
+def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+  monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
+  first = open_checkpoints(tmp_path / 'checkpoints')
+  first.save(small_state(0.0))
+  first.close()
+  config = micro_run.get_config().to_dict()
+  config['rollout']['samples'] = 3
+  with pytest.raises(ValueError, match=r'rollout.samples: 2 in the checkpoint, 3 now'):
+    loop.train(config, tmp_path)
+
+
+def test_parameters_for_another_use(tmp_path):
+  first = open_checkpoints(tmp_path / 'c')
+  first.save(small_state(1.5))
+  first.close()
+  assert checkpoint.saved_config(tmp_path / 'c')['model']['source'] == 'random:micro'
+  config = micro_run.get_config().to_dict()
+  config['rollout']['samples'], config['evaluation']['split'] = 7, 'validation'
+  like = {'a': {'lora_a': jnp.zeros((2, 3))}, 'b': {'kernel': jnp.zeros(4)}}
+  params, step = checkpoint.restore_params(tmp_path / 'c', config, like)
+  assert step == 0
+  jax.tree.map(lambda found, old: np.testing.assert_array_equal(found, old + 1.5), params, like)
+  config['task']['options']['max_count'] = 4  # other words for a model from scratch
+  with pytest.raises(ValueError, match=r'task.options.max_count: 3 in the checkpoint, 4 now'):
+    checkpoint.restore_params(tmp_path / 'c', config, like)
+  for folder in (tmp_path / 'none', tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'holds no checkpoint; give the --workdir'):
+      checkpoint.restore_params(folder, config, like)
+
+
+def test_updates_do_not_consume_what_the_state_was_made_of():
+  params = {'a': {'kernel': jnp.ones(3)}}
+  state = state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1), 0.0, False)
+  jax.tree.leaves(state.trainable)[0].delete()
+  assert not params['a']['kernel'].is_deleted()

@@ -1,0 +1,76 @@
+"""A decoder small enough for a test, and plain reference computations on it."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agent_gspo.models import transformer
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.types import Message
+
+CONFIG = ModelConfig(
+  family='llama',
+  vocab_size=300,  # no multiple of the sampler's block of 256
+  num_layers=2,
+  embed_dim=32,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  mlp_dim=48,
+  max_positions=160,
+)
+
+
+@functools.cache
+def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
+  """Random parameters, numpy arrays; `sharpness` scales the logits. Adapters are off."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(functools.partial(transformer.init_params, config), jax.random.key(0))
+
+  def draw(path, leaf):
+    noise = rng.normal(size=leaf.shape).astype(np.float32)
+    kind = path[-1].key
+    if kind == 'scale':
+      return (sharpness if path[0].key == 'final_norm' else 1.0) * (1 + 0.1 * noise)
+    if kind == 'lora_b':
+      return np.zeros(leaf.shape, np.float32)
+    return noise / np.float32(np.sqrt(leaf.shape[1 if kind == 'embedding' else 0]))
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def logits(config: ModelConfig, tree, sequence) -> jax.Array:
+  """Float32 `[T, V]` of one sequence in a row of its own: no cache, no tree, no padding."""
+  ids = jnp.asarray(sequence, jnp.int32)[None]
+  length = ids.shape[1]
+  model = transformer.Transformer(config)
+  mask = jnp.tril(jnp.ones((1, length, length), bool))
+  hidden, _ = model.apply({'params': tree}, ids, jnp.arange(length)[None], mask)
+  return model.apply({'params': tree}, hidden, method='logits')[0]
+
+
+def message_logprobs(config: ModelConfig, tree, message: Message, temperature: float) -> jax.Array:
+  """Float32 `[W]`, log-probs of a message's sampled tokens."""
+  rows = logits(config, tree, message.path[:-1])[len(message.prompt_ids) - 1 :]
+  table = jax.nn.log_softmax(rows / temperature, axis=-1)
+  return table[jnp.arange(len(message.token_ids)), message.token_ids]
+
+
+def message(prompt, sampled, logprobs=None, *, ended: bool = True, agent: int = 0) -> Message:
+  """A message of which only ids and log-probs matter."""
+  sampled = np.asarray(sampled, np.int32)
+  return Message(
+    episode=0,
+    agent=agent,
+    round=0,
+    layer=0,
+    prompt_ids=np.asarray(prompt, np.int32),
+    token_ids=sampled,
+    logprobs=np.zeros(len(sampled), np.float32) if logprobs is None else np.asarray(logprobs),
+    ended=ended,
+    text='',
+  )
