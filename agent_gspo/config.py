@@ -101,7 +101,7 @@ def default_config() -> config_dict.ConfigDict:
   warm_start.steps = 0  # imitation of the task's scripted team before step 0
   warm_start.questions = 32  # a step
   warm_start.learning_rate = 1e-3
-  warm_start.silence_probability = 0.0  # of a scripted message
+  warm_start.silence_probability = 0.0  # of a scripted message that nobody needs
   warm_start.terse_probability = 0.0
 
   config.evaluation = evaluation = config_dict.ConfigDict()

@@ -31,7 +31,7 @@ _BAD_CONFIGS = {
   'syntax': 'def get_config(:\n',
   'import': 'import no_such_module\n',
   'empty': 'x = 1\n',
-  'nothing': 'def get_config():\n  return None\n',
+  'nothing': 'def get_config():\n  return {}\n',
   'field': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
 }
@@ -98,7 +98,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       'the checkpoint at step 0 was made with another config (seed: 0 in the checkpoint, 5 now)',
     ),
     'vocabulary': (
-      train(f'--config.model.source=hf:{folder}/model'),
+      ['train', MICRO, f'--workdir={folder}/mismatch', f'--config.model.source=hf:{folder}/model'],
       'the tokenizer has 6 tokens, the embedding of the model only 5 rows',
     ),
     'evaluate nothing': (
@@ -234,11 +234,12 @@ def _adapted(seed: int = 0):
   params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(seed))
   rng = np.random.default_rng(seed)
   fill = lambda path, x: (
-    rng.normal(size=x.shape, scale=0.3).astype(np.float32) if path[-1].key == 'lora_b' else x
+    rng.normal(size=x.shape, scale=0.05).astype(np.float32) if path[-1].key == 'lora_b' else x
   )
   return config, jax.tree_util.tree_map_with_path(fill, params)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _logits(config, params):
   tokens = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
   positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
@@ -259,7 +260,7 @@ def test_merged_adapters_compute_the_same():
   without = jax.tree_util.tree_map_with_path(
     lambda path, x: x * 0 if path[-1].key == 'lora_b' else x, params
   )
-  assert np.abs(adapted - _logits(config, without)).max() > 0.1  # they do something
+  assert np.abs(adapted - _logits(config, without)).max() > 0.05  # they do something
 
 
 def test_adapters_that_add_nothing_change_no_bit():

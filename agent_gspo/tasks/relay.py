@@ -214,7 +214,7 @@ class RelayTask(base.Task):
       delivered: what each informant said, "" for silence; read by the solver only.
       rng: source of the choices.
       terse_probability: share of the messages that say only what is needed.
-      silence_probability: share of the informants' messages that are "".
+      silence_probability: share of the messages about an idle note that are "".
     """
     if agent >= self.num_informants:
       return relay_script.solver_message(

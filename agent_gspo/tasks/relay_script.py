@@ -35,6 +35,7 @@ _EMPTY_NOTE = (
 )
 _TERSE_NOTHING = 'nothing'
 _SOLVER_KNOWS = (
+  'the answer is {answer} .',
   '{terms} , so the answer is {answer} .',
   'I see that {terms} , so the answer is {answer} .',
   'thank you all , I see that {terms} , so I think that the answer is {answer} .',
@@ -78,13 +79,14 @@ def talkative_message(
     rng: source of the choices.
     terse_probability: share of messages that are only owner and number ("Ann 7"), or
       "nothing" where the note holds no fact.
-    silence_probability: share of messages that are "".
+    silence_probability: share of the messages about an idle note that are "". Never
+      those that are needed: training should meet silence, but start from a team that
+      solves its task.
   """
-  draw = rng.random()
-  if draw < silence_probability:
+  if not question.relevant[agent] and rng.random() < silence_probability:
     return ''
   note = question.notes[agent]
-  if draw < silence_probability + terse_probability:
+  if rng.random() < terse_probability:
     fact = parse_fact(note)
     return f'{fact[0]} {fact[1]}' if fact else _TERSE_NOTHING
   if not note:

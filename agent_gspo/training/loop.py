@@ -15,7 +15,7 @@ from agent_gspo import config as config_lib
 from agent_gspo.algorithms import advantages as advantage_lib
 from agent_gspo.algorithms import budgets, objectives
 from agent_gspo.evaluation import transcripts
-from agent_gspo.reporting import json_lines, records
+from agent_gspo.reporting import html_report, json_lines, records
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.reporting.writers import RunWriter
@@ -131,6 +131,8 @@ class Run:
           self._save_interrupted(state, progress)
           raise
         progress.note(self._closing_table(record))
+        report = html_report.write_report(self.workdir, self.workdir / 'report.html')
+        progress.note(f'curves and transcripts: {report}')
     return record
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
