@@ -1,4 +1,20 @@
-"""A policy from scratch learns to talk less."""
+"""A policy from scratch learns to talk less: the whole story in two minutes on two CPU cores.
+
+Four informants hold a note each, two of the notes are needed, a solver adds two numbers that
+it cannot see. A model of 106 thousand parameters first imitates scripted talkative agents
+(600 steps), then trains with Agent-GSPO at a price of 0.02 a token (80 steps).
+
+  python launch/train.py --config=configs/tiny.py --workdir=runs/tiny
+
+Measured with `python benchmarks/tiny_seeds.py --workdir=runs/tiny_seeds --seeds=0,1,2` on two
+cores of an AMD EPYC, 2026-11-20, 3 seeds, 200 held-out questions (mean, lowest and highest):
+tokens written a question 60.7 -> 13.0 [9.4, 20.0], accuracy 91.5 -> 98.3 % [97.5, 99.0],
+silent with an idle note 19 -> 98 % [96, 99], with a needed one 0 %; 118 s [112, 126] a run.
+Without a price (--config.budget.lambda_tok=0.0): 60.7 -> 53.1 tokens [43.9, 64.2].
+
+The teacher keeps quiet about one idle note in five, so that silence can be tried at all; with
+5 % of all messages silent, needed or not, silence died out instead (see docs/decisions.md).
+"""
 
 from ml_collections import config_dict
 

@@ -110,6 +110,7 @@ class Run:
           if start:
             progress.note(f'resumed from the checkpoint at step {start}')
           state = self._warm_start(fresh, progress)
+          del fresh  # or its memory would stay taken
           self.reference = self._reference(state)
           self._evaluate_once(state, 'untrained', progress)
           every = config['evaluation']['every']
