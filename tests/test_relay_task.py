@@ -14,7 +14,6 @@ from agent_gspo.tasks.registry import make_task, task_names, task_options
 from agent_gspo.tasks.relay import RelayTask
 from agent_gspo.tasks.relay_script import (
   parse_fact,
-  scripted_messages,
   solver_message,
   talkative_message,
 )
@@ -179,6 +178,16 @@ def test_sequence_protocol():
     found[7]
   with pytest.raises(IndexError):
     found[-8]
+
+
+def scripted_messages(task, question, rng, terse_probability=0.05, silence_probability=0.0):
+  """One scripted conversation: a message an informant, then the solver's."""
+  options = {'terse_probability': terse_probability, 'silence_probability': silence_probability}
+  said = []
+  for agent in range(task.num_informants + 1):
+    delivered = said if agent == task.num_informants else []
+    said.append(task.scripted_turn(question, agent, list(delivered), rng, **options))
+  return said
 
 
 def test_vocabulary_covers_everything():
