@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import runpy
 import sys
 import tempfile
+
+# A script finds what lies beside it, not the package above.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import micro_run
 
