@@ -124,7 +124,8 @@ def test_random_models_follow_their_seed_and_tokenizer():
     np.testing.assert_array_equal(leaf, flat[path])
   differs = names.flatten(other.params)['layers_0/mlp/up/kernel']
   assert not np.array_equal(differs, flat['layers_0/mlp/up/kernel'])
-  assert np.std(flat['layers_0/mlp/up/kernel']) == pytest.approx(0.02, rel=0.05)
+  expected = one.config.embed_dim**-0.5  # 1 / sqrt(inputs)
+  assert np.std(flat['layers_0/mlp/up/kernel']) == pytest.approx(expected, rel=0.05)
   with pytest.raises(ValueError, match='hand one in'):
     load.load_model('random:micro')
 
