@@ -227,9 +227,14 @@ def test_evaluate_a_checkpoint(tmp_path):
 
 
 def _adapted(seed: int = 0):
-  """A two-layer Qwen-like model with biases, and adapters that do something."""
+  """A Qwen-like model with biases, and adapters that do something."""
   config = presets.PRESETS['micro'].replace(
-    vocab_size=50, qkv_bias=True, tie_embeddings=False, lora_rank=3, lora_alpha=12.0
+    vocab_size=50,
+    num_layers=1,
+    qkv_bias=True,
+    tie_embeddings=False,
+    lora_rank=3,
+    lora_alpha=12.0,
   )
   params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(seed))
   rng = np.random.default_rng(seed)

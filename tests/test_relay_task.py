@@ -254,6 +254,8 @@ def test_scripted_shares():
     shares[relevant] = said.count('') / 4000, terse / 4000
   assert shares[True] == (0, pytest.approx(0.1, abs=0.02))
   assert shares[False] == (pytest.approx(0.3, abs=0.03), pytest.approx(0.07, abs=0.02))
+
+
 def test_solver_guesses_uniformly_when_a_fact_is_missing():
   task = RelayTask(text_style='words')
   question = next(q for q in task.questions('train')[:50] if q.relevant == (True, True, False))

@@ -98,28 +98,6 @@ def test_reference_run_is_complete():
   assert max(trained) > 0  # else bit-identical parameters would say nothing
 
 
-def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path):
-  micro_run.finished()
-  command = micro_run.train_command(tmp_path, '--config.checkpoint.every=3')
-  status, output = stop(command, tmp_path, 2, signal.SIGINT)
-  assert status == 130, output
-  assert 'Traceback' not in output
-  step, _ = saved(tmp_path)
-  assert 2 <= step < STEPS
-  assert len(records(tmp_path, 'metrics.jsonl')) == step
-  assert f'saved step {step}; the same command goes on from there' in output
-
-  status, output = stop(command, tmp_path, STEPS - 2, signal.SIGKILL)
-  assert status == -signal.SIGKILL, output
-  assert f'resumed from the checkpoint at step {step}' in output
-  with (tmp_path / 'metrics.jsonl').open('a') as file:
-    file.write('{"step": 9, "task/acc')  # as a kill may leave it
-
-  done = micro_run.run(command)
-  assert done.returncode == 0, done.stderr
-  assert_same_run(tmp_path)
-
-
 @functools.cache
 def _setup() -> setup_lib.Setup:
   config = micro_run.get_config().to_dict()
@@ -146,6 +124,29 @@ def compiled(monkeypatch):
   for name, value in before.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
+
+
+def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
+  micro_run.finished()
+  command = micro_run.train_command(tmp_path, '--config.checkpoint.every=3')
+  status, output = stop(command, tmp_path, 2, signal.SIGINT)
+  assert status == 130, output
+  assert 'Traceback' not in output
+  step, _ = saved(tmp_path)
+  assert 2 <= step < STEPS
+  assert len(records(tmp_path, 'metrics.jsonl')) == step
+  assert f'saved step {step}; the same command goes on from there' in output
+
+  status, output = stop(command, tmp_path, STEPS - 2, signal.SIGKILL)
+  assert status == -signal.SIGKILL, output
+  assert f'resumed from the checkpoint at step {step}' in output
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 9, "task/acc')  # as a kill may leave it
+
+  config = micro_run.get_config().to_dict()
+  config['checkpoint']['every'] = 3
+  loop.train(config, tmp_path)
+  assert_same_run(tmp_path)
 
 
 def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compiled):
