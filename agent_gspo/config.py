@@ -20,6 +20,7 @@ from agent_gspo.teams.team import Team, make_team
 from agent_gspo.training.state import SCHEDULES
 
 OLD_LOGPROBS = ('sampler', 'trainer')
+UNTRAINED = ('first', 'last')
 
 
 def default_config() -> config_dict.ConfigDict:
@@ -107,6 +108,7 @@ def default_config() -> config_dict.ConfigDict:
   config.evaluation = evaluation = config_dict.ConfigDict()
   evaluation.split = 'test'
   evaluation.questions = 200
+  evaluation.untrained = 'first'  # first, last: last lets a slow run begin to learn at once
   evaluation.temperature = 0.0
   evaluation.every = 0  # steps between evaluations during training, 0 for none
   evaluation.questions_during = 50
@@ -148,6 +150,7 @@ def check(config: Mapping[str, Any]) -> Parts:
     ('learner.schedule', SCHEDULES),
     ('learner.old_logprobs', OLD_LOGPROBS),
     ('evaluation.split', SPLITS),
+    ('evaluation.untrained', UNTRAINED),
     ('model.dtype', ('float32', 'bfloat16')),
   ):
     value = _get(config, field)
@@ -244,6 +247,11 @@ def _check_warm_start(config: Mapping[str, Any], task: Task) -> None:
     raise ValueError(
       f'warm_start.steps={steps}, but task {task.name!r} has no scripted team to imitate; set it '
       'to 0.'
+    )
+  if config['evaluation']['untrained'] == 'last':
+    raise ValueError(
+      f"evaluation.untrained='last' with warm_start.steps={steps}: the team that the warm start "
+      "ends with is gone by then. Set it to 'first'."
     )
   if config['objective']['kl_coef'] and not config['model']['lora_rank']:
     raise ValueError(

@@ -35,7 +35,6 @@ def episode(step, text='The crate holds 12 bolts.', right=True):
       {
         'agent': 'holder',
         'round': 0,
-        'prompt': f'<user>{question}',
         'text': text,
         'written': 8 if text else 0,
         'read': 20,
@@ -49,7 +48,7 @@ def episode(step, text='The crate holds 12 bolts.', right=True):
       {
         'agent': 'solver',
         'round': 0,
-        'prompt': f'<user>{question}\n{text}<assistant>',
+        'heard': [['holder', 0]],
         'text': 'The answer is 12',
         'written': 5,
         'read': 30,
@@ -176,27 +175,21 @@ def test_unfinished_and_odd_runs(tmp_path):
     html_report.write_report(tmp_path / 'nowhere', tmp_path / 'r')
 
 
-def test_who_reads_whom():
+def test_who_hears_whom():
   spoken = [episode(step, f'The crate holds {step} bolts.') for step in range(6)]
   silent = [episode(step, '') for step in range(6, 8)]
-  (edge,) = graph.who_reads_whom(spoken + silent)
+  (edge,) = graph.who_hears_whom(spoken + silent)
   assert (edge.source, edge.reader) == ('holder', 'solver')
   assert edge.messages == 6 / 8
   assert edge.tokens == 6 * 8 / 8
   assert edge.silence == pytest.approx(2 / 8)
 
 
-def test_no_edges_without_evidence():
-  without = [episode(step) for step in range(6)]
-  for t in without:
-    for message in t['messages']:
-      del message['prompt']
-  assert graph.who_reads_whom(without) == []
-  # What the question already says was not heard from the other agent.
-  echo = [episode(step, f'How many bolts? ({step})') for step in range(6)]
-  for t in echo:
-    t['messages'][1]['prompt'] = t['question']
-  assert graph.who_reads_whom(echo) == []
+def test_transcripts_without_hearing_have_no_edges():
+  deaf = [episode(step) for step in range(6)]
+  for t in deaf:
+    del t['messages'][1]['heard']
+  assert graph.who_hears_whom(deaf) == []
 
 
 def test_the_command_runs_from_anywhere(tmp_path):

@@ -53,13 +53,6 @@ def logits(config: ModelConfig, tree, sequence) -> jax.Array:
   return model.apply({'params': tree}, hidden, method='logits')[0]
 
 
-def message_logprobs(config: ModelConfig, tree, message: Message, temperature: float) -> jax.Array:
-  """Float32 `[W]`, log-probs of a message's sampled tokens."""
-  rows = logits(config, tree, message.path[:-1])[len(message.prompt_ids) - 1 :]
-  table = jax.nn.log_softmax(rows / temperature, axis=-1)
-  return table[jnp.arange(len(message.token_ids)), message.token_ids]
-
-
 def message(prompt, sampled, logprobs=None, *, ended: bool = True, agent: int = 0) -> Message:
   """A message of which only ids and log-probs matter."""
   sampled = np.asarray(sampled, np.int32)

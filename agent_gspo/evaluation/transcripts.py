@@ -56,6 +56,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'written': message.written,
         'read': message.read,
         'readers': message.readers,
+        'heard': [[batch.agent_names[author], round_] for author, round_ in message.heard],
         'silent': message.silent,
         'ended': message.ended,
         'note': question.notes[message.agent] if holds else '',

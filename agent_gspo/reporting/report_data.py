@@ -12,7 +12,6 @@ from agent_gspo.reporting import formatting, graph, json_lines, records
 MAX_TRANSCRIPTS = 300
 _MAX_POINTS = 800
 _MAX_TEXT = 4000
-_MAX_PROMPT = 1500
 _MAX_CHARACTERS = 6_000_000  # of all transcripts together
 
 
@@ -42,16 +41,14 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
         'steps': steps,
         'series': series,
         'evaluations': [_rounded(e) for e in run.evaluations],
-        'edges': [_rounded(dataclasses.asdict(e)) for e in graph.who_reads_whom(newest)],
+        'edges': [_rounded(dataclasses.asdict(e)) for e in graph.who_hears_whom(newest)],
         'transcripts': total,
       }
     )
     room = _MAX_CHARACTERS // len(runs)
     for transcript in reversed(chosen):
       small = _clip_transcript(transcript)
-      room -= sum(
-        len(str(m.get('text'))) + len(str(m.get('prompt'))) for m in small.get('messages') or ()
-      )
+      room -= sum(len(str(m.get('text'))) for m in small.get('messages') or ())
       if room < 0:
         break
       shown_transcripts.append({'run': i, **small})
@@ -105,8 +102,7 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:
   small = {key: _clip(value) for key, value in transcript.items() if key != 'messages'}
   small['messages'] = [
-    {key: _clip(value, _MAX_PROMPT if key == 'prompt' else _MAX_TEXT) for key, value in m.items()}
-    for m in transcript.get('messages') or ()
+    {key: _clip(value) for key, value in m.items()} for m in transcript.get('messages') or ()
   ]
   return _rounded(small)
 

@@ -133,6 +133,11 @@ class _Table:
       logprobs=np.asarray(logprobs, np.float32),
       ended=ended,
       text=self.tokenizer.decode(written),
+      heard=tuple(
+        turn_
+        for turn_ in self.team.topology.reads(agent, turn.round)
+        if (episode, *turn_) in self.by_turn
+      ),
     )
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))

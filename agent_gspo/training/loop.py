@@ -15,6 +15,7 @@ from agent_gspo import config as config_lib
 from agent_gspo.algorithms import advantages as advantage_lib
 from agent_gspo.algorithms import budgets, objectives
 from agent_gspo.evaluation import transcripts
+from agent_gspo.models.transformer import Params
 from agent_gspo.reporting import html_report, json_lines, records
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
@@ -45,7 +46,7 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
     workdir: of the run.
 
   Returns:
-    The last record of `eval.jsonl`.
+    The record of the trained team's evaluation, as in `eval.jsonl`.
 
   Raises:
     ValueError, FileNotFoundError: a bad config, or a workdir of another one, before a
@@ -112,12 +113,14 @@ class Run:
           state = self._warm_start(fresh, progress)
           del fresh  # or its memory would stay taken
           self.reference = self._reference(state)
-          self._evaluate_once(state, 'untrained', progress)
+          untrained = config['evaluation']['untrained']
+          if untrained == 'first' and not start:  # later that team is gone
+            self._evaluate_state(state, 'untrained', progress)
           every = config['evaluation']['every']
           for step in range(start, config['steps']):
             # Here and not after the step: a run that was killed in between does it as well.
             if every and step and step % every == 0:
-              self._evaluate_once(state, 'during', progress)
+              self._evaluate_state(state, 'during', progress)
             batch, seconds = self._roll_out(state, step, progress)
             with self.interruption.deferred():
               state, metrics = self._learn(state, step, batch, seconds, progress)
@@ -127,7 +130,9 @@ class Run:
                 self.checkpoints.save(state)
           with self.interruption.deferred():
             self.checkpoints.save(state)
-          record = self._evaluate_once(state, 'trained', progress)
+          record = self._evaluate_state(state, 'trained', progress)
+          if untrained == 'last':
+            self._evaluate_once(self.setup.params, 0, 'untrained', progress)
         except KeyboardInterrupt:
           self._save_interrupted(state, progress)
           raise
@@ -324,16 +329,18 @@ class Run:
       budget, **{k: options[k] for k in ('floor', 'floor_of_best', 'eta', 'lambda_max')}
     )
 
-  def _evaluate_once(self, state: TrainState, label: str, progress: Progress) -> dict[str, Any]:
+  def _evaluate_state(self, state: TrainState, label: str, progress: Progress) -> dict[str, Any]:
+    params = state_lib.merge(state.trainable, state.frozen)
+    return self._evaluate_once(params, int(state.step), label, progress)
+
+  def _evaluate_once(
+    self, params: Params, step: int, label: str, progress: Progress
+  ) -> dict[str, Any]:
     """Evaluates, unless `eval.jsonl` holds this evaluation already (from before a stop)."""
-    step = int(state.step)
     for record in self._evaluations():
       if (record.get('step'), record.get('label')) == (step, label):
         return record
-    if label == 'untrained' and step:
-      return {}  # the untrained team is gone; its record is too, which the table will show
     options = self.config['evaluation']
-    params = state_lib.merge(state.trainable, state.frozen)
     questions = options['questions_during' if label == 'during' else 'questions']
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
     record, batch = self.setup.evaluate(

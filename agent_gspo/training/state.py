@@ -79,10 +79,10 @@ def make_optimizer(
   """AdamW with global-norm clipping and a learning-rate schedule.
 
   Args:
-    learning_rate: peak, reached after `warmup_updates`.
+    learning_rate: peak.
     updates: optimiser steps of the whole run, for the decaying schedules.
     schedule: 'constant', or 'linear' or 'cosine' decay to 0 at `updates`.
-    warmup_updates: linear increase from 0.
+    warmup_updates: update `k` of these has the rate `learning_rate * k / warmup_updates`.
     weight_decay: decoupled, on matrices only.
     b1, b2: decay of the moments.
     grad_clip: largest global norm of the gradient.

@@ -84,9 +84,9 @@ function readersGraph(edges) {
       ['messages', 'tokens', 'silent'].map((x) => h('th', {class: 'n'}, x)))),
     h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.source), h('td', {}, e.reader),
       h('td', {class: 'n'}, fixed(e.messages, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(e.silence))))));
-  return h('div', {}, h('h3', {}, 'Who reads whom'),
-    h('p', {class: 'hint'}, 'an episode, mean over the newest transcripts; worked out from the prompts'),
-    h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who reads whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
+  return h('div', {}, h('h3', {}, 'Who hears whom'),
+    h('p', {class: 'hint'}, 'an episode, mean over the newest transcripts'),
+    h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who hears whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
 }
 
 function agentsSection() {

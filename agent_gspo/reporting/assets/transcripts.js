@@ -39,8 +39,7 @@ function messageView(m, agents, needle) {
       m.silent && tag('silent', 'quiet'), m.relevant === true && tag('note relevant', 'good'), m.relevant === false && tag('note irrelevant'),
       m.ended === false && tag('cut off at the limit', 'bad'), h('span', {class: 'muted figures'}, figures)),
     m.note && h('div', {class: 'note'}, 'private note: ', marked(m.note, needle)),
-    m.silent ? h('div', {class: 'nothing'}, 'says nothing') : h('div', {class: 'text'}, marked(m.text, needle)),
-    m.prompt && h('details', {}, h('summary', {}, 'prompt'), h('pre', {}, m.prompt)));
+    m.silent ? h('div', {class: 'nothing'}, 'says nothing') : h('div', {class: 'text'}, marked(m.text, needle)));
 }
 
 function transcriptView(t, needle, open) {
