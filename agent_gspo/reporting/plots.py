@@ -1,9 +1,10 @@
-"""Learning curves as a picture, over several seeds."""
+"""Learning curves and the accuracy-tokens frontier as pictures, over several seeds."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,62 @@ def learning_curves(
     for i, (label, group) in enumerate(runs.items())
   ]
   picture.legend(handles=handles, loc='outside lower center', ncols=4, frameon=False)
+  out = pathlib.Path(out_png)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  picture.savefig(out, dpi=150)
+  return out
+
+
+def frontier(
+  settings: Sequence[Mapping[str, Any]],
+  out_png: records.PathLike,
+  references: Mapping[str, tuple[float, float]] | None = None,
+) -> pathlib.Path:
+  """Draws accuracy against tokens written a question, a point a setting.
+
+  Args:
+    settings: records with `name` and, under `trained`, `task/accuracy` and
+      `tokens/written_per_question`, one value a seed. The point is the mean, its bars reach
+      from the lowest to the highest seed; single seeds are dots.
+    out_png: the file to write.
+    references: name -> (tokens, accuracy) of further points, drawn as crosses.
+
+  Returns:
+    The path written.
+  """
+  from matplotlib import figure, ticker
+  from matplotlib.backends import backend_agg
+
+  picture = figure.Figure(figsize=(7.5, 4.8), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  axes = picture.subplots()
+  for i, setting in enumerate(settings):
+    tokens = np.asarray(setting['trained']['tokens/written_per_question'], float)
+    accuracy = 100 * np.asarray(setting['trained']['task/accuracy'], float)
+    colour = _COLOURS[i % len(_COLOURS)]
+    x, y = tokens.mean(), accuracy.mean()
+    axes.errorbar(
+      x,
+      y,
+      xerr=[[x - tokens.min()], [tokens.max() - x]],
+      yerr=[[y - accuracy.min()], [accuracy.max() - y]],
+      fmt='o',
+      color=colour,
+      capsize=3,
+      label=setting['name'],
+    )
+    axes.plot(tokens, accuracy, '.', color=colour, alpha=0.5)
+  for name, (x, share) in (references or {}).items():
+    axes.plot(x, 100 * share, 'x', color='#555')
+    axes.annotate(name, (x, 100 * share), (5, 4), textcoords='offset points', fontsize=8)
+  axes.set_xlabel('tokens written a question')
+  axes.set_ylabel('accuracy')
+  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+  axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.set_xlim(left=0)
+  axes.set_ylim(0, 102)
+  axes.legend(frameon=False, fontsize=8, loc='lower right', ncols=1 + len(settings) // 8)
   out = pathlib.Path(out_png)
   out.parent.mkdir(parents=True, exist_ok=True)
   picture.savefig(out, dpi=150)
