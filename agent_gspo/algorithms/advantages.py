@@ -1,115 +1,131 @@
-"""Advantages of messages from rewards, within groups.
+"""Advantages of messages: one front for every estimator.
 
-`M` messages, `C` reward components. A group is any set of messages that share an id:
-see `group_ids`. Statistics use the population variance (ddof 0), so that a group of one
-has deviation 0 and advantage 0.
+An estimator is a pure function of arrays `[M]`. Its positional parameters are named after the
+fields of `Credit` that it reads; its keyword parameters are its options, with the paper's
+defaults. To add one, write the function and a line in `ADVANTAGES`.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-GROUPINGS = ('question', 'question_agent', 'question_turn_agent')
+from agent_gspo.algorithms.baselines import (
+  batch_std,
+  group_mean,
+  group_std,
+  opo,
+  per_component,
+  public_baseline,
+  reinforce_pp,
+  reinforce_pp_baseline,
+  rloo,
+  seeupo,
+  spo_single,
+)
+from agent_gspo.algorithms.credit import Advantage, Credit
+from agent_gspo.algorithms.difficulty import a_grae, mc_grpo, ngrpo
+from agent_gspo.algorithms.down_sampling import d3s
+from agent_gspo.algorithms.groups import GROUPINGS, centred, group_ids, tied_groups
+from agent_gspo.algorithms.turn_credit import agent_turn, counterfactual, gigpo, hgpo, salt
+
+ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
+  'per_component': per_component,
+  'group_std': group_std,
+  'group_mean': group_mean,
+  'batch_std': batch_std,
+  'rloo': rloo,
+  'reinforce_pp': reinforce_pp,
+  'reinforce_pp_baseline': reinforce_pp_baseline,
+  'seeupo': seeupo,
+  'opo': opo,
+  'public_baseline': public_baseline,
+  'spo_single': spo_single,
+  'mc_grpo': mc_grpo,
+  'ngrpo': ngrpo,
+  'a_grae': a_grae,
+  'd3s': d3s,
+  'agent_turn': agent_turn,
+  'gigpo': gigpo,
+  'hgpo': hgpo,
+  'salt': salt,
+  'counterfactual': counterfactual,
+}
+
+COSTS = ('inside', 'apart')
+
+
+def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: Any) -> Advantage:
+  """Advantages of the messages of a rollout under a named estimator.
+
+  Args:
+    credit: of the rollout.
+    name: of `ADVANTAGES`.
+    costs: 'inside' feeds `task - costs` to the estimator. 'apart' feeds the task score alone
+      and subtracts the costs, centred within `credit.groups`, from what comes out: lambda then
+      keeps its meaning under any estimator. A message that was dropped since its advantage is
+      0 comes back if its price is not.
+    **options: of the estimator, see `options_of`.
+
+  Raises:
+    ValueError: a field of `credit` that the estimator reads is None.
+  """
+  _check(credit)
+  if costs == 'inside':
+    return _estimate(credit, name, options)
+  free = _estimate(credit.replace(costs=jnp.zeros_like(credit.costs)), name, options)
+  price = centred(credit.costs, credit.groups)
+  back = (free.values == 0) & (price != 0)
+  return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
+
+
+def _estimate(credit: Credit, name: str, options: Mapping[str, Any]) -> Advantage:
+  fields = {field: getattr(credit, field) for field in fields_of(name)}
+  for field, value in fields.items():
+    if value is None:
+      raise ValueError(f'advantage {name!r} reads credit.{field}, which is None.')
+  found = ADVANTAGES[name](**fields, **options)
+  if isinstance(found, Advantage):
+    return found
+  return Advantage(values=found, kept=jnp.ones_like(found))
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+  """Fields of `Credit` that an estimator reads."""
+  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+
+def options_of(name: str) -> dict[str, Any]:
+  """Options of an estimator with their defaults."""
+  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _check(credit: Credit) -> None:
+  columns = {k: v for k, v in credit.items() if v is not None and k != 'history'}
+  chex.assert_rank(list(columns.values()), 1)
+  chex.assert_equal_shape(list(columns.values()))
+  chex.assert_type([credit.task, credit.costs], float)
+  if credit.history is not None:
+    chex.assert_shape(credit.history, (None, len(credit.task)))
+
+
+# What the training loop calls until it goes through `advantage`.
+
 NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
-
-
-def group_ids(
-  grouping: str, question: np.ndarray, agent: np.ndarray, turn: np.ndarray
-) -> np.ndarray:
-  """Int `[M]`, dense ids `0 .. M-1` of the group of each message.
-
-  'question': all messages about a question (GRPO). 'question_agent': those of one agent
-  (Dr. MAS, arXiv 2602.08847). 'question_turn_agent': those of one agent in one turn
-  (AT-GRPO, arXiv 2510.11062).
-
-  Args:
-    question, agent, turn: int `[M]`.
-  """
-  columns = {
-    'question': [question],
-    'question_agent': [question, agent],
-    'question_turn_agent': [question, turn, agent],
-  }[grouping]
-  return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def centred(values: jax.Array, groups: jax.Array) -> jax.Array:
-  """`values - mean of the group`, float32 `[M]`."""
-  # Twice, since the first mean is off by a rounding error: in a group of equal values that
-  # is all that is left, and division by the (tiny) deviation would blow it up.
-  deviation = values - _group_mean(values, groups)
-  return deviation - _group_mean(deviation, groups)
-
-
-def _group_mean(values: jax.Array, groups: jax.Array) -> jax.Array:
-  """Each message's group mean, `[M]`."""
-  chex.assert_rank([values, groups], 1)
-  chex.assert_equal_shape([values, groups])
-  total = jax.ops.segment_sum(values, groups, values.shape[0])
-  count = jax.ops.segment_sum(jnp.ones_like(values), groups, values.shape[0])
-  return (total / jnp.maximum(count, 1.0))[groups]
-
-
-def _group_std(values: jax.Array, groups: jax.Array) -> jax.Array:
-  """Each message's group standard deviation, `[M]`."""
-  return jnp.sqrt(_group_mean(centred(values, groups) ** 2, groups))
-
-
-def group_std(
-  rewards: jax.Array, groups: jax.Array, *, std_floor: float = 0.0, eps: float = 1e-6
-) -> jax.Array:
-  """GRPO (arXiv 2402.03300): `(r - mu) / max(sigma, std_floor, eps)`.
-
-  A group whose task scores tie divides its cost differences by their own spread: lambda
-  cancels there, and the price acts at full strength. `per_component` does not do this.
-  """
-  scale = jnp.maximum(_group_std(rewards, groups), max(std_floor, eps))
-  return centred(rewards, groups) / scale
-
-
-def group_mean(rewards: jax.Array, groups: jax.Array) -> jax.Array:
-  """Dr. GRPO (arXiv 2503.20783): `r - mu`."""
-  return centred(rewards, groups)
-
-
-def batch_std(
-  rewards: jax.Array, groups: jax.Array, *, std_floor: float = 0.0, eps: float = 1e-6
-) -> jax.Array:
-  """`(r - mu_group) / max(sigma_batch, std_floor, eps)`."""
-  deviation = centred(rewards, groups)
-  return deviation / jnp.maximum(jnp.std(rewards), max(std_floor, eps))
-
-
-def per_component(
-  task: jax.Array,
-  costs: jax.Array,
-  groups: jax.Array,
-  *,
-  std_floor: float = 0.0,
-  eps: float = 1e-6,
-) -> jax.Array:
-  """Each component apart, after GDPO (arXiv 2601.05242), so that lambda keeps its meaning.
-
-  `(task - mu) / max(sigma, std_floor, eps) - (cost - mu_cost)`: only the task score is
-  divided by its spread. A group whose task scores tie has task term 0 and is left with
-  the price as it stands, not blown up to unit size.
-
-  Args:
-    task: float32 `[M]`, task score credited to each message.
-    costs: float32 `[M]`, everything that is subtracted, weights applied.
-    groups: int `[M]`.
-  """
-  return group_std(task, groups, std_floor=std_floor, eps=eps) - centred(costs, groups)
 
 
 def advantages(
   normalize: str,
-  task: jax.Array,
-  costs: jax.Array,
-  groups: jax.Array,
+  task: chex.Array,
+  costs: chex.Array,
+  groups: chex.Array,
   *,
   std_floor: float = 0.0,
 ) -> jax.Array:
@@ -123,10 +139,17 @@ def advantages(
   )
 
 
-def tied_groups(values: np.ndarray, groups: np.ndarray) -> float:
-  """Share of groups whose values are all equal (no task signal)."""
-  low = np.full(groups.max() + 1, np.inf)
-  high = -low
-  np.minimum.at(low, groups, values)
-  np.maximum.at(high, groups, values)
-  return float(np.mean(high - low < 1e-9))
+__all__ = [
+  'ADVANTAGES',
+  'COSTS',
+  'GROUPINGS',
+  'NORMALIZATIONS',
+  'Advantage',
+  'Credit',
+  'advantage',
+  'advantages',
+  'fields_of',
+  'group_ids',
+  'options_of',
+  'tied_groups',
+]

@@ -1,0 +1,60 @@
+"""What estimators of advantages read, and what they return."""
+
+from __future__ import annotations
+
+import chex
+import jax
+
+
+@chex.dataclass(frozen=True)
+class Credit:
+  """One entry a message, no padding; `M` messages, `K` lengths of history.
+
+  Fields that default to None are read by some estimators only (see `advantages.fields_of`).
+
+  Attributes:
+    task: float32 `[M]`, task score credited to the message.
+    costs: float32 `[M]`, everything that is subtracted from it, weights applied.
+    groups: int `[M]`, ids `0 .. M-1` of whose rewards are compared (`groups.group_ids`).
+    question, episode, agent, turn: int `[M]`; one message an episode, agent and turn.
+    lengths: int `[M]`, sampled tokens, the stop token included (silence has 1).
+    silent: bool `[M]`, nothing was written.
+    roles: int `[M]`, functional group of the author.
+    observation: int `[M]`, equal iff the prompt ids are: the same visible transcript.
+    path: int `[M]`, equal iff prompt and sampled ids are.
+    history: int `[K, M]`, row `k` equal iff the last `k + 1` steps of the transcript are.
+    probability: float32 `[M]`, success probability of the question before this rollout
+      (`posterior.probability`).
+  """
+
+  task: chex.Array
+  costs: chex.Array
+  groups: chex.Array
+  question: chex.Array
+  episode: chex.Array
+  agent: chex.Array
+  turn: chex.Array
+  lengths: chex.Array | None = None
+  silent: chex.Array | None = None
+  roles: chex.Array | None = None
+  observation: chex.Array | None = None
+  path: chex.Array | None = None
+  history: chex.Array | None = None
+  probability: chex.Array | None = None
+
+  @property
+  def rewards(self) -> jax.Array:
+    """`task - costs`, float32 `[M]`."""
+    return self.task - self.costs
+
+
+@chex.dataclass(frozen=True)
+class Advantage:
+  """Attributes:
+  values: float32 `[M]`.
+  kept: float32 `[M]`, 1, or 0 for a message that is dropped from the update (and from
+    the count that the objective is divided by).
+  """
+
+  values: chex.Array
+  kept: chex.Array

@@ -1,0 +1,31 @@
+"""Clip ranges of their own for messages."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def etr_clip_scale(
+  advantages: chex.Array,
+  solve_rate: chex.Array,
+  *,
+  by_advantage: float = 0.5,
+  cap: float = 2.0,
+  by_difficulty: float = 0.5,
+) -> jax.Array:
+  """Stand-in for elastic trust regions (arXiv 2601.03723): factor of the clip range.
+
+  `(1 + by_advantage * min(abs(A), cap)) * (1 + by_difficulty * 4 p (1 - p))`, float32 `[M]`, at
+  least 1: wider where the advantage is large and where the question is half solved. Multiplies
+  `clip_low` and `clip_high` of the objective.
+
+  Args:
+    advantages: float32 `[M]`.
+    solve_rate: float32 `[M]`, `p` of the message's group, see `groups.solve_rate`.
+    by_advantage, cap, by_difficulty: stand-ins.
+  """
+  chex.assert_equal_shape([advantages, solve_rate])
+  strength = 1.0 + by_advantage * jnp.minimum(jnp.abs(advantages), cap)
+  return strength * (1.0 + by_difficulty * 4.0 * solve_rate * (1.0 - solve_rate))
