@@ -18,13 +18,14 @@ from fractions import Fraction
 import pytest
 
 from agent_gspo.tasks import base, sources
+from agent_gspo.tasks.cuts import masked
+from agent_gspo.tasks.near_duplicates import near_duplicates
 from agent_gspo.tasks.prepared import prepare_questions
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.tasks.word_problems import (
   GSM8K,
   SVAMP,
   MultiArith,
-  _masked,
   _number_text,
   _put_back,
 )
@@ -47,6 +48,10 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope='module')
 def tasks(cache):
   return {name: make_task(name, data_dir=DATA, cache_dir=cache) for name in NAMES}
+
+
+def read_official(task):
+  return task.read(*(pathlib.Path(DATA) / source.path for source in task.SOURCES))
 
 
 @pytest.fixture
@@ -284,7 +289,8 @@ def test_counts_and_hashes_are_the_manifest_s(tasks):
   }
   for path, source in SOURCES.items():
     assert source.sha256 == manifest[path]['sha256']
-  counts = {name: task.describe() for name, task in tasks.items()}
+  read = {task.name: read_official(task) for task in (GSM8K, SVAMP, MultiArith)}
+  counts = {name: {split: len(found) for split, found in read[name].items()} for name in NAMES}
   root = 'gsm8k/grade_school_math/data'
   held_in = counts['gsm8k']['train'] + counts['gsm8k']['validation']
   assert held_in == manifest[f'{root}/train.jsonl']['records'] == 7473
@@ -294,11 +300,16 @@ def test_counts_and_hashes_are_the_manifest_s(tasks):
   assert counts['svamp']['train'] + counts['svamp']['validation'] == svamp_train == 3138
   whole = sum(counts['multiarith'][split] for split in base.SPLITS)
   assert whole == manifest[MultiArith.SOURCES[0].path]['records'] == 600
+  # Near-duplicates of test questions are taken out, and nothing else.
+  dropped = {'gsm8k': 2, 'svamp': 13, 'multiarith': 119}
+  for name in NAMES:
+    held_in = [*read[name]['train'], *read[name]['validation']]
+    assert len(near_duplicates(held_in, read[name]['test'])) == dropped[name]
   # The cut is part of every reported number: it must not move.
-  assert counts == {
-    'gsm8k': {'name': 'gsm8k', 'train': 6936, 'validation': 537, 'test': 1319},
-    'svamp': {'name': 'svamp', 'train': 2832, 'validation': 306, 'test': 1000},
-    'multiarith': {'name': 'multiarith', 'train': 378, 'validation': 47, 'test': 175},
+  assert {name: task.describe() for name, task in tasks.items()} == {
+    'gsm8k': {'name': 'gsm8k', 'train': 6934, 'validation': 537, 'test': 1319},
+    'svamp': {'name': 'svamp', 'train': 2819, 'validation': 306, 'test': 1000},
+    'multiarith': {'name': 'multiarith', 'train': 280, 'validation': 26, 'test': 175},
   }
 
 
@@ -321,7 +332,7 @@ def test_splits_are_disjoint(name, tasks):
   ids, texts = [], {}
   for split in base.SPLITS:
     ids += [question.id for question in tasks[name].questions(split)]
-    texts[split] = {_masked(question.text) for question in tasks[name].questions(split)}
+    texts[split] = {masked(question.text) for question in tasks[name].questions(split)}
   assert len(set(ids)) == len(ids)
   for one, other in itertools.combinations(base.SPLITS, 2):
     assert not texts[one] & texts[other]
@@ -348,10 +359,10 @@ def test_known_questions(tasks):
 def test_svamp_training_file_holds_multiarith(tasks):
   """The warning in SVAMP's docstring, counted."""
   seen = {
-    _masked(q.text) for split in ('train', 'validation') for q in tasks['svamp'].questions(split)
+    masked(q.text) for split in ('train', 'validation') for q in tasks['svamp'].questions(split)
   }
-  problems = [q for split in base.SPLITS for q in tasks['multiarith'].questions(split)]
-  assert sum(_masked(q.text) in seen for q in problems) >= 590
+  problems = [q for found in read_official(MultiArith).values() for q in found]
+  assert sum(masked(q.text) in seen for q in problems) >= 590
 
 
 @needs_data

@@ -84,7 +84,7 @@ class Task(abc.ABC):
     """Name and number of questions a split, for logs."""
     return {'name': self.name, **{split: len(self._split(split)) for split in SPLITS}}
 
-  def constant_answer_accuracy(self, split: str, limit: int = 10_000) -> float:
+  def constant_answer_accuracy(self, split: str, limit: int = 20_000) -> float:
     """Accuracy of always giving the most common gold answer.
 
     The row below which no team has learnt anything. It reads the first `limit`

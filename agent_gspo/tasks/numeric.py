@@ -26,11 +26,10 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
+from agent_gspo.tasks import answer_marks
+
 _CURRENCY = '$€£¥₹'
 _MAX_DIGITS = 300
-# Bounds on what is looked at, so that no sampled text can make grading slow.
-_MAX_PASSAGE = 1_000
-_MAX_MARKERS = 10
 _WORDS = (
   'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen '
   'fifteen sixteen seventeen eighteen nineteen twenty'
@@ -89,20 +88,7 @@ _WORD = re.compile(
   r'(?!-[a-z]|[\s-]+(?:hundred|thousand|million|billion|dozen|half|thirds?|quarters?)\b)',
   re.IGNORECASE,
 )
-_ANSWER = re.compile(
-  r"""
-  \bans(?:wer)?
-  (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
-  (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
-  \s*
-  (?:\b(?:is|are|was|equals|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])
-  [\s:=]*
-  """,
-  re.VERBOSE | re.IGNORECASE,
-)
-_SENTENCE_END = re.compile(r'[.!?](?=\s|$)|\n')
 _HASHES = re.compile(r'####[^A-Za-z0-9\n]{0,40}(?=[0-9])[^\n]{0,1000}')
-_BOXED = re.compile(r'\\boxed\b')
 _GAP = re.compile(r'[\s)}\]%$€£]*[A-Za-z]{0,20}\s*(=|[-+*/×÷x])[\s({\[$€£-]*')
 
 
@@ -165,33 +151,11 @@ def _extract(text: str) -> _Found | None:
 
 def _marked_passages(text: str) -> Iterator[str]:
   """Passages that are marked as the answer, best first."""
-  for match in _last(_HASHES, text):
+  for match in answer_marks.last(_HASHES, text):
     yield match.group()[4:]
-  for match in _last(_BOXED, text):
-    yield _braced(text[match.end() : match.end() + _MAX_PASSAGE])
-  for match in _last(_ANSWER, text):
-    passage = text[match.end() : match.end() + _MAX_PASSAGE]
-    end = _SENTENCE_END.search(passage)
-    # "=" stands for the "is" before it, which makes a minus a sign.
-    yield '= ' + (passage[: end.start()] if end else passage)
-
-
-def _last(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-  """The last few matches, last one first."""
-  return list(pattern.finditer(text))[: -_MAX_MARKERS - 1 : -1]
-
-
-def _braced(text: str) -> str:
-  """The content of the braces that `text` starts with, or its first word."""
-  text = text.lstrip()
-  if not text.startswith('{'):
-    return text.split()[0] if text.split() else ''
-  depth = 0
-  for i, char in enumerate(text):
-    depth += (char == '{') - (char == '}')
-    if depth == 0:
-      return text[1:i]
-  return text[1:]
+  yield from answer_marks.boxed(text)
+  # "=" stands for the "is" before it, which makes a minus a sign.
+  yield from ('= ' + sentence for sentence in answer_marks.answer_sentences(text))
 
 
 def _first(passage: str) -> _Found | None:

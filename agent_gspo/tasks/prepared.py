@@ -18,7 +18,7 @@ from agent_gspo.tasks.base import LazyQuestions
 from agent_gspo.types import Question
 
 # Raise it when the readers of a task change: what is stored is what they gave.
-_VERSION = '1.0.0'
+_VERSION = '1.1.0'
 _FIELDS = ('id', 'text', 'answer')
 
 ReadQuestions = Callable[[], Mapping[str, Iterable[Question]]]
@@ -45,7 +45,7 @@ class QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
   def _info(self) -> tfds.core.DatasetInfo:
     return _LocalInfo(
       builder=self,
-      description='Questions and gold answers of a word-problem benchmark.',
+      description='Questions and gold answers of one benchmark.',
       features=tfds.features.FeaturesDict({field: tfds.features.Text() for field in _FIELDS}),
       disable_shuffling=True,
     )

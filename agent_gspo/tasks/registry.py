@@ -14,6 +14,11 @@ _TASKS = {
   'gsm8k': ('agent_gspo.tasks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.word_problems', 'SVAMP'),
   'multiarith': ('agent_gspo.tasks.word_problems', 'MultiArith'),
+  'human_eval': ('agent_gspo.tasks.human_eval', 'HumanEval'),
+  'aqua': ('agent_gspo.tasks.multiple_choice', 'AQuA'),
+  'mmlu': ('agent_gspo.tasks.multiple_choice', 'MMLU'),
+  'math500': ('agent_gspo.tasks.competition_maths', 'Math500'),
+  'math': ('agent_gspo.tasks.competition_maths', 'Math'),
 }
 
 

@@ -8,6 +8,7 @@ import http.client
 import os
 import pathlib
 import urllib.request
+from collections.abc import Callable
 
 DATA_DIR_VARIABLE = 'AGENT_GSPO_DATA_DIR'
 CACHE_VARIABLE = 'AGENT_GSPO_CACHE'
@@ -25,6 +26,8 @@ class Source:
     commit: the commit that the file was taken from.
     remote_path: path in the repository.
     sha256: hash of the content, hexadecimal.
+    rewrite: makes the official content from that of the repository, where that has
+      another layout; None where they are the same.
   """
 
   path: str
@@ -32,6 +35,7 @@ class Source:
   commit: str
   remote_path: str
   sha256: str
+  rewrite: Callable[[bytes], bytes] | None = None
 
   def urls(self, base_url: str) -> tuple[str, ...]:
     """Where to fetch it: at its commit, else as it is today (the hash decides)."""
@@ -98,6 +102,8 @@ def fetch(
     except (OSError, http.client.HTTPException, ValueError) as error:
       reasons.append(f'{url}: {error}')
       continue
+    if source.rewrite is not None:
+      content = source.rewrite(content)
     _check(content, source, f'download {url}')
     cached.parent.mkdir(parents=True, exist_ok=True)
     part = cached.with_name(f'{cached.name}.{os.getpid()}.part')

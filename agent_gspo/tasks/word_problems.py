@@ -1,83 +1,26 @@
 """GSM8K, SVAMP and MultiArith, read from their official files.
 
-The files come from a data directory or their own addresses (`sources`), are checked,
-read, cut into splits and stored once (`prepared`). Cuts that the datasets do not
-define are made by a hash of the text with its numbers masked, so that copies of a
-problem, with the same numbers or others, never stand in two splits.
+Cuts that the datasets do not define are made by a hash of the text with its numbers
+masked, so that copies of a problem, with the same numbers or others, never stand in two
+splits. What is merely near a test problem is then taken out of the others (`official`).
 """
 
 from __future__ import annotations
 
-import abc
 import csv
-import functools
-import hashlib
 import json
-import os
 import pathlib
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from agent_gspo.tasks import base, sources
-from agent_gspo.tasks.numeric import canonical_number, grade_number
-from agent_gspo.tasks.prepared import prepare_questions
+from agent_gspo.tasks import base, graders, sources
+from agent_gspo.tasks.cuts import bucket
+from agent_gspo.tasks.official import OfficialTask, Splits
 from agent_gspo.types import Question
 
-Splits = dict[str, list[Question]]
 
-
-class WordProblems(base.Task):
-  """A benchmark of arithmetic word problems with one number as the answer."""
-
-  SOURCES: tuple[sources.Source, ...]
-
-  def __init__(
-    self,
-    *,
-    data_dir: str | os.PathLike | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    base_url: str = sources.BASE_URL,
-  ):
-    """Opens the stored questions; reads (or downloads) the official files the first time.
-
-    Args:
-      data_dir: folder with the official files; default $AGENT_GSPO_DATA_DIR.
-      cache_dir: where downloads and stored questions go; default $AGENT_GSPO_CACHE, then
-        `~/.cache/agent_gspo`.
-      base_url: address of the file server that holds '<repository>/<commit>/<path>'.
-
-    Raises:
-      FileNotFoundError: if a file cannot be had.
-      ValueError: if a file is not the official one.
-    """
-    sources.data_folder(data_dir)  # A misspelt folder is an error, whatever the cache holds.
-    fetch = functools.partial(
-      sources.fetch, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
-    )
-    self._questions = prepare_questions(
-      self.name,
-      lambda: self._read(*(fetch(source) for source in self.SOURCES)),
-      sources.cache_folder(cache_dir) / 'tfds',
-    )
-
-  @abc.abstractmethod
-  def _read(self, *paths: pathlib.Path) -> Splits:
-    """The questions of the official files, one path a source."""
-
-  def _split(self, split: str) -> Sequence[Question]:
-    return self._questions.get(split, ())
-
-  def canonical(self, answer_text: str) -> str | None:
-    """The number in the answer (see `numeric.canonical_number`)."""
-    return canonical_number(answer_text)
-
-  def score(self, question: Question, answer_text: str) -> float:
-    """1 if the number in the answer is the gold number, else 0 (see `grade_number`)."""
-    return grade_number(answer_text, question.answer)
-
-
-class GSM8K(WordProblems):
+class GSM8K(OfficialTask):
   """Grade-school maths (Cobbe et al. 2021, arXiv 2110.14168).
 
   test: the official 1,319. train and validation: the official 7,473 training problems,
@@ -85,6 +28,7 @@ class GSM8K(WordProblems):
   """
 
   name = 'gsm8k'
+  GRADERS = graders.NUMBER
   SOURCES = tuple(
     sources.Source(
       path=f'gsm8k/grade_school_math/data/{split}.jsonl',
@@ -99,7 +43,8 @@ class GSM8K(WordProblems):
     )
   )
 
-  def _read(self, *paths: pathlib.Path) -> Splits:
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
     splits: Splits = {split: [] for split in base.SPLITS}
     for path, official in zip(paths, ('train', 'test'), strict=True):
       # Not splitlines(): a text may hold a Unicode line separator.
@@ -107,25 +52,26 @@ class GSM8K(WordProblems):
         record = json.loads(line)
         text = record['question'].strip()
         gold = record['answer'].rpartition('####')[2].strip().replace(',', '')
-        held_out = official == 'train' and _bucket(text) < 7
+        held_out = official == 'train' and bucket(text) < 7
         splits['validation' if held_out else official].append(
           Question(id=f'gsm8k-{official}-{index}', text=text, answer=gold)
         )
     return splits
 
 
-class SVAMP(WordProblems):
+class SVAMP(OfficialTask):
   """Varied arithmetic problems (Patel et al. 2021, arXiv 2103.07191).
 
   test: the 1,000 of SVAMP.json. train and validation: the training file of the same
-  repository (MAWPS and ASDiv-A), numbers put back, without problems whose text, numbers
-  aside, is that of a test problem; hash buckets 0-9 of 100 are the validation split.
+  repository (MAWPS and ASDiv-A), numbers put back; hash buckets 0-9 of 100 are the
+  validation split.
 
   Nearly all of MultiArith (596 of 600) is part of that training file: a policy trained
   here must not be reported on MultiArith.
   """
 
   name = 'svamp'
+  GRADERS = graders.NUMBER
   SOURCES = tuple(
     sources.Source(
       path=f'svamp/{path}',
@@ -143,7 +89,8 @@ class SVAMP(WordProblems):
     )
   )
 
-  def _read(self, *paths: pathlib.Path) -> Splits:
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
     train_csv, challenge = paths
     splits: Splits = {split: [] for split in base.SPLITS}
     for record in json.loads(challenge.read_text(encoding='utf-8')):
@@ -152,19 +99,16 @@ class SVAMP(WordProblems):
       splits['test'].append(
         Question(id=f'svamp-{record["ID"]}', text=text, answer=_number_text(record['Answer']))
       )
-    tested = {_masked(question.text) for question in splits['test']}
     with train_csv.open(encoding='utf-8', newline='') as file:
       for index, record in enumerate(csv.DictReader(file)):
         text = _put_back(record['Question'], record['Numbers'].split())
-        if _masked(text) in tested:
-          continue
-        split = 'validation' if _bucket(text) < 10 else 'train'
+        split = 'validation' if bucket(text) < 10 else 'train'
         gold = _number_text(record['Answer'])
         splits[split].append(Question(id=f'svamp-train-{index}', text=text, answer=gold))
     return splits
 
 
-class MultiArith(WordProblems):
+class MultiArith(OfficialTask):
   """Multi-step arithmetic (Roy and Roth 2015): 600 problems without official splits.
 
   Hash buckets of 100: 0-9 validation, 10-39 test, the others train. The sizes are near
@@ -172,6 +116,7 @@ class MultiArith(WordProblems):
   """
 
   name = 'multiarith'
+  GRADERS = graders.NUMBER
   SOURCES = (
     sources.Source(
       path='multiarith/dataset/MultiArith/MultiArith.json',
@@ -182,27 +127,16 @@ class MultiArith(WordProblems):
     ),
   )
 
-  def _read(self, *paths: pathlib.Path) -> Splits:
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
     splits: Splits = {split: [] for split in base.SPLITS}
     for record in json.loads(paths[0].read_text(encoding='utf-8')):
       text = ' '.join(record['sQuestion'].split())
-      bucket = _bucket(text)
-      split = 'validation' if bucket < 10 else 'test' if bucket < 40 else 'train'
+      place = bucket(text)
+      split = 'validation' if place < 10 else 'test' if place < 40 else 'train'
       gold = _number_text(record['lSolutions'][0])
       splits[split].append(Question(id=f'multiarith-{record["iIndex"]}', text=text, answer=gold))
     return splits
-
-
-def _masked(text: str) -> str:
-  """Lower-case words of the text, numbers replaced: what makes two problems the same."""
-  text = re.sub(r'[0-9]+(?:[.,/][0-9]+)*', ' number ', text.lower())
-  return ' '.join(re.findall(r'[a-z]+', text))
-
-
-def _bucket(text: str) -> int:
-  """0..99 by the masked text, the same on every machine."""
-  digest = hashlib.blake2b(_masked(text).encode(), digest_size=8).digest()
-  return int.from_bytes(digest, 'big') % 100
 
 
 def _number_text(value: float | str) -> str:

@@ -1,0 +1,63 @@
+r"""Passages of a text that its author marked as the answer.
+
+Best first: what stands behind the last `####`, in the last `\boxed{}`, in the sentence
+behind the last "the answer is", "answer:" or "answer =". Graders of all answer types
+begin here, so that "The answer is 42. That took 3 steps." means 42 to each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# Bounds on what is looked at, so that no sampled text can make grading slow.
+MAX_PASSAGE = 1_000
+_MAX_MARKERS = 10
+
+_ANSWER = re.compile(
+  r"""
+  \bans(?:wer)?
+  (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
+  (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
+  \s*
+  (?:\b(?:is|are|was|equals|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])
+  [\s:=]*
+  """,
+  re.VERBOSE | re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
+_BOXED = re.compile(r'\\boxed\b')
+
+
+def last(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+  """The last few matches, last one first."""
+  return list(pattern.finditer(text))[: -_MAX_MARKERS - 1 : -1]
+
+
+def boxed(text: str) -> Iterator[str]:
+  r"""What stands in `\boxed{}`, last one first."""
+  for match in last(_BOXED, text):
+    yield _braced(text[match.end() : match.end() + MAX_PASSAGE])
+
+
+def answer_sentences(
+  text: str, marker: re.Pattern[str] = _ANSWER, end: re.Pattern[str] = _SENTENCE_END
+) -> Iterator[str]:
+  """What follows "the answer is" in its sentence, last one first."""
+  for match in last(marker, text):
+    passage = text[match.end() : match.end() + MAX_PASSAGE]
+    stop = end.search(passage)
+    yield passage[: stop.start()] if stop else passage
+
+
+def _braced(text: str) -> str:
+  """The content of the braces that `text` starts with, or its first word."""
+  text = text.lstrip()
+  if not text.startswith('{'):
+    return text.split()[0] if text.split() else ''
+  depth = 0
+  for i, char in enumerate(text):
+    depth += (char == '{') - (char == '}')
+    if depth == 0:
+      return text[1:i]
+  return text[1:]

@@ -1,0 +1,75 @@
+"""The one `math_worker` process of this process: started on use, replaced when it dies."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+_WORKER = pathlib.Path(__file__).with_name('math_worker.py')
+
+_lock = threading.Lock()
+_process: subprocess.Popen[str] | None = None
+_owner = 0  # A fork must not write into its parent's pipe.
+
+
+def ask(request: dict[str, str]) -> bool | str | None:
+  """The worker's reply to a request; None also if it ran out of time or memory.
+
+  Safe in threads, which take turns, and in forked processes, which start their own.
+
+  Raises:
+    RuntimeError: if the worker cannot be started.
+  """
+  with _lock:
+    process = _running()
+    try:
+      process.stdin.write(json.dumps(request) + '\n')
+      process.stdin.flush()
+      line = process.stdout.readline()
+    except BrokenPipeError:
+      line = ''
+    if line:
+      return json.loads(line)
+    _stop()
+    return None
+
+
+def _running() -> subprocess.Popen[str]:
+  global _process, _owner
+  if _process is None or _owner != os.getpid():
+    _process = subprocess.Popen(
+      # -P: the folder of the worker is full of modules that are not meant for it.
+      [sys.executable, '-P', str(_WORKER)],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      encoding='utf-8',
+    )
+    _owner = os.getpid()
+    _process.stdin.write('{"expression": "1"}\n')
+    _process.stdin.flush()
+    if not _process.stdout.readline():
+      _stop()
+      raise RuntimeError(
+        'the grader of mathematical expressions did not start (its error stands above); '
+        'is math-verify installed? `pip install -r requirements.txt`'
+      )
+  return _process
+
+
+@atexit.register
+def _stop() -> None:
+  global _process
+  if _process is not None and _owner == os.getpid():
+    process, _process = _process, None
+    process.kill()
+    with contextlib.suppress(BrokenPipeError):
+      process.stdin.close()
+    process.stdout.close()
+    process.wait()
