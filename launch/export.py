@@ -1,9 +1,12 @@
-"""Writes the policy of a run as a Hugging Face folder, which transformers loads.
+"""Writes the policy of a run as a folder that transformers or peft loads.
 
     python launch/export.py --workdir=runs/quickstart --out=models/quickstart
+    python launch/export.py --workdir=runs/team --agent=solver --format=peft --out=models/solver
 
-The newest checkpoint is taken, with the config that it was made with; adapters are merged
-into the weights.
+The newest checkpoint is taken, with the config that it was made with. `hf` is a whole model,
+adapters merged into its weights; `peft` is the adapter alone, and beside it in `base` the model
+that it adapts, if that has no Hugging Face folder of its own. Where each agent has a policy,
+--agent says whose is written.
 """
 
 import pathlib
@@ -15,8 +18,12 @@ from absl import flags
 
 from launch import command
 
+FORMATS = ('hf', 'peft')
+
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder for the model; made if it does not exist.')
+_AGENT = flags.DEFINE_string('agent', None, 'Whose policy, where they are several.')
+_FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adapter alone.')
 
 
 def main() -> None:
@@ -24,7 +31,7 @@ def main() -> None:
   if not _WORKDIR.value or not _OUT.value:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo import config as config_lib
-  from agent_gspo.models import hf, lora
+  from agent_gspo.models import lora
   from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
 
@@ -32,9 +39,45 @@ def main() -> None:
   config = checkpoint.saved_config(folder)
   setup = setup_lib.build(config, config_lib.check(config))
   params, step = checkpoint.restore_params(folder, config, setup.params)
-  model_config = setup.model.config
-  hf.export_hf(model_config, lora.merge_adapters(model_config, params), _OUT.value, setup.tokenizer)
-  print(f'wrote the policy of step {step} to {_OUT.value}')
+  adapter = _adapter(setup, _AGENT.value)
+  write = _write_hf if _FORMAT.value == 'hf' else _write_peft
+  write(setup, lora.one_adapter(params, adapter), _OUT.value)
+  whose = f' of {_AGENT.value}' if _AGENT.value else ''
+  print(f'wrote the policy{whose} of step {step} to {_OUT.value}')
+
+
+def _adapter(setup, agent: str | None) -> int:
+  """Index of the adapter to write, -1 for none."""
+  from agent_gspo.teams.sharing import Sharing
+
+  adapters = getattr(setup, 'sharing', Sharing()).adapters
+  known = ', '.join(setup.team.names)
+  if adapters is None:
+    if agent:
+      raise ValueError(f'--agent={agent}: all agents share one policy; leave it out.')
+    return 0
+  if agent not in setup.team.names:
+    raise ValueError(f'--agent={agent}: each agent has a policy of its own; name one of {known}.')
+  return adapters[setup.team.names.index(agent)]
+
+
+def _write_hf(setup, params, out: str) -> None:
+  from agent_gspo.models import hf, lora
+
+  config = setup.model.config
+  hf.export_hf(config, lora.merge_adapters(config, params), out, setup.tokenizer)
+
+
+def _write_peft(setup, params, out: str) -> None:
+  from agent_gspo.models import hf, lora, peft
+
+  kind, _, base = setup.source.partition(':')
+  if kind != 'hf':
+    base = str(pathlib.Path(out) / 'base')
+  peft.export_peft(setup.model.config, params, out, base.partition('@')[0])
+  if kind != 'hf':
+    config = setup.model.config.without_adapters()
+    hf.export_hf(config, lora.one_adapter(params, -1), base, setup.tokenizer)
 
 
 if __name__ == '__main__':

@@ -39,6 +39,8 @@ class ModelConfig:
     dtype: of the activations and matrix products; logits and softmax stay float32.
     lora_rank: rank of the adapters on every projection, 0 for none.
     lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
+    num_adapters: sets of adapters (`N`). With 1 all tokens go through it; with more, each
+      token says by an id which one is its own.
     remat: recompute each block in the backward pass instead of storing it.
   """
 
@@ -60,6 +62,7 @@ class ModelConfig:
   dtype: str = 'float32'
   lora_rank: int = 0
   lora_alpha: float = 32.0
+  num_adapters: int = 1
   remat: bool = False
 
   def __post_init__(self):
@@ -69,6 +72,14 @@ class ModelConfig:
       )
     if self.head_dim % 2:
       raise ValueError(f'head_dim={self.head_dim} is odd; rotary embeddings need an even one.')
+    if self.num_adapters != 1 and (self.num_adapters < 1 or not self.lora_rank):
+      raise ValueError(
+        f'num_adapters={self.num_adapters} with lora_rank={self.lora_rank}: there is at least one, '
+        'and several need a rank above 0.'
+      )
+
+  def without_adapters(self) -> ModelConfig:
+    return self.replace(lora_rank=0, num_adapters=1)
 
   def replace(self, **changes) -> ModelConfig:
     return dataclasses.replace(self, **changes)

@@ -32,6 +32,7 @@ class TokenTree:
     tokens: int32 `[R, T]`, 0 in the padding.
     positions: int32 `[R, T]`, depth in the tree, which is the position in the sequence.
     subtree_end: int32 `[R, T]`, column behind the last descendant.
+    keys: int32 `[R, T]`, key of the sequences that the column belongs to, 0 in the padding.
     row: int32 `[N]`, the row of each sequence.
     columns: `N` int32 arrays `[length]`, the column of each of its tokens.
     used: columns in use, over all rows; the rest is padding.
@@ -40,6 +41,7 @@ class TokenTree:
   tokens: np.ndarray
   positions: np.ndarray
   subtree_end: np.ndarray
+  keys: np.ndarray
   row: np.ndarray
   columns: list[np.ndarray]
   used: int
@@ -57,6 +59,7 @@ def pack(
   row_tokens: int,
   loads: Sequence[int] | None = None,
   max_load: int = 0,
+  keys: Sequence[int] | None = None,
 ) -> TokenTree:
   """Packs `N` non-empty int sequences into rows of `row_tokens` columns.
 
@@ -68,6 +71,8 @@ def pack(
     row_tokens: columns of a row.
     loads: what each sequence adds to its row besides tokens (loss tokens), or None.
     max_load: most that the loads of a row may add up to.
+    keys: `N` ints; only sequences of one key share a prefix. Equal tokens are not equal
+      hidden states where different adapters read them. By default all have key 0.
 
   Raises:
     ValueError: a sequence is empty or longer than a row, or its load is above `max_load`.
@@ -81,26 +86,31 @@ def pack(
       )
     if loads[n] > max_load > 0:
       raise ValueError(f'sequence {n} has load {loads[n]}; a row takes up to max_load={max_load}.')
-  order = sorted(range(len(sequences)), key=lambda n: tuple(sequences[n]))
+  keys = [0] * len(sequences) if keys is None else keys
+  order = sorted(range(len(sequences)), key=lambda n: (keys[n], *sequences[n]))
   rows: list[list[int]] = []  # token ids of each row
   depths: list[list[int]] = []
+  row_keys: list[list[int]] = []
   row = np.zeros(len(sequences), np.int32)
   columns: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sequences)
   previous, load = None, 0
   for n in order:
     sequence = np.asarray(sequences[n])
-    shared = 0 if previous is None else shared_prefix(sequences[previous], sequence)
+    stranger = previous is None or keys[previous] != keys[n]
+    shared = 0 if stranger else shared_prefix(sequences[previous], sequence)
     load += loads[n]
     full = previous is None or len(rows[-1]) + len(sequence) - shared > row_tokens
     if full or load > max_load > 0:
       rows.append([])
       depths.append([])
+      row_keys.append([])
       shared, load = 0, loads[n]
     start = len(rows[-1])
     own = np.arange(start, start + len(sequence) - shared, dtype=np.int32)
     columns[n] = own if not shared else np.concatenate([columns[previous][:shared], own])
     rows[-1].extend(sequence[shared:].tolist())
     depths[-1].extend(range(shared, len(sequence)))
+    row_keys[-1].extend([keys[n]] * len(own))
     row[n] = len(rows) - 1
     previous = n
 
@@ -109,12 +119,14 @@ def pack(
     tokens=np.zeros(shape, np.int32),
     positions=np.zeros(shape, np.int32),
     subtree_end=np.tile(np.arange(1, row_tokens + 1, dtype=np.int32), (len(rows), 1)),
+    keys=np.zeros(shape, np.int32),
     row=row,
     columns=columns,
     used=sum(map(len, rows)),
   )
   for r, (ids, depth) in enumerate(zip(rows, depths, strict=True)):
     tree.tokens[r, : len(ids)] = ids
+    tree.keys[r, : len(ids)] = row_keys[r]
     tree.positions[r, : len(ids)] = depth
     tree.subtree_end[r, : len(ids)] = _subtree_end(np.asarray(depth))
   return tree

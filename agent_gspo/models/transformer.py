@@ -39,14 +39,18 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-  """`x @ kernel (+ bias)`, plus a LoRA adapter (Hu et al. 2021) if `lora_rank > 0`."""
+  """`x @ kernel (+ bias)`, plus LoRA adapters (Hu et al. 2021) if `lora_rank > 0`.
+
+  One adapter is `[in, rank]` and `[rank, out]`; several are stacked, `[N, in, rank]` and
+  `[N, rank, out]`.
+  """
 
   config: ModelConfig
   features: int
   use_bias: bool = False
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
     y = x @ kernel.astype(x.dtype)
@@ -54,10 +58,29 @@ class Linear(nn.Module):
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
     if c.lora_rank:
-      a = self.param('lora_a', nn.initializers.he_uniform(), (x.shape[-1], c.lora_rank))
-      b = self.param('lora_b', nn.initializers.zeros, (c.lora_rank, self.features))
-      y += (c.lora_alpha / c.lora_rank) * ((x @ a.astype(x.dtype)) @ b.astype(x.dtype))
+      stack = (c.num_adapters,) if c.num_adapters > 1 else ()
+      init = nn.initializers.he_uniform(batch_axis=tuple(range(len(stack))))
+      a = self.param('lora_a', init, (*stack, x.shape[-1], c.lora_rank))
+      b = self.param('lora_b', nn.initializers.zeros, (*stack, c.lora_rank, self.features))
+      change = _low_rank(x, a.astype(x.dtype), b.astype(x.dtype), adapter)
+      adapted = y + (c.lora_alpha / c.lora_rank) * change
+      # Chosen, not added as 0: without an adapter no bit of `y` may change (-0.0 + 0.0 would).
+      y = adapted if adapter is None else jnp.where(adapter[..., None] >= 0, adapted, y)
     return y
+
+
+def _low_rank(x: jax.Array, a: jax.Array, b: jax.Array, adapter: jax.Array | None) -> jax.Array:
+  """`x @ a @ b` of each token's own adapter; arbitrary where its id is below 0.
+
+  All adapters are applied, and of their `N * rank` channels those of the others are zeroed in
+  between: two matrix products and no copy of weights a token.
+  """
+  if a.ndim == 2:
+    return (x @ a) @ b
+  own = adapter[..., None] == jnp.arange(a.shape[0]).reshape((1,) * adapter.ndim + (-1,))
+  channels = jnp.einsum('...i,nir->...nr', x, a)
+  channels = jnp.where(own[..., None], channels, 0)
+  return jnp.einsum('...nr,nro->...o', channels, b)
 
 
 class Attention(nn.Module):
@@ -66,10 +89,10 @@ class Attention(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x, cos, sin, mask, cache, write_at):
+  def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
     c = self.config
     batch, length, _ = x.shape
-    heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, name=name)(x).reshape(
+    heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, name=name)(x, adapter).reshape(
       batch, length, n, c.head_dim
     )
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
@@ -84,7 +107,7 @@ class Attention(nn.Module):
       )
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
     out = _attend(q, k, v, mask).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
-    return Linear(c, c.embed_dim, name='o')(out), (k, v)
+    return Linear(c, c.embed_dim, name='o')(out, adapter), (k, v)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -115,10 +138,11 @@ class MLP(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x, adapter):
     c = self.config
-    gate = nn.silu(Linear(c, c.mlp_dim, name='gate')(x))
-    return Linear(c, c.embed_dim, name='down')(gate * Linear(c, c.mlp_dim, name='up')(x))
+    gate = nn.silu(Linear(c, c.mlp_dim, name='gate')(x, adapter))
+    up = Linear(c, c.mlp_dim, name='up')(x, adapter)
+    return Linear(c, c.embed_dim, name='down')(gate * up, adapter)
 
 
 class Block(nn.Module):
@@ -127,12 +151,12 @@ class Block(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x, cos, sin, mask, cache, write_at):
+  def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
     c = self.config
     y = RMSNorm(c.norm_eps, name='attn_norm')(x)
-    y, kv = Attention(c, name='attn')(y, cos, sin, mask, cache, write_at)
+    y, kv = Attention(c, name='attn')(y, cos, sin, mask, cache, write_at, adapter)
     x += y
-    return x + MLP(c, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x)), kv
+    return x + MLP(c, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter), kv
 
 
 class Transformer(nn.Module):
@@ -153,7 +177,7 @@ class Transformer(nn.Module):
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tie_embeddings:
       # The head is never adapted: LoRA's cost there is the vocabulary.
-      self.lm_head = Linear(c.replace(lora_rank=0), c.vocab_size)
+      self.lm_head = Linear(c.without_adapters(), c.vocab_size)
 
   def __call__(
     self,
@@ -162,6 +186,7 @@ class Transformer(nn.Module):
     mask: jax.Array,
     cache: KVCache | None = None,
     write_at: jax.Array | int = 0,
+    adapter: jax.Array | None = None,
   ) -> tuple[jax.Array, KVCache]:
     """Runs the decoder.
 
@@ -173,17 +198,22 @@ class Transformer(nn.Module):
       cache: keys and values `[B, heads, S, d]` a layer; the new ones are written to columns
         `write_at .. write_at + T - 1` before they are read.
       write_at: scalar, first column to write.
+      adapter: int32 `[B, T]`, the adapter of each token, -1 for none; by default the one
+        that there is.
 
     Returns:
       Hidden states after the final norm `[B, T, D]` and the cache (without one: the
       keys and values of these tokens, `S = T`).
     """
     c = self.config
+    if adapter is None and c.num_adapters > 1:
+      raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
     x = self.embed(tokens).astype(c.dtype)
     cos, sin = rope.rotation(c, positions)
     kv = []
     for i, layer in enumerate(self.layers):
-      x, layer_kv = layer(x, cos, sin, mask, None if cache is None else cache[i], write_at)
+      layer_cache = None if cache is None else cache[i]
+      x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter)
       kv.append(layer_kv)
     return self.final_norm(x), tuple(kv)
 
@@ -196,7 +226,7 @@ class Transformer(nn.Module):
 
   def init_everything(self, tokens, positions, mask):
     """Touches every parameter; for `init` only."""
-    hidden, _ = self(tokens, positions, mask)
+    hidden, _ = self(tokens, positions, mask, adapter=jnp.zeros_like(tokens))
     return self.logits(hidden)
 
 

@@ -53,6 +53,7 @@ class _Decoding:
   keys: chex.Array  # [N]
   tokens: chex.Array  # int32 [N, W]
   logprobs: chex.Array  # float32 [N, W]
+  adapter: chex.Array | None  # int32 [N]: adapter of the row
   count: chex.Array  # int32 [N]: tokens written so far
   live: chex.Array  # bool [N]
   t: chex.Array  # int32 scalar: tokens written by the live rows
@@ -114,6 +115,7 @@ class Sampler:
     temperature: float,
     stop_ids: Sequence[int],
     limits: np.ndarray | None = None,
+    adapters: np.ndarray | None = None,
   ) -> Samples:
     """Samples one continuation for each of `N` prompts.
 
@@ -124,15 +126,19 @@ class Sampler:
       temperature: >= 0; 0 is greedy. A new value compiles nothing.
       stop_ids: ids that end a row. A new set of at most 8 compiles nothing.
       limits: int `[N]`, tokens each row may write, 1 to `max_new_tokens` (the default).
+      adapters: int `[N]`, adapter that each row goes through, -1 for none; by default the
+        one that there is. Other ids compile nothing.
 
     Raises:
-      ValueError: a prompt with its message would not fit the model's context.
+      ValueError: a prompt with its message would not fit the model's context, or there is
+        no such adapter.
     """
     limits = np.full(len(prompts), self.max_new_tokens) if limits is None else np.asarray(limits)
-    self._check(prompts, limits, temperature)
+    self._check(prompts, limits, temperature, adapters)
     longest = max(map(len, prompts))
-    tree = token_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)))
-    pool = self._fill_pool(params, tree)
+    # Rows of different adapters share no prefix: the same tokens have other hidden states there.
+    tree = token_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)), keys=adapters)
+    pool = self._fill_pool(params, tree, adapters is not None)
 
     n = len(prompts)
     rows, columns = bucket(n, self.smallest_batch), bucket(longest, 32)
@@ -143,12 +149,16 @@ class Sampler:
       source[i, : length[i]] = tree.row[i] * tree.tokens.shape[1] + prompt_columns
     padded_limits = np.zeros(rows, np.int32)
     padded_limits[:n] = limits
+    adapter = None if adapters is None else np.resize(adapters, rows).astype(np.int32)
     keys = keys[jnp.minimum(jnp.arange(rows), n - 1)]
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = stop_ids
     temperature = jnp.float32(temperature)
     state = self._start(
-      params, pool, (source, length, padded_limits, keys, temperature, stops), self.max_new_tokens
+      params,
+      pool,
+      (source, length, padded_limits, keys, adapter, temperature, stops),
+      self.max_new_tokens,
     )
     del pool
 
@@ -179,7 +189,7 @@ class Sampler:
       prefill_positions=tree.used,
     )
 
-  def _check(self, prompts, limits, temperature) -> None:
+  def _check(self, prompts, limits, temperature, adapters) -> None:
     if temperature < 0:
       raise ValueError(
         f'temperature={temperature} is negative; 0 is greedy, 1 is the model itself.'
@@ -189,6 +199,13 @@ class Sampler:
         f'limits span {limits.min()}..{limits.max()}; a row may write 1 to '
         f'max_new_tokens={self.max_new_tokens} tokens.'
       )
+    if adapters is not None and not (
+      self.config.lora_rank and -1 <= min(adapters) <= max(adapters) < self.config.num_adapters
+    ):
+      raise ValueError(
+        f'adapters span {min(adapters)}..{max(adapters)}; the model has '
+        f'{self.config.num_adapters if self.config.lora_rank else 0}.'
+      )
     needed = max(map(len, prompts)) + self.max_new_tokens
     if needed > self.config.max_positions:
       raise ValueError(
@@ -197,7 +214,7 @@ class Sampler:
         'prompt (examples, rounds) or lower max_message_tokens.'
       )
 
-  def _fill_pool(self, params, tree: token_tree.TokenTree):
+  def _fill_pool(self, params, tree: token_tree.TokenTree, adapted: bool):
     """Runs the rows a few at a time into one buffer of keys, values and hidden states."""
     c, step = self.config, self.prefill_rows
     width = tree.tokens.shape[1]
@@ -212,13 +229,15 @@ class Sampler:
     for first in range(0, len(tree.tokens), step):
       rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
       inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows])
+      inputs += (tree.keys[rows] if adapted else None,)
       pool = self._prefill(params, pool, inputs, first)
     return pool
 
 
 def _prefill(model, params, pool, inputs, first):
-  tokens, positions, subtree_end = inputs
-  hidden, kv = model.apply({'params': params}, tokens, positions, token_tree.mask(subtree_end))
+  tokens, positions, subtree_end, adapter = inputs
+  mask = token_tree.mask(subtree_end)
+  hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
   return jax.tree.map(
     lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0),
     pool,
@@ -228,7 +247,7 @@ def _prefill(model, params, pool, inputs, first):
 
 def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
-  source, length, limit, keys, temperature, stops = rows
+  source, length, limit, keys, adapter, temperature, stops = rows
   n, columns = source.shape
   kv, hidden = pool
   row, column = source // hidden.shape[1], source % hidden.shape[1]
@@ -247,6 +266,7 @@ def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
     keys=keys,
     tokens=jnp.zeros((n, max_new_tokens), jnp.int32),
     logprobs=jnp.zeros((n, max_new_tokens), jnp.float32),
+    adapter=adapter,
     count=jnp.zeros(n, jnp.int32),
     live=limit > 0,
     t=jnp.int32(0),
@@ -296,6 +316,7 @@ def _decode(model, params, state: _Decoding, control) -> _Decoding:
       seen[:, None, :],
       state.cache,
       columns + at,
+      None if state.adapter is None else state.adapter[:, None],
     )
     state = state.replace(cache=cache, seen=seen)
     return _write(model, params, state, hidden[:, 0], temperature, stops)

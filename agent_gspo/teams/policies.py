@@ -49,7 +49,7 @@ class Policy(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ModelPolicy:
-  """All agents speak through one model.
+  """All agents speak through one model, be it with an adapter each.
 
   Attributes:
     sampler: of the model.
@@ -57,6 +57,7 @@ class ModelPolicy:
     root: key of this use of randomness (see `keys.stream`).
     step: training step, folded into every row's key.
     temperature: 0 is greedy.
+    adapters: the adapter of each agent, -1 for none; by default all take the one there is.
   """
 
   sampler: Sampler
@@ -64,6 +65,7 @@ class ModelPolicy:
   root: jax.Array
   step: int
   temperature: float
+  adapters: tuple[int, ...] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
     rows = [
@@ -72,6 +74,9 @@ class ModelPolicy:
     stop_ids = set(turns[0].stop_ids)
     if any(set(t.stop_ids) != stop_ids for t in turns):
       return self._by_stop_ids(turns)
+    adapters = None
+    if self.adapters is not None:
+      adapters = np.asarray([self.adapters[t.agent] for t in turns])
     return self.sampler(
       self.params,
       [t.prompt_ids for t in turns],
@@ -79,6 +84,7 @@ class ModelPolicy:
       temperature=self.temperature,
       stop_ids=sorted(stop_ids),
       limits=np.asarray([t.limit for t in turns]),
+      adapters=adapters,
     )
 
   def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:

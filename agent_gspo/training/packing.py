@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -11,24 +11,42 @@ from agent_gspo.types import Message, TrainBatch
 
 
 def pack_messages(
-  messages: Sequence[Message], advantages: np.ndarray, *, row_tokens: int, rows: int
+  messages: Sequence[Message],
+  advantages: np.ndarray,
+  *,
+  row_tokens: int,
+  rows: int,
+  adapters: Sequence[int] | None = None,
+  trained: Collection[int] | None = None,
 ) -> list[TrainBatch]:
   """Packs messages into micro-batches of `rows` rows of `row_tokens` columns.
 
   Contexts that messages share stand once a row: the prompt of a group, the few-shot
-  examples of a role, the earlier turns of a conversation.
+  examples of a role, the earlier turns of a conversation. Agents with adapters of their own
+  share none with each other: the same tokens have other hidden states there.
 
   Args:
     messages: those with at least one sampled token are packed.
     advantages: float `[M]`.
     row_tokens: columns `T`; also the loss tokens `L` and message slots `S` of a row.
     rows: rows `R` of a micro-batch; the last one is filled up with empty rows.
+    adapters: the adapter of each agent, by default 0 for all. Messages of agents without
+      one (-1) are left out: nothing of theirs is trained.
+    trained: agents whose messages are packed, by default all. Those of a frozen agent
+      would cost time and move nothing.
   """
-  sampled = [m for m, message in enumerate(messages) if len(message.token_ids)]
+  learns = lambda agent: (
+    (trained is None or agent in trained) and (adapters is None or adapters[agent] >= 0)
+  )
+  sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and learns(x.agent)]
   # The last token is predicted, never read.
   inputs = [messages[m].path[:-1] for m in sampled]
   tree = token_tree.pack(
-    inputs, row_tokens, loads=[len(messages[m].token_ids) for m in sampled], max_load=row_tokens
+    inputs,
+    row_tokens,
+    loads=[len(messages[m].token_ids) for m in sampled],
+    max_load=row_tokens,
+    keys=[adapters[messages[m].agent] for m in sampled] if adapters is not None else None,
   )
   total = -(-len(tree.tokens) // rows) * rows
   shape = (total, row_tokens)
@@ -36,6 +54,7 @@ def pack_messages(
     'tokens': _pad_rows(tree.tokens, total),
     'positions': _pad_rows(tree.positions, total),
     'subtree_end': _pad_rows(tree.subtree_end, total),
+    'adapters': _pad_rows(tree.keys, total),
     'loss_source': np.zeros(shape, np.int32),
     'loss_target': np.zeros(shape, np.int32),
     'loss_message': np.zeros(shape, np.int32),

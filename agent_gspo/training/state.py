@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -75,6 +76,7 @@ def make_optimizer(
   b1: float = 0.9,
   b2: float = 0.99,
   grad_clip: float = 1.0,
+  adapter_scale: Sequence[float] | None = None,
 ) -> optax.GradientTransformation:
   """AdamW with global-norm clipping and a learning-rate schedule.
 
@@ -86,6 +88,8 @@ def make_optimizer(
     weight_decay: decoupled, on matrices only.
     b1, b2: decay of the moments.
     grad_clip: largest global norm of the gradient.
+    adapter_scale: `[N]`, factor on the learning rate of each of `N` adapters, see
+      `scale_adapters`; by default 1.
   """
   decay_updates = max(updates - warmup_updates, 1)
   after = {
@@ -98,7 +102,23 @@ def make_optimizer(
     ramp = optax.linear_schedule(learning_rate / warmup_updates, learning_rate, warmup_updates)
     rate = optax.join_schedules([ramp, after], [warmup_updates])
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-  return optax.chain(
+  chain = (
     optax.clip_by_global_norm(grad_clip),
     optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=matrices),
   )
+  return optax.chain(*chain, *([scale_adapters(adapter_scale)] if adapter_scale else []))
+
+
+def scale_adapters(factors: Sequence[float]) -> optax.GradientTransformation:
+  """Multiplies the step of adapter `n` by `factors[n]`; one with factor 0 stays bit for bit.
+
+  Comes after the learning rate and weight decay, for parameters that are all adapters:
+  leaves `[N, ...]`, or of any shape if there is one factor.
+  """
+
+  def scaled(update: jax.Array) -> jax.Array:
+    factor = jnp.asarray(factors, update.dtype).reshape((-1,) + (1,) * (update.ndim - 1))
+    # -0.0 is what may be added to any number without changing it; 0.0 turns -0.0 into 0.0.
+    return jnp.where(factor == 0, -0.0, factor * update)
+
+  return optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))

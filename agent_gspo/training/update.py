@@ -69,7 +69,8 @@ class Updater:
     Args:
       state: before the step; its buffers are donated.
       batches: micro-batches of one shape.
-      reference: `trainable` parameters of the reference policy; read if `kl_coef > 0`.
+      reference: `trainable` parameters of the reference policy, read if `kl_coef > 0`; by
+        default the adapters are switched off for it (and only they may be trainable).
 
     Returns:
       The new state and the mini-batch's metrics.
@@ -98,17 +99,21 @@ class Updater:
       for b in batches
     ]
 
-  def _token_logprobs(self, trainable: Flat, frozen: Flat, batch: TrainBatch):
-    """Log-prob and entropy of each loss token, float32 `[R, L]`."""
-    variables = {'params': state_lib.merge(trainable, frozen)}
-    hidden, _ = self.model.apply(
-      variables, batch.tokens, batch.positions, token_tree.mask(batch.subtree_end)
-    )
+  def _token_logprobs(self, trainable: Flat | None, frozen: Flat, batch: TrainBatch):
+    """Log-prob and entropy of each loss token, float32 `[R, L]`; None is adapters off."""
+    config, adapter = self.model.config, None
+    if trainable is None:
+      trainable, config = {}, config.without_adapters()
+    elif config.num_adapters > 1:
+      adapter = batch.adapters
+    model, variables = Transformer(config), {'params': state_lib.merge(trainable, frozen)}
+    mask = token_tree.mask(batch.subtree_end)
+    hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=adapter)
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
 
     @jax.checkpoint
     def of_chunk(hidden, target):
-      logits = self.model.apply(variables, hidden, method='logits') / self.temperature
+      logits = model.apply(variables, hidden, method='logits') / self.temperature
       logprobs = jax.nn.log_softmax(logits, axis=-1)
       chosen = jnp.take_along_axis(logprobs, target[:, None], axis=-1)[:, 0]
       if not self.entropy:

@@ -1,0 +1,95 @@
+"""Which agents share a policy, which have an adapter of their own, and which of them learn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHARING = ('shared', 'adapters', 'mix')
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+  """The policy of each of `N` agents.
+
+  Attributes:
+    adapters: `[N]`, the adapter of each agent, -1 for the base model alone. None: all agents
+      are one policy, with the adapter that there is, if any.
+    trained: agents that learn; None for all.
+    scale: factor on the learning rate of each adapter, 0 for a frozen one; None: 1 for all.
+  """
+
+  adapters: tuple[int, ...] | None = None
+  trained: frozenset[int] | None = None
+  scale: tuple[float, ...] | None = None
+
+  @property
+  def num_adapters(self) -> int:
+    """Sets of adapters that the model needs (if it has any)."""
+    return 1 if self.adapters is None else max(self.adapters) + 1
+
+  def of_decider(self) -> tuple[int, ...] | None:
+    """`adapters` of a team in which the last agent is alone."""
+    return None if self.adapters is None else self.adapters[-1:]
+
+
+def make_sharing(
+  options: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
+) -> Sharing:
+  """The policies that the config's section `policy` asks for.
+
+  Args:
+    options: `sharing` (all agents are one policy, each has an adapter, or the frozen ones
+      are the base model and each other one has an adapter), `frozen` (names of agents that do
+      not learn) and `learning_rates` (one an agent, not read for frozen ones; empty:
+      `learning_rate` for all).
+    names: of the agents.
+    lora_rank: of the adapters.
+    learning_rate: what `learning_rates` are scaled by.
+
+  Raises:
+    ValueError: names field, value and remedy.
+  """
+  kind, frozen, rates = (options[k] for k in ('sharing', 'frozen', 'learning_rates'))
+  if kind not in SHARING:
+    raise ValueError(f'policy.sharing={kind!r} is unknown; use one of {", ".join(SHARING)}.')
+  _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
+  if kind == 'shared':
+    return Sharing()
+  trained = [n for n, name in enumerate(names) if name not in frozen]
+  adapted = list(range(len(names))) if kind == 'adapters' else trained
+  scale = [0.0 if n not in trained else rates[n] / learning_rate if rates else 1.0 for n in adapted]
+  return Sharing(
+    adapters=tuple(adapted.index(n) if n in adapted else -1 for n in range(len(names))),
+    trained=frozenset(trained),
+    scale=tuple(scale),
+  )
+
+
+def _check(kind, frozen, rates, names, lora_rank) -> None:
+  if kind == 'shared':
+    if frozen or rates:
+      raise ValueError(
+        f'policy.frozen={frozen} and policy.learning_rates={rates} are of agents with a policy '
+        "of their own: set policy.sharing to 'adapters' or 'mix', or leave both empty."
+      )
+    return
+  if not lora_rank:
+    raise ValueError(f'policy.sharing={kind!r} needs adapters: set model.lora_rank above 0.')
+  unknown = sorted(set(frozen) - set(names))
+  if unknown:
+    raise ValueError(
+      f'policy.frozen: no agent is called {", ".join(unknown)}; there are {", ".join(names)}.'
+    )
+  if set(frozen) == set(names):
+    raise ValueError(f'policy.frozen={frozen} names every agent: nobody would learn.')
+  if kind == 'mix' and not frozen:
+    raise ValueError(
+      "policy.sharing='mix' needs agents that are frozen: name them in policy.frozen."
+    )
+  if rates and (len(rates) != len(names) or min(rates) < 0):
+    raise ValueError(
+      f'policy.learning_rates={rates} must be {len(names)} rates that are not negative, one an '
+      'agent.'
+    )
