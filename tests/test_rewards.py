@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.teams import accountant
 from agent_gspo.teams.rollout import rollout
 
+LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
 COMBINATIONS = list(
   itertools.product(communication.COSTS, communication.GATES, communication.CREDITS)
 )
@@ -46,18 +48,25 @@ def random_lengths(seed):
 def by_hand(options: RewardOptions, batch, scores, price: float) -> list[float]:
   """The reward of every message, from the definition, one message at a time."""
   groups = [episode.question for episode in batch.episodes]
-  charged = []
-  for e, score in enumerate(scores):
-    group = [s for s, g in zip(scores, groups, strict=True) if g == groups[e]]
-    charged.append(
-      {
-        'always': True,
-        'correct': score == 1,
-        'group_accuracy': sum(group) / len(group) >= options.gate_accuracy,
-      }[options.gate]
-    )
+  accuracy = {}
+  for g in groups:
+    group = [s for s, other in zip(scores, groups, strict=True) if other == g]
+    accuracy[g] = sum(group) / len(group)
+  best = sorted(accuracy.values(), reverse=True)
+  last = best[math.ceil(options.gate_fraction * len(best)) - 1]
+  charged = [
+    {
+      'always': True,
+      'correct': score == 1,
+      'group_accuracy': accuracy[g] >= options.gate_accuracy,
+      'top_groups': accuracy[g] >= max(last, 1e-9),
+    }[options.gate]
+    for score, g in zip(scores, groups, strict=True)
+  ]
+  grams = [m.text.split() for m in batch.messages]
+  grams = [[tuple(w[i : i + 3]) for i in range(len(w) - 2)] for w in grams]
   own = []
-  for m in batch.messages:
+  for index, m in enumerate(batch.messages):
     layer = [
       o for o in batch.messages if (o.episode, o.round, o.layer) == (m.episode, m.round, m.layer)
     ]
@@ -68,11 +77,14 @@ def by_hand(options: RewardOptions, batch, scores, price: float) -> list[float]:
     cost = options.p_write * written + options.p_read * written * m.readers
     if options.cost == 'money':
       cost = (options.p_write * m.written + options.p_read * m.read) / 1e6
-    words = m.text.split()
-    grams = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
-    repeated = 1 - len(set(grams)) / len(grams) if grams else 0.0
+    mates = [j for j, o in enumerate(batch.messages) if o.episode == m.episode]
+    before = {g for j in mates if j < index for g in grams[j]}
+    new = set(grams[index]) - before
+    total = sum(len(grams[j]) for j in mates)
+    repeated = (len(grams[index]) - len(new)) / total if total else 0.0
     turn = 0 if m.text == '' else 1
-    own.append(price * cost + options.lambda_turn * turn + options.lambda_rep * repeated)
+    over = LAMBDA_MESSAGE * max(0, m.written - MESSAGE_LIMIT)
+    own.append(price * cost + options.lambda_turn * turn + options.lambda_rep * repeated + over)
   rewards = []
   for i, m in enumerate(batch.messages):
     total = own[i]
@@ -93,13 +105,22 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
     gate=gate,
     credit=credit,
     gate_accuracy=0.5,
+    gate_fraction=0.6,
     lambda_turn=0.01,
     lambda_rep=0.03,
     **money,
   )
   ledger = accountant.ledger(batch)
   texts = [m.text for m in batch.messages]
-  terms = communication.reward_terms(options, ledger, np.array(scores), 0.002, texts)
+  terms = communication.reward_terms(
+    options,
+    ledger,
+    np.array(scores),
+    0.002,
+    texts,
+    lambda_message=LAMBDA_MESSAGE,
+    message_limit=MESSAGE_LIMIT,
+  )
   np.testing.assert_allclose(terms.total, by_hand(options, batch, scores, 0.002), atol=1e-6)
   np.testing.assert_array_equal(terms.task, [scores[m.episode] for m in batch.messages])
   assert terms.total.dtype == np.float32
@@ -107,6 +128,8 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
   assert (terms.token_cost > 0).any()
   assert (terms.turn_cost > 0).any()
   assert (terms.repetition_cost > 0).any()
+  assert (terms.message_cost > 0).any()
+  assert not terms.shape.any()
 
 
 def test_gate_opens_at_the_accuracy_it_names():
@@ -137,18 +160,123 @@ def test_a_price_of_zero_costs_nothing():
 
 
 @pytest.mark.parametrize(
-  ('text', 'share'),
+  ('texts', 'shares'),
   [
-    ('', 0.0),
-    ('a b', 0.0),
-    ('a b c d', 0.0),
-    ('a b c a b c', 1 / 4),
-    ('a a a a a', 2 / 3),
-    ('a b c\na b  c', 1 / 4),
+    ([''], [0.0]),
+    (['a b', ''], [0.0, 0.0]),
+    (['a b c d'], [0.0]),
+    (['a b c a b c'], [1 / 4]),
+    (['a a a a a'], [2 / 3]),
+    (['a b c\na b  c'], [1 / 4]),
+    (['a b c', 'a b c'], [0.0, 1 / 2]),  # who says it again pays
+    (['a b c', '', 'x a b c', 'a b c'], [0.0, 0.0, 1 / 4, 1 / 4]),
+    (['a b', 'c a b c'], [0.0, 0.0]),  # n-grams do not reach over messages
   ],
 )
-def test_repetition_is_the_share_of_trigrams_seen_before(text, share):
-  assert communication.repetition([text, 'x']).tolist() == pytest.approx([share, 0.0])
+def test_repetition_is_the_share_of_trigrams_that_the_episode_has_seen(texts, shares):
+  alone = communication.repetition(texts, np.zeros(len(texts), int))
+  assert alone.tolist() == pytest.approx(shares)
+  # Another episode in between, with the same words, changes nothing.
+  both = [text for text in texts for _ in range(2)]
+  found = communication.repetition(both, np.tile([0, 3], len(texts)))
+  assert found[::2].tolist() == pytest.approx(shares)
+  assert found[1::2].tolist() == pytest.approx(shares)
+
+
+def test_repetition_of_no_messages():
+  assert communication.repetition([], np.zeros(0, int)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+  ('accuracies', 'fraction', 'charged'),
+  [
+    ((1.0, 0.5, 0.0), 0.2, (True, False, False)),
+    ((1.0, 0.5, 0.0), 0.5, (True, True, False)),
+    ((0.5, 1.0, 1.0), 0.3, (False, True, True)),  # ties are let in together
+    ((1.0, 0.25, 0.0), 1.0, (True, True, False)),  # but never a group without a right answer
+    ((0.0, 0.0, 0.0), 0.2, (False, False, False)),
+  ],
+)
+def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
+  batch = talk(st.team('single'), lambda turn: 2)
+  scores = np.concatenate([np.arange(4) < 4 * a for a in accuracies]).astype(float)
+  terms = communication.reward_terms(
+    RewardOptions(gate='top_groups', gate_fraction=fraction),
+    accountant.ledger(batch),
+    scores,
+    0.1,
+    [''] * 12,
+  )
+  assert terms.token_cost.reshape(3, 4).astype(bool).all(axis=1).tolist() == list(charged)
+  assert terms.token_cost.reshape(3, 4).astype(bool).any(axis=1).tolist() == list(charged)
+
+
+@pytest.mark.parametrize('credit', communication.CREDITS)
+def test_shape_is_one_term_of_the_whole_episode(credit):
+  batch = talk(st.team('star', rounds=2), random_lengths(1))
+  ledger, scores = accountant.ledger(batch), np.tile([1.0, 0, 1, 1], 3)
+  options = RewardOptions(shape='l1_exact', shape_options='target=7, alpha=0.01', credit=credit)
+  terms = communication.reward_terms(options, ledger, scores, 0.003, [''] * len(batch.messages))
+  plain = communication.reward_terms(
+    RewardOptions(credit=credit), ledger, scores, 0.003, [''] * len(batch.messages)
+  )
+  written = [sum(m.written for m in batch.messages if m.episode == e) for e in range(12)]
+  expected = [-0.01 * abs(7 - written[m.episode]) for m in batch.messages]
+  np.testing.assert_allclose(terms.shape, expected, rtol=1e-5)
+  np.testing.assert_allclose(terms.total, plain.total + expected, rtol=1e-5)
+  np.testing.assert_allclose(terms.task - terms.costs, terms.total, rtol=1e-6)
+  np.testing.assert_array_equal(communication.episode_costs(options, ledger), written)
+
+
+def test_hinge_is_the_only_charge_of_its_price():
+  batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens an episode
+  options = RewardOptions(shape='hinge', shape_options='limit=7')
+  terms = communication.reward_terms(
+    options, accountant.ledger(batch), np.ones(12), 0.01, [''] * 36
+  )
+  assert not terms.token_cost.any()
+  expected = {0: 0.0, 1: 0.0, 2: -0.02, 3: -0.05}
+  for m, value in zip(batch.messages, terms.shape, strict=True):
+    assert value == pytest.approx(expected[m.episode % 4], abs=1e-7)
+
+
+def test_the_gate_stands_before_the_shape_too():
+  batch = talk(st.team('single'), lambda turn: 3)
+  scores = np.array([1.0, 0, 1, 0] + [0.0] * 8)
+  options = RewardOptions(gate='correct', shape='l1_exact', shape_options='target=13, alpha=0.1')
+  terms = communication.reward_terms(options, accountant.ledger(batch), scores, 0.0, [''] * 12)
+  np.testing.assert_allclose(terms.shape, -1.0 * scores)
+
+
+def test_shapes_read_what_was_read_and_who_spoke():
+  batch = talk(st.team('chain'), lambda turn: 2 * (turn.sample % 2 == 0 or turn.agent == 0))
+  ledger = accountant.ledger(batch)
+  options = RewardOptions(
+    shape='pass_rate_scaled', shape_options='written_weight=0,read_weight=0,turn_weight=0.3'
+  )
+  terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
+  for m, value in zip(batch.messages, terms.shape, strict=True):
+    assert value == pytest.approx(-0.3 if m.episode % 2 == 0 else -0.1)
+  options = RewardOptions(
+    shape='pass_rate_scaled', shape_options='written_weight=0,read_weight=0.3,turn_weight=0'
+  )
+  terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
+  read = np.bincount(ledger.episode, ledger.read)
+  for m, value in zip(batch.messages, terms.shape, strict=True):
+    first = m.episode // 4 * 4
+    most = read[first : first + 4].max()
+    assert value == pytest.approx(-0.3 * read[m.episode] / most)
+
+
+def test_base_loss_reaches_the_shape():
+  batch = talk(st.team('single'), lambda turn: 2)
+  options = RewardOptions(shape='optima', shape_options='min_tokens=0')
+  terms = lambda loss: communication.reward_terms(
+    options, accountant.ledger(batch), np.ones(12), 0.0, [''] * 12, base_loss=loss
+  )
+  loss = np.linspace(1, 4, 12)
+  by_message = loss[[m.episode for m in batch.messages]]
+  np.testing.assert_allclose(terms(loss).shape - terms(None).shape, 0.5 / by_message, rtol=1e-5)
 
 
 @pytest.mark.parametrize('normalize', advantages.NORMALIZATIONS)
@@ -194,7 +322,7 @@ def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name
   options = RewardOptions(cost=cost, p_read=0.5, credit=credit, lambda_turn=0.005, lambda_rep=0.01)
   team = st.team(name, rounds=2)
   turns = sum(len(layer) for _, _, layer in team.turns)
-  price = 0.999 * (1 - 0.015 * turns) / communication.max_episode_cost(options, team)
+  price = 0.999 * (1 - 0.005 * turns - 0.01) / communication.max_episode_cost(options, team)
   communication.check_bound(options, price, team)  # no error, no warning
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
     communication.check_bound(options, price * 1.01, team)
@@ -225,6 +353,71 @@ def test_bound_names_the_remedy():
 
 
 @pytest.mark.parametrize(
+  ('shape', 'safe', 'unsafe'),
+  [
+    ('l1_exact', 'target=5, alpha=0.01', 'target=5, alpha=0.2'),
+    ('l1_max', 'target=18, alpha=0.1', 'target=5, alpha=0.1'),
+    ('optima', 'min_tokens=5', 'min_tokens=19'),
+    ('optima', 'min_tokens=0', 'min_tokens=0, token_weight=1'),
+    ('kimi', 'weight=0.4', 'weight=2'),
+    ('efficient', 'alpha=0.5', None),
+    ('laser', 'target=5', None),
+    ('shorter_better', 'beta=0.01', 'beta=0.2'),
+    ('alp', 'beta=0.01', 'beta=0.1'),
+    ('multiplicative', 'alpha=9', None),
+    ('pass_rate_scaled', '', 'written_weight=1.5'),
+    ('decaying', '', None),
+    ('overlong', 'limit=18, buffer=5', 'limit=18, buffer=5, weight=1'),
+  ],
+)
+def test_bound_knows_the_shapes(shape, safe, unsafe):
+  """A dearest episode of 18 tokens."""
+  team = st.team('star')
+  communication.check_bound(RewardOptions(shape=shape, shape_options=safe), 0.0, team)
+  if unsafe is None:
+    return
+  options = RewardOptions(shape=shape, shape_options=unsafe)
+  with pytest.raises(ValueError, match=f'by reward.shape={shape!r}: .* Soften reward.shape_opt'):
+    communication.check_bound(options, 0.0, team)
+  if shape != 'optima':  # which punishes right answers as well
+    gated = dataclasses.replace(options, gate='group_accuracy')
+    with pytest.warns(UserWarning, match='stands before it'):
+      communication.check_bound(gated, 0.0, team)
+
+
+def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
+  """The refused options, through the reward itself, on one question; the accepted ones do not."""
+  batch = talk(st.team('star'), lambda turn: (turn.limit, 0, 1, 0)[turn.sample])
+  ledger, scores = accountant.ledger(batch), np.tile([1.0, 0.0], 6)
+  for shape, text, wrong_wins in [
+    ('l1_exact', 'target=5, alpha=0.2', True),
+    ('l1_exact', 'target=5, alpha=0.01', False),
+    ('kimi', 'weight=2.1', True),
+    ('kimi', 'weight=0.4', False),
+    ('shorter_better', 'beta=0.2', True),
+    ('shorter_better', 'beta=0.01', False),
+    ('multiplicative', 'alpha=9', False),
+    ('decaying', '', False),
+  ]:
+    options = RewardOptions(shape=shape, shape_options=text)
+    terms = communication.reward_terms(options, ledger, scores, 0.0, [''] * 36)
+    right, wrong = (terms.total[ledger.episode == e].mean() for e in (0, 1))
+    assert (wrong > right) == wrong_wins, (shape, text)
+
+
+def test_bound_of_the_hinge_and_of_the_message_budget():
+  team = st.team('star')  # 3 messages of at most 6 tokens
+  hinge = RewardOptions(shape='hinge', shape_options='limit=8')
+  communication.check_bound(hinge, 0.099, team)
+  with pytest.raises(ValueError, match=r'Keep lambda_tok below 0\.1,'):
+    communication.check_bound(hinge, 0.1, team)
+  limits = {'message_limit': 4.0}
+  communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.16, **limits)
+  with pytest.raises(ValueError, match=r'lambda_message=0.17 on messages beyond 4'):
+    communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.17, **limits)
+
+
+@pytest.mark.parametrize(
   ('fields', 'message'),
   [
     ({'cost': 'time'}, "reward.cost='time' is unknown; use one of tokens"),
@@ -234,6 +427,19 @@ def test_bound_names_the_remedy():
     ({'p_read': -1.0}, r'reward.p_read=-1.0 is negative'),
     ({'lambda_turn': -1.0}, r'reward.lambda_turn=-1.0 is negative'),
     ({'lambda_rep': -1.0}, r'reward.lambda_rep=-1.0 is negative'),
+    ({'gate_fraction': 0.0}, r'reward.gate_fraction=0.0 must be above 0 and at most 1'),
+    ({'shape': 'lazer'}, r"reward.shape='lazer' is unknown; .* Did you mean 'laser'\?"),
+    ({'shape': 'laser'}, r"reward.shape='laser' needs reward.shape_options='target=...'"),
+    ({'shape_options': 'target=3'}, r"shape 'linear' has no option 'target'; it has none"),
+    (
+      {'shape': 'laser', 'shape_options': 'targt=3'},
+      r"shape 'laser' has no option 'targt'; it has target, weight. Did you mean 'target'\?",
+    ),
+    ({'shape': 'laser', 'shape_options': 'target=3,target=4'}, r"'target' is given twice"),
+    ({'shape': 'laser', 'shape_options': 'target=x'}, r"target='x' is not a number"),
+    ({'shape': 'laser', 'shape_options': 'target=0'}, r'target=0 must be positive'),
+    ({'shape': 'kimi', 'shape_options': 'weight=-1'}, r'weight=-1 must be zero or more'),
+    ({'shape': 'kimi', 'shape_options': 'weight=inf'}, r'weight=inf must be zero or more'),
     ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 is not between 0 and 1'),
   ],
 )
@@ -242,17 +448,53 @@ def test_option_errors_name_the_field(fields, message):
     RewardOptions(**fields)
 
 
+@pytest.mark.parametrize(
+  ('text', 'options'),
+  [
+    ('target=20', {'target': 20.0}),
+    (' target = 2e1 , weight=0.25,', {'target': 20.0, 'weight': 0.25}),
+  ],
+)
+def test_shape_options_are_read_from_text(text, options):
+  assert RewardOptions(shape='laser', shape_options=text).shape_arguments == options
+
+
+@pytest.mark.parametrize(
+  ('fields', 'unit'),
+  [
+    ({}, 'tokens written'),
+    ({'p_write': 0.0, 'p_read': 1.0}, 'tokens read by others'),
+    ({'p_read': 0.5}, 'tokens: 1 written + 0.5 read by others'),
+    ({'cost': 'critical_path'}, 'tokens of the critical path written'),
+    ({'cost': 'money', 'p_read': 0.1}, 'money'),
+  ],
+)
+def test_a_cost_has_a_unit(fields, unit):
+  assert RewardOptions(**fields).unit == unit
+
+
 @pytest.mark.parametrize('credit', communication.CREDITS)
 def test_summary_keeps_the_terms_apart(credit):
   batch = talk(st.team('star'), lambda turn: 2)
-  options = RewardOptions(lambda_turn=0.01, credit=credit)
+  options = RewardOptions(
+    lambda_turn=0.01, credit=credit, shape='l1_exact', shape_options='target=11, alpha=0.01'
+  )
   terms = communication.reward_terms(
-    options, accountant.ledger(batch), np.ones(12), 0.005, [''] * 36
+    options,
+    accountant.ledger(batch),
+    np.ones(12),
+    0.005,
+    [''] * 36,
+    lambda_message=0.004,
+    message_limit=1.0,
   )
   found = communication.summary(options, terms, 12)
   assert found['reward/task'] == 1.0
   assert found['reward/token_cost'] == pytest.approx(3 * 2 * 0.005)
   assert found['reward/turn_cost'] == pytest.approx(3 * 0.01)
   assert found['reward/repetition'] == 0.0
+  assert found['reward/message_cost'] == pytest.approx(3 * 1 * 0.004)
+  assert found['reward/shape'] == pytest.approx(-0.05)
   messages = 3 if credit == 'episode' else 1
-  assert found['reward/mean'] == pytest.approx(1 - messages * (2 * 0.005 + 0.01))
+  costs = messages * (2 * 0.005 + 0.01 + 0.004)
+  assert found['reward/mean'] == pytest.approx(1 - costs - 0.05)

@@ -1,38 +1,260 @@
-"""The price of a token, lambda_tok, as a controlled quantity.
+"""The price of a token as a controlled quantity.
 
-`fixed` never moves. `accuracy_floor` spends as little as it can while the team's
-accuracy stays above a floor: the price rises above it and falls below it.
+`fixed` never moves. `dual` keeps the mean cost of an episode and the mean length of a
+message at their budgets, with a price each. `accuracy_floor` spends as little as it can
+while the team's accuracy stays above a floor. A budget is in the unit of `reward.cost`
+(tokens written or read, of the critical path, or money), the message budget in tokens
+written; the cost that is priced and the cost that is bounded are one and the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import chex
 import jax.numpy as jnp
 
-MODES = ('fixed', 'accuracy_floor')
+MODES = ('fixed', 'accuracy_floor', 'dual')
+
+# Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
+# (a step's questions), and a price acts with a delay of about five steps.
+_LEVEL, _TREND = 0.5, 0.2
+_NOTHING = 1e-3  # of the budget: a cost below counts as this much, so that 0 has a logarithm
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetOptions:
+  """The `budget` section of a config.
+
+  Attributes:
+    mode: one of `MODES`.
+    lambda_tok: price of a unit of cost; its first value under a controller.
+    lambda_max: highest price, of both.
+    floor: accuracy_floor: accuracy to keep.
+    floor_of_best: accuracy_floor: and this share of the best running accuracy.
+    eta: accuracy_floor: price change a step per unit of accuracy.
+    accuracy_decay: of the running accuracy.
+    budget_episode: dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
+    budget_message: dual: mean tokens of a message not to exceed, silent ones included; 0
+      for no limit.
+    tolerance: dual: share of `budget_message` that is let pass.
+    dual_eta: dual: change a step, per 100 % overshoot, of what a budget's worth of cost is
+      charged (`lambda * budget`, in units of task score).
+    dual_lookahead: dual: steps by which the price runs ahead of the trend.
+  """
+
+  mode: str = 'fixed'
+  lambda_tok: float = 0.0
+  lambda_max: float = 0.01
+  floor: float = 0.5
+  floor_of_best: float = 0.0
+  eta: float = 0.01
+  accuracy_decay: float = 0.8
+  budget_episode: float = 0.0
+  budget_message: float = 0.0
+  tolerance: float = 0.1
+  dual_eta: float = 0.04
+  dual_lookahead: float = 20.0
+
+  def __post_init__(self):
+    if self.mode not in MODES:
+      raise ValueError(f'budget.mode={self.mode!r} is unknown; use one of {", ".join(MODES)}.')
+    for field, low, high in (
+      ('lambda_tok', 0, math.inf),
+      ('lambda_max', 0, math.inf),
+      ('floor', 0, 1),
+      ('floor_of_best', 0, 1),
+      ('accuracy_decay', 0, 1),
+      ('budget_episode', 0, math.inf),
+      ('budget_message', 0, math.inf),
+      ('tolerance', 0, math.inf),
+      ('dual_lookahead', 0, math.inf),
+    ):
+      value = getattr(self, field)
+      if value < low:
+        raise ValueError(f'budget.{field}={value} is negative.')
+      if value > high:
+        raise ValueError(f'budget.{field}={value} is not between 0 and 1.')
+    for field in ('eta', 'dual_eta'):
+      if getattr(self, field) <= 0:
+        raise ValueError(f'budget.{field}={getattr(self, field)} must be positive.')
+    if self.mode == 'dual':
+      self._check_dual()
+
+  def _check_dual(self) -> None:
+    if not self.budget_episode and not self.budget_message:
+      raise ValueError(
+        'budget.mode="dual" needs budget.budget_episode or budget.budget_message above 0.'
+      )
+    if self.budget_episode and self.lambda_tok > self.lambda_max:
+      raise ValueError(
+        f'budget.lambda_tok={self.lambda_tok} starts above budget.lambda_max={self.lambda_max}.'
+      )
+
+  @property
+  def highest_lambda_tok(self) -> float:
+    """Highest price of a unit of cost during the run."""
+    moves = self.mode == 'accuracy_floor' or (self.mode == 'dual' and self.budget_episode > 0)
+    return max(self.lambda_tok, self.lambda_max) if moves else self.lambda_tok
+
+  @property
+  def highest_lambda_message(self) -> float:
+    """Highest price of a token of a message beyond `message_limit`."""
+    return self.lambda_max if self.mode == 'dual' and self.budget_message > 0 else 0.0
+
+  @property
+  def message_limit(self) -> float:
+    """Tokens of a message beyond which each pays lambda_message."""
+    if self.mode != 'dual' or not self.budget_message:
+      return math.inf
+    return self.budget_message * (1 + self.tolerance)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+  """What a step showed.
+
+  Attributes:
+    accuracy: mean task score.
+    episode_cost: mean cost of an episode, before any gate.
+    message_tokens: mean tokens written in a message, silent ones included.
+  """
+
+  accuracy: float
+  episode_cost: float
+  message_tokens: float
+
+
+@chex.dataclass(frozen=True)
+class Trend:
+  """Attributes:
+  level: float32 scalar, logarithm of the smoothed cost, -inf before the first one.
+  slope: float32 scalar, its change a step.
+  integral: float32 scalar, the lasting part of the price.
+  """
+
+  level: chex.Array
+  slope: chex.Array
+  integral: chex.Array
 
 
 @chex.dataclass(frozen=True)
 class BudgetState:
-  """What the controller carries from step to step; part of the checkpoint.
+  """What the controllers carry from step to step; part of the checkpoint.
 
   Attributes:
-    lambda_tok: float32 scalar, price of a token in units of task score.
+    lambda_tok: float32 scalar, price of a unit of cost in units of task score.
+    lambda_message: float32 scalar, price of a token beyond the message budget.
     running_accuracy: float32 scalar, exponential mean of the training accuracy.
     best_accuracy: float32 scalar, highest running accuracy so far.
+    episode, message: the costs that `dual` follows.
   """
 
   lambda_tok: chex.Array
+  lambda_message: chex.Array
   running_accuracy: chex.Array
   best_accuracy: chex.Array
+  episode: Trend
+  message: Trend
 
 
 def init(lambda_tok: float) -> BudgetState:
   """A fresh controller; running accuracy -1 means "nothing seen yet"."""
+  # Arrays of their own: an update may consume the buffers of a state.
+  trend = lambda price: Trend(
+    level=jnp.float32(-jnp.inf), slope=jnp.float32(0.0), integral=jnp.float32(price)
+  )
   return BudgetState(
     lambda_tok=jnp.float32(lambda_tok),
+    lambda_message=jnp.float32(0.0),
     running_accuracy=jnp.float32(-1.0),
     best_accuracy=jnp.float32(0.0),
+    episode=trend(lambda_tok),
+    message=trend(0.0),
+  )
+
+
+def update(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
+  """The prices of the next step."""
+  state = observe(state, seen.accuracy, options.accuracy_decay)
+  if options.mode == 'accuracy_floor':
+    return accuracy_floor(
+      state,
+      floor=options.floor,
+      floor_of_best=options.floor_of_best,
+      eta=options.eta,
+      lambda_max=options.lambda_max,
+    )
+  if options.mode == 'dual':
+    return _dual(options, state, seen)
+  return state
+
+
+def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
+  rule = {
+    'eta': options.dual_eta,
+    'lookahead': options.dual_lookahead,
+    'lambda_max': options.lambda_max,
+  }
+  if options.budget_episode:
+    trend, price = dual(state.episode, seen.episode_cost, budget=options.budget_episode, **rule)
+    state = state.replace(episode=trend, lambda_tok=price)
+  if options.budget_message:
+    trend, price = dual(state.message, seen.message_tokens, budget=options.message_limit, **rule)
+    state = state.replace(message=trend, lambda_message=price)
+  return state
+
+
+def dual(
+  trend: Trend, cost: float, *, budget: float, eta: float, lookahead: float, lambda_max: float
+) -> tuple[Trend, chex.Array]:
+  """One multiplier: proportional-integral on the overshoot that the trend is heading for.
+
+  With `e = exp(level + lookahead * slope) / budget - 1` and everything in units of
+  `lambda * budget`:
+
+    integral <- clip(integral + eta e, 0, lambda_max budget)
+    lambda budget = clip(integral + eta lookahead e, 0, lambda_max budget)
+
+  With `lookahead = 0` this is dual ascent, `lambda <- clip(lambda + eta (mean / budget - 1))`
+  on the smoothed cost, and with shape 'hinge' Leash's rule (arXiv 2512.21540, eta 0.02).
+  It is not the default: what a policy writes answers to the price like an integrator with
+  a delay (tokens go on falling as long as there is a price), there is no price that makes
+  them grow again, and a controller that only adds up errors runs through the budget.
+  Looking ahead lets go of the price while the cost is still above the budget.
+
+  The defaults, eta 0.04 and 20 steps, are the best of a grid on simulated policies with
+  responses 1.5 to 6 times per unit of price and step, with and without a force back to
+  long messages, with a plateau and with a bounded speed (`tests/test_budgets.py`). The
+  integral does not grow while the price is at `lambda_max`, and falls from there at once.
+
+  Args:
+    trend: of this cost.
+    cost: mean cost of the step, >= 0.
+    budget: mean cost to end at, > 0.
+    eta: change a step of `lambda * budget` per 100 % overshoot.
+    lookahead: steps.
+    lambda_max: highest price.
+
+  Returns:
+    the trend and the price, float32 scalars.
+  """
+  seen = jnp.log(jnp.maximum(cost, _NOTHING * budget))
+  ahead = trend.level + trend.slope
+  first = jnp.isneginf(trend.level)
+  level = jnp.where(first, seen, _LEVEL * seen + (1 - _LEVEL) * ahead)
+  moved = jnp.where(first, 0.0, level - trend.level)
+  slope = _TREND * moved + (1 - _TREND) * trend.slope
+  error = jnp.exp(level + lookahead * slope - math.log(budget)) - 1
+  step, push = eta * error / budget, eta * lookahead * error / budget
+  wound_up = (trend.integral + push >= lambda_max) & (error > 0)
+  integral = jnp.where(wound_up, trend.integral, trend.integral + step)
+  integral = jnp.clip(integral, 0.0, lambda_max)
+  price = jnp.clip(integral + push, 0.0, lambda_max)
+  trend = Trend(level=level, slope=slope, integral=integral)
+  return trend.replace(**{k: v.astype(jnp.float32) for k, v in trend.items()}), price.astype(
+    jnp.float32
   )
 
 
@@ -67,3 +289,16 @@ def accuracy_floor(
   bar = jnp.maximum(floor, floor_of_best * state.best_accuracy)
   price = state.lambda_tok + eta * (state.running_accuracy - bar)
   return state.replace(lambda_tok=jnp.clip(price, 0.0, lambda_max).astype(jnp.float32))
+
+
+def metrics(state: BudgetState) -> dict[str, float]:
+  """The state, for `metrics.jsonl`."""
+  found = {
+    'budget/lambda_tok': state.lambda_tok,
+    'budget/lambda_message': state.lambda_message,
+    'budget/running_accuracy': state.running_accuracy,
+    'budget/best_accuracy': state.best_accuracy,
+    'budget/integral_tok': state.episode.integral,
+    'budget/integral_message': state.message.integral,
+  }
+  return {name: float(value) for name, value in found.items()}

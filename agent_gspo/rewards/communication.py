@@ -1,65 +1,39 @@
 """The communication-aware reward of Agent-GSPO (Fan et al. 2025, arXiv 2510.22477).
 
-`r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, kept as
+`r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, with the two
+terms of this project: `- lambda_message * overshoot of the message budget + shape`. Kept as
 named terms, one value a message. `M` messages, `E` episodes.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from agent_gspo.rewards import shapes
+from agent_gspo.rewards.bounds import check_bound, max_episode_cost
+from agent_gspo.rewards.options import COSTS, CREDITS, GATES, SHAPES, RewardOptions
 from agent_gspo.teams.accountant import Ledger
-from agent_gspo.teams.team import Team
 
-COSTS = ('tokens', 'critical_path', 'money')
-GATES = ('always', 'correct', 'group_accuracy')
-CREDITS = ('own_cost', 'episode')
-
-
-@dataclasses.dataclass(frozen=True)
-class RewardOptions:
-  """What is charged for, and when.
-
-  Attributes:
-    cost: 'tokens' (`p_write * written + p_read * written * readers`), 'critical_path'
-      (only the longest message of each layer pays) or 'money' (`p_write` and `p_read`
-      are prices per million tokens written and read).
-    p_write: price of a written token.
-    p_read: price of a token each time it is read.
-    lambda_turn: price of a message that is not silent.
-    lambda_rep: price of repetition, see `repetition`.
-    gate: where the price is charged: 'always', 'correct' (episodes that solved the
-      task) or 'group_accuracy' (questions whose group reaches `gate_accuracy`).
-    gate_accuracy: share of right answers that opens the gate, 0 to 1.
-    credit: 'own_cost' (the team's task score, a message's own cost) or 'episode' (every
-      message is credited with the whole episode).
-  """
-
-  cost: str = 'tokens'
-  p_write: float = 1.0
-  p_read: float = 0.0
-  lambda_turn: float = 0.0
-  lambda_rep: float = 0.0
-  gate: str = 'always'
-  gate_accuracy: float = 0.0
-  credit: str = 'own_cost'
-
-  def __post_init__(self):
-    for field, known in (('cost', COSTS), ('gate', GATES), ('credit', CREDITS)):
-      value = getattr(self, field)
-      if value not in known:
-        raise ValueError(f'reward.{field}={value!r} is unknown; use one of {", ".join(known)}.')
-    for field in ('p_write', 'p_read', 'lambda_turn', 'lambda_rep'):
-      if getattr(self, field) < 0:
-        raise ValueError(f'reward.{field}={getattr(self, field)} is negative; prices are not.')
-    if not 0 <= self.gate_accuracy <= 1:
-      raise ValueError(f'reward.gate_accuracy={self.gate_accuracy} is not between 0 and 1.')
+__all__ = [
+  'COSTS',
+  'CREDITS',
+  'GATES',
+  'SHAPES',
+  'RewardOptions',
+  'RewardTerms',
+  'check_bound',
+  'episode_costs',
+  'max_episode_cost',
+  'message_costs',
+  'repetition',
+  'reward_terms',
+  'summary',
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +45,22 @@ class RewardTerms:
     token_cost: `lambda_tok * cost`.
     turn_cost: `lambda_turn * turns`.
     repetition_cost: `lambda_rep * repetition`.
+    message_cost: `lambda_message * max(0, tokens written - message_limit)`.
+    shape: term of `reward.shape`, to be added, the same for all messages of an episode.
   """
 
   task: np.ndarray
   token_cost: np.ndarray
   turn_cost: np.ndarray
   repetition_cost: np.ndarray
+  message_cost: np.ndarray
+  shape: np.ndarray
 
   @property
   def costs(self) -> np.ndarray:
-    return self.token_cost + self.turn_cost + self.repetition_cost
+    """All that is subtracted from the task score; negative where a shape pays a bonus."""
+    costs = self.token_cost + self.turn_cost + self.repetition_cost + self.message_cost
+    return costs - self.shape
 
   @property
   def total(self) -> np.ndarray:
@@ -93,6 +73,10 @@ def reward_terms(
   task_scores: np.ndarray,
   lambda_tok: float,
   texts: Sequence[str],
+  *,
+  lambda_message: float = 0.0,
+  message_limit: float = math.inf,
+  base_loss: np.ndarray | None = None,
 ) -> RewardTerms:
   """Rewards of all messages of a rollout.
 
@@ -102,21 +86,31 @@ def reward_terms(
     task_scores: float `[E]`, in `[0, 1]`.
     lambda_tok: price of a unit of cost.
     texts: `M` texts of the messages; read only if repetition costs something.
+    lambda_message: price of a token of a message beyond `message_limit`.
+    message_limit: tokens that a message may have for free, see `budgets`.
+    base_loss: float `[E]`, for shape 'optima', see `shapes.Episodes`.
   """
-  task = np.asarray(task_scores, np.float32)[ledger.episode]
-  charged = _gate(options, ledger, np.asarray(task_scores)).astype(np.float32)
+  scores = np.asarray(task_scores, np.float64)
+  charged = _gate(options, ledger, scores)
 
   def credited(own: np.ndarray) -> np.ndarray:
     if options.credit == 'episode':
       own = np.bincount(ledger.episode, weights=own, minlength=ledger.num_episodes)[ledger.episode]
     return (own * charged).astype(np.float32)
 
-  repeated = repetition(texts) if options.lambda_rep else np.zeros(len(task))
+  silent = np.zeros(len(ledger.episode))
+  repeated = repetition(texts, ledger.episode) if options.lambda_rep else silent
+  over = np.maximum(ledger.written - message_limit, 0.0) if lambda_message else silent
+  # The hinge is priced by lambda_tok itself, which then charges nothing else.
+  price = 0.0 if options.shape == 'hinge' else lambda_tok
+  shape = _shape(options, ledger, scores, lambda_tok, base_loss)[ledger.episode]
   return RewardTerms(
-    task=task,
-    token_cost=credited(lambda_tok * message_costs(options, ledger)),
+    task=scores[ledger.episode].astype(np.float32),
+    token_cost=credited(price * message_costs(options, ledger)),
     turn_cost=credited(options.lambda_turn * ~ledger.silent),
     repetition_cost=credited(options.lambda_rep * repeated),
+    message_cost=credited(lambda_message * over),
+    shape=(shape * charged).astype(np.float32),
   )
 
 
@@ -128,87 +122,89 @@ def message_costs(options: RewardOptions, ledger: Ledger) -> np.ndarray:
   return options.p_write * written + options.p_read * written * ledger.readers
 
 
+def episode_costs(options: RewardOptions, ledger: Ledger) -> np.ndarray:
+  """Unweighted cost of each episode, float64 `[E]`, before any gate: what a budget bounds."""
+  return np.bincount(
+    ledger.episode, weights=message_costs(options, ledger), minlength=ledger.num_episodes
+  )
+
+
+def _shape(
+  options: RewardOptions,
+  ledger: Ledger,
+  scores: np.ndarray,
+  lambda_tok: float,
+  base_loss: np.ndarray | None,
+) -> np.ndarray:
+  """Term of `reward.shape`, float64 `[E]`."""
+  per_episode = lambda x: np.bincount(ledger.episode, weights=x, minlength=ledger.num_episodes)
+  episodes = shapes.Episodes(
+    scores=scores,
+    lengths=episode_costs(options, ledger),
+    questions=_questions(ledger),
+    read=per_episode(ledger.read),
+    turns=per_episode(~ledger.silent),
+    price=lambda_tok,
+    base_loss=base_loss,
+  )
+  return shapes.shape_term(options.shape, options.shape_arguments, episodes)
+
+
+def _questions(ledger: Ledger) -> np.ndarray:
+  """Question of each episode, int `[E]`; -1 for one without messages."""
+  question = np.full(ledger.num_episodes, -1)
+  question[ledger.episode] = ledger.question
+  return question
+
+
 def _gate(options: RewardOptions, ledger: Ledger, scores: np.ndarray) -> np.ndarray:
-  """Bool `[M]`: where the price is charged."""
+  """Bool `[M]`: where the price and the shape act."""
   if options.gate == 'always':
     return np.ones(len(ledger.episode), bool)
   if options.gate == 'correct':
     return scores[ledger.episode] >= 1.0
-  # Mean over messages would weigh talkative episodes more: first one entry an episode.
-  episodes, first = np.unique(ledger.episode, return_index=True)
-  question = ledger.question[first]
-  right = np.bincount(question, weights=scores[episodes])
-  accuracy = right / np.maximum(np.bincount(question), 1)
-  return accuracy[ledger.question] >= options.gate_accuracy
+  # Mean over messages would weigh talkative episodes more: one entry an episode.
+  question = _questions(ledger)
+  spoken = question >= 0
+  right = np.bincount(question[spoken], weights=scores[spoken])
+  size = np.bincount(question[spoken])
+  accuracy = right / np.maximum(size, 1)
+  if options.gate == 'group_accuracy':
+    return accuracy[ledger.question] >= options.gate_accuracy
+  # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are let in as well,
+  # but none without a right answer: there the price would only teach silence.
+  ranked = np.sort(accuracy[size > 0])[::-1]
+  last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
+  return (accuracy[ledger.question] >= last) & (accuracy[ledger.question] > 0)
 
 
-def repetition(texts: Sequence[str], n: int = 3) -> np.ndarray:
-  """Share of each text's word `n`-grams that occurred in it before, float64 `[M]`."""
-  shares = []
-  for text in texts:
-    words = text.split()
-    grams = collections.Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-    total = sum(grams.values())
-    shares.append((total - len(grams)) / total if total else 0.0)
-  return np.asarray(shares)
+def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:
+  """Each message's part in the repetition of its episode, float64 `[M]`.
 
-
-def max_episode_cost(options: RewardOptions, team: Team) -> float:
-  """Most that the messages of an episode can cost together, in units of `message_costs`.
-
-  Not for cost 'money', which depends on the lengths of the prompts.
-  """
-  total, dearest = 0.0, 0.0
-  for round_, _, layer in team.turns:
-    prices = [
-      options.p_write + options.p_read * team.topology.readers(agent, round_) for agent in layer
-    ]
-    costs = [team.message_cap(agent) * price for agent, price in zip(layer, prices, strict=True)]
-    total += max(costs) if options.cost == 'critical_path' else sum(costs)
-    dearest = max(dearest, *prices)
-  return min(total, team.max_episode_tokens * dearest or total)
-
-
-def check_bound(options: RewardOptions, lambda_max: float, team: Team) -> None:
-  """Looks whether a wrong and silent episode can outrank a right one.
-
-  It can where everything that an episode can be charged adds up to 1 or more.
+  The repetition of an episode is the share of its word `n`-grams (within messages) that
+  occurred in it before, in the order of the messages: below 1, the sum over its messages.
+  So who repeats pays, be it an agent's own words or a teammate's.
 
   Args:
-    options: what is charged.
-    lambda_max: highest price of a unit of cost during the run.
-    team: what an episode can write at most.
-
-  Raises:
-    ValueError: it can, and the price is always charged.
-
-  Warns:
-    it can, but a gate stands before the price.
+    texts: `M`, in the order in which they were written.
+    episode: int `[M]`.
+    n: words of an n-gram.
   """
-  if options.cost == 'money':
-    return  # depends on prompt lengths, which are not known before the run
-  cost = max_episode_cost(options, team)
-  turns = sum(len(layer) for _, _, layer in team.turns)
-  others = (options.lambda_turn + options.lambda_rep) * turns
-  worst = lambda_max * cost + others
-  if worst < 1:
-    return
-  parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
-  if others:
-    parts += f', and reward.lambda_turn and lambda_rep times its {turns} turns'
-  text = f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.'
-  remedy = ' Lower reward.lambda_turn or lambda_rep'
-  if others < 1 and cost:
-    remedy = f' Keep lambda_tok below {(1 - others) / cost:.2g}'
-  if options.gate == 'always':
-    raise ValueError(f'{text}{remedy}, or set reward.gate="correct" or "group_accuracy".')
-  warnings.warn(
-    f'{text} The gate {options.gate!r} stands before it.{remedy} to be sure.', stacklevel=2
-  )
+  seen: dict[int, set[tuple[str, ...]]] = {}
+  repeated, total = np.zeros(len(texts)), np.zeros(len(texts))
+  for m, (text, e) in enumerate(zip(texts, np.asarray(episode).tolist(), strict=True)):
+    words, known = text.split(), seen.setdefault(e, set())
+    for i in range(len(words) - n + 1):
+      gram = tuple(words[i : i + n])
+      repeated[m] += gram in known
+      total[m] += 1
+      known.add(gram)
+  grams = np.bincount(episode, weights=total, minlength=1)[episode]
+  return repeated / np.maximum(grams, 1)
 
 
 def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:
-  """The terms apart, for `metrics.jsonl`: means over messages (task) and episodes (costs)."""
+  """The terms apart, for `metrics.jsonl`: means over messages (task, shape) and episodes."""
   # With credit 'episode' every message carries the costs of all.
   carriers = len(terms.task) if options.credit == 'episode' else num_episodes
   per_episode = lambda x: float(x.sum()) / max(carriers, 1)
@@ -217,5 +213,7 @@ def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Ma
     'reward/token_cost': per_episode(terms.token_cost),
     'reward/turn_cost': per_episode(terms.turn_cost),
     'reward/repetition': per_episode(terms.repetition_cost),
+    'reward/message_cost': per_episode(terms.message_cost),
+    'reward/shape': float(terms.shape.mean()),
     'reward/mean': float(terms.total.mean()),
   }

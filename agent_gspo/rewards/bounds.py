@@ -1,0 +1,128 @@
+"""Before a run: can the reward prefer a wrong silence to a right answer?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+
+from agent_gspo.rewards import shapes
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams.team import Team
+
+
+def max_episode_cost(options: RewardOptions, team: Team) -> float:
+  """Most that the messages of an episode can cost together, in units of `message_costs`.
+
+  Not for cost 'money', which depends on the lengths of the prompts.
+  """
+  total, dearest = 0.0, 0.0
+  for round_, _, layer in team.turns:
+    prices = [
+      options.p_write + options.p_read * team.topology.readers(agent, round_) for agent in layer
+    ]
+    costs = [team.message_cap(agent) * price for agent, price in zip(layer, prices, strict=True)]
+    total += max(costs) if options.cost == 'critical_path' else sum(costs)
+    dearest = max(dearest, *prices)
+  return min(total, team.max_episode_tokens * dearest or total)
+
+
+def check_bound(
+  options: RewardOptions,
+  lambda_max: float,
+  team: Team,
+  *,
+  lambda_message_max: float = 0.0,
+  message_limit: float = math.inf,
+) -> None:
+  """Looks whether a wrong and silent episode can outrank (or equal) a right one.
+
+  It compares what the dearest right episode and a wrong and silent one of the same
+  question are given. The loss term of shape 'optima' is not known before the run and is
+  left out, cost 'money' depends on prompt lengths and is not checked.
+
+  Args:
+    options: what is charged.
+    lambda_max: highest price of a unit of cost during the run.
+    team: what an episode can write at most.
+    lambda_message_max: highest price of a token beyond `message_limit`.
+    message_limit: tokens that a message may have for free.
+
+  Raises:
+    ValueError: it can, and the price is always charged; names the fields to change.
+
+  Warns:
+    it can, but a gate stands before the price.
+  """
+  if options.cost == 'money':
+    return
+  cost = max_episode_cost(options, team)
+  shaped = _shape_gap(options, cost, team)
+  if options.shape == 'hinge':
+    cost = max(cost - options.shape_arguments['limit'], 0.0)
+  caps = np.asarray([team.message_cap(agent) for _, _, layer in team.turns for agent in layer])
+  over = float(np.maximum(caps - message_limit, 0.0).sum())
+  over = lambda_message_max * over if over else 0.0
+  turns = len(caps)
+  others = options.lambda_turn * turns + options.lambda_rep
+  worst = lambda_max * cost + others + over + shaped
+  if worst < 1 - 1e-9:
+    return
+  parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
+  if others:
+    parts += f', and reward.lambda_turn times its {turns} turns, and reward.lambda_rep'
+  if over:
+    parts += f', and lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}'
+  if shaped:
+    parts += f', and {shaped:.3g} by reward.shape={options.shape!r}'
+  text = f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.'
+  remedy = _remedy(options, cost, others + over, shaped)
+  if options.gate == 'always':
+    raise ValueError(f'{text}{remedy}, or set reward.gate="correct" or "group_accuracy".')
+  warnings.warn(
+    f'{text} The gate {options.gate!r} stands before it.{remedy} to be sure.', stacklevel=2
+  )
+
+
+def _remedy(options: RewardOptions, cost: float, others: float, shaped: float) -> str:
+  if shaped >= 1 - 1e-9:
+    given = shapes.defaults(options.shape) | options.shape_arguments
+    now = ', '.join(f'{key}={value:g}' for key, value in given.items())
+    return f' Soften reward.shape_options (now {now})'
+  if others + shaped < 1 and cost:
+    return f' Keep lambda_tok below {(1 - others - shaped) / cost:.2g}'
+  return ' Lower reward.lambda_turn or lambda_rep, or budget.lambda_max'
+
+
+def _shape_gap(options: RewardOptions, cost: float, team: Team) -> float:
+  """Most that the shape takes from the dearest right answer, relative to a wrong silence.
+
+  Tried in groups of many make-ups, since most shapes compare the episodes of a question.
+  """
+  if options.shape in ('linear', 'hinge'):
+    return 0.0
+  turns = sum(len(layer) for _, _, layer in team.turns)
+  short = min(1.0, cost)
+  kinds = [(1.0, cost), (0.0, 0.0), (1.0, short), (1.0, cost), (0.0, cost)]  # score, cost
+  rows = [
+    (question, *kind)
+    for question, others in enumerate(itertools.product((0, 1, 4), repeat=3))
+    for kind, count in zip(kinds, (1, 1, *others), strict=True)
+    for _ in range(count)
+  ]
+  question, scores, lengths = np.asarray(rows).T
+  share = lengths / cost if cost else lengths
+  episodes = shapes.Episodes(
+    scores=scores,
+    lengths=lengths,
+    questions=question.astype(int),
+    read=share,
+    turns=np.ceil(share * turns),
+  )
+  term = shapes.shape_term(options.shape, options.shape_arguments, episodes)
+  if options.gate == 'correct':
+    term = np.where(scores >= 1, term, 0.0)
+  first = np.unique(question, return_index=True)[1]
+  return float((term[first + 1] - term[first]).max())

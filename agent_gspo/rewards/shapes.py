@@ -1,0 +1,310 @@
+"""Shaped rewards from the literature on length: what each adds to the task score.
+
+Every function returns a term float64 `[E]` to be *added* to the task score, so that
+`task + term` is the published reward. `E` episodes; a group is the episodes of one
+question; an episode is right where its score is 1. Positional arguments are arrays, one
+value an episode, named after the fields of `Episodes`; keyword arguments are options, with
+the paper's default where it has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+  """What a shape may look at, one value an episode, `[E]` each.
+
+  Attributes:
+    scores: task score, in `[0, 1]`.
+    lengths: cost of the episode in the unit of `reward.cost`: tokens written by default.
+    questions: int, which question it is about.
+    read: tokens read (all prompts of the episode).
+    turns: messages that are not silent.
+    price: a scalar, `lambda_tok`.
+    base_loss: highest mean loss (nats a token) of the episode's messages under the base
+      model; None where nobody measured it.
+  """
+
+  scores: Array
+  lengths: Array
+  questions: Array
+  read: Array
+  turns: Array
+  price: float = 0.0
+  base_loss: Array | None = None
+
+
+def hinge(lengths: Array, price: float, *, limit: float) -> Array:
+  """Leash (arXiv 2512.21540): `-lambda max(0, l / L - 1)`.
+
+  Here lambda is `price * L`, so that the price keeps its unit (score a token). Its dual
+  update is `budgets.dual`; in this shape the price charges nothing else.
+  """
+  return -price * np.maximum(lengths - limit, 0.0)
+
+
+def optima(
+  scores: Array,
+  lengths: Array,
+  questions: Array,
+  base_loss: Array | None,
+  *,
+  token_weight: float = 0.5,
+  loss_weight: float = 0.5,
+  min_tokens: float = 40.0,
+) -> Array:
+  """Optima (arXiv 2410.08115): `-a l / max_group(l) + b / loss under the base model`.
+
+  An episode of fewer than `min_tokens` has reward -1 whatever its score. Without
+  `base_loss` the second term is 0.
+  """
+  term = -token_weight * _ratio(lengths, _group_max(lengths, questions))
+  if base_loss is not None:
+    if not (np.asarray(base_loss) > 0).all():
+      raise ValueError('base_loss must be positive: it is a mean of -log probabilities.')
+    term = term + loss_weight / base_loss
+  return np.where(lengths < min_tokens, -1.0 - scores, term)
+
+
+def l1_exact(lengths: Array, *, target: float, alpha: float = 3e-4) -> Array:
+  """L1-Exact (arXiv 2503.04697): `c - alpha abs(n - l)`."""
+  return -alpha * np.abs(target - lengths)
+
+
+def l1_max(
+  scores: Array, lengths: Array, *, target: float, alpha: float = 3e-4, delta: float = 0.5
+) -> Array:
+  """L1-Max (arXiv 2503.04697): `c clip(alpha (n - l) + delta, 0, 1)`."""
+  return scores * np.clip(alpha * (target - lengths) + delta, 0.0, 1.0) - scores
+
+
+def kimi(scores: Array, lengths: Array, questions: Array, *, weight: float = 0.4) -> Array:
+  """Kimi k1.5 (arXiv 2501.12599), as public ports code it.
+
+  `f = 0.5 - (l - min) / (max - min)` over the group; right episodes get `w f`, wrong ones
+  `w min(0, f)`, all 0 where the lengths of a group are equal.
+  """
+  low, high = _group_min(lengths, questions), _group_max(lengths, questions)
+  factor = 0.5 - _ratio(lengths - low, high - low)
+  factor = np.where(scores >= 1, factor, np.minimum(factor, 0.0))
+  return np.where(high > low, weight * factor, 0.0)
+
+
+def efficient(scores: Array, lengths: Array, questions: Array, *, alpha: float = 0.1) -> Array:
+  """Arora and Zanette (arXiv 2502.04463): `c (1 - alpha sigmoid(z))`.
+
+  `z` is the length standardised over the right episodes of the question; 0 where those
+  are equally long or there are none.
+  """
+  right = scores >= 1
+  mean = _group_mean(lengths, questions, right)
+  std = np.sqrt(_group_mean((lengths - mean) ** 2, questions, right))
+  # The clip changes the sigmoid by less than 1e-13.
+  z = np.clip(_ratio(lengths - mean, std), -30.0, 30.0)
+  return -alpha * scores / (1.0 + np.exp(-z))
+
+
+def laser(scores: Array, lengths: Array, *, target: float, weight: float = 0.5) -> Array:
+  """LASER (arXiv 2505.15612): `c (1 + w 1[l <= L])`."""
+  return weight * scores * (lengths <= target)
+
+
+def shorter_better(
+  scores: Array, lengths: Array, questions: Array, *, alpha: float = 2.0, beta: float = 1e-3
+) -> Array:
+  """ShorterBetter (arXiv 2504.21370): `a c - b abs(l - l*)`.
+
+  `l*` is the shortest right episode of the question, or the mean length if none is right.
+  """
+  right = scores >= 1
+  shortest = _group_min(np.where(right, lengths, np.inf), questions)
+  best = np.where(np.isfinite(shortest), shortest, _group_mean(lengths, questions))
+  return (alpha - 1.0) * scores - beta * np.abs(lengths - best)
+
+
+def alp(scores: Array, lengths: Array, questions: Array, *, beta: float = 1e-7) -> Array:
+  """Adaptive length penalty (arXiv 2506.05256): `-beta l max(solve rate, 1 / G)`."""
+  floor = 1.0 / _group_size(questions)
+  return -beta * lengths * np.maximum(_solve_rate(scores, questions), floor)
+
+
+def multiplicative(
+  scores: Array, lengths: Array, questions: Array, *, alpha: float = 0.33
+) -> Array:
+  """GR3 (arXiv 2603.10535): `c f(l)`, so that nothing is earned by being short and wrong.
+
+  A stand-in for the paper's factor: `f = 1 / (1 + alpha l / mean_group(l))`.
+  """
+  return scores / (1.0 + alpha * _ratio(lengths, _group_mean(lengths, questions))) - scores
+
+
+def pass_rate_scaled(
+  scores: Array,
+  lengths: Array,
+  questions: Array,
+  read: Array,
+  turns: Array,
+  *,
+  written_weight: float = 1 / 3,
+  read_weight: float = 1 / 3,
+  turn_weight: float = 1 / 3,
+) -> Array:
+  """After prime-rl: `-solve rate * sum_i w_i x_i / max_group(x_i)`.
+
+  `x` are tokens written, tokens read and turns. With weights that add up to at most 1 a
+  right episode keeps more than a wrong and silent one.
+  """
+  parts = ((written_weight, lengths), (read_weight, read), (turn_weight, turns))
+  share = sum(weight * _ratio(x, _group_max(x, questions)) for weight, x in parts)
+  return -_solve_rate(scores, questions) * share
+
+
+def decaying(scores: Array, lengths: Array, questions: Array, *, decay: float = 0.5) -> Array:
+  """S-GRPO (arXiv 2505.07686): the k-th right exit earns `decay^(k - 1)`.
+
+  A stand-in: the exits of the paper are cuts of one chain of thought, ours are the
+  question's episodes in order of length. Equally long ones share a place.
+  """
+  right = scores >= 1
+  earlier = (questions[:, None] == questions) & right & (lengths < lengths[:, None])
+  return np.where(right, decay ** earlier.sum(axis=1) - 1.0, 0.0)
+
+
+def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: float = 0.5) -> Array:
+  """DAPO's soft punishment (arXiv 2503.14476): `w clip(-(l - (L - b)) / b, -1, 0)`.
+
+  The paper's weight is 1 on rewards of -1 and 1, which is 0.5 on scores of 0 and 1.
+  """
+  return weight * np.clip(-(lengths - (limit - buffer)) / buffer, -1.0, 0.0)
+
+
+SHAPES: dict[str, Callable[..., Array]] = {
+  shape.__name__: shape
+  for shape in (
+    hinge,
+    optima,
+    l1_exact,
+    l1_max,
+    kimi,
+    efficient,
+    laser,
+    shorter_better,
+    alp,
+    multiplicative,
+    pass_rate_scaled,
+    decaying,
+    overlong,
+  )
+}
+"""Shaped rewards by name. 'linear', the price alone, is no shape: it adds nothing."""
+
+_POSITIVE = ('limit', 'target', 'buffer', 'decay')
+
+
+def shape_term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
+  """The term of the shape `name`, float64 `[E]`; zeros for 'linear'."""
+  if name == 'linear':
+    return np.zeros(len(episodes.scores))
+  arrays, _ = _arguments(name)
+  return SHAPES[name](*(getattr(episodes, field) for field in arrays), **options)
+
+
+def parse_options(name: str, text: str) -> dict[str, float]:
+  """Options of a shape from text such as 'target=20, weight=0.5'.
+
+  Raises:
+    ValueError: an option that the shape does not have, has twice, needs and does not get,
+      or that is no number that makes sense; names `reward.shape_options` and what to write.
+  """
+  known = {} if name == 'linear' else _arguments(name)[1]
+  found: dict[str, float] = {}
+  for item in filter(None, (part.strip() for part in text.split(','))):
+    key, _, value = (part.strip() for part in item.partition('='))
+    where = f'reward.shape_options={text!r}: '
+    if key not in known:
+      close = difflib.get_close_matches(key, known, 1)
+      meant = f' Did you mean {close[0]!r}?' if close else ''
+      has = ', '.join(known) or 'none'
+      raise ValueError(f'{where}shape {name!r} has no option {key!r}; it has {has}.{meant}')
+    if key in found:
+      raise ValueError(f'{where}{key!r} is given twice.')
+    found[key] = _number(where, key, value)
+  missing = [key for key, default in known.items() if default is None and key not in found]
+  if missing:
+    raise ValueError(
+      f'reward.shape={name!r} needs reward.shape_options={missing[0] + "=..."!r} '
+      f'(in the unit of reward.cost).'
+    )
+  return found
+
+
+def defaults(name: str) -> dict[str, float]:
+  """Options of a shape that have a default."""
+  known = {} if name == 'linear' else _arguments(name)[1]
+  return {key: value for key, value in known.items() if value is not None}
+
+
+def _number(where: str, key: str, value: str) -> float:
+  try:
+    number = float(value)
+  except ValueError:
+    raise ValueError(f'{where}{key}={value!r} is not a number.') from None
+  low = 'positive' if key in _POSITIVE else 'zero or more'
+  if not math.isfinite(number) or number < 0 or (key in _POSITIVE and number == 0):
+    raise ValueError(f'{where}{key}={value} must be {low}.')
+  return number
+
+
+def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
+  """Names of the arrays of a shape, and its options with their defaults (None: required)."""
+  parameters = inspect.signature(SHAPES[name]).parameters.values()
+  arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+  options = {
+    p.name: None if p.default is p.empty else p.default
+    for p in parameters
+    if p.kind is p.KEYWORD_ONLY
+  }
+  return arrays, options
+
+
+def _ratio(over: Array, under: Array) -> Array:
+  """`over / under`, 0 where `under` is 0 (an all-silent group, equal lengths)."""
+  over, under = np.broadcast_arrays(np.asarray(over, float), np.asarray(under, float))
+  return np.divide(over, under, out=np.zeros_like(over), where=under != 0)
+
+
+def _group_mean(values: Array, questions: Array, where: Array | None = None) -> Array:
+  """Each episode's group mean over the episodes `where`, 0 if there are none, `[E]`."""
+  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  kept = np.ones(len(dense)) if where is None else where.astype(float)
+  return _ratio(np.bincount(dense, values * kept), np.bincount(dense, kept))[dense]
+
+
+def _group_size(questions: Array) -> Array:
+  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  return np.bincount(dense)[dense]
+
+
+def _group_max(values: Array, questions: Array) -> Array:
+  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  top = np.full(dense.max(initial=-1) + 1, -np.inf)
+  np.maximum.at(top, dense, values)
+  return top[dense]
+
+
+def _group_min(values: Array, questions: Array) -> Array:
+  return -_group_max(-np.asarray(values, float), questions)
+
+
+def _solve_rate(scores: Array, questions: Array) -> Array:
+  return _group_mean((scores >= 1).astype(float), questions)
