@@ -1,9 +1,8 @@
-"""Objectives and the KL estimator against float64 loops written from the formulas."""
+"""Objectives against float64 loops written from the formulas (`packed_cases`)."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 
 import chex
 import jax
@@ -11,172 +10,111 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-
-from agent_gspo.algorithms import kl
-from agent_gspo.algorithms.objectives import (
-  OBJECTIVES,
-  PackedTokens,
-  grpo,
-  gspo,
-  gspo_token,
-  imitation,
+from packed_cases import (
+  HIGH,
+  LENGTHS,
+  LOW,
+  MESSAGES,
+  OPTIONS,
+  PER_TOKEN,
+  TOKENS,
+  WITH_CLIP,
+  case,
+  oracle,
+  slope,
+  with_options,
 )
 
-_LOW, _HIGH = 0.1, 0.2  # asymmetric, so that a swapped pair shows
-_LENGTHS = (1, 5, 3, 8, 1, 2, 4, 1, 6, 3)
-_PADDED_MESSAGES = 2
-_PADDED_TOKENS = 7
+from agent_gspo.algorithms import objectives
+from agent_gspo.algorithms.objectives import OBJECTIVES, PackedTokens, imitation, make
+
+_NAMES = (*OBJECTIVES, 'imitation')
+_PESSIMISTIC = ('gspo', 'gspo_token', 'luspo', 'grpo', 'dr_grpo', 'dapo')
+_RATIO_NAMES = tuple(name for name in OBJECTIVES if name != 'reinforce')
 
 
-def _case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = True):
-  """Packed tokens of messages with ratios on both sides of both clips, A of both signs."""
-  rng = np.random.default_rng(seed)
-  owner = np.repeat(np.arange(len(_LENGTHS)), _LENGTHS)
-  drift = np.tile([-0.5, 0.5, -0.03, 0.04, 0.6], 2)[owner]
-  old = rng.normal(-2.0, 1.0, len(owner))
-  new = old + drift + rng.normal(0.0, spread, len(owner))
-  # Padding holds junk, and says that it belongs to message 0.
-  junk = rng.normal(0.0, 30.0, (2, _PADDED_TOKENS))
-  new, old = np.concatenate([new, junk[0]]), np.concatenate([old, junk[1]])
-  owner = np.concatenate([owner, np.zeros(_PADDED_TOKENS, int)])
-  mask = np.arange(len(owner)) < sum(_LENGTHS)
-  order = rng.permutation(len(owner)) if scramble else np.arange(len(owner))
-  advantages = np.concatenate([[1.3, 0.7, -0.4, -2.0, 0.9], [-1.1, -0.6, 0.8, 0.0, -0.2], [5, -5]])
-  return PackedTokens(
-    logprobs=jnp.asarray(new[order], dtype),
-    old_logprobs=jnp.asarray(old[order], dtype),
-    message_ids=jnp.asarray(owner[order], jnp.int32),
-    token_mask=jnp.asarray(mask[order], dtype),
-    advantages=jnp.asarray(advantages, dtype),
-    message_mask=jnp.asarray(np.arange(len(advantages)) < len(_LENGTHS), dtype),
-  )
+def _function(name: str):
+  return imitation if name == 'imitation' else functools.partial(OBJECTIVES[name], **OPTIONS[name])
 
 
-def _oracle(name: str, x: PackedTokens, low: float = _LOW, high: float = _HIGH):
-  """`(total, count, ratio, clipped)`: a loop over messages and tokens, in float64."""
-  x = {k: np.asarray(v, np.float64) for k, v in x.items()}
-  messages = len(x['advantages'])
-  ratio, clipped, total, count = np.zeros(messages), np.zeros(messages), 0.0, 0
-  for m in range(messages):
-    if not x['message_mask'][m]:
-      continue
-    mine = (x['message_ids'] == m) & (x['token_mask'] > 0)
-    new, old, advantage = x['logprobs'][mine], x['old_logprobs'][mine], x['advantages'][m]
-    if name == 'imitation':
-      total, count = total + new.sum(), count + len(new)
-      continue
-    if name == 'grpo':
-      ratios = np.exp(new - old)
-    else:  # the geometric mean of the tokens' ratios
-      ratios = np.full(len(new), np.prod(np.exp(new - old)) ** (1 / len(new)))
-    terms, cut = [], []
-    for r in ratios:
-      # PPO written out by cases, without min and clip.
-      if advantage >= 0:
-        cut.append(r > 1 + high and advantage > 0)
-        terms.append(advantage * (1 + high if r > 1 + high else r))
-      else:
-        cut.append(r < 1 - low)
-        terms.append(advantage * (1 - low if r < 1 - low else r))
-    total, count = total + np.mean(terms), count + 1
-    ratio[m], clipped[m] = np.mean(ratios), np.mean(cut)
-  return total, count, ratio, clipped
+@functools.cache
+def _compiled(name: str):
+  def total(logprobs, x):
+    result = _function(name)(x.replace(logprobs=logprobs))
+    return result.total, result
+
+  return jax.jit(jax.value_and_grad(total, has_aux=True))
 
 
-def _function(name: str, low: float = _LOW, high: float = _HIGH):
-  if name == 'imitation':
-    return imitation
-  return functools.partial(OBJECTIVES[name], clip_low=low, clip_high=high)
+def _run(name: str, x: PackedTokens):
+  """The objective, and the gradient of its total in the log-probs."""
+  (_, result), gradient = _compiled(name)(x.logprobs, x)
+  return result, np.asarray(gradient)
 
 
-_NAMES = ('gspo', 'gspo_token', 'grpo', 'imitation')
+def _assert_equals_oracle(name: str, x: PackedTokens):
+  result, gradient = _run(name, x)
+  total, count, ratio, clipped = oracle(name, x)
+  np.testing.assert_allclose(result.total, total, rtol=3e-6, atol=1e-5)
+  np.testing.assert_allclose(result.count, count, rtol=1e-6)
+  np.testing.assert_allclose(result.ratio, ratio, rtol=2e-6)
+  np.testing.assert_allclose(result.clipped, clipped, rtol=1e-6)
+  numeric = slope(lambda live: oracle(name, x, live)[0], x.logprobs)
+  np.testing.assert_allclose(gradient, numeric, rtol=2e-5, atol=2e-6)
+  assert np.abs(numeric).max() > 0.05
+  np.testing.assert_array_equal(gradient[np.asarray(x.token_mask) == 0], 0.0)
 
 
 class OracleTest(chex.TestCase):
-  """Each objective, with and without jit."""
+  """The value, with and without jit."""
 
   @chex.variants(with_jit=True, without_jit=True)
   @parameterized.parameters(*_NAMES)
   def test_equals_the_formula(self, name):
-    function = self.variant(_function(name))
-    for seed in range(3):
-      x = _case(seed)
-      result = function(x)
-      total, count, ratio, clipped = _oracle(name, x)
-      np.testing.assert_allclose(result.total, total, rtol=2e-6)
-      np.testing.assert_array_equal(result.count, count)
-      np.testing.assert_allclose(result.ratio, ratio, rtol=2e-6)
-      np.testing.assert_allclose(result.clipped, clipped, rtol=1e-6)
+    x = case(7)
+    result = self.variant(_function(name))(x)
+    np.testing.assert_allclose(result.total, oracle(name, x)[0], rtol=3e-6, atol=1e-5)
 
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_k3(self):
-    p, q = np.log([0.5, 0.2, 0.3]), np.log([0.1, 0.6, 0.3])
-    expected = q - p
-    expected = np.exp(expected) - expected - 1
-    found = self.variant(kl.k3)(jnp.float32(p), jnp.float32(q))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('name', _NAMES)
+def test_value_and_gradient_equal_the_formula(name, seed):
+  _assert_equals_oracle(name, case(seed))
+
+
+@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('name', _NAMES)
+def test_token_weights_penalty_and_clip_scale_equal_the_formula(name, seed):
+  _assert_equals_oracle(name, with_options(case(seed), seed))
 
 
 def test_the_case_visits_every_branch_of_the_clip():
-  x = _case()
-  for name in ('gspo', 'grpo'):
-    _, _, ratio, clipped = _oracle(name, x)
+  x = case()
+  for name in ('gspo', 'grpo', 'gmpo'):
+    _, _, ratio, clipped = oracle(name, x)
     real = np.asarray(x.message_mask) > 0
     for positive in (True, False):
       chosen = clipped[real & ((np.asarray(x.advantages) > 0) == positive)]
       assert (chosen > 0).any(), (name, positive)
       assert (chosen < 1).any(), (name, positive)
-    assert (ratio[real] < 1 - _LOW).any()
-    assert (ratio[real] > 1 + _HIGH).any()
-    assert ((ratio[real] > 1 - _LOW) & (ratio[real] < 1 + _HIGH)).any()
-
-
-@pytest.mark.parametrize('name', _NAMES)
-def test_gradient_equals_finite_differences(name):
-  with jax.enable_x64(True):
-    x = _case(dtype=np.float64)
-    value = jax.jit(lambda logprobs: _function(name)(x.replace(logprobs=logprobs)).total)
-    gradient = np.asarray(jax.grad(value)(x.logprobs))
-    h = 1e-6
-    numeric = np.asarray(
-      [
-        (value(x.logprobs.at[t].add(h)) - value(x.logprobs.at[t].add(-h))) / (2 * h)
-        for t in range(len(gradient))
-      ]
-    )
-  np.testing.assert_allclose(gradient, numeric, atol=1e-8)
-  assert np.abs(numeric).max() > 0.1
-  np.testing.assert_array_equal(gradient[np.asarray(x.token_mask) == 0], 0.0)
-
-
-@functools.cache
-def _compiled(name: str):
-  def value(logprobs, x):
-    result = _function(name)(x.replace(logprobs=logprobs))
-    return result.total / jnp.maximum(result.count, 1.0), result
-
-  return jax.jit(jax.value_and_grad(value, has_aux=True))
-
-
-def _value_and_gradient(name: str, x: PackedTokens):
-  """Mean objective, its gradient in the log-probs, and everything else."""
-  (mean, result), gradient = _compiled(name)(x.logprobs, x)
-  return np.asarray(mean), np.asarray(gradient), result
+    assert (ratio[real] < 1 - LOW).any()
+    assert (ratio[real] > 1 + HIGH).any()
+    assert ((ratio[real] > 1 - LOW) & (ratio[real] < 1 + HIGH)).any()
 
 
 @pytest.mark.parametrize('spread', [0.0, 0.3, 3.0, 40.0])
 def test_gspo_token_is_gspo_in_value_and_gradient(spread):
   with jax.enable_x64(True):
-    x = _case(3, spread=spread, dtype=np.float64)
-    mean, gradient, result = _value_and_gradient('gspo', x)
-    token_mean, token_gradient, token_result = _value_and_gradient('gspo_token', x)
-  np.testing.assert_allclose(token_mean, mean, rtol=1e-12)
+    x = case(3, spread=spread, dtype=np.float64)
+    result, gradient = _run('gspo', x)
+    token_result, token_gradient = _run('gspo_token', x)
+  np.testing.assert_allclose(token_result.total, result.total, rtol=1e-12)
   np.testing.assert_allclose(token_gradient, gradient, rtol=1e-9)
   np.testing.assert_allclose(token_result.ratio, result.ratio, rtol=1e-12)
   np.testing.assert_allclose(token_result.clipped, result.clipped, rtol=1e-6)
 
 
-def test_gspo_is_grpo_on_one_token_messages_and_only_there():
+def test_all_mean_objectives_agree_on_one_token_messages_and_only_there():
   rng = np.random.default_rng(0)
   n = 40
   x = PackedTokens(
@@ -187,65 +125,90 @@ def test_gspo_is_grpo_on_one_token_messages_and_only_there():
     advantages=jnp.asarray(rng.normal(size=n), jnp.float32),
     message_mask=jnp.ones(n),
   )
-  for one, other in zip(
-    _value_and_gradient('gspo', x), _value_and_gradient('grpo', x), strict=True
-  ):
-    chex.assert_trees_all_close(one, other, rtol=1e-6, atol=1e-8)
-  longer = _case(spread=0.3)
-  assert abs(_value_and_gradient('gspo', longer)[0] - _value_and_gradient('grpo', longer)[0]) > 1e-3
+  expected = _run('gspo', x)
+  for name in ('grpo', 'luspo', 'dapo'):
+    chex.assert_trees_all_close(_run(name, x), expected, rtol=1e-6, atol=1e-8)
+  means = [float(r.total / r.count) for r in (_run(n, case())[0] for n in ('gspo', 'grpo', 'dapo'))]
+  assert min(abs(np.diff([*means, means[0]]))) > 1e-3
 
 
-def test_ratio_is_the_geometric_mean_whatever_the_length():
-  """Saying a message twice changes nothing: the mean is per message, not per token."""
-  x = _case(scramble=False, spread=0.0)
+def test_what_a_long_message_weighs():
+  """Saying a message twice: the mean takes no notice, the others do."""
+  x = case(scramble=False, spread=0.0)
   twice = jax.tree.map(lambda v: jnp.concatenate([v, v]), x).replace(
     advantages=x.advantages, message_mask=x.message_mask
   )
-  once, doubled = (_value_and_gradient('gspo', case)[2] for case in (x, twice))
-  np.testing.assert_allclose(doubled.total, once.total, rtol=1e-6)
-  np.testing.assert_allclose(doubled.ratio, once.ratio, rtol=1e-6)
-  assert doubled.count == once.count == len(_LENGTHS)
+  factors = {'gspo': (1, 1), 'luspo': (2, 1), 'dapo': (2, 2), 'dr_grpo': (2, 1), 'gmpo': (1, 1)}
+  for name, (of_total, of_count) in factors.items():
+    once, doubled = (_function(name)(v) for v in (x, twice))
+    np.testing.assert_allclose(doubled.total, of_total * once.total, rtol=1e-5)
+    np.testing.assert_allclose(doubled.count, of_count * once.count)
+    np.testing.assert_allclose(doubled.ratio, once.ratio, rtol=1e-6)
 
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_padding_and_order_change_nothing(name):
-  plain = _case(5, scramble=False)
-  mean, gradient, result = _value_and_gradient(name, plain)
-  rng = np.random.default_rng(1)
+  plain = case(5, scramble=False)
+  result, gradient = _run(name, plain)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
-  order = rng.permutation(len(gradient))
-  tokens = ('logprobs', 'old_logprobs', 'message_ids', 'token_mask')
-  scrambled = plain.replace(**{k: plain[k][order] for k in tokens})
-  other_mean, other_gradient, other = _value_and_gradient(name, scrambled)
-  np.testing.assert_allclose(other_mean, mean, rtol=1e-5)
-  np.testing.assert_allclose(other_gradient, gradient[order], rtol=1e-5, atol=1e-8)
-  np.testing.assert_allclose(other.ratio, result.ratio, rtol=1e-5)
+  order = np.random.default_rng(1).permutation(len(gradient))
+  other, other_gradient = _run(name, plain.replace(**{k: plain[k][order] for k in PER_TOKEN}))
+  close(other.total, result.total)
+  close(other_gradient, gradient[order])
+  close(other.ratio, result.ratio)
 
-  real = slice(0, sum(_LENGTHS))
   bare = plain.replace(
-    **{k: plain[k][real] for k in tokens},
-    advantages=plain.advantages[: len(_LENGTHS)],
-    message_mask=plain.message_mask[: len(_LENGTHS)],
+    **{k: plain[k][:TOKENS] for k in PER_TOKEN},
+    advantages=plain.advantages[:MESSAGES],
+    message_mask=plain.message_mask[:MESSAGES],
   )
-  other_mean, other_gradient, other = _value_and_gradient(name, bare)
-  np.testing.assert_allclose(other_mean, mean, rtol=1e-5)
-  np.testing.assert_allclose(other_gradient, gradient[real], rtol=1e-5, atol=1e-8)
+  other, other_gradient = _run(name, bare)
+  close(other.total, result.total)
+  close(other_gradient, gradient[:TOKENS])
   assert result.count == other.count
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_one_message_a_row_equals_all_in_one_array(name):
+  """Unpacked: rows of one message each, padded to the longest; also a batch of one."""
+  x = case(4, scramble=False)
+  result, gradient = _run(name, x)
+  total, count, rows = 0.0, 0.0, []
+  for m, length in enumerate(LENGTHS):
+    start = sum(LENGTHS[:m])
+    cells = np.minimum(start + np.arange(max(LENGTHS)), TOKENS - 1)
+    row = x.replace(
+      **{k: x[k][cells] for k in PER_TOKEN},
+      advantages=x.advantages[m : m + 1],
+      message_mask=jnp.ones(1),
+    ).replace(
+      message_ids=jnp.zeros(max(LENGTHS), jnp.int32),
+      token_mask=jnp.asarray(np.arange(max(LENGTHS)) < length, jnp.float32),
+    )
+    part, part_gradient = _run(name, row)
+    total, count = total + part.total, count + part.count
+    rows.append(part_gradient[:length])
+    np.testing.assert_allclose(part.ratio, result.ratio[m : m + 1], rtol=1e-6)
+  np.testing.assert_allclose(total, result.total, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(count, result.count)
+  np.testing.assert_allclose(np.concatenate(rows), gradient[:TOKENS], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_sum_of_parts_is_the_whole(name):
   """Micro-batches of unequal size: (total, count) add up, means would not."""
-  x = _case(2)
+  x = with_options(case(2))
   total = count = 0.0
-  for first, last in ((0, 1), (1, 4), (4, len(_LENGTHS))):
-    chosen = jnp.arange(len(x.advantages)).clip(first, last - 1) == jnp.arange(len(x.advantages))
-    part = x.replace(
-      token_mask=x.token_mask * chosen[x.message_ids], message_mask=x.message_mask * chosen
-    )
-    result = _value_and_gradient(name, part)[2]
+  for first, last in ((0, 1), (1, 4), (4, MESSAGES)):
+    at = jnp.arange(len(x.advantages))
+    chosen = (at >= first) & (at < last)
+    part = x.replace(message_mask=x.message_mask * chosen)  # their tokens stay, and do not count
+    result, _ = _run(name, part)
     total, count = total + result.total, count + result.count
-  np.testing.assert_allclose(total / count, _value_and_gradient(name, x)[0], rtol=1e-5)
+  whole, _ = _run(name, x)
+  np.testing.assert_allclose(total, whole.total, rtol=1e-5)
+  np.testing.assert_allclose(count, whole.count, rtol=1e-6)
 
 
 def _one(log_ratio: float, advantage: float) -> PackedTokens:
@@ -260,75 +223,127 @@ def _one(log_ratio: float, advantage: float) -> PackedTokens:
   )
 
 
-@pytest.mark.parametrize('name', ['gspo', 'gspo_token', 'grpo'])
+@pytest.mark.parametrize('name', _PESSIMISTIC)
 @pytest.mark.parametrize(
   ('ratio', 'advantage', 'passes'),
   [(2.0, 1.0, False), (0.5, 1.0, True), (2.0, -1.0, True), (0.5, -1.0, False), (1.0, -1.0, True)],
 )
 def test_clip_takes_the_pessimistic_side(name, ratio, advantage, passes):
   """With A < 0 a ratio that has grown still gets its gradient; `max` would drop it."""
-  x = _one(float(np.log(ratio)), advantage)
-  value, gradient, result = _value_and_gradient(name, x)
-  np.testing.assert_allclose(gradient, [ratio * advantage if passes else 0.0], rtol=1e-6)
+  result, gradient = _run(name, _one(float(np.log(ratio)), advantage))
+  length = OPTIONS[name].get('max_length', 1.0)
+  np.testing.assert_allclose(gradient, [ratio * advantage / length if passes else 0.0], rtol=1e-6)
   np.testing.assert_array_equal(result.clipped, [0.0 if passes else 1.0])
-  bounds = (1 - _LOW, 1 + _HIGH)
-  expected = ratio * advantage if passes else np.clip(ratio, *bounds) * advantage
-  np.testing.assert_allclose(value, expected, rtol=1e-6)
+  expected = (ratio if passes else np.clip(ratio, 1 - LOW, 1 + HIGH)) * advantage / length
+  np.testing.assert_allclose(result.total, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize('name', ['gspo', 'gspo_token', 'grpo'])
+@pytest.mark.parametrize('advantage', [1.0, -1.0])
+@pytest.mark.parametrize(('ratio', 'weight'), [(0.5, 1 - LOW), (1.05, 1.05), (3.0, 1 + HIGH)])
+def test_cispo_never_drops_a_gradient(ratio, weight, advantage):
+  result, gradient = _run('cispo', _one(float(np.log(ratio)), advantage))
+  np.testing.assert_allclose(gradient, [weight * advantage], rtol=1e-6)
+  np.testing.assert_array_equal(result.clipped, [float(weight != ratio)])
+
+
+def test_sapo_has_the_slope_of_the_policy_gradient_on_policy():
+  for advantage in (1.0, -1.0):
+    _, gradient = _run('sapo', _one(0.0, advantage))
+    np.testing.assert_allclose(gradient, [advantage], rtol=1e-6)
+    _, far = _run('sapo', _one(2.0, advantage))
+    assert 0 < far[0] * advantage < 0.5
+
+
+@pytest.mark.parametrize('name', _RATIO_NAMES)
 @pytest.mark.parametrize('log_ratio', [-1e4, -150.0, 150.0, 1e4, 1e30])
 @pytest.mark.parametrize('advantage', [1.0, -1.0, 0.0])
 def test_overflowing_log_ratio_gives_no_nan(name, log_ratio, advantage):
-  value, gradient, result = _value_and_gradient(name, _one(log_ratio, advantage))
-  for array in (value, gradient, *result.values()):
+  result, gradient = _run(name, _one(log_ratio, advantage))
+  for array in (gradient, *result.values()):
     assert np.isfinite(array).all()
-  if advantage > 0:  # the clipped value is the exact one
-    expected = 1 + _HIGH if log_ratio > 0 else 0.0
-    np.testing.assert_allclose(value, expected, atol=1e-8)
+  if advantage > 0 and name in _PESSIMISTIC:  # the clipped value is the exact one
+    expected = (1 + HIGH if log_ratio > 0 else 0.0) / OPTIONS[name].get('max_length', 1.0)
+    np.testing.assert_allclose(result.total, expected, atol=1e-8)
+  if log_ratio < 0 and name != 'cispo':
+    np.testing.assert_allclose(result.ratio, 0.0, atol=1e-8)
+  if log_ratio > 0:
+    assert result.ratio[0] > 1e8
 
 
-@pytest.mark.parametrize('name', ['gspo', 'gspo_token', 'grpo'])
-def test_nan_in_the_padding_stays_there(name):
-  x = _case(scramble=False)
-  junk = x.token_mask == 0
+@pytest.mark.parametrize('name', _NAMES)
+def test_infinities_in_the_padding_stay_there(name):
+  x = with_options(case(scramble=False))
+  tokens, messages = x.token_mask == 0, x.message_mask == 0
   dirty = x.replace(
-    logprobs=jnp.where(junk, jnp.nan, x.logprobs),
-    old_logprobs=jnp.where(junk, -jnp.inf, x.old_logprobs),
+    logprobs=jnp.where(tokens, jnp.nan, x.logprobs),
+    old_logprobs=jnp.where(tokens, -jnp.inf, x.old_logprobs),
+    token_penalty=jnp.where(tokens, jnp.inf, x.token_penalty),
+    # Padding that says it belongs to a message that is padding as well.
+    message_ids=jnp.where(tokens, MESSAGES, x.message_ids),
+    advantages=jnp.where(messages, jnp.nan, x.advantages),
   )
-  for clean, found in zip(
-    _value_and_gradient(name, x), _value_and_gradient(name, dirty), strict=True
-  ):
-    chex.assert_trees_all_equal(found, clean)
+  chex.assert_trees_all_equal(_run(name, dirty), _run(name, x))
 
 
-@pytest.mark.parametrize('name', [*OBJECTIVES, 'imitation'])
+@pytest.mark.parametrize('name', _NAMES)
 def test_nothing_but_padding_is_zero_of_zero(name):
-  x = jax.tree.map(jnp.zeros_like, _case())
-  _, gradient, result = _value_and_gradient(name, x.replace(logprobs=x.logprobs - 3.0))
+  x = jax.tree.map(jnp.zeros_like, case())
+  result, gradient = _run(name, x.replace(logprobs=x.logprobs - 3.0))
   assert result.total == result.count == 0
   np.testing.assert_array_equal(gradient, 0.0)
 
 
-def test_clip_defaults_belong_to_the_algorithm():
-  defaults = lambda f: tuple(p.default for p in list(inspect.signature(f).parameters.values())[1:])
-  assert defaults(gspo) == defaults(gspo_token) == (3e-4, 4e-4)
-  assert defaults(grpo) == (0.2, 0.2)
+def test_defaults_belong_to_the_algorithm():
+  clip = lambda low, high: {'clip_low': low, 'clip_high': high}
+  assert {name: spec.options for name, spec in OBJECTIVES.items()} == {
+    'gspo': clip(3e-4, 4e-4),
+    'gspo_token': clip(3e-4, 4e-4),
+    'luspo': clip(2e-3, 2.5e-3),
+    'grpo': clip(0.2, 0.2),
+    'dr_grpo': {'max_length': None, **clip(0.2, 0.2)},
+    'dapo': clip(0.2, 0.28),
+    'cispo': clip(1.0, 4.0),
+    'gmpo': clip(0.4, 0.4),
+    'sapo': {'tau_positive': 1.0, 'tau_negative': 1.05},
+    'reinforce': {},
+  }
   with pytest.raises(TypeError, match='clip_range'):
-    gspo(_case(), clip_range=0.2)
+    objectives.gspo(case(), clip_range=0.2)
+
+
+def test_make_binds_options_and_says_what_is_wrong():
+  x = case()
+  made = make('grpo', clip_low=0.05)(x)
+  np.testing.assert_array_equal(made.total, objectives.grpo(x, clip_low=0.05).total)
+  with pytest.raises(ValueError, match="'gspoo' is unknown; use one of gspo, "):
+    make('gspoo')
+  with pytest.raises(ValueError, match="no option 'tau'; it takes clip_low, clip_high"):
+    make('gspo', tau=1.0)
+  with pytest.raises(ValueError, match='it takes none'):
+    make('reinforce', clip_low=1.0)
+  with pytest.raises(ValueError, match="needs option 'max_length'"):
+    make('dr_grpo')
+  assert make('dr_grpo', max_length=8)(x).count == MESSAGES
 
 
 def test_shapes_are_checked():
-  x = _case()
-  with pytest.raises(AssertionError):
-    gspo(x.replace(old_logprobs=x.old_logprobs[:-1]))
-  with pytest.raises(AssertionError):
-    gspo(x.replace(message_mask=x.message_mask[:-1]))
+  x = case()
+  for broken in (
+    {'old_logprobs': x.old_logprobs[:-1]},
+    {'message_mask': x.message_mask[:-1]},
+    {'token_weights': x.token_mask[:-1]},
+    {'clip_scale': x.advantages[:-1]},
+    {'span_share': x.advantages},  # without the log-ratio
+    {'logprobs': x.logprobs.astype(int)},
+    {'advantages': x.advantages[:, None]},
+  ):
+    with pytest.raises(AssertionError):
+      objectives.gspo(x.replace(**broken))
 
 
-@pytest.mark.parametrize('name', ['gspo', 'gspo_token', 'grpo'])
-def test_second_step_on_the_same_samples_is_partly_clipped(name):
-  """A tabular policy: ratio exactly 1 at the first step, some messages clipped at the next."""
+@pytest.mark.parametrize('name', WITH_CLIP)
+def test_four_steps_on_one_rollout_are_partly_clipped(name):
+  """A tabular policy, K = 4: ratio exactly 1 at the first step, partly clipped after it."""
   rng = np.random.default_rng(0)
   owner = np.repeat(np.arange(16), rng.integers(1, 6, 16))
   context = jnp.asarray(rng.integers(0, 5, len(owner)))
@@ -343,61 +358,27 @@ def test_second_step_on_the_same_samples_is_partly_clipped(name):
     advantages=jnp.asarray(rng.normal(size=16), jnp.float32),
     message_mask=jnp.ones(16),
   )
+  function = functools.partial(OBJECTIVES[name], **{**OPTIONS[name], **_NARROW})
 
   @jax.jit
-  def step(table):
+  def step(table, message_mask):
     def mean(table):
-      result = _function(name, 0.03, 0.03)(x.replace(logprobs=logprobs(table)))
+      result = function(x.replace(logprobs=logprobs(table), message_mask=message_mask))
       return result.total / result.count, result
 
     gradient, result = jax.grad(mean, has_aux=True)(table)
-    return table + gradient, result
+    return table + 2.0 * gradient / jnp.linalg.norm(gradient), result
 
-  table, first = step(table)
-  np.testing.assert_allclose(first.ratio, 1.0, atol=1e-6)
-  np.testing.assert_array_equal(first.clipped, 0.0)
-  _, later = step(table)
-  assert 0 < later.clipped.mean() < 1
-  assert later.total > first.total
-
-
-def _policies():
-  rng = np.random.default_rng(0)
-  logits = jnp.asarray(rng.normal(size=(2, 50)), jnp.float32)
-  return jax.nn.log_softmax(logits, axis=-1)
+  clipped, ratio = [], []
+  for k in range(4):
+    of_minibatch = jnp.asarray(np.arange(16) % 4 == k, jnp.float32)
+    table, result = step(table, of_minibatch)
+    clipped.append(np.asarray(result.clipped)[k::4])
+    ratio.append(np.asarray(result.ratio)[k::4])
+  np.testing.assert_allclose(ratio[0], 1.0, atol=1e-6)
+  np.testing.assert_array_equal(clipped[0], 0.0)
+  assert 0 < np.mean(clipped[1:]) < 1
+  assert np.abs(np.concatenate(ratio[1:]) - 1).max() > 0.05
 
 
-def test_k3_is_unbiased_and_never_negative():
-  log_p, log_q = _policies()
-  p, q = np.exp(np.asarray(log_p, np.float64)), np.exp(np.asarray(log_q, np.float64))
-  exact = np.sum(p * np.log(p / q))
-  np.testing.assert_allclose(np.sum(p * np.asarray(kl.k3(log_p, log_q))), exact, rtol=1e-5)
-  drawn = np.random.default_rng(1).choice(50, 20_000, p=p / p.sum())
-  samples = np.asarray(kl.k3(log_p[drawn], log_q[drawn]))
-  assert samples.min() >= 0
-  assert abs(samples.mean() - exact) < 4 * samples.std() / np.sqrt(len(samples))
-  np.testing.assert_array_equal(kl.k3(log_p, log_p), 0.0)
-  tiny = np.asarray(kl.k3(log_p, log_p + 1e-4))
-  assert (tiny >= 0).all()
-
-
-def test_k3_as_a_loss_pulls_to_the_reference():
-  """k1's expected gradient is 0 on-policy: noise, no constraint. k3's is not."""
-  log_p, log_q = _policies()
-  p = jax.lax.stop_gradient(jnp.exp(log_p))
-
-  def expected_loss(logits, estimator):
-    return jnp.sum(p * estimator(jax.nn.log_softmax(logits), log_q))
-
-  k1 = jax.grad(expected_loss)(log_p, lambda new, reference: new - reference)
-  np.testing.assert_allclose(k1, 0.0, atol=1e-7)
-  k3 = jax.grad(expected_loss)(log_p, kl.k3)
-  np.testing.assert_allclose(k3, p - jnp.exp(log_q), atol=1e-6)  # grad of KL(ref || pi)
-  nothing = jax.grad(lambda reference: kl.k3(log_p, reference).sum())(log_q)
-  np.testing.assert_array_equal(nothing, 0.0)
-
-
-def test_k3_of_an_excluded_token_is_finite():
-  value, gradient = jax.value_and_grad(lambda p: kl.k3(p, jnp.zeros(1))[0])(jnp.full(1, -1e3))
-  assert np.isfinite(value)
-  assert np.isfinite(gradient).all()
+_NARROW = {'clip_low': 0.03, 'clip_high': 0.03}

@@ -1,22 +1,26 @@
-"""Policy objectives on packed messages: pure functions of arrays.
+"""Policy objectives on packed messages: ratio x surrogate x aggregation, each a few lines.
 
-`T` loss tokens, `M` messages. Tokens of all messages stand in one array; `message_ids`
-says which message each belongs to. Every function returns an unreduced `(total, count)`:
+`T` loss tokens, `M` messages. Every objective returns an unreduced `(total, count)`:
 micro-batches and devices are summed first and divided once, so that the mean does not
-depend on how the batch was cut. `total / count` is to be *maximised*.
+depend on how the batch was cut. `total / count` is to be *maximised*. A new one is a function
+here and a line in `OBJECTIVES`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 
 import chex
 import jax
 import jax.numpy as jnp
 
-# exp(20) is beyond every clip band, so bounding the exponent there never alters a
-# clipped value; unbounded, one overflow turns the whole batch into NaN.
-_MAX_EXPONENT = 20.0
+from agent_gspo.algorithms import aggregation, masks, packed, ratios, surrogates
+from agent_gspo.algorithms.packed import PackedTokens, message_mean
+
+__all__ = ['OBJECTIVES', 'Objective', 'ObjectiveSpec', 'PackedTokens', 'make', 'message_mean']
 
 
 @chex.dataclass(frozen=True)
@@ -24,11 +28,11 @@ class Objective:
   """Sum and count of an objective, and what it did to each message.
 
   Attributes:
-    total: float32 scalar, sum over messages.
-    count: float32 scalar, number of messages in it.
+    total: float32 scalar, sum over what the objective is a mean of.
+    count: float32 scalar, how many those are: messages, spans or tokens.
     ratio: float32 `[M]`, importance ratio of each message (mean over its tokens for
-      token-level objectives), 0 for padding.
-    clipped: float32 `[M]`, share of the message whose gradient the clip removed.
+      token-level ratios), 0 for padding.
+    clipped: float32 `[M]`, share of the message's tokens at which the clip acted.
   """
 
   total: chex.Array
@@ -37,57 +41,26 @@ class Objective:
   clipped: chex.Array
 
 
-@chex.dataclass(frozen=True)
-class PackedTokens:
-  """Inputs that all objectives share.
-
-  Attributes:
-    logprobs: float32 `[T]`, under the policy that is trained.
-    old_logprobs: float32 `[T]`, under the policy that sampled.
-    message_ids: int32 `[T]`, `0 .. M-1`.
-    token_mask: float32 `[T]`, 0 for padding.
-    advantages: float32 `[M]`.
-    message_mask: float32 `[M]`, 0 for padding.
-  """
-
-  logprobs: chex.Array
-  old_logprobs: chex.Array
-  message_ids: chex.Array
-  token_mask: chex.Array
-  advantages: chex.Array
-  message_mask: chex.Array
-
-
-def _check(x: PackedTokens) -> None:
-  chex.assert_rank([x.logprobs, x.advantages], 1)
-  chex.assert_equal_shape([x.logprobs, x.old_logprobs, x.message_ids, x.token_mask])
-  chex.assert_equal_shape([x.advantages, x.message_mask])
-  chex.assert_type([x.logprobs, x.old_logprobs, x.advantages], float)
-
-
-def message_mean(values: jax.Array, x: PackedTokens) -> jax.Array:
-  """Mean of `values` `[T]` over the tokens of each message, `[M]`; 0 for empty ones."""
-  sum_ = lambda v: jax.ops.segment_sum(v, x.message_ids, x.advantages.shape[0])
-  return sum_(values * x.token_mask) / jnp.maximum(sum_(x.token_mask), 1.0)
-
-
-def _log_ratio(x: PackedTokens) -> jax.Array:
-  """`log pi - log pi_old` `[T]`, 0 in the padding."""
-  return jnp.where(x.token_mask > 0, x.logprobs - x.old_logprobs, 0.0)
-
-
-def _clip_surrogate(ratio, advantage, clip_low, clip_high) -> tuple[jax.Array, jax.Array]:
-  """PPO's `min(r A, clip(r) A)` for either sign of `A`, and where the clip took over."""
-  clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-  took_over = clipped * advantage < ratio * advantage
-  return jnp.minimum(ratio * advantage, clipped * advantage), took_over.astype(jnp.float32)
-
-
-def _finish(x: PackedTokens, per_message, ratio, clipped) -> Objective:
-  m = x.message_mask
+def _compose(
+  x: PackedTokens,
+  log_ratio: Callable[[PackedTokens], jax.Array],
+  surrogate: Callable[[jax.Array, PackedTokens], surrogates.Surrogate],
+  aggregate: Callable[[jax.Array, PackedTokens], aggregation.Aggregate],
+) -> Objective:
+  packed.check(x)
+  log_r = log_ratio(x)
+  values, clipped = surrogate(log_r, x)
+  if x.token_penalty is not None:
+    values -= x.token_penalty
+  total, count = aggregate(values, x)
+  by_message = lambda v: message_mean(v, x) * x.message_mask
   return Objective(
-    total=jnp.sum(per_message * m), count=jnp.sum(m), ratio=ratio * m, clipped=clipped * m
+    total=total, count=count, ratio=by_message(jnp.exp(log_r)), clipped=by_message(clipped)
   )
+
+
+def _clip(low: float, high: float) -> functools.partial:
+  return functools.partial(surrogates.clip, low=low, high=high)
 
 
 def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
@@ -95,13 +68,9 @@ def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) ->
 
   `s_i = exp(mean_t (log pi(y_it) - log pi_old(y_it)))`,
   `J = mean_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)`.
-  The mean is over messages, never over tokens.
+  The mean is over sequences, never over tokens.
   """
-  _check(x)
-  log_s = message_mean(_log_ratio(x), x)
-  ratio = jnp.exp(jnp.clip(log_s, -_MAX_EXPONENT, _MAX_EXPONENT))
-  surrogate, clipped = _clip_surrogate(ratio, x.advantages, clip_low, clip_high)
-  return _finish(x, surrogate, ratio, clipped)
+  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.message_mean)
 
 
 def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
@@ -111,11 +80,16 @@ def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e
   `J = mean_i mean_t min(s_it A_it, clip(s_it) A_it)`. Here `A_it = A_i`, where value and
   gradient equal those of `gspo`.
   """
-  _check(x)
-  log_s = jax.lax.stop_gradient(message_mean(_log_ratio(x), x))
-  own = jnp.where(x.token_mask > 0, x.logprobs - jax.lax.stop_gradient(x.logprobs), 0.0)
-  ratio = jnp.exp(jnp.clip(log_s[x.message_ids] + own, -_MAX_EXPONENT, _MAX_EXPONENT))
-  return _token_surrogate(x, ratio, clip_low, clip_high)
+  return _compose(x, ratios.sequence_token, _clip(clip_low, clip_high), aggregation.message_mean)
+
+
+def luspo(x: PackedTokens, *, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Objective:
+  """Length-Unbiased Sequence Policy Optimization (arXiv 2602.05261).
+
+  `J = mean_i |y_i| min(s_i A_i, clip(s_i) A_i)`: GSPO without the advantage that the mean over
+  tokens gives to short sequences. The control for "is it the price or the loss that shortens?".
+  """
+  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.token_sum)
 
 
 def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Objective:
@@ -123,9 +97,79 @@ def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> O
 
   Token-level ratios, `J = mean_i mean_t min(r_it A_i, clip(r_it) A_i)`.
   """
-  _check(x)
-  ratio = jnp.exp(jnp.clip(_log_ratio(x), -_MAX_EXPONENT, _MAX_EXPONENT))
-  return _token_surrogate(x, ratio, clip_low, clip_high)
+  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.message_mean)
+
+
+def dr_grpo(
+  x: PackedTokens, *, max_length: float, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Objective:
+  """Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): `mean_i (1 / max_length) sum_t min(...)`.
+
+  Goes with the advantage `r - mu` (`group_mean`).
+
+  Args:
+    x: packed tokens.
+    max_length: the cap on a message's tokens. It has no default: it belongs to the run.
+    clip_low, clip_high: bounds of the token ratio around 1.
+  """
+  aggregate = functools.partial(aggregation.constant_length, max_length=max_length)
+  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregate)
+
+
+def dapo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> Objective:
+  """DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 8): clip-higher, mean over all tokens.
+
+  `J = sum_it min(r_it A_i, clip(r_it) A_i) / number of tokens`. `count` is of tokens.
+  """
+  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.token_mean)
+
+
+def cispo(x: PackedTokens, *, clip_low: float = 1.0, clip_high: float = 4.0) -> Objective:
+  """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4-5).
+
+  `J = sum_it sg[clip(r_it, 1 - clip_low, 1 + clip_high)] A_i log pi(y_it) / number of tokens`.
+  The paper has no lower bound, hence 1.0, and gives no figure for the upper one: 4.0 bounds
+  the weight at 5.
+  """
+  surrogate = functools.partial(surrogates.weighted_likelihood, low=clip_low, high=clip_high)
+  return _compose(x, ratios.token, surrogate, aggregation.token_mean)
+
+
+def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
+  """Geometric-Mean Policy Optimization (arXiv 2507.20673).
+
+  `J = mean_i A_i exp(mean_t c_it)`, `c_it` the token's log-ratio clipped to `clip_high` where
+  `A_i > 0` and to `-clip_low` where `A_i < 0`: the bounds are of the *log*-ratio.
+
+  Raises:
+    ValueError: spans are given; the clip would need all tokens of a span at once.
+  """
+  if x.span_log_ratio is not None:
+    raise ValueError('gmpo takes no spans: set the ratio span to "message".')
+  surrogate = functools.partial(surrogates.geometric_mean, low=clip_low, high=clip_high)
+  return _compose(x, ratios.token, surrogate, aggregation.message_mean)
+
+
+def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
+  """Soft Adaptive Policy Optimization (arXiv 2511.20347): a sigmoid gate instead of a clip.
+
+  `J = mean_i mean_t (4 / tau) sigmoid(tau (r_it - 1)) A_i`, `tau` is `tau_positive` where
+  `A_i > 0`, else `tau_negative`, at which gradients fade faster. There is no clip to report.
+  """
+  surrogate = functools.partial(
+    surrogates.soft_gate, tau_positive=tau_positive, tau_negative=tau_negative
+  )
+  return _compose(x, ratios.token, surrogate, aggregation.message_mean)
+
+
+def reinforce(x: PackedTokens) -> Objective:
+  """Plain policy gradient: `J = mean_i A_i sum_t log pi(y_it)`.
+
+  The log-likelihood of the whole message times its advantage, without a ratio, a clip or a
+  stopped gradient. What RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv 2501.03262) build on:
+  they differ in the advantage. Exact for the first optimiser step of a rollout only.
+  """
+  return _compose(x, ratios.token, surrogates.likelihood, aggregation.token_sum)
 
 
 def imitation(x: PackedTokens) -> Objective:
@@ -135,25 +179,72 @@ def imitation(x: PackedTokens) -> Objective:
   in which the one token of a silent message would weigh as much as all of a long one and
   silence would be learnt far more often than it was shown.
   """
-  _check(x)
+  packed.check(x)
+  total, count = aggregation.token_mean(packed.logprobs(x), x)
   zeros = jnp.zeros_like(x.message_mask)
-  return Objective(
-    total=jnp.sum(x.logprobs * x.token_mask),
-    count=jnp.sum(x.token_mask),
-    ratio=zeros,
-    clipped=zeros,
-  )
+  return Objective(total=total, count=count, ratio=zeros, clipped=zeros)
 
 
-def _token_surrogate(x: PackedTokens, ratio, clip_low, clip_high) -> Objective:
-  advantage = x.advantages[x.message_ids]
-  surrogate, clipped = _clip_surrogate(ratio, advantage, clip_low, clip_high)
-  mean = lambda values: message_mean(values, x)
-  return _finish(x, mean(surrogate), mean(ratio), mean(clipped))
+@dataclasses.dataclass(frozen=True)
+class ObjectiveSpec:
+  """An objective with what a config needs to know of it; called, it is the function.
+
+  Attributes:
+    function: `function(x, **options) -> Objective`; its own defaults are the paper's.
+    paper: arXiv id.
+    spans: whether a sequence may be a span of messages.
+  """
+
+  function: Callable[..., Objective]
+  paper: str
+  spans: bool = True
+
+  def __call__(self, x: PackedTokens, **options: float) -> Objective:
+    return self.function(x, **options)
+
+  @property
+  def options(self) -> dict[str, float | None]:
+    """The options it takes and their defaults; None where it must be set."""
+    parameters = list(inspect.signature(self.function).parameters.values())[1:]
+    return {p.name: None if p.default is p.empty else p.default for p in parameters}
 
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {
-  'gspo': gspo,
-  'gspo_token': gspo_token,
-  'grpo': grpo,
+OBJECTIVES: dict[str, ObjectiveSpec] = {
+  'gspo': ObjectiveSpec(gspo, '2507.18071'),
+  'gspo_token': ObjectiveSpec(gspo_token, '2507.18071'),
+  'luspo': ObjectiveSpec(luspo, '2602.05261'),
+  'grpo': ObjectiveSpec(grpo, '2402.03300'),
+  'dr_grpo': ObjectiveSpec(dr_grpo, '2503.20783'),
+  'dapo': ObjectiveSpec(dapo, '2503.14476'),
+  'cispo': ObjectiveSpec(cispo, '2506.13585'),
+  'gmpo': ObjectiveSpec(gmpo, '2507.20673', spans=False),
+  'sapo': ObjectiveSpec(sapo, '2511.20347'),
+  'reinforce': ObjectiveSpec(reinforce, '2402.14740'),
 }
+
+
+def make(
+  name: str, *, opsm_threshold: float | None = None, **options: float
+) -> Callable[[PackedTokens], Objective]:
+  """A named objective with its options bound, behind the off-policy mask if one is wanted.
+
+  Args:
+    name: key of `OBJECTIVES`.
+    opsm_threshold: of `masks.opsm`; None for no mask.
+    **options: see `ObjectiveSpec.options`.
+
+  Raises:
+    ValueError: an unknown name, an option that it does not take, or one that is missing.
+  """
+  if name not in OBJECTIVES:
+    raise ValueError(f'objective {name!r} is unknown; use one of {", ".join(OBJECTIVES)}.')
+  known = OBJECTIVES[name].options
+  if unknown := sorted(set(options) - set(known)):
+    takes = ', '.join(known) or 'none'
+    raise ValueError(f'objective {name!r} has no option {unknown[0]!r}; it takes {takes}.')
+  if missing := [k for k, default in known.items() if default is None and k not in options]:
+    raise ValueError(f'objective {name!r} needs option {missing[0]!r}.')
+  bound = functools.partial(OBJECTIVES[name], **options)
+  if opsm_threshold is None:
+    return bound
+  return lambda x: bound(masks.opsm(x, threshold=opsm_threshold))
