@@ -27,7 +27,7 @@ needs_data = pytest.mark.skipif(
   not (DATA / FILE).is_file(),
   reason=f'set ${sources.DATA_DIR_VARIABLE} to a folder that holds {FILE}',
 )
-needs_linux = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox needs Linux')
+pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox needs Linux')
 
 
 @pytest.fixture(scope='module')
@@ -131,7 +131,6 @@ def test_votes(task):
 
 
 @needs_data
-@needs_linux
 def test_official_solutions_pass(task):
   found = task.questions('test')
   begun = time.monotonic()
@@ -142,7 +141,6 @@ def test_official_solutions_pass(task):
 
 
 @needs_data
-@needs_linux
 def test_wrong_answers_fail(task):
   """Other questions' solutions, nothing at all, and programs that end early."""
   found = task.questions('test')[:12]
@@ -154,7 +152,6 @@ def test_wrong_answers_fail(task):
 
 
 @needs_data
-@needs_linux
 def test_score_is_the_same_alone_and_together(task):
   question = task.questions('test')[32]  # Its test calls a helper of the prompt.
   assert task.score(question, f'{FENCE}python\n{question.text}{question.answer}{FENCE}') == 1.0
@@ -164,7 +161,6 @@ def test_score_is_the_same_alone_and_together(task):
 
 
 @needs_data
-@needs_linux
 def test_endless_answer_fails():
   task = HumanEval(data_dir=DATA, cpu_seconds=1)
   assert task.score(task.questions('test')[0], '    while True: pass') == 0.0

@@ -178,6 +178,22 @@ def test_endless_print(stream):
   assert 0 < len(outcome.stdout + outcome.stderr) < 2 * sandbox.Limits().output_bytes
 
 
+def test_little_output_allowed():
+  outcome = sandbox.run('print("x" * 100)', sandbox.Limits(output_bytes=10))
+  assert outcome.stopped == 'output'
+
+
+def test_lower_limit_of_the_account_stays():
+  code = PARENT.format(
+    'import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n'
+    'print(sandbox.run("from resource import *; print(getrlimit(RLIMIT_NOFILE))").stdout)'
+  )
+  found = subprocess.run(
+    [sys.executable, '-c', code, tempfile.gettempdir()], cwd=ROOT, capture_output=True, text=True
+  )
+  assert found.stdout.strip() == '(24, 24)', found.stderr
+
+
 def test_print_without_buffer():
   outcome = sandbox.run('import os\nwhile True: os.write(1, b"x")', sandbox.Limits(cpu_seconds=20))
   assert outcome.stopped in ('output', 'cpu time')

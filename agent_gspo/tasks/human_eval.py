@@ -74,9 +74,12 @@ class HumanEval(base.Task):
     Raises:
       FileNotFoundError: if the file cannot be had.
       ValueError: if the file is not the official one.
+      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; said
+        here, since an answer may be hours away.
     """
     self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
     self._workers = workers or len(os.sched_getaffinity(0))
+    sandbox.mechanisms()
     text = _official_text(data_dir, cache_dir, base_url)
     records = [json.loads(line) for line in text.rstrip('\n').split('\n')]
     self._records = {record['task_id']: record for record in records}
@@ -97,11 +100,7 @@ class HumanEval(base.Task):
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
-    """1 if the code in the answer passes all official tests, else 0.
-
-    Raises:
-      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine.
-    """
+    """1 if the code in the answer passes all official tests, else 0."""
     code = extract_code(answer_text)
     if code is None:
       return 0.0

@@ -4,8 +4,8 @@ Each program is one process (`sandbox_child`) which locks itself in before it ru
 
 - seccomp: a list of allowed system calls. No socket, process, thread, program or signal
   can be made, so the one process is all there is to kill.
-- Landlock: files are written in a scratch folder only, and read there, in Python's
-  standard library and in the system's libraries; not in the home folder or /proc.
+- Landlock: files are written in a scratch folder only, and read there, in the folders of
+  Python's standard library and in the system's libraries; not in the home folder or /proc.
 - resource limits on processor time, memory, file size and open files; here, limits on
   wall time, output and the size of the scratch folder.
 - no capabilities and no new privileges (root becomes powerless), an empty environment,
@@ -118,7 +118,8 @@ def mechanisms() -> dict[str, str]:
     SandboxUnavailableError: if one is missing; says which, and what to do.
   """
   with start('', DEFAULT_LIMITS) as process:
-    watch([process], DEFAULT_LIMITS)
+    if watch([process], DEFAULT_LIMITS):
+      raise SandboxUnavailableError('this machine is too busy to start a process; try again')
     return process.layers()
 
 

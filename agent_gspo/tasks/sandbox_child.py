@@ -48,8 +48,11 @@ def _limits(spec) -> None:
   }
   for name, kind in kinds.items():
     # SIGXCPU comes first, since it can be told from other ends; SIGKILL a second later.
-    extra = int(kind == resource.RLIMIT_CPU)
-    resource.setrlimit(kind, (spec['limits'][name], spec['limits'][name] + extra))
+    soft, hard = spec['limits'][name], spec['limits'][name] + int(kind == resource.RLIMIT_CPU)
+    already = resource.getrlimit(kind)[1]  # A lower limit of the account stays.
+    if already != resource.RLIM_INFINITY:
+      soft, hard = min(soft, already), min(hard, already)
+    resource.setrlimit(kind, (soft, hard))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

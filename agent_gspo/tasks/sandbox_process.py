@@ -67,6 +67,7 @@ class Process:
   Attributes:
     popen: the process.
     scratch: its folder.
+    status: descriptor on which it says how it has locked itself in.
     output: what it has written, by descriptor.
     killed: whether it was killed from here.
   """
@@ -76,7 +77,7 @@ class Process:
     self.scratch = scratch
     descriptors = (status, popen.stdout.fileno(), popen.stderr.fileno())
     self.output = {descriptor: bytearray() for descriptor in descriptors}
-    self._status = status
+    self.status = status
     self.killed = False
 
   def kill(self) -> None:
@@ -87,8 +88,8 @@ class Process:
       self.popen.wait()
 
   def printed(self) -> int:
-    """Bytes written so far."""
-    return sum(len(found) for found in self.output.values())
+    """Bytes of standard output and error so far."""
+    return sum(len(found) for key, found in self.output.items() if key != self.status)
 
   def stdout(self) -> bytes:
     """Its standard output so far."""
@@ -100,7 +101,7 @@ class Process:
 
   def layers(self) -> dict[str, str]:
     """The layers that it locked itself in with; empty if it was killed before it could."""
-    text = self.output[self._status]
+    text = self.output[self.status]
     if not text and self.killed:
       return {}
     try:
@@ -175,7 +176,9 @@ def start(program: str, limits: Limits, peer: tuple[int, int] = (-1, -1)) -> Ite
 @functools.cache
 def _readable() -> tuple[str, ...]:
   library = sysconfig.get_paths(vars={'base': sys.base_prefix, 'platbase': sys.base_prefix})
-  paths = {library['stdlib'], library['platstdlib'], *_SYSTEM_PATHS}
+  # The folder above has the shared libraries that come with some interpreters.
+  folders = {os.path.dirname(library[kind]) for kind in ('stdlib', 'platstdlib')}
+  paths = {*folders, *_SYSTEM_PATHS}
   return tuple(sorted(path for path in paths if os.path.exists(path)))
 
 
@@ -230,7 +233,7 @@ def _read(process: Process, descriptor: int, most: int) -> bool:
     found = os.read(descriptor, 1 << 16)
   except BlockingIOError:
     return False
-  if process.printed() <= most:
+  if descriptor == process.status or process.printed() <= most:
     process.output[descriptor] += found
   return bool(found)
 
