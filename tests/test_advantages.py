@@ -1,10 +1,12 @@
-"""Advantages against float64 loops, the price under each normalisation, and the budgets."""
+"""What holds for every estimator, the price under each, and the budgets."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from credit_batches import credit
 
 from agent_gspo.algorithms import advantages as lib
 from agent_gspo.algorithms import budgets
@@ -160,10 +162,160 @@ def test_group_in_which_all_are_silent(normalize):
     np.testing.assert_allclose(found[4:], alone, atol=1e-6)
 
 
-def test_share_of_tied_groups():
-  groups = np.array([0, 0, 1, 1, 2, 3, 3])
-  values = np.float32([1, 1, 0, 1, 0.3, 0, 0])
-  assert lib.tied_groups(values, groups) == 0.75
+# The front.
+
+# Their baseline is not the group's: the batch, a posterior, a virtual reward.
+_NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
+# In these a message's reward counts where others were silent, or by role or agent.
+_OWN_GROUPS = ('public_baseline', 'agent_turn', 'counterfactual')
+
+
+def _select(x: lib.Credit, where: np.ndarray) -> lib.Credit:
+  """The messages `where`, in that order."""
+  chosen = {k: np.asarray(v)[..., where] for k, v in x.items()}
+  chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
+  return lib.Credit(**chosen)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_any_order_of_messages_gives_the_same(name):
+  x = credit(7, 'question_agent')
+  order = np.random.default_rng(0).permutation(len(x.task))
+  found = lib.advantage(x, name)
+  again = lib.advantage(_select(x, order), name)
+  assert found.values.shape == found.kept.shape == x.task.shape
+  assert found.values.dtype == found.kept.dtype == jnp.float32
+  assert np.isfinite(found.values).all()
+  assert np.abs(found.values).max() > 0.1
+  np.testing.assert_allclose(again.values, np.asarray(found.values)[order], rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(again.kept, np.asarray(found.kept)[order])
+
+
+@pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
+def test_message_that_nothing_is_compared_with_has_no_advantage(name):
+  x = credit(7, 'question_agent')
+  found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
+  np.testing.assert_array_equal(found.values, 0)
+  if name not in (*_OWN_GROUPS, 'hgpo'):  # and among others
+    found = lib.advantage(
+      x.replace(
+        groups=np.arange(len(x.task)),
+        observation=np.arange(len(x.task)),
+        path=np.arange(len(x.task)),
+      ),
+      name,
+    )
+    np.testing.assert_allclose(found.values, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
+def test_rewards_that_all_tie_give_no_advantage(name, reward):
+  """Above all not a rounding error divided by a rounding error."""
+  x = credit(7)
+  full = lambda value: np.full(len(x.task), value, np.float32)
+  options = {'best': np.float32(reward)} if name == 'ngrpo' else {}
+  tied = x.replace(task=full(reward), costs=full(0), probability=full(0.3))
+  np.testing.assert_allclose(lib.advantage(tied, name, **options).values, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_group_in_which_all_are_silent_and_wrong(name):
+  """Question 5 of `credit`; alone in the batch, so that no statistic of others moves it."""
+  x = credit(7)
+  found = lib.advantage(_select(x, np.flatnonzero(x.question == 5)), name)
+  expected = -1 / np.sqrt(5) if name == 'ngrpo' else 0  # five zeros and a one
+  np.testing.assert_allclose(found.values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_costs_apart_keep_the_meaning_of_lambda(name):
+  x = credit(8, 'question_agent')
+  free = x.replace(costs=np.zeros_like(x.costs))
+  base = lib.advantage(free, name)
+  np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').values, base.values)
+  np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').kept, base.kept)
+  price = np.zeros(len(x.task))
+  for group in _members('question_agent', x.question, x.agent, x.turn):
+    price[group] = x.costs[group].astype(float) - x.costs[group].astype(float).mean()
+  for scale in (1, 20):
+    found = lib.advantage(x.replace(costs=x.costs * np.float32(scale)), name, costs='apart')
+    np.testing.assert_allclose(found.values, base.values - scale * price, rtol=1e-4, atol=1e-4)
+    # Dropped is what carries neither signal nor price.
+    back = (np.asarray(base.values) == 0) & (np.abs(price) > 1e-7)
+    np.testing.assert_array_equal(found.kept, np.maximum(base.kept, back))
+
+
+def test_costs_inside_are_part_of_the_reward():
+  x = credit(8)
+  whole = x.replace(task=x.task - x.costs, costs=np.zeros_like(x.costs))
+  np.testing.assert_array_equal(x.rewards, whole.task)
+  for name in ('group_std', 'opo', 'gigpo'):
+    found = lib.advantage(x, name)
+    np.testing.assert_array_equal(found.values, lib.advantage(whole, name).values)
+    assert np.abs(found.values - lib.advantage(x, name, costs='apart').values).max() > 1e-3
+  with pytest.raises(ValueError, match='inside, apart'):
+    lib.advantage(x, 'group_std', costs='outside')
+
+
+def test_solved_groups_still_feel_a_price_under_costs_apart():
+  """ngrpo drops them; the price brings them back."""
+  x = credit(8)
+  solved = _select(x, np.flatnonzero(x.question == 4))
+  assert (
+    np.asarray(lib.advantage(solved.replace(costs=solved.costs * 0), 'ngrpo').kept) == 0
+  ).all()
+  found = lib.advantage(solved, 'ngrpo', costs='apart')
+  assert np.asarray(found.kept).all()
+  np.testing.assert_allclose(found.values, solved.costs.mean() - solved.costs, atol=1e-6)
+
+
+def test_equal_costs_bring_nothing_back():
+  """0.013 in each of 24 messages has a mean that is off by a rounding error."""
+  zeros, ones = np.zeros(24, int), np.ones(24, np.float32)
+  solved = lib.Credit(
+    task=ones, costs=ones, groups=zeros, question=zeros,
+    episode=np.arange(24), agent=zeros, turn=zeros,
+  )  # fmt: skip
+  for cost in (0.013, 1 / 3, 0.976):
+    found = lib.advantage(
+      solved.replace(costs=np.full(24, cost, np.float32)), 'ngrpo', costs='apart'
+    )
+    np.testing.assert_array_equal(found.kept, 0)
+
+
+@pytest.mark.parametrize(
+  ('name', 'field'),
+  [
+    ('opo', 'lengths'),
+    ('counterfactual', 'silent'),
+    ('public_baseline', 'roles'),
+    ('gigpo', 'observation'),
+    ('salt', 'path'),
+    ('hgpo', 'history'),
+    ('spo_single', 'probability'),
+  ],
+)
+def test_missing_field_is_named(name, field):
+  assert field in lib.fields_of(name)
+  with pytest.raises(ValueError, match=f"'{name}' reads credit.{field}"):
+    lib.advantage(credit().replace(**{field: None}), name)
+
+
+def test_fields_must_fit_each_other():
+  x = credit()
+  for changes in ({'lengths': x.lengths[1:]}, {'history': x.history[:, 1:]}, {'task': x.question}):
+    with pytest.raises(AssertionError):
+      lib.advantage(x.replace(**changes), 'group_mean')
+
+
+def test_options_are_the_keyword_parameters():
+  assert lib.options_of('mc_grpo') == {'mad_floor': 0.1, 'eps': 1e-3}
+  assert lib.options_of('group_mean') == {}
+  assert lib.fields_of('per_component') == ('task', 'costs', 'groups')
+  x = credit()
+  found = lib.advantage(x, 'group_std', std_floor=10.0).values
+  np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)
 
 
 # Budgets.
@@ -212,7 +364,7 @@ def test_observe_is_an_exponential_mean_that_starts_at_the_first_value():
     np.testing.assert_allclose(state.running_accuracy, expected, rtol=1e-6)
     np.testing.assert_allclose(state.best_accuracy, best, rtol=1e-6)
     np.testing.assert_allclose(state.lambda_tok, 0.003, rtol=1e-6)
-  assert {leaf.dtype for leaf in state.values()} == {jnp.dtype('float32')}
+  assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
 
 
 def test_first_accuracy_of_zero_counts_as_seen():

@@ -73,14 +73,16 @@ def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: An
     **options: of the estimator, see `options_of`.
 
   Raises:
-    ValueError: a field of `credit` that the estimator reads is None.
+    ValueError: `costs` is unknown, or a field of `credit` that the estimator reads is None.
   """
   _check(credit)
+  if costs not in COSTS:
+    raise ValueError(f'costs={costs!r} is unknown; use one of {", ".join(COSTS)}.')
   if costs == 'inside':
     return _estimate(credit, name, options)
   free = _estimate(credit.replace(costs=jnp.zeros_like(credit.costs)), name, options)
   price = centred(credit.costs, credit.groups)
-  back = (free.values == 0) & (price != 0)
+  back = (free.values == 0) & (jnp.abs(price) > 1e-9)  # equal costs leave rounding errors
   return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
 
 

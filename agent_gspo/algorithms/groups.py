@@ -7,8 +7,6 @@ group counts once for each. `solve_rate` is the exception, it counts episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -38,19 +36,16 @@ def group_ids(
 
 
 def joint_ids(*columns: chex.Array) -> jax.Array:
-  """Int `[M]`, dense ids `0 .. M-1`: messages share one iff they agree in all `columns`."""
+  """Int `[M]`, dense ids `0 .. M-1`: messages share one iff they agree in all `columns`.
+
+  Args:
+    *columns: int `[M]`, below 2^31.
+  """
   order = jnp.lexsort(columns)
   table = jnp.stack([jnp.asarray(column)[order] for column in columns])
   first = jnp.any(table[:, 1:] != table[:, :-1], axis=0)
   dense = jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(first)])
   return jnp.zeros_like(dense).at[order].set(dense)
-
-
-def identical(sequences: Sequence[np.ndarray]) -> np.ndarray:
-  """Int32 `[M]`, dense ids: sequences of token ids share one iff they are equal."""
-  known: dict[bytes, int] = {}
-  keys = [np.asarray(sequence, np.int32).tobytes() for sequence in sequences]
-  return np.asarray([known.setdefault(key, len(known)) for key in keys], np.int32)
 
 
 def total(values: chex.Array, groups: chex.Array) -> jax.Array:
@@ -113,20 +108,19 @@ def solve_rate(task: chex.Array, groups: chex.Array, episode: chex.Array) -> jax
 def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> jax.Array:
   """Sum of `values` over a message and those after it in its group, float32 `[M]`.
 
+  Runs on the host: in float64 a running sum over all groups can be cut between them.
+
   Args:
     values: float32 `[M]`.
     groups: int `[M]`.
     when: int `[M]`, place in time, different within a group.
   """
-  order = jnp.lexsort((-jnp.asarray(when), groups))
-  first = jnp.diff(jnp.asarray(groups)[order], prepend=-1) != 0
-
-  def add(earlier, later):
-    keep = jnp.where(later[1], 0.0, earlier[0])
-    return keep + later[0], earlier[1] | later[1]
-
-  sums, _ = jax.lax.associative_scan(add, (jnp.asarray(values)[order], first))
-  return jnp.zeros_like(sums).at[order].set(sums)
+  order = np.lexsort((-np.asarray(when), groups))
+  ranked = np.asarray(groups)[order]
+  sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64)[order])])
+  out = np.zeros(len(order), np.float32)
+  out[order] = sums[1:] - sums[np.searchsorted(ranked, ranked)]
+  return jnp.asarray(out)
 
 
 def tied_groups(values: np.ndarray, groups: np.ndarray) -> float:

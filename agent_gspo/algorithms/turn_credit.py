@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from agent_gspo.algorithms import groups as group_lib
 from agent_gspo.algorithms.baselines import group_mean, group_std
 
+_NO_SIGNAL = 1e-6
+
 
 def agent_turn(
   task: chex.Array,
@@ -91,7 +93,8 @@ def hgpo(
   for k, ids in enumerate(history, start=1):
     level = group_lib.joint_ids(question, ids)
     values.append(group_std(rewards, level, std_floor=std_floor, eps=eps))
-    weights.append(jnp.where(values[-1] != 0, (k + 1.0) ** alpha, 0.0))
+    # Ties leave rounding errors, which are not a signal.
+    weights.append(jnp.where(jnp.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
   values, weights = jnp.stack(values), jnp.stack(weights)
   whole = jnp.sum(weights, axis=0)
   return jnp.sum(weights * values, axis=0) / jnp.where(whole > 0, whole, 1.0)
