@@ -24,7 +24,9 @@ THRESHOLD = 0.8
 _WIDTH = 3
 _NUMBER = re.compile(r'[0-9]+(?:[.,/][0-9]+)*')
 # What changes how a formula looks, not what it says.
-_LOOKS = re.compile(r'\\(?:left|right|displaystyle|[!,;: ]|quad|qquad)(?![a-z])|[${}]')
+_LOOKS = re.compile(
+  r'(?<!\\)\\[()\[\]]|\\(?:left|right|displaystyle|[!,;: ]|quad|qquad)(?![a-z])|[${}]'
+)
 _TOKEN = re.compile(r'\\?[^\W\d_]+|[#+*/^=<>()-]')
 
 Pair = tuple[Question, Question, float]
