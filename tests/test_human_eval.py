@@ -64,6 +64,7 @@ MESSAGES = {
   'fenced, no language': f'{FENCE}\n{ALONE}{FENCE}',
   'fenced, other case': f'{FENCE}Python3 title="a.py"\n{ALONE}\n{FENCE}',
   'fenced with tildes': f'~~~python\n{ALONE}~~~',
+  'fence after words': f'Answer: {FENCE}python\n{ALONE}{FENCE}\nDone.',
   'fenced in a list': textwrap.indent(f'{FENCE}python\n{ALONE}{FENCE}', '   '),
   'fenced body': f'{FENCE}python\n{BODY}{FENCE}',
   'fenced body without indent': f'{FENCE}python\n{textwrap.dedent(BODY)}{FENCE}',

@@ -28,7 +28,7 @@ _PACKED = sources.Source(  # The repository has the file in this form only.
   **_REPOSITORY,
 )
 
-_FENCE = re.compile(r'^ *(```+|~~~+)[^\n`]*\n(.*?)(?:^ *\1|\Z)', re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r'^[^\n`~]*(```+|~~~+)[^\n`]*\n(.*?)(?:^ *\1|\Z)', re.DOTALL | re.MULTILINE)
 _NAME = r'[A-Za-z_][\w.]*(?: as \w+)?'
 _STATEMENT = re.compile(
   rf'(?:from [\w.]+ import .+|import {_NAME}(?:, ?{_NAME})*'
