@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo.algorithms.packed import PackedTokens
+from agent_gspo.algorithms.spans import span_statistics
 
 LOW, HIGH = 0.1, 0.2  # asymmetric, so that a swapped pair shows
 LENGTHS = (1, 5, 3, 8, 1, 2, 4, 1, 6, 3)
@@ -25,6 +26,15 @@ OPTIONS = {
 }
 WITH_CLIP = tuple(name for name, options in OPTIONS.items() if 'clip_low' in options)
 SEQUENCE_RATIO = ('gspo', 'gspo_token', 'luspo')
+
+# Author and episode of each message, and the span it belongs to.
+EPISODE = np.asarray([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
+AGENT = np.asarray([0, 1, 0, 0, 1, 2, 2, 0, 2, 1])
+SPAN_OF = {
+  'message': np.arange(10),
+  'agent': np.asarray([0, 1, 0, 2, 3, 6, 6, 4, 6, 5]),
+  'episode': EPISODE,
+}
 
 
 def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = True):
@@ -62,6 +72,24 @@ def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
     token_penalty=jnp.asarray(rng.normal(size=len(weights)), dtype),
     clip_scale=jnp.asarray(rng.choice([0.5, 1.0, 3.0], len(x.advantages)), dtype),
   )
+
+
+def spanned(ratio_span: str, seed: int = 0, constant: bool = True):
+  """A case whose messages form spans, of one advantage each or not."""
+  x = case(seed)
+  span = np.concatenate([SPAN_OF[ratio_span], [10, 11]])
+  gap = np.asarray(x.logprobs - x.old_logprobs, np.float64) * np.asarray(x.token_mask)
+  owner = np.asarray(x.message_ids)
+  sums = np.bincount(owner, gap, len(span))
+  tokens = np.bincount(owner, np.asarray(x.token_mask), len(span))
+  log_ratio, share = span_statistics(sums, tokens, span)
+  by_span = np.asarray([1.3, -2.0, 0.6, -0.7, 0.9, -1.1, 0.8, 0.4, -0.3, 1.0, 0.0, 0.0])
+  advantages = by_span[span] if constant else np.asarray(x.advantages)
+  return x.replace(
+    span_log_ratio=jnp.asarray(log_ratio),
+    span_share=jnp.asarray(share),
+    advantages=jnp.asarray(advantages, jnp.float32),
+  ), span
 
 
 def _ppo(r, advantage, low, high):

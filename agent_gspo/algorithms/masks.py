@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from agent_gspo.algorithms import ratios
@@ -21,6 +20,5 @@ def opsm(x: PackedTokens, *, threshold: float = 0.5) -> PackedTokens:
     x: packed tokens.
     threshold: nats a token.
   """
-  drift = -jax.lax.stop_gradient(ratios.of_sequences(x))
-  stale = (x.advantages < 0) & (drift > threshold)
+  stale = (x.advantages < 0) & (ratios.of_sequences(x) < -threshold)
   return x.replace(advantages=jnp.where(stale, 0.0, x.advantages))

@@ -33,7 +33,7 @@ def token(x: PackedTokens) -> jax.Array:
 def of_sequences(x: PackedTokens) -> jax.Array:
   """Mean log-ratio of each message's sequence, `[M]`: of its span if spans are given; unbounded."""
   if x.span_log_ratio is not None:
-    return jax.lax.stop_gradient(x.span_log_ratio)
+    return x.span_log_ratio
   return packed.message_mean(_own(x), x)
 
 

@@ -1,0 +1,380 @@
+"""Do the tests of the formulas notice when a formula is wrong?
+
+    python benchmarks/mutation_check.py
+    python benchmarks/mutation_check.py --modules algorithms/kl.py rewards/shapes.py
+
+Makes one small mistake at a time in each function of agent_gspo/algorithms and agent_gspo/rewards
+(a sign, a side of a clip, a mask, a mean for a sum, an epsilon, a stop-gradient, a comparison) and
+runs the tests of that module on it. Prints the share of mistakes that they catch and each one
+that survives, and writes benchmarks/results/mutation_check.json. --list shows the mistakes and
+runs none.
+
+A mutant is a forked child of one process that has imported jax and pytest: it puts the changed
+source in the place of the module and runs the tests in itself, until the first failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import dataclasses
+import importlib.abc
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+from benchmarks.common import ROOT
+
+# Which tests speak for which module; those that fail soonest come first.
+TESTS: dict[str, tuple[str, ...]] = {
+  'algorithms/advantages.py': ('test_advantages.py',),
+  'algorithms/aggregation.py': ('test_objectives.py', 'test_spans.py'),
+  'algorithms/baselines.py': ('test_baselines.py',),
+  'algorithms/budgets.py': ('test_budgets.py', 'test_advantages.py'),
+  'algorithms/credit.py': ('test_advantages.py', 'test_turn_credit.py', 'test_baselines.py'),
+  'algorithms/difficulty.py': ('test_difficulty.py',),
+  'algorithms/down_sampling.py': ('test_down_sampling.py',),
+  'algorithms/groups.py': ('test_groups.py',),
+  'algorithms/kl.py': ('test_kl.py',),
+  'algorithms/masks.py': ('test_masks.py',),
+  'algorithms/objectives.py': ('test_objectives.py', 'test_spans.py'),
+  'algorithms/packed.py': ('test_objectives.py', 'test_spans.py'),
+  'algorithms/posterior.py': ('test_selection.py',),
+  'algorithms/presets.py': (),  # a table
+  'algorithms/ratios.py': ('test_objectives.py', 'test_spans.py'),
+  'algorithms/seeupo.py': ('test_seeupo.py',),
+  'algorithms/selection.py': ('test_selection.py',),
+  'algorithms/spans.py': ('test_spans.py',),
+  'algorithms/surrogates.py': ('test_objectives.py',),
+  'algorithms/trust_region.py': ('test_down_sampling.py',),
+  'algorithms/turn_credit.py': ('test_turn_credit.py',),
+  'rewards/bounds.py': ('test_rewards.py',),
+  'rewards/communication.py': ('test_rewards.py',),
+  'rewards/options.py': ('test_rewards.py',),
+  'rewards/shapes.py': ('test_shapes.py',),
+  'rewards/ties.py': ('test_ties.py',),
+}
+
+# (module, function, mutation) that no test can tell from the original, and why.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+# What a name is exchanged for; a dotted one only in that spelling.
+_SWAPS = {
+  'minimum': 'maximum',
+  'min': 'max',
+  'argmin': 'argmax',
+  'clip_low': 'clip_high',
+  'low': 'high',
+  'mean': 'sum',
+}
+_SWAPS |= {new: old for old, new in _SWAPS.items()}
+_SWAPS |= {
+  'median': 'mean',
+  'packed.message_mean': 'packed.message_sum',
+  'packed.weighted_mean': 'packed.message_mean',
+  'packed.message_sum': 'packed.message_mean',
+  'aggregation.message_mean': 'aggregation.token_sum',
+  'aggregation.token_sum': 'aggregation.message_mean',
+  'aggregation.token_mean': 'aggregation.token_sum',
+}
+_OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add}
+_COMPARISONS = {
+  ast.Lt: ast.GtE,
+  ast.LtE: ast.Gt,
+  ast.Eq: ast.NotEq,
+  ast.Is: ast.IsNot,
+  ast.In: ast.NotIn,
+}
+_COMPARISONS |= {new: old for old, new in _COMPARISONS.items()}
+_MASK = re.compile(r'mask|weight|share|scale|kept|keep|alive|valid|real|inside|gate|silent')
+_FLOORED = ('maximum', 'max', 'clip')
+_EPSILON = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+  """One mistake.
+
+  Attributes:
+    module: file below `agent_gspo/`.
+    function: that it is in.
+    line: number in the file.
+    change: what was exchanged for what.
+    source: of the whole changed module.
+  """
+
+  module: str
+  function: str
+  line: int
+  change: str
+  source: str
+
+  @property
+  def key(self) -> tuple[str, str, str]:
+    return self.module, self.function, self.change
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+  """Every mistake that can be made in the functions of a module."""
+  tree = ast.parse((ROOT / 'agent_gspo' / module).read_text(encoding='utf-8'))
+  for function, parent, field, index in _places(tree):
+    old = getattr(parent, field) if index is None else getattr(parent, field)[index]
+    for new in _mistakes(old, _is_floor(parent, field, index)):
+      _put(parent, field, index, new)
+      change = f'{ast.unparse(old)} -> {ast.unparse(new)}'
+      yield Mutant(module, function, old.lineno, change, ast.unparse(tree))
+      _put(parent, field, index, old)
+
+
+def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:
+  if index is None:
+    setattr(parent, field, node)
+  else:
+    getattr(parent, field)[index] = node
+
+
+def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int | None]]:
+  """`(function, parent, field, index)` of each expression inside a function."""
+
+  def visit(node: ast.AST, name: str):
+    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
+      return  # messages
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      name = f'{name}.{node.name}' if name else node.name
+    inside = name and not isinstance(node, ast.ClassDef)
+    for field, value in ast.iter_fields(node):
+      if field in ('annotation', 'returns', 'decorator_list', 'bases'):
+        continue
+      for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+        if not isinstance(child, ast.AST):
+          continue
+        if inside and isinstance(child, ast.expr | ast.AugAssign) and _in_function(node, tree):
+          yield name, node, field, index
+        yield from visit(child, name)
+
+  yield from visit(tree, '')
+
+
+def _in_function(node: ast.AST, tree: ast.Module) -> bool:
+  """Whether `node` is a function or lies in one (and not only in a class or the module)."""
+  functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
+  return any(node is inner for f in functions for inner in ast.walk(f))
+
+
+def _is_floor(parent: ast.AST, field: str, index: int | None) -> bool:
+  """Whether the place is a bound in `maximum(x, bound)` or the like."""
+  call = isinstance(parent, ast.Call) and field == 'args' and index
+  return bool(call) and _last_name(parent.func) in _FLOORED
+
+
+def _last_name(node: ast.AST) -> str:
+  return node.attr if isinstance(node, ast.Attribute) else getattr(node, 'id', '')
+
+
+def _mistakes(node: ast.AST, floor: bool) -> Iterator[ast.AST]:
+  """What may stand in the place of `node`, each once."""
+  changed = lambda **fields: _with(node, **fields)
+  match node:
+    case ast.BinOp(left=left, op=op, right=right):
+      text = isinstance(left, ast.Constant | ast.JoinedStr) and not _number(left)
+      if type(op) in _OPERATORS and not text:
+        yield changed(op=_OPERATORS[type(op)]())
+      if isinstance(op, ast.Div):
+        yield left  # a mean becomes a sum
+      if isinstance(op, ast.Mult | ast.BitAnd):
+        both = isinstance(op, ast.BitAnd)
+        if both or _MASK.search(ast.unparse(right)):
+          yield left
+        if both or _MASK.search(ast.unparse(left)):
+          yield right
+    case ast.AugAssign(op=op) if type(op) in _OPERATORS:
+      yield changed(op=_OPERATORS[type(op)]())
+    case ast.UnaryOp(op=ast.USub() | ast.Invert() | ast.Not(), operand=operand):
+      yield operand
+    case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
+      yield changed(ops=[_COMPARISONS[type(op)]()])
+    case ast.Call(func=function, args=[_, first, second]) if _last_name(function) == 'where':
+      yield from (first, second)
+    case ast.Call(func=function, args=[inner, *_]) if _last_name(function) == 'stop_gradient':
+      yield inner
+    case ast.Attribute(attr=name):
+      dotted = _SWAPS.get(ast.unparse(node))
+      if dotted:
+        yield ast.parse(dotted, mode='eval').body
+      elif name in _SWAPS:
+        yield changed(attr=_SWAPS[name])
+    case ast.Name(id=name, ctx=ast.Load()) if name in _SWAPS:
+      yield changed(id=_SWAPS[name])
+    case ast.Constant() if _number(node):
+      if node.value and (floor or abs(node.value) <= _EPSILON):
+        yield changed(value=0.0)
+        yield changed(value=node.value * 1000)
+
+
+def _number(node: ast.AST) -> bool:
+  return isinstance(getattr(node, 'value', None), int | float) and not isinstance(node.value, bool)
+
+
+def _with(node: ast.AST, **fields: Any) -> ast.AST:
+  new = copy.copy(node)
+  for name, value in fields.items():
+    setattr(new, name, value)
+  return new
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Imports one module from a source of its own."""
+
+  def __init__(self, module: str, source: str):
+    self.name = 'agent_gspo.' + module.removesuffix('.py').replace('/', '.')
+    self.file, self.source = str(ROOT / 'agent_gspo' / module), source
+
+  def find_spec(self, name, path=None, target=None):
+    if name == self.name:
+      return importlib.util.spec_from_file_location(name, self.file, loader=self)
+    return None
+
+  def create_module(self, spec):
+    return None
+
+  def exec_module(self, module):
+    exec(compile(self.source, self.file, 'exec'), module.__dict__)
+
+
+def tests_pass(module: str, source: str, tests: Sequence[str], limit_s: int) -> bool:
+  """Whether the tests pass in a forked child where `module` has this source."""
+  child = os.fork()
+  if not child:
+    _in_child(module, source, tests, limit_s)
+  _, status = os.waitpid(child, 0)
+  return status == 0
+
+
+def _in_child(module: str, source: str, tests: Sequence[str], limit_s: int) -> None:
+  import pytest
+
+  code = 1
+  try:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+      os.dup2(nothing, stream)
+    signal.alarm(limit_s)  # a mutant that never ends is caught, too
+    sys.meta_path.insert(0, _Finder(module, source))
+    files = [str(ROOT / 'tests' / test) for test in tests]
+    code = pytest.main(['-x', '-q', '-p', 'no:cacheprovider', f'--rootdir={ROOT}', *files])
+  finally:
+    os._exit(int(code))
+
+
+def check(module: str) -> dict[str, Any]:
+  """Runs all mutants of a module.
+
+  Returns:
+    `mutants`, `caught`, `equivalent` (counts) and `survivors` (lines of text).
+
+  Raises:
+    SystemExit: its tests fail on the module as it is.
+  """
+  tests = TESTS[module]
+  found = [m for m in mutants(module) if m.key not in EQUIVALENT]
+  equivalent = sum(m.key in EQUIVALENT for m in mutants(module))
+  start = time.monotonic()
+  source = ast.unparse(ast.parse((ROOT / 'agent_gspo' / module).read_text(encoding='utf-8')))
+  if found and not tests_pass(module, source, tests, 900):
+    raise SystemExit(f'{module}: {", ".join(tests)} fail without any mutation.')
+  limit_s = int(60 + 5 * (time.monotonic() - start))
+  survivors = []
+  for mutant in found:
+    if tests_pass(module, mutant.source, tests, limit_s):
+      line = f'agent_gspo/{module}:{mutant.line} {mutant.function}: {mutant.change}'
+      survivors.append(line)
+      print(f'  survives: {line}', flush=True)
+  caught = len(found) - len(survivors)
+  print(
+    f'{module}: {caught} of {len(found)} caught, {equivalent} equivalent, '
+    f'{time.monotonic() - start:.0f} s',
+    flush=True,
+  )
+  return {
+    'mutants': len(found),
+    'caught': caught,
+    'equivalent': equivalent,
+    'survivors': survivors,
+  }
+
+
+def _prepare(cache: str) -> None:
+  """Imports what every child needs, without starting a JAX backend."""
+  import warnings
+
+  import chex  # noqa: F401
+  import jax
+  import pytest  # noqa: F401
+
+  warnings.filterwarnings('ignore', message='os.fork')  # the parent runs no JAX
+  jax.config.update('jax_compilation_cache_dir', cache)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+
+
+def _check_tables() -> None:
+  """Every module has its tests, and every reason its mutant."""
+  rooms = ('algorithms', 'rewards')
+  files = {f'{r}/{f.name}' for r in rooms for f in (ROOT / 'agent_gspo' / r).glob('[!_]*.py')}
+  if missing := sorted(files ^ set(TESTS)):
+    raise SystemExit(f'TESTS and the modules differ: {", ".join(missing)}.')
+  found = {m.key for module in {key[0] for key in EQUIVALENT} for m in mutants(module)}
+  if stale := sorted(set(EQUIVALENT) - found):
+    raise SystemExit(f'EQUIVALENT names mutants that there are not: {stale}.')
+
+
+def _report(results: dict[str, dict[str, Any]]) -> None:
+  """Adds to the results of earlier runs, and prints the table of all of them."""
+  file = common.RESULTS / 'mutation_check.json'
+  known = json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
+  results = {m: r for m, r in sorted({**known, **results}.items()) if m in TESTS}
+  common.save('mutation_check', results)
+  rows = [
+    (m, str(r['mutants']), str(r['caught']), str(r['equivalent'])) for m, r in results.items()
+  ]
+  sums = [sum(int(row[i]) for row in rows) for i in (1, 2, 3)]
+  print(
+    common.table(('module', 'mutants', 'caught', 'equivalent'), [*rows, ('all', *map(str, sums))])
+  )
+  print(f'{100 * sums[1] / max(sums[0], 1):.1f} % caught')
+
+
+def main() -> None:
+  """Runs the check."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  parser.add_argument('--modules', nargs='+', choices=sorted(TESTS), default=sorted(TESTS))
+  parser.add_argument('--list', action='store_true', help='show the mutants, run none')
+  options = parser.parse_args()
+  _check_tables()
+  if options.list:
+    for module in options.modules:
+      for mutant in mutants(module):
+        known = EQUIVALENT.get(mutant.key, '')
+        print(f'{module}:{mutant.line} {mutant.function}: {mutant.change}  {known}'.rstrip())
+    return
+  with tempfile.TemporaryDirectory() as cache:
+    _prepare(cache)
+    _report({module: check(module) for module in options.modules})
+
+
+if __name__ == '__main__':
+  main()
