@@ -295,6 +295,39 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   assert first > second > third > wrong
 
 
+@pytest.mark.parametrize('shape', communication.SHAPES)
+def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(shape):
+  """Question 0: nobody speaks, every message is its EOS. Agent 1 never speaks at all."""
+
+  def lengths(turn):
+    if turn.question.id == 'q0' or turn.agent == 1:
+      return 0
+    return 1 + turn.sample
+
+  batch = talk(st.team('star'), lengths)
+  ledger, scores = accountant.ledger(batch), np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
+  needed = {'hinge': 'limit=3', 'overlong': 'limit=9, buffer=5'}
+  target = 'target=3' if shape in ('l1_exact', 'l1_max', 'laser') else ''
+  options = RewardOptions(shape=shape, shape_options=needed.get(shape, target), p_read=0.5)
+  terms = communication.reward_terms(
+    options,
+    ledger,
+    scores,
+    0.01,
+    [m.text for m in batch.messages],
+    lambda_message=0.01,
+    message_limit=2.0,
+  )
+  for part in (terms.token_cost, terms.turn_cost, terms.message_cost):
+    assert not part[ledger.silent].any()
+  assert np.isfinite(terms.total).all()
+  assert ledger.silent[ledger.agent == 1].all()
+  groups = advantages.group_ids('question_agent', ledger.question, ledger.agent, ledger.round)
+  for normalize in advantages.NORMALIZATIONS:
+    found = advantages.advantages(normalize, terms.task, terms.costs, groups)
+    assert np.isfinite(np.asarray(found)).all()
+
+
 # The bound.
 
 

@@ -61,7 +61,7 @@ class Ties:
   def text(self) -> str:
     lines = [self.all_right.text, self.all_wrong.text]
     if self.collapse:
-      lines.append('Teams collapse into silence this way: see reward.gate, advantage.normalize.')
+      lines.append('Teams collapse into silence this way: see reward.gate, advantage.name.')
     return ' '.join(lines)
 
 
