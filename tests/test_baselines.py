@@ -35,6 +35,7 @@ def test_group_std_divides_by_the_largest_of_spread_floor_and_eps():
     ({'std_floor': 0.1}, 0.1),
     ({'eps': 0.02}, 0.02),
     ({'std_floor': 1e-4, 'eps': 2e-4}, 5e-4),
+    ({'std_floor': 0.1, 'eps': 0.05}, 0.1),
   ):
     found = baselines.group_std(rewards, _GROUPS, **options)
     np.testing.assert_allclose(found, expected / scale, rtol=1e-4)
@@ -86,6 +87,8 @@ def test_rloo_with_one_message_an_episode_is_the_papers():
   found = baselines.rloo(rewards, _GROUPS, np.arange(4))
   np.testing.assert_allclose(found, 4 / 3 * (rewards - rewards.mean()), rtol=1e-5)
   np.testing.assert_array_equal(baselines.rloo(rewards, np.arange(4), np.arange(4)), 0)
+  # Several messages of one episode have nothing to compare with either.
+  np.testing.assert_array_equal(baselines.rloo(rewards, _GROUPS, _GROUPS), 0)
 
 
 def test_reinforce_pp_and_seeupo(x):

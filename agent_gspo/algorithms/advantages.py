@@ -68,8 +68,8 @@ def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: An
     name: of `ADVANTAGES`.
     costs: 'inside' feeds `task - costs` to the estimator. 'apart' feeds the task score alone
       and subtracts the costs, centred within `credit.groups`, from what comes out: lambda then
-      keeps its meaning under any estimator. A message that was dropped since its advantage is
-      0 comes back if its price is not.
+      keeps its meaning under any estimator (in a group of one there is no price). A message
+      that was dropped since its advantage is 0 comes back if its price is not.
     **options: of the estimator, see `options_of`.
 
   Raises:
