@@ -438,6 +438,18 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     assert (wrong > right) == wrong_wins, (shape, text)
 
 
+def test_gate_correct_lifts_what_a_shape_takes_from_wrong_answers(recwarn):
+  """A wrong and silent one is 18 short of the target, but nobody charges it for that."""
+  team, text = st.team('star'), 'target=36, alpha=0.03'
+  options = RewardOptions(shape='l1_exact', shape_options=text)
+  communication.check_bound(options, 0.0, team)
+  assert not recwarn
+  text = 'target=38, alpha=0.055'
+  options = RewardOptions(shape='l1_exact', shape_options=text, gate='correct')
+  with pytest.warns(UserWarning, match='1.1 >= 1'):
+    communication.check_bound(options, 0.0, team)
+
+
 def test_bound_of_the_hinge_and_of_the_message_budget():
   team = st.team('star')  # 3 messages of at most 6 tokens
   hinge = RewardOptions(shape='hinge', shape_options='limit=8')

@@ -183,6 +183,11 @@ def test_optima_without_a_measured_loss_is_its_token_term():
     shapes.shape_term('optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, 0.0])))
 
 
+def test_optima_floor_spares_an_episode_of_just_so_many_tokens():
+  found = shapes.shape_term('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
+  np.testing.assert_allclose(found, [-2.0, -0.5, -1.0])  # rewards -1, 0.5 and -1
+
+
 def test_efficient_with_an_extreme_outlier_does_not_overflow():
   e = episodes([1, 1, 0], [10, 10.000001, 1e9])
   with np.errstate(over='raise'):
