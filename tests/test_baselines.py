@@ -60,6 +60,24 @@ def test_per_component_whitened_is_gdpo(x):
   )
 
 
+@pytest.mark.parametrize(
+  'function',
+  [
+    lambda r: baselines.reinforce_pp(r),
+    lambda r: baselines.reinforce_pp_baseline(r, _GROUPS),
+    lambda r: baselines.seeupo(r, _GROUPS),
+    lambda r: baselines.spo_single(r, np.zeros(4, np.float32)),
+    lambda r: baselines.per_component(r, np.zeros(4, np.float32), _GROUPS),
+    lambda r: baselines.batch_std(r, _GROUPS),
+  ],
+)
+def test_default_eps_lets_small_spreads_count_and_ties_be_zero(function):
+  rewards = np.float32([0, 1e-4, 0, 1e-4])
+  np.testing.assert_allclose(function(rewards), [-1, 1, -1, 1], rtol=1e-3)
+  np.testing.assert_allclose(function(rewards * np.float32(1e-4)), [-5e-3, 5e-3] * 2, rtol=1e-2)
+  np.testing.assert_array_equal(function(np.zeros(4, np.float32)), 0)
+
+
 def test_whitening_undoes_the_meaning_of_lambda_where_all_tie():
   task, costs = np.ones(4, np.float32), np.float32([0, 1, 2, 3]) * 1e-3
   for price in (1.0, 10.0):

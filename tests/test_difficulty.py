@@ -117,6 +117,15 @@ def test_ngrpo_keeps_groups_that_have_a_price_to_pay():
   np.testing.assert_allclose(floored.values, np.array([0.01 / 3, -0.02 / 3]) / 0.1, rtol=1e-3)
 
 
+def test_ngrpo_divides_by_small_spreads_but_not_by_tiny_ones():
+  gaps = np.array([0, -2e-4])
+  for scale, expected in ((1, 9.428e-5), (1e-3, 1e-6)):  # sigma of 0, -2e-4 and the virtual 0
+    found = _alone(difficulty.ngrpo, gaps * scale, best=0.0)
+    np.testing.assert_allclose(
+      found.values, (gaps - gaps.mean() * 2 / 3) * scale / expected, rtol=1e-3
+    )
+
+
 # a_grae.
 
 
@@ -129,7 +138,7 @@ def _a_grae(e, alpha: float = 1.0) -> np.ndarray:
     roots[group] = np.sqrt(np.clip(p, 1 / (len(scores) + 1), 1 - 1 / (len(scores) + 1)))
   m = np.mean([rates[group[0]] for group in groups])
   values = by_group(e['rewards'], groups, standardised)
-  hard, easy = 0.5 * values / (roots + 1e-6), 0.5 * values / (1 - roots + 1e-6)
+  hard, easy = 0.5 * values / roots, 0.5 * values / (1 - roots)
   mixed = (1 - m) * easy + m * hard
   return np.where(mixed > 0, mixed * min(1, m / alpha), mixed)
 

@@ -103,12 +103,12 @@ def a_grae(
   """Asymmetric advantages (arXiv 2602.05548) on top of `group_std`.
 
   With `p` the group's solve rate (one entry an episode) and `m` the mean of `p` over groups:
-  `hard = 0.5 A / (sqrt(p) + eps)`, `easy = 0.5 A / (1 - sqrt(p) + eps)`,
+  `hard = 0.5 A / sqrt(p)`, `easy = 0.5 A / (1 - sqrt(p))`,
   `A' = (1 - m) easy + m hard`, times `min(1, m / alpha)` where `A' > 0`.
 
   Ours: `p` is of the task score, since a negative mean reward has no root, and under the root
   it lies between `1 / (E + 1)` and `E / (E + 1)` of `E` episodes: where all are wrong (or
-  right) the paper's `A` is 0, but a price is not, and would be divided by `eps`.
+  right) the paper's `A` is 0, but a price is not, and would be divided by the paper's epsilon.
   """
   values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
   rate = group_lib.solve_rate(task, groups, episode)
@@ -116,6 +116,6 @@ def a_grae(
   batch = jnp.sum(rate * share) / jnp.sum(share)
   least = 1.0 / (group_lib.episodes(groups, episode) + 1.0)
   root = jnp.sqrt(jnp.clip(rate, least, 1.0 - least))
-  hard, easy = 0.5 * values / (root + eps), 0.5 * values / (1.0 - root + eps)
+  hard, easy = 0.5 * values / root, 0.5 * values / (1.0 - root)
   mixed = (1.0 - batch) * easy + batch * hard
   return jnp.where(mixed > 0, mixed * jnp.minimum(1.0, batch / alpha), mixed)
