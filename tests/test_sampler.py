@@ -31,8 +31,8 @@ _STOPS = (0, *range(4, 300, 5))
 
 
 @functools.cache
-def _sampler(smallest_batch: int = 8) -> Sampler:
-  return Sampler(tiny.CONFIG, max_new_tokens=_NEW, row_tokens=112, smallest_batch=smallest_batch)
+def _sampler(**options: int) -> Sampler:
+  return Sampler(tiny.CONFIG, max_new_tokens=_NEW, row_tokens=112, **options)
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _sample(rows=range(_ROWS), *, sampler=None, row_keys=None, limits=None, **op
 
 @pytest.fixture(scope='module')
 def everything():
-  """All rows in one batch."""
+  """All rows in one call, which decodes 96, 96 and 8 of them together."""
   return _sample()
 
 
@@ -174,9 +174,9 @@ def test_a_row_does_not_depend_on_its_batch(everything):
     _assert_rows(_sample([n]), everything, [n])
 
 
-def test_leaving_the_batch_early_changes_nothing(everything):
-  """With a smallest batch of 256 no row ever leaves; by default most do."""
-  full = _sampler(smallest_batch=256)
+def test_decoding_apart_and_leaving_early_change_nothing(everything):
+  """Here all rows decode together and none ever leaves; by default most do."""
+  full = _sampler(smallest_batch=256, decode_rows=256)
   _assert_rows(_sample(sampler=full), everything, range(_ROWS))
   assert full.compilations() == 3  # prefill, start, decode: never a smaller batch
   assert _sampler().compilations() > 6

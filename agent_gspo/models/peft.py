@@ -16,7 +16,11 @@ from agent_gspo.models.config import ModelConfig
 
 
 def export_peft(
-  config: ModelConfig, params: Mapping[str, Any], path: str | os.PathLike[str], base: str
+  config: ModelConfig,
+  params: Mapping[str, Any],
+  path: str | os.PathLike[str],
+  base: str,
+  revision: str | None = None,
 ) -> None:
   """Writes adapter_config.json and adapter_model.safetensors; float32, exact.
 
@@ -28,6 +32,7 @@ def export_peft(
     params: nested dict of float32 arrays with one adapter (see `lora.one_adapter`).
     path: the folder; the two files in it are replaced.
     base: folder or hub id of the model that is adapted.
+    revision: of the hub's model.
 
   Raises:
     ValueError: there is no adapter, or more than one.
@@ -54,6 +59,7 @@ def export_peft(
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
     'base_model_name_or_path': base,
+    'revision': revision,
     'r': config.lora_rank,
     'lora_alpha': config.lora_alpha,
     'lora_dropout': 0.0,

@@ -2,7 +2,7 @@
 
 Prompts are prefilled as token trees, so whatever they share (few-shot examples, a
 question, the samples of a group) is computed once. Their keys and values are then
-gathered into one cache row a sample, and all rows decode together until each has ended.
+gathered into one cache row a sample, and many rows decode together until each has ended.
 Rows that have ended leave the batch whenever half of it has.
 """
 
@@ -77,6 +77,7 @@ class Sampler:
     max_new_tokens: longest message, in tokens.
     row_tokens: columns of a prefill row; longer prompts get longer rows.
     prefill_rows: rows computed at a time.
+    decode_rows: rows decoded together; their cache is most of the memory that sampling takes.
     smallest_batch: rows of the smallest decode batch.
   """
 
@@ -87,12 +88,14 @@ class Sampler:
     max_new_tokens: int,
     row_tokens: int = 512,
     prefill_rows: int = 2,
+    decode_rows: int = 96,
     smallest_batch: int = 8,
   ):
     self.config = config
     self.max_new_tokens = max_new_tokens
     self.row_tokens = row_tokens
     self.prefill_rows = prefill_rows
+    self.decode_rows = decode_rows
     self.smallest_batch = smallest_batch
     model = Transformer(config)
     self._prefill = jax.jit(functools.partial(_prefill, model), donate_argnums=1)
@@ -100,10 +103,11 @@ class Sampler:
     self._decode = jax.jit(functools.partial(_decode, model), donate_argnums=1)
     # A partial of its own: jit shares its cache between wrappers of one function.
     self._keep = jax.jit(functools.partial(_keep_rows))
+    self._take = jax.jit(functools.partial(_take_rows))
 
   def compilations(self) -> int:
     """Number of programs that this sampler has compiled so far."""
-    jitted = (self._prefill, self._start, self._decode, self._keep)
+    jitted = (self._prefill, self._start, self._decode, self._keep, self._take)
     return sum(f._cache_size() for f in jitted)
 
   def __call__(
@@ -140,46 +144,22 @@ class Sampler:
     tree = token_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)), keys=adapters)
     pool = self._fill_pool(params, tree, adapters is not None)
 
-    n = len(prompts)
-    rows, columns = bucket(n, self.smallest_batch), bucket(longest, 32)
-    source = np.zeros((rows, columns), np.int32)
-    length = np.ones(rows, np.int32)
-    for i, prompt_columns in enumerate(tree.columns):
-      length[i] = len(prompt_columns)
-      source[i, : length[i]] = tree.row[i] * tree.tokens.shape[1] + prompt_columns
-    padded_limits = np.zeros(rows, np.int32)
-    padded_limits[:n] = limits
-    adapter = None if adapters is None else np.resize(adapters, rows).astype(np.int32)
-    keys = keys[jnp.minimum(jnp.arange(rows), n - 1)]
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = stop_ids
-    temperature = jnp.float32(temperature)
-    state = self._start(
-      params,
-      pool,
-      (source, length, padded_limits, keys, adapter, temperature, stops),
-      self.max_new_tokens,
-    )
-    del pool
-
+    control = (jnp.float32(temperature), stops)
+    n, columns = len(prompts), bucket(longest, 32)
     tokens = np.zeros((n, self.max_new_tokens), np.int32)
     logprobs = np.zeros((n, self.max_new_tokens), np.float32)
     count = np.zeros(n, np.int32)
-    owner = np.arange(n)  # which prompt each row of the decode batch belongs to
-    while True:
-      rows = state.live.shape[0]
-      shrink_at = rows // 2 if rows > self.smallest_batch else 0
-      state = self._decode(params, state, (jnp.int32(shrink_at), temperature, stops))
-      tokens[owner] = np.asarray(state.tokens)[: len(owner)]
-      logprobs[owner] = np.asarray(state.logprobs)[: len(owner)]
-      count[owner] = np.asarray(state.count)[: len(owner)]
-      live = np.nonzero(np.asarray(state.live))[0]
-      if not live.size:
-        break
-      owner = owner[live]
-      kept = np.zeros(bucket(live.size, self.smallest_batch), np.int32)
-      kept[: live.size] = live
-      state = self._keep(state, kept, np.arange(kept.size) < live.size)
+    for first in range(0, n, self.decode_rows):
+      chunk = np.arange(first, min(first + self.decode_rows, n))
+      rows = self._rows(tree, chunk, columns, limits, keys, adapters)
+      state = self._start(params, pool, (*rows, *control), self.max_new_tokens)
+      if chunk[-1] == n - 1:
+        del pool
+      tokens[chunk], logprobs[chunk], count[chunk] = self._finish(
+        params, state, chunk.size, control
+      )
 
     last = tokens[np.arange(n), np.maximum(count - 1, 0)]
     return Samples(
@@ -188,6 +168,46 @@ class Sampler:
       ended=np.isin(last, np.asarray(stop_ids)) & (count > 0),
       prefill_positions=tree.used,
     )
+
+  def _rows(self, tree: token_tree.TokenTree, chunk, columns, limits, keys, adapters):
+    """What `_start` is told about the prompts `chunk`, filled up to a bucket of rows."""
+    rows = bucket(chunk.size, self.smallest_batch)
+    source = np.zeros((rows, columns), np.int32)
+    length = np.ones(rows, np.int32)
+    for i, n in enumerate(chunk):
+      length[i] = len(tree.columns[n])
+      source[i, : length[i]] = tree.row[n] * tree.tokens.shape[1] + tree.columns[n]
+    limit = np.zeros(rows, np.int32)
+    limit[: chunk.size] = limits[chunk]
+    some = chunk[np.minimum(np.arange(rows), chunk.size - 1)]
+    adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
+    return source, length, limit, keys[some], adapter
+
+  def _finish(self, params, state: _Decoding, n: int, control):
+    """Tokens, log-probs and counts of the first `n` rows, decoded until each has ended."""
+    tokens = np.zeros((n, self.max_new_tokens), np.int32)
+    logprobs = np.zeros((n, self.max_new_tokens), np.float32)
+    count = np.zeros(n, np.int32)
+    owner = np.arange(n)  # which row of these each row of the decode batch is
+    while True:
+      rows = state.live.shape[0]
+      shrink_at = rows // 2 if rows > self.smallest_batch else 0
+      state = self._decode(params, state, (jnp.int32(shrink_at), *control))
+      tokens[owner] = np.asarray(state.tokens)[: len(owner)]
+      logprobs[owner] = np.asarray(state.logprobs)[: len(owner)]
+      count[owner] = np.asarray(state.count)[: len(owner)]
+      live = np.nonzero(np.asarray(state.live))[0]
+      if not live.size:
+        return tokens, logprobs, count
+      owner = owner[live]
+      kept = np.zeros(bucket(live.size, self.smallest_batch), np.int32)
+      kept[: live.size] = live
+      # Layer by layer, each old one let go: there are never two whole caches.
+      cache = list(state.cache)
+      state = self._keep(state.replace(cache=()), kept, np.arange(kept.size) < live.size)
+      for i in range(len(cache)):
+        cache[i] = self._take(cache[i], kept)
+      state = state.replace(cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
     if temperature < 0:
@@ -328,3 +348,8 @@ def _keep_rows(state: _Decoding, kept, real) -> _Decoding:
   """The decode state of the rows `kept`, of which those not `real` are padding."""
   state = jax.tree.map(lambda x: x[kept] if x.ndim else x, state)
   return state.replace(live=state.live & real)
+
+
+def _take_rows(layer, kept):
+  """The rows `kept` of a layer's cache."""
+  return jax.tree.map(lambda x: x[kept], layer)
