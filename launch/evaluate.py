@@ -1,15 +1,18 @@
-"""Evaluates a team, untrained or from a checkpoint, beside what guessing gives.
+"""Evaluates a team, untrained or from a checkpoint, beside what simpler systems give.
 
-    python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart]
+    python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
+      [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
 
-Without --workdir the team is the untrained one. The questions, their number and the
-temperature are those of config.evaluation. --out=FILE.json keeps the figures,
---transcripts=FILE.jsonl the conversations.
+Without --workdir the team is the untrained one. Questions, their number and the temperature
+are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and the figures
+(result.json); the same command goes on where it was stopped. See docs/evaluation.md.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -19,48 +22,128 @@ from launch import command
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest checkpoint is read.')
-_OUT = flags.DEFINE_string('out', None, 'JSON file for the figures.')
-_TRANSCRIPTS = flags.DEFINE_string('transcripts', None, 'JSON-lines file for the conversations.')
+_OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
+_BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
+_MATCH = flags.DEFINE_string(
+  'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
+)
+_PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
+_WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
+_READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 
 
 def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
   from agent_gspo import config as config_lib
-  from agent_gspo.evaluation import transcripts
-  from agent_gspo.reporting import json_lines, tables
+  from agent_gspo.evaluation import baselines, evaluate, probes, variants
+  from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
+  from launch import evaluation_folder
 
-  setup = setup_lib.build(config, config_lib.check(config))
+  start = time.monotonic()
+  names = _names(baselines.BASELINES, len(config['team']['agents']))
+  matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
+  setup = setup_lib.build(config_lib.check(config))
   params, step, label = setup.params, 0, 'untrained'
   if _WORKDIR.value:
     folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
     params, step = checkpoint.restore_params(folder, config, params)
     label = f'step {step}'
-  for file in filter(None, (_OUT.value, _TRANSCRIPTS.value)):
-    pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
-  questions, split = config['evaluation']['questions'], config['evaluation']['split']
-  record, batch = setup.evaluate(
-    params, label=label, step=step, questions=questions, progress=_show
-  )
-  baselines = setup.baselines(params, questions)
-  print(tables.render_text(tables.evaluation_table(record, baselines)))
+  run = _harness(setup, params, step)
+  fingerprint = _fingerprint(setup, params, step)
   if _OUT.value:
-    figures = {'model': setup.source, 'config': config, 'evaluations': [record, *baselines]}
-    text = json.dumps(json_lines.to_plain(figures, {}), indent=2) + '\n'
-    json_lines.replace(_OUT.value, [text.encode()])
-  if _TRANSCRIPTS.value:
-    episodes = transcripts.records(
-      batch, range(len(batch.episodes)), step=step, split=split, label=label
-    )
-    lines = [json.dumps(json_lines.to_plain(e, {})) + '\n' for e in episodes]
-    json_lines.replace(_TRANSCRIPTS.value, [line.encode() for line in lines])
+    run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
+
+  whole, records = run.run(label, variants.itself(setup.team))
+  target = matched.get('tokens/written_per_question')
+  found = [whole, evaluate.constant_answer(setup.task, run.split, len(records))]
+  left_out = {}
+  for name in names:
+    try:
+      found.append(baselines.baseline(run, name, whole, target))
+    except ValueError as error:  # what does not fit this team does not stop the others
+      left_out[name] = str(error)
+  probed = probes.run_all(run, whole, records) if _PROBES.value else []
+  if _OUT.value:
+    ids = [record['question_id'] for record in records]
+    result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
+    run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
+  shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
+  shown += [comparison.probe_table(probed)] if probed else []
+  for table in shown:
+    print(tables.render_text(table, width=160))
+  print(f'{len(records)} questions in {formatting.duration(time.monotonic() - start)}')
+  for name, reason in left_out.items():
+    print(f'left out --baseline={name}: {" ".join(reason.split())}', file=sys.stderr)
+  if left_out:
+    raise SystemExit(1)
 
 
-def _show(done: int, total: int) -> None:
+def _names(known, agents: int) -> list[str]:
+  """The baselines that were asked for; a team of one is its own single agent."""
+  names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
+  for name in names:
+    if name not in known:
+      raise ValueError(f'--baseline={name} is unknown; use {", ".join(known)}, or all.')
+  return [name for name in names if agents > 1 or name != 'single']
+
+
+def _harness(setup, params, step: int):
+  from agent_gspo.evaluation.harness import Harness
+
+  options = setup.config['evaluation']
+  return Harness(
+    team=setup.team,
+    task=setup.task,
+    tokenizer=setup.tokenizer,
+    policy=lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t),
+    split=options['split'],
+    questions=options['questions'],
+    temperature=options['temperature'],
+    diverse_temperature=setup.config['rollout']['temperature'],
+    seed=setup.config['seed'],
+    batch_questions=options['batch_questions'],
+    step=step,
+    prices=_prices(setup),
+    note=_show,
+  )
+
+
+def _fingerprint(setup, params, step: int):
+  """What the answers depend on; neither the number of questions nor their batches do."""
+  from agent_gspo.evaluation import harness, variants
+
+  config = setup.config
+  return {
+    'model': setup.source,
+    'dtype': config['model']['dtype'],
+    'weights': harness.digest_of_weights(params),
+    'step': step,
+    'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
+    'team': harness.describe(variants.itself(setup.team)),
+    'task': {'name': config['task']['name'], 'options': dict(config['task']['options'])},
+    'split': config['evaluation']['split'],
+    'temperature': config['evaluation']['temperature'],
+    'seed': config['seed'],
+  }
+
+
+def _prices(setup):
+  """From the flags, else from the reward, if it counts money."""
+  from agent_gspo.evaluation.results import Prices
+
+  if _WRITTEN.value is not None or _READ.value is not None:
+    return Prices(_WRITTEN.value or 0.0, _READ.value or 0.0, 'flags')
+  if setup.reward.cost == 'money':
+    return Prices(setup.reward.p_write, setup.reward.p_read, 'config.reward')
+  return None
+
+
+def _show(text: str) -> None:
   if sys.stderr.isatty():
-    print(f'\r{done} of {total} questions', end='\n' if done == total else '', file=sys.stderr)
+    print(f'\r\x1b[K{text}', end='', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from agent_gspo.evaluation import statistics
+from agent_gspo.evaluation import results
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams import accountant
+from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
@@ -42,8 +40,7 @@ def evaluate(
     progress: called with (questions done, questions in all).
 
   Returns:
-    The record for `eval.jsonl` (95 % intervals: Wilson for accuracy, bootstrap over
-    questions for tokens) and the conversations behind it.
+    The record for `eval.jsonl` (see `results.figures`) and the conversations behind it.
   """
   start = time.monotonic()
   batches = []
@@ -52,36 +49,9 @@ def evaluate(
     part = questions[first : first + batch_questions]
     batches.append(rollout(team, task, tokenizer, part, 1, policy))
   progress(len(questions), len(questions))
-  batch = _join(batches)
-  return {**summarize(batch), 'seconds': time.monotonic() - start}, batch
-
-
-def summarize(batch: RolloutBatch) -> dict[str, Any]:
-  """The figures of a set of conversations."""
-  ledger = accountant.ledger(batch)
-  scores = np.asarray([e.task_score for e in batch.episodes])
-  low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
-  written = ledger.written_per_episode()
-  written_low, written_high = statistics.bootstrap_interval(written)
-  everybody = np.ones(len(ledger.agent), bool)
-  return {
-    'questions': len(batch.questions),
-    'task/accuracy': float(scores.mean()),
-    'task/accuracy_low': low,
-    'task/accuracy_high': high,
-    'tokens/written_per_question': float(written.mean()),
-    'tokens/written_per_question_low': written_low,
-    'tokens/written_per_question_high': written_high,
-    'tokens/read_per_question': ledger.per_question(ledger.read),
-    'tokens/critical_path_per_question': ledger.per_question(ledger.critical_path()),
-    'comm/calls_per_question': len(ledger.agent) / max(ledger.num_episodes, 1),
-    'comm/silence_rate': ledger.silence_rate(everybody),
-    'comm/silence_rate_relevant': ledger.silence_rate(ledger.relevant == 1),
-    'comm/silence_rate_irrelevant': ledger.silence_rate(ledger.relevant == 0),
-    'comm/truncated_rate': float(ledger.truncated.mean()) if len(ledger.agent) else 0.0,
-    'agents': ledger.agents(),
-    'rounds': ledger.rounds(),
-  }
+  batch = join(batches)
+  records = results.of_questions(batch, team, tokenizer, step=0, split='')
+  return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
 
 
 def decider_alone(team: Team) -> Team:
@@ -107,19 +77,3 @@ def constant_answer(task: Task, split: str, questions: int) -> dict[str, Any]:
     'tokens/read_per_question': 0.0,
     'agents': [],
   }
-
-
-def _join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-  questions, episodes, messages = [], [], []
-  for batch in batches:
-    messages += [dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages]
-    episodes += [
-      dataclasses.replace(e, question=e.question + len(questions)) for e in batch.episodes
-    ]
-    questions += batch.questions
-  return RolloutBatch(
-    questions=tuple(questions),
-    episodes=tuple(episodes),
-    messages=tuple(messages),
-    agent_names=batches[0].agent_names,
-  )

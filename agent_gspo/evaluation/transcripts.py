@@ -52,6 +52,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
       {
         'agent': batch.agent_names[message.agent],
         'round': message.round,
+        'layer': message.layer,
         'text': message.text,
         'written': message.written,
         'read': message.read,

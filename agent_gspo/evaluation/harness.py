@@ -1,0 +1,220 @@
+"""Evaluates teams question by question; what was answered before is not asked again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from agent_gspo.evaluation import pruning, results
+from agent_gspo.evaluation.variants import Variant
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import Policy
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Question
+
+
+class Answers:
+  """Records by team and question, and what was learnt on training questions; in memory."""
+
+  def __init__(self):
+    self._found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    self.learnt: dict[str, Any] = {}
+
+  def get(self, variant: str, question_id: str) -> Mapping[str, Any] | None:
+    """The record of a question by a team, None if it has not been asked."""
+    return self._found.get((variant, question_id))
+
+  def add(self, records: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps records, each with its `variant` and `question_id`."""
+    for record in records:
+      self._found[record['variant'], record['question_id']] = record
+
+  def learn(self, name: str, what: Any) -> None:
+    """Keeps what was learnt under a name, as plain data."""
+    self.learnt[name] = what
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """What is done to a team's policy.
+
+  Attributes:
+    name: for records.
+    wrap: the policy around the team's own.
+    with_partners: a question is asked together with its partner.
+  """
+
+  name: str
+  wrap: Callable[[Policy], Policy]
+  with_partners: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Harness:
+  """A team, its policy and the questions that it and its variants are asked.
+
+  Attributes:
+    team: who talks.
+    task: grades the answers.
+    tokenizer: of the policy.
+    policy: (temperature, name of the stream of noise) -> the team's voice.
+    split: of the questions.
+    questions: how many of them, the first ones.
+    temperature: of sampling.
+    diverse_temperature: for samples that must differ, above 0.
+    seed: of random choices.
+    batch_questions: questions at a time.
+    step: finished training steps of the policy, for records.
+    prices: of tokens, if there are any.
+    answers: what was answered so far.
+    note: shown a line of progress.
+  """
+
+  team: Team
+  task: Task
+  tokenizer: Tokenizer
+  policy: Callable[[float, str], Policy]
+  split: str
+  questions: int
+  temperature: float
+  diverse_temperature: float = 1.0
+  seed: int = 0
+  batch_questions: int = 64
+  step: int = 0
+  prices: results.Prices | None = None
+  answers: Answers = dataclasses.field(default_factory=Answers)
+  note: Callable[[str], None] = lambda text: None
+
+  @property
+  def asked(self) -> list[Question]:
+    """The questions."""
+    split = self.task.questions(self.split)
+    return [split[i] for i in range(min(self.questions, len(split)))]
+
+  def run(
+    self,
+    label: str,
+    variant: Variant,
+    *,
+    temperature: float | None = None,
+    probe: Probe | None = None,
+  ) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """Asks a team what it has not been asked yet.
+
+    A batch with a missing answer is asked as a whole, as in an evaluation that nothing
+    interrupted, so that the answers are the same to the last bit.
+
+    Args:
+      label: of the record.
+      variant: who talks.
+      temperature: of sampling; the harness's by default.
+      probe: what is done to the policy.
+
+    Returns:
+      The figures, and a record a question.
+    """
+    temperature = self.temperature if temperature is None else temperature
+    key = digest([describe(variant), temperature, probe.name if probe else ''])
+    policy = variant.policy(self.policy(temperature, 'eval'))
+    policy = probe.wrap(policy) if probe else policy
+    asked, size = self.asked, self.batch_questions
+    partners = self.partners() if probe and probe.with_partners else {}
+    for first in range(0, len(asked), size):
+      self.note(f'{label}: {first} of {len(asked)} questions')
+      part = asked[first : first + size]
+      missing = {q.id for q in part if self.answers.get(key, q.id) is None}
+      if missing:
+        others = {partners[q.id].id: partners[q.id] for q in part if partners}
+        others = [q for q in others.values() if q not in part]
+        found = self._ask([*part, *others], variant, policy, label)
+        found = [{**record, 'variant': key} for record in found]
+        self.answers.add([record for record in found if record['question_id'] in missing])
+    self.note(f'{label}: {len(asked)} of {len(asked)} questions')
+    records = [self.answers.get(key, q.id) for q in asked]
+    head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
+    figures = results.figures(records, variant.team.names, self.prices)
+    return {**head, 'variant': key, **figures}, records
+
+  def _ask(self, questions, variant, policy, label) -> list[dict[str, Any]]:
+    start = time.monotonic()
+    dealt = [variant.question(q) for q in questions]
+    batch = rollout(variant.team, self.task, self.tokenizer, dealt, 1, policy)
+    found = results.of_questions(
+      batch, variant.team, self.tokenizer, step=self.step, split=self.split, label=label
+    )
+    seconds = (time.monotonic() - start) / len(questions)
+    return [{**record, 'seconds': seconds} for record in found]
+
+  def partners(self) -> dict[str, Question]:
+    """Each question's neighbour in the split: 0 and 1, 2 and 3, ...; of an odd one out the last.
+
+    Raises:
+      ValueError: there is no other question.
+    """
+    split = self.task.questions(self.split)
+    if len(split) < 2:
+      raise ValueError('shuffled messages need a split of at least two questions.')
+    other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
+    return {question.id: split[other(i)] for i, question in enumerate(self.asked)}
+
+  def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
+    """Scores of sampled graphs, each on one training question; equal graphs talk together."""
+    policy, train = self.policy(self.temperature, 'masks'), self.task.questions('train')
+
+    def scores(first: int, masks: np.ndarray) -> np.ndarray:
+      found = np.zeros(len(masks))
+      self.note(f'training questions {first} to {first + len(masks) - 1}')
+      for mask in np.unique(masks, axis=0):
+        members = np.flatnonzero((masks == mask).all(axis=1))
+        variant = graph(mask)
+        asked = [variant.question(train[(first + int(m)) % len(train)]) for m in members]
+        voice = variant.policy(policy)
+        batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
+        found[members] = [episode.task_score for episode in batch.episodes]
+      return found
+
+    return scores
+
+
+def describe(variant: Variant) -> dict[str, Any]:
+  """A team as plain data: everything that its conversations depend on."""
+  team, topology = variant.team, variant.team.topology
+  roles = {
+    name: {**dataclasses.asdict(role), 'examples': str(role.examples)}
+    for name, role in zip(team.names, team.roles, strict=True)
+  }
+  return {
+    'agents': list(variant.agents),
+    'roles': roles,
+    'edges': sorted(topology.edges),
+    'previous_round': sorted(topology.previous_round),
+    'rounds': topology.rounds,
+    'last_round_only': sorted(topology.last_round_only),
+    'decision': team.decision,
+    'max_message_tokens': team.max_message_tokens,
+    'max_episode_tokens': team.max_episode_tokens,
+  }
+
+
+def digest_of_weights(params) -> str:
+  """SHA-256 of names, types and values of all parameters, 16 digits of it."""
+  found = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    values = np.asarray(leaf)
+    found.update(f'{jax.tree_util.keystr(path)} {values.dtype} {values.shape}'.encode())
+    found.update(np.ascontiguousarray(values).tobytes())
+  return found.hexdigest()[:16]
+
+
+def digest(data: Any) -> str:
+  """SHA-256 of plain data, 16 digits of it."""
+  return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,184 @@
+"""Is silence strategic? What a team loses without an agent's words, or with the wrong ones.
+
+Each probe is a policy around the team's own; the agents that are left alone draw the same
+noise as in the team.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.evaluation import results, statistics, variants
+from agent_gspo.evaluation.harness import Harness, Probe
+from agent_gspo.sampling.sampler import Samples
+from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.team import Team
+
+
+@dataclasses.dataclass(frozen=True)
+class Muted:
+  """Some agents say nothing; the others are not told.
+
+  Attributes:
+    policy: of the others.
+    agents: who is muted: their messages are a stop token alone.
+  """
+
+  policy: Policy
+  agents: Collection[int]
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    heard = [i for i, turn in enumerate(turns) if turn.agent not in self.agents]
+    said = self.policy([turns[i] for i in heard]) if heard else None
+    out = _silence(turns)
+    for place, i in enumerate(heard):
+      _copy(said, place, out, i)
+    return dataclasses.replace(out, prefill_positions=said.prefill_positions if said else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+  """Messages reach the teammates of another question; answers stay where they are.
+
+  The message of a turn is the one that the same agent wrote in the same round about the
+  partner of its question, which must be in the batch. An author's own transcript then holds
+  what was delivered.
+
+  Attributes:
+    policy: of the team.
+    partners: question id -> id of its partner.
+    team: says which turns are answers.
+  """
+
+  policy: Policy
+  partners: Mapping[str, str]
+  team: Team
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    said, out = self.policy(turns), _silence(turns)
+    place = {(t.question.id, t.sample, t.agent, t.round): i for i, t in enumerate(turns)}
+    for i, turn in enumerate(turns):
+      asked = turn.question.id if self._answers(turn) else self.partners[turn.question.id]
+      source = place.get((asked, turn.sample, turn.agent, turn.round))
+      if source is not None:  # else the partner's episode has spent its cap: silence
+        _copy(said, source, out, i, turn.limit)
+    return dataclasses.replace(out, prefill_positions=said.prefill_positions)
+
+  def _answers(self, turn: Turn) -> bool:
+    last = turn.round == self.team.topology.rounds - 1
+    return last and (self.team.decision == 'majority' or turn.agent == self.team.num_agents - 1)
+
+
+def run_all(
+  harness: Harness, whole: Mapping[str, Any], records: Sequence[results.Record]
+) -> list[dict[str, Any]]:
+  """Every probe: each agent muted in turn, all messages blanked, messages shuffled.
+
+  Args:
+    harness: the team and its questions.
+    whole: figures of the team.
+    records: of the team, one a question.
+
+  Returns:
+    `value` of each agent and `loss` of the others; messages are shuffled only where some
+    are no answers as well.
+
+  Raises:
+    ValueError: nobody reads anybody in this team.
+  """
+  team = harness.team
+  if not variants.edges(team):
+    raise ValueError('probes of silence: nobody reads anybody in this team.')
+  rows, same = [], variants.itself(team)
+  for i, agent in enumerate(whole['agents']):
+    name = f'muted: {agent["name"]}'
+    probe = Probe(name, lambda policy, i=i: Muted(policy, (i,)))
+    rows.append(value(loss(name, records, harness.run(name, same, probe=probe)[1]), agent))
+  name = 'messages blanked'
+  rows.append(loss(name, records, harness.run(name, variants.unheard(team))[1]))
+  if can_shuffle(team):
+    name, partners = 'messages shuffled', {}
+    for question, other in harness.partners().items():
+      partners[question] = other.id
+      partners.setdefault(other.id, question)
+    probe = Probe(name, lambda policy: Shuffled(policy, partners, team), with_partners=True)
+    rows.append(loss(name, records, harness.run(name, same, probe=probe)[1]))
+  return rows
+
+
+def can_shuffle(team: Team) -> bool:
+  """Whether any turn that a teammate reads is not an answer as well."""
+  last = team.topology.rounds - 1
+  return any(
+    author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
+    for round_, _, layer in team.turns
+    for agent in layer
+    for author, author_round in team.topology.reads(agent, round_)
+  )
+
+
+def loss(
+  name: str, whole: Sequence[results.Record], probed: Sequence[results.Record]
+) -> dict[str, Any]:
+  """What a probe costs: accuracy of the whole team less that of the probed one, paired.
+
+  Args:
+    name: of the probe.
+    whole: records of the team, one a question.
+    probed: records of the probed team on the same questions, in the same order.
+  """
+  score = lambda records: [record['task_score'] for record in records]
+  lost = statistics.paired_bootstrap(score(whole), score(probed))
+  return {
+    'probe': name,
+    'task/accuracy': float(np.mean(score(probed))),
+    'task/accuracy_lost': lost.mean,
+    'task/accuracy_lost_low': lost.low,
+    'task/accuracy_lost_high': lost.high,
+    'tokens/written_per_question': float(results.per_question(probed, 'written').mean()),
+  }
+
+
+def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
+  """`loss` of muting an agent with its worth: accuracy points a 100 tokens that it writes.
+
+  Args:
+    lost: see `loss`.
+    agent: the agent's row in the figures of the whole team.
+
+  Returns:
+    The loss with the agent's tokens, `points_per_100_tokens` (None if it writes nothing)
+    and its silence rates where it holds a needed note, an idle one, or any.
+  """
+  tokens = agent['written_per_question']
+  points = 100 * lost['task/accuracy_lost']
+  kept = ('silence_rate', 'silence_rate_relevant', 'silence_rate_irrelevant')
+  return {
+    **lost,
+    'agent': agent['name'],
+    'agent_written_per_question': tokens,
+    'points_per_100_tokens': 100 * points / tokens if tokens else None,
+    **{key: agent[key] for key in kept},
+  }
+
+
+def _silence(turns: Sequence[Turn]) -> Samples:
+  """A stop token alone for each turn."""
+  return Samples(
+    token_ids=[np.asarray(turn.stop_ids[:1], np.int32) for turn in turns],
+    logprobs=[np.zeros(1, np.float32) for _ in turns],
+    ended=np.ones(len(turns), bool),
+    prefill_positions=0,
+  )
+
+
+def _copy(said: Samples, source: int, out: Samples, place: int, limit: int | None = None) -> None:
+  """Puts one sample into `out`, cut off at `limit` tokens."""
+  ids = said.token_ids[source]
+  out.token_ids[place] = ids[:limit]
+  out.logprobs[place] = said.logprobs[source][:limit]
+  out.ended[place] = said.ended[source] and (limit is None or len(ids) <= limit)

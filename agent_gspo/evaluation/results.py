@@ -1,0 +1,152 @@
+"""One record a question, and every figure of an evaluation computed from such records.
+
+The records are what an interrupted evaluation is gone on with, so nothing that is reported
+may need more than they hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.evaluation import statistics, text_counts, transcripts
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.teams.accountant import Ledger
+from agent_gspo.teams.team import Team
+from agent_gspo.types import RolloutBatch
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+  """Money a million tokens.
+
+  Attributes:
+    written: of tokens written.
+    read: of tokens read.
+    source: where the prices are from.
+  """
+
+  written: float
+  read: float
+  source: str
+
+
+def of_questions(
+  batch: RolloutBatch, team: Team, tokenizer: Tokenizer, **head: Any
+) -> list[dict[str, Any]]:
+  """A record an episode: its transcript (see `transcripts.records`) with all counts.
+
+  Args:
+    batch: the conversations.
+    team: who talked.
+    tokenizer: of the policy.
+    **head: `step`, `split` and `label` of the records.
+  """
+  found = transcripts.records(batch, range(len(batch.episodes)), **head)
+  counts = text_counts.count(team, tokenizer, batch)
+  places = [0] * len(found)
+  for message, (read, written) in zip(batch.messages, counts, strict=True):
+    said = found[message.episode]['messages'][places[message.episode]]
+    places[message.episode] += 1
+    said |= {'text_read': read, 'text_written': written}
+  return found
+
+
+def ledger(records: Sequence[Record], names: Sequence[str]) -> Ledger:
+  """The accountant's ledger of recorded conversations; record `i` is question and episode `i`.
+
+  Args:
+    records: see `of_questions`.
+    names: of the agents.
+  """
+  messages = [(i, m) for i, record in enumerate(records) for m in record['messages']]
+  column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
+  get = lambda key, dtype=np.int64: column((m[key] for _, m in messages), dtype)
+  number = {name: i for i, name in enumerate(names)}
+  return Ledger(
+    episode=column(i for i, _ in messages),
+    question=column(i for i, _ in messages),
+    agent=column(number[m['agent']] for _, m in messages),
+    round=get('round'),
+    layer=get('layer'),
+    written=get('written'),
+    read=get('read'),
+    readers=get('readers'),
+    silent=get('silent', bool),
+    truncated=~get('ended', bool),
+    relevant=column(-1 if m['relevant'] is None else int(m['relevant']) for _, m in messages),
+    num_episodes=len(records),
+    agent_names=tuple(names),
+  )
+
+
+def figures(
+  records: Sequence[Record], names: Sequence[str], prices: Prices | None = None
+) -> dict[str, Any]:
+  """The figures of an evaluation (95 % intervals: Wilson for accuracy, bootstrap for tokens).
+
+  Args:
+    records: one a question, at least one; see `of_questions`.
+    names: of the agents.
+    prices: of tokens; without them there is no figure in money.
+  """
+  counts = ledger(records, names)
+  scores = np.asarray([record['task_score'] for record in records], float)
+  low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
+  text = {
+    key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
+    for key in ('text_written', 'text_read')
+  }
+  everybody = np.ones(len(counts.agent), bool)
+  return {
+    'questions': len(records),
+    'task/accuracy': float(scores.mean()),
+    'task/accuracy_low': low,
+    'task/accuracy_high': high,
+    **_with_interval('tokens/written_per_question', counts.written_per_episode()),
+    **_with_interval('tokens/read_per_question', per_question(records, 'read')),
+    'tokens/text_written_per_question': counts.per_question(text['text_written']),
+    'tokens/text_read_per_question': counts.per_question(text['text_read']),
+    'tokens/critical_path_per_question': counts.per_question(counts.critical_path()),
+    'comm/calls_per_question': len(counts.agent) / len(records),
+    'comm/silence_rate': counts.silence_rate(everybody),
+    'comm/silence_rate_relevant': counts.silence_rate(counts.relevant == 1),
+    'comm/silence_rate_irrelevant': counts.silence_rate(counts.relevant == 0),
+    'comm/truncated_rate': float(counts.truncated.mean()) if len(counts.agent) else 0.0,
+    **_money(counts, prices),
+    'agents': _rows(counts, counts.agents(), counts.agent, text),
+    'rounds': _rows(counts, counts.rounds(), counts.round, text),
+  }
+
+
+def per_question(records: Sequence[Record], key: str) -> np.ndarray:
+  """Float `[B]`: sum over the messages of each question of `written`, `read`, ..."""
+  return np.asarray([sum(m[key] for m in record['messages']) for record in records], float)
+
+
+def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
+  low, high = statistics.bootstrap_interval(values)
+  return {name: float(np.mean(values)), f'{name}_low': low, f'{name}_high': high}
+
+
+def _money(counts: Ledger, prices: Prices | None) -> dict[str, Any]:
+  if prices is None:
+    return {}
+  tokens = prices.written * counts.written + prices.read * counts.read
+  return {
+    'money/per_question': counts.per_question(tokens) / 1e6,
+    'money/prices_per_million': dataclasses.asdict(prices),
+  }
+
+
+def _rows(counts: Ledger, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
+  """The accountant's rows with the counts of plain text beside them."""
+  return [
+    row | {f'{key}_per_question': counts.per_question(n, place == i) for key, n in text.items()}
+    for i, row in enumerate(rows)
+  ]

@@ -1,0 +1,63 @@
+"""Tokens as neighbouring projects count them: those of the text alone, without a template.
+
+AgentPrune and AgentDropout tokenise the contents of the messages of a prompt and its reply,
+and leave out what a chat template puts around them. Such a count is lower than what the
+model reads; it is reported beside the true one, so that tables can be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.teams.roles import Role
+from agent_gspo.teams.team import Team
+from agent_gspo.types import RolloutBatch
+
+_SLOT = '\ue000'  # stands for a teammate's message; a private-use character
+
+
+def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[int, int]]:
+  """`(read, written)` of each message `[M]`, in tokens of plain text.
+
+  Read is the sum over the contents that the prompt was made of: system prompt, examples,
+  each turn's text, teammates' messages, the author's own earlier ones. Each is tokenised by
+  itself, so figures can differ by a token a seam from those of the joined text. No token that
+  begins or ends a text is added.
+
+  Args:
+    team: whose conversations these are.
+    tokenizer: of the policy.
+    batch: the conversations.
+  """
+  size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
+  carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
+  spoken: dict[tuple[int, int, int], str] = {}  # (episode, agent, round) -> text
+  counts = []
+  for message in batch.messages:
+    key, role = (message.episode, message.agent), team.roles[message.agent]
+    heard = [(author, spoken.get((key[0], author, r), '')) for author, r in message.heard]
+    heard = [(author, text) for author, text in heard if text]
+    frame = ''.join(
+      role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in heard
+    )
+    if key not in carried:
+      question = batch.questions[batch.episodes[key[0]].question]
+      note = question.notes[key[1]] if key[1] < len(question.notes) else ''
+      frame = role.opening.format(question=question.text, note=note) + frame
+      carried[key] = sum(map(size, _preamble(role)))
+    pieces = [*(frame + role.cue).split(_SLOT), *(text for _, text in heard)]
+    carried[key] += sum(map(size, pieces))
+    written = size(message.text)
+    counts.append((carried[key], written))
+    carried[key] += written
+    spoken[(*key, message.round)] = message.text
+  return counts
+
+
+def _preamble(role: Role) -> list[str]:
+  """The contents that every prompt of a role begins with."""
+  if role.style == 'plain':
+    shown = ''.join(c + role.cue + said + role.separator for c, said in role.examples)
+    return [role.system + shown]
+  return [role.system, *(part for c, said in role.examples for part in (c + role.cue, said))]

@@ -1,0 +1,163 @@
+"""Teams to compare a team with, made of its own agents: fewer of them, or wired otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+
+from agent_gspo.sampling.sampler import Samples
+from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.team import Team
+from agent_gspo.teams.topology import Edge, Topology, make_topology
+from agent_gspo.types import Question
+
+SHAPES = ('chain', 'star', 'complete', 'debate')
+"""Topologies that any team can be put into."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """A team made of the agents of another.
+
+  Attributes:
+    team: who talks.
+    agents: member `i` is agent `agents[i]` of the other team: its note, its voice.
+  """
+
+  team: Team
+  agents: tuple[int, ...]
+
+  def question(self, question: Question) -> Question:
+    """The question with its notes in the hands of the members."""
+    held = [a for a in self.agents if a < len(question.notes)]
+    return dataclasses.replace(
+      question,
+      notes=tuple(question.notes[a] for a in held),
+      relevant=tuple(question.relevant[a] for a in held),
+    )
+
+  def policy(self, policy: Policy) -> Policy:
+    """The members' voice, where `policy` is that of the other team and sees it as such.
+
+    An agent that is there several times draws noise of its own each time.
+    """
+    copies = [self.agents[:i].count(a) for i, a in enumerate(self.agents)]
+    most = max(copies) + 1
+
+    def speak(turns: Sequence[Turn]) -> Samples:
+      return policy(
+        [
+          dataclasses.replace(
+            turn,
+            question=self._dealt_back(turn.question),
+            agent=self.agents[turn.agent],
+            sample=turn.sample * most + copies[turn.agent],
+            delivered={self.agents[author]: text for author, text in turn.delivered.items()},
+          )
+          for turn in turns
+        ]
+      )
+
+    return speak
+
+  def _dealt_back(self, question: Question) -> Question:
+    """The notes at the places that their holders have in the other team."""
+    held = dict(zip(self.agents, zip(question.notes, question.relevant, strict=True), strict=False))
+    places = [held.get(agent, ('', False)) for agent in range(max(held, default=-1) + 1)]
+    return dataclasses.replace(
+      question, notes=tuple(n for n, _ in places), relevant=tuple(r for _, r in places)
+    )
+
+
+def itself(team: Team) -> Variant:
+  """The team as it is."""
+  return Variant(team, tuple(range(team.num_agents)))
+
+
+def self_consistency(team: Team, samples: int) -> Variant:
+  """Samples of the last agent alone, and the most common answer (Wang et al., arXiv 2203.11171).
+
+  Without teammates or notes of theirs; one sample is the single agent.
+  """
+  last = team.num_agents - 1
+  names = tuple(f'{team.names[last]}{i + 1}' for i in range(samples))
+  alone = dataclasses.replace(
+    team,
+    roles=team.roles[-1:] * samples,
+    names=names if samples > 1 else team.names[-1:],
+    topology=Topology(samples),
+    decision='majority' if samples > 1 else 'last',
+    max_episode_tokens=0,
+  )
+  return Variant(alone, (last,) * samples)
+
+
+def samples_at_equal_tokens(target: float, one: float) -> int:
+  """How many samples of `one` tokens come closest to `target`: within half a sample, or 1."""
+  return max(1, round(target / one)) if one > 0 else 1
+
+
+def rewired(team: Team, shape: str) -> Variant:
+  """The team's agents in another topology; debate has two rounds at least, as one is no talk."""
+  judge = team.decision == 'judge'
+  rounds = team.topology.rounds
+  if shape == 'debate':
+    rounds = max(2, rounds)
+  topology = make_topology(shape, team.num_agents - judge, rounds=rounds)
+  topology = topology.with_judge() if judge else topology
+  return itself(dataclasses.replace(team, topology=topology))
+
+
+def unheard(team: Team) -> Variant:
+  """The team with all messages blanked: everybody writes, nobody reads a teammate."""
+  topology = dataclasses.replace(team.topology, edges=frozenset(), previous_round=frozenset())
+  return itself(dataclasses.replace(team, topology=topology))
+
+
+def edges(team: Team) -> tuple[Edge, ...]:
+  """The edges that pruning chooses among, those between rounds last; a single round has none."""
+  between = team.topology.previous_round if team.topology.rounds > 1 else ()
+  return (*sorted(team.topology.edges), *sorted(between))
+
+
+def pruned(team: Team, kept: Collection[int], dropped: Collection[int] = ()) -> Variant:
+  """The team with some of its edges, without the agents that can no longer reach the answer.
+
+  Args:
+    team: all agents and edges.
+    kept: indices into `edges(team)`.
+    dropped: agents that are left out whatever the edges; never the last one.
+  """
+  within = len(team.topology.edges)
+  chosen = [
+    (edge, i < within)
+    for i, edge in enumerate(edges(team))
+    if i in set(kept) and not set(edge) & set(dropped)
+  ]
+  deciders = {team.num_agents - 1}
+  if team.decision == 'majority':
+    deciders = set(range(team.num_agents)) - set(dropped)
+  stay = _reaching(deciders, [edge for edge, _ in chosen])
+  number = {agent: i for i, agent in enumerate(sorted(stay))}
+  renumber = lambda same: frozenset(
+    (number[i], number[j]) for (i, j), own in chosen if own == same and i in stay and j in stay
+  )
+  topology = Topology(
+    num_agents=len(stay),
+    edges=renumber(True),
+    previous_round=renumber(False),
+    rounds=team.topology.rounds,
+    last_round_only=frozenset(number[a] for a in team.topology.last_round_only & stay),
+  )
+  keep: Callable[[tuple], tuple] = lambda members: tuple(members[a] for a in sorted(stay))
+  smaller = dataclasses.replace(
+    team, roles=keep(team.roles), names=keep(team.names), topology=topology
+  )
+  return Variant(smaller, tuple(sorted(stay)))
+
+
+def _reaching(deciders: set[int], chosen: Sequence[Edge]) -> set[int]:
+  stay = set(deciders)
+  while more := {i for i, j in chosen if j in stay} - stay:
+    stay |= more
+  return stay

@@ -1,0 +1,122 @@
+"""The folder of an evaluation: what was answered so far, and of which evaluation.
+
+`evaluation.json` says whose answers these are, `results.jsonl` holds one object a question and
+team (its transcript with all counts), `learnt.json` what was learnt on training questions,
+`result.json` the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_gspo.evaluation import harness
+from agent_gspo.reporting import json_lines, report_data
+
+FINGERPRINT, RESULTS, LEARNT, RESULT = (
+  'evaluation.json',
+  'results.jsonl',
+  'learnt.json',
+  'result.json',
+)
+
+
+class Folder(harness.Answers):
+  """Answers that are kept on the disk."""
+
+  def __init__(self, path: str | pathlib.Path, fingerprint: Mapping[str, Any]):
+    """Opens a folder, which need not exist.
+
+    Args:
+      path: of the folder.
+      fingerprint: what the answers depend on, as nested plain data.
+
+    Raises:
+      ValueError: the folder is of another evaluation; names the field.
+    """
+    super().__init__()
+    self._path = pathlib.Path(path)
+    self._path.mkdir(parents=True, exist_ok=True)
+    self._check(json.loads(json.dumps(fingerprint)))
+    json_lines.drop_half_line(self._path / RESULTS)
+    super().add(list(json_lines.iterate(self._path / RESULTS)))
+    if (self._path / LEARNT).exists():
+      self.learnt = json.loads((self._path / LEARNT).read_text(encoding='utf-8'))
+
+  def _check(self, ours: dict[str, Any]) -> None:
+    file = self._path / FINGERPRINT
+    if not file.exists():
+      if (self._path / RESULTS).exists():
+        raise ValueError(f'{self._path} holds results without {FINGERPRINT}. Take another --out.')
+      _write(file, ours)
+      return
+    theirs = json.loads(file.read_text(encoding='utf-8'))
+    before, now = report_data.flatten(theirs), report_data.flatten(ours)
+    for field in sorted(before.keys() | now.keys()):
+      if before.get(field) != now.get(field):
+        there, here = (textwrap.shorten(repr(x.get(field)), 80) for x in (before, now))
+        raise ValueError(
+          f'{self._path} holds another evaluation ({field}: {there} there, {here} now). Take '
+          'another --out.'
+        )
+
+  def add(self, records: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps records; they are on the disk when this returns."""
+    # As they will be read again: a run that goes on computes from the very same data.
+    lines = [json.dumps(json_lines.to_plain(record, {})) for record in records]
+    super().add([json.loads(line) for line in lines])
+    with (self._path / RESULTS).open('a', encoding='utf-8') as file:
+      file.write(''.join(line + '\n' for line in lines))
+      file.flush()
+      os.fsync(file.fileno())
+
+  def learn(self, name: str, what: Any) -> None:
+    """Keeps what was learnt; it is on the disk when this returns."""
+    super().learn(name, json.loads(json.dumps(what)))
+    _write(self._path / LEARNT, self.learnt)
+
+  def finish(self, result: Mapping[str, Any]) -> None:
+    """Writes the figures."""
+    _write(self._path / RESULT, result)
+
+
+def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], list[dict[str, Any]]]:
+  """One finished evaluation of a folder.
+
+  Args:
+    path: of the folder.
+    label: which evaluation; the first one, of the team itself, by default.
+
+  Returns:
+    Its figures, and its records in the order in which they were asked.
+
+  Raises:
+    FileNotFoundError: the folder holds no finished evaluation.
+    ValueError: there is none of that label, or it has no records (a constant answer).
+  """
+  path = pathlib.Path(path)
+  if not (path / RESULT).is_file():
+    raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py --out={path} first.')
+  result = json.loads((path / RESULT).read_text(encoding='utf-8'))
+  evaluations = [e for e in result['evaluations'] if 'variant' in e]
+  chosen = [e for e in evaluations if not label or e['label'] == label]
+  if not chosen:
+    known = ', '.join(repr(e['label']) for e in evaluations)
+    raise ValueError(f'{path} holds no evaluation {label!r}; it holds {known}.')
+  figures = {**chosen[0], 'task': result['evaluation']['task']}
+  asked = set(result['question_ids'])
+  records = {
+    record['question_id']: record
+    for record in json_lines.iterate(path / RESULTS)
+    if record['variant'] == figures['variant'] and record['question_id'] in asked
+  }
+  return figures, [records[question_id] for question_id in result['question_ids']]
+
+
+def _write(file: pathlib.Path, data: Any) -> None:
+  text = json.dumps(json_lines.to_plain(data, {}), indent=2) + '\n'
+  json_lines.replace(file, [text.encode()])

@@ -1,0 +1,17 @@
+"""The micro run with informants who can read one another: fit for any topology."""
+
+from __future__ import annotations
+
+import pathlib
+
+import micro_run
+from ml_collections import config_dict
+
+CONFIG = pathlib.Path(__file__).resolve()
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = micro_run.get_config()
+  with config.unlocked():
+    config.team.roles.informant.incoming = ' {sender} : {message}'
+  return config

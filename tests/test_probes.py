@@ -1,0 +1,234 @@
+"""Muting, blanking and shuffling, on scripted teams whose every word is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scripted_teams as st
+
+from agent_gspo.evaluation import harness, probes, results, variants
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.rollout import rollout
+
+TOKENIZER = st.numbers_tokenizer(60)
+FIRST = TOKENIZER.backend.token_to_id('0')
+
+
+class Notes(Task):
+  """Right is an answer that names the number in agent 1's note, which is the question's."""
+
+  name = 'notes'
+
+  def __init__(self, size=7):
+    self.size = size
+
+  def _split(self, split):
+    import dataclasses
+
+    return [
+      dataclasses.replace(q, notes=(str(20 + i), '7'), relevant=(True, False))
+      for i, q in enumerate(st.questions(self.size))
+    ]
+
+  def score(self, question, answer_text):
+    return float(question.notes[0] in answer_text.split())
+
+
+def relay(turn):
+  """Agents 1 and 2 tell their notes (2 only on even questions), agent 3 repeats what it hears."""
+  if turn.agent < 2:
+    said = turn.question.notes[turn.agent]
+    if turn.agent == 1 and int(turn.question.text) % 2:
+      said = ''
+  else:
+    said = ' '.join(turn.delivered[a] for a in sorted(turn.delivered)).strip()
+  return [*TOKENIZER.encode(said), TOKENIZER.eos_id], True
+
+
+def make(team=None, size=7, **fields):
+  return harness.Harness(
+    team=team or st.team('star'),
+    task=Notes(size),
+    tokenizer=TOKENIZER,
+    policy=lambda temperature, stream: st.IdsPolicy(relay),
+    split='test',
+    questions=fields.pop('questions', size),
+    temperature=0.0,
+    batch_questions=fields.pop('batch_questions', 2),
+    **fields,
+  )
+
+
+def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
+  team, asked = st.team('star'), Notes().questions('test')
+  inner = st.IdsPolicy(relay)
+  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.Muted(inner, (0,)))
+  assert all(turn.agent != 0 for turn in inner.turns)
+  for m in batch.messages:
+    if m.agent == 0:
+      assert (m.token_ids.tolist(), m.ended) == ([TOKENIZER.eos_id], True)
+      assert m.token_ids[0] in team.prompt_writers(TOKENIZER)[0].stop_ids
+    if m.agent == 2:
+      assert m.text == ('7' if int(batch.questions[m.episode].text) % 2 == 0 else '')
+  assert sum(e.task_score for e in batch.episodes) == 0
+
+
+def test_everybody_muted_asks_nobody():
+  inner = st.IdsPolicy(relay)
+  batch = rollout(
+    st.team('chain'),
+    Notes(),
+    TOKENIZER,
+    Notes().questions('test'),
+    1,
+    probes.Muted(inner, (0, 1, 2)),
+  )
+  assert inner.calls == []
+  assert all(m.silent for m in batch.messages)
+
+
+def test_shuffled_messages_are_the_partners_and_answers_stay():
+  team, asked = st.team('star'), Notes(4).questions('test')
+  partners = {'q0': 'q1', 'q1': 'q0', 'q2': 'q3', 'q3': 'q2'}
+  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team)
+  batch = rollout(team, Notes(4), TOKENIZER, asked, 1, policy)
+  text = {(m.episode, m.agent): m.text for m in batch.messages}
+  for episode, other in enumerate((1, 0, 3, 2)):
+    assert text[episode, 0] == str(20 + other)
+    assert text[episode, 1] == ('7' if other % 2 == 0 else '')
+    # The answer is what this question's solver makes of the wrong messages.
+    assert text[episode, 2] == f'{text[episode, 0]} {text[episode, 1]}'.strip()
+  assert sum(e.task_score for e in batch.episodes) == 0
+
+
+def test_shuffled_in_two_rounds_and_by_vote():
+  team = st.team('debate', rounds=2, decision='majority')
+  partners = {'q0': 'q1', 'q1': 'q0'}
+
+  def ids(turn):
+    return [FIRST + 10 * turn.round + 3 * int(turn.question.text) + turn.agent], False
+
+  tight = st.team('debate', rounds=2, decision='majority', max_message_tokens=1)
+  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight)
+  batch = rollout(tight, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
+  for m in batch.messages:
+    asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
+    assert m.token_ids.tolist() == [FIRST + 10 * m.round + 3 * asked + m.agent]
+    assert not m.ended
+  assert probes.can_shuffle(team)
+
+
+def test_what_can_be_shuffled():
+  assert probes.can_shuffle(st.team('star'))
+  assert probes.can_shuffle(st.team('complete', decision='judge'))
+  assert not probes.can_shuffle(st.team('complete', decision='majority'))  # votes are all there is
+  assert not probes.can_shuffle(st.team('single'))
+  assert not probes.can_shuffle(st.team('debate'))  # one round: nobody reads
+
+
+def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
+  team = st.team('star')
+  turn = lambda question, limit: type(
+    'T', (), {'question': question, 'sample': 0, 'agent': 0, 'round': 0, 'limit': limit,
+              'stop_ids': (1,)}
+  )()  # fmt: skip
+  a, b, c = st.questions(3)
+  long = lambda t: ([FIRST, FIRST + 1, 1], True)
+  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team)
+  out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
+  assert [ids.tolist() for ids in out.token_ids] == [[FIRST, FIRST + 1], [FIRST, FIRST + 1, 1], [1]]
+  assert out.ended.tolist() == [False, True, True]
+  assert [len(x) for x in out.logprobs] == [2, 3, 1]
+
+
+def test_all_probes_by_hand():
+  run = make()
+  whole, records = run.run('team', variants.itself(run.team))
+  assert whole['task/accuracy'] == 1.0
+  rows = {row['probe']: row for row in probes.run_all(run, whole, records)}
+  assert list(rows) == [
+    'muted: agent1',
+    'muted: agent2',
+    'muted: agent3',
+    'messages blanked',
+    'messages shuffled',
+  ]
+  lost = {name: row['task/accuracy_lost'] for name, row in rows.items()}
+  assert lost == dict(zip(rows, [1.0, 0.0, 1.0, 1.0, 1.0], strict=True))
+  first, second = rows['muted: agent1'], rows['muted: agent2']
+  # A token a question, and all of the accuracy: 100 points for it, 10,000 for a hundred.
+  assert (first['agent'], first['agent_written_per_question']) == ('agent1', 1.0)
+  assert first['points_per_100_tokens'] == pytest.approx(10_000)
+  assert second['points_per_100_tokens'] == 0.0
+  assert (first['silence_rate_relevant'], first['silence_rate_irrelevant']) == (0.0, None)
+  assert second['silence_rate_relevant'] is None
+  assert second['silence_rate_irrelevant'] == pytest.approx(3 / 7)
+  assert (first['task/accuracy_lost_low'], first['task/accuracy_lost_high']) == (1.0, 1.0)
+  # Blanked messages are written, and heard by nobody: the solver has nothing to repeat.
+  notes = 1 + 4 / 7
+  assert rows['messages blanked']['tokens/written_per_question'] == pytest.approx(notes)
+
+
+def test_an_agent_that_says_nothing_has_no_price():
+  row = {
+    'name': 'a',
+    'written_per_question': 0.0,
+    'silence_rate': 1.0,
+    'silence_rate_relevant': None,
+    'silence_rate_irrelevant': 1.0,
+  }
+  assert probes.value({'task/accuracy_lost': 0.0}, row)['points_per_100_tokens'] is None
+
+
+@pytest.mark.parametrize(('size', 'questions', 'batch'), [(7, 7, 2), (7, 7, 64), (8, 5, 3)])
+def test_partners_do_not_depend_on_batches(size, questions, batch):
+  run = make(size=size, questions=questions, batch_questions=batch)
+  whole, records = run.run('team', variants.itself(run.team))
+  probes.run_all(run, whole, records)
+  expected = [str(20 + (i ^ 1 if i ^ 1 < size else i - 1)) for i in range(questions)]
+  shuffled = [r for r in run.answers._found.values() if r['label'] == 'messages shuffled']
+  assert [r['messages'][0]['text'] for r in shuffled] == expected
+
+
+def test_a_probe_that_was_stopped_gives_the_same():
+  run = make()
+  whole, records = run.run('team', variants.itself(run.team))
+  expected = probes.run_all(run, whole, records)
+  answers = harness.Answers()
+  answers.add([r for i, r in enumerate(run.answers._found.values()) if i % 5])
+  again = make(answers=answers)
+  whole, records = again.run('team', variants.itself(run.team))
+  assert probes.run_all(again, whole, records) == expected
+
+
+def test_probes_need_readers_and_two_questions():
+  run = make(st.team('single'))
+  whole, records = run.run('team', variants.itself(run.team))
+  with pytest.raises(ValueError, match='nobody reads anybody'):
+    probes.run_all(run, whole, records)
+  with pytest.raises(ValueError, match='at least two questions'):
+    make(size=1).partners()
+
+
+def test_others_draw_the_same_noise_when_one_is_muted():
+  """With a real model: agents of the muted one's layer say what they said before."""
+  policy, tokenizer = st.model_policy()
+  team, asked = st.team('star'), st.questions(4)
+  say = lambda voice: {
+    (m.episode, m.agent): m.token_ids.tolist()
+    for m in rollout(team, st.Echo(), tokenizer, asked, 1, voice).messages
+  }
+  whole, muted = say(policy), say(probes.Muted(policy, (0,)))
+  for e in range(4):
+    assert muted[e, 1] == whole[e, 1]
+    assert len(muted[e, 0]) == 1
+
+
+def test_loss_is_paired():
+  record = lambda score: {'task_score': score, 'messages': [{'written': 2}, {'written': 3}]}
+  whole, probed = [record(s) for s in (1, 1, 0, 1)], [record(s) for s in (1, 0, 0, 0)]
+  lost = probes.loss('x', whole, probed)
+  assert (lost['task/accuracy'], lost['task/accuracy_lost']) == (0.25, 0.5)
+  assert lost['task/accuracy_lost_low'] == 0.0
+  assert lost['tokens/written_per_question'] == 5.0
+  np.testing.assert_array_equal(results.per_question(whole, 'written'), [5.0] * 4)
