@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -10,16 +11,23 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from agent_gspo.algorithms import advantages, budgets
-from agent_gspo.algorithms.objectives import OBJECTIVES
+from agent_gspo.algorithms import advantages, budgets, kl, objectives
+from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.algorithms.selection import SELECTIONS
+from agent_gspo.algorithms.spans import RATIO_SPANS
 from agent_gspo.models.load import check_spec
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import SPLITS, Task
 from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
+from agent_gspo.training import learner
 from agent_gspo.training.state import SCHEDULES
 
 OLD_LOGPROBS = ('sampler', 'trainer')
+ORDERS = ('shuffled', 'reverse_turns')
+CLIP_SCALES = ('none', 'etr')
+_FREE_FORM = ('task.options', 'team.roles', 'advantage.options', 'objective.options')
 UNTRAINED = ('first', 'last')
 
 
@@ -28,6 +36,8 @@ def default_config() -> config_dict.ConfigDict:
   config = config_dict.ConfigDict()
   config.seed = 0
   config.steps = 30  # training steps
+  # Fills in the fields that are left empty ('' or None) below, see algorithms/presets.py.
+  config.algorithm = 'agent_gspo'
 
   config.model = model = config_dict.ConfigDict()
   model.source = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
@@ -61,33 +71,45 @@ def default_config() -> config_dict.ConfigDict:
   sampler.prefill_rows = 2  # rows prefilled at a time
 
   config.reward = reward = config_dict.ConfigDict()
-  for field in dataclasses.fields(communication.RewardOptions):
+  for field in dataclasses.fields(communication.RewardOptions):  # see its docstring
     reward[field.name] = field.default
 
   config.budget = budget = config_dict.ConfigDict()
-  budget.mode = 'fixed'  # fixed, accuracy_floor
-  budget.lambda_tok = 0.0  # price of a token (its first value under accuracy_floor)
-  budget.lambda_max = 0.01  # accuracy_floor: highest price
-  budget.floor = 0.5  # accuracy_floor: accuracy to keep
-  budget.floor_of_best = 0.0  # accuracy_floor: and this share of the best running accuracy
-  budget.eta = 0.01  # accuracy_floor: price change a step per unit of accuracy
-  budget.accuracy_decay = 0.8  # of the running accuracy
+  for field in dataclasses.fields(budgets.BudgetOptions):  # see its docstring
+    budget[field.name] = field.default
+
+  config.policy = policy = config_dict.ConfigDict()
+  policy.sharing = 'shared'  # shared, adapters (a LoRA for each agent), mix (frozen ones: none)
+  policy.frozen = ()  # names of agents that do not learn
+  policy.learning_rates = ()  # one an agent; empty: learner.learning_rate
 
   config.advantage = advantage = config_dict.ConfigDict()
-  advantage.grouping = 'question'  # question, question_agent, question_turn_agent
-  advantage.normalize = 'per_component'  # per_component, group_std, group_mean, batch_std
-  advantage.std_floor = 0.0
+  advantage.name = ''  # of algorithms.advantages.ADVANTAGES
+  advantage.costs = ''  # inside, apart: whether the estimator sees the price
+  advantage.grouping = ''  # question, question_agent, question_turn_agent
+  advantage.options = config_dict.ConfigDict()  # of the estimator, see its signature
+  advantage.clip_scale = ''  # none, etr: a clip range of its own for each message
+  advantage.token_share = config_dict.placeholder(float)  # 1 trains all tokens (D3S: fewer)
+
+  config.selection = selection = config_dict.ConfigDict()
+  selection.name = ''  # of questions: uniform, vade, spo
+  selection.resample = config_dict.placeholder(int)  # extra rollouts at most for tied questions
 
   config.objective = objective = config_dict.ConfigDict()
-  objective.name = 'gspo'  # gspo, gspo_token, grpo
+  objective.name = ''  # of algorithms.objectives.OBJECTIVES
   objective.clip_low = config_dict.placeholder(float)  # None: the algorithm's own
   objective.clip_high = config_dict.placeholder(float)
-  objective.kl_coef = 0.0  # weight of the k3 penalty towards the untrained policy
+  objective.options = config_dict.ConfigDict()  # further ones of the objective
+  objective.ratio_span = 'message'  # message, agent, episode: what one sequence ratio is of
+  objective.opsm_threshold = config_dict.placeholder(float)  # masks off-policy messages
+  objective.kl_coef = 0.0  # weight of the penalty towards the untrained policy
+  objective.kl_estimator = 'k3'  # k3, k2
 
   config.learner = learner = config_dict.ConfigDict()
   learner.minibatches = 2  # optimiser steps a rollout (K); with 1 the ratio is always 1
   learner.row_tokens = 384  # columns of a packed row
   learner.rows = 2  # packed rows of a micro-batch
+  learner.order = ''  # of mini-batches: shuffled, reverse_turns (one a turn, the last first)
   learner.old_logprobs = 'sampler'  # sampler, trainer (recomputed before the first mini-batch)
   learner.entropy = True  # measure the policy's entropy
   learner.learning_rate = 1e-5
@@ -125,13 +147,51 @@ def default_config() -> config_dict.ConfigDict:
   return config
 
 
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the fields that its algorithm decides filled in where they are empty.
+
+  Raises:
+    ValueError: `algorithm` is unknown.
+  """
+  name = config.get('algorithm')
+  if name not in PRESETS:
+    raise ValueError(f'algorithm={name!r} is unknown; use one of {", ".join(PRESETS)}.')
+  preset = PRESETS[name]
+  config = copy.deepcopy(dict(config))
+  own_objective = config['objective']['name'] in ('', preset.objective)
+  for section, field, value in (
+    ('objective', 'name', preset.objective),
+    ('objective', 'clip_low', preset.clip_low if own_objective else None),
+    ('objective', 'clip_high', preset.clip_high if own_objective else None),
+    ('objective', 'opsm_threshold', preset.opsm_threshold),
+    ('advantage', 'name', preset.advantage),
+    ('advantage', 'costs', preset.costs),
+    ('advantage', 'grouping', preset.grouping),
+    ('advantage', 'clip_scale', preset.clip_scale),
+    ('advantage', 'token_share', preset.token_share),
+    ('selection', 'name', preset.selection),
+    ('selection', 'resample', preset.resample),
+    ('learner', 'order', preset.order),
+  ):
+    if config[section][field] in ('', None):
+      config[section][field] = value
+  return config
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a valid config describes, built."""
+  """What a valid config describes, built.
 
+  Attributes:
+    config: resolved, see `resolve`.
+    task, team, reward, sharing: of its sections.
+  """
+
+  config: dict[str, Any]
   task: Task
   team: Team
   reward: communication.RewardOptions
+  sharing: Sharing
 
 
 def check(config: Mapping[str, Any]) -> Parts:
@@ -142,11 +202,17 @@ def check(config: Mapping[str, Any]) -> Parts:
     FileNotFoundError: the task's data are not there.
   """
   _check_keys(config, default_config().to_dict())
+  config = resolve(config)
   for field, known in (
-    ('budget.mode', budgets.MODES),
     ('advantage.grouping', advantages.GROUPINGS),
-    ('advantage.normalize', advantages.NORMALIZATIONS),
-    ('objective.name', tuple(OBJECTIVES)),
+    ('advantage.name', tuple(advantages.ADVANTAGES)),
+    ('advantage.costs', advantages.COSTS),
+    ('advantage.clip_scale', CLIP_SCALES),
+    ('selection.name', tuple(SELECTIONS)),
+    ('objective.name', tuple(objectives.OBJECTIVES)),
+    ('objective.ratio_span', RATIO_SPANS),
+    ('objective.kl_estimator', tuple(kl.LOSS_ESTIMATORS)),
+    ('learner.order', ORDERS),
     ('learner.schedule', SCHEDULES),
     ('learner.old_logprobs', OLD_LOGPROBS),
     ('evaluation.split', SPLITS),
@@ -162,6 +228,7 @@ def check(config: Mapping[str, Any]) -> Parts:
     ('model.lora_rank', 0),
     ('rollout.questions', 1),
     ('rollout.samples', 1),
+    ('selection.resample', 0),
     ('sampler.row_tokens', 16),
     ('sampler.prefill_rows', 1),
     ('learner.minibatches', 1),
@@ -188,15 +255,11 @@ def check(config: Mapping[str, Any]) -> Parts:
     'learner.learning_rate',
     'learner.grad_clip',
     'warm_start.learning_rate',
-    'budget.eta',
   ):
     value = _get(config, field)
     if value is not None and value <= 0:
       raise ValueError(f'{field}={value} must be positive.')
   for field in (
-    'budget.lambda_tok',
-    'budget.lambda_max',
-    'advantage.std_floor',
     'objective.kl_coef',
     'learner.weight_decay',
     'evaluation.temperature',
@@ -204,9 +267,6 @@ def check(config: Mapping[str, Any]) -> Parts:
     if _get(config, field) < 0:
       raise ValueError(f'{field}={_get(config, field)} is negative.')
   for field in (
-    'budget.floor',
-    'budget.floor_of_best',
-    'budget.accuracy_decay',
     'warm_start.silence_probability',
     'warm_start.terse_probability',
   ):
@@ -222,11 +282,16 @@ def check(config: Mapping[str, Any]) -> Parts:
   check_spec(config['model']['source'])
 
   team = make_team(config['team'])
+  _check_algorithm(config, team)
   options = communication.RewardOptions(**config['reward'])
-  lambda_max = _get(config, 'budget.lambda_tok')
-  if config['budget']['mode'] == 'accuracy_floor':
-    lambda_max = max(lambda_max, config['budget']['lambda_max'])
-  communication.check_bound(options, lambda_max, team)
+  budget = budgets.BudgetOptions(**config['budget'])
+  communication.check_bound(
+    options,
+    budget.highest_lambda_tok,
+    team,
+    lambda_message_max=budget.highest_lambda_message,
+    message_limit=budget.message_limit,
+  )
   task = make_task(config['task']['name'], **config['task']['options'])
   for split in ('train', config['evaluation']['split']):
     holders = len(task.questions(split)[0].notes)
@@ -236,7 +301,42 @@ def check(config: Mapping[str, Any]) -> Parts:
         f'{team.num_agents}.'
       )
   _check_warm_start(config, task)
-  return Parts(task=task, team=team, reward=options)
+  available = len(task.questions('train'))
+  if config['rollout']['questions'] > available:
+    raise ValueError(
+      f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
+      f'questions of task {task.name!r}.'
+    )
+  sharing = make_sharing(
+    config['policy'],
+    team.names,
+    lora_rank=config['model']['lora_rank'],
+    learning_rate=config['learner']['learning_rate'],
+  )
+  return Parts(config=config, task=task, team=team, reward=options, sharing=sharing)
+
+
+def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
+  learner.make_objective(config['objective'], team)
+  name, given = config['advantage']['name'], config['advantage']['options']
+  known = advantages.options_of(name)
+  for option, value in given.items():
+    if option not in known:
+      raise ValueError(
+        f'advantage.options.{option} is unknown; {name!r} takes {", ".join(known) or "none"}.'
+      )
+    if isinstance(value, bool) != isinstance(known[option], bool) or isinstance(value, str):
+      raise ValueError(f'advantage.options.{option}={value!r}: its default is {known[option]!r}.')
+  share = config['advantage']['token_share']
+  if not 0 < share <= 1:
+    raise ValueError(f'advantage.token_share={share} must be above 0 and at most 1.')
+  if share < 1 and not config['learner']['entropy']:
+    raise ValueError(
+      f'advantage.token_share={share} chooses tokens by entropy: set learner.entropy=True.'
+    )
+  threshold = config['objective']['opsm_threshold']
+  if threshold is not None and threshold < 0:
+    raise ValueError(f'objective.opsm_threshold={threshold} is negative.')
 
 
 def _check_warm_start(config: Mapping[str, Any], task: Task) -> None:
@@ -280,7 +380,7 @@ def _check_keys(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str
     if isinstance(default, Mapping):
       if not isinstance(value, Mapping):
         raise ValueError(f'{where} must be a section of fields.')
-      if f'{prefix}{key}' not in ('task.options', 'team.roles'):
+      if f'{prefix}{key}' not in _FREE_FORM:
         _check_keys(value, default, f'{prefix}{key}.')
       continue
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -138,8 +138,12 @@ class TrainBatch:
     loss_message: int32 `[R, L]`, message slot of the row, `0 .. S-1`.
     loss_mask: float32 `[R, L]`, 1 for a loss token, 0 for padding.
     old_logprobs: float32 `[R, L]`, at the rollout's temperature.
-    advantages: float32 `[R, S]`.
+    message: int32 `[R, S]`, which of the messages that were packed stands in a slot.
     message_mask: float32 `[R, S]`, 1 for a message, 0 for padding.
+    advantages: float32 `[R, S]`.
+    clip_scale: float32 `[R, S]`, factor of a message's own clip range; None is 1.
+    span_log_ratio, span_share: float32 `[R, S]`, see `algorithms.packed.PackedTokens`; None
+      where a message is a sequence of its own.
   """
 
   tokens: chex.Array
@@ -151,5 +155,9 @@ class TrainBatch:
   loss_message: chex.Array
   loss_mask: chex.Array
   old_logprobs: chex.Array
-  advantages: chex.Array
+  message: chex.Array
   message_mask: chex.Array
+  advantages: chex.Array
+  clip_scale: chex.Array | None = None
+  span_log_ratio: chex.Array | None = None
+  span_share: chex.Array | None = None

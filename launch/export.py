@@ -37,7 +37,7 @@ def main() -> None:
 
   folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
   config = checkpoint.saved_config(folder)
-  setup = setup_lib.build(config, config_lib.check(config))
+  setup = setup_lib.build(config_lib.check(config))
   params, step = checkpoint.restore_params(folder, config, setup.params)
   adapter = _adapter(setup, _AGENT.value)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
@@ -48,9 +48,7 @@ def main() -> None:
 
 def _adapter(setup, agent: str | None) -> int:
   """Index of the adapter to write, -1 for none."""
-  from agent_gspo.teams.sharing import Sharing
-
-  adapters = getattr(setup, 'sharing', Sharing()).adapters
+  adapters = setup.sharing.adapters
   known = ', '.join(setup.team.names)
   if adapters is None:
     if agent:
@@ -74,7 +72,10 @@ def _write_peft(setup, params, out: str) -> None:
   kind, _, base = setup.source.partition(':')
   if kind != 'hf':
     base = str(pathlib.Path(out) / 'base')
-  peft.export_peft(setup.model.config, params, out, base.partition('@')[0])
+  revision = None
+  if kind == 'hf' and not pathlib.Path(base).is_dir():
+    base, _, revision = base.partition('@')
+  peft.export_peft(setup.model.config, params, out, base, revision)
   if kind != 'hf':
     config = setup.model.config.without_adapters()
     hf.export_hf(config, lora.one_adapter(params, -1), base, setup.tokenizer)

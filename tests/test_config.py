@@ -96,7 +96,7 @@ def test_configs_of_the_repository_are_valid(file):
     # Values.
     ({'budget__mode': 'free'}, r"budget.mode='free' is unknown; use one of fixed, accuracy_floor"),
     ({'advantage__grouping': 'x'}, r"advantage.grouping='x' is unknown; use one of question"),
-    ({'advantage__normalize': 'x'}, r"advantage.normalize='x' is unknown; use one of"),
+    ({'advantage__name': 'x'}, r"advantage.name='x' is unknown; use one of"),
     ({'objective__name': 'ppo'}, r"objective.name='ppo' is unknown; use one of"),
     ({'learner__schedule': 'x'}, r"learner.schedule='x' is unknown; use one of constant"),
     ({'learner__old_logprobs': 'x'}, r"learner.old_logprobs='x' is unknown"),
@@ -170,14 +170,14 @@ def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatc
     config_lib.check(changed())
   config = changed(warm_start__steps=0)
   with pytest.raises(ValueError, match=r"'random:micro' needs a task with a vocabulary of its own"):
-    setup_lib.build(config, config_lib.check(config))
+    setup_lib.build(config_lib.check(config))
 
 
 # What only the model can tell.
 
 
 def build(config):
-  return setup_lib.build(config, config_lib.check(config))
+  return setup_lib.build(config_lib.check(config))
 
 
 @pytest.mark.parametrize('rounds', [1, 2])

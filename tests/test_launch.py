@@ -128,8 +128,9 @@ def outcomes() -> dict[str, list]:
   shape = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
   hf.export_hf(shape, init_params(shape, jax.random.key(0)), folder / 'model', many)
   optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
-  other = checkpoint.Checkpoints(folder / 'other' / 'checkpoints', micro_run.get_config().to_dict())
-  other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, 0.0, lora=False))
+  config = config_lib.resolve(micro_run.get_config().to_dict())
+  other = checkpoint.Checkpoints(folder / 'other' / 'checkpoints', config)
+  other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, lora=False))
   other.close()
   cases = _cases(folder)
   done = subprocess.run(

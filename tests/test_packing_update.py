@@ -141,7 +141,7 @@ def _updater(config=tiny.CONFIG, kl_coef: float = 0.0):
 
 def _state(config=tiny.CONFIG, params=None):
   params = tiny.params(config) if params is None else params
-  return state_lib.init(params, optax.sgd(1.0), 0.0, lora=config.lora_rank > 0)
+  return state_lib.init(params, optax.sgd(1.0), lora=config.lora_rank > 0)
 
 
 def _params(state):
@@ -238,7 +238,7 @@ def test_shapes_are_static_and_rows_filled_up():
   for rows in (1, 2, 3, 5):
     batches = _pack(rows)
     for batch in batches:
-      assert {x.shape for x in batch.values()} == {(rows, _ROW)}
+      assert {x.shape for x in batch.values() if x is not None} == {(rows, _ROW)}
     assert sum(b.message_mask.sum() for b in batches) == 16
   assert packing.pack_messages([], np.zeros(0), row_tokens=_ROW, rows=2) == []
 
@@ -441,9 +441,7 @@ def test_lora_trains_adapters_towards_the_model_without_them():
 
   np.testing.assert_allclose(metrics['policy/kl'], divergence.mean(), rtol=1e-4)
   assert metrics['policy/kl'] > 1e-2
-  np.testing.assert_allclose(
-    metrics['policy/objective'] - _KL * metrics['policy/kl'], -loss, atol=1e-5
-  )
+  np.testing.assert_allclose(metrics['policy/objective'], -loss, atol=1e-5)
   after, gradient = _params(state), jax.tree.map(np.asarray, gradient)
   is_adapter = lambda path: path[-1].startswith('lora_')
   trained, frozen = _split(after, is_adapter)

@@ -24,6 +24,7 @@ from agent_gspo.reporting import json_lines
 from agent_gspo.training import checkpoint, loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training import step as step_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.update import NonFiniteLossError, Updater
 
@@ -101,7 +102,7 @@ def test_reference_run_is_complete():
 @functools.cache
 def _setup() -> setup_lib.Setup:
   config = micro_run.get_config().to_dict()
-  return setup_lib.build(config, config_lib.check(config))
+  return setup_lib.build(config_lib.check(config))
 
 
 @pytest.fixture
@@ -118,8 +119,9 @@ def compiled(monkeypatch):
     updaters.append(updaters[0] if updaters else Updater(**arguments))
     return updaters[0]
 
-  monkeypatch.setattr(setup_lib, 'build', lambda *_: setup)
-  monkeypatch.setattr(loop, 'Updater', same_updater)
+  again = lambda parts: dataclasses.replace(setup, config=parts.config)
+  monkeypatch.setattr(setup_lib, 'build', again)
+  monkeypatch.setattr(step_lib, 'Updater', same_updater)
   yield
   for name, value in before.items():
     jax.config.update(name, value)
@@ -219,23 +221,24 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   assert saved(tmp_path)[0] == 2
 
   # A loss that is not finite: the last good checkpoint stays, the batch is named.
-  roll_out = loop.Run._roll_out
+  roll_out = step_lib.Trainer.roll_out
 
-  def poisoned(self, state, step, progress):
-    batch, seconds = roll_out(self, state, step, progress)
-    if step == 4:
+  def poisoned(self, state, progress):
+    talk = roll_out(self, state, progress)
+    batch = talk.batch
+    if state.step == 4:
       asked.extend(q.id for q in batch.questions)
       first = batch.messages[0]
       first = dataclasses.replace(first, logprobs=first.logprobs + np.nan)
       batch = dataclasses.replace(batch, messages=(first, *batch.messages[1:]))
-    return batch, seconds
+    return dataclasses.replace(talk, batch=batch)
 
   asked = []
-  monkeypatch.setattr(loop.Run, '_roll_out', poisoned)
-  message = r'of 2 of step 5, questions relay-.*checkpoint 4 is good. Lower learner.learning_rate'
+  monkeypatch.setattr(step_lib.Trainer, 'roll_out', poisoned)
+  message = r'of 2 of step 5, questions relay-.*Lower learner.learning_rate.*checkpoint 4 is good'
   with pytest.raises(NonFiniteLossError, match=message) as raised:
     go()
-  monkeypatch.setattr(loop.Run, '_roll_out', roll_out)
+  monkeypatch.setattr(step_lib.Trainer, 'roll_out', roll_out)
   assert len(asked) == 2
   assert all(question in str(raised.value) for question in asked)
   assert saved(tmp_path)[0] == 4
@@ -288,7 +291,9 @@ def test_interruption_waits_for_the_end_of_a_block():
 def small_state(value: float) -> state_lib.TrainState:
   """A state of three arrays, of which one is frozen."""
   params = {'a': {'lora_a': jnp.full((2, 3), value)}, 'b': {'kernel': jnp.full(4, value)}}
-  return state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1), value, True)
+  return state_lib.init(
+    params, state_lib.make_optimizer(learning_rate=1.0, updates=1), lambda_tok=value, lora=True
+  )
 
 
 def open_checkpoints(folder, keep: int = 1, **sections) -> checkpoint.Checkpoints:
@@ -366,6 +371,6 @@ def test_parameters_for_another_use(tmp_path):
 
 def test_updates_do_not_consume_what_the_state_was_made_of():
   params = {'a': {'kernel': jnp.ones(3)}}
-  state = state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1), 0.0, False)
+  state = state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1))
   jax.tree.leaves(state.trainable)[0].delete()
   assert not params['a']['kernel'].is_deleted()

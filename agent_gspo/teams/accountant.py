@@ -40,6 +40,11 @@ class Ledger:
   num_episodes: int
   agent_names: tuple[str, ...]
 
+  @property
+  def turn(self) -> np.ndarray:
+    """Int `[M]`: place of the message's layer in the conversation; one agent, one message."""
+    return self.round * (self.layer.max(initial=0) + 1) + self.layer
+
   def per_question(self, counts: np.ndarray, where: np.ndarray | None = None) -> float:
     """Mean over episodes of the sum of `counts` `[M]` (over the messages `where`)."""
     chosen = counts if where is None else counts[where]

@@ -39,6 +39,8 @@ def pack_messages(
     (trained is None or agent in trained) and (adapters is None or adapters[agent] >= 0)
   )
   sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and learns(x.agent)]
+  if not sampled:
+    return []
   # The last token is predicted, never read.
   inputs = [messages[m].path[:-1] for m in sampled]
   tree = token_tree.pack(
@@ -60,6 +62,7 @@ def pack_messages(
     'loss_message': np.zeros(shape, np.int32),
     'loss_mask': np.zeros(shape, np.float32),
     'old_logprobs': np.zeros(shape, np.float32),
+    'message': np.zeros(shape, np.int32),
     'advantages': np.zeros(shape, np.float32),
     'message_mask': np.zeros(shape, np.float32),
   }
@@ -75,6 +78,7 @@ def pack_messages(
     batch['loss_message'][row, span] = slot
     batch['loss_mask'][row, span] = 1.0
     batch['old_logprobs'][row, span] = message.logprobs
+    batch['message'][row, slot] = m
     batch['advantages'][row, slot] = advantages[m]
     batch['message_mask'][row, slot] = 1.0
     loss_used[row] += count
@@ -88,6 +92,11 @@ def pack_messages(
 def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
   """Repeats the last row; without loss tokens, so what it holds does not matter."""
   return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
+def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:
+  """Values `[M]` of the messages that were packed, float32 `[R, S]`; 0 in empty slots."""
+  return np.where(batch.message_mask > 0, np.asarray(values)[batch.message], 0).astype(np.float32)
 
 
 def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ModelPolicy
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, RolloutBatch
 
@@ -31,7 +32,7 @@ class Setup:
 
   Attributes:
     config: of the run.
-    task, team, reward: built from it.
+    task, team, reward, sharing: built from it.
     model: the decoder, with adapters if the config asks for them.
     params: where the run starts, before any warm start.
     tokenizer: of the model.
@@ -43,13 +44,16 @@ class Setup:
   task: Task
   team: Team
   reward: RewardOptions
+  sharing: Sharing
   model: Transformer
   params: Params
   tokenizer: Tokenizer
   sampler: Sampler
   source: str
 
-  def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
+  def policy(
+    self, params: Params, *, stream: str, step: int, temperature: float, alone: bool = False
+  ) -> ModelPolicy:
     """The team's voice under some parameters.
 
     Args:
@@ -57,6 +61,7 @@ class Setup:
       stream: which randomness ('train' or 'eval').
       step: finished steps, folded into the keys.
       temperature: of sampling.
+      alone: the deciding agent without its teammates.
     """
     return ModelPolicy(
       sampler=self.sampler,
@@ -64,6 +69,7 @@ class Setup:
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
+      adapters=self.sharing.of_decider() if alone else self.sharing.adapters,
     )
 
   def evaluate(
@@ -93,7 +99,7 @@ class Setup:
       self.task,
       self.tokenizer,
       chosen,
-      self.policy(params, stream='eval', step=0, temperature=options['temperature']),
+      self.policy(params, stream='eval', step=0, temperature=options['temperature'], alone=alone),
       batch_questions=options['batch_questions'],
       progress=progress,
     )
@@ -127,17 +133,17 @@ class Setup:
     return found
 
 
-def build(config: Mapping[str, Any], parts: config_lib.Parts) -> Setup:
+def build(parts: config_lib.Parts) -> Setup:
   """Loads the model that a config asks for.
 
   Args:
-    config: of the run.
-    parts: what `config.check` made of it.
+    parts: what `config.check` made of the config.
 
   Raises:
     ValueError, FileNotFoundError: see `models.load.load_model`; also a prompt that cannot
       fit the model's context or a packed row.
   """
+  config = parts.config
   options = config['model']
   vocabulary = getattr(parts.task, 'vocabulary', None)
   tokenizer = None
@@ -154,6 +160,7 @@ def build(config: Mapping[str, Any], parts: config_lib.Parts) -> Setup:
     remat=options['remat'],
     lora_rank=options['lora_rank'],
     lora_alpha=options['lora_alpha'],
+    num_adapters=parts.sharing.num_adapters,
   )
   params = loaded.params
   if options['lora_rank']:
@@ -163,6 +170,7 @@ def build(config: Mapping[str, Any], parts: config_lib.Parts) -> Setup:
     task=parts.task,
     team=parts.team,
     reward=parts.reward,
+    sharing=parts.sharing,
     model=Transformer(model_config),
     params=params,
     tokenizer=loaded.tokenizer,

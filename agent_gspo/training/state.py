@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms import budgets, selection
 from agent_gspo.models.transformer import Params
 
 Flat = dict[tuple[str, ...], jax.Array]
@@ -28,6 +28,7 @@ class TrainState:
   frozen: flat dict of those that are not (all but the adapters under LoRA).
   opt_state: of the optimiser, for `trainable`.
   budget: state of the token price.
+  selection: what is known of each training question, and how many were drawn.
   """
 
   step: chex.Array
@@ -35,10 +36,16 @@ class TrainState:
   frozen: Any
   opt_state: Any
   budget: budgets.BudgetState
+  selection: selection.SelectionState
 
 
 def init(
-  params: Params, optimizer: optax.GradientTransformation, lambda_tok: float, lora: bool
+  params: Params,
+  optimizer: optax.GradientTransformation,
+  *,
+  lambda_tok: float = 0.0,
+  lora: bool = False,
+  num_questions: int = 1,
 ) -> TrainState:
   """State at step 0.
 
@@ -47,6 +54,7 @@ def init(
     optimizer: see `make_optimizer`.
     lambda_tok: first price of a token.
     lora: train the adapters only.
+    num_questions: of the training split.
   """
   flat = flax.traverse_util.flatten_dict(params)
   trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
@@ -58,6 +66,7 @@ def init(
     frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
     opt_state=optimizer.init(trainable),
     budget=budgets.init(lambda_tok),
+    selection=selection.init(num_questions),
   )
 
 

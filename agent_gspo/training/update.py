@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from agent_gspo.algorithms import kl
+from agent_gspo.algorithms.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_mean
 from agent_gspo.models import token_tree
 from agent_gspo.models.transformer import Transformer
@@ -39,7 +40,10 @@ class Updater:
     objective: what is maximised, from packed tokens.
     optimizer: of the trainable parameters.
     temperature: of the rollout; log-probs are taken at the same one.
-    kl_coef: weight of the k3 penalty towards the reference policy; 0 runs no reference.
+    kl_coef: weight of the penalty towards the reference policy; 0 runs no reference.
+    kl_estimator: of `kl.LOSS_ESTIMATORS`.
+    token_share: share of each micro-batch's tokens that is trained on, see
+      `down_sampling.d3s_token_weights`; needs `entropy` below 1.
     entropy: whether to measure it (one more pass over the logits).
   """
 
@@ -48,6 +52,8 @@ class Updater:
   optimizer: optax.GradientTransformation
   temperature: float
   kl_coef: float = 0.0
+  kl_estimator: str = 'k3'
+  token_share: float = 1.0
   entropy: bool = True
 
   def __post_init__(self):
@@ -141,24 +147,33 @@ class Updater:
   def _objective(self, trainable, frozen, reference, batch: TrainBatch):
     logprobs, entropy = self._token_logprobs(trainable, frozen, batch)
     rows, slots = batch.advantages.shape
+    flat = lambda values: None if values is None else values.reshape(-1)
     x = PackedTokens(
       logprobs=logprobs.reshape(-1),
-      old_logprobs=batch.old_logprobs.reshape(-1),
+      old_logprobs=flat(batch.old_logprobs),
       message_ids=(batch.loss_message + slots * jnp.arange(rows)[:, None]).reshape(-1),
-      token_mask=batch.loss_mask.reshape(-1),
-      advantages=batch.advantages.reshape(-1),
-      message_mask=batch.message_mask.reshape(-1),
+      token_mask=flat(batch.loss_mask),
+      advantages=flat(batch.advantages),
+      message_mask=flat(batch.message_mask),
+      clip_scale=flat(batch.clip_scale),
+      span_log_ratio=flat(batch.span_log_ratio),
+      span_share=flat(batch.span_share),
     )
-    result = self.objective(x)
-    total = result.total
-    sums = self._sums(x, result, entropy)
+    divergence = jnp.float32(0)
     if self.kl_coef:
       reference_logprobs, _ = self._token_logprobs(reference, frozen, batch)
-      divergence = message_mean(kl.k3(x.logprobs, reference_logprobs.reshape(-1)), x)
-      divergence = jnp.sum(divergence * x.message_mask)
-      total -= self.kl_coef * divergence
-      sums['kl'] = jax.lax.stop_gradient(divergence)
-    return -total, sums
+      estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
+      difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
+      x = x.replace(token_penalty=self.kl_coef * difference)
+      divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
+    if self.token_share < 1:
+      weights = d3s_token_weights(
+        x.advantages, entropy.reshape(-1), x.message_ids, x.token_mask, share=self.token_share
+      )
+      x = x.replace(token_weights=weights)
+    result = self.objective(x)
+    sums = self._sums(x, result, entropy) | {'kl': jax.lax.stop_gradient(divergence)}
+    return -result.total, sums
 
   def _accumulate_impl(self, trainable, frozen, reference, totals, batch: TrainBatch):
     grads, sums = jax.grad(self._objective, has_aux=True)(trainable, frozen, reference, batch)
@@ -172,7 +187,7 @@ class Updater:
   def _apply_impl(self, trainable, opt_state, grads, count):
     grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), grads)
     updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
-    return optax.apply_updates(trainable, updates), opt_state, optax.global_norm(grads)
+    return optax.apply_updates(trainable, updates), opt_state, optax.tree.norm(grads)
 
   def _score_impl(self, trainable, frozen, batch):
     return self._token_logprobs(trainable, frozen, batch)[0] * batch.loss_mask
@@ -185,6 +200,7 @@ class Updater:
     sums = {
       'objective': result.total,
       'count': result.count,
+      'messages': jnp.sum(x.message_mask),
       'tokens': tokens.sum(),
       'ratio': result.ratio.sum(),
       'ratio_error_max': jnp.max(jnp.abs(result.ratio - 1.0) * x.message_mask),
@@ -192,7 +208,6 @@ class Updater:
       'entropy': jnp.sum(entropy.reshape(-1) * tokens),
       'gap': gap.sum(),
       'gap_max': gap.max(),
-      'kl': jnp.float32(0),
     }
     for low, high in _length_ranges():
       inside = x.message_mask * (length >= low) * (length < high)
@@ -201,15 +216,24 @@ class Updater:
     return jax.tree.map(jax.lax.stop_gradient, sums)
 
   def _no_sums(self) -> Sums:
-    names = ('objective', 'count', 'tokens', 'ratio', 'ratio_error_max', 'clipped', 'entropy')
+    names = (
+      'objective',
+      'count',
+      'messages',
+      'tokens',
+      'ratio',
+      'ratio_error_max',
+      'clipped',
+      'entropy',
+    )
     names += ('gap', 'gap_max', 'kl')
     names += tuple(f'{kind}_{low}' for low in LENGTH_BUCKETS for kind in ('clipped', 'count'))
     return {name: jnp.float32(0) for name in names}
 
   def _metrics(self, sums: dict[str, float], grad_norm: float) -> dict[str, float]:
-    count, tokens = max(sums['count'], 1.0), max(sums['tokens'], 1.0)
+    count, tokens = max(sums['messages'], 1.0), max(sums['tokens'], 1.0)
     metrics: dict[str, Any] = {
-      'policy/objective': sums['objective'] / count,
+      'policy/objective': sums['objective'] / max(sums['count'], 1.0),
       'policy/ratio_mean': sums['ratio'] / count,
       'policy/ratio_error_max': sums['ratio_error_max'],
       'policy/clip_fraction': sums['clipped'] / count,

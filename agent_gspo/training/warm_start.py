@@ -7,14 +7,17 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.traverse_util
 import numpy as np
 
 from agent_gspo.algorithms import objectives
+from agent_gspo.models import lora
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
 from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
@@ -27,6 +30,7 @@ def warm_start(
   task: Task,
   team: Team,
   tokenizer: Tokenizer,
+  sharing: Sharing,
   config: Mapping[str, Any],
   progress: Callable[[int, float], None],
 ) -> Params:
@@ -41,7 +45,9 @@ def warm_start(
     task: must have `scripted_turn`.
     team: its roles and topology.
     tokenizer: of the policy.
-    config: of the run; with `model.lora_rank` only the adapters are trained.
+    sharing: whose adapters are whose.
+    config: of the run. Of a pretrained model with adapters these alone are trained; of one
+      from scratch all but them, so that it is the base that they adapt.
     progress: called with (finished steps, mean log-prob a token).
 
   Raises:
@@ -54,8 +60,14 @@ def warm_start(
     schedule='cosine',
     warmup_updates=max(options['steps'] // 20, 1),
   )
+  adapted, aside = config['model']['lora_rank'] > 0, {}
+  if adapted and config['model']['source'].startswith('random:'):
+    flat = flax.traverse_util.flatten_dict(params)
+    aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
+    params, adapted = lora.one_adapter(params, -1), False
+    model = Transformer(model.config.without_adapters())
   updater = Updater(model, objectives.imitation, optimizer, temperature=1.0, entropy=False)
-  state = state_lib.init(params, optimizer, 0.0, lora=config['model']['lora_rank'] > 0)
+  state = state_lib.init(params, optimizer, lora=adapted)
   questions = task.questions('train')
   order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))
   for step in range(options['steps']):
@@ -68,6 +80,7 @@ def warm_start(
       np.zeros(len(spoken.messages)),
       row_tokens=config['learner']['row_tokens'],
       rows=config['learner']['rows'],
+      adapters=sharing.adapters if adapted else None,
     )
     try:
       state, metrics = updater.minibatch(state, micro_batches)
@@ -76,7 +89,7 @@ def warm_start(
         f'{error} in step {step + 1} of the warm start. Lower warm_start.learning_rate.'
       ) from None
     progress(step + 1, metrics['policy/objective'])
-  return state_lib.merge(state.trainable, state.frozen)
+  return state_lib.merge({**state.trainable, **aside}, state.frozen)
 
 
 def _speak(task: Task, options: Mapping[str, Any], rng: random.Random, turn: Turn) -> str:

@@ -1,0 +1,79 @@
+"""Named algorithms: which objective, advantage, groups and order of questions go together.
+
+What `config.algorithm` stands for. Each is the paper's own combination; 'agent_gspo' is this
+project's. A config field that is set wins over the preset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+  """Attributes:
+  paper: arXiv id.
+  objective: of `objectives.OBJECTIVES`.
+  advantage: of `advantages.ADVANTAGES`.
+  costs: whether the estimator sees the price, of `advantages.COSTS`.
+  grouping: whose rewards are compared, of `groups.GROUPINGS`.
+  selection: which questions come next, of `selection.SELECTIONS`.
+  order: of the mini-batches, see `learner.order` of the config.
+  clip_low, clip_high: where they are not the objective's own.
+  opsm_threshold: of `masks.opsm`, None for no mask.
+  clip_scale: a message's own clip range, 'none' or 'etr'.
+  token_share: share of tokens kept by `down_sampling.d3s_token_weights`, 1 for all.
+  resample: rollouts at most to replace questions without task-score variance (DAPO).
+  """
+
+  paper: str
+  objective: str = 'grpo'
+  advantage: str = 'group_std'
+  costs: str = 'inside'
+  grouping: str = 'question'
+  selection: str = 'uniform'
+  order: str = 'shuffled'
+  clip_low: float | None = None
+  clip_high: float | None = None
+  opsm_threshold: float | None = None
+  clip_scale: str = 'none'
+  token_share: float = 1.0
+  resample: int = 0
+
+
+PRESETS: dict[str, Preset] = {
+  'agent_gspo': Preset('2510.22477', 'gspo', 'per_component', costs='apart'),
+  'gspo': Preset('2507.18071', 'gspo'),
+  'gspo_token': Preset('2507.18071', 'gspo_token'),
+  'luspo': Preset('2602.05261', 'luspo'),
+  'grpo': Preset('2402.03300'),
+  'dr_grpo': Preset('2503.20783', 'dr_grpo', 'group_mean'),
+  'dapo': Preset('2503.14476', 'dapo', resample=3),
+  'cispo': Preset('2506.13585', 'cispo'),
+  'gmpo': Preset('2507.20673', 'gmpo'),
+  'sapo': Preset('2511.20347', 'sapo'),
+  'opsm': Preset('DeepSeek-V3.2', opsm_threshold=0.5),
+  'rloo': Preset('2402.14740', 'reinforce', 'rloo'),
+  'reinforce_pp': Preset('2501.03262', advantage='reinforce_pp'),
+  'reinforce_pp_baseline': Preset('2501.03262', advantage='reinforce_pp_baseline'),
+  'seeupo': Preset('2602.06554', 'gspo', 'seeupo', order='reverse_turns'),
+  'gdpo': Preset('2601.05242', advantage='per_component', costs='apart'),
+  'dr_mas': Preset('2602.08847', grouping='question_agent'),
+  'at_grpo': Preset('2510.11062', grouping='question_turn_agent'),
+  'public_baseline': Preset('AdvEvo-MARL', advantage='public_baseline'),
+  'mars': Preset('MARS', advantage='agent_turn'),
+  'gigpo': Preset('2505.10978', advantage='gigpo'),
+  'hgpo': Preset('2602.22817', advantage='hgpo'),
+  'mc_grpo': Preset('2601.22582', advantage='mc_grpo'),
+  'ngrpo': Preset('2509.18851', advantage='ngrpo', clip_low=0.16, clip_high=0.24),
+  'a_grae': Preset('2602.05548', advantage='a_grae'),
+  'opo': Preset('2505.23585', advantage='opo'),
+  'spo_single': Preset('2509.13232', advantage='spo_single', selection='spo'),
+  'vade': Preset('2511.18902', selection='vade'),
+  'etr': Preset('2601.03723', clip_scale='etr'),
+  'd3s': Preset('2509.22115', advantage='d3s', token_share=0.5),
+  'salt': Preset('2510.20022', advantage='salt'),
+  'counterfactual': Preset(
+    'ours', 'gspo', 'counterfactual', costs='apart', grouping='question_turn_agent'
+  ),
+}

@@ -1,0 +1,56 @@
+"""Rollouts put together and taken apart, question by question."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent_gspo.types import RolloutBatch
+
+
+def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+  """One rollout of all questions, in the order given; all of one team."""
+  questions, episodes, messages = [], [], []
+  for batch in batches:
+    messages += [dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages]
+    episodes += [
+      dataclasses.replace(e, question=e.question + len(questions)) for e in batch.episodes
+    ]
+    questions += batch.questions
+  return RolloutBatch(
+    questions=tuple(questions),
+    episodes=tuple(episodes),
+    messages=tuple(messages),
+    agent_names=batches[0].agent_names,
+  )
+
+
+def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
+  """The rollout of some of its questions, in the order given."""
+  place = {int(q): i for i, q in enumerate(questions)}
+  kept = [e for e, episode in enumerate(batch.episodes) if episode.question in place]
+  kept.sort(key=lambda e: place[batch.episodes[e].question])
+  number = {e: i for i, e in enumerate(kept)}
+  return RolloutBatch(
+    questions=tuple(batch.questions[q] for q in place),
+    episodes=tuple(
+      dataclasses.replace(batch.episodes[e], question=place[batch.episodes[e].question])
+      for e in kept
+    ),
+    messages=tuple(
+      dataclasses.replace(m, episode=number[m.episode])
+      for m in batch.messages
+      if m.episode in number
+    ),
+    agent_names=batch.agent_names,
+  )
+
+
+def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
+  """Float `[E]` task scores and int `[E]` questions of the episodes."""
+  return (
+    np.asarray([e.task_score for e in batch.episodes], float),
+    np.asarray([e.question for e in batch.episodes]),
+  )

@@ -1,0 +1,178 @@
+"""The optimiser steps on one rollout: mini-batches, their order, spans and what they lead to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.algorithms import objectives, seeupo, spans
+from agent_gspo.teams.accountant import Ledger
+from agent_gspo.teams.team import Team
+from agent_gspo.training import packing
+from agent_gspo.training.state import Flat, TrainState
+from agent_gspo.training.update import Updater
+from agent_gspo.types import Message, TrainBatch
+
+
+def make_objective(
+  options: Mapping[str, Any], team: Team
+) -> Callable[[objectives.PackedTokens], objectives.Objective]:
+  """The objective that the config's section `objective` describes.
+
+  Raises:
+    ValueError: an option that the objective does not take, or a span that it cannot have.
+  """
+  name = options['name']
+  given = {k: options[k] for k in ('clip_low', 'clip_high') if options[k] is not None}
+  given |= options['options']
+  spec = objectives.OBJECTIVES[name]
+  if 'max_length' in spec.options:
+    given.setdefault('max_length', float(team.max_message_tokens))
+  if options['ratio_span'] != 'message' and not spec.spans:
+    raise ValueError(
+      f'objective.ratio_span={options["ratio_span"]!r}: {name!r} takes messages only.'
+    )
+  return objectives.make(name, opsm_threshold=options['opsm_threshold'], **given)
+
+
+def updates_a_step(config: Mapping[str, Any], team: Team) -> int:
+  """Optimiser steps a rollout leads to."""
+  parts = len(team.turns) if config['learner']['order'] == 'reverse_turns' else 1
+  return parts * config['learner']['minibatches']
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+  """What the messages of a rollout are trained with.
+
+  Attributes:
+    messages: `M`.
+    ledger: their counts.
+    advantages: float32 `[M]`.
+    kept: bool `[M]`, those that are trained on at all.
+    clip_scale: float32 `[M]`, factor of a message's own clip range.
+  """
+
+  messages: Sequence[Message]
+  ledger: Ledger
+  advantages: np.ndarray
+  kept: np.ndarray
+  clip_scale: np.ndarray
+
+
+class Learner:
+  """Cuts a lesson into mini-batches and takes an optimiser step on each.
+
+  Args:
+    config: resolved, of the run.
+    updater: of the model, objective and optimiser.
+    adapters: the adapter of each agent, None for one policy.
+    trained: agents that learn, None for all.
+  """
+
+  def __init__(
+    self,
+    config: Mapping[str, Any],
+    updater: Updater,
+    adapters: Sequence[int] | None = None,
+    trained: frozenset[int] | None = None,
+  ):
+    self.options, self.seed = config['learner'], config['seed']
+    self.ratio_span = config['objective']['ratio_span']
+    self.updater = updater
+    self._pack = functools.partial(
+      packing.pack_messages,
+      row_tokens=self.options['row_tokens'],
+      rows=self.options['rows'],
+      adapters=adapters,
+      trained=trained,
+    )
+
+  def learn(
+    self, state: TrainState, step: int, lesson: Lesson, reference: Flat | None
+  ) -> Iterator[tuple[TrainState, dict[str, float], list[TrainBatch]]]:
+    """Yields the state, the metrics and the micro-batches after each mini-batch.
+
+    Args:
+      state: consumed.
+      step: finished training steps, which the order of questions depends on.
+      lesson: of the rollout.
+      reference: of the KL penalty, see `Updater.minibatch`.
+
+    Raises:
+      NonFiniteLossError: see `Updater.minibatch`.
+    """
+    backwards = self.options['order'] == 'reverse_turns'
+    ledger = lesson.ledger
+    ratio = np.ones(len(lesson.messages))  # new / old of the turns that were updated so far
+    for part, batches in self._minibatches(state, step, lesson):
+      advantages = lesson.advantages
+      if backwards:
+        advantages = advantages * seeupo.seeupo_multipliers(ratio, ledger.episode, ledger.turn)
+      batches = [
+        b.replace(
+          advantages=packing.by_slot(advantages[part], b),
+          clip_scale=packing.by_slot(lesson.clip_scale[part], b),
+        )
+        for b in batches
+      ]
+      if self.ratio_span != 'message':
+        batches = self._with_spans(state, ledger, part, batches)
+      state, metrics = self.updater.minibatch(state, batches, reference)
+      if backwards:
+        total, tokens = self._log_ratios(state, batches, len(part))
+        ratio[part] = np.exp(total / np.maximum(tokens, 1))
+      yield state, metrics, batches
+
+  def _minibatches(
+    self, state: TrainState, step: int, lesson: Lesson
+  ) -> list[tuple[np.ndarray, list[TrainBatch]]]:
+    """Messages of each mini-batch and their packed rows, all packed before the first update."""
+    found = []
+    for part in self._parts(step, lesson):
+      messages = [lesson.messages[m] for m in part]
+      if batches := self._pack(messages, lesson.advantages[part]):
+        found.append((part, batches))
+    if self.options['old_logprobs'] == 'trainer':
+      found = [(part, self.updater.score(state, batches)) for part, batches in found]
+    return found
+
+  def _parts(self, step: int, lesson: Lesson) -> Iterator[np.ndarray]:
+    """Indices of the messages of each mini-batch: cut between questions, and between turns."""
+    ledger = lesson.ledger
+    questions = np.random.default_rng((self.seed, 2, step)).permutation(ledger.question.max() + 1)
+    turns = [None]
+    if self.options['order'] == 'reverse_turns':
+      turns = np.unique(ledger.turn)[::-1]
+    for turn in turns:
+      inside = lesson.kept if turn is None else lesson.kept & (ledger.turn == turn)
+      for some in np.array_split(questions, self.options['minibatches']):
+        yield np.flatnonzero(inside & np.isin(ledger.question, some))
+
+  def _with_spans(
+    self, state: TrainState, ledger: Ledger, part: np.ndarray, batches: list[TrainBatch]
+  ) -> list[TrainBatch]:
+    """The batches with the ratio of each message's span under `state`."""
+    total, tokens = self._log_ratios(state, batches, len(part))
+    ids = spans.span_ids(self.ratio_span, ledger.episode[part], ledger.agent[part])
+    log_ratio, share = spans.span_statistics(total, tokens, ids)
+    return [
+      b.replace(span_log_ratio=packing.by_slot(log_ratio, b), span_share=packing.by_slot(share, b))
+      for b in batches
+    ]
+
+  def _log_ratios(
+    self, state: TrainState, batches: list[TrainBatch], count: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Sum of `log pi - log pi_old` and tokens of each of `count` messages, float64 `[count]`."""
+    total, tokens = np.zeros(count), np.zeros(count)
+    for new, old in zip(self.updater.score(state, batches), batches, strict=True):
+      difference = (new.old_logprobs - old.old_logprobs) * old.loss_mask
+      message = np.take_along_axis(old.message, old.loss_message, axis=1)
+      np.add.at(total, message, difference)
+      np.add.at(tokens, message, old.loss_mask)
+    return total, tokens

@@ -1,0 +1,277 @@
+"""From a rollout to optimiser steps: every algorithm, the order of mini-batches, spans, resampling.
+
+The model is replaced by arithmetic: what is tested is which message is trained when, and with
+what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import optax
+import pytest
+
+from agent_gspo import config as config_lib
+from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.models import presets as model_presets
+from agent_gspo.models.tokenizer import word_level
+from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.sampling.sampler import Samples
+from agent_gspo.teams import accountant
+from agent_gspo.training import learner as learner_lib
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.training import step as step_lib
+from agent_gspo.training.update import Updater
+
+
+def _config(**values):
+  config = micro_run.get_config().to_dict()
+  config['rollout'] |= {'questions': 4, 'samples': 4}
+  config['warm_start']['steps'] = 0
+  config['model']['lora_rank'] = 2
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  return config
+
+
+class _Policy:
+  """Random words, half of the messages silent; the answer is right every other time."""
+
+  def __init__(self, tokenizer, step):
+    self.tokenizer, self.rng = tokenizer, np.random.default_rng(step)
+
+  def __call__(self, turns):
+    ids = []
+    for turn in turns:
+      words = self.rng.integers(5, 12, self.rng.integers(0, 3)).tolist()
+      if turn.agent == 2 and self.rng.random() < 0.5:
+        words = self.tokenizer.encode(turn.question.answer)
+      ids.append(np.asarray([*words, self.tokenizer.eos_id], np.int32))
+    logprobs = [-self.rng.random(len(i)).astype(np.float32) for i in ids]
+    return Samples(
+      token_ids=ids, logprobs=logprobs, ended=np.ones(len(ids), bool), prefill_positions=0
+    )
+
+
+class _Progress:
+  def phase(self, *unused):
+    pass
+
+
+class _Setup(setup_lib.Setup):
+  def policy(self, params, *, stream, step, temperature, alone=False):
+    return _Policy(self.tokenizer, step)
+
+
+def _setup(**values) -> setup_lib.Setup:
+  parts = config_lib.check(_config(**values))
+  return _Setup(
+    config=parts.config,
+    task=parts.task,
+    team=parts.team,
+    reward=parts.reward,
+    sharing=parts.sharing,
+    model=None,
+    params={'a': {'lora_b': jnp.zeros(2)}},
+    tokenizer=word_level(setup_lib._with_prompt_words(parts.task.vocabulary(), parts.team)),
+    sampler=None,
+    source='',
+  )
+
+
+class _Updater:
+  """Each optimiser step moves all log-probs of trained tokens by `move`."""
+
+  def __init__(self, move: float = 0.1):
+    self.move, self.done, self.seen = move, 0, []
+
+  def minibatch(self, state, batches, reference=None):
+    self.seen.append(batches)
+    self.done += 1
+    metrics = {k: 1.0 for k in ('ratio_mean', 'ratio_error_max', 'logprob_gap_mean', 'grad_norm')}
+    metrics |= {'logprob_gap_max': 1.0, 'clip_fraction': 0.0}
+    return state, {f'policy/{k}': v for k, v in metrics.items()}
+
+  def score(self, state, batches):
+    return [
+      b.replace(old_logprobs=(b.old_logprobs + self.done * self.move) * b.loss_mask)
+      for b in batches
+    ]
+
+
+def _trainer(updater=None, **values):
+  trainer = step_lib.Trainer(_setup(**values))
+  trainer.learner.updater = updater or _Updater()
+  return trainer
+
+
+def _step(trainer):
+  state = trainer.init(trainer.setup.params)
+  talk = trainer.roll_out(state, _Progress())
+  return trainer.learn(state, talk, None, _Progress()), talk
+
+
+@pytest.mark.parametrize('algorithm', PRESETS)
+def test_every_algorithm_takes_a_step(algorithm):
+  trainer = _trainer(algorithm=algorithm, budget__lambda_tok=0.01)
+  outcome, talk = _step(trainer)
+  assert int(outcome.state.step) == 1
+  assert np.isfinite(outcome.advantages).all()
+  assert np.abs(outcome.advantages).max() > 0
+  assert all(np.isfinite(v) for v in outcome.metrics.values())
+  assert len(talk.batch.questions) == 4
+  trained = [b for step in trainer.learner.updater.seen for b in step]
+  assert sum(b.message_mask.sum() for b in trained) == pytest.approx(
+    outcome.metrics['advantage/kept'] * len(talk.batch.messages)
+  )
+
+
+@pytest.mark.parametrize('name', ['gspo', 'sapo', 'dr_grpo'])
+@pytest.mark.parametrize('span', ['message', 'episode'])
+def test_objectives_fit_the_update(name, span):
+  """Traced, not compiled: shapes and options of the real update."""
+  setup = _setup(algorithm=name, objective__ratio_span=span, advantage__token_share=0.5)
+  model_config = model_presets.PRESETS['micro'].replace(vocab_size=30)
+  model = Transformer(model_config)
+  updater = Updater(
+    model,
+    learner_lib.make_objective(setup.config['objective'], setup.team),
+    optax.sgd(1.0),
+    temperature=1.0,
+    token_share=0.5,
+  )
+  trainer = _trainer(algorithm=name, objective__ratio_span=span)
+  _step(trainer)
+  (batch, *_), *_ = trainer.learner.updater.seen
+  assert (batch.span_share is None) == (span == 'message')
+  params = jax.eval_shape(lambda: init_params(model_config, jax.random.key(0)))
+  state = jax.eval_shape(lambda p: state_lib.init(p, optax.sgd(1.0)), params)
+  gradient, sums = jax.eval_shape(
+    jax.grad(updater._objective, has_aux=True), state.trainable, {}, None, batch
+  )
+  assert set(gradient) == set(state.trainable)
+  assert sums['objective'].shape == ()
+
+
+def test_a_preset_gives_way_to_what_is_set():
+  resolved = config_lib.resolve(_config(algorithm='ngrpo', advantage__costs='apart'))
+  assert resolved['advantage']['name'] == 'ngrpo'
+  assert resolved['advantage']['costs'] == 'apart'
+  assert resolved['objective']['clip_low'] == 0.16
+  other = config_lib.resolve(_config(algorithm='ngrpo', objective__name='sapo'))
+  assert other['objective']['clip_low'] is None  # of another objective than the preset's
+
+
+def _messages_of(batches):
+  return np.concatenate([b.message[b.message_mask > 0] for b in batches])
+
+
+def test_minibatches_part_the_messages():
+  trainer = _trainer(learner__minibatches=3)
+  outcome, _talk = _step(trainer)
+  seen = trainer.learner.updater.seen
+  assert len(seen) == 3
+  # A message's slot carries its own advantage, whatever the order of packing.
+  expected = np.sort(outcome.advantages)
+  found = np.sort(np.concatenate([b.advantages[b.message_mask > 0] for s in seen for b in s]))
+  np.testing.assert_allclose(found, expected)
+
+
+def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others():
+  trainer = _trainer(_Updater(move=0.1), algorithm='seeupo', learner__minibatches=1)
+  outcome, talk = _step(trainer)
+  seen = trainer.learner.updater.seen
+  ledger = accountant.ledger(talk.batch)
+  last = np.flatnonzero(ledger.turn == ledger.turn.max())
+  assert len(seen) == 2  # informants and solver
+  assert sum(b.message_mask.sum() for b in seen[0]) == len(last)
+  solver = np.sort(np.concatenate([b.advantages[b.message_mask > 0] for b in seen[0]]))
+  np.testing.assert_allclose(solver, np.sort(outcome.advantages[last]), rtol=1e-6)
+  informants = np.concatenate([b.advantages[b.message_mask > 0] for b in seen[1]])
+  # Every token of the solver went up by 0.1 nats, so its ratio is e^0.1.
+  first = np.flatnonzero(ledger.turn == 0)
+  expected = outcome.advantages[first] * np.exp(0.1)
+  np.testing.assert_allclose(np.sort(informants), np.sort(expected), rtol=1e-5)
+
+
+def test_an_episode_is_one_sequence():
+  trainer = _trainer(_Updater(move=0.1), objective__ratio_span='episode', learner__minibatches=2)
+  _step(trainer)
+  first, second = trainer.learner.updater.seen
+  for batches, moved in ((first, 0.0), (second, 0.1)):
+    inside = np.concatenate([b.message_mask.reshape(-1) for b in batches]) > 0
+    ratio = np.concatenate([b.span_log_ratio.reshape(-1) for b in batches])[inside]
+    share = np.concatenate([b.span_share.reshape(-1) for b in batches])[inside]
+    np.testing.assert_allclose(ratio, moved, atol=1e-6)
+    assert share.sum() == pytest.approx(8)  # 2 questions of 4 episodes
+    assert share.max() < 1
+
+
+def test_old_logprobs_of_the_trainer_are_taken_before_the_first_update():
+  sampled = _trainer(_Updater(move=1.0))
+  rescored = _trainer(_Updater(move=1.0), learner__old_logprobs='trainer')
+  for trainer in (sampled, rescored):
+    _step(trainer)
+  for a, b in zip(sampled.learner.updater.seen, rescored.learner.updater.seen, strict=True):
+    for x, y in zip(a, b, strict=True):
+      np.testing.assert_allclose(x.old_logprobs, y.old_logprobs)  # no step was done yet
+
+
+def test_dropped_messages_are_not_trained():
+  trainer = _trainer(algorithm='d3s')
+  outcome, _talk = _step(trainer)
+  assert 0.3 < outcome.metrics['advantage/kept'] < 0.7
+
+
+def test_tied_questions_make_room_for_others():
+  plain = _trainer(selection__resample=0)
+  _, talk = _step(plain)
+  picky = _trainer(selection__resample=5)
+  outcome, chosen = _step(picky)
+  assert len(chosen.batch.questions) == len(talk.batch.questions) == 4
+  assert outcome.metrics['selection/questions_asked'] >= 4
+  assert int(outcome.state.selection.drawn) == chosen.asked
+  scores = np.asarray([e.task_score for e in chosen.batch.episodes]).reshape(4, 4)
+  assert (scores.max(axis=1) > scores.min(axis=1)).all()
+  ids = [q.id for q in chosen.batch.questions]
+  assert [plain.questions[int(i)].id for i in chosen.places] == ids
+
+
+def test_choice_of_questions_depends_on_the_state_alone():
+  trainer = _trainer(selection__name='vade')
+  state = trainer.init(trainer.setup.params)
+  first = trainer.roll_out(state, _Progress())
+  again = trainer.roll_out(state, _Progress())
+  assert [q.id for q in first.batch.questions] == [q.id for q in again.batch.questions]
+  after = trainer.learn(state, first, None, _Progress()).state
+  evidence = np.asarray(after.selection.posterior.a + after.selection.posterior.b)
+  assert (evidence[first.places] > 2.5).all()  # four episodes were seen
+
+
+def test_frozen_agents_are_not_packed():
+  trainer = _trainer(policy__sharing='mix', policy__frozen=('solver',))
+  _outcome, talk = _step(trainer)
+  total = sum(b.message_mask.sum() for s in trainer.learner.updater.seen for b in s)
+  assert total == sum(m.agent != 2 for m in talk.batch.messages)
+
+
+def test_lessons_without_messages_say_why():
+  trainer = _trainer()
+  state = trainer.init(trainer.setup.params)
+  talk = trainer.roll_out(state, _Progress())
+  batch = dataclasses.replace(
+    talk.batch,
+    messages=tuple(
+      dataclasses.replace(m, token_ids=m.token_ids[:0], logprobs=m.logprobs[:0], ended=False)
+      for m in talk.batch.messages
+    ),
+  )
+  with pytest.raises(ValueError, match=r'step 1: no message is left to learn from'):
+    trainer.learn(state, dataclasses.replace(talk, batch=batch), None, _Progress())
