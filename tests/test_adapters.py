@@ -284,7 +284,7 @@ def _updater(config, kl_coef=0.0) -> Updater:
 
 
 def _state(params):
-  return state_lib.init(params, optax.sgd(1.0), 0.0, lora=True)
+  return state_lib.init(params, optax.sgd(1.0), lora=True)
 
 
 def _scores(updater, params, batches):

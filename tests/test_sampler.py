@@ -226,7 +226,7 @@ def test_logprobs_are_those_of_the_trainer(everything):
     Transformer(tiny.CONFIG), objectives.gspo, optimizer, _TEMPERATURE, entropy=False
   )
   batches = packing.pack_messages(messages, np.zeros(_ROWS), row_tokens=128, rows=4)
-  scored = updater.score(state_lib.init(_params(), optimizer, 0.0, lora=False), batches)
+  scored = updater.score(state_lib.init(_params(), optimizer, lora=False), batches)
   for sampler, trainer in zip(batches, scored, strict=True):
     np.testing.assert_allclose(sampler.old_logprobs, trainer.old_logprobs, atol=1e-4)
   assert sum(b.loss_mask.sum() for b in batches) == sum(map(len, everything.token_ids))
