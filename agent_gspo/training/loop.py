@@ -19,6 +19,7 @@ from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import ties
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training import warm_start_cache
 from agent_gspo.training.checkpoint import Checkpoints
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.state import TrainState
@@ -151,20 +152,25 @@ class Run:
       return state
     start = time.monotonic()
     setup = self.setup
-    params = warm_start(
-      setup.model,
-      state_lib.merge(state.trainable, state.frozen),
-      setup.task,
-      setup.team,
-      setup.tokenizer,
-      setup.sharing,
-      self.config,
-      lambda done, logprob: progress.phase(f'warm start, {logprob:.3f} nats a token', done, steps),
-    )
+    params = warm_start_cache.load(self.config, setup.params)
+    done = 'warm start: kept from a run that began alike'
+    if params is None:
+      params = warm_start(
+        setup.model,
+        state_lib.merge(state.trainable, state.frozen),
+        setup.task,
+        setup.team,
+        setup.tokenizer,
+        setup.sharing,
+        self.config,
+        lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
+      )
+      warm_start_cache.save(self.config, params)
+      done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = self.trainer.init(params)
     with self.interruption.deferred():
       self.checkpoints.save(state)
-    progress.note(f'warm start: {steps} steps in {time.monotonic() - start:.0f} s')
+    progress.note(done)
     return state
 
   def _learn(
