@@ -27,6 +27,9 @@ _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, 
 _MATCH = flags.DEFINE_string(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
+_SPREAD = flags.DEFINE_bool(
+  'spread', False, 'Take the questions evenly from the whole split, not its first ones.'
+)
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
 _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
@@ -105,6 +108,7 @@ def _harness(setup, params, step: int):
     diverse_temperature=setup.config['rollout']['temperature'],
     seed=setup.config['seed'],
     batch_questions=options['batch_questions'],
+    spread=_SPREAD.value,
     step=step,
     prices=_prices(setup),
     note=_show,
@@ -116,6 +120,9 @@ def _fingerprint(setup, params, step: int):
   from agent_gspo.evaluation import harness, variants
 
   config = setup.config
+  # Where files lie changes nothing: their content is checked.
+  places = ('data_dir', 'cache_dir', 'base_url')
+  options = {k: v for k, v in config['task']['options'].items() if k not in places}
   return {
     'model': setup.source,
     'dtype': config['model']['dtype'],
@@ -123,7 +130,7 @@ def _fingerprint(setup, params, step: int):
     'step': step,
     'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
     'team': harness.describe(variants.itself(setup.team)),
-    'task': {'name': config['task']['name'], 'options': dict(config['task']['options'])},
+    'task': {'name': config['task']['name'], 'options': options},
     'split': config['evaluation']['split'],
     'temperature': config['evaluation']['temperature'],
     'seed': config['seed'],

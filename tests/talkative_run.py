@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import sys
+
+# A command that reads this file does not look beside it.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import micro_run
 from ml_collections import config_dict

@@ -292,6 +292,18 @@ def test_more_questions_go_on_too():
   assert set(calls) == {'q4', 'q5', 'q6', 'q7', 'q8'}
 
 
+def test_questions_evenly_from_the_whole_split():
+  run = make(recite(st.numbers_tokenizer(40)), questions=4, spread=True)
+  assert [q.id for q in run.asked] == ['q0', 'q2', 'q4', 'q6']  # of nine
+  assert {a: b.id for a, b in run.partners().items()} == {
+    'q0': 'q1',
+    'q2': 'q3',
+    'q4': 'q5',
+    'q6': 'q7',
+  }
+  assert len(dataclasses.replace(run, questions=50).asked) == 9
+
+
 def test_digest_of_weights_sees_names_types_and_values():
   a = {'x': np.arange(3, dtype=np.float32), 'y': np.zeros(2, np.float32)}
   seen = [

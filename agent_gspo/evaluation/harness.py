@@ -68,7 +68,8 @@ class Harness:
     tokenizer: of the policy.
     policy: (temperature, name of the stream of noise) -> the team's voice.
     split: of the questions.
-    questions: how many of them, the first ones.
+    questions: how many of them.
+    spread: evenly from the whole split instead of the first ones (MMLU goes by subjects).
     temperature: of sampling.
     diverse_temperature: for samples that must differ, above 0.
     seed: of random choices.
@@ -89,6 +90,7 @@ class Harness:
   diverse_temperature: float = 1.0
   seed: int = 0
   batch_questions: int = 64
+  spread: bool = False
   step: int = 0
   prices: results.Prices | None = None
   answers: Answers = dataclasses.field(default_factory=Answers)
@@ -98,7 +100,11 @@ class Harness:
   def asked(self) -> list[Question]:
     """The questions."""
     split = self.task.questions(self.split)
-    return [split[i] for i in range(min(self.questions, len(split)))]
+    return [split[i] for i in self._places(len(split))]
+
+  def _places(self, size: int) -> list[int]:
+    count = min(self.questions, size)
+    return [i * size // count if self.spread else i for i in range(count)]
 
   def run(
     self,
@@ -164,7 +170,7 @@ class Harness:
     if len(split) < 2:
       raise ValueError('shuffled messages need a split of at least two questions.')
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
-    return {question.id: split[other(i)] for i, question in enumerate(self.asked)}
+    return {split[i].id: split[other(i)] for i in self._places(len(split))}
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
     """Scores of sampled graphs, each on one training question; equal graphs talk together."""
