@@ -55,6 +55,10 @@ class Task(abc.ABC):
   def score(self, question: Question, answer_text: str) -> float:
     """What the answer is worth, in `[0, 1]`."""
 
+  def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
+    """`score` of each pair, in order; tasks that are slow to grade do it in parallel."""
+    return [self.score(q, text) for q, text in zip(questions, answer_texts, strict=True)]
+
   def canonical(self, answer_text: str) -> str | None:
     """The answer in a text in a form that can be compared for votes; None if it has none."""
     return answer_text.strip() or None

@@ -144,26 +144,23 @@ class _Table:
     self.messages.append(message)
 
   def finish(self, task: Task) -> RolloutBatch:
-    last_round = self.team.topology.rounds - 1
-    episodes = []
-    for e in range(self.num_episodes):
-      indices = [self.by_turn.get((e, a, last_round)) for a in range(self.team.num_agents)]
-      texts = ['' if i is None else self.messages[i].text for i in indices]
-      answer = self.team.decide(texts, task.canonical)
-      question = self.questions[e // self.samples]
-      episodes.append(
-        Episode(
-          question=e // self.samples,
-          sample=e % self.samples,
-          answer=answer,
-          task_score=task.score(question, answer),
-        )
-      )
+    asked = [e // self.samples for e in range(self.num_episodes)]
+    answers = [self._answer(e, task) for e in range(self.num_episodes)]
+    scores = task.score_all([self.questions[q] for q in asked], answers)
     return RolloutBatch(
       questions=self.questions,
-      episodes=tuple(episodes),
+      episodes=tuple(
+        Episode(question=q, sample=e % self.samples, answer=answer, task_score=score)
+        for e, (q, answer, score) in enumerate(zip(asked, answers, scores, strict=True))
+      ),
       messages=tuple(
         dataclasses.replace(m, readers=n) for m, n in zip(self.messages, self.readers, strict=True)
       ),
       agent_names=self.team.names,
     )
+
+  def _answer(self, episode: int, task: Task) -> str:
+    last_round = self.team.topology.rounds - 1
+    indices = [self.by_turn.get((episode, a, last_round)) for a in range(self.team.num_agents)]
+    texts = ['' if i is None else self.messages[i].text for i in indices]
+    return self.team.decide(texts, task.canonical)
