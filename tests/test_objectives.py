@@ -273,16 +273,20 @@ def test_overflowing_log_ratio_gives_no_nan(name, log_ratio, advantage):
 @pytest.mark.parametrize('name', _NAMES)
 def test_infinities_in_the_padding_stay_there(name):
   x = with_options(case(scramble=False))
+  x = x.replace(message_mask=x.message_mask.at[3].set(0.0))  # its tokens are still there
   tokens, messages = x.token_mask == 0, x.message_mask == 0
   dirty = x.replace(
     logprobs=jnp.where(tokens, jnp.nan, x.logprobs),
     old_logprobs=jnp.where(tokens, -jnp.inf, x.old_logprobs),
-    token_penalty=jnp.where(tokens, jnp.inf, x.token_penalty),
+    token_penalty=jnp.where(tokens | messages[x.message_ids], jnp.inf, x.token_penalty),
     # Padding that says it belongs to a message that is padding as well.
     message_ids=jnp.where(tokens, MESSAGES, x.message_ids),
     advantages=jnp.where(messages, jnp.nan, x.advantages),
   )
-  chex.assert_trees_all_equal(_run(name, dirty), _run(name, x))
+  found = _run(name, dirty)
+  chex.assert_trees_all_equal(found, _run(name, x))
+  np.testing.assert_array_equal(found[0].ratio[messages], 0.0)
+  np.testing.assert_array_equal(found[0].clipped[messages], 0.0)
 
 
 @pytest.mark.parametrize('name', _NAMES)
