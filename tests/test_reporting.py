@@ -262,6 +262,11 @@ def test_learning_curves_are_drawn(tmp_path):
   raw = out.read_bytes()
   assert raw.startswith(b'\x89PNG')
   assert struct.unpack('>II', raw[16:24]) == (1800, 540)
+  with writers.RunWriter(tmp_path / 'priced') as writer:
+    for step in range(3):
+      writer.metrics(step, METRICS | {'budget/lambda_tok': 0.01 * step})
+  raw = plots.learning_curves({'a price that moves': [tmp_path / 'priced']}, out).read_bytes()
+  assert struct.unpack('>II', raw[16:24]) == (2400, 540)  # is drawn
   with pytest.raises(ValueError, match='smoothing = 0'):
     plots.learning_curves({'team': dirs}, out, smoothing=0)
   (tmp_path / 'empty').mkdir()

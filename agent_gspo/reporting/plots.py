@@ -23,6 +23,7 @@ _PANELS = (
     100,
   ),
 )
+_PRICE = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
 
 
 def learning_curves(
@@ -35,7 +36,7 @@ def learning_curves(
 
   A line is the mean over the runs of a label, its band reaches from the lowest to the highest
   run. Where a label's runs do not say which notes were relevant, the silence of all turns is
-  drawn.
+  drawn. The price of a token is drawn if a run changed it.
 
   Args:
     workdirs_by_label: the seeds' workdirs of each setting.
@@ -58,10 +59,12 @@ def learning_curves(
   if not any(run.metrics for group in runs.values() for run in group):
     raise ValueError('workdirs_by_label: no run in it has written metrics yet')
 
-  picture = figure.Figure(figsize=(12, 3.6), layout='constrained')
+  controlled = any(_price_moves(run) for group in runs.values() for run in group)
+  panels = (*_PANELS, _PRICE) if controlled else _PANELS
+  picture = figure.Figure(figsize=(4 * len(panels), 3.6), layout='constrained')
   backend_agg.FigureCanvasAgg(picture)
   styles_used = set()
-  for axes, (title, curves, scale) in zip(picture.subplots(1, 3), _PANELS, strict=True):
+  for axes, (title, curves, scale) in zip(picture.subplots(1, len(panels)), panels, strict=True):
     axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
     axes.set_xlabel('step')
     axes.grid(axis='y', color='#000000', alpha=0.1, linewidth=0.8)
@@ -83,12 +86,13 @@ def learning_curves(
         axes.fill_between(steps, scale * low, scale * high, color=colour, alpha=0.15, linewidth=0)
         if name:
           styles_used.add((style, name))
+          styled = axes
     axes.set_ylim(bottom=0)
   if styles_used:
     handles = [
       lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
     ]
-    axes.legend(handles=handles, frameon=False, fontsize=9)
+    styled.legend(handles=handles, frameon=False, fontsize=9)
   handles = [
     lines.Line2D(
       [],
@@ -104,6 +108,10 @@ def learning_curves(
   out.parent.mkdir(parents=True, exist_ok=True)
   picture.savefig(out, dpi=150)
   return out
+
+
+def _price_moves(run: records.Run) -> bool:
+  return len({step.get('budget/lambda_tok') for step in run.metrics} - {None}) > 1
 
 
 def frontier(
