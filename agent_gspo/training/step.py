@@ -19,6 +19,7 @@ from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.placement import make_placement
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import NonFiniteLossError, Updater
@@ -78,6 +79,7 @@ class Trainer:
         )
       },
     )  # fmt: skip
+    self.placement = make_placement(config['mesh']['data'])
     updater = Updater(
       model=setup.model,
       objective=learner_lib.make_objective(config['objective'], setup.team),
@@ -87,6 +89,7 @@ class Trainer:
       kl_estimator=config['objective']['kl_estimator'],
       token_share=config['advantage']['token_share'],
       entropy=options['entropy'],
+      placement=self.placement,
     )
     self.learner = learner_lib.Learner(
       config, updater, setup.sharing.adapters, setup.sharing.trained
@@ -95,13 +98,14 @@ class Trainer:
 
   def init(self, params: Params) -> TrainState:
     """The state at step 0 from some parameters."""
-    return state_lib.init(
+    state = state_lib.init(
       params,
       self.optimizer,
       lambda_tok=self.budget.lambda_tok,
       lora=self.config['model']['lora_rank'] > 0,
       num_questions=len(self.questions),
     )
+    return self.placement.everywhere(state)
 
   def reference(self) -> state_lib.Flat | None:
     """`trainable` of the policy that the KL term holds on to; None: the adapters are off."""

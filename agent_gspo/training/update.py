@@ -17,6 +17,7 @@ from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_me
 from agent_gspo.models import token_tree
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.placement import ONE_DEVICE, Placement
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 
@@ -45,6 +46,7 @@ class Updater:
     token_share: share of each micro-batch's tokens that is trained on, see
       `down_sampling.d3s_token_weights`; needs `entropy` below 1.
     entropy: whether to measure it (one more pass over the logits).
+    placement: of the rows of micro-batches.
   """
 
   model: Transformer
@@ -55,6 +57,7 @@ class Updater:
   kl_estimator: str = 'k3'
   token_share: float = 1.0
   entropy: bool = True
+  placement: Placement = ONE_DEVICE
 
   def __post_init__(self):
     compiled = {
@@ -85,7 +88,7 @@ class Updater:
       NonFiniteLossError: loss or gradient is not finite.
     """
     totals = jax.tree.map(jnp.zeros_like, state.trainable), self._no_sums()
-    for batch in batches:
+    for batch in map(self.placement.by_rows, batches):
       totals = self._accumulate(state.trainable, state.frozen, reference, totals, batch)
     grads, sums = totals
     count = float(sums['count'])
@@ -101,8 +104,8 @@ class Updater:
   def score(self, state: TrainState, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
     """The batches with `old_logprobs` recomputed by the trainer under `state`."""
     return [
-      b.replace(old_logprobs=np.asarray(self._score(state.trainable, state.frozen, b)))
-      for b in batches
+      b.replace(old_logprobs=np.asarray(self._score(state.trainable, state.frozen, placed)))
+      for b, placed in zip(batches, map(self.placement.by_rows, batches), strict=True)
     ]
 
   def _token_logprobs(self, trainable: Flat | None, frozen: Flat, batch: TrainBatch):
