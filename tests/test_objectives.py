@@ -65,6 +65,54 @@ def _assert_equals_oracle(name: str, x: PackedTokens):
   np.testing.assert_array_equal(gradient[np.asarray(x.token_mask) == 0], 0.0)
 
 
+def test_defaults_belong_to_the_algorithm():
+  clip = lambda low, high: {'clip_low': low, 'clip_high': high}
+  assert {name: spec.options for name, spec in OBJECTIVES.items()} == {
+    'gspo': clip(3e-4, 4e-4),
+    'gspo_token': clip(3e-4, 4e-4),
+    'luspo': clip(2e-3, 2.5e-3),
+    'grpo': clip(0.2, 0.2),
+    'dr_grpo': {'max_length': None, **clip(0.2, 0.2)},
+    'dapo': clip(0.2, 0.28),
+    'cispo': clip(1.0, 4.0),
+    'gmpo': clip(0.4, 0.4),
+    'sapo': {'tau_positive': 1.0, 'tau_negative': 1.05},
+    'reinforce': {},
+  }
+  with pytest.raises(TypeError, match='clip_range'):
+    objectives.gspo(case(), clip_range=0.2)
+
+
+def test_make_binds_options_and_says_what_is_wrong():
+  x = case()
+  made = make('grpo', clip_low=0.05)(x)
+  np.testing.assert_array_equal(made.total, objectives.grpo(x, clip_low=0.05).total)
+  with pytest.raises(ValueError, match="'gspoo' is unknown; use one of gspo, "):
+    make('gspoo')
+  with pytest.raises(ValueError, match="no option 'tau'; it takes clip_low, clip_high"):
+    make('gspo', tau=1.0)
+  with pytest.raises(ValueError, match='it takes none'):
+    make('reinforce', clip_low=1.0)
+  with pytest.raises(ValueError, match="needs option 'max_length'"):
+    make('dr_grpo')
+  assert make('dr_grpo', max_length=8)(x).count == MESSAGES
+
+
+def test_shapes_are_checked():
+  x = case()
+  for broken in (
+    {'old_logprobs': x.old_logprobs[:-1]},
+    {'message_mask': x.message_mask[:-1]},
+    {'token_weights': x.token_mask[:-1]},
+    {'clip_scale': x.advantages[:-1]},
+    {'span_share': x.advantages},  # without the log-ratio
+    {'logprobs': x.logprobs.astype(int)},
+    {'advantages': x.advantages[:, None]},
+  ):
+    with pytest.raises(AssertionError):
+      objectives.gspo(x.replace(**broken))
+
+
 class OracleTest(chex.TestCase):
   """The value, with and without jit."""
 
@@ -295,54 +343,6 @@ def test_nothing_but_padding_is_zero_of_zero(name):
   result, gradient = _run(name, x.replace(logprobs=x.logprobs - 3.0))
   assert result.total == result.count == 0
   np.testing.assert_array_equal(gradient, 0.0)
-
-
-def test_defaults_belong_to_the_algorithm():
-  clip = lambda low, high: {'clip_low': low, 'clip_high': high}
-  assert {name: spec.options for name, spec in OBJECTIVES.items()} == {
-    'gspo': clip(3e-4, 4e-4),
-    'gspo_token': clip(3e-4, 4e-4),
-    'luspo': clip(2e-3, 2.5e-3),
-    'grpo': clip(0.2, 0.2),
-    'dr_grpo': {'max_length': None, **clip(0.2, 0.2)},
-    'dapo': clip(0.2, 0.28),
-    'cispo': clip(1.0, 4.0),
-    'gmpo': clip(0.4, 0.4),
-    'sapo': {'tau_positive': 1.0, 'tau_negative': 1.05},
-    'reinforce': {},
-  }
-  with pytest.raises(TypeError, match='clip_range'):
-    objectives.gspo(case(), clip_range=0.2)
-
-
-def test_make_binds_options_and_says_what_is_wrong():
-  x = case()
-  made = make('grpo', clip_low=0.05)(x)
-  np.testing.assert_array_equal(made.total, objectives.grpo(x, clip_low=0.05).total)
-  with pytest.raises(ValueError, match="'gspoo' is unknown; use one of gspo, "):
-    make('gspoo')
-  with pytest.raises(ValueError, match="no option 'tau'; it takes clip_low, clip_high"):
-    make('gspo', tau=1.0)
-  with pytest.raises(ValueError, match='it takes none'):
-    make('reinforce', clip_low=1.0)
-  with pytest.raises(ValueError, match="needs option 'max_length'"):
-    make('dr_grpo')
-  assert make('dr_grpo', max_length=8)(x).count == MESSAGES
-
-
-def test_shapes_are_checked():
-  x = case()
-  for broken in (
-    {'old_logprobs': x.old_logprobs[:-1]},
-    {'message_mask': x.message_mask[:-1]},
-    {'token_weights': x.token_mask[:-1]},
-    {'clip_scale': x.advantages[:-1]},
-    {'span_share': x.advantages},  # without the log-ratio
-    {'logprobs': x.logprobs.astype(int)},
-    {'advantages': x.advantages[:, None]},
-  ):
-    with pytest.raises(AssertionError):
-      objectives.gspo(x.replace(**broken))
 
 
 @pytest.mark.parametrize('name', WITH_CLIP)
