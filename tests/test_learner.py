@@ -226,8 +226,14 @@ def test_old_logprobs_of_the_trainer_are_taken_before_the_first_update():
 
 def test_dropped_messages_are_not_trained():
   trainer = _trainer(algorithm='d3s')
-  outcome, _talk = _step(trainer)
-  assert 0.3 < outcome.metrics['advantage/kept'] < 0.7
+  state = trainer.init(trainer.setup.params)
+  kept = []
+  for step in (0, 5, 10):  # of 10: ever more is kept
+    state = state.replace(step=jnp.int32(step))
+    talk = trainer.roll_out(state, _Progress())
+    outcome = trainer.learn(state, talk, None, _Progress())
+    kept.append(outcome.metrics['advantage/kept'])
+  assert kept == pytest.approx([0.5, 0.75, 1.0], abs=0.1)
 
 
 def test_tied_questions_make_room_for_others():

@@ -44,7 +44,8 @@ class Checkpoints:
     self._manager = _open(directory, keep)
     if self.latest_step is not None:
       free = _FREE
-      if config['learner']['schedule'] != 'constant':  # the learning rate depends on the end
+      # The learning rate, or what is kept of the samples, depends on the end.
+      if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
       _check_config(self._manager, self._config, lambda field: not _under(field, free))
 

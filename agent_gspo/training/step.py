@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from agent_gspo.algorithms import advantages, budgets, groups, selection
+from agent_gspo.algorithms.down_sampling import d3s_share
 from agent_gspo.algorithms.trust_region import etr_clip_scale
 from agent_gspo.models.transformer import Params
 from agent_gspo.reporting.progress import Progress
@@ -184,7 +185,8 @@ class Trainer:
       lambda_message=float(state.budget.lambda_message),
       message_limit=self.budget.message_limit,
     )
-    lesson, metrics = self._credit(talk, ledger, terms)
+    done = int(state.step) / max(self.config['steps'], 1)
+    lesson, metrics = self._credit(talk, ledger, terms, done)
     metrics |= communication.summary(self.setup.reward, terms, ledger.num_episodes)
     metrics |= {
       'task/accuracy': float(scores.mean()),
@@ -226,9 +228,15 @@ class Trainer:
     }
     return Outcome(state=state, metrics=metrics, rewards=terms.total, advantages=lesson.advantages)
 
-  def _credit(self, talk, ledger, terms) -> tuple[learner_lib.Lesson, dict[str, float]]:
-    """Advantages of the messages, and how much signal there was."""
+  def _credit(
+    self, talk, ledger, terms, done: float
+  ) -> tuple[learner_lib.Lesson, dict[str, float]]:
+    """Advantages of the messages, and how much signal there was, `done` of the run over."""
     options = self.config['advantage']
+    extra = dict(options['options'])
+    if options['name'] == 'd3s':  # what it keeps grows over the run, from its option to all
+      first = extra.get('share', advantages.options_of('d3s')['share'])
+      extra['share'] = d3s_share(done, start=first)
     before = talk.selection.posterior
     credit = credit_lib.of_rollout(
       talk.batch,
@@ -238,9 +246,7 @@ class Trainer:
       roles=[role.name for role in self.setup.team.roles],
       probability=np.asarray(before.a / (before.a + before.b))[talk.places],
     )
-    found = advantages.advantage(
-      credit, options['name'], costs=options['costs'], **options['options']
-    )
+    found = advantages.advantage(credit, options['name'], costs=options['costs'], **extra)
     values, kept = np.asarray(found.values, np.float32), np.asarray(found.kept) > 0
     clip_scale = np.ones_like(values)
     if options['clip_scale'] == 'etr':
