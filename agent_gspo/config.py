@@ -73,6 +73,8 @@ def default_config() -> config_dict.ConfigDict:
   config.reward = reward = config_dict.ConfigDict()
   for field in dataclasses.fields(communication.RewardOptions):  # see its docstring
     reward[field.name] = field.default
+  # Charged always, a price drives teams that are often wrong into silence (docs/algorithms.md).
+  reward.gate, reward.gate_accuracy = 'group_accuracy', 0.5
 
   config.budget = budget = config_dict.ConfigDict()
   for field in dataclasses.fields(budgets.BudgetOptions):  # see its docstring
