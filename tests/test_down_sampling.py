@@ -61,6 +61,11 @@ def test_d3s_by_hand(rewards, share, kept):
   np.testing.assert_array_equal(_alone(rewards, share=share).kept, kept)
 
 
+def test_d3s_lets_small_spreads_count():
+  np.testing.assert_allclose(_alone([0, 1e-4, 0, 1e-4]).values, [-1, 1, -1, 1], rtol=1e-3)
+  np.testing.assert_array_equal(_alone(np.zeros(4)).values, 0)
+
+
 def test_d3s_of_ties_keeps_its_share_of_zeros():
   found = _alone(np.full(8, 0.3))
   np.testing.assert_allclose(found.values, 0, atol=1e-6)

@@ -117,6 +117,21 @@ def test_salt_averages_merged_turns_only(x):
   np.testing.assert_allclose(found[alone], values[alone], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+  ('function', 'factor'),
+  [
+    (lambda r, z: turn_credit.agent_turn(r, 0 * r, np.arange(4), z, z), 1),
+    (lambda r, z: turn_credit.gigpo(r, z, z, z), 2),
+    (lambda r, z: turn_credit.hgpo(r, z, z[None]), 1),
+    (lambda r, z: turn_credit.salt(r, z, z, np.arange(4)), 1),
+  ],
+)
+def test_default_eps_lets_small_spreads_count_and_ties_be_zero(function, factor):
+  rewards, zeros = np.float32([0, 1e-4, 0, 1e-4]), np.zeros(4, int)
+  np.testing.assert_allclose(function(rewards, zeros), factor * np.array([-1, 1, -1, 1]), rtol=1e-3)
+  np.testing.assert_array_equal(function(np.zeros(4, np.float32), zeros), 0)
+
+
 def test_counterfactual_compares_with_the_authors_silence(x):
   e = exact(x)
   expected = np.zeros(len(e['task']))

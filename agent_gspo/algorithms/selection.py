@@ -119,7 +119,7 @@ def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> n
   low, high = np.full(num_questions, np.inf), np.full(num_questions, -np.inf)
   np.minimum.at(low, question, task)
   np.maximum.at(high, question, task)
-  return high - low > 1e-9
+  return high > low
 
 
 def missing(found: int, wanted: int, tries: int, max_tries: int) -> int:
