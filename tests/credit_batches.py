@@ -6,7 +6,10 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from agent_gspo.algorithms.advantages import Credit, group_ids
+from agent_gspo.algorithms.advantages import Credit, advantage, group_ids
+
+NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
+"""Estimators that need no more than rewards and groups."""
 
 
 def credit(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> Credit:
@@ -74,3 +77,14 @@ def standardised(values: np.ndarray, floor: float = 1e-6) -> np.ndarray:
   """Centred and divided by the population deviation."""
   values = values - values.mean()
   return values / max(np.sqrt(np.mean(values**2)), floor)
+
+
+def normalized(name: str, task, costs, groups, **options):
+  """Float32 `[M]` under one of `NORMALIZATIONS`."""
+  plain = Credit(
+    task=task,
+    costs=costs,
+    groups=groups,
+    **dict.fromkeys(('question', 'episode', 'agent', 'turn'), np.zeros(len(task), int)),
+  )
+  return advantage(plain, name, **options).values

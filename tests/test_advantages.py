@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from credit_batches import credit
+from credit_batches import NORMALIZATIONS, credit, normalized
 
 from agent_gspo.algorithms import advantages as lib
 from agent_gspo.algorithms import budgets
@@ -48,6 +48,10 @@ def _oracle(normalize: str, task, costs, members, floor: float) -> np.ndarray:
   return out
 
 
+def _with_floor(normalize: str, floor: float) -> dict[str, float]:
+  return {} if normalize == 'group_mean' else {'std_floor': floor}
+
+
 def _members(grouping: str, question, agent, turn) -> list[list[int]]:
   keys = {
     'question': lambda m: (question[m],),
@@ -71,12 +75,12 @@ def test_groups_are_those_that_share_the_key(grouping):
 
 
 @pytest.mark.parametrize('grouping', lib.GROUPINGS)
-@pytest.mark.parametrize('normalize', lib.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('floor', [0.0, 0.45])
 def test_equals_the_formula(normalize, grouping, floor):
   question, agent, turn, task, costs = _messages()
   ids = lib.group_ids(grouping, question, agent, turn)
-  found = lib.advantages(normalize, task, costs, ids, std_floor=floor)
+  found = normalized(normalize, task, costs, ids, **_with_floor(normalize, floor))
   expected = _oracle(normalize, task, costs, _members(grouping, question, agent, turn), floor)
   assert found.shape == task.shape
   assert found.dtype == jnp.float32
@@ -86,28 +90,28 @@ def test_equals_the_formula(normalize, grouping, floor):
     assert abs(np.asarray(found)[group].mean()) < 1e-5
 
 
-@pytest.mark.parametrize('normalize', lib.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 def test_group_of_one_is_zero(normalize):
   task, costs = np.float32([1, 0, 1]), np.float32([0.3, 0.1, 0.9])
-  found = lib.advantages(normalize, task, costs, np.arange(3))
+  found = normalized(normalize, task, costs, np.arange(3))
   np.testing.assert_array_equal(found, 0.0)
 
 
-@pytest.mark.parametrize('normalize', lib.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('size', [7, 24])
 def test_equal_rewards_give_no_advantage(normalize, size):
   """The rounding error of a mean must not be blown up by division with a tiny deviation."""
   costs, groups = np.full(size, 0.013, np.float32), np.zeros(size, int)
   for value in (0.9, 0.976, 0.3, 1 / 3, 0.97, 1.0):
-    found = lib.advantages(normalize, np.full(size, value, np.float32), costs, groups)
+    found = normalized(normalize, np.full(size, value, np.float32), costs, groups)
     np.testing.assert_allclose(found, 0.0, atol=1e-6, err_msg=str(value))
 
 
-@pytest.mark.parametrize('normalize', lib.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 def test_without_a_price_only_the_task_counts(normalize):
   task = np.float32([1, 0, 0, 1, 1, 1, 0, 0])
   groups = np.repeat([0, 1], 4)
-  found = lib.advantages(normalize, task, np.zeros(8, np.float32), groups)
+  found = normalized(normalize, task, np.zeros(8, np.float32), groups)
   scale = 1.0 if normalize == 'group_mean' else 0.5
   np.testing.assert_allclose(found, (task - 0.5) / scale, atol=1e-6)
 
@@ -118,9 +122,7 @@ _WRITTEN = np.float32([0, 4, 10, 20])
 def _at_price(normalize: str, price: float, task: float) -> np.ndarray:
   """One question, four episodes that all score `task` and write 0 to 20 tokens."""
   costs = np.float32(price) * _WRITTEN
-  return np.asarray(
-    lib.advantages(normalize, np.full(4, task, np.float32), costs, np.zeros(4, int))
-  )
+  return np.asarray(normalized(normalize, np.full(4, task, np.float32), costs, np.zeros(4, int)))
 
 
 @pytest.mark.parametrize('task', [0.0, 1.0])
@@ -142,23 +144,21 @@ def test_price_keeps_its_meaning_elsewhere(normalize, task):
 
 def test_std_floor_bounds_the_trap():
   costs = np.float32(1e-4) * _WRITTEN
-  found = lib.advantages(
-    'group_std', np.zeros(4, np.float32), costs, np.zeros(4, int), std_floor=0.1
-  )
+  found = normalized('group_std', np.zeros(4, np.float32), costs, np.zeros(4, int), std_floor=0.1)
   assert np.abs(found).max() < 0.02
 
 
-@pytest.mark.parametrize('normalize', lib.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 def test_group_in_which_all_are_silent(normalize):
   """It has no signal of its own, and lends none to the other group."""
   groups = np.repeat([0, 1], 4)
   task = np.float32([0, 0, 0, 0, 1, 0, 1, 0])
   costs = np.float32([0, 0, 0, 0, 0.1, 0.2, 0, 0.1])
-  found = np.asarray(lib.advantages(normalize, task, costs, groups))
+  found = np.asarray(normalized(normalize, task, costs, groups))
   np.testing.assert_array_equal(found[:4], 0.0)
   assert (found[4:] != 0).all()
   if normalize != 'batch_std':  # whose scale is everybody's
-    alone = lib.advantages(normalize, task[4:], costs[4:], groups[4:] * 0)
+    alone = normalized(normalize, task[4:], costs[4:], groups[4:] * 0)
     np.testing.assert_allclose(found[4:], alone, atol=1e-6)
 
 

@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 import scripted_teams as st
+from credit_batches import NORMALIZATIONS, normalized
 
 from agent_gspo.algorithms import advantages
 from agent_gspo.rewards import communication
@@ -279,7 +280,7 @@ def test_base_loss_reaches_the_shape():
   np.testing.assert_allclose(terms(loss).shape - terms(None).shape, 0.5 / by_message, rtol=1e-5)
 
 
-@pytest.mark.parametrize('normalize', advantages.NORMALIZATIONS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('gate', communication.GATES)
 def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   batch = talk(st.team('single'), lambda turn: turn.sample + 1)
@@ -290,7 +291,7 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   first, second, third, wrong = terms.total[:4]
   assert first > second > third > wrong
   groups = np.repeat(np.arange(3), 4)
-  found = advantages.advantages(normalize, terms.task, terms.costs, groups)
+  found = normalized(normalize, terms.task, terms.costs, groups)
   first, second, third, wrong = np.asarray(found)[:4]
   assert first > second > third > wrong
 
@@ -323,8 +324,8 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(shap
   assert np.isfinite(terms.total).all()
   assert ledger.silent[ledger.agent == 1].all()
   groups = advantages.group_ids('question_agent', ledger.question, ledger.agent, ledger.round)
-  for normalize in advantages.NORMALIZATIONS:
-    found = advantages.advantages(normalize, terms.task, terms.costs, groups)
+  for normalize in NORMALIZATIONS:
+    found = normalized(normalize, terms.task, terms.costs, groups)
     assert np.isfinite(np.asarray(found)).all()
 
 

@@ -118,38 +118,13 @@ def _check(credit: Credit) -> None:
     chex.assert_shape(credit.history, (None, len(credit.task)))
 
 
-# What the training loop calls until it goes through `advantage`.
-
-NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
-
-
-def advantages(
-  normalize: str,
-  task: chex.Array,
-  costs: chex.Array,
-  groups: chex.Array,
-  *,
-  std_floor: float = 0.0,
-) -> jax.Array:
-  """Advantage float32 `[M]` of reward `task - costs` under a named normalisation."""
-  if normalize == 'per_component':
-    return per_component(task, costs, groups, std_floor=std_floor)
-  if normalize == 'group_mean':
-    return group_mean(task - costs, groups)
-  return {'group_std': group_std, 'batch_std': batch_std}[normalize](
-    task - costs, groups, std_floor=std_floor
-  )
-
-
 __all__ = [
   'ADVANTAGES',
   'COSTS',
   'GROUPINGS',
-  'NORMALIZATIONS',
   'Advantage',
   'Credit',
   'advantage',
-  'advantages',
   'fields_of',
   'group_ids',
   'options_of',
