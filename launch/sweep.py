@@ -7,7 +7,8 @@ Settings come from --lambdas (values of budget.lambda_tok), from --vary=FIELD=V1
 make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Runs that have ended
 are not run again, those that were stopped go on, one that fails does not stop the others.
 --config.<field>=<value> holds for all. Writes sweep.json, sweep.md (mean over seeds, lowest
-and highest), frontier.png, curves.png and report.html to the workdir.
+and highest), frontier.png, curves.png and report.html to the workdir. --reference=DIR, a folder
+of `launch/evaluate.py --out`, puts its team and baselines on the frontier.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> int:
   parser.add_argument('--vary', action='append', default=[], metavar='FIELD=V1,V2')
   parser.add_argument('--setting', action='append', default=[], metavar='"NAME: FIELD=VALUE"')
   parser.add_argument('--seeds', default='0,1,2', help='comma between them')
+  parser.add_argument('--reference', action='append', default=[], metavar='DIR')
   parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
   options, overrides = parser.parse_known_args()
   try:
@@ -44,9 +46,10 @@ def main() -> int:
     settings = _settings(options.lambdas, options.vary, options.setting)
     seeds = [int(seed) for seed in options.seeds.split(',')]
     todo = sweep.points(options.workdir, settings, seeds)
+    references = _references(options.reference)
     if options.jobs < 1:
       raise ValueError(f'--jobs={options.jobs} must be at least 1.')
-  except ValueError as error:
+  except (ValueError, OSError) as error:
     parser.error(str(error))
   try:
     failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=_note)
@@ -56,7 +59,7 @@ def main() -> int:
   if not found:
     print('no run has ended: nothing to show', file=sys.stderr)
     return 1
-  _write(options.workdir, options.config, overrides, found, todo)
+  _write(options.workdir, options.config, overrides, found, references)
   return 1 if failed else 0
 
 
@@ -79,14 +82,29 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
   return settings
 
 
-def _write(folder, config, overrides, found, todo) -> None:
-  record = {'config': config, 'overrides': overrides, 'settings': found}
+def _references(folders: Sequence[str]) -> dict[str, tuple[float, float]]:
+  """Tokens and accuracy of the systems that evaluations compared, by label."""
+  found = {}
+  for folder in folders:
+    result = json.loads((pathlib.Path(folder) / 'result.json').read_text(encoding='utf-8'))
+    for record in result['evaluations']:
+      found[record['label']] = (record['tokens/written_per_question'], record['task/accuracy'])
+  return found
+
+
+def _write(folder, config, overrides, found, references) -> None:
+  record = {
+    'config': config,
+    'overrides': overrides,
+    'settings': found,
+    'references': references,
+  }
   (folder / 'sweep.json').write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
   text = sweep.table(found)
   (folder / 'sweep.md').write_text(text + '\n', encoding='utf-8')
   print(text)
   workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
-  plots.frontier(found, folder / 'frontier.png')
+  plots.frontier(found, folder / 'frontier.png', references)
   plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
   html_report.write_report(
     [w for group in workdirs.values() for w in group], folder / 'report.html'
