@@ -37,7 +37,7 @@ def main() -> None:
 
   folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
   config = checkpoint.saved_config(folder)
-  setup = setup_lib.build(config_lib.check(config))
+  setup = setup_lib.build(config_lib.check(config, training=False))
   params, step = checkpoint.restore_params(folder, config, setup.params)
   adapter = _adapter(setup, _AGENT.value)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
@@ -55,7 +55,8 @@ def _adapter(setup, agent: str | None) -> int:
       raise ValueError(f'--agent={agent}: all agents share one policy; leave it out.')
     return 0
   if agent not in setup.team.names:
-    raise ValueError(f'--agent={agent}: each agent has a policy of its own; name one of {known}.')
+    given = '--agent is missing' if agent is None else f'--agent={agent}'
+    raise ValueError(f'{given}: each agent has a policy of its own; name one of {known}.')
   return adapters[setup.team.names.index(agent)]
 
 
@@ -71,7 +72,7 @@ def _write_peft(setup, params, out: str) -> None:
 
   kind, _, base = setup.source.partition(':')
   if kind != 'hf':
-    base = str(pathlib.Path(out) / 'base')
+    base = str(pathlib.Path(out).absolute() / 'base')
   revision = None
   if kind == 'hf' and not pathlib.Path(base).is_dir():
     base, _, revision = base.partition('@')

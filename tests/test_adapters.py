@@ -9,11 +9,14 @@ import json
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
+import micro_run
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 import tiny
 
+from agent_gspo import config as config_lib
 from agent_gspo.algorithms import objectives
 from agent_gspo.models import hf, lora, peft, token_tree, transformer
 from agent_gspo.models.transformer import Transformer
@@ -21,7 +24,8 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.sharing import Sharing, make_sharing
-from agent_gspo.training import packing
+from agent_gspo.training import checkpoint, packing
+from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Question
@@ -402,11 +406,9 @@ def _sharing(kind, frozen=(), rates=(), rank=4):
 def test_sharing_says_who_has_which_adapter_and_who_learns():
   assert _sharing('shared', rank=0) == Sharing()
   assert Sharing().num_adapters == 1
-  assert Sharing().of_decider() is None
   every = _sharing('adapters')
   assert every == Sharing((0, 1, 2), frozenset({0, 1, 2}), (1.0, 1.0, 1.0))
   assert every.num_adapters == 3
-  assert every.of_decider() == (2,)
   some = _sharing('adapters', frozen=('critic',), rates=(1e-3, 5.0, 2e-3))
   assert some == Sharing((0, 1, 2), frozenset({0, 2}), (0.5, 0.0, 1.0))
   mix = _sharing('mix', frozen=('reader',), rates=(0.0, 4e-3, 1e-3))
@@ -478,3 +480,52 @@ def test_exported_adapter_is_what_peft_loads(tmp_path):
     off, _forward(_ALL, _params(), tokens, mask, -ones)[1], atol=2e-4, rtol=0
   )
   assert np.abs(found - off).max() > 0.1
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  """Of a run of three agents, one of them the base model, and its setup and parameters."""
+  config = micro_run.get_config().to_dict()
+  config['model']['lora_rank'] = 2
+  config['policy'] |= {'sharing': 'mix', 'frozen': ('informant2',)}
+  setup = setup_lib.build(config_lib.check(config))
+  rng = np.random.default_rng(0)
+  flat = {
+    path: rng.normal(0, 0.3, x.shape).astype(np.float32) if _IS_ADAPTER(path) else x
+    for path, x in flax.traverse_util.flatten_dict(setup.params).items()
+  }
+  params = flax.traverse_util.unflatten_dict(flat)
+  folder = tmp_path_factory.mktemp('run')
+  saver = checkpoint.Checkpoints(folder / 'checkpoints', config)
+  saver.save(_state(params))
+  saver.close()
+  return folder, setup, params
+
+
+def _export(folder, out, *options):
+  return micro_run.run(micro_run.command('export', f'--workdir={folder}', f'--out={out}', *options))
+
+
+def test_export_command_writes_the_policy_of_one_agent(workdir, tmp_path):
+  folder, setup, params = workdir
+  done = _export(folder, tmp_path / 'solver', '--agent=solver', '--format=peft')
+  assert done.returncode == 0, done.stderr
+  assert 'policy of solver of step 0' in done.stdout
+  _, base = hf.load_hf(tmp_path / 'solver' / 'base')
+  for path, x in flax.traverse_util.flatten_dict(lora.one_adapter(params, -1)).items():
+    np.testing.assert_array_equal(flax.traverse_util.flatten_dict(base)[path], x)
+  written = json.loads((tmp_path / 'solver' / 'adapter_config.json').read_text())
+  assert written['base_model_name_or_path'] == str(tmp_path / 'solver' / 'base')
+  tensors = safetensors.numpy.load_file(tmp_path / 'solver' / 'adapter_model.safetensors')
+  np.testing.assert_array_equal(
+    tensors['base_model.model.model.layers.1.mlp.up_proj.lora_B.weight'],
+    params['layers_1']['mlp']['up']['lora_b'][1].T,  # informant1 has the first adapter
+  )
+  assert setup.sharing.adapters == (0, -1, 1)
+
+
+def test_export_command_asks_whose_policy(workdir, tmp_path):
+  done = _export(workdir[0], tmp_path / 'model')
+  assert done.returncode == 2
+  assert '--agent is missing' in done.stderr
+  assert 'informant1, informant2, solver' in done.stderr

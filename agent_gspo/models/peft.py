@@ -50,7 +50,7 @@ def export_peft(
     tensors[f'base_model.model.{module}.lora_A.weight'] = np.ascontiguousarray(a.T)
     tensors[f'base_model.model.{module}.lora_B.weight'] = np.ascontiguousarray(b.T)
   if not tensors:
-    raise ValueError('the parameters hold no adapter: export the model itself.')
+    raise ValueError('there is no adapter to write: this policy is the model itself (--format=hf).')
   folder.mkdir(parents=True, exist_ok=True)
   safetensors.numpy.save_file(
     tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'}
