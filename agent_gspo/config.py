@@ -190,6 +190,7 @@ class Parts:
   Attributes:
     config: resolved, see `resolve`.
     task, team, reward, sharing: of its sections.
+    training: whether the config is to be trained, not only evaluated.
   """
 
   config: dict[str, Any]
@@ -197,10 +198,15 @@ class Parts:
   team: Team
   reward: communication.RewardOptions
   sharing: Sharing
+  training: bool
 
 
-def check(config: Mapping[str, Any]) -> Parts:
+def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   """Builds the cheap parts and checks the rest, before a model is loaded.
+
+  Args:
+    config: of a run.
+    training: without it there need be no training questions.
 
   Raises:
     ValueError: a field has a value it cannot have; names field, value and remedy.
@@ -304,27 +310,30 @@ def check(config: Mapping[str, Any]) -> Parts:
     message_limit=budget.message_limit,
   )
   task = make_task(config['task']['name'], **config['task']['options'])
-  for split in ('train', config['evaluation']['split']):
+  for split in (*(['train'] if training else []), config['evaluation']['split']):
     holders = len(task.questions(split)[0].notes)
     if holders > team.num_agents:
       raise ValueError(
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
         f'{team.num_agents}.'
       )
-  _check_warm_start(config, task)
-  available = len(task.questions('train'))
-  if config['rollout']['questions'] > available:
-    raise ValueError(
-      f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
-      f'questions of task {task.name!r}.'
-    )
+  if training:
+    _check_warm_start(config, task)
+    available = len(task.questions('train'))
+    if config['rollout']['questions'] > available:
+      raise ValueError(
+        f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
+        f'questions of task {task.name!r}.'
+      )
   sharing = make_sharing(
     config['policy'],
     team.names,
     lora_rank=config['model']['lora_rank'],
     learning_rate=config['learner']['learning_rate'],
   )
-  return Parts(config=config, task=task, team=team, reward=options, sharing=sharing)
+  return Parts(
+    config=config, task=task, team=team, reward=options, sharing=sharing, training=training
+  )
 
 
 def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:

@@ -48,7 +48,7 @@ def main() -> None:
   start = time.monotonic()
   names = _names(baselines.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
-  setup = setup_lib.build(config_lib.check(config))
+  setup = setup_lib.build(config_lib.check(config, training=False))
   params, step, label = setup.params, 0, 'untrained'
   if _WORKDIR.value:
     folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'

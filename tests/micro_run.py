@@ -43,6 +43,7 @@ def get_config() -> config_dict.ConfigDict:
     'incoming': ' {sender} : {message}',
     'cue': ' answer :',
   }
+  config.reward.gate = 'always'
   config.rollout.questions = 2
   config.rollout.samples = 2
   config.sampler.row_tokens = 256  # one prefill row and one shape of everything: compiles little

@@ -134,18 +134,8 @@ def test_configs_of_the_repository_are_valid(file):
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
     ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with warm_start.steps=2"),
     ({'task__options__train_size': 1}, r'rollout.questions=2 is more than the 1 training'),
-    (
-      {'reward__gate': 'always', 'budget__lambda_tok': 0.1},
-      r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083',
-    ),
-    (
-      {
-        'reward__gate': 'always',
-        'budget__mode': 'accuracy_floor',
-        'budget__lambda_max': 0.1,
-      },
-      r'lambda_tok=0.1 times 12',
-    ),
+    ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
+    ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
     ({'reward__gate': 'shut'}, r"reward.gate='shut' is unknown"),
     ({'objective__kl_coef': 0.1}, r'objective.kl_coef=0.1 after a warm start'),
     ({'team__agents': ('solver',), 'team__topology': 'single'}, r'notes to 2 agents, .* has 1'),

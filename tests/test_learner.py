@@ -66,7 +66,7 @@ class _Progress:
 
 
 class _Setup(setup_lib.Setup):
-  def policy(self, params, *, stream, step, temperature, alone=False):
+  def policy(self, params, *, stream, step, temperature):
     return _Policy(self.tokenizer, step)
 
 

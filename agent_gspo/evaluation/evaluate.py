@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.teams.topology import make_topology
 from agent_gspo.types import Question, RolloutBatch
 
 
@@ -52,18 +50,6 @@ def evaluate(
   batch = join(batches)
   records = results.of_questions(batch, team, tokenizer, step=0, split='')
   return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
-
-
-def decider_alone(team: Team) -> Team:
-  """The team's last agent without teammates: what guessing from the question gives."""
-  return dataclasses.replace(
-    team,
-    roles=team.roles[-1:],
-    names=team.names[-1:],
-    topology=make_topology('single', 1),
-    decision='last',
-    max_episode_tokens=0,
-  )
 
 
 def constant_answer(task: Task, split: str, questions: int) -> dict[str, Any]:

@@ -29,10 +29,6 @@ class Sharing:
     """Sets of adapters that the model needs (if it has any)."""
     return 1 if self.adapters is None else max(self.adapters) + 1
 
-  def of_decider(self) -> tuple[int, ...] | None:
-    """`adapters` of a team in which the last agent is alone."""
-    return None if self.adapters is None else self.adapters[-1:]
-
 
 def make_sharing(
   options: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from agent_gspo import config as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
+from agent_gspo.evaluation import variants
 from agent_gspo.models.load import load_model
 from agent_gspo.models.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import Params, Transformer, init_params
@@ -51,9 +52,7 @@ class Setup:
   sampler: Sampler
   source: str
 
-  def policy(
-    self, params: Params, *, stream: str, step: int, temperature: float, alone: bool = False
-  ) -> ModelPolicy:
+  def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
     """The team's voice under some parameters.
 
     Args:
@@ -61,7 +60,6 @@ class Setup:
       stream: which randomness ('train' or 'eval').
       step: finished steps, folded into the keys.
       temperature: of sampling.
-      alone: the deciding agent without its teammates.
     """
     return ModelPolicy(
       sampler=self.sampler,
@@ -69,7 +67,7 @@ class Setup:
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
-      adapters=self.sharing.of_decider() if alone else self.sharing.adapters,
+      adapters=self.sharing.adapters,
     )
 
   def evaluate(
@@ -89,17 +87,14 @@ class Setup:
     """
     options = self.config['evaluation']
     split = self.task.questions(options['split'])
-    chosen = [split[i] for i in range(min(questions, len(split)))]
-    team = self.team
-    if alone:
-      team = evaluation.decider_alone(team)
-      chosen = [dataclasses.replace(q, notes=(), relevant=()) for q in chosen]
+    who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
+    policy = self.policy(params, stream='eval', step=0, temperature=options['temperature'])
     figures, batch = evaluation.evaluate(
-      team,
+      who.team,
       self.task,
       self.tokenizer,
-      chosen,
-      self.policy(params, stream='eval', step=0, temperature=options['temperature'], alone=alone),
+      [who.question(split[i]) for i in range(min(questions, len(split)))],
+      who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,
     )
@@ -182,7 +177,7 @@ def build(parts: config_lib.Parts) -> Setup:
     ),
     source=loaded.source,
   )
-  _check_prompts(setup)
+  _check_prompts(setup, parts.training)
   return setup
 
 
@@ -213,12 +208,13 @@ def _with_adapters(model_config, params: Params, seed: int) -> Params:
   return graft(fresh, params)
 
 
-def _check_prompts(setup: Setup) -> None:
+def _check_prompts(setup: Setup, training: bool) -> None:
   """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
   team = setup.team
   writers = team.prompt_writers(setup.tokenizer)
   worst = (0, '')
-  for question in _longest_questions(setup.task, setup.config['evaluation']['split']):
+  splits = (*(['train'] if training else []), setup.config['evaluation']['split'])
+  for question in _longest_questions(setup.task, splits):
     for agent, writer in enumerate(writers):
       note = question.notes[agent] if agent < len(question.notes) else ''
       conversation, cap = writer.begin(question.text, note), team.message_cap(agent)
@@ -240,18 +236,18 @@ def _check_prompts(setup: Setup) -> None:
       'team.max_message_tokens.'
     )
   row_tokens = setup.config['learner']['row_tokens']
-  if needed > row_tokens:
+  if training and needed > row_tokens:
     raise ValueError(
       f'learner.row_tokens={row_tokens} is too short: question {question_id} can lead to a prompt '
       f'and message of {needed} tokens. Set learner.row_tokens={-(-needed // 64) * 64} or more.'
     )
 
 
-def _longest_questions(task: Task, split: str) -> list[Question]:
-  """The 64 longest among the first of the training and the evaluated split."""
+def _longest_questions(task: Task, splits: Sequence[str]) -> list[Question]:
+  """The 64 longest among the first of some splits."""
   found = [
     questions[i]
-    for questions in (task.questions('train'), task.questions(split))
+    for questions in map(task.questions, splits)
     for i in range(min(_QUESTIONS_LOOKED_AT, len(questions)))
   ]
   return sorted(found, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:64]
