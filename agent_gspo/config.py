@@ -69,6 +69,7 @@ def default_config() -> config_dict.ConfigDict:
   config.sampler = sampler = config_dict.ConfigDict()
   sampler.row_tokens = 384  # columns of a prefill row
   sampler.prefill_rows = 2  # rows prefilled at a time
+  sampler.decode_rows = 96  # messages written at a time; bounds the memory of caches
 
   config.reward = reward = config_dict.ConfigDict()
   for field in dataclasses.fields(communication.RewardOptions):  # see its docstring
@@ -243,6 +244,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     ('selection.resample', 0),
     ('sampler.row_tokens', 16),
     ('sampler.prefill_rows', 1),
+    ('sampler.decode_rows', 1),
     ('learner.minibatches', 1),
     ('learner.row_tokens', 16),
     ('learner.rows', 1),

@@ -20,7 +20,7 @@ from agent_gspo.training.state import TrainState
 _FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
 # Fields that say what parameters are. A model from scratch has the words of its task and
 # prompts as its vocabulary.
-_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha')
+_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
 _MODEL_FROM_SCRATCH = (*_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles')
 
 _ITEMS = ('params', 'state', 'config')
@@ -120,6 +120,8 @@ def restore_params(
   manager = _open_existing(directory)
   scratch = config['model']['source'].startswith('random:')
   fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
+  if config['policy']['sharing'] != 'shared':  # whose adapter is whose
+    fields = (*fields, 'team.agents')
   _check_config(manager, _as_json(config), lambda field: _under(field, fields))
   step = manager.latest_step()
   flat = flax.traverse_util.flatten_dict(like, sep='/')

@@ -174,6 +174,7 @@ def build(parts: config_lib.Parts) -> Setup:
       max_new_tokens=parts.team.max_message_tokens,
       row_tokens=config['sampler']['row_tokens'],
       prefill_rows=config['sampler']['prefill_rows'],
+      decode_rows=config['sampler']['decode_rows'],
     ),
     source=loaded.source,
   )
