@@ -6,8 +6,8 @@
 Makes one small mistake at a time in each function of agent_gspo/algorithms and agent_gspo/rewards
 (a sign, a side of a clip, a mask, a mean for a sum, an epsilon, a stop-gradient, a comparison) and
 runs the tests of that module on it. Prints the share of mistakes that they catch and each one
-that survives, and writes benchmarks/results/mutation_check.json. --list shows the mistakes and
-runs none.
+that survives, and writes benchmarks/results/mutation_check.json. --survivors runs only those that
+survived the last time (after tests were added); --list shows the mistakes and runs none.
 
 A mutant is a forked child of one process that has imported jax and pytest: it puts the changed
 source in the place of the module and runs the tests in itself, until the first failure.
@@ -124,6 +124,9 @@ class Mutant:
   @property
   def key(self) -> tuple[str, str, str]:
     return self.module, self.function, self.change
+
+  def __str__(self) -> str:
+    return f'agent_gspo/{self.module}:{self.line} {self.function}: {self.change}'
 
 
 def mutants(module: str) -> Iterator[Mutant]:
@@ -278,8 +281,8 @@ def _in_child(module: str, source: str, tests: Sequence[str], limit_s: int) -> N
     os._exit(int(code))
 
 
-def check(module: str) -> dict[str, Any]:
-  """Runs all mutants of a module.
+def check(module: str, only: Sequence[str] | None = None) -> dict[str, Any]:
+  """Runs all mutants of a module, or takes all but `only` (texts) as caught.
 
   Returns:
     `mutants`, `caught`, `equivalent` (counts) and `survivors` (lines of text).
@@ -297,10 +300,11 @@ def check(module: str) -> dict[str, Any]:
   limit_s = int(60 + 5 * (time.monotonic() - start))
   survivors = []
   for mutant in found:
+    if only is not None and str(mutant) not in only:
+      continue
     if tests_pass(module, mutant.source, tests, limit_s):
-      line = f'agent_gspo/{module}:{mutant.line} {mutant.function}: {mutant.change}'
-      survivors.append(line)
-      print(f'  survives: {line}', flush=True)
+      survivors.append(str(mutant))
+      print(f'  survives: {mutant}', flush=True)
   caught = len(found) - len(survivors)
   print(
     f'{module}: {caught} of {len(found)} caught, {equivalent} equivalent, '
@@ -340,20 +344,26 @@ def _check_tables() -> None:
     raise SystemExit(f'EQUIVALENT names mutants that there are not: {stale}.')
 
 
-def _report(results: dict[str, dict[str, Any]]) -> None:
-  """Adds to the results of earlier runs, and prints the table of all of them."""
+def _known() -> dict[str, dict[str, Any]]:
+  """The results of earlier runs."""
   file = common.RESULTS / 'mutation_check.json'
-  known = json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
-  results = {m: r for m, r in sorted({**known, **results}.items()) if m in TESTS}
-  common.save('mutation_check', results)
-  rows = [
-    (m, str(r['mutants']), str(r['caught']), str(r['equivalent'])) for m, r in results.items()
-  ]
-  sums = [sum(int(row[i]) for row in rows) for i in (1, 2, 3)]
-  print(
-    common.table(('module', 'mutants', 'caught', 'equivalent'), [*rows, ('all', *map(str, sums))])
-  )
-  print(f'{100 * sums[1] / max(sums[0], 1):.1f} % caught')
+  return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
+
+
+def _save(module: str, result: dict[str, Any]) -> None:
+  """Adds to the results of earlier runs, and drops modules that are gone."""
+  results = {**_known(), module: result}
+  common.save('mutation_check', {m: results[m] for m in sorted(results) if m in TESTS})
+
+
+def _print_table() -> None:
+  """All modules that were ever run."""
+  columns = ('mutants', 'caught', 'equivalent')
+  results = _known()
+  sums = {c: sum(r[c] for r in results.values()) for c in columns}
+  rows = [(m, *(str(r[c]) for c in columns)) for m, r in {**results, 'all': sums}.items()]
+  print(common.table(('module', *columns), rows))
+  print(f'{100 * sums["caught"] / max(sums["mutants"], 1):.1f} % caught')
 
 
 def main() -> None:
@@ -362,6 +372,7 @@ def main() -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
   parser.add_argument('--modules', nargs='+', choices=sorted(TESTS), default=sorted(TESTS))
+  parser.add_argument('--survivors', action='store_true', help='only those of the last run')
   parser.add_argument('--list', action='store_true', help='show the mutants, run none')
   options = parser.parse_args()
   _check_tables()
@@ -369,11 +380,15 @@ def main() -> None:
     for module in options.modules:
       for mutant in mutants(module):
         known = EQUIVALENT.get(mutant.key, '')
-        print(f'{module}:{mutant.line} {mutant.function}: {mutant.change}  {known}'.rstrip())
+        print(f'{mutant}  {known}'.rstrip())
     return
   with tempfile.TemporaryDirectory() as cache:
     _prepare(cache)
-    _report({module: check(module) for module in options.modules})
+    for module in options.modules:
+      only = _known().get(module, {}).get('survivors') if options.survivors else None
+      if only != []:
+        _save(module, check(module, only))
+  _print_table()
 
 
 if __name__ == '__main__':

@@ -57,6 +57,7 @@ def get_config() -> config_dict.ConfigDict:
   config.rollout.samples = 8
   config.sampler.row_tokens = 1024
   config.sampler.prefill_rows = 8
+  config.sampler.decode_rows = 256
 
   # Spend as little as the accuracy allows: the price of a token rises while the team stays
   # near its best and falls when it does not.
