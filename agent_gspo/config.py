@@ -69,7 +69,7 @@ def default_config() -> config_dict.ConfigDict:
   config.sampler = sampler = config_dict.ConfigDict()
   sampler.row_tokens = 384  # columns of a prefill row
   sampler.prefill_rows = 2  # rows prefilled at a time
-  sampler.decode_rows = 192  # messages written at a time: fewer take less memory and more time
+  sampler.decode_rows = 96  # messages written at a time: fewer take less memory and more time
 
   config.reward = reward = config_dict.ConfigDict()
   for field in dataclasses.fields(communication.RewardOptions):  # see its docstring
