@@ -215,3 +215,37 @@ def test_every_option_is_read_from_text():
 
 def test_linear_adds_nothing():
   np.testing.assert_array_equal(shapes.shape_term('linear', {}, drawn(0)), 0.0)
+
+
+def test_defaults_are_those_of_the_table():
+  assert {name: shapes.defaults(name) for name in shapes.SHAPES} == {
+    'hinge': {},
+    'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0},
+    'l1_exact': {'alpha': 3e-4},
+    'l1_max': {'alpha': 3e-4, 'delta': 0.5},
+    'kimi': {'weight': 0.4},
+    'efficient': {'alpha': 0.1},
+    'laser': {'weight': 0.5},
+    'shorter_better': {'alpha': 2.0, 'beta': 1e-3},
+    'alp': {'beta': 1e-7},
+    'multiplicative': {'alpha': 0.33},
+    'pass_rate_scaled': dict.fromkeys(('written_weight', 'read_weight', 'turn_weight'), 1 / 3),
+    'decaying': {'decay': 0.5},
+    'overlong': {'buffer': 4096.0, 'weight': 0.5},
+  }
+
+
+def test_l1_max_gives_no_more_than_the_score():
+  short = shapes.l1_max(np.ones(1), np.zeros(1), target=1e6)
+  np.testing.assert_array_equal(short, 0.0)
+
+
+@pytest.mark.parametrize('shape', ['laser', 'overlong'])
+def test_what_must_be_positive_is_told_from_what_may_be_zero(shape):
+  zero = {'laser': 'target=0', 'overlong': 'limit=0'}[shape]
+  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, weight=0'}[shape]
+  with pytest.raises(ValueError, match='must be positive'):
+    shapes.parse_options(shape, zero)
+  assert shapes.parse_options(shape, fine)['weight'] == 0
+  with pytest.raises(ValueError, match='must be zero or more'):
+    shapes.parse_options(shape, fine.replace('weight=0', 'weight=-1'))
