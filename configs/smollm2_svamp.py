@@ -2,6 +2,14 @@
 
 The reader writes what to compute, the solver reads the problem and the reader's message and
 computes it. Both see the problem, so a reader that has nothing to add may say nothing.
+
+  python launch/train.py --config=configs/smollm2_svamp.py --workdir=runs/svamp
+
+Three steps on the official files (--config.steps=3 --config.evaluation.questions=50), two cores of
+an AMD EPYC beside other work, 2026-11-20: all figures finite, training batches 1.6, 0 and 6.2 %
+right, the untrained team 4 % of 50 questions, 117 to 175 s a step, 9.3 GB. The model solves few of
+these problems, so 75 to 100 % of the groups tie and teach nothing (step 2 had gradient 0): this
+config needs an accelerator and patience, and no gain is claimed for it.
 """
 
 from ml_collections import config_dict
