@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from agent_gspo.reporting import json_lines, plots, records
+from agent_gspo.training import sweep
 from benchmarks import common
 
 _CONFIG = common.ROOT / 'configs' / 'tiny.py'
@@ -112,20 +112,15 @@ def _report(settings: dict[str, dict[str, list[Any]]]) -> str:
   for name, key, scale, decimals in _MEASURES:
     cells = [name]
     for figures in settings.values():
-      cells += [_spread([scale * pair[when] for pair in figures[key]], decimals) for when in (0, 1)]
+      cells += [
+        sweep.spread([scale * pair[when] for pair in figures[key]], decimals) for when in (0, 1)
+      ]
     rows.append(cells)
   seconds = ['seconds of the command']
   for figures in settings.values():
-    seconds += ['', _spread(figures['seconds'], 0)]
+    seconds += ['', sweep.spread(figures['seconds'], 0)]
   header = ['', *[f'{name}, {when}' for name in settings for when in ('before', 'after')]]
   return common.table(header, [*rows, seconds])
-
-
-def _spread(values: Sequence[float], decimals: int) -> str:
-  mean = f'{statistics.mean(values):.{decimals}f}'
-  if len(values) == 1:
-    return mean
-  return f'{mean} [{min(values):.{decimals}f}, {max(values):.{decimals}f}]'
 
 
 if __name__ == '__main__':

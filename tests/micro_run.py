@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import config_dict
 
@@ -61,6 +62,15 @@ def get_config() -> config_dict.ConfigDict:
   config.evaluation.temperature = 1.0
   config.logging.transcripts = 2
   return config.lock()
+
+
+def changed(**values) -> dict[str, Any]:
+  """The config as a dict with some fields set; `a__b` is field `a.b`."""
+  config = get_config().to_dict()
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  return config
 
 
 def command(name: str, *arguments: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib.util
 import json
 import warnings
@@ -11,6 +10,7 @@ import warnings
 import micro_run
 import pytest
 import scripted_teams as st
+from micro_run import changed
 
 from agent_gspo import config as config_lib
 from agent_gspo.models import hf, load, presets
@@ -21,15 +21,6 @@ from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
 
 _MODELS: dict[tuple, load.LoadedModel] = {}
-
-
-def changed(**values):
-  """The micro run's config with some fields set; `a__b` is field `a.b`."""
-  config = micro_run.get_config().to_dict()
-  for path, value in values.items():
-    *sections, field = path.split('__')
-    functools.reduce(dict.__getitem__, sections, config)[field] = value
-  return config
 
 
 @pytest.fixture

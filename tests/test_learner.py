@@ -7,7 +7,6 @@ what.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +30,13 @@ from agent_gspo.training.update import Updater
 
 
 def _config(**values):
-  config = micro_run.get_config().to_dict()
-  config['rollout'] |= {'questions': 4, 'samples': 4}
-  config['warm_start']['steps'] = 0
-  config['model']['lora_rank'] = 2
-  for path, value in values.items():
-    *sections, field = path.split('__')
-    functools.reduce(dict.__getitem__, sections, config)[field] = value
-  return config
+  small = {
+    'rollout__questions': 4,
+    'rollout__samples': 4,
+    'warm_start__steps': 0,
+    'model__lora_rank': 2,
+  }
+  return micro_run.changed(**(small | values))
 
 
 class _Policy:

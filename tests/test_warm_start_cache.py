@@ -1,7 +1,5 @@
 """A warm start is made once for all runs that begin alike, and for no other."""
 
-import functools
-
 import micro_run
 import numpy as np
 import pytest
@@ -18,11 +16,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def _config(**values):
-  config = config_lib.resolve(micro_run.get_config().to_dict())
-  for path, value in values.items():
-    *sections, field = path.split('__')
-    functools.reduce(dict.__getitem__, sections, config)[field] = value
-  return config
+  return config_lib.resolve(micro_run.changed(**values))
 
 
 @pytest.mark.parametrize(

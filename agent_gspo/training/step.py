@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from agent_gspo.algorithms import advantages, budgets, groups, selection
+from agent_gspo.algorithms import advantages, budgets, groups, posterior, selection
 from agent_gspo.algorithms.down_sampling import d3s_share
 from agent_gspo.algorithms.trust_region import etr_clip_scale
 from agent_gspo.models.transformer import Params
@@ -237,14 +237,13 @@ class Trainer:
     if options['name'] == 'd3s':  # what it keeps grows over the run, from its option to all
       first = extra.get('share', advantages.options_of('d3s')['share'])
       extra['share'] = d3s_share(done, start=first)
-    before = talk.selection.posterior
     credit = credit_lib.of_rollout(
       talk.batch,
       ledger,
       terms,
       grouping=options['grouping'],
       roles=[role.name for role in self.setup.team.roles],
-      probability=np.asarray(before.a / (before.a + before.b))[talk.places],
+      probability=np.asarray(posterior.probability(talk.selection.posterior))[talk.places],
     )
     found = advantages.advantage(credit, options['name'], costs=options['costs'], **extra)
     values, kept = np.asarray(found.values, np.float32), np.asarray(found.kept) > 0
