@@ -65,7 +65,6 @@ def get_config() -> config_dict.ConfigDict:
   config.budget.lambda_max = 0.002
   config.budget.floor = 0.2
   config.budget.floor_of_best = 0.95
-  config.budget.eta = 1e-3
   config.reward.gate = 'group_accuracy'
   config.reward.gate_accuracy = 0.5
   config.advantage.grouping = 'question_turn_agent'

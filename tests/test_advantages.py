@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from credit_batches import NORMALIZATIONS, credit, normalized
 
 from agent_gspo.algorithms import advantages as lib
-from agent_gspo.algorithms import budgets
 
 _EPS = 1e-6
 
@@ -316,72 +314,3 @@ def test_options_are_the_keyword_parameters():
   x = credit()
   found = lib.advantage(x, 'group_std', std_floor=10.0).values
   np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)
-
-
-# Budgets.
-
-
-def _floor(state, **changes):
-  options = {'floor': 0.5, 'floor_of_best': 0.0, 'eta': 0.01, 'lambda_max': 0.02, **changes}
-  return budgets.accuracy_floor(state, **options)
-
-
-def _state(price: float, running: float, best: float = 0.0) -> budgets.BudgetState:
-  return budgets.init(price).replace(
-    running_accuracy=jnp.float32(running), best_accuracy=jnp.float32(best)
-  )
-
-
-def test_price_rises_above_the_floor_and_falls_below_it():
-  accuracies = np.linspace(0, 1, 11)
-  prices = [float(_floor(_state(0.01, a)).lambda_tok) for a in accuracies]
-  np.testing.assert_allclose(prices, 0.01 + 0.01 * (accuracies - 0.5), rtol=1e-5)
-  assert (np.diff(prices) > 0).all()
-
-
-@pytest.mark.parametrize(('running', 'bound'), [(1.0, 0.02), (0.0, 0.0)])
-def test_price_stays_within_bounds(running, bound):
-  state = _state(0.01, running)
-  for _ in range(10):
-    state = _floor(state)
-  np.testing.assert_allclose(state.lambda_tok, bound, rtol=1e-6)
-  assert state.lambda_tok.dtype == jnp.float32
-
-
-def test_share_of_the_best_accuracy_is_a_floor_too():
-  # Best 0.9: the bar is 0.81, although `floor` is 0.5.
-  assert _floor(_state(0.01, 0.7, 0.9), floor_of_best=0.9).lambda_tok < 0.01
-  assert _floor(_state(0.01, 0.85, 0.9), floor_of_best=0.9).lambda_tok > 0.01
-  assert _floor(_state(0.01, 0.7, 0.9), floor_of_best=0.5).lambda_tok > 0.01
-
-
-def test_observe_is_an_exponential_mean_that_starts_at_the_first_value():
-  state, expected, best = budgets.init(0.003), None, 0.0
-  for accuracy in (0.4, 0.9, 0.0, 1.0):
-    state = budgets.observe(state, accuracy, decay=0.8)
-    expected = accuracy if expected is None else 0.8 * expected + 0.2 * accuracy
-    best = max(best, expected)
-    np.testing.assert_allclose(state.running_accuracy, expected, rtol=1e-6)
-    np.testing.assert_allclose(state.best_accuracy, best, rtol=1e-6)
-    np.testing.assert_allclose(state.lambda_tok, 0.003, rtol=1e-6)
-  assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
-
-
-def test_first_accuracy_of_zero_counts_as_seen():
-  state = budgets.observe(budgets.init(0.0), 0.0, decay=0.8)
-  state = budgets.observe(state, 1.0, decay=0.8)
-  np.testing.assert_allclose(state.running_accuracy, 0.2, rtol=1e-6)
-
-
-def test_closed_loop_settles_on_the_floor():
-  """A team whose accuracy falls with the price, seen through sampling noise."""
-  rng = np.random.default_rng(0)
-  true_accuracy = lambda price: 0.95 - 30 * price
-  state, prices = budgets.init(0.0), []
-  for _ in range(400):
-    seen = rng.binomial(64, true_accuracy(float(state.lambda_tok))) / 64
-    state = _floor(budgets.observe(state, seen, decay=0.8), floor=0.8, eta=0.002)
-    prices.append(float(state.lambda_tok))
-  settled = prices[100:]
-  assert abs(true_accuracy(np.mean(settled)) - 0.8) < 0.01
-  assert np.std(settled) < 0.001

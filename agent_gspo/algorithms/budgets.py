@@ -21,6 +21,7 @@ MODES = ('fixed', 'accuracy_floor', 'dual')
 # Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
 # (a step's questions), and a price acts with a delay of about five steps.
 _LEVEL, _TREND = 0.5, 0.15
+_NO_ROOM = 1e-6  # of accuracy
 _NOTHING = 1e-3  # of the budget: a cost below counts as this much, so that 0 has a logarithm
 
 
@@ -35,9 +36,9 @@ class BudgetOptions:
       (`lambda_max * budget_episode`).
     floor: accuracy_floor: accuracy to keep.
     floor_of_best: accuracy_floor: and this share of the best running accuracy.
-    eta: accuracy_floor: lasting price change a step per unit of accuracy.
+    eta: accuracy_floor: lasting price change a step at a full band, as a share of `lambda_max`.
     floor_band: accuracy_floor: at this accuracy above the floor the price is `lambda_max` at
-      once, below by as much it is 0.
+      once, below by as much it is 0; at most half of what lies between the floor and 1.
     accuracy_decay: of the running accuracy.
     budget_episode: dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
     budget_message: dual: mean tokens of a message not to exceed, silent ones included; 0
@@ -53,7 +54,7 @@ class BudgetOptions:
   lambda_max: float = 0.01
   floor: float = 0.5
   floor_of_best: float = 0.0
-  eta: float = 0.01
+  eta: float = 0.002
   floor_band: float = 0.1
   accuracy_decay: float = 0.8
   budget_episode: float = 0.0
@@ -190,8 +191,8 @@ def update(options: BudgetOptions, state: BudgetState, seen: Observation) -> Bud
       floor=options.floor,
       floor_of_best=options.floor_of_best,
       eta=options.eta,
+      band=options.floor_band,
       lambda_max=options.lambda_max,
-      gain=options.lambda_max / options.floor_band,
     )
   if options.mode == 'dual':
     return _dual(options, state, seen)
@@ -302,31 +303,39 @@ def accuracy_floor(
   floor: float,
   floor_of_best: float,
   eta: float,
+  band: float,
   lambda_max: float,
-  gain: float = 0.0,
 ) -> BudgetState:
-  """`lambda <- clip(integral + gain * margin)`, `integral <- clip(integral + eta * margin)`.
+  """The highest price that the accuracy above a floor can pay: proportional-integral.
 
-  The margin is the running accuracy minus the floor, which is the higher of `floor` and
-  `floor_of_best * best running accuracy`: a team that has learned to be better is held to
-  that. Both are clipped to `[0, lambda_max]`.
+  The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`: a team
+  that has learned to be better is held to that. With `m = (running accuracy - f) / b`,
+  clipped to [-1, 1], and `b = min(band, (1 - f) / 2)`, in units of `lambda_max`:
 
-  With `gain = 0` the price only drifts; then, in simulation, it is still high when accuracy
-  has long fallen through the floor. With `gain = lambda_max / 0.1` (`floor_band`) the
-  accuracy ends within 2 points of the floor, and fewer tokens are spent than under the best
-  fixed price of five that keeps it (`tests/test_budgets.py`).
+    integral <- clip(integral + eta m, 0, 1)
+    lambda = clip(integral + m, 0, 1)
+
+  The width follows the room above the floor, since a price that needs 10 points of it is
+  never paid by a team held to 95 %. The integral does not grow while the price is at
+  `lambda_max`, and one band below the floor there is no price whatever it has become.
 
   Args:
     state: after `observe`.
     floor: accuracy, 0 to 1.
     floor_of_best: share of the best running accuracy, 0 to 1.
-    eta: lasting price change a step per unit of accuracy.
+    eta: lasting change a step at a full band, as a share of `lambda_max`.
+    band: accuracy above the floor that is worth `lambda_max`, > 0.
     lambda_max: highest price.
-    gain: passing price per unit of accuracy.
   """
-  margin = state.running_accuracy - jnp.maximum(floor, floor_of_best * state.best_accuracy)
-  integral = jnp.clip(state.integral_tok + eta * margin, 0.0, lambda_max)
-  price = jnp.clip(integral + gain * margin, 0.0, lambda_max)
+  kept = jnp.maximum(floor, floor_of_best * state.best_accuracy)
+  width = jnp.minimum(band, (1 - kept) / 2)
+  # A floor of 1 leaves no room: any accuracy is then at the floor or below it.
+  margin = state.running_accuracy - kept
+  share = jnp.clip(margin / jnp.maximum(width, _NO_ROOM), -1.0, 1.0)
+  wound_up = (state.integral_tok + lambda_max * share >= lambda_max) & (share > 0)
+  moved = jnp.clip(state.integral_tok + eta * lambda_max * share, 0.0, lambda_max)
+  integral = jnp.where(wound_up, state.integral_tok, moved)
+  price = jnp.clip(integral + lambda_max * share, 0.0, lambda_max)
   return state.replace(
     integral_tok=integral.astype(jnp.float32), lambda_tok=price.astype(jnp.float32)
   )
