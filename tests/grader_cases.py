@@ -239,6 +239,38 @@ MATHS = [
   (REFUSAL, '1', 0, 0),
 ]
 
+_MEAN = (
+  'def mean_absolute_deviation(numbers: List[float]) -> float:\n'
+  '    mean = sum(numbers) / len(numbers)\n'
+  '    return sum(abs(x - mean) for x in numbers) / len(numbers)\n'
+)
+_BODY = _MEAN.partition('\n')[2]
+_TOTAL = 'total = sum\ndef mean_absolute_deviation(ns):\n    m = total(ns) / len(ns)\n'
+CODE = [  # the gold answer is the task's id
+  (_MEAN, 'HumanEval/4', 1, 1),
+  (f'```python\n{_MEAN}```', 'HumanEval/4', 1, 1),
+  (f'```\n{_MEAN}```', 'HumanEval/4', 1, 1),
+  (f'```python\nimport math\n\n{_MEAN}\n```\n', 'HumanEval/4', 1, 1),
+  # The prompt is in front of the strict grader's program only.
+  (_BODY, 'HumanEval/4', 1, 0),
+  (f'```python\n{_BODY}```', 'HumanEval/4', 1, 0),
+  # Prose around it, and a block that does not begin with a definition or an import.
+  (f'Here it is:\n```python\n{_MEAN}```', 'HumanEval/4', 1, 0),
+  (f'```python\n{_MEAN}```\nIt is the mean distance.', 'HumanEval/4', 1, 0),
+  (
+    f'```python\n{_TOTAL}    return total(abs(x - m) for x in ns) / len(ns)\n```',
+    'HumanEval/4',
+    1,
+    0,
+  ),
+  (f'```Python\n{_MEAN}```', 'HumanEval/4', 1, 0),
+  # Wrong, or none.
+  (_MEAN.replace('abs', ''), 'HumanEval/4', 0, 0),
+  ('def other(xs):\n    return 1.0\n', 'HumanEval/4', 0, 0),
+  ('', 'HumanEval/4', 0, 0),
+  (REFUSAL, 'HumanEval/4', 0, 0),
+]
+
 CASES = [
   (kind, *row)
   for kind, rows in (

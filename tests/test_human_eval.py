@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 
+import grader_cases
 import pytest
 
 from agent_gspo.tasks import human_eval, sources
@@ -159,6 +160,29 @@ def test_score_is_the_same_alone_and_together(task):
   assert task.score_all([question] * 2, [question.answer, '    return 0']) == [1.0, 0.0]
   with pytest.raises(ValueError, match='zip'):
     task.score_all([question], [])
+
+
+@needs_data
+def test_table():
+  """Of `grader_cases`, all rows graded together by each grader."""
+  texts, ids, *want = zip(*grader_cases.CODE, strict=True)
+  for grader, scores in zip(HumanEval.GRADERS, want, strict=True):
+    task = make_task('human_eval', data_dir=DATA, grader=grader)
+    found = {question.id: question for question in task.questions('test')}
+    assert task.score_all([found[i] for i in ids], texts) == list(map(float, scores)), grader
+
+
+@needs_data
+def test_legacy_takes_whole_functions():
+  task = make_task('human_eval', data_dir=DATA, grader='legacy')
+  found = task.questions('test')[:40:3]
+  assert task.score_all(found, [q.text + q.answer for q in found]) == [1.0] * len(found)
+  assert task.score_all(found[:3], [q.answer for q in found[:3]]) == [0.0] * 3
+
+
+def test_an_unknown_grader():
+  with pytest.raises(ValueError, match="grader='lenient' of task human_eval is unknown"):
+    HumanEval(grader='lenient', data_dir=DATA)
 
 
 @needs_data

@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from agent_gspo.tasks import base, sandbox, sources
+from agent_gspo.tasks import base, legacy_graders, sandbox, sources
 from agent_gspo.types import Question
 
 _REPOSITORY = {'repository': 'openai/human-eval', 'commit': '6d43fb9'}
@@ -47,10 +47,12 @@ class HumanEval(base.Task):
   """
 
   name = 'human_eval'
+  GRADERS = ('strict', 'legacy')
 
   def __init__(
     self,
     *,
+    grader: str = 'strict',
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
     base_url: str = sources.BASE_URL,
@@ -61,6 +63,9 @@ class HumanEval(base.Task):
     """Reads (or downloads) the official file.
 
     Args:
+      grader: 'strict', or 'legacy' for the program that AgentPrune and AgentDropout make of
+        an answer (see `legacy_graders.program`). Either runs in the sandbox, under the same
+        limits. Their file lacks the three tasks whose tests call a helper of the prompt.
       data_dir: folder with the official file, plain or packed; default
         $AGENT_GSPO_DATA_DIR.
       cache_dir: where a download goes; default $AGENT_GSPO_CACHE, then
@@ -73,10 +78,13 @@ class HumanEval(base.Task):
 
     Raises:
       FileNotFoundError: if the file cannot be had.
-      ValueError: if the file is not the official one.
+      ValueError: if the file is not the official one, or the grader is unknown.
       sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; said
         here, since an answer may be hours away.
     """
+    if grader not in self.GRADERS:
+      raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
+    self._legacy = grader == 'legacy'
     self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
     self._workers = workers or len(os.sched_getaffinity(0))
     sandbox.mechanisms()
@@ -96,24 +104,31 @@ class HumanEval(base.Task):
 
   def canonical(self, answer_text: str) -> str | None:
     """The code in the answer, without blank lines; equal programs may differ in it."""
-    code = extract_code(answer_text)
+    code = legacy_graders.program(answer_text) if self._legacy else extract_code(answer_text)
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
     """1 if the code in the answer passes all official tests, else 0."""
-    code = extract_code(answer_text)
-    if code is None:
-      return 0.0
     record = self._records[question.id]
     name = record['entry_point']
+    program = self._program(record['prompt'], answer_text, name)
+    if program is None:
+      return 0.0
     outcome = sandbox.run_tests(
-      complete_program(record['prompt'], code, name),
+      program,
       name,
       f'{record["test"]}\ncheck({name})\n',
       setup=record['prompt'],  # Some tests call a helper that the prompt defines.
       limits=self._limits,
     )
     return float(outcome.ok)
+
+  def _program(self, prompt: str, answer_text: str, name: str) -> str | None:
+    """What is run for an answer, None if there is no code in it."""
+    if self._legacy:
+      return legacy_graders.program(answer_text)
+    code = extract_code(answer_text)
+    return None if code is None else complete_program(prompt, code, name)
 
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
     """`score` of each question and answer, several at a time; the order is kept."""

@@ -58,6 +58,17 @@ def grade_maths(text: str, gold: str) -> float:
   return float(maths(text) == tidy(gold).strip('.'))
 
 
+def program(text: str) -> str:
+  """The program that they take a HumanEval answer for; their tests are run below it.
+
+  The characters of "```python" are taken off the beginning one by one, so that a block
+  "total = 1" becomes "al = 1", and the prompt is not put in front: an answer must restate the
+  function, its helpers and what it imports, `typing` aside.
+  """
+  code = text.lstrip('`python\n').rstrip('\n`')
+  return f'from typing import *\n{code}\n'
+
+
 def _answer_part(text: str, pattern: re.Pattern[str]) -> str:
   """What follows the last "The answer is ", else is boxed, else the last match."""
   text = text[-_MAX_TEXT:]
