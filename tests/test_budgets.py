@@ -32,7 +32,7 @@ def prices(options, costs, state=None, **fields):
 # dual, from its formula.
 
 
-def by_hand(costs, budget, eta, lookahead, lambda_max, start=0.0):
+def by_hand(costs, budget, eta, lookahead, lambda_max, start=0.0, lambda_min=0.0):
   level, slope, integral, found = None, 0.0, start, []
   for cost in costs:
     log = math.log(max(cost, 1e-3 * budget))
@@ -45,14 +45,14 @@ def by_hand(costs, budget, eta, lookahead, lambda_max, start=0.0):
     error = math.exp(level + lookahead * slope) / budget - 1
     push = eta * lookahead * error / budget
     if not (error > 0 and integral + push >= lambda_max):
-      integral = min(max(integral + eta * error / budget, 0), lambda_max)
-    found.append(min(max(integral + push, 0), lambda_max))
+      integral = min(max(integral + eta * error / budget, lambda_min), lambda_max)
+    found.append(min(max(integral + push, lambda_min), lambda_max))
   return found
 
 
 @pytest.mark.parametrize('lookahead', [0.0, 6.0, 20.0])
-@pytest.mark.parametrize('start', [0.0, 0.02])
-def test_dual_equals_its_formula(lookahead, start):
+@pytest.mark.parametrize(('start', 'lowest'), [(0.0, 0.0), (0.02, 0.0), (0.02, -0.03)])
+def test_dual_equals_its_formula(lookahead, start, lowest):
   costs = np.random.default_rng(0).uniform(5, 40, 30)
   costs[[7, 20]] = 0.0  # everybody silent
   options = BudgetOptions(
@@ -61,10 +61,11 @@ def test_dual_equals_its_formula(lookahead, start):
     dual_eta=0.1,
     dual_lookahead=lookahead,
     lambda_max=0.05,
+    lambda_min=lowest,
     lambda_tok=start,
   )
   found, state = prices(options, costs)
-  expected = by_hand(costs, 15.0, 0.1, lookahead, 0.05, start)
+  expected = by_hand(costs, 15.0, 0.1, lookahead, 0.05, start, lowest)
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
   assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype('float32')}
   assert np.isfinite([float(x) for x in jax.tree.leaves(state.episode)]).all()
@@ -273,6 +274,21 @@ def test_dual_settles_on_three_budgets(team):
       assert run.min() > 0.8 * budget
 
 
+@pytest.mark.parametrize('response', [1.5, 3.0])
+def test_a_budget_is_held_against_a_drift_by_a_price_of_either_sign(response):
+  """A team that needs ever fewer tokens by itself leaves an upper limit behind."""
+  drifting = lambda y, price, _: -response * (price + 0.004)
+  for budget in (15.0, 25.0, 40.0):
+    limit = BudgetOptions(mode='dual', budget_episode=budget, lambda_max=0.03)
+    both = dataclasses.replace(limit, lambda_min=-0.015)
+    held, left = (
+      np.mean([loop(options, drifting, seed, steps=100)[0][-20:] for seed in range(3)])
+      for options in (both, limit)
+    )
+    assert held == pytest.approx(budget, rel=0.1)
+    assert left < 0.9 * budget
+
+
 def test_plain_dual_ascent_runs_through_the_budget():
   """Why the default looks ahead."""
   options = BudgetOptions(mode='dual', budget_episode=25.0, dual_lookahead=0.0, lambda_max=0.03)
@@ -330,6 +346,14 @@ def test_accuracy_floor_settles_on_the_floor_when_accuracy_follows_the_price_at_
     (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_tok': 0.1},
       r'budget.lambda_tok=0.1 starts above budget.lambda_max=0.01',
+    ),
+    (
+      {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': -0.02},
+      r'budget.lambda_min=-0.02 is not between -budget.lambda_max=-0.01 and 0',
+    ),
+    (
+      {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': 0.005},
+      r'budget.lambda_min=0.005 is not between',
     ),
   ],
 )

@@ -34,6 +34,9 @@ class BudgetOptions:
     lambda_tok: price of a unit of cost; its first value under a controller.
     lambda_max: highest price, of both; for dual 0.5 to 1 point a budget's worth is enough
       (`lambda_max * budget_episode`).
+    lambda_min: dual: lowest price of a unit of cost, `-lambda_max` to 0. At 0 the budget is
+      an upper limit; below, a team that spends less than the budget is paid for more, and
+      the budget is held from both sides (to compare methods at equal tokens).
     floor: accuracy_floor: accuracy to keep.
     floor_of_best: accuracy_floor: and this share of the best running accuracy.
     eta: accuracy_floor: lasting price change a step at a full band, as a share of `lambda_max`.
@@ -52,6 +55,7 @@ class BudgetOptions:
   mode: str = 'fixed'
   lambda_tok: float = 0.0
   lambda_max: float = 0.01
+  lambda_min: float = 0.0
   floor: float = 0.5
   floor_of_best: float = 0.0
   eta: float = 0.002
@@ -96,6 +100,11 @@ class BudgetOptions:
     if self.budget_episode and self.lambda_tok > self.lambda_max:
       raise ValueError(
         f'budget.lambda_tok={self.lambda_tok} starts above budget.lambda_max={self.lambda_max}.'
+      )
+    if not -self.lambda_max <= self.lambda_min <= 0:
+      raise ValueError(
+        f'budget.lambda_min={self.lambda_min} is not between -budget.lambda_max='
+        f'{-self.lambda_max} and 0.'
       )
 
   @property
@@ -211,6 +220,7 @@ def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> Budg
       state.integral_tok,
       seen.episode_cost,
       budget=options.budget_episode,
+      lambda_min=options.lambda_min,
       **rule,
     )
     state = state.replace(episode=trend, integral_tok=integral, lambda_tok=price)
@@ -235,13 +245,14 @@ def dual(
   eta: float,
   lookahead: float,
   lambda_max: float,
+  lambda_min: float = 0.0,
 ) -> tuple[Trend, chex.Array, chex.Array]:
   """One multiplier: proportional-integral on the overshoot that the trend is heading for.
 
   `e = exp(level + lookahead * slope) / budget - 1`, and in units of `lambda * budget`:
 
-    integral <- clip(integral + eta e, 0, lambda_max budget)
-    lambda budget = clip(integral + eta lookahead e, 0, lambda_max budget)
+    integral <- clip(integral + eta e, lambda_min budget, lambda_max budget)
+    lambda budget = clip(integral + eta lookahead e, lambda_min budget, lambda_max budget)
 
   With `lookahead = 0` this is dual ascent, `lambda <- clip(lambda + eta (mean / budget - 1))`,
   on a smoothed cost, and with shape 'hinge' the rule of Leash (arXiv 2512.21540, eta 0.02).
@@ -249,6 +260,9 @@ def dual(
   go on falling as long as there is a price, and no price makes them grow again), so a
   controller that only adds up errors runs through the budget. Looking ahead lets go of the
   price while the cost is still above the budget.
+
+  A multiplier of an upper limit is never negative, so a team that drifts to fewer tokens by
+  itself ends below the budget; with `lambda_min < 0` the constraint is an equality.
 
   The defaults, eta 0.04 and 20 steps, are the best of a grid on simulated policies (80
   steps, from 62 tokens to 15, 25 and 40; responses of 1.5 to 6 per unit of price and step,
@@ -264,6 +278,7 @@ def dual(
     eta: change a step of `lambda * budget` per 100 % overshoot.
     lookahead: steps.
     lambda_max: highest price.
+    lambda_min: lowest price, <= 0.
 
   Returns:
     the trend, the integral and the price, float32 scalars.
@@ -278,8 +293,8 @@ def dual(
   push = eta * lookahead * error / budget
   wound_up = (integral + push >= lambda_max) & (error > 0)
   integral = jnp.where(wound_up, integral, integral + eta * error / budget)
-  integral = jnp.clip(integral, 0.0, lambda_max)
-  price = jnp.clip(integral + push, 0.0, lambda_max)
+  integral = jnp.clip(integral, lambda_min, lambda_max)
+  price = jnp.clip(integral + push, lambda_min, lambda_max)
   found = (Trend(level=level, slope=slope), integral, price)
   return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
