@@ -84,6 +84,18 @@ class Folder(harness.Answers):
     _write(self._path / RESULT, result)
 
 
+def read_result(path: str | pathlib.Path) -> dict[str, Any]:
+  """All figures of the finished evaluation in a folder.
+
+  Raises:
+    FileNotFoundError: the folder holds no finished evaluation.
+  """
+  file = pathlib.Path(path) / RESULT
+  if not file.is_file():
+    raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py --out={path} first.')
+  return json.loads(file.read_text(encoding='utf-8'))
+
+
 def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], list[dict[str, Any]]]:
   """One finished evaluation of a folder.
 
@@ -98,10 +110,7 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
     FileNotFoundError: the folder holds no finished evaluation.
     ValueError: there is none of that label, or it has no records (a constant answer).
   """
-  path = pathlib.Path(path)
-  if not (path / RESULT).is_file():
-    raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py --out={path} first.')
-  result = json.loads((path / RESULT).read_text(encoding='utf-8'))
+  path, result = pathlib.Path(path), read_result(path)
   evaluations = [e for e in result['evaluations'] if 'variant' in e]
   chosen = [e for e in evaluations if not label or e['label'] == label]
   if not chosen:
