@@ -280,6 +280,8 @@ def test_equal_costs_bring_nothing_back():
       solved.replace(costs=np.full(24, cost, np.float32)), 'ngrpo', costs='apart'
     )
     np.testing.assert_array_equal(found.kept, 0)
+  small = solved.replace(costs=np.repeat(np.float32([0, 2e-7]), 12))  # but a small price does
+  np.testing.assert_array_equal(lib.advantage(small, 'ngrpo', costs='apart').kept, 1)
 
 
 @pytest.mark.parametrize(

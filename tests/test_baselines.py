@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from credit_batches import by_group, credit, exact, members, standardised
@@ -107,6 +108,12 @@ def test_rloo_with_one_message_an_episode_is_the_papers():
   np.testing.assert_array_equal(baselines.rloo(rewards, np.arange(4), np.arange(4)), 0)
   # Several messages of one episode have nothing to compare with either.
   np.testing.assert_array_equal(baselines.rloo(rewards, _GROUPS, _GROUPS), 0)
+
+
+def test_rloo_of_one_episode_divides_nothing_by_zero():
+  """So that a search for NaNs in a run does not stop here."""
+  with jax.debug_nans(True):
+    np.testing.assert_array_equal(baselines.rloo(np.float32([1, 0, 0, 0]), _GROUPS, _GROUPS), 0)
 
 
 def test_reinforce_pp_and_seeupo(x):

@@ -160,6 +160,14 @@ def test_a_grae_of_scores_that_differ_is_the_papers():
   np.testing.assert_allclose(found, np.where(mixed > 0, mixed * m, mixed), rtol=1e-4)
 
 
+def test_a_grae_lets_small_spreads_count():
+  rewards, task = np.float32([0, 1e-4, 0, 1e-4]), np.float32([0, 1, 0, 1])
+  found = difficulty.a_grae(rewards, task, np.zeros(4, int), np.arange(4))
+  root = np.sqrt(0.5)  # p and m are a half, the advantages -1 and 1
+  size = 0.5 * 0.5 / root + 0.5 * 0.5 / (1 - root)
+  np.testing.assert_allclose(found, [-size, size / 2] * 2, rtol=1e-3)
+
+
 def test_a_grae_stays_finite_with_negative_rewards_and_a_price_on_ties():
   task = np.float32([0, 0, 0, 1, 1, 1])
   groups = np.repeat([0, 1], 3)

@@ -66,6 +66,8 @@ def test_whitened(batch):
   tiny = np.float32([1e-3, -1e-3, 0, 0])  # below eps the scale is eps
   np.testing.assert_allclose(lib.whitened(tiny, eps=0.5), tiny / 0.5, rtol=1e-5)
   np.testing.assert_allclose(lib.whitened(np.full(24, 0.9, np.float32)), 0, atol=1e-6)
+  small = np.float32([1e-4, -1e-4])  # a hundred times the default eps
+  np.testing.assert_allclose(lib.whitened(small), [1, -1], rtol=1e-5)
 
 
 def test_solve_rate_counts_episodes_not_messages(batch):
@@ -110,3 +112,8 @@ def test_share_of_tied_groups():
   groups = np.array([0, 0, 1, 1, 2, 3, 3])
   values = np.float32([1, 1, 0, 1, 0.3, 0, 0])
   assert lib.tied_groups(values, groups) == 0.75
+
+
+def test_groups_tie_up_to_rounding_errors_only():
+  groups = np.array([0, 0, 1, 1])
+  assert lib.tied_groups(np.array([0.3, 0.3 + 1e-12, 0.3, 0.3 + 1e-7]), groups) == 0.5

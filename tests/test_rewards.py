@@ -151,6 +151,20 @@ def test_gate_opens_at_the_accuracy_it_names():
   assert terms(0.5).token_cost[:4].tolist() == pytest.approx([0.2] * 4)
 
 
+@pytest.mark.parametrize('gate', ['group_accuracy', 'top_groups'])
+def test_episodes_and_questions_without_messages_move_no_gate(gate):
+  batch = talk(st.team('single'), lambda turn: 2)
+  options = RewardOptions(gate=gate, gate_accuracy=1.0, gate_fraction=0.5)
+  full = accountant.ledger(batch)
+  # An episode that nobody wrote in, and question ids of which every second is not there.
+  ledger = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
+  scores = np.array([0.0] * 4 + [1.0] * 8)
+  for found, own in ((full, scores), (ledger, np.append(scores, 0.0))):
+    with np.errstate(all='raise'):
+      terms = communication.reward_terms(options, found, own, 0.1, [''] * 12)
+    np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
+
+
 def test_a_price_of_zero_costs_nothing():
   batch = talk(st.team('complete'), random_lengths(0))
   terms = communication.reward_terms(
@@ -349,6 +363,15 @@ def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
     assert reached == pytest.approx(bound)
 
 
+def test_capped_episode_costs_at_most_its_cap_in_the_dearest_tokens():
+  for p_read in (0.0, 0.5):
+    team = st.team('star', max_message_tokens=20, max_episode_tokens=40)
+    readers = [team.topology.readers(agent, r) for r, _, layer in team.turns for agent in layer]
+    assert len(set(readers)) > 1
+    found = communication.max_episode_cost(RewardOptions(p_read=p_read), team)
+    assert found == pytest.approx(40 * (1 + p_read * max(readers)))
+
+
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path'])
 @pytest.mark.parametrize('credit', communication.CREDITS)
 @pytest.mark.parametrize('name', ['single', 'chain', 'complete', 'layered'])
@@ -382,7 +405,8 @@ def test_bound_names_the_remedy():
       communication.check_bound(RewardOptions(gate=gate), 0.02, team)
   communication.check_bound(options, 0.01, team)
   # A cap on the episode is a bound as well; prompts have no known length.
-  communication.check_bound(options, 0.02, st.team('star', max_episode_tokens=40))
+  capped = st.team('star', max_message_tokens=20, max_episode_tokens=40)
+  communication.check_bound(options, 0.02, capped)
   communication.check_bound(dataclasses.replace(options, cost='money'), 1.0, team)
 
 
@@ -396,6 +420,7 @@ def test_bound_names_the_remedy():
     ('kimi', 'weight=0.4', 'weight=2'),
     ('efficient', 'alpha=0.5', None),
     ('laser', 'target=5', None),
+    ('laser', 'target=5, weight=1.5', None),  # a bonus for right answers alone
     ('shorter_better', 'beta=0.01', 'beta=0.2'),
     ('alp', 'beta=0.01', 'beta=0.1'),
     ('multiplicative', 'alpha=9', None),
@@ -461,6 +486,49 @@ def test_bound_of_the_hinge_and_of_the_message_budget():
   communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.16, **limits)
   with pytest.raises(ValueError, match=r'lambda_message=0.17 on messages beyond 4'):
     communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.17, **limits)
+
+
+def test_bound_is_missed_by_no_more_than_rounding_errors():
+  """A dearest episode of 18 tokens; a shape of 1 / 8 a token takes 1 from it."""
+  team, price = st.team('star'), 1 / 18
+  with pytest.raises(ValueError, match='>= 1, so'):
+    communication.check_bound(RewardOptions(), price * (1 - 1e-12), team)
+  communication.check_bound(RewardOptions(), price * (1 - 1e-7), team)
+  for short, remedy in ((0.0, 'Soften'), (1e-12, 'Soften'), (1e-7, 'Keep lambda_tok below')):
+    text = f'target=5, alpha={(1 - short) / 8!r}'
+    options = RewardOptions(shape='l1_exact', shape_options=text)
+    with pytest.raises(ValueError, match=remedy):
+      communication.check_bound(options, 0.01, team)
+
+
+def test_remedy_leaves_room_for_what_else_is_charged():
+  """18 tokens in 3 messages of 6, 2 of each beyond the limit."""
+  team = st.team('star')
+  limits = {'lambda_message_max': 0.05, 'message_limit': 4.0}
+  fields = {'lambda_turn': 0.1, 'shape': 'l1_exact', 'shape_options': 'target=5, alpha=0.01'}
+  with pytest.raises(ValueError, match=r'>= 1, so') as error:
+    communication.check_bound(RewardOptions(**fields), 0.05, team, **limits)
+  found = str(error.value)
+  assert 'turn times its 3 turns, and reward.lambda_rep, and lambda_message=0.05' in found
+  assert "0.08 by reward.shape='l1_exact': 1.58 >= 1" in found  # 0.9 + 0.3 + 0.3 + 0.08
+  assert 'Keep lambda_tok below 0.018' in found  # (1 - 0.3 - 0.3 - 0.08) / 18
+
+
+def test_remedy_is_not_a_price_where_the_rest_is_too_dear():
+  fields = {'lambda_turn': 0.2, 'shape': 'l1_exact', 'shape_options': 'target=5, alpha=0.0625'}
+  with pytest.raises(ValueError, match=r'0.5 by .* 1.1 >= 1.* Lower reward.lambda_turn'):
+    communication.check_bound(RewardOptions(**fields), 0.0, st.team('star'))
+
+
+def test_bound_knows_that_who_is_silent_took_no_turn():
+  weights = 'written_weight=0, read_weight=0, turn_weight='
+  for weight, fine in ((1.0, True), (1.5, False)):
+    options = RewardOptions(shape='pass_rate_scaled', shape_options=f'{weights}{weight}')
+    if fine:
+      communication.check_bound(options, 0.0, st.team('star'))
+    else:
+      with pytest.raises(ValueError, match='Soften'):
+        communication.check_bound(options, 0.0, st.team('star'))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from agent_gspo.algorithms import advantages
-from agent_gspo.rewards import ties
+from agent_gspo.rewards import communication, ties
 from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams.accountant import Ledger
 
 
 def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, **options):
@@ -99,3 +101,59 @@ def test_there_is_an_answer_for_every_advantage(name):
   assert found.right > 0
   if name in ('group_std', 'group_mean', 'per_component', 'rloo'):
     assert found.all_wrong.silence == 0
+
+
+def test_half_as_strong_as_a_right_answer_is_a_collapse():
+  """Kimi takes half its weight from wrong and long: silence is worth w / 2, right 2 + w / 4."""
+  for weight, collapse in ((2.5, False), (4.0, True)):
+    found = learned(
+      {'shape': 'kimi', 'shape_options': f'weight={weight}'}, 'per_component', lambda_tok=0.0
+    )
+    assert found.all_wrong.silence == pytest.approx(weight / 2)
+    assert found.right == pytest.approx(2 + weight / 4)
+    assert found.collapse == collapse
+
+
+def test_what_is_dropped_teaches_nothing():
+  found = learned({}, 'd3s')  # of two silent and two talkative ones, at +1 and -1, one each
+  assert found.all_wrong.silence == pytest.approx(1, rel=2e-3)
+
+
+def test_the_silent_episodes_of_a_question_are_one_path():
+  found = learned({}, 'salt', lambda_tok=0.0)  # 0 and 0 for them, 1 and -1 for the others
+  assert found.right == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'lambda_tok', 'silence'),
+  [
+    ({'p_read': 0.5}, 0.005, 0.15),  # one reader of each message of 20 tokens
+    ({'lambda_turn': 0.03}, 0.0, 0.03),
+    # Prompts of 20 tokens: 40 for who talks, 20 for who does not.
+    (
+      {
+        'cost': 'money', 'p_write': 1e6, 'p_read': 1e6,
+        'shape': 'hinge', 'shape_options': 'limit=30',
+      },
+      0.005, 0.05,
+    ),
+  ],
+)  # fmt: skip
+def test_what_talk_costs(fields, lambda_tok, silence):
+  found = learned(fields, 'per_component', lambda_tok=lambda_tok)
+  assert found.all_wrong.silence == pytest.approx(silence, rel=1e-4)
+  assert found.all_right.silence == pytest.approx(silence, rel=1e-4)
+
+
+def test_lengths_count_the_stop_token():
+  """Of tokens written 0 and 9 opo weighs 1 and 10."""
+  zeros, two = np.zeros(2, int), np.arange(2)
+  written = np.array([0, 9])
+  ledger = Ledger(
+    episode=two, question=zeros, agent=zeros, round=zeros, layer=zeros, written=written,
+    read=zeros, readers=zeros, silent=written == 0, truncated=zeros > 0, relevant=zeros,
+    num_episodes=2, agent_names=('agent',),
+  )  # fmt: skip
+  terms = communication.reward_terms(RewardOptions(), ledger, np.array([1.0, 0.0]), 0.0, [''] * 2)
+  found = ties.estimator('opo')(terms, ledger)
+  np.testing.assert_allclose(found, [10 / 11, -1 / 11], rtol=1e-5)
