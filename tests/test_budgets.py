@@ -115,7 +115,7 @@ def test_message_budget_has_a_tolerance():
 @pytest.mark.parametrize('mode', ['dual', 'accuracy_floor'])
 def test_prices_stay_within_bounds_and_come_back_from_both(mode):
   options = BudgetOptions(mode=mode, budget_episode=20.0, floor=0.8, lambda_max=0.03)
-  dear, cheap = {'cost': 60.0, 'accuracy': 0.98}, {'cost': 3.0, 'accuracy': 0.3}
+  dear, cheap = {'cost': 30.0, 'accuracy': 0.98}, {'cost': 3.0, 'accuracy': 0.3}
   state = budgets.init(0.0)
   step = lambda s, fields: update(options, s, seen(**fields))
   for _ in range(200):  # long enough to wind up, if it could
@@ -156,15 +156,17 @@ def test_accuracy_floor_equals_its_formula(band):
     mode='accuracy_floor', floor=0.5, floor_of_best=0.9, eta=0.1, lambda_max=0.02, floor_band=band
   )
   state, running, best, integral = budgets.init(0.0), None, 0.0, 0.0
-  for accuracy in np.random.default_rng(1).uniform(0.3, 1, 40):
+  rng = np.random.default_rng(1)
+  for accuracy in rng.uniform(0.3, 1, 40):
     running = accuracy if running is None else 0.8 * running + 0.2 * accuracy
     best = max(best, running)
     kept = max(0.5, 0.9 * best)
     share = min(max((running - kept) / min(band, (1 - kept) / 2), -1), 1)
+    cost = rng.uniform(0, 200)
     if not (share > 0 and integral + 0.02 * share >= 0.02):
       integral = min(max(integral + 0.1 * 0.02 * share, 0), 0.02)
-    price = min(max(integral + 0.02 * share, 0), 0.02)
-    state = update(options, state, seen(accuracy=accuracy))
+    price = min(max(integral / 0.02 + share, 0), 1) * min(0.02, 1 / cost)
+    state = update(options, state, seen(cost, accuracy=accuracy))
     np.testing.assert_allclose(float(state.lambda_tok), price, rtol=1e-3, atol=1e-7)
     np.testing.assert_allclose(float(state.running_accuracy), running, rtol=1e-5)
     np.testing.assert_allclose(float(state.best_accuracy), best, rtol=1e-5)
@@ -214,6 +216,13 @@ def test_first_accuracy_of_zero_counts_as_seen():
   state = budgets.observe(budgets.init(0.0), 0.0, decay=0.8)
   state = budgets.observe(state, 1.0, decay=0.8)
   np.testing.assert_allclose(state.running_accuracy, 0.2, rtol=1e-6)
+
+
+def test_a_floor_never_prices_the_mean_episode_above_a_right_answer():
+  options = BudgetOptions(mode='accuracy_floor', floor=0.5, lambda_max=0.05)
+  for cost, price in ((100.0, 0.01), (25.0, 0.04), (20.0, 0.05), (5.0, 0.05), (0.0, 0.05)):
+    state = update(options, budgets.init(0.0), seen(cost, accuracy=1.0))
+    assert float(state.lambda_tok) == pytest.approx(price)
 
 
 def test_metrics_hold_the_whole_control():
@@ -342,6 +351,7 @@ def test_accuracy_floor_settles_on_the_floor_when_accuracy_follows_the_price_at_
     ({'eta': 0.0}, r'budget.eta=0.0 must be positive'),
     ({'floor_band': 0.0}, r'budget.floor_band=0.0 must be positive'),
     ({'dual_eta': -1.0}, r'budget.dual_eta=-1.0 must be positive'),
+    ({'mode': 'accuracy_floor', 'lambda_max': 0.0}, r'budget.lambda_max=0 leaves'),
     ({'mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode or budget.budget_mess'),
     (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_tok': 0.1},

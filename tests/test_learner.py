@@ -21,7 +21,7 @@ from agent_gspo.models import presets as model_presets
 from agent_gspo.models.tokenizer import word_level
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sampling.sampler import Samples
-from agent_gspo.teams import accountant
+from agent_gspo.teams import accountant, batches
 from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -97,7 +97,7 @@ class _Updater:
     metrics |= {'logprob_gap_max': 1.0, 'clip_fraction': 0.0}
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
-  def score(self, state, batches):
+  def score(self, trainable, frozen, batches):
     return [
       b.replace(old_logprobs=(b.old_logprobs + self.done * self.move) * b.loss_mask)
       for b in batches
@@ -158,6 +158,25 @@ def test_objectives_fit_the_update(name, span):
   assert sums['objective'].shape == ()
 
 
+def test_optima_pays_for_what_the_reference_finds_likely():
+  trainer = _trainer(
+    reward__shape='optima', reward__shape_options='token_weight=0, min_tokens=0, loss_floor=0.4'
+  )
+  outcome, talk = _step(trainer)
+  worst = np.full(len(talk.batch.episodes), np.inf)
+  for m in talk.batch.messages:
+    if not m.silent:
+      loss = -m.logprobs.mean()  # the stand-in scores as the sampler did
+      worst[m.episode] = loss if np.isinf(worst[m.episode]) else max(loss, worst[m.episode])
+  scores, _ = batches.task_scores(talk.batch)
+  expected = scores + 0.5 / np.maximum(worst, 0.4)
+  episode = [m.episode for m in talk.batch.messages]
+  np.testing.assert_allclose(outcome.rewards, expected[episode], rtol=1e-5)
+  assert trainer.reference() is None  # the adapters are off
+  full = _trainer(reward__shape='optima', reward__shape_options='min_tokens=0', model__lora_rank=0)
+  assert set(full.reference()) == set(full.init(full.setup.params).trainable)
+
+
 def test_a_preset_gives_way_to_what_is_set():
   resolved = config_lib.resolve(_config(algorithm='ngrpo', advantage__costs='apart'))
   assert resolved['advantage']['name'] == 'ngrpo'
@@ -203,10 +222,10 @@ def test_an_episode_is_one_sequence():
   trainer = _trainer(_Updater(move=0.1), objective__ratio_span='episode', learner__minibatches=2)
   _step(trainer)
   first, second = trainer.learner.updater.seen
-  for batches, moved in ((first, 0.0), (second, 0.1)):
-    inside = np.concatenate([b.message_mask.reshape(-1) for b in batches]) > 0
-    ratio = np.concatenate([b.span_log_ratio.reshape(-1) for b in batches])[inside]
-    share = np.concatenate([b.span_share.reshape(-1) for b in batches])[inside]
+  for part, moved in ((first, 0.0), (second, 0.1)):
+    inside = np.concatenate([b.message_mask.reshape(-1) for b in part]) > 0
+    ratio = np.concatenate([b.span_log_ratio.reshape(-1) for b in part])[inside]
+    share = np.concatenate([b.span_share.reshape(-1) for b in part])[inside]
     np.testing.assert_allclose(ratio, moved, atol=1e-6)
     assert share.sum() == pytest.approx(8)  # 2 questions of 4 episodes
     assert share.max() < 1

@@ -60,7 +60,8 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
   if name == 'optima':
     if long < o['min_tokens']:
       return -1.0
-    return c - o['token_weight'] * share(e.lengths) + o['loss_weight'] / e.base_loss[i]
+    loss = max(e.base_loss[i], o['loss_floor'])
+    return c - o['token_weight'] * share(e.lengths) + o['loss_weight'] / loss
   if name == 'l1_exact':
     return c - o['alpha'] * abs(o['target'] - long)
   if name == 'l1_max':
@@ -102,7 +103,7 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
 
 OTHERS = {
   'hinge': {'limit': 10.0},
-  'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0},
+  'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0, 'loss_floor': 0.4},
   'l1_exact': {'target': 17.0, 'alpha': 0.01},
   'l1_max': {'target': 17.0, 'alpha': 0.02, 'delta': 0.4},
   'kimi': {'weight': 0.7},
@@ -179,8 +180,15 @@ def test_optima_without_a_measured_loss_is_its_token_term():
   e = episodes([1, 0], [50, 100])
   found = shapes.shape_term('optima', {}, e)
   np.testing.assert_allclose(found, [-0.25, -0.5])
-  with pytest.raises(ValueError, match='base_loss must be positive'):
-    shapes.shape_term('optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, 0.0])))
+  with pytest.raises(ValueError, match='base_loss must not be negative'):
+    shapes.shape_term('optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, -0.1])))
+
+
+def test_optima_a_loss_of_nothing_is_not_worth_everything():
+  """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
+  e = episodes([1, 1], [50, 50], base_loss=np.array([0.0, np.inf]))
+  found = shapes.shape_term('optima', {'loss_floor': 0.25}, e)
+  np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])
 
 
 def test_optima_floor_spares_an_episode_of_just_so_many_tokens():
@@ -220,7 +228,7 @@ def test_linear_adds_nothing():
 def test_defaults_are_those_of_the_table():
   assert {name: shapes.defaults(name) for name in shapes.SHAPES} == {
     'hinge': {},
-    'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0},
+    'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
     'l1_exact': {'alpha': 3e-4},
     'l1_max': {'alpha': 3e-4, 'delta': 0.5},
     'kimi': {'weight': 0.4},

@@ -21,7 +21,7 @@ MODES = ('fixed', 'accuracy_floor', 'dual')
 # Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
 # (a step's questions), and a price acts with a delay of about five steps.
 _LEVEL, _TREND = 0.5, 0.15
-_NO_ROOM = 1e-6  # of accuracy
+_NO_ROOM = 1e-6  # of accuracy, for a floor of 1
 _NOTHING = 1e-3  # of the budget: a cost below counts as this much, so that 0 has a logarithm
 
 
@@ -32,15 +32,16 @@ class BudgetOptions:
   Attributes:
     mode: one of `MODES`.
     lambda_tok: price of a unit of cost; its first value under a controller.
-    lambda_max: highest price, of both; for dual 0.5 to 1 point a budget's worth is enough
+    lambda_max: highest price, > 0 under a controller; accuracy_floor also stays below 1 / the
+      mean cost of an episode; for dual 0.5 to 1 point a budget's worth is enough
       (`lambda_max * budget_episode`).
     lambda_min: dual: lowest price of a unit of cost, `-lambda_max` to 0. At 0 the budget is
       an upper limit; below, a team that spends less than the budget is paid for more, and
       the budget is held from both sides (to compare methods at equal tokens).
     floor: accuracy_floor: accuracy to keep.
     floor_of_best: accuracy_floor: and this share of the best running accuracy.
-    eta: accuracy_floor: lasting price change a step at a full band, as a share of `lambda_max`.
-    floor_band: accuracy_floor: at this accuracy above the floor the price is `lambda_max` at
+    eta: accuracy_floor: lasting price change a step at a full band, as a share of the highest.
+    floor_band: accuracy_floor: at this accuracy above the floor the price is the highest at
       once, below by as much it is 0; at most half of what lies between the floor and 1.
     accuracy_decay: of the running accuracy.
     budget_episode: dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
@@ -89,6 +90,8 @@ class BudgetOptions:
     for field in ('eta', 'floor_band', 'dual_eta'):
       if getattr(self, field) <= 0:
         raise ValueError(f'budget.{field}={getattr(self, field)} must be positive.')
+    if self.mode != 'fixed' and not self.lambda_max:
+      raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
     if self.mode == 'dual':
       self._check_dual()
 
@@ -197,6 +200,7 @@ def update(options: BudgetOptions, state: BudgetState, seen: Observation) -> Bud
   if options.mode == 'accuracy_floor':
     return accuracy_floor(
       state,
+      seen.episode_cost,
       floor=options.floor,
       floor_of_best=options.floor_of_best,
       eta=options.eta,
@@ -314,6 +318,7 @@ def observe(state: BudgetState, accuracy: chex.Numeric, decay: float) -> BudgetS
 
 def accuracy_floor(
   state: BudgetState,
+  cost: chex.Numeric,
   *,
   floor: float,
   floor_of_best: float,
@@ -325,34 +330,36 @@ def accuracy_floor(
 
   The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`: a team
   that has learned to be better is held to that. With `m = (running accuracy - f) / b`,
-  clipped to [-1, 1], and `b = min(band, (1 - f) / 2)`, in units of `lambda_max`:
+  clipped to [-1, 1], and `b = min(band, (1 - f) / 2)`:
 
-    integral <- clip(integral + eta m, 0, 1)
-    lambda = clip(integral + m, 0, 1)
+    share <- clip(share + eta m, 0, 1)
+    lambda = clip(share + m, 0, 1) * min(lambda_max, 1 / cost)
 
   The width follows the room above the floor, since a price that needs 10 points of it is
-  never paid by a team held to 95 %. The integral does not grow while the price is at
-  `lambda_max`, and one band below the floor there is no price whatever it has become.
+  never paid by a team held to 95 %. At `1 / cost` the mean episode costs what a right answer
+  earns: more than that outweighs the task while messages are long, and the price then swings
+  between its ends. The share does not grow while the price is at its highest, and one band
+  below the floor there is no price whatever the share has become.
 
   Args:
-    state: after `observe`.
+    state: after `observe`; its `integral_tok` is `share * lambda_max`.
+    cost: float scalar >= 0, mean cost of an episode in this step.
     floor: accuracy, 0 to 1.
     floor_of_best: share of the best running accuracy, 0 to 1.
-    eta: lasting change a step at a full band, as a share of `lambda_max`.
-    band: accuracy above the floor that is worth `lambda_max`, > 0.
-    lambda_max: highest price.
+    eta: change of the lasting share a step at a full band.
+    band: accuracy above the floor that is worth the highest price, > 0.
+    lambda_max: highest price, > 0.
   """
   kept = jnp.maximum(floor, floor_of_best * state.best_accuracy)
-  width = jnp.minimum(band, (1 - kept) / 2)
-  # A floor of 1 leaves no room: any accuracy is then at the floor or below it.
-  margin = state.running_accuracy - kept
-  share = jnp.clip(margin / jnp.maximum(width, _NO_ROOM), -1.0, 1.0)
-  wound_up = (state.integral_tok + lambda_max * share >= lambda_max) & (share > 0)
-  moved = jnp.clip(state.integral_tok + eta * lambda_max * share, 0.0, lambda_max)
-  integral = jnp.where(wound_up, state.integral_tok, moved)
-  price = jnp.clip(integral + lambda_max * share, 0.0, lambda_max)
+  width = jnp.maximum(jnp.minimum(band, (1 - kept) / 2), _NO_ROOM)
+  margin = jnp.clip((state.running_accuracy - kept) / width, -1.0, 1.0)
+  share = state.integral_tok / lambda_max
+  wound_up = (share + margin >= 1) & (margin > 0)
+  share = jnp.where(wound_up, share, jnp.clip(share + eta * margin, 0.0, 1.0))
+  highest = jnp.minimum(lambda_max, 1 / jnp.maximum(cost, 1 / lambda_max))
+  price = jnp.clip(share + margin, 0.0, 1.0) * highest
   return state.replace(
-    integral_tok=integral.astype(jnp.float32), lambda_tok=price.astype(jnp.float32)
+    integral_tok=(share * lambda_max).astype(jnp.float32), lambda_tok=price.astype(jnp.float32)
   )
 
 

@@ -62,17 +62,19 @@ def optima(
   token_weight: float = 0.5,
   loss_weight: float = 0.5,
   min_tokens: float = 40.0,
+  loss_floor: float = 0.1,
 ) -> Array:
   """Optima (arXiv 2410.08115): `-a l / max_group(l) + b / loss under the base model`.
 
-  An episode of fewer than `min_tokens` has reward -1 whatever its score. Without
-  `base_loss` the second term is 0.
+  An episode of fewer than `min_tokens` has reward -1 whatever its score. A loss below
+  `loss_floor` counts as so much: a message that the base model is sure of would be worth
+  more than any answer. Without `base_loss` the second term is 0.
   """
   term = -token_weight * _ratio(lengths, _group_max(lengths, questions))
   if base_loss is not None:
-    if not (np.asarray(base_loss) > 0).all():
-      raise ValueError('base_loss must be positive: it is a mean of -log probabilities.')
-    term = term + loss_weight / base_loss
+    if not (np.asarray(base_loss) >= 0).all():
+      raise ValueError('base_loss must not be negative: it is a mean of -log probabilities.')
+    term = term + loss_weight / np.maximum(base_loss, loss_floor)
   return np.where(lengths < min_tokens, -1.0 - scores, term)
 
 

@@ -15,10 +15,10 @@ from agent_gspo.reporting.progress import Progress
 from agent_gspo.rewards import communication
 from agent_gspo.teams import accountant, batches
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import base_loss, packing
 from agent_gspo.training import credit as credit_lib
 from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import metrics as metrics_lib
-from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.placement import make_placement
 from agent_gspo.training.setup import Setup
@@ -109,8 +109,10 @@ class Trainer:
     return self.placement.everywhere(state)
 
   def reference(self) -> state_lib.Flat | None:
-    """`trainable` of the policy that the KL term holds on to; None: the adapters are off."""
-    if not self.config['objective']['kl_coef'] or self.config['model']['lora_rank']:
+    """`trainable` of the policy that the KL term holds on to, and that shape 'optima' reads
+    messages with; None: the adapters are off, or nobody asks for it."""
+    asked = self.config['objective']['kl_coef'] or self.setup.reward.shape == 'optima'
+    if self.config['model']['lora_rank'] or not asked:
       return None
     return self.init(self.setup.params).trainable
 
@@ -184,6 +186,7 @@ class Trainer:
       [m.text for m in batch.messages],
       lambda_message=float(state.budget.lambda_message),
       message_limit=self.budget.message_limit,
+      base_loss=self._base_loss(state, batch, reference),
     )
     done = int(state.step) / max(self.config['steps'], 1)
     lesson, metrics = self._credit(talk, ledger, terms, done)
@@ -227,6 +230,19 @@ class Trainer:
       'memory/peak_mb': metrics_lib.peak_mb(),
     }
     return Outcome(state=state, metrics=metrics, rewards=terms.total, advantages=lesson.advantages)
+
+  def _base_loss(self, state, batch, reference) -> np.ndarray | None:
+    if self.setup.reward.shape != 'optima':
+      return None
+    return base_loss.of_episodes(
+      self.learner.updater,
+      reference,
+      state.frozen,
+      batch.messages,
+      len(batch.episodes),
+      row_tokens=self.config['learner']['row_tokens'],
+      rows=self.config['learner']['rows'],
+    )
 
   def _credit(
     self, talk, ledger, terms, done: float
