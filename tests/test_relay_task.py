@@ -336,9 +336,7 @@ def test_registry():
   assert isinstance(task, RelayTask)
   assert task.num_informants == 4
   assert task_options('relay')['max_count'] == 9
-  with pytest.raises(
-    ValueError, match=r"unknown task 'relai'; did you mean 'relay'\? Known: aqua"
-  ):
+  with pytest.raises(ValueError, match=r"unknown task 'relai'; did you mean 'relay'\? Known: aqua"):
     make_task('relai')
   with pytest.raises(ValueError, match=r"'num_informant' of task relay; did you mean 'num_info"):
     make_task('relay', num_informant=4)
