@@ -8,7 +8,8 @@ make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Runs 
 are not run again, those that were stopped go on, one that fails does not stop the others.
 --config.<field>=<value> holds for all. Writes sweep.json, sweep.md (mean over seeds, lowest
 and highest), frontier.png, curves.png and report.html to the workdir. --reference=DIR, a folder
-of `launch/evaluate.py --out`, puts its team and baselines on the frontier.
+of `launch/evaluate.py --out`, puts its team and baselines on the frontier; several are the
+seeds of one comparison.
 """
 
 from __future__ import annotations
@@ -82,13 +83,15 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
   return settings
 
 
-def _references(folders: Sequence[str]) -> dict[str, tuple[float, float]]:
-  """Tokens and accuracy of the systems that evaluations compared, by label."""
-  found = {}
+def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+  """Tokens and accuracy of the systems that evaluations compared, by name, one a folder."""
+  found: dict[str, list[tuple[float, float]]] = {}
   for folder in folders:
     result = json.loads((pathlib.Path(folder) / 'result.json').read_text(encoding='utf-8'))
     for record in result['evaluations']:
-      found[record['label']] = (record['tokens/written_per_question'], record['task/accuracy'])
+      name = record['label'].partition(' (')[0]  # without the number of samples
+      point = record['tokens/written_per_question'], record['task/accuracy']
+      found.setdefault(name, []).append(point)
   return found
 
 
@@ -100,7 +103,7 @@ def _write(folder, config, overrides, found, references) -> None:
     'references': references,
   }
   (folder / 'sweep.json').write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
-  text = sweep.table(found)
+  text = sweep.table(found, references)
   (folder / 'sweep.md').write_text(text + '\n', encoding='utf-8')
   print(text)
   workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}

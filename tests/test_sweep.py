@@ -110,17 +110,21 @@ def test_bad_arguments(tmp_path, arguments, message):
 def test_the_command_writes_its_figures(tmp_path, script):
   todo = _points(tmp_path, ('0', '1'))
   sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
-  (tmp_path / 'evaluated').mkdir()
-  evaluated = {'label': 'chain', 'tokens/written_per_question': 9.0, 'task/accuracy': 0.25}
-  (tmp_path / 'evaluated' / 'result.json').write_text(json.dumps({'evaluations': [evaluated]}))
+  for seed, (label, tokens) in enumerate((('vote (k=2)', 9.0), ('vote (k=3)', 11.0))):
+    (tmp_path / f'evaluated{seed}').mkdir()
+    evaluated = {'label': label, 'tokens/written_per_question': tokens, 'task/accuracy': 0.25}
+    result = json.dumps({'evaluations': [evaluated]})
+    (tmp_path / f'evaluated{seed}' / 'result.json').write_text(result)
   arguments = [f'--workdir={tmp_path}', '--lambdas=0,1', '--seeds=0,1']
   assert _command(*arguments, '--reference=nowhere').returncode == 2
-  done = _command(*arguments, f'--reference={tmp_path}/evaluated')
+  done = _command(*arguments, *(f'--reference={tmp_path}/evaluated{seed}' for seed in (0, 1)))
   assert done.returncode == 0, done.stderr
   assert '4 of 4 runs have ended' in done.stdout
   record = json.loads((tmp_path / 'sweep.json').read_text())
-  assert record['references'] == {'chain': [9.0, 0.25]}
+  assert record['references'] == {'vote': [[9.0, 0.25], [11.0, 0.25]]}
   assert [s['name'] for s in record['settings']] == ['lambda_tok=0', 'lambda_tok=1']
-  assert 'lambda_tok=1' in (tmp_path / 'sweep.md').read_text()
+  table = (tmp_path / 'sweep.md').read_text()
+  assert 'lambda_tok=1' in table
+  assert '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] |' in table
   for name in ('frontier.png', 'curves.png', 'report.html'):
     assert (tmp_path / name).stat().st_size > 1000

@@ -23,6 +23,7 @@ _PANELS = (
     100,
   ),
 )
+_MARKS = ('s', '^', 'D', 'v', 'P', 'X')
 _PRICE = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
 
 
@@ -117,7 +118,7 @@ def _price_moves(run: records.Run) -> bool:
 def frontier(
   settings: Sequence[Mapping[str, Any]],
   out_png: records.PathLike,
-  references: Mapping[str, tuple[float, float]] | None = None,
+  references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> pathlib.Path:
   """Draws accuracy against tokens written a question, a point a setting.
 
@@ -126,7 +127,8 @@ def frontier(
       `tokens/written_per_question`, one value a seed. The point is the mean, its bars reach
       from the lowest to the highest seed; single seeds are dots.
     out_png: the file to write.
-    references: name -> (tokens, accuracy) of further points, drawn as crosses.
+    references: name -> (tokens, accuracy) of each seed, of systems that were not trained
+      here; drawn in grey.
 
   Returns:
     The path written.
@@ -138,24 +140,11 @@ def frontier(
   backend_agg.FigureCanvasAgg(picture)
   axes = picture.subplots()
   for i, setting in enumerate(settings):
-    tokens = np.asarray(setting['trained']['tokens/written_per_question'], float)
-    accuracy = 100 * np.asarray(setting['trained']['task/accuracy'], float)
-    colour = _COLOURS[i % len(_COLOURS)]
-    x, y = tokens.mean(), accuracy.mean()
-    axes.errorbar(
-      x,
-      y,
-      xerr=[[x - tokens.min()], [tokens.max() - x]],
-      yerr=[[y - accuracy.min()], [accuracy.max() - y]],
-      fmt='o',
-      color=colour,
-      capsize=3,
-      label=setting['name'],
-    )
-    axes.plot(tokens, accuracy, '.', color=colour, alpha=0.5)
-  for name, (x, share) in (references or {}).items():
-    axes.plot(x, 100 * share, 'x', color='#555')
-    axes.annotate(name, (x, 100 * share), (5, 4), textcoords='offset points', fontsize=8)
+    trained = setting['trained']
+    points = zip(trained['tokens/written_per_question'], trained['task/accuracy'], strict=True)
+    _seeds(axes, list(points), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
+  for i, (name, points) in enumerate((references or {}).items()):
+    _seeds(axes, points, name, _MARKS[i % len(_MARKS)], '#666')
   axes.set_xlabel('tokens written a question')
   axes.set_ylabel('accuracy')
   axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
@@ -168,6 +157,23 @@ def frontier(
   out.parent.mkdir(parents=True, exist_ok=True)
   picture.savefig(out, dpi=150)
   return out
+
+
+def _seeds(axes, points: Sequence[tuple[float, float]], name: str, mark: str, colour: str):
+  """The mean of some (tokens, accuracy), bars to the lowest and highest, a dot for each."""
+  tokens, accuracy = np.asarray(points, float).T * [[1], [100]]
+  x, y = tokens.mean(), accuracy.mean()
+  axes.errorbar(
+    x,
+    y,
+    xerr=[[x - tokens.min()], [tokens.max() - x]],
+    yerr=[[y - accuracy.min()], [accuracy.max() - y]],
+    fmt=mark,
+    color=colour,
+    capsize=3,
+    label=name,
+  )
+  axes.plot(tokens, accuracy, '.', color=colour, alpha=0.5)
 
 
 def across_runs(

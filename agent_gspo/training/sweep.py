@@ -182,8 +182,16 @@ def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
   ]
 
 
-def table(settings: Sequence[Mapping[str, Any]]) -> str:
-  """Markdown: a row a setting, the mean over seeds with the lowest and highest in brackets."""
+def table(
+  settings: Sequence[Mapping[str, Any]],
+  references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> str:
+  """Markdown: a row a setting, the mean over seeds with the lowest and highest in brackets.
+
+  Args:
+    settings: of `summary`.
+    references: name -> (tokens written a question, accuracy) of each seed, further rows.
+  """
   shown = [
     (name, key, scale, decimals)
     for name, key, scale, decimals in MEASURES
@@ -197,6 +205,14 @@ def table(settings: Sequence[Mapping[str, Any]]) -> str:
       for _, key, scale, decimals in shown
     ]
     lines.append(f'| {setting["name"]} | ' + ' | '.join(cells) + ' |')
+  for name, points in (references or {}).items():
+    tokens, accuracy = zip(*points, strict=True)
+    known = {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}
+    cells = [
+      spread([scale * v for v in known[key]], decimals) if key in known else ''
+      for _, key, scale, decimals in shown
+    ]
+    lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
   return '\n'.join(lines)
 
 
