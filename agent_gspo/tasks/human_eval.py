@@ -65,7 +65,7 @@ class HumanEval(base.Task):
     Args:
       grader: 'strict', or 'legacy' for the program that AgentPrune and AgentDropout make of
         an answer (see `legacy_graders.program`). Either runs in the sandbox, under the same
-        limits. Their file lacks the three tasks whose tests call a helper of the prompt.
+        limits, on the official prompts and tests; theirs are 161 reworded ones.
       data_dir: folder with the official file, plain or packed; default
         $AGENT_GSPO_DATA_DIR.
       cache_dir: where a download goes; default $AGENT_GSPO_CACHE, then
