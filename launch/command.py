@@ -7,7 +7,6 @@ it was raised. Ctrl-C ends with 130.
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import sys
 import warnings
@@ -16,6 +15,8 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
+
+from agent_gspo import cache
 
 
 def define_config() -> flags.FlagHolder:
@@ -63,9 +64,7 @@ def _use_compilation_cache() -> None:
   import jax
 
   if not jax.config.jax_compilation_cache_dir:
-    cache = os.environ.get('AGENT_GSPO_CACHE', '~/.cache/agent_gspo')
-    folder = pathlib.Path(cache).expanduser() / 'compiled'
-    jax.config.update('jax_compilation_cache_dir', str(folder))
+    jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

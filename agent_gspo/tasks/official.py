@@ -13,6 +13,7 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from agent_gspo import cache
 from agent_gspo.tasks import base, sources
 from agent_gspo.tasks.graders import Grader
 from agent_gspo.tasks.near_duplicates import without_near_duplicates
@@ -65,7 +66,7 @@ class OfficialTask(base.Task):
     self._questions = prepare_questions(
       self.name,
       lambda: without_near_duplicates(self.read(*(fetch(source) for source in self.SOURCES))),
-      sources.cache_folder(cache_dir) / 'tfds',
+      cache.folder(cache_dir) / 'tfds',
     )
 
   @classmethod

@@ -10,8 +10,9 @@ import pathlib
 import urllib.request
 from collections.abc import Callable
 
+from agent_gspo import cache
+
 DATA_DIR_VARIABLE = 'AGENT_GSPO_DATA_DIR'
-CACHE_VARIABLE = 'AGENT_GSPO_CACHE'
 BASE_URL = 'https://raw.githubusercontent.com'
 _TIMEOUT_SECONDS = 60
 
@@ -43,12 +44,6 @@ class Source:
     return tuple(
       f'{base}/{self.repository}/{ref}/{self.remote_path}' for ref in (self.commit, 'HEAD')
     )
-
-
-def cache_folder(cache_dir: str | os.PathLike | None = None) -> pathlib.Path:
-  """`cache_dir`, else $AGENT_GSPO_CACHE, else `~/.cache/agent_gspo`; may not exist yet."""
-  given = cache_dir or os.environ.get(CACHE_VARIABLE)
-  return pathlib.Path(given or pathlib.Path('~/.cache/agent_gspo')).expanduser()
 
 
 def data_folder(data_dir: str | os.PathLike | None = None) -> pathlib.Path | None:
@@ -90,7 +85,7 @@ def fetch(
     local = folder / source.path
     _check(local.read_bytes(), source, f'file {local}')
     return local
-  cached = cache_folder(cache_dir) / 'downloads' / source.path
+  cached = cache.folder(cache_dir) / 'downloads' / source.path
   if cached.is_file() and _sha256(cached.read_bytes()) == source.sha256:
     return cached
   reasons = []

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from agent_gspo import cache
 from agent_gspo.models.transformer import Params
-from agent_gspo.tasks.sources import cache_folder
 
 # What the parameters after a warm start depend on, beside the program itself.
 _SECTIONS = ('seed', 'model', 'task', 'team', 'policy', 'warm_start')
@@ -53,7 +53,7 @@ def _file(config: Mapping[str, Any]) -> pathlib.Path:
   told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
   text = json.dumps([told, jax.__version__, _program()], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
-  return cache_folder() / 'warm_starts' / f'{name}.safetensors'
+  return cache.folder() / 'warm_starts' / f'{name}.safetensors'
 
 
 @functools.cache
