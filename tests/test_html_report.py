@@ -213,19 +213,18 @@ def browser():
   return next(filter(None, map(shutil.which, names)), None)
 
 
-@pytest.mark.skipif(browser() is None, reason='no Chromium to draw the report with')
-@pytest.mark.parametrize('count', [1, 3])
-def test_a_browser_draws_it_without_errors(tmp_path, count):
-  hostile = [episode(1, text=HOSTILE), episode(2, text='', right=False)]
-  runs = [write_run(tmp_path / f'run{i}', episodes=hostile) for i in range(count)]
-  out = html_report.write_report(runs, tmp_path / 'report.html')
+needs_browser = pytest.mark.skipif(browser() is None, reason='no Chromium to draw the report with')
+
+
+def draw(page) -> str:
+  """The page as a browser has it once its scripts have run; they must not complain."""
   done = subprocess.run(
     [
       browser(),
       *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run'),
       *('--disable-background-networking', '--disable-component-update', '--disable-sync'),
-      f'--user-data-dir={tmp_path / "profile"}',
-      *('--enable-logging=stderr', '--virtual-time-budget=2000', '--dump-dom', out.as_uri()),
+      f'--user-data-dir={page.parent / "profile"}',
+      *('--enable-logging=stderr', '--virtual-time-budget=2000', '--dump-dom', page.as_uri()),
     ],
     capture_output=True,
     text=True,
@@ -233,7 +232,33 @@ def test_a_browser_draws_it_without_errors(tmp_path, count):
     check=True,
   )
   assert 'CONSOLE' not in done.stderr
-  drawn = done.stdout
+  return done.stdout
+
+
+@needs_browser
+@pytest.mark.parametrize(('typed', 'found'), [('CRATE HOLDS', 2), ('(3)', 1), ('nobody says', 0)])
+def test_searching_transcripts(tmp_path, typed, found):
+  silent = [episode(step, text='', right=False) for step in (3, 4)]
+  run = write_run(tmp_path / 'run', episodes=[episode(1), episode(2), *silent])
+  page = html_report.write_report([run], tmp_path / 'report.html')
+  types = f"""<script>addEventListener('load', () => {{
+    const search = document.querySelector('input[type=search]');
+    search.value = {json.dumps(typed)};
+    search.dispatchEvent(new Event('input'));
+  }})</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', types + '</body>'), encoding='utf-8')
+  drawn = draw(page)
+  assert drawn.count('class="card transcript"') == found
+  assert f'{found} of 4' in drawn
+
+
+@needs_browser
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_browser_draws_it_without_errors(tmp_path, count):
+  hostile = [episode(1, text=HOSTILE), episode(2, text='', right=False)]
+  runs = [write_run(tmp_path / f'run{i}', episodes=hostile) for i in range(count)]
+  drawn = draw(html_report.write_report(runs, tmp_path / 'report.html'))
   assert drawn.count('class="card transcript"') == 2 * count
   assert 'says nothing' in drawn
   assert '87.5 %' in drawn
