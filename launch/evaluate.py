@@ -48,10 +48,13 @@ def main() -> None:
   start = time.monotonic()
   names = _names(baselines.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
-  setup = setup_lib.build(config_lib.check(config, training=False))
+  parts = config_lib.check(config, training=False)
+  folder = pathlib.Path(_WORKDIR.value) / 'checkpoints' if _WORKDIR.value else None
+  if folder:
+    checkpoint.check_params(folder, config)
+  setup = setup_lib.build(parts)
   params, step, label = setup.params, 0, 'untrained'
-  if _WORKDIR.value:
-    folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
+  if folder:
     params, step = checkpoint.restore_params(folder, config, params)
     label = f'step {step}'
   run = _harness(setup, params, step)

@@ -37,27 +37,28 @@ def main() -> None:
 
   folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
   config = checkpoint.saved_config(folder)
-  setup = setup_lib.build(config_lib.check(config, training=False))
+  parts = config_lib.check(config, training=False)
+  adapter = _adapter(parts, _AGENT.value)
+  setup = setup_lib.build(parts)
   params, step = checkpoint.restore_params(folder, config, setup.params)
-  adapter = _adapter(setup, _AGENT.value)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
   write(setup, lora.one_adapter(params, adapter), _OUT.value)
   whose = f' of {_AGENT.value}' if _AGENT.value else ''
   print(f'wrote the policy{whose} of step {step} to {_OUT.value}')
 
 
-def _adapter(setup, agent: str | None) -> int:
+def _adapter(parts, agent: str | None) -> int:
   """Index of the adapter to write, -1 for none."""
-  adapters = setup.sharing.adapters
-  known = ', '.join(setup.team.names)
+  adapters = parts.sharing.adapters
+  known = ', '.join(parts.team.names)
   if adapters is None:
     if agent:
       raise ValueError(f'--agent={agent}: all agents share one policy; leave it out.')
     return 0
-  if agent not in setup.team.names:
+  if agent not in parts.team.names:
     given = '--agent is missing' if agent is None else f'--agent={agent}'
     raise ValueError(f'{given}: each agent has a policy of its own; name one of {known}.')
-  return adapters[setup.team.names.index(agent)]
+  return adapters[parts.team.names.index(agent)]
 
 
 def _write_hf(setup, params, out: str) -> None:

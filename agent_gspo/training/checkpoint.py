@@ -103,6 +103,22 @@ def saved_config(directory: pathlib.Path) -> dict[str, Any]:
   return config
 
 
+def check_params(directory: pathlib.Path, config: Mapping[str, Any]) -> None:
+  """Whether `restore_params` can succeed, before a model is loaded for it.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    ValueError: it is of another model than the config describes.
+  """
+  manager = _open_existing(directory)
+  scratch = config['model']['source'].startswith('random:')
+  fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
+  if config['policy']['sharing'] != 'shared':  # whose adapter is whose
+    fields = (*fields, 'team.agents')
+  _check_config(manager, _as_json(config), lambda field: _under(field, fields))
+  manager.close()
+
+
 def restore_params(
   directory: pathlib.Path, config: Mapping[str, Any], like: Params
 ) -> tuple[Params, int]:
@@ -117,12 +133,8 @@ def restore_params(
     FileNotFoundError: there is no checkpoint.
     ValueError: it is of another model.
   """
+  check_params(directory, config)
   manager = _open_existing(directory)
-  scratch = config['model']['source'].startswith('random:')
-  fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
-  if config['policy']['sharing'] != 'shared':  # whose adapter is whose
-    fields = (*fields, 'team.agents')
-  _check_config(manager, _as_json(config), lambda field: _under(field, fields))
   step = manager.latest_step()
   flat = flax.traverse_util.flatten_dict(like, sep='/')
   restored = manager.restore(
