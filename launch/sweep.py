@@ -26,6 +26,9 @@ from agent_gspo.reporting import html_report, plots
 from agent_gspo.training import sweep
 
 
+_TEAM = 'team of the baselines'
+
+
 def main() -> int:
   """Runs the command; 1 if a run failed."""
   parser = argparse.ArgumentParser(
@@ -88,8 +91,8 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
   found: dict[str, list[tuple[float, float]]] = {}
   for folder in folders:
     result = json.loads((pathlib.Path(folder) / 'result.json').read_text(encoding='utf-8'))
-    for record in result['evaluations']:
-      name = record['label'].partition(' (')[0]  # without the number of samples
+    for i, record in enumerate(result['evaluations']):  # the team comes first
+      name = record['label'].partition(' (')[0] if i else _TEAM  # without the number of samples
       point = record['tokens/written_per_question'], record['task/accuracy']
       found.setdefault(name, []).append(point)
   return found

@@ -113,7 +113,8 @@ def test_the_command_writes_its_figures(tmp_path, script):
   for seed, (label, tokens) in enumerate((('vote (k=2)', 9.0), ('vote (k=3)', 11.0))):
     (tmp_path / f'evaluated{seed}').mkdir()
     evaluated = {'label': label, 'tokens/written_per_question': tokens, 'task/accuracy': 0.25}
-    result = json.dumps({'evaluations': [evaluated]})
+    team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
+    result = json.dumps({'evaluations': [team, evaluated]})
     (tmp_path / f'evaluated{seed}' / 'result.json').write_text(result)
   arguments = [f'--workdir={tmp_path}', '--lambdas=0,1', '--seeds=0,1']
   assert _command(*arguments, '--reference=nowhere').returncode == 2
@@ -121,7 +122,10 @@ def test_the_command_writes_its_figures(tmp_path, script):
   assert done.returncode == 0, done.stderr
   assert '4 of 4 runs have ended' in done.stdout
   record = json.loads((tmp_path / 'sweep.json').read_text())
-  assert record['references'] == {'vote': [[9.0, 0.25], [11.0, 0.25]]}
+  assert record['references'] == {
+    'team of the baselines': [[30.0, 0.5], [30.0, 0.5]],
+    'vote': [[9.0, 0.25], [11.0, 0.25]],
+  }
   assert [s['name'] for s in record['settings']] == ['lambda_tok=0', 'lambda_tok=1']
   table = (tmp_path / 'sweep.md').read_text()
   assert 'lambda_tok=1' in table
