@@ -25,7 +25,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from agent_gspo.reporting import html_report, plots
 from agent_gspo.training import sweep
 
-
 _TEAM = 'team of the baselines'
 
 

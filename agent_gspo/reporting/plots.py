@@ -23,7 +23,6 @@ _PANELS = (
     100,
   ),
 )
-_MARKS = ('s', '^', 'D', 'v', 'P', 'X')
 _PRICE = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
 
 
@@ -143,8 +142,10 @@ def frontier(
     trained = setting['trained']
     points = zip(trained['tokens/written_per_question'], trained['task/accuracy'], strict=True)
     _seeds(axes, list(points), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
-  for i, (name, points) in enumerate((references or {}).items()):
-    _seeds(axes, points, name, _MARKS[i % len(_MARKS)], '#666')
+  for name, points in (references or {}).items():
+    x, share = np.mean(points, axis=0)
+    _seeds(axes, points, None, 'x', '#666')
+    axes.annotate(name, (x, 100 * share), (6, 5), textcoords='offset points', fontsize=8)
   axes.set_xlabel('tokens written a question')
   axes.set_ylabel('accuracy')
   axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
@@ -159,7 +160,7 @@ def frontier(
   return out
 
 
-def _seeds(axes, points: Sequence[tuple[float, float]], name: str, mark: str, colour: str):
+def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: str, colour: str):
   """The mean of some (tokens, accuracy), bars to the lowest and highest, a dot for each."""
   tokens, accuracy = np.asarray(points, float).T * [[1], [100]]
   x, y = tokens.mean(), accuracy.mean()
