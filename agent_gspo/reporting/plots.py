@@ -87,7 +87,8 @@ def learning_curves(
         if name:
           styles_used.add((style, name))
           styled = axes
-    axes.set_ylim(bottom=0)
+    if axes.dataLim.y0 >= 0:  # a price may be negative
+      axes.set_ylim(bottom=0)
   if styles_used:
     handles = [
       lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
