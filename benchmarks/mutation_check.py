@@ -19,12 +19,16 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import dataclasses
+import functools
 import importlib.abc
 import importlib.util
 import inspect
+import io
 import json
+import linecache
 import os
 import pathlib
 import re
@@ -284,7 +288,9 @@ class _NearestFirst:
     items.sort(key=self._distance)  # keeps the order of equals
 
   def _distance(self, item: Any) -> int:
-    texts = item.name, inspect.getsource(item.function)
+    code = item.function.__code__
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    texts = item.name, ''.join(inspect.getblock(lines))
     hits = [word in text for word in self.words for text in texts]
     return hits.index(True) if any(hits) else len(hits)
 
@@ -309,11 +315,24 @@ def _in_child(mutant: Mutant, tests: Sequence[str], limit_s: int) -> None:
     signal.alarm(limit_s)  # a mutant that never ends is caught, too
     sys.meta_path.insert(0, _Finder(mutant.module, mutant.source))
     files = [str(ROOT / 'tests' / test) for test in tests]
-    options = ['-x', '-q', '-p', 'no:cacheprovider', f'--rootdir={ROOT}']
+    options = ['-x', '-q', '--tb=no', '-p', 'no:cacheprovider', f'--rootdir={ROOT}']
     order = _NearestFirst(mutant.module, mutant.function)
     code = pytest.main([*options, *files], plugins=[order])
   finally:
     os._exit(int(code))
+
+
+@functools.cache
+def seconds(tests: tuple[str, ...]) -> float:
+  """How long the tests take without any mutation.
+
+  Raises:
+    SystemExit: they fail.
+  """
+  start = time.monotonic()
+  if not tests_pass(Mutant('', '', 0, '', ''), tests, 1800):
+    raise SystemExit(f'{", ".join(tests)} fail without any mutation.')
+  return time.monotonic() - start
 
 
 def check(module: str, only: Sequence[str] | None = None) -> dict[str, Any]:
@@ -321,18 +340,12 @@ def check(module: str, only: Sequence[str] | None = None) -> dict[str, Any]:
 
   Returns:
     `mutants`, `caught`, `equivalent` (counts) and `survivors` (lines of text).
-
-  Raises:
-    SystemExit: its tests fail on the module as it is.
   """
   tests = TESTS[module]
   found = [m for m in mutants(module) if m.key not in EQUIVALENT]
   equivalent = sum(m.key in EQUIVALENT for m in mutants(module))
   start = time.monotonic()
-  source = ast.unparse(ast.parse((ROOT / 'agent_gspo' / module).read_text(encoding='utf-8')))
-  if found and not tests_pass(Mutant(module, '', 0, 'none', source), tests, 900):
-    raise SystemExit(f'{module}: {", ".join(tests)} fail without any mutation.')
-  limit_s = int(60 + 5 * (time.monotonic() - start))
+  limit_s = int(60 + 5 * seconds(tests)) if found else 0
   survivors = []
   for mutant in found:
     if only is not None and str(mutant) not in only:
@@ -359,9 +372,13 @@ def _prepare(cache: str) -> None:
   import warnings
 
   import chex  # noqa: F401
+  import flax.struct  # noqa: F401
   import jax
-  import pytest  # noqa: F401
+  import pytest
+  import tokenizers  # noqa: F401
 
+  with contextlib.redirect_stdout(io.StringIO()):
+    pytest.main(['--version'])  # imports its plugins
   warnings.filterwarnings('ignore', message='os.fork')  # the parent runs no JAX
   jax.config.update('jax_compilation_cache_dir', cache)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
