@@ -1,4 +1,4 @@
-"""What holds for every estimator, the price under each, and the budgets."""
+"""What holds for every estimator, and the price under each."""
 
 from __future__ import annotations
 

@@ -225,6 +225,20 @@ def test_a_floor_never_prices_the_mean_episode_above_a_right_answer():
     assert float(state.lambda_tok) == pytest.approx(price)
 
 
+def test_a_floor_prices_units_that_are_worth_more_than_an_answer():
+  """Money, say: a price may be above 1, and the highest is not that of a unit."""
+  options = BudgetOptions(mode='accuracy_floor', floor=0.5, lambda_max=5.0)
+  for cost, price in ((0.1, 5.0), (0.25, 4.0), (2.0, 0.5)):
+    state = update(options, budgets.init(0.0), seen(cost, accuracy=1.0))
+    assert float(state.lambda_tok) == pytest.approx(price)
+
+
+def test_the_lasting_price_of_a_floor_is_at_most_the_highest():
+  options = BudgetOptions(mode='accuracy_floor', floor=0.5, eta=10.0, floor_band=0.2)
+  state = update(options, budgets.init(0.0), seen(accuracy=0.55))  # a quarter of the band
+  assert float(state.integral_tok) == pytest.approx(options.lambda_max)
+
+
 def test_metrics_hold_the_whole_control():
   options = BudgetOptions(mode='dual', budget_episode=15.0, budget_message=4.0, lambda_max=0.05)
   _, state = prices(options, [18.0, 17.0], message=5.0)
