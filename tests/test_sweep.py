@@ -24,7 +24,9 @@ with (workdir / 'calls').open('a') as calls:
 (workdir / 'metrics.jsonl').write_text(json.dumps({'step': 1, 'task/accuracy': 0.5}) + '\\n')
 record = {'label': 'trained', 'step': 1, 'task/accuracy': 0.9 - price / 10 + seed / 100,
           'tokens/written_per_question': 50 - 40 * price}
-(workdir / 'eval.jsonl').write_text(json.dumps(record) + '\\n')
+start = {'label': 'untrained', 'step': 0, 'task/accuracy': 0.25, 'tokens/written_per_question': 60}
+lines = (json.dumps(r) + '\\n' for r in (start, record))
+(workdir / 'eval.jsonl').write_text(''.join(lines))
 """
 
 
@@ -77,7 +79,7 @@ def test_summary_and_table(tmp_path, script):
   (free,) = sweep.summary(todo)  # the other one has failed
   assert free['seeds'] == [0, 1]
   assert free['trained']['task/accuracy'] == pytest.approx([0.9, 0.91])
-  header, _, row = sweep.table([free]).splitlines()
+  header, _, _, row = sweep.table([free]).splitlines()
   assert 'accuracy, %' in header
   assert 'silent' not in header  # no run has said it
   assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] |'
@@ -129,6 +131,16 @@ def test_the_command_writes_its_figures(tmp_path, script):
   assert [s['name'] for s in record['settings']] == ['lambda_tok=0', 'lambda_tok=1']
   table = (tmp_path / 'sweep.md').read_text()
   assert 'lambda_tok=1' in table
-  assert '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] |' in table
+  rows = table.splitlines()
+  assert rows[2] == '| untrained | 25.0 [25.0, 25.0] | 60.0 [60.0, 60.0] |'
+  assert rows[-1] == '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] |'
   for name in ('frontier.png', 'curves.png', 'report.html'):
     assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_settings_that_begin_elsewhere_have_no_row_for_the_start(tmp_path, script):
+  sweep.run_missing(_points(tmp_path, ('0', '1')), 'c.py', [], note=lambda text: None)
+  settings = sweep.summary(_points(tmp_path, ('0', '1')))
+  assert '| untrained |' in sweep.table(settings)
+  settings[1]['untrained']['task/accuracy'][0] = 0.5
+  assert '| untrained |' not in sweep.table(settings)

@@ -176,10 +176,16 @@ def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
       'fields': dict(members[0].setting.fields),
       'seeds': [point.seed for point in members],
       'workdirs': [point.workdir.name for point in members],
-      'trained': {key: [point.result.get(key) for point in members] for _, key, _, _ in MEASURES},
+      'untrained': _measures(members, 'untrained'),
+      'trained': _measures(members, 'trained'),
     }
     for name, members in by_setting.items()
   ]
+
+
+def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | None]]:
+  found = [point.evaluation(label) or {} for point in members]
+  return {key: [record.get(key) for record in found] for _, key, _, _ in MEASURES}
 
 
 def table(
@@ -188,30 +194,25 @@ def table(
 ) -> str:
   """Markdown: a row a setting, the mean over seeds with the lowest and highest in brackets.
 
+  The first row is the untrained team, if all settings begin with the same one.
+
   Args:
     settings: of `summary`.
     references: name -> (tokens written a question, accuracy) of each seed, further rows.
   """
-  shown = [
-    (name, key, scale, decimals)
-    for name, key, scale, decimals in MEASURES
-    if any(value is not None for s in settings for value in s['trained'][key])
-  ]
-  lines = ['| | ' + ' | '.join(name for name, *_ in shown) + ' |']
-  lines.append('| --- |' + ' ---: |' * len(shown))
-  for setting in settings:
-    cells = [
-      spread([scale * v for v in setting['trained'][key] if v is not None], decimals)
-      for _, key, scale, decimals in shown
-    ]
-    lines.append(f'| {setting["name"]} | ' + ' | '.join(cells) + ' |')
+  rows = [(setting['name'], setting['trained']) for setting in settings]
+  start = settings[0]['untrained']
+  if all(setting['untrained'] == start for setting in settings):
+    rows.insert(0, ('untrained', start))
   for name, points in (references or {}).items():
     tokens, accuracy = zip(*points, strict=True)
-    known = {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}
-    cells = [
-      spread([scale * v for v in known[key]], decimals) if key in known else ''
-      for _, key, scale, decimals in shown
-    ]
+    rows.append((name, {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}))
+  known = lambda values, key: [v for v in values.get(key, ()) if v is not None]
+  shown = [m for m in MEASURES if any(known(values, m[1]) for _, values in rows)]
+  lines = ['| | ' + ' | '.join(name for name, *_ in shown) + ' |']
+  lines.append('| --- |' + ' ---: |' * len(shown))
+  for name, values in rows:
+    cells = [spread([scale * v for v in known(values, key)], d) for _, key, scale, d in shown]
     lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
   return '\n'.join(lines)
 
