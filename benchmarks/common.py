@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import platform
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,18 +42,6 @@ def check_overrides(arguments: Sequence[str]) -> list[str]:
     if not argument.startswith('--config.') or '=' not in argument:
       raise SystemExit(f'unknown argument {argument!r}; fields are set by --config.<field>=<value>')
   return list(arguments)
-
-
-def field(config: pathlib.Path, overrides: Sequence[str], name: str) -> Any:
-  """The value of a number field such as 'steps' that a run with these overrides has."""
-  for override in reversed(overrides):
-    key, _, value = override.partition('=')
-    if key == f'--config.{name}':
-      return json.loads(value)
-  value = runpy.run_path(str(config))['get_config']()
-  for part in name.split('.'):
-    value = value[part]
-  return value
 
 
 def machine() -> dict[str, Any]:

@@ -6,11 +6,11 @@ it cannot see. A model of 106 thousand parameters first imitates scripted talkat
 
   python launch/train.py --config=configs/tiny.py --workdir=runs/tiny
 
-Measured with `python benchmarks/tiny_seeds.py --workdir=runs/tiny_seeds --seeds=0,1,2` on two
-cores of an AMD EPYC, 2026-11-20, 3 seeds, 200 held-out questions (mean, lowest and highest):
-tokens written a question 60.7 -> 13.0 [9.4, 20.0], accuracy 91.5 -> 98.3 % [97.5, 99.0],
-silent with an idle note 19 -> 98 % [96, 99], with a needed one 0 %; 118 s [112, 126] a run.
-Without a price (--config.budget.lambda_tok=0.0): 60.7 -> 53.1 tokens [43.9, 64.2].
+Measured with `python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices
+--lambdas=0,0.02 --seeds=0,1,2` on two cores of an AMD EPYC, one thread a run, 2026-11-20, 200
+held-out questions (mean, lowest and highest): tokens written a question 60.7 -> 13.5 [9.5, 21.1],
+accuracy 91.5 -> 96.3 % [93.0, 98.5], silent with an idle note 19 -> 95 % [87, 100], with a needed
+one 0 %. Without a price: 60.7 -> 55.7 tokens [51.3, 64.5]. A run alone takes two minutes.
 
 The teacher keeps quiet about one idle note in five, so that silence can be tried at all; with
 5 % of all messages silent, needed or not, silence died out instead (see docs/decisions.md).
