@@ -261,7 +261,7 @@ def dual(
   With `lookahead = 0` this is dual ascent, `lambda <- clip(lambda + eta (mean / budget - 1))`,
   on a smoothed cost, and with shape 'hinge' the rule of Leash (arXiv 2512.21540, eta 0.02).
   That is not the default: tokens answer to the price like an integrator with a delay (they
-  go on falling as long as there is a price, and no price makes them grow again), so a
+  go on falling as long as there is a price, and do not grow again at a price of 0), so a
   controller that only adds up errors runs through the budget. Looking ahead lets go of the
   price while the cost is still above the budget.
 
