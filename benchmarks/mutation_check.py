@@ -87,7 +87,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ('rewards/shapes.py', 'efficient', '30.0 -> 30000.0'): (
     'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0'
   ),
-  ('rewards/shapes.py', '_group_max', '-1 -> 1'): 'an array longer than it need be',
   ('rewards/ties.py', 'estimator.estimate', 'question - len(ones) -> question + len(ones)'): (
     'ids above those of the episodes are as different from them as ids below'
   ),

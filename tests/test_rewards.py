@@ -159,7 +159,9 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
   # An episode that nobody wrote in, and question ids of which every second is not there.
   ledger = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
   scores = np.array([0.0] * 4 + [1.0] * 8)
-  for found, own in ((full, scores), (ledger, np.append(scores, 0.0))):
+  same = dataclasses.replace(full, num_episodes=13)
+  more = np.append(scores, 0.0)
+  for found, own in ((full, scores), (same, more), (ledger, more)):
     with np.errstate(all='raise'):
       terms = communication.reward_terms(options, found, own, 0.1, [''] * 12)
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
