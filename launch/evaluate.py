@@ -64,7 +64,7 @@ def main() -> None:
 
   whole, records = run.run(label, variants.itself(setup.team))
   target = matched.get('tokens/written_per_question')
-  found = [whole, evaluate.constant_answer(setup.task, run.split, len(records))]
+  found = [whole, evaluate.constant_answer_to(run.asked, run.split)]
   left_out = {}
   for name in names:
     try:

@@ -338,3 +338,11 @@ def test_differences_are_paired_by_question():
   assert (read['a'], read['difference']) == (15.0, 0.0)
   with pytest.raises(ValueError, match='6 and 5 questions, 5 of them the same'):
     compare.differences(a, b[1:])
+
+
+def test_the_constant_answer_is_that_of_the_questions_asked():
+  asked = [dataclasses.replace(q, answer=a) for q, a in zip(st.questions(4), 'ABAC', strict=True)]
+  record = evaluate.constant_answer_to(asked, 'test')
+  assert (record['questions'], record['task/accuracy']) == (4, 0.5)
+  first = evaluate.constant_answer(Numbers(), 'test', 2)
+  assert (first['questions'], first['task/accuracy']) == (2, 0.5)
