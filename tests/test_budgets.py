@@ -80,6 +80,15 @@ def test_without_lookahead_it_is_dual_ascent():
   np.testing.assert_allclose(found * 20, 0.02 * 0.5 * np.arange(1, 11), rtol=1e-4)
 
 
+def test_dual_ascent_comes_back_from_the_highest_price():
+  options = BudgetOptions(
+    mode='dual', budget_episode=20.0, dual_eta=0.5, dual_lookahead=0.0, lambda_max=0.01
+  )
+  found, _ = prices(options, [60.0] * 5 + [5.0] * 12)
+  assert found[4] == pytest.approx(0.01)
+  assert found[-1] == 0.0
+
+
 @pytest.mark.parametrize('scale', [1e-3, 50.0])
 def test_price_follows_the_unit_of_the_budget(scale):
   """Cost in another unit (money, say): the same control, prices per that unit."""
