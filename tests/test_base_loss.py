@@ -49,7 +49,9 @@ def _of_episodes(config, state, reference, messages=None):
     temperature=_TEMPERATURE,
   )
   messages = _messages() if messages is None else messages
-  return base_loss.of_episodes(updater, reference, state.frozen, messages, 3, row_tokens=32, rows=2)
+  return base_loss.of_episodes(
+    updater, state.replace(trainable=reference), messages, 3, row_tokens=32, rows=2
+  )
 
 
 @pytest.mark.parametrize('lora', [False, True])

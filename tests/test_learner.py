@@ -97,7 +97,7 @@ class _Updater:
     metrics |= {'logprob_gap_max': 1.0, 'clip_fraction': 0.0}
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
-  def score(self, trainable, frozen, batches):
+  def score(self, state, batches):
     return [
       b.replace(old_logprobs=(b.old_logprobs + self.done * self.move) * b.loss_mask)
       for b in batches

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent_gspo.training import packing
-from agent_gspo.training.state import Flat
+from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message
 
 
 def of_episodes(
   updater: Updater,
-  reference: Flat | None,
-  frozen: Flat,
+  reference: TrainState,
   messages: Sequence[Message],
   num_episodes: int,
   *,
@@ -28,8 +27,8 @@ def of_episodes(
 
   Args:
     updater: scores packed messages, at the temperature of the rollout.
-    reference: `trainable` parameters of the reference policy, None for adapters off.
-    frozen: the other parameters.
+    reference: holds the parameters of the reference policy; `trainable` is None where that
+      is the model without its adapters.
     messages: `M`, of the rollout.
     num_episodes: `E`.
     row_tokens, rows: shape of a micro-batch.
@@ -40,7 +39,7 @@ def of_episodes(
   said = [m for m in messages if not m.silent]
   batches = packing.pack_messages(said, np.zeros(len(said)), row_tokens=row_tokens, rows=rows)
   total = np.zeros(len(said))
-  for batch in updater.score(reference, frozen, batches):
+  for batch in updater.score(reference, batches):
     message = np.take_along_axis(batch.message, batch.loss_message, axis=1)
     np.add.at(total, message, -batch.old_logprobs.astype(np.float64) * batch.loss_mask)
   mean = total / np.asarray([len(m.token_ids) for m in said])

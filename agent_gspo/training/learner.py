@@ -138,10 +138,7 @@ class Learner:
       if batches := self._pack(messages, lesson.advantages[part]):
         found.append((part, batches))
     if self.options['old_logprobs'] == 'trainer':
-      found = [
-        (part, self.updater.score(state.trainable, state.frozen, batches))
-        for part, batches in found
-      ]
+      found = [(part, self.updater.score(state, batches)) for part, batches in found]
     return found
 
   def _parts(self, step: int, lesson: Lesson) -> Iterator[np.ndarray]:
@@ -173,7 +170,7 @@ class Learner:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Sum of `log pi - log pi_old` and tokens of each of `count` messages, float64 `[count]`."""
     total, tokens = np.zeros(count), np.zeros(count)
-    scored = self.updater.score(state.trainable, state.frozen, batches)
+    scored = self.updater.score(state, batches)
     for new, old in zip(scored, batches, strict=True):
       difference = (new.old_logprobs - old.old_logprobs) * old.loss_mask
       message = np.take_along_axis(old.message, old.loss_message, axis=1)

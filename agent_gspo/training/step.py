@@ -236,8 +236,7 @@ class Trainer:
       return None
     return base_loss.of_episodes(
       self.learner.updater,
-      reference,
-      state.frozen,
+      state.replace(trainable=reference),
       batch.messages,
       len(batch.episodes),
       row_tokens=self.config['learner']['row_tokens'],

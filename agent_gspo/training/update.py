@@ -101,12 +101,13 @@ class Updater:
       )
     return state.replace(trainable=trainable, opt_state=opt_state), metrics
 
-  def score(
-    self, trainable: Flat | None, frozen: Flat, batches: Sequence[TrainBatch]
-  ) -> list[TrainBatch]:
-    """The batches with `old_logprobs` recomputed by the trainer; None is adapters off."""
+  def score(self, state: TrainState, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
+    """The batches with `old_logprobs` recomputed by the trainer under `state`.
+
+    Where its `trainable` is None the adapters are off.
+    """
     return [
-      b.replace(old_logprobs=np.asarray(self._score(trainable, frozen, placed)))
+      b.replace(old_logprobs=np.asarray(self._score(state.trainable, state.frozen, placed)))
       for b, placed in zip(batches, map(self.placement.by_rows, batches), strict=True)
     ]
 
