@@ -88,8 +88,12 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
 def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
   """Tokens and accuracy of the systems that evaluations compared, by name, one a folder."""
   found: dict[str, list[tuple[float, float]]] = {}
+  if not folders:
+    return found
+  from launch import evaluation_folder  # here: it imports the model
+
   for folder in folders:
-    result = json.loads((pathlib.Path(folder) / 'result.json').read_text(encoding='utf-8'))
+    result = evaluation_folder.read_result(folder)
     for i, record in enumerate(result['evaluations']):  # the team comes first
       name = record['label'].partition(' (')[0] if i else _TEAM  # without the number of samples
       point = record['tokens/written_per_question'], record['task/accuracy']

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import results
 from agent_gspo.models.tokenizer import Tokenizer
-from agent_gspo.tasks.base import Task
+from agent_gspo.tasks.base import Task, most_common_share
 from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
@@ -67,12 +66,11 @@ def constant_answer(task: Task, split: str, questions: int) -> dict[str, Any]:
 
 def constant_answer_to(questions: Sequence[Question], split: str) -> dict[str, Any]:
   """`constant_answer` for any questions of a split; their own most common answer is given."""
-  golds = collections.Counter(question.answer for question in questions)
   return {
     'label': 'constant answer',
     'split': split,
     'questions': len(questions),
-    'task/accuracy': golds.most_common(1)[0][1] / len(questions),
+    'task/accuracy': most_common_share(questions),
     'tokens/written_per_question': 0.0,
     'tokens/read_per_question': 0.0,
     'agents': [],

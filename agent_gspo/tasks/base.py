@@ -95,5 +95,10 @@ class Task(abc.ABC):
     questions at most, since procedural splits can be very long.
     """
     found = self.questions(split)
-    golds = [found[i].answer for i in range(min(limit, len(found)))]
-    return collections.Counter(golds).most_common(1)[0][1] / len(golds)
+    return most_common_share([found[i] for i in range(min(limit, len(found)))])
+
+
+def most_common_share(questions: Sequence[Question]) -> float:
+  """Share of the questions whose gold answer is the most common one of them."""
+  golds = collections.Counter(question.answer for question in questions)
+  return golds.most_common(1)[0][1] / len(questions)
