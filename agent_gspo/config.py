@@ -105,7 +105,7 @@ def default_config() -> config_dict.ConfigDict:
   objective.options = config_dict.ConfigDict()  # further ones of the objective
   objective.ratio_span = 'message'  # message, agent, episode: what one sequence ratio is of
   objective.opsm_threshold = config_dict.placeholder(float)  # masks off-policy messages
-  objective.kl_coef = 0.0  # weight of the penalty towards the untrained policy
+  objective.kl_coef = 0.0  # weight of the penalty towards where the run began (LoRA: adapters off)
   objective.kl_estimator = 'k3'  # k3, k2
 
   config.mesh = mesh = config_dict.ConfigDict()
@@ -136,6 +136,7 @@ def default_config() -> config_dict.ConfigDict:
   config.evaluation = evaluation = config_dict.ConfigDict()
   evaluation.split = 'test'
   evaluation.questions = 200
+  evaluation.spread = False  # questions evenly from the whole split, not its first ones
   evaluation.untrained = 'first'  # first, last: last lets a slow run begin to learn at once
   evaluation.temperature = 0.0
   evaluation.every = 0  # steps between evaluations during training, 0 for none
@@ -374,11 +375,6 @@ def _check_warm_start(config: Mapping[str, Any], task: Task) -> None:
     raise ValueError(
       f"evaluation.untrained='last' with warm_start.steps={steps}: the team that the warm start "
       "ends with is gone by then. Set it to 'first'."
-    )
-  if config['objective']['kl_coef'] and not config['model']['lora_rank']:
-    raise ValueError(
-      f'objective.kl_coef={config["objective"]["kl_coef"]} after a warm start would need the '
-      'parameters that it ended with: set it to 0, or model.lora_rank above 0.'
     )
 
 

@@ -63,7 +63,7 @@ def _evaluate(
   name: str, folder: pathlib.Path, baselines: Sequence[str], overrides: Iterable[str]
 ) -> None:
   print(f'== {name}: {", ".join(baselines)}', flush=True)
-  command = [sys.executable, str(common.ROOT / 'launch' / 'evaluate.py'), '--spread']
+  command = [sys.executable, str(common.ROOT / 'launch' / 'evaluate.py')]
   command += [f'--config={_CONFIG}:{name}', f'--out={folder}', f'--baseline={",".join(baselines)}']
   done = subprocess.run([*command, *overrides], check=False)
   if done.returncode:

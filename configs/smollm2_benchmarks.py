@@ -1,6 +1,6 @@
 r"""SmolLM2-135M-Instruct, untrained, as a team of three on any of the seven benchmarks.
 
-    python launch/evaluate.py --config=configs/smollm2_benchmarks.py:gsm8k --spread \
+    python launch/evaluate.py --config=configs/smollm2_benchmarks.py:gsm8k \
       --out=evaluations/gsm8k --baseline=single,chain,complete,debate,self_consistency
 
 Behind the colon: mmlu, gsm8k, multiarith, svamp, aqua, human_eval or math500. The team is a star:
@@ -118,6 +118,7 @@ def get_config(benchmark: str = 'gsm8k') -> config_dict.ConfigDict:
   config.rollout.temperature = 0.6
   config.evaluation.temperature = 0.6
   config.evaluation.questions = 50
+  config.evaluation.spread = True
   config.evaluation.batch_questions = 50
 
   config.sampler.row_tokens = 1024

@@ -27,9 +27,6 @@ _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, 
 _MATCH = flags.DEFINE_string(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
-_SPREAD = flags.DEFINE_bool(
-  'spread', False, 'Take the questions evenly from the whole split, not its first ones.'
-)
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
 _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
@@ -64,7 +61,7 @@ def main() -> None:
 
   whole, records = run.run(label, variants.itself(setup.team))
   target = matched.get('tokens/written_per_question')
-  found = [whole, evaluate.constant_answer_to(run.asked, run.split)]
+  found = [whole, evaluate.constant_answer(run.asked, run.split)]
   left_out = {}
   for name in names:
     try:
@@ -111,7 +108,7 @@ def _harness(setup, params, step: int):
     diverse_temperature=setup.config['rollout']['temperature'],
     seed=setup.config['seed'],
     batch_questions=options['batch_questions'],
-    spread=_SPREAD.value,
+    spread=options['spread'],
     step=step,
     prices=_prices(setup),
     note=_show,

@@ -339,9 +339,9 @@ def test_gradient_of_all_agents_is_that_of_each_alone():
   for agent in (0, 2, 3):
     n = _ADAPTERS[agent]
     alone = _state(_of(n))
-    off = jax.tree.map(np.zeros_like, alone.trainable)
+    alone = alone.replace(reference=jax.tree.map(np.zeros_like, alone.trainable))
     before = jax.tree.map(np.array, alone.trainable)
-    alone, one = _updater(_ONE, kl).minibatch(alone, _pack([agent]), off)
+    alone, one = _updater(_ONE, kl).minibatch(alone, _pack([agent]))
     divergence += one['policy/kl'] / 3
     objective += one['policy/objective'] / 3
     for path, x in alone.trainable.items():

@@ -50,7 +50,7 @@ def _of_episodes(config, state, reference, messages=None):
   )
   messages = _messages() if messages is None else messages
   return base_loss.of_episodes(
-    updater, state.replace(trainable=reference), messages, 3, row_tokens=32, rows=2
+    updater, state.replace(reference=reference), messages, 3, row_tokens=32, rows=2
   )
 
 

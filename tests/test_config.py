@@ -128,7 +128,6 @@ def test_configs_of_the_repository_are_valid(file):
     ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
     ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
     ({'reward__gate': 'shut'}, r"reward.gate='shut' is unknown"),
-    ({'objective__kl_coef': 0.1}, r'objective.kl_coef=0.1 after a warm start'),
     ({'team__agents': ('solver',), 'team__topology': 'single'}, r'notes to 2 agents, .* has 1'),
     ({'team__topology': 'ring'}, r"team.topology='ring' is unknown"),
     ({'team__roles': {'solver': {'colour': 1}}}, r'team.roles.solver.colour is unknown'),

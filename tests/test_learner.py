@@ -90,7 +90,7 @@ class _Updater:
   def __init__(self, move: float = 0.1):
     self.move, self.done, self.seen = move, 0, []
 
-  def minibatch(self, state, batches, reference=None):
+  def minibatch(self, state, batches):
     self.seen.append(batches)
     self.done += 1
     metrics = {k: 1.0 for k in ('ratio_mean', 'ratio_error_max', 'logprob_gap_mean', 'grad_norm')}
@@ -113,7 +113,7 @@ def _trainer(updater=None, **values):
 def _step(trainer):
   state = trainer.init(trainer.setup.params)
   talk = trainer.roll_out(state, _Progress())
-  return trainer.learn(state, talk, None, _Progress()), talk
+  return trainer.learn(state, talk, _Progress()), talk
 
 
 @pytest.mark.parametrize('algorithm', PRESETS)
@@ -172,9 +172,33 @@ def test_optima_pays_for_what_the_reference_finds_likely():
   expected = scores + 0.5 / np.maximum(worst, 0.4)
   episode = [m.episode for m in talk.batch.messages]
   np.testing.assert_allclose(outcome.rewards, expected[episode], rtol=1e-5)
-  assert trainer.reference() is None  # the adapters are off
-  full = _trainer(reward__shape='optima', reward__shape_options='min_tokens=0', model__lora_rank=0)
-  assert set(full.reference()) == set(full.init(full.setup.params).trainable)
+
+
+@pytest.mark.parametrize(
+  ('asks', 'kept'),
+  [
+    ({}, False),
+    ({'objective__kl_coef': 0.1}, True),
+    ({'reward__shape': 'optima', 'reward__shape_options': 'min_tokens=0'}, True),
+    ({'objective__kl_coef': 0.1, 'model__lora_rank': 4}, False),  # there the adapters are off
+  ],
+)
+def test_a_reference_policy_is_held_where_somebody_asks_for_it(asks, kept):
+  trainer = _trainer(**{'model__lora_rank': 0, **asks})
+  state = trainer.init(trainer.setup.params)
+  assert (state.reference is not None) == kept
+  if kept:  # a copy, since updates consume what is trained
+    jax.tree.map(lambda x: x.delete(), state.trainable)
+    jax.tree.map(np.testing.assert_array_equal, state.reference, {('a', 'lora_b'): np.zeros(2)})
+
+
+def test_evaluations_ask_the_first_questions_or_evenly_from_the_split():
+  found = [_setup(evaluation__spread=spread) for spread in (False, True)]
+  split = found[0].task.questions('test')
+  first, evenly = ([q.id for q in setup.asked(4)] for setup in found)
+  assert first == [split[i].id for i in range(4)]
+  assert evenly == [split[i * len(split) // 4].id for i in range(4)]
+  assert first != evenly
 
 
 def test_a_preset_gives_way_to_what_is_set():
@@ -248,7 +272,7 @@ def test_dropped_messages_are_not_trained():
   for step in (0, 5, 10):  # of 10: ever more is kept
     state = state.replace(step=jnp.int32(step))
     talk = trainer.roll_out(state, _Progress())
-    outcome = trainer.learn(state, talk, None, _Progress())
+    outcome = trainer.learn(state, talk, _Progress())
     kept.append(outcome.metrics['advantage/kept'])
   assert kept == pytest.approx([0.5, 0.75, 1.0], abs=0.1)
 
@@ -273,7 +297,7 @@ def test_choice_of_questions_depends_on_the_state_alone():
   first = trainer.roll_out(state, _Progress())
   again = trainer.roll_out(state, _Progress())
   assert [q.id for q in first.batch.questions] == [q.id for q in again.batch.questions]
-  after = trainer.learn(state, first, None, _Progress()).state
+  after = trainer.learn(state, first, _Progress()).state
   evidence = np.asarray(after.selection.posterior.a + after.selection.posterior.b)
   assert (evidence[first.places] > 2.5).all()  # four episodes were seen
 
@@ -297,4 +321,4 @@ def test_lessons_without_messages_say_why():
     ),
   )
   with pytest.raises(ValueError, match=r'step 1: no message is left to learn from'):
-    trainer.learn(state, dataclasses.replace(talk, batch=batch), None, _Progress())
+    trainer.learn(state, dataclasses.replace(talk, batch=batch), _Progress())

@@ -31,11 +31,11 @@ from agent_gspo.training.update import NonFiniteLossError, Updater
 STEPS = micro_run.get_config().steps
 
 
-def saved(workdir: pathlib.Path) -> tuple[int, dict[str, np.ndarray]]:
-  """Step and all arrays of the newest checkpoint, as they lie on the disk."""
+def saved(workdir: pathlib.Path, step: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
+  """Step and all arrays of a checkpoint, by default the newest, as they lie on the disk."""
   with ocp.CheckpointManager((workdir / 'checkpoints').absolute()) as manager:
     items = {name: ocp.args.StandardRestore() for name in ('params', 'state')}
-    step = manager.latest_step()
+    step = manager.latest_step() if step is None else step
     found = manager.restore(step, args=ocp.args.Composite(**items))
   return step, {f'{name}/{k}': np.asarray(v) for name in items for k, v in found[name].items()}
 
@@ -149,6 +149,28 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
   config['checkpoint']['every'] = 3
   loop.train(config, tmp_path)
   assert_same_run(tmp_path)
+
+
+def test_the_reference_policy_is_where_the_run_began(tmp_path, monkeypatch):
+  """That is after the warm start, and a resumed run still has it."""
+  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
+  config = micro_run.changed(
+    steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
+  )
+  loop.train(config, tmp_path)
+  loop.train({**config, 'steps': 3}, tmp_path)
+  _, start = saved(tmp_path, 0)
+  step, end = saved(tmp_path)
+  assert step == 3
+  kept = {key.partition('.reference')[2]: x for key, x in end.items() if '.reference' in key}
+  for name, array in start.items():
+    if name.startswith('params/'):
+      path = tuple(name.removeprefix('params/').split('/'))
+      np.testing.assert_array_equal(kept.pop(f'[{path}]'), array, err_msg=name)
+  assert not kept
+  kl = [record['policy/kl'] for record in records(tmp_path, 'metrics.jsonl')]
+  assert kl[0] < 1e-9
+  assert kl[2] > 1e-9
 
 
 def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compiled):

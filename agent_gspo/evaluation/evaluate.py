@@ -52,20 +52,25 @@ def evaluate(
   return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
 
 
-def constant_answer(task: Task, split: str, questions: int) -> dict[str, Any]:
-  """The record of a team that says nothing and always gives the most common answer.
+def places(size: int, count: int, *, spread: bool) -> list[int]:
+  """Which questions of a split are asked.
 
   Args:
-    task: whose questions are asked.
-    split: of the questions.
-    questions: how many, the first ones of the split.
+    size: of the split.
+    count: how many are wanted; a split has no more than it has.
+    spread: evenly from the whole split, not its first ones (the files of MMLU go by subjects).
   """
-  found = task.questions(split)
-  return constant_answer_to([found[i] for i in range(min(questions, len(found)))], split)
+  count = min(count, size)
+  return [i * size // count if spread else i for i in range(count)]
 
 
-def constant_answer_to(questions: Sequence[Question], split: str) -> dict[str, Any]:
-  """`constant_answer` for any questions of a split; their own most common answer is given."""
+def constant_answer(questions: Sequence[Question], split: str) -> dict[str, Any]:
+  """The record of a team that says nothing and always gives the most common answer of these.
+
+  Args:
+    questions: that are asked.
+    split: of the questions.
+  """
   return {
     'label': 'constant answer',
     'split': split,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agent_gspo.evaluation import pruning, results
+from agent_gspo.evaluation import evaluate, pruning, results
 from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
@@ -69,7 +69,7 @@ class Harness:
     policy: (temperature, name of the stream of noise) -> the team's voice.
     split: of the questions.
     questions: how many of them.
-    spread: evenly from the whole split instead of the first ones (MMLU goes by subjects).
+    spread: see `evaluate.places`.
     temperature: of sampling.
     diverse_temperature: for samples that must differ, above 0.
     seed: of random choices.
@@ -103,8 +103,7 @@ class Harness:
     return [split[i] for i in self._places(len(split))]
 
   def _places(self, size: int) -> list[int]:
-    count = min(self.questions, size)
-    return [i * size // count if self.spread else i for i in range(count)]
+    return evaluate.places(size, self.questions, spread=self.spread)
 
   def run(
     self,

@@ -14,7 +14,7 @@ from agent_gspo.types import Message
 
 def of_episodes(
   updater: Updater,
-  reference: TrainState,
+  state: TrainState,
   messages: Sequence[Message],
   num_episodes: int,
   *,
@@ -27,8 +27,7 @@ def of_episodes(
 
   Args:
     updater: scores packed messages, at the temperature of the rollout.
-    reference: holds the parameters of the reference policy; `trainable` is None where that
-      is the model without its adapters.
+    state: of the run, which holds the reference policy.
     messages: `M`, of the rollout.
     num_episodes: `E`.
     row_tokens, rows: shape of a micro-batch.
@@ -39,7 +38,7 @@ def of_episodes(
   said = [m for m in messages if not m.silent]
   batches = packing.pack_messages(said, np.zeros(len(said)), row_tokens=row_tokens, rows=rows)
   total = np.zeros(len(said))
-  for batch in updater.score(reference, batches):
+  for batch in updater.score(state.replace(trainable=state.reference), batches):
     message = np.take_along_axis(batch.message, batch.loss_message, axis=1)
     np.add.at(total, message, -batch.old_logprobs.astype(np.float64) * batch.loss_mask)
   mean = total / np.asarray([len(m.token_ids) for m in said])

@@ -13,7 +13,7 @@ from agent_gspo.algorithms import objectives, seeupo, spans
 from agent_gspo.teams.accountant import Ledger
 from agent_gspo.teams.team import Team
 from agent_gspo.training import packing
-from agent_gspo.training.state import Flat, TrainState
+from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message, TrainBatch
 
@@ -93,7 +93,7 @@ class Learner:
     )
 
   def learn(
-    self, state: TrainState, step: int, lesson: Lesson, reference: Flat | None
+    self, state: TrainState, step: int, lesson: Lesson
   ) -> Iterator[tuple[TrainState, dict[str, float], list[TrainBatch]]]:
     """Yields the state, the metrics and the micro-batches after each mini-batch.
 
@@ -101,7 +101,6 @@ class Learner:
       state: consumed.
       step: finished training steps, which the order of questions depends on.
       lesson: of the rollout.
-      reference: of the KL penalty, see `Updater.minibatch`.
 
     Raises:
       NonFiniteLossError: see `Updater.minibatch`.
@@ -122,7 +121,7 @@ class Learner:
       ]
       if self.ratio_span != 'message':
         batches = self._with_spans(state, ledger, part, batches)
-      state, metrics = self.updater.minibatch(state, batches, reference)
+      state, metrics = self.updater.minibatch(state, batches)
       if backwards:
         total, tokens = self._log_ratios(state, batches, len(part))
         ratio[part] = np.exp(total / np.maximum(tokens, 1))

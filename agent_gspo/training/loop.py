@@ -86,7 +86,6 @@ class Run:
             progress.note(f'resumed from the checkpoint at step {start}')
           state = self._warm_start(fresh, progress)
           del fresh  # or its memory would stay taken
-          reference = self.trainer.reference()
           untrained = config['evaluation']['untrained']
           if untrained == 'first' and not start:  # later that team is gone
             self._evaluate_state(state, 'untrained', progress)
@@ -97,7 +96,7 @@ class Run:
               self._evaluate_state(state, 'during', progress)
             talk = self.trainer.roll_out(state, progress)
             with self.interruption.deferred():
-              state, metrics = self._learn(state, talk, reference, progress)
+              state, metrics = self._learn(state, talk, progress)
               self.writer.metrics(step + 1, metrics)
               progress.step(step + 1, metrics)
               if (step + 1) % config['checkpoint']['every'] == 0:
@@ -174,15 +173,11 @@ class Run:
     return state
 
   def _learn(
-    self,
-    state: TrainState,
-    talk: Conversations,
-    reference: state_lib.Flat | None,
-    progress: Progress,
+    self, state: TrainState, talk: Conversations, progress: Progress
   ) -> tuple[TrainState, dict[str, float]]:
     """Learns from conversations and keeps some of them."""
     try:
-      outcome = self.trainer.learn(state, talk, reference, progress)
+      outcome = self.trainer.learn(state, talk, progress)
     except NonFiniteLossError as error:
       saved = self.checkpoints.latest_step
       good = 'there is no checkpoint yet' if saved is None else f'checkpoint {saved} is good'

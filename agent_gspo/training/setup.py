@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, RolloutBatch
 
 BASELINES = ('constant answer', 'single agent')
-_QUESTIONS_LOOKED_AT = 1000  # for their length, of a split
+_QUESTIONS_LOOKED_AT = 1000  # for their length, of those to train on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,12 @@ class Setup:
       adapters=self.sharing.adapters,
     )
 
+  def asked(self, count: int) -> list[Question]:
+    """The questions of an evaluation of so many."""
+    options = self.config['evaluation']
+    split = self.task.questions(options['split'])
+    return [split[i] for i in evaluation.places(len(split), count, spread=options['spread'])]
+
   def evaluate(
     self,
     params: Params,
@@ -80,20 +86,19 @@ class Setup:
     alone: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> tuple[dict[str, Any], RolloutBatch]:
-    """Record for `eval.jsonl` and conversations on the first questions of the split.
+    """Record for `eval.jsonl` and conversations on questions of the split.
 
     Every evaluation of a run uses the same questions and the same noise. `alone` asks
     the deciding agent without its teammates.
     """
     options = self.config['evaluation']
-    split = self.task.questions(options['split'])
     who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
     policy = self.policy(params, stream='eval', step=0, temperature=options['temperature'])
     figures, batch = evaluation.evaluate(
       who.team,
       self.task,
       self.tokenizer,
-      [who.question(split[i]) for i in range(min(questions, len(split)))],
+      [who.question(question) for question in self.asked(questions)],
       who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,
@@ -116,9 +121,8 @@ class Setup:
 
     A team of one has no single agent to compare with.
     """
-    split = self.config['evaluation']['split']
-    count = min(questions, len(self.task.questions(split)))
-    found = [{'step': 0, **evaluation.constant_answer(self.task, split, count)}]
+    constant = evaluation.constant_answer(self.asked(questions), self.config['evaluation']['split'])
+    found = [{'step': 0, **constant}]
     if self.team.num_agents > 1:
       label = BASELINES[1]
       alone, _ = self.evaluate(
@@ -214,8 +218,7 @@ def _check_prompts(setup: Setup, training: bool) -> None:
   team = setup.team
   writers = team.prompt_writers(setup.tokenizer)
   worst = (0, '')
-  splits = (*(['train'] if training else []), setup.config['evaluation']['split'])
-  for question in _longest_questions(setup.task, splits):
+  for question in _longest_questions(setup, training):
     for agent, writer in enumerate(writers):
       note = question.notes[agent] if agent < len(question.notes) else ''
       conversation, cap = writer.begin(question.text, note), team.message_cap(agent)
@@ -244,11 +247,12 @@ def _check_prompts(setup: Setup, training: bool) -> None:
     )
 
 
-def _longest_questions(task: Task, splits: Sequence[str]) -> list[Question]:
-  """The 64 longest among the first of some splits."""
-  found = [
-    questions[i]
-    for questions in map(task.questions, splits)
-    for i in range(min(_QUESTIONS_LOOKED_AT, len(questions)))
-  ]
+def _longest_questions(setup: Setup, training: bool) -> list[Question]:
+  """The 64 longest among those of the evaluations and the first to train on."""
+  options = setup.config['evaluation']
+  found = setup.asked(options['questions'])
+  if training:
+    found += setup.asked(options['questions_during'])
+    train = setup.task.questions('train')
+    found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
   return sorted(found, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:64]

@@ -27,6 +27,8 @@ class TrainState:
   trainable: flat dict of the float32 parameters that are trained.
   frozen: flat dict of those that are not (all but the adapters under LoRA).
   opt_state: of the optimiser, for `trainable`.
+  reference: `trainable` of the reference policy, which is where the run began, after a warm
+    start; None where nobody asks for it, or it is the model with its adapters off.
   budget: state of the token price.
   selection: what is known of each training question, and how many were drawn.
   """
@@ -35,6 +37,7 @@ class TrainState:
   trainable: Any
   frozen: Any
   opt_state: Any
+  reference: Any
   budget: budgets.BudgetState
   selection: selection.SelectionState
 
@@ -45,6 +48,7 @@ def init(
   *,
   lambda_tok: float = 0.0,
   lora: bool = False,
+  keep_reference: bool = False,
   num_questions: int = 1,
 ) -> TrainState:
   """State at step 0.
@@ -54,17 +58,21 @@ def init(
     optimizer: see `make_optimizer`.
     lambda_tok: first price of a token.
     lora: train the adapters only.
+    keep_reference: also hold `params` as the reference policy; not under `lora`, where it is the
+      model with its adapters off.
     num_questions: of the training split.
   """
   flat = flax.traverse_util.flatten_dict(params)
   trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
   # A copy: updates consume these buffers, and `params` stay the caller's.
-  trainable = {k: jnp.array(v) for k, v in flat.items() if k in trained}
+  copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
+  trainable = copy()
   return TrainState(
     step=jnp.int32(0),
     trainable=trainable,
     frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
     opt_state=optimizer.init(trainable),
+    reference=copy() if keep_reference and not lora else None,
     budget=budgets.init(lambda_tok),
     selection=selection.init(num_questions),
   )

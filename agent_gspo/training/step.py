@@ -104,17 +104,10 @@ class Trainer:
       self.optimizer,
       lambda_tok=self.budget.lambda_tok,
       lora=self.config['model']['lora_rank'] > 0,
+      keep_reference=self.config['objective']['kl_coef'] > 0 or self.setup.reward.shape == 'optima',
       num_questions=len(self.questions),
     )
     return self.placement.everywhere(state)
-
-  def reference(self) -> state_lib.Flat | None:
-    """`trainable` of the policy that the KL term holds on to, and that shape 'optima' reads
-    messages with; None: the adapters are off, or nobody asks for it."""
-    asked = self.config['objective']['kl_coef'] or self.setup.reward.shape == 'optima'
-    if self.config['model']['lora_rank'] or not asked:
-      return None
-    return self.init(self.setup.params).trainable
 
   def roll_out(self, state: TrainState, progress: Progress) -> Conversations:
     """Holds the conversations of the next step.
@@ -161,13 +154,7 @@ class Trainer:
       lambda done, total: progress.phase('rollout', done, total),
     )
 
-  def learn(
-    self,
-    state: TrainState,
-    talk: Conversations,
-    reference: state_lib.Flat | None,
-    progress: Progress,
-  ) -> Outcome:
+  def learn(self, state: TrainState, talk: Conversations, progress: Progress) -> Outcome:
     """Reward, advantage and the optimiser steps of one training step; `state` is consumed.
 
     Raises:
@@ -186,7 +173,7 @@ class Trainer:
       [m.text for m in batch.messages],
       lambda_message=float(state.budget.lambda_message),
       message_limit=self.budget.message_limit,
-      base_loss=self._base_loss(state, batch, reference),
+      base_loss=self._base_loss(state, batch),
     )
     done = int(state.step) / max(self.config['steps'], 1)
     lesson, metrics = self._credit(talk, ledger, terms, done)
@@ -199,7 +186,7 @@ class Trainer:
     score_s = time.monotonic() - start
 
     start = time.monotonic()
-    state, results, packed = self._update(state, lesson, batch, reference, progress)
+    state, results, packed = self._update(state, lesson, batch, progress)
     metrics |= packing.positions(batch.messages, packed) | metrics_lib.of_updates(results)
     seen = budgets.Observation(
       accuracy=float(scores.mean()),
@@ -231,12 +218,12 @@ class Trainer:
     }
     return Outcome(state=state, metrics=metrics, rewards=terms.total, advantages=lesson.advantages)
 
-  def _base_loss(self, state, batch, reference) -> np.ndarray | None:
+  def _base_loss(self, state, batch) -> np.ndarray | None:
     if self.setup.reward.shape != 'optima':
       return None
     return base_loss.of_episodes(
       self.learner.updater,
-      state.replace(trainable=reference),
+      state,
       batch.messages,
       len(batch.episodes),
       row_tokens=self.config['learner']['row_tokens'],
@@ -279,14 +266,14 @@ class Trainer:
       'advantage/kept': float(kept.mean()),
     }
 
-  def _update(self, state, lesson, batch, reference, progress):
+  def _update(self, state, lesson, batch, progress):
     """The state, the metrics of each mini-batch and all packed rows."""
     results, packed, learnt = [], [], state
     total = learner_lib.updates_a_step(self.config, self.setup.team)
     step = int(state.step)
     progress.phase('update', 0, total)
     try:
-      for update in self.learner.learn(state, step, lesson, reference):
+      for update in self.learner.learn(state, step, lesson):
         learnt, metrics, rows = update
         results.append(metrics)
         packed += rows

@@ -69,17 +69,16 @@ class Updater:
       object.__setattr__(self, name, function)
 
   def minibatch(
-    self, state: TrainState, batches: Sequence[TrainBatch], reference: Flat | None = None
+    self, state: TrainState, batches: Sequence[TrainBatch]
   ) -> tuple[TrainState, dict[str, float]]:
     """One optimiser step on the micro-batches of a mini-batch; `state` is consumed.
 
     Gradients, objective and counts are summed over micro-batches and divided once.
 
     Args:
-      state: before the step; its buffers are donated.
+      state: before the step; the buffers of what is trained are donated. Its `reference` is read
+        if `kl_coef > 0`.
       batches: micro-batches of one shape.
-      reference: `trainable` parameters of the reference policy, read if `kl_coef > 0`; by
-        default the adapters are switched off for it (and only they may be trainable).
 
     Returns:
       The new state and the mini-batch's metrics.
@@ -89,7 +88,7 @@ class Updater:
     """
     totals = jax.tree.map(jnp.zeros_like, state.trainable), self._no_sums()
     for batch in map(self.placement.by_rows, batches):
-      totals = self._accumulate(state.trainable, state.frozen, reference, totals, batch)
+      totals = self._accumulate(state.trainable, state.frozen, state.reference, totals, batch)
     grads, sums = totals
     count = float(sums['count'])
     objective = float(sums['objective']) / max(count, 1.0)
