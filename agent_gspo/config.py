@@ -68,8 +68,8 @@ def default_config() -> config_dict.ConfigDict:
 
   config.sampler = sampler = config_dict.ConfigDict()
   sampler.row_tokens = 384  # columns of a prefill row
-  sampler.prefill_rows = 2  # rows prefilled at a time
-  sampler.decode_rows = 96  # messages written at a time: fewer take less memory and more time
+  sampler.prefill_rows = 2  # rows that a device prefills at a time
+  sampler.decode_rows = 96  # messages it writes at a time: fewer take less memory and more time
 
   config.reward = reward = config_dict.ConfigDict()
   for field in dataclasses.fields(communication.RewardOptions):  # see its docstring
@@ -109,7 +109,7 @@ def default_config() -> config_dict.ConfigDict:
   objective.kl_estimator = 'k3'  # k3, k2
 
   config.mesh = mesh = config_dict.ConfigDict()
-  mesh.data = 1  # devices that share the rows of a micro-batch
+  mesh.data = 1  # devices that share the rows of the sampler and of a micro-batch
 
   config.learner = learner = config_dict.ConfigDict()
   learner.minibatches = 2  # optimiser steps a rollout (K); with 1 the ratio is always 1

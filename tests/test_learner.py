@@ -18,6 +18,7 @@ import pytest
 from agent_gspo import config as config_lib
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.models import presets as model_presets
+from agent_gspo.models.placement import ONE_DEVICE
 from agent_gspo.models.tokenizer import word_level
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sampling.sampler import Samples
@@ -80,6 +81,7 @@ def _setup(**values) -> setup_lib.Setup:
     params={'a': {'lora_b': jnp.zeros(2)}},
     tokenizer=word_level(setup_lib._with_prompt_words(parts.task.vocabulary(), parts.team)),
     sampler=None,
+    placement=ONE_DEVICE,
     source='',
   )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import chex
@@ -19,6 +20,7 @@ import numpy as np
 
 from agent_gspo.models import token_tree
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.placement import ONE_DEVICE, Placement
 from agent_gspo.models.transformer import KVCache, Params, Transformer
 from agent_gspo.sampling import categorical
 
@@ -76,9 +78,11 @@ class Sampler:
     config: of the model whose parameters will be handed to `__call__`.
     max_new_tokens: longest message, in tokens.
     row_tokens: columns of a prefill row; longer prompts get longer rows.
-    prefill_rows: rows computed at a time.
-    decode_rows: rows decoded together; their cache is most of the memory that sampling takes.
-    smallest_batch: rows of the smallest decode batch.
+    prefill_rows: rows that a device computes at a time.
+    decode_rows: rows that it decodes together; their cache is most of the memory that sampling
+      takes.
+    smallest_batch: rows of the smallest decode batch, of all devices.
+    placement: of rows; each device has the prompts' keys and values whole.
   """
 
   def __init__(
@@ -90,20 +94,25 @@ class Sampler:
     prefill_rows: int = 2,
     decode_rows: int = 96,
     smallest_batch: int = 8,
+    placement: Placement = ONE_DEVICE,
   ):
     self.config = config
     self.max_new_tokens = max_new_tokens
     self.row_tokens = row_tokens
-    self.prefill_rows = prefill_rows
-    self.decode_rows = decode_rows
-    self.smallest_batch = smallest_batch
-    model = Transformer(config)
-    self._prefill = jax.jit(functools.partial(_prefill, model), donate_argnums=1)
-    self._start = jax.jit(functools.partial(_start, model), static_argnums=3)
-    self._decode = jax.jit(functools.partial(_decode, model), donate_argnums=1)
+    self.prefill_rows = prefill_rows * placement.devices
+    self.decode_rows = decode_rows * placement.devices
+    # The devices divide every bucket evenly, those that are 1.5 times a power of two as well.
+    self.smallest_batch = math.lcm(smallest_batch, 2 * placement.devices)
+    self.placement = placement
+    model, whole, cut = Transformer(config), placement.whole, placement.cut
+    state = _Decoding(**{f.name: cut for f in dataclasses.fields(_Decoding)}).replace(t=whole)
+    jit = jax.jit
+    self._prefill = jit(functools.partial(_prefill, model), donate_argnums=1, out_shardings=whole)
+    self._start = jit(functools.partial(_start, model), static_argnums=3, out_shardings=state)
+    self._decode = jit(functools.partial(_decode, model), donate_argnums=1, out_shardings=state)
     # A partial of its own: jit shares its cache between wrappers of one function.
-    self._keep = jax.jit(functools.partial(_keep_rows))
-    self._take = jax.jit(functools.partial(_take_rows))
+    self._keep = jit(functools.partial(_keep_rows), out_shardings=state)
+    self._take = jit(functools.partial(_take_rows), out_shardings=cut)
 
   def compilations(self) -> int:
     """Number of programs that this sampler has compiled so far."""
@@ -124,7 +133,7 @@ class Sampler:
     """Samples one continuation for each of `N` prompts.
 
     Args:
-      params: of the model.
+      params: of the model, on all devices.
       prompts: `N` non-empty int arrays; equal ones are prefilled once.
       keys: `[N]`, one a row (see `keys.row_keys`); row noise depends on nothing else.
       temperature: >= 0; 0 is greedy. A new value compiles nothing.
@@ -181,7 +190,7 @@ class Sampler:
     limit[: chunk.size] = limits[chunk]
     some = chunk[np.minimum(np.arange(rows), chunk.size - 1)]
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
-    return source, length, limit, keys[some], adapter
+    return self.placement.by_rows((source, length, limit, keys[some], adapter))
 
   def _finish(self, params, state: _Decoding, n: int, control):
     """Tokens, log-probs and counts of the first `n` rows, decoded until each has ended."""
@@ -246,11 +255,12 @@ class Sampler:
       ),
       jnp.zeros((total, width, c.embed_dim), c.dtype),
     )
+    pool = self.placement.everywhere(pool)
     for first in range(0, len(tree.tokens), step):
       rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
       inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows])
       inputs += (tree.keys[rows] if adapted else None,)
-      pool = self._prefill(params, pool, inputs, first)
+      pool = self._prefill(params, pool, self.placement.by_rows(inputs), first)
     return pool
 
 

@@ -162,6 +162,7 @@ class Run:
         setup.tokenizer,
         setup.sharing,
         self.config,
+        setup.placement,
         lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
       )
       warm_start_cache.save(self.config, params)

@@ -12,6 +12,7 @@ from agent_gspo import config as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
 from agent_gspo.models.load import load_model
+from agent_gspo.models.placement import Placement, make_placement
 from agent_gspo.models.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.rewards.communication import RewardOptions
@@ -38,6 +39,7 @@ class Setup:
     params: where the run starts, before any warm start.
     tokenizer: of the model.
     sampler: of the model.
+    placement: of the parameters, and of the rows of batches.
     source: exactly which weights these are.
   """
 
@@ -50,6 +52,7 @@ class Setup:
   params: Params
   tokenizer: Tokenizer
   sampler: Sampler
+  placement: Placement
   source: str
 
   def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
@@ -164,6 +167,7 @@ def build(parts: config_lib.Parts) -> Setup:
   params = loaded.params
   if options['lora_rank']:
     params = _with_adapters(model_config, params, config['seed'])
+  placement = make_placement(config['mesh']['data'])
   setup = Setup(
     config=config,
     task=parts.task,
@@ -171,7 +175,7 @@ def build(parts: config_lib.Parts) -> Setup:
     reward=parts.reward,
     sharing=parts.sharing,
     model=Transformer(model_config),
-    params=params,
+    params=placement.everywhere(params),
     tokenizer=loaded.tokenizer,
     sampler=Sampler(
       model_config,
@@ -179,7 +183,9 @@ def build(parts: config_lib.Parts) -> Setup:
       row_tokens=config['sampler']['row_tokens'],
       prefill_rows=config['sampler']['prefill_rows'],
       decode_rows=config['sampler']['decode_rows'],
+      placement=placement,
     ),
+    placement=placement,
     source=loaded.source,
   )
   _check_prompts(setup, parts.training)

@@ -20,7 +20,6 @@ from agent_gspo.training import credit as credit_lib
 from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.placement import make_placement
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import NonFiniteLossError, Updater
@@ -80,7 +79,6 @@ class Trainer:
         )
       },
     )  # fmt: skip
-    self.placement = make_placement(config['mesh']['data'])
     updater = Updater(
       model=setup.model,
       objective=learner_lib.make_objective(config['objective'], setup.team),
@@ -90,7 +88,7 @@ class Trainer:
       kl_estimator=config['objective']['kl_estimator'],
       token_share=config['advantage']['token_share'],
       entropy=options['entropy'],
-      placement=self.placement,
+      placement=setup.placement,
     )
     self.learner = learner_lib.Learner(
       config, updater, setup.sharing.adapters, setup.sharing.trained
@@ -107,7 +105,7 @@ class Trainer:
       keep_reference=self.config['objective']['kl_coef'] > 0 or self.setup.reward.shape == 'optima',
       num_questions=len(self.questions),
     )
-    return self.placement.everywhere(state)
+    return self.setup.placement.everywhere(state)
 
   def roll_out(self, state: TrainState, progress: Progress) -> Conversations:
     """Holds the conversations of the next step.

@@ -15,9 +15,9 @@ from agent_gspo.algorithms import kl
 from agent_gspo.algorithms.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_mean
 from agent_gspo.models import token_tree
+from agent_gspo.models.placement import ONE_DEVICE, Placement
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.placement import ONE_DEVICE, Placement
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 

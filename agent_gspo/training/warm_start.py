@@ -12,6 +12,7 @@ import numpy as np
 
 from agent_gspo.algorithms import objectives
 from agent_gspo.models import lora
+from agent_gspo.models.placement import Placement
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.tasks.base import Task
@@ -32,6 +33,7 @@ def warm_start(
   tokenizer: Tokenizer,
   sharing: Sharing,
   config: Mapping[str, Any],
+  placement: Placement,
   progress: Callable[[int, float], None],
 ) -> Params:
   """Parameters after imitation learning on the training split.
@@ -48,6 +50,7 @@ def warm_start(
     sharing: whose adapters are whose.
     config: of the run. Of a pretrained model with adapters these alone are trained; of one
       from scratch all but them, so that it is the base that they adapt.
+    placement: of `params`, and of the rows of micro-batches.
     progress: called with (finished steps, mean log-prob a token).
 
   Raises:
@@ -66,7 +69,9 @@ def warm_start(
     aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
     params, adapted = lora.one_adapter(params, -1), False
     model = Transformer(model.config.without_adapters())
-  updater = Updater(model, objectives.imitation, optimizer, temperature=1.0, entropy=False)
+  updater = Updater(
+    model, objectives.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
+  )
   state = state_lib.init(params, optimizer, lora=adapted)
   questions = task.questions('train')
   order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))

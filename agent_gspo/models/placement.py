@@ -1,4 +1,4 @@
-"""Where arrays live: parameters on every device, rows of a micro-batch shared out among them."""
+"""Where arrays live: parameters on every device, rows of a batch shared out among them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,28 @@ class Placement:
 
   mesh: Mesh | None = None
 
+  @property
+  def devices(self) -> int:
+    """Number of devices."""
+    return 1 if self.mesh is None else self.mesh.size
+
+  @property
+  def whole(self) -> NamedSharding | None:
+    """Of arrays that each device has; None where the default is meant."""
+    return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+  @property
+  def cut(self) -> NamedSharding | None:
+    """Of arrays cut along their first axis, which the devices divide evenly."""
+    return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec('data'))
+
   def everywhere(self, tree: Any) -> Any:
     """The arrays of a tree, whole on each device."""
-    return self._put(tree, PartitionSpec())
+    return tree if self.mesh is None else jax.device_put(tree, self.whole)
 
   def by_rows(self, tree: Any) -> Any:
-    """The arrays of a tree, cut along their first axis, which the devices divide evenly."""
-    return self._put(tree, PartitionSpec('data'))
-
-  def _put(self, tree: Any, spec: PartitionSpec) -> Any:
-    return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, spec))
+    """The arrays of a tree, cut along their first axis."""
+    return tree if self.mesh is None else jax.device_put(tree, self.cut)
 
 
 ONE_DEVICE = Placement()
