@@ -6,8 +6,12 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import micro_run
 import pytest
+
+from agent_gspo import config as config_lib
+from agent_gspo.training import setup as setup_lib
 
 _UPDATE = """
 import jax, numpy as np, optax
@@ -142,3 +146,9 @@ def test_device_count_changes_no_run(name):
       if not key.startswith(free):
         assert other[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
   assert found['one'][1]['policy/grad_norm'] > 0
+
+
+def test_parameters_are_put_on_the_device_once():
+  """Numpy's would travel to it with every call of the sampler."""
+  setup = setup_lib.build(config_lib.check(micro_run.get_config().to_dict()))
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(setup.params))
