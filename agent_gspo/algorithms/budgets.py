@@ -354,9 +354,9 @@ def accuracy_floor(
   width = jnp.maximum(jnp.minimum(band, (1 - kept) / 2), _NO_ROOM)
   margin = jnp.clip((state.running_accuracy - kept) / width, -1.0, 1.0)
   share = state.integral_tok / lambda_max
-  wound_up = (share + margin >= 1) & (margin > 0)
+  wound_up = share + margin >= 1
   share = jnp.where(wound_up, share, jnp.clip(share + eta * margin, 0.0, 1.0))
-  highest = jnp.minimum(lambda_max, 1 / jnp.maximum(cost, 1 / lambda_max))
+  highest = 1 / jnp.maximum(cost, 1 / lambda_max)
   price = jnp.clip(share + margin, 0.0, 1.0) * highest
   return state.replace(
     integral_tok=(share * lambda_max).astype(jnp.float32), lambda_tok=price.astype(jnp.float32)

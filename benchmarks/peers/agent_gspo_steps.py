@@ -1,0 +1,129 @@
+"""The work of `work.py` by this project: a team of one."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import jax
+import work
+
+from agent_gspo import config as config_lib
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.placement import ONE_DEVICE
+from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.rewards.communication import RewardOptions
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.sharing import make_sharing
+from agent_gspo.teams.team import make_team
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.step import Trainer
+from agent_gspo.types import Question
+
+
+class Words(Task):
+  """Prompts of random words; good answers have even ones."""
+
+  name = 'words'
+
+  def __init__(self, texts: list[str]):
+    self._questions = [Question(id=f'words-{i}', text=t, answer='') for i, t in enumerate(texts)]
+
+  def _split(self, split: str) -> list[Question]:
+    return self._questions
+
+  def score(self, question: Question, answer_text: str) -> float:
+    return work.score(answer_text)
+
+
+class Quiet:
+  """Shows no progress."""
+
+  def phase(self, *_) -> None:
+    pass
+
+
+def main() -> None:
+  """Does the work and reports."""
+  options = work.options()
+  clock = work.Clock(options)
+  shape = work.SHAPES[options.shape]
+  steps = options.warmup + options.steps
+  config = config_lib.resolve(_config(steps))
+  team = make_team(config['team'])
+  model = ModelConfig(
+    family='llama',
+    vocab_size=work.VOCABULARY,
+    num_layers=shape['layers'],
+    embed_dim=shape['width'],
+    num_heads=shape['heads'],
+    num_kv_heads=shape['kv_heads'],
+    head_dim=work.HEAD_DIM,
+    mlp_dim=shape['mlp'],
+    rope_theta=work.ROPE_THETA,
+    norm_eps=work.NORM_EPS,
+  )
+  params = init_params(model, jax.random.key(0))
+  assert sum(x.size for x in jax.tree.leaves(params)) == work.parameters(shape)
+  setup = Setup(
+    config=config,
+    task=Words(work.questions(steps)),
+    team=team,
+    reward=RewardOptions(**config['reward']),
+    sharing=make_sharing(
+      config['policy'], team.names, lora_rank=0, learning_rate=work.LEARNING_RATE
+    ),
+    model=Transformer(model),
+    params=params,
+    tokenizer=Tokenizer(work.backend(), eos_token=work.EOS, pad_token=work.PAD),
+    sampler=Sampler(model, max_new_tokens=work.WRITTEN_TOKENS, **config['sampler']),
+    placement=ONE_DEVICE,
+    source='',
+  )
+  trainer = Trainer(setup)
+  state = trainer.init(params)
+  roll_out = clock.timed('rollout', trainer.roll_out)
+
+  def learn(*arguments):
+    outcome = trainer.learn(*arguments)
+    jax.block_until_ready(outcome.state.trainable)
+    return outcome
+
+  learn = clock.timed('update', learn)
+  clock.start()
+  for _ in range(steps):
+    talk = roll_out(state, Quiet())
+    outcome = learn(state, talk, Quiet())
+    state = outcome.state
+    clock.wrote(sum(len(message.token_ids) for message in talk.batch.messages))
+    assert outcome.metrics['policy/grad_norm'] > 0
+    clock.end_step()
+  clock.report({'jax': jax.__version__})
+
+
+def _config(steps: int) -> dict:
+  config = config_lib.default_config()
+  config.algorithm = 'gspo'
+  config.steps = steps
+  config.team.agents, config.team.topology = ('solver',), 'single'
+  config.team.max_message_tokens = work.WRITTEN_TOKENS
+  config.team.roles.solver = {'opening': '{question}', 'cue': '', 'separator': work.EOS}
+  config.rollout.questions, config.rollout.samples = work.PROMPTS, work.SAMPLES
+  config.objective.clip_low, config.objective.clip_high = work.CLIP_LOW, work.CLIP_HIGH
+  # All prompts are one row, all samples of a question another: what they share is there once.
+  config.sampler.row_tokens = work.PROMPTS * work.PROMPT_TOKENS
+  config.sampler.prefill_rows = 1
+  config.learner.row_tokens = work.PROMPT_TOKENS + work.SAMPLES * work.WRITTEN_TOKENS
+  config.learner.rows = 2
+  config.learner.minibatches = 1
+  config.learner.learning_rate = work.LEARNING_RATE
+  config.learner.b2, config.learner.grad_clip = 0.999, work.GRAD_CLIP
+  return config.to_dict()
+
+
+if __name__ == '__main__':
+  main()
