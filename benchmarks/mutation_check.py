@@ -76,11 +76,6 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 # (module, function, mutation) that no test can tell from the original, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-  (
-    'algorithms/budgets.py',
-    'accuracy_floor',
-    '(share + margin >= 1) & (margin > 0) -> share + margin >= 1',
-  ): 'a share is at most 1, so a margin of at most 0 gets there only as 0, which moves nothing',
   ('rewards/bounds.py', '_shape_gap', 'lengths / cost -> lengths'): (
     'both shares are divided by the largest of the group, which is that of the dearest episode'
   ),
