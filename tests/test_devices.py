@@ -8,6 +8,7 @@ import sys
 
 import jax
 import micro_run
+import numpy as np
 import pytest
 
 from agent_gspo import config as config_lib
@@ -149,6 +150,8 @@ def test_device_count_changes_no_run(name):
 
 
 def test_parameters_are_put_on_the_device_once():
-  """Numpy's would travel to it with every call of the sampler."""
+  """Numpy's, as weights are loaded, would travel to it with every call of the sampler."""
   setup = setup_lib.build(config_lib.check(micro_run.get_config().to_dict()))
-  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(setup.params))
+  loaded = jax.tree.map(np.asarray, setup.params)
+  policy = setup.policy(loaded, stream='eval', step=0, temperature=0.0)
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(policy.params))

@@ -5,25 +5,15 @@ import argparse
 import jax
 import pytest
 
-from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
-from benchmarks.peers import work
+from benchmarks.peers import agent_gspo_steps, work
 
 
 @pytest.mark.parametrize('shape', work.SHAPES)
 def test_parameters_are_those_of_a_llama_of_this_shape(shape):
   of = work.SHAPES[shape]
-  config = ModelConfig(
-    family='llama',
-    vocab_size=work.VOCABULARY,
-    num_layers=of['layers'],
-    embed_dim=of['width'],
-    num_heads=of['heads'],
-    num_kv_heads=of['kv_heads'],
-    head_dim=work.HEAD_DIM,
-    mlp_dim=of['mlp'],
-  )
+  config = agent_gspo_steps.model_config(of)
   params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
   assert sum(x.size for x in jax.tree.leaves(params)) == work.parameters(of)
 

@@ -36,7 +36,7 @@ class Placement:
     return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec('data'))
 
   def everywhere(self, tree: Any) -> Any:
-    """The arrays of a tree, whole on each device; numpy's as well, once and not at each call."""
+    """The arrays of a tree, whole on each device; numpy's are put there."""
     return jax.device_put(tree, self.whole)
 
   def by_rows(self, tree: Any) -> Any:

@@ -59,14 +59,14 @@ class Setup:
     """The team's voice under some parameters.
 
     Args:
-      params: of the model.
+      params: of the model; numpy's are put on the devices here, once and not with every call.
       stream: which randomness ('train' or 'eval').
       step: finished steps, folded into the keys.
       temperature: of sampling.
     """
     return ModelPolicy(
       sampler=self.sampler,
-      params=params,
+      params=self.placement.everywhere(params),
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
@@ -175,7 +175,7 @@ def build(parts: config_lib.Parts) -> Setup:
     reward=parts.reward,
     sharing=parts.sharing,
     model=Transformer(model_config),
-    params=placement.everywhere(params),
+    params=params,
     tokenizer=loaded.tokenizer,
     sampler=Sampler(
       model_config,

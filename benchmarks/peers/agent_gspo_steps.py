@@ -8,7 +8,6 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
-import work
 
 from agent_gspo import config as config_lib
 from agent_gspo.models.config import ModelConfig
@@ -23,6 +22,7 @@ from agent_gspo.teams.team import make_team
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.step import Trainer
 from agent_gspo.types import Question
+from benchmarks.peers import work
 
 
 class Words(Task):
@@ -55,18 +55,7 @@ def main() -> None:
   steps = options.warmup + options.steps
   config = config_lib.resolve(_config(steps))
   team = make_team(config['team'])
-  model = ModelConfig(
-    family='llama',
-    vocab_size=work.VOCABULARY,
-    num_layers=shape['layers'],
-    embed_dim=shape['width'],
-    num_heads=shape['heads'],
-    num_kv_heads=shape['kv_heads'],
-    head_dim=work.HEAD_DIM,
-    mlp_dim=shape['mlp'],
-    rope_theta=work.ROPE_THETA,
-    norm_eps=work.NORM_EPS,
-  )
+  model = model_config(shape)
   params = init_params(model, jax.random.key(0))
   assert sum(x.size for x in jax.tree.leaves(params)) == work.parameters(shape)
   setup = Setup(
@@ -103,6 +92,22 @@ def main() -> None:
     assert outcome.metrics['policy/grad_norm'] > 0
     clock.end_step()
   clock.report({'jax': jax.__version__})
+
+
+def model_config(shape: dict[str, int]) -> ModelConfig:
+  """The decoder of one of `work.SHAPES`."""
+  return ModelConfig(
+    family='llama',
+    vocab_size=work.VOCABULARY,
+    num_layers=shape['layers'],
+    embed_dim=shape['width'],
+    num_heads=shape['heads'],
+    num_kv_heads=shape['kv_heads'],
+    head_dim=work.HEAD_DIM,
+    mlp_dim=shape['mlp'],
+    rope_theta=work.ROPE_THETA,
+    norm_eps=work.NORM_EPS,
+  )
 
 
 def _config(steps: int) -> dict:
