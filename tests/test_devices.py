@@ -77,7 +77,7 @@ for devices in (1, 3, 8):
 """
 
 _TRAIN = """
-import contextlib, io, pathlib, tempfile
+import contextlib, io, os, pathlib, tempfile
 import micro_run
 from agent_gspo.reporting import json_lines
 from agent_gspo.training import loop
@@ -86,6 +86,7 @@ found = {}
 with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
   for name, meshes in {'one': (1, 1), 'four': (4, 4), 'four, then one': (4, 1)}.items():
     workdir = pathlib.Path(folder) / name
+    os.environ['AGENT_GSPO_CACHE'] = f'{workdir}_cache'  # each makes its own warm start
     for steps, devices in zip((1, 2), meshes):
       config = micro_run.changed(
         steps=steps, mesh__data=devices, budget__lambda_tok=0.05, rollout__samples=8

@@ -106,8 +106,12 @@ def _setup() -> setup_lib.Setup:
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-  """What the commands compiled serves this process, and what a run traced the next one."""
+def compiled(monkeypatch, tmp_path):
+  """What the commands compiled serves this process, and what a run traced the next one.
+
+  No warm start is kept from elsewhere.
+  """
+  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
   names = ('compilation_cache_dir', 'persistent_cache_min_compile_time_secs')
   before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
   jax.config.update('jax_compilation_cache_dir', str(micro_run.folder() / 'compiled'))
