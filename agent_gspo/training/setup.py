@@ -147,6 +147,7 @@ def build(parts: config_lib.Parts) -> Setup:
   """
   config = parts.config
   options = config['model']
+  placement = make_placement(config['mesh']['data'])
   vocabulary = getattr(parts.task, 'vocabulary', None)
   tokenizer = None
   if options['source'].startswith('random:'):
@@ -167,7 +168,6 @@ def build(parts: config_lib.Parts) -> Setup:
   params = loaded.params
   if options['lora_rank']:
     params = _with_adapters(model_config, params, config['seed'])
-  placement = make_placement(config['mesh']['data'])
   setup = Setup(
     config=config,
     task=parts.task,
