@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from agent_gspo.tasks import base
+from agent_gspo.models.tokenizer import word_level
+from agent_gspo.tasks import base, relay_notes
 from agent_gspo.tasks.registry import make_task, task_names, task_options
 from agent_gspo.tasks.relay import RelayTask
 from agent_gspo.tasks.relay_script import (
@@ -31,9 +32,9 @@ SETTINGS = [
 
 GOLDEN = (
   'relay-test-0',
-  'How many coins do Gus and Hana have together?',
+  'How many teabags do Lora and Lara have together?',
   '3',
-  ('Gus has 2 coins.', 'Hana has 1 coins.', 'Eve has 5 coins.'),
+  ('Lara has 2 teabags.', 'Lora has 1 teabags.', 'Nilo has 5 teabags.'),
 )
 
 
@@ -69,8 +70,7 @@ def test_notes_give_the_answer(options):
         assert all(parse_fact(note)[2] == facts[0][2] for note in idle)
       elif task.irrelevant_notes == 'off_topic':
         assert all(note and parse_fact(note) is None for note in idle)
-        assert not any(name in note for note in idle for name in task.names)
-        assert not re.search('[0-9]', ' '.join(idle))
+        assert not any(name in note for note in idle for name in content(question)[0])
         assert len(set(idle)) == len(idle)
       else:
         assert idle == [''] * task.num_irrelevant
@@ -100,10 +100,60 @@ def test_splits_share_no_content(options):
   assert len(set(ids)) == len(ids)
 
 
-def test_splits_are_disjoint_across_seeds():
-  train = {content(q) for q in RelayTask(seed=1, train_size=3000).questions('train')}
-  test = {content(q) for q in RelayTask(seed=2).questions('test')}
-  assert not train & test
+def words_in(question):
+  """Words of all that a question shows, and its sentences without names and numbers."""
+  texts = (question.text, *question.notes)
+  return {word.strip('.,?') for text in texts for word in text.split()}
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+def test_notes_of_a_split_are_unseen_in_the_others(seed):
+  options = {'num_informants': 6, 'num_irrelevant': 4, 'irrelevant_notes': 'off_topic'}
+  found, pools = {}, {'names': relay_notes.NAMES, 'objects': relay_notes.OBJECTS}
+  joined = {what: {w.replace('-', '') for w in pool} for what, pool in pools.items()}
+  for split in base.SPLITS:
+    task = RelayTask(**options, seed=seed if split == 'test' else 0)
+    questions = task.questions(split)[:500]
+    shown = set().union(*map(words_in, questions))
+    found[split] = {what: shown & words for what, words in joined.items()}
+    idle = {note for q in questions for note, r in zip(q.notes, q.relevant, strict=True) if not r}
+    found[split]['sentences'] = idle
+    found[split]['frames'] = {
+      relay_notes.skeleton(frame) for frame in relay_notes.IDLE_FRAMES[split]
+    }
+  for one, other in itertools.combinations(base.SPLITS, 2):
+    for what in ('names', 'objects', 'sentences', 'frames'):
+      assert found[one][what]
+      assert not found[one][what] & found[other][what], (one, other, what)
+
+
+def test_idle_notes_are_many_and_have_no_simple_mark():
+  task = RelayTask(num_informants=4, num_irrelevant=2, irrelevant_notes='off_topic')
+  people = {name.replace('-', '') for name in relay_notes.NAMES}
+  for split in ('train', 'test'):
+    idle = [
+      note
+      for q in task.questions(split)[:500]
+      for note, flag in zip(q.notes, q.relevant, strict=True)
+      if not flag
+    ]
+    assert len(set(idle)) > 500
+    assert 0.15 < sum(bool(re.search('[0-9]', note)) for note in idle) / len(idle) < 0.6
+    assert 0.25 < sum(bool(people & set(note[:-1].split())) for note in idle) / len(idle) < 0.7
+
+
+def test_unseen_words_are_spelled_in_seen_pieces():
+  task = RelayTask(
+    num_informants=4, num_irrelevant=2, irrelevant_notes='off_topic', text_style='words'
+  )
+  tokenizer, seen = word_level(task.vocabulary()), set()
+  for question in task.questions('train')[:2000]:
+    for text in (question.text, *question.notes):
+      seen.update(tokenizer.encode(text))
+  for split in ('validation', 'test'):
+    for question in task.questions(split):
+      for text in (question.text, *question.notes):
+        assert set(tokenizer.encode(text)) <= seen, text
 
 
 @pytest.mark.parametrize('options', SETTINGS)
@@ -147,9 +197,9 @@ def test_owner_names_carry_no_hint():
   for question in questions:
     for note, flag in zip(question.notes, question.relevant, strict=True):
       counts[parse_fact(note)[0], flag] += 1
-  for name in RelayTask().names:
+  for name in {owner for owner, _ in counts}:
     share = counts[name, True] / (counts[name, True] + counts[name, False])
-    assert share == pytest.approx(2 / 3, abs=0.06)  # Standard error 0.012.
+    assert share == pytest.approx(2 / 3, abs=0.09)  # Standard error 0.021.
 
 
 def test_determinism_and_random_access():
@@ -196,12 +246,12 @@ def test_vocabulary_covers_everything():
     words = set(task.vocabulary())
     assert task.vocabulary() == sorted(words)
     assert {str(task.answers[-1]), '.', ',', '?', ':'} <= words
-    rng = random.Random(0)
+    rng, tokenizer = random.Random(0), word_level(task.vocabulary())
     for question in task.questions('train')[:300]:
       said = scripted_messages(task, question, rng, terse_probability=0.2, silence_probability=0.2)
       for text in (question.text, *question.notes, *said):
         assert text == ' '.join(text.split())
-        assert set(text.split()) <= words, text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_score():
@@ -286,7 +336,7 @@ def test_solver_hears_only_what_names_owner_and_number():
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'num_informants': 0}, 'num_informants=0 must be an integer >= 1'),
+    ({'num_informants': 0}, 'num_informants=0 must be an integer from 1 to 100'),
     ({'num_informants': 2.0}, 'num_informants=2.0'),
     ({'num_informants': True}, 'num_informants=True'),
     ({'num_irrelevant': -1}, 'num_irrelevant=-1'),
@@ -297,20 +347,20 @@ def test_solver_hears_only_what_names_owner_and_number():
     ({'operation': 'product'}, "operation='product' is unknown; use one of"),
     ({'irrelevant_notes': 'none'}, "irrelevant_notes='none' is unknown"),
     ({'text_style': 'fancy'}, "text_style='fancy' is unknown"),
-    ({'names': ('Ann', 'Kim')}, 'must be a list of 3 or more words'),
-    ({'names': ('Ann', 'Kim', 'Ann')}, 'holds a word twice'),
+    ({'max_count': 10**30}, 'max_count=1000'),
+    ({'num_informants': 10**9}, 'num_informants=1000000000 must be an integer from 1 to 100'),
+    ({'names': ('Ann', 'Kim')}, "of the 2 names, 2 are for split 'train', which needs 3"),
+    ({'names': ('Ann', 'Kim', 'A-nn')}, 'holds a word twice'),
     ({'names': ('Ann', 'Kim', 'Mary Lou')}, "names holds 'Mary Lou'"),
+    ({'names': ('Ann', 'Kim', 'Ma--ra')}, "names holds 'Ma--ra'"),
     ({'names': 'Ann'}, "names='Ann' must be a list"),
-    ({'objects': ()}, 'must be a list of 1 or more words'),
+    ({'objects': ()}, "of the 0 objects, 0 are for split 'train', which needs 1"),
+    ({'objects': ('pens', 'cups', 'hats')}, "0 are for split 'validation', which needs 1"),
     ({'objects': ('pens', 'a1')}, "objects holds 'a1'"),
     ({'seed': 'x'}, "seed='x' must be an integer"),
     ({'train_size': -1}, 'train_size=-1'),
     ({'validation_size': 1.5}, 'validation_size=1.5'),
     ({'test_size': None}, 'test_size=None'),
-    (
-      {'names': ('Ann', 'Kim'), 'objects': ('pens',), 'num_informants': 2, 'num_irrelevant': 0},
-      'too few different questions with 2 names and 1 objects',
-    ),
   ],
 )
 def test_parameters_are_checked(options, message):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from agent_gspo.models.tokenizer import Tokenizer, word_level
 
-_WORDS = ['Ann', 'has', '7', 'eggs', '.', ':', '+', '=', '##s']
+_WORDS = ['Ann', 'has', '7', 'eggs', '.', ':', '+', '=', '#s']
+_PIECES = ['Ma', '##ra', '##ya', 'has', '##s', 'egg']
 
 
 @given(st.lists(st.integers(0, len(_WORDS) + 2), max_size=20))
@@ -21,11 +22,26 @@ def test_word_level_text():
   tokenizer = word_level(_WORDS)
   assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id) == (0, 1, None)
   assert tokenizer.vocab_size == 3 + len(_WORDS)
-  ids = tokenizer.encode('  Ann has\t7\n\neggs . ##s<eos>')
+  ids = tokenizer.encode('  Ann has\t7\n\neggs . #s<eos>')
   assert ids == [3, 4, 5, 2, 2, 6, 7, 11, 1]
-  assert tokenizer.decode(ids) == 'Ann has 7\n\neggs . ##s <eos>'
-  assert tokenizer.decode(ids, skip_special=True) == 'Ann has 7\n\neggs . ##s'
+  assert tokenizer.decode(ids) == 'Ann has 7\n\neggs . #s <eos>'
+  assert tokenizer.decode(ids, skip_special=True) == 'Ann has 7\n\neggs . #s'
   assert tokenizer.encode('') == []
+
+
+@given(st.lists(st.sampled_from(['Ma', 'Mara', 'Maya', 'has', 'egg', 'eggs', '\n']), max_size=20))
+def test_words_are_spelled_in_pieces(words):
+  tokenizer = word_level(_PIECES)
+  ids = tokenizer.encode(' '.join(words))
+  spelled = {'Mara': [3, 4], 'Maya': [3, 5], 'Ma': [3], 'has': [6], 'egg': [8], 'eggs': [8, 7]}
+  assert ids == [i for word in words for i in spelled.get(word, [2])]
+  assert tokenizer.encode(tokenizer.decode(ids)) == ids
+  assert tokenizer.decode(ids).split() == ' '.join(words).split()
+
+
+def test_what_no_pieces_spell_is_an_unknown_word():
+  with pytest.raises(ValueError, match="unknown word 'Maro'"):
+    word_level(_PIECES).encode('Mara has Maro')
 
 
 @pytest.mark.parametrize(('text', 'word'), [('Ann has 8 eggs', '8'), ('Ann  Bob\n', 'Bob')])

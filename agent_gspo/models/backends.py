@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # ggml's token types
+PIECE = '##'  # begins a token that continues a word
 
 # Both split text into words before BPE; they differ in how many digits a piece may have.
 _QWEN2 = (
@@ -77,6 +78,8 @@ def bpe_from_gguf(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def word_level(words: Sequence[str], special: Sequence[str]) -> tokenizers.Tokenizer:
   """One token a word; ids are `special`, then the newline, then `words` in their order.
 
+  Entries that begin with '##' are pieces: a word that is no entry is split into the longest entry
+  that it begins with and the longest pieces that go on ('Mara' is 'Ma' and '##ra').
   Text is split at whitespace, of which only the newline is a token. Decoding puts one
   space between words and none beside a newline.
 
@@ -89,17 +92,16 @@ def word_level(words: Sequence[str], special: Sequence[str]) -> tokenizers.Token
   vocab = {token: i for i, token in enumerate([*special, '\n', *words])}
   if len(vocab) != len(special) + 1 + len(words):
     raise ValueError(f'words must differ from each other and from {", ".join(special)}.')
-  backend = tokenizers.Tokenizer(models.WordLevel(vocab))
+  backend = tokenizers.Tokenizer(models.WordPiece(vocab, continuing_subword_prefix=PIECE))
   backend.pre_tokenizer = pre_tokenizers.Sequence(
     [
       pre_tokenizers.Split('\n', behavior='isolated'),
       pre_tokenizers.Split(tokenizers.Regex(r'[^\S\n]+'), behavior='removed'),
     ]
   )
-  # 'WordPiece' writes the spaces; no word begins with its continuation mark, a newline.
   backend.decoder = decoders.Sequence(
     [
-      decoders.WordPiece(prefix='\n\n', cleanup=False),
+      decoders.WordPiece(prefix=PIECE, cleanup=False),
       decoders.Fuse(),
       decoders.Replace(' \n', '\n'),
       decoders.Replace('\n ', '\n'),

@@ -47,7 +47,6 @@ class Tokenizer:
       if token is not None and ids[name] is None:
         raise ValueError(f'{name}={token!r} is not in the vocabulary of the tokenizer.')
     self.bos_id, self.eos_id, self.pad_id = (ids[name] for name in _SPECIAL)
-    self._is_word_level = isinstance(backend.model, tokenizers.models.WordLevel)
     self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
 
   @classmethod
@@ -118,9 +117,15 @@ class Tokenizer:
       ValueError: a word-level tokenizer does not know a word; the message names it.
     """
     backend = self.backend if special else self._plain_backend
-    if self._is_word_level:
-      self._check_words(text, special)
-    return backend.encode(text, add_special_tokens=False).ids
+    try:
+      return backend.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # a word-level tokenizer has no token for what it does not know
+      if not isinstance(backend.model, tokenizers.models.WordPiece):
+        raise
+      raise ValueError(
+        f'unknown word {self._first_unknown(text, backend)!r}: the word-level vocabulary has '
+        f'{self.vocab_size} tokens. Add it to the list of words.'
+      ) from error
 
   def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
     """Text of token ids, special tokens spelled out unless `skip_special`."""
@@ -177,30 +182,24 @@ class Tokenizer:
     backend.encode_special_tokens = True
     return backend
 
-  @functools.cached_property
-  def _words(self) -> frozenset[str]:
-    return frozenset(self.backend.get_vocab(with_added_tokens=True))
-
-  def _check_words(self, text: str, special: bool) -> None:
-    if special:
-      for name in self._names.values():
-        text = text.replace(name, ' ') if name else text
-    unknown = [word for word in text.split() if word not in self._words]
-    if unknown:
-      raise ValueError(
-        f'unknown word {unknown[0]!r} ({len(unknown)} in this text): the word-level vocabulary '
-        f'has {self.vocab_size} tokens. Add it to the list of words.'
-      )
+  def _first_unknown(self, text: str, backend: tokenizers.Tokenizer) -> str:
+    for word in text.split():
+      try:
+        backend.encode(word, add_special_tokens=False)
+      except Exception:
+        return word
+    return text
 
 
 def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokenizer:
   """A tokenizer of whole words, for models trained from scratch.
 
   Ids: `<pad>` 0, `<eos>` 1, newline 2, then `words` in their order. Text is split at
-  whitespace; `encode(decode(ids)) == ids` for all ids.
+  whitespace; without pieces `encode(decode(ids)) == ids` for all ids.
 
   Args:
-    words: the vocabulary, without whitespace and without doubles.
+    words: the vocabulary, without whitespace and without doubles; those that begin with '##' are
+      pieces that continue a word (see `backends.word_level`).
     chat_template: jinja2 source; every word in it must be in `words`.
 
   Raises:

@@ -15,27 +15,14 @@ import math
 import random
 from collections.abc import Sequence
 
-from agent_gspo.tasks import base, relay_script
+from agent_gspo.tasks import base, relay_notes, relay_script
 from agent_gspo.tasks.numeric import canonical_number, grade_number
 from agent_gspo.types import Question
 
-NAMES = ('Ann', 'Ben', 'Cara', 'Dan', 'Eve', 'Finn', 'Gus', 'Hana', 'Ivan', 'Kim', 'Leo', 'Mia')
-OBJECTS = ('pens', 'books', 'cups', 'hats', 'coins', 'keys', 'eggs', 'shells')
-OFF_TOPIC = (
-  'It is raining today .',
-  'The sky is blue .',
-  'The door is open .',
-  'Tea is ready .',
-  'The train is late .',
-  'Music is playing .',
-)
 OPERATIONS = ('sum', 'lookup')
 IRRELEVANT_NOTES = ('other_owner', 'off_topic', 'empty')
 TEXT_STYLES = ('plain', 'words')
 
-# Out of ten contents, by hash: 8 train, 1 validation, 1 test.
-_BUCKET_SPLIT = ('train',) * 8 + ('validation', 'test')
-_MAX_TRIES = 5_000
 _MAX_STRATA = 4_096
 
 
@@ -55,10 +42,10 @@ class RelayTask(base.Task):
   3. Owners are distinct. All facts of a question are about the same object, so only
      the owner tells a needed fact from an idle one. Nouns stay in the plural.
 
-  A hash of the content (question and multiset of facts, whoever holds them; off-topic
-  notes are no facts) decides its split, whatever the seed: no content is in two
-  splits. Item `i` of a split depends on `(seed, split, i)` and the parameters alone.
-  Two items of a split may have the same content.
+  Names, objects and frames of idle notes are cut by split (`relay_notes`), whatever the seed: no
+  content is in two splits, and the notes of the test split are unlike any that a team was
+  trained on. Item `i` of a split depends on `(seed, split, i)` and the parameters alone. Two
+  items of a split may have the same content.
   """
 
   name = 'relay'
@@ -71,8 +58,8 @@ class RelayTask(base.Task):
     max_count: int = 9,
     operation: str = 'sum',
     irrelevant_notes: str = 'other_owner',
-    names: Sequence[str] = NAMES,
-    objects: Sequence[str] = OBJECTS,
+    names: Sequence[str] = relay_notes.NAMES,
+    objects: Sequence[str] = relay_notes.OBJECTS,
     text_style: str = 'plain',
     seed: int = 0,
     train_size: int = 1_000_000,
@@ -88,9 +75,12 @@ class RelayTask(base.Task):
       operation: 'sum' ("How many pens do Ann and Kim have together?") or 'lookup'
         ("How many pens does Ann have?", exactly one relevant note).
       irrelevant_notes: 'other_owner' (a fact about somebody who is not asked for),
-        'off_topic' (a sentence without number or person) or 'empty' ("").
-      names: owners, single words.
-      objects: plural nouns, single words.
+        'off_topic' (a sentence of another form, often with a number or a name in it) or
+        'empty' ("").
+      names: owners, single words. Of every five, three are for training, one for validation
+        and one for the test. A hyphen, as in 'Ma-ra', parts the pieces that 'words' style is
+        spelled with; it is not shown.
+      objects: plural nouns, likewise.
       text_style: 'plain' (English) or 'words' (one space between any two tokens,
         punctuation included, for a word-level tokenizer).
       seed: another seed gives other questions, with the same split for each content.
@@ -99,17 +89,17 @@ class RelayTask(base.Task):
       test_size: questions of the test split.
 
     Raises:
-      ValueError: for a parameter out of range, or pools too small to fill a split.
+      ValueError: for a parameter out of range, or pools too small for a split.
     """
     sizes = {'train': train_size, 'validation': validation_size, 'test': test_size}
-    for field, value, least in (
-      ('num_informants', num_informants, 1),
-      ('num_irrelevant', num_irrelevant, 0),
-      ('max_count', max_count, 1),
-      *((f'{split}_size', size, 0) for split, size in sizes.items()),
+    for field, value, least, most in (
+      ('num_informants', num_informants, 1, 100),
+      ('num_irrelevant', num_irrelevant, 0, 100),
+      ('max_count', max_count, 1, 1000),
+      *((f'{split}_size', size, 0, 10**9) for split, size in sizes.items()),
     ):
-      if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f'relay: {field}={value!r} must be an integer >= {least}')
+      if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f'relay: {field}={value!r} must be an integer from {least} to {most}')
     if isinstance(seed, bool) or not isinstance(seed, int):
       raise ValueError(f'relay: seed={seed!r} must be an integer')
     for field, value, known in (
@@ -133,8 +123,11 @@ class RelayTask(base.Task):
         "lower num_irrelevant or use operation='lookup'"
       )
     owners = num_informants if irrelevant_notes == 'other_owner' else relevant
-    _check_pool('names', names, owners)
-    _check_pool('objects', objects, 1)
+    # Idle sentences name one or two people who are not asked about.
+    people = owners + 2 * (irrelevant_notes == 'off_topic' and num_irrelevant > 0)
+    filled = [split for split, size in sizes.items() if size]
+    _check_pool('names', names, people, filled)
+    _check_pool('objects', objects, 1, filled)
 
     self.num_informants = num_informants
     self.num_irrelevant = num_irrelevant
@@ -142,8 +135,7 @@ class RelayTask(base.Task):
     self.max_count = max_count
     self.operation = operation
     self.irrelevant_notes = irrelevant_notes
-    self.names = tuple(names)
-    self.objects = tuple(objects)
+    self._names, self._objects = relay_notes.cut(names), relay_notes.cut(objects)
     self.text_style = text_style
     self.seed = seed
     self._sizes = sizes
@@ -156,12 +148,6 @@ class RelayTask(base.Task):
         for addend in range(1, max_count + 1):
           ways[total + addend] = ways.get(total + addend, 0) + count
       self._ways.append(ways)
-    # Pools that are too small show here, at the answers with the fewest contents, and
-    # not in the middle of a run.
-    for split, size in sizes.items():
-      if size:
-        for gold in {self.answers[0], self.answers[-1]}:
-          self._draw(split, random.Random(0), gold, tuple(range(relevant)), '')
 
   @property
   def answers(self) -> range:
@@ -177,15 +163,19 @@ class RelayTask(base.Task):
     return words
 
   def vocabulary(self) -> list[str]:
-    """Sorted words, marks and numbers of questions, notes and the scripted speakers.
+    """Sorted words, marks, numbers and pieces of questions, notes and the scripted speakers.
 
-    Covers text style 'words'. Numbers are `0 .. ` the largest answer.
+    Covers text style 'words'. Numbers are `0 .. ` the largest answer. A piece that continues a
+    word begins with '##'.
     """
-    words = set(self.names) | set(self.objects) | relay_script.script_words()
+    words = relay_script.script_words() | relay_notes.grammar_words()
     words |= {str(number) for number in range(self.answers[-1] + 1)}
-    frames = ['has .', 'How many do and , have together ?', 'How many does have ?', *OFF_TOPIC]
-    for frame in frames:
-      words |= set(frame.split())
+    words |= set('has . How many do and , have together ? does'.split())
+    for word in (
+      w for pools in (self._names, self._objects) for pool in pools.values() for w in pool
+    ):
+      first, *rest = word.split('-')
+      words |= {first, *(f'##{piece}' for piece in rest)}
     return sorted(words)
 
   def canonical(self, answer_text: str) -> str | None:
@@ -254,32 +244,22 @@ class RelayTask(base.Task):
   def _draw(
     self, split: str, rng: random.Random, gold: int, places: tuple[int, ...], question_id: str
   ) -> Question:
-    """Draws contents with this answer until one belongs to the split."""
-    for _ in range(_MAX_TRIES):
-      owners = rng.sample(self.names, self._num_owners)
-      noun = rng.choice(self.objects)
-      counts = self._addends(rng, gold)
-      counts += [rng.randint(1, self.max_count) for _ in owners[self.num_relevant :]]
-      facts = [f'{owner} has {count} {noun} .' for owner, count in zip(owners, counts, strict=True)]
-      asked = owners[: self.num_relevant]
-      content = '|'.join([self.operation, *sorted(asked), '', *sorted(facts)])
-      if _BUCKET_SPLIT[_hash(content) % len(_BUCKET_SPLIT)] == split:
-        break
-    else:
-      raise ValueError(
-        f'relay: found no content with answer {gold} for split {split!r}: there are too few '
-        f'different questions with {len(self.names)} names and {len(self.objects)} objects; '
-        f'give more names or objects, or set {split}_size=0'
-      )
+    people = [_joined(name) for name in self._names[split]]
+    rng.shuffle(people)
+    owners, others = people[: self._num_owners], people[self._num_owners :]
+    noun = _joined(rng.choice(self._objects[split]))
+    counts = self._addends(rng, gold)
+    counts += [rng.randint(1, self.max_count) for _ in owners[self.num_relevant :]]
+    facts = [f'{owner} has {count} {noun} .' for owner, count in zip(owners, counts, strict=True)]
+    asked = owners[: self.num_relevant]
     idle = facts[self.num_relevant :]
     if self.irrelevant_notes == 'off_topic':
-      pool = OFF_TOPIC * math.ceil(self.num_irrelevant / len(OFF_TOPIC))
-      idle = rng.sample(pool, self.num_irrelevant)
+      idle = relay_notes.idle_notes(split, self.num_irrelevant, others, self.max_count, rng)
     elif self.irrelevant_notes == 'empty':
       idle = [''] * self.num_irrelevant
-    needed, others = iter(facts[: self.num_relevant]), iter(idle)
+    needed, unneeded = iter(facts[: self.num_relevant]), iter(idle)
     relevant = tuple(i in places for i in range(self.num_informants))
-    notes = tuple(self.render(next(needed if flag else others)) for flag in relevant)
+    notes = tuple(self.render(next(needed if flag else unneeded)) for flag in relevant)
     rng.shuffle(asked)
     return Question(
       id=question_id,
@@ -308,14 +288,27 @@ class RelayTask(base.Task):
     return addends
 
 
-def _check_pool(field: str, pool: Sequence[str], least: int) -> None:
-  if isinstance(pool, str) or len(pool) < least:
-    raise ValueError(f'relay: {field}={pool!r} must be a list of {least} or more words')
+def _check_pool(field: str, pool: Sequence[str], least: int, splits: Sequence[str]) -> None:
+  if isinstance(pool, str):
+    raise ValueError(f'relay: {field}={pool!r} must be a list of words')
   for word in pool:
-    if not (isinstance(word, str) and word.isalpha()):
-      raise ValueError(f'relay: {field} holds {word!r}; every entry must be one word of letters')
-  if len(set(pool)) < len(pool):
+    if not (isinstance(word, str) and all(piece.isalpha() for piece in word.split('-'))):
+      raise ValueError(
+        f'relay: {field} holds {word!r}; every entry must be one word of letters, with hyphens '
+        'between its pieces if it has several'
+      )
+  if len({_joined(word) for word in pool}) < len(pool):
     raise ValueError(f'relay: {field}={list(pool)!r} holds a word twice')
+  for split, words in relay_notes.cut(pool).items():
+    if split in splits and len(words) < least:
+      raise ValueError(
+        f'relay: of the {len(pool)} {field}, {len(words)} are for split {split!r}, which needs '
+        f'{least}; give {5 * least} or more, or set {split}_size=0'
+      )
+
+
+def _joined(word: str) -> str:
+  return word.replace('-', '')
 
 
 def _hash(*parts: object) -> int:

@@ -116,7 +116,7 @@ def make_optimizer(
   }[schedule]()
   rate = after
   if warmup_updates:
-    ramp = optax.linear_schedule(learning_rate / warmup_updates, learning_rate, warmup_updates)
+    ramp = optax.linear_schedule(learning_rate / warmup_updates, learning_rate, warmup_updates - 1)
     rate = optax.join_schedules([ramp, after], [warmup_updates])
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
   chain = (

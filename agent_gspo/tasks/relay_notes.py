@@ -1,0 +1,171 @@
+"""What notes of the relay task are made of: names, objects and a grammar of idle sentences.
+
+Every pool is cut by split, so that no name, no object and no frame of an idle note that a split
+shows stands in another one. A team that is silent about the idle notes of the test split has
+therefore learnt what an idle note is, and not six sentences by heart.
+
+Words of the default pools are spelled in pieces, 'Ma-ra', of which each occurs in the training
+split: a policy from scratch meets its test names as new combinations of pieces that it knows.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+# A line is a block of five: three words for training, one for validation, one for the test.
+NAMES = tuple(
+  """
+  Ma-ra Mi-na La-ya    Ma-ya La-ra
+  Li-na Lo-la Lu-na    Li-la Lo-ra
+  Na-ya Ni-na No-ra    Na-ra No-la
+  Sa-ra Si-na So-ya    Sa-na Sa-ya
+  Da-na Di-no Do-ra    Da-ra Di-na
+  Ka-ya Ki-ra Ko-ra    Ka-ra Ki-ya
+  Ra-na Ri-ta Ro-sa    Ra-ya Ri-na
+  Ta-ra Ti-na To-mi    Ta-ya Ti-ta
+  Ve-ra Vi-ta Za-ra    Vi-co Ve-na
+  Zi-ta Ja-na Jo-ra    Za-na Ja-ra
+  Ha-na Gi-no Be-la    Gi-na Be-na
+  Ni-co Ro-mi Mi-lo    Mi-co Ni-lo
+  """.split()
+)
+OBJECTS = tuple(
+  """
+  snow-balls tea-cups   hand-bags    egg-cups   tea-bags
+  foot-balls note-books rain-coats   key-cards  hand-books
+  post-cards egg-shells key-rings    post-marks note-cards
+  sun-hats   snow-boots tea-pots     hand-balls rain-boots
+  book-marks key-boards fire-balls   rain-hats  snow-boards
+  """.split()
+)
+
+_FILLERS = {
+  'animal': ('cat', 'dog', 'bird', 'horse', 'fox'),
+  'colour': ('red', 'blue', 'green', 'white', 'yellow', 'brown'),
+  'day': ('Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday'),
+  'place': ('park', 'market', 'kitchen', 'garden', 'station', 'school', 'library', 'harbour'),
+  'state': ('new', 'old', 'clean', 'cold', 'warm', 'small'),
+  'thing': ('door', 'window', 'soup', 'lamp', 'chair', 'clock', 'radio', 'map', 'table', 'bread'),
+  'vehicle': ('bus', 'train', 'boat', 'tram'),
+  'weather': ('raining', 'snowing', 'sunny', 'windy', 'cloudy', 'foggy'),
+}
+# {name} is somebody who is not asked about, {n} a number as facts have them.
+IDLE_FRAMES = {
+  'train': (
+    'The {thing} is {state} .',
+    'The {thing} in the {place} is {colour} .',
+    'It is {weather} in the {place} .',
+    'It was {weather} on {day} .',
+    'It is number {n} today .',
+    '{name} is in the {place} .',
+    '{name} went to the {place} on {day} .',
+    '{name} is {n} years old .',
+    '{name} lives on floor {n} .',
+    '{name} likes {colour} more than {colour} .',
+    '{name} called {name} on {day} .',
+    '{name} and {name} are friends .',
+    '{name} can sing .',
+    '{name} works in the {place} .',
+    '{name} waited for the {vehicle} .',
+    '{name} was late on {day} .',
+    'The {vehicle} leaves at {n} .',
+    'The {vehicle} is {n} minutes late .',
+    'The {vehicle} stops near the {place} .',
+    'The {vehicle} to the {place} is {colour} .',
+    'This {vehicle} has no {thing} .',
+    'The {place} opens at {n} .',
+    'The {place} has {n} doors .',
+    'On {day} the {place} is closed .',
+    'A {animal} sleeps near the {thing} .',
+    'The {animal} of {name} is {state} .',
+    'There is a {thing} in the {place} .',
+    'Dinner is at {n} on {day} .',
+    'My {thing} is {colour} and {state} .',
+    'We meet in the {place} on {day} .',
+    'Page {n} is about a {animal} .',
+    'Music is playing in the {place} .',
+    'Nobody is in the {place} now .',
+    'Room {n} is {state} .',
+    'Today the {thing} is for {name} .',
+    'Tomorrow it is warm .',
+    'Please close the {thing} .',
+    'I saw a {colour} {animal} .',
+  ),
+  'validation': (
+    'Tomorrow {name} is in the {place} .',
+    'The {colour} {animal} is {state} .',
+    '{name} can sing in the {place} .',
+    'Room {n} has a {thing} .',
+    'I saw {name} on {day} .',
+    'The {place} was {state} on {day} .',
+    'Music is for {name} .',
+    'There is no {thing} near the {place} .',
+  ),
+  'test': (
+    'A {colour} {thing} is in the {place} .',
+    '{name} saw {name} in the {place} .',
+    'The {animal} is near the {vehicle} .',
+    '{name} and {name} meet at {n} .',
+    'Today {name} works for {name} .',
+    'It is {n} minutes to the {place} .',
+    '{name} likes the {animal} .',
+    'I waited on floor {n} .',
+    'There is no {vehicle} on {day} .',
+    '{name} is late for the {vehicle} .',
+    'My {animal} sleeps in the {place} .',
+    'This {thing} has number {n} .',
+    'Please meet {name} in the {place} .',
+    'We are in the {vehicle} to the {place} .',
+    '{name} went near the {animal} .',
+    'Nobody likes the {colour} {thing} .',
+  ),
+}
+_SLOT = re.compile(r'\{(\w+)\}')
+
+
+def cut(pool: Sequence[str]) -> dict[str, tuple[str, ...]]:
+  """The share of each split: of every five words three, one and one."""
+  share = lambda places: tuple(word for i, word in enumerate(pool) if i % 5 in places)
+  return {'train': share((0, 1, 2)), 'validation': share((3,)), 'test': share((4,))}
+
+
+def idle_notes(
+  split: str, count: int, names: Sequence[str], max_count: int, rng: random.Random
+) -> list[str]:
+  """Sentences that help nobody, in 'words' style, each of another frame as long as there are any.
+
+  Args:
+    split: whose frames are taken.
+    count: number of sentences.
+    names: people who are not asked about, at least two.
+    max_count: numbers are `1 .. max_count`.
+    rng: source of the choices.
+  """
+  frames = IDLE_FRAMES[split]
+  chosen: list[str] = []
+  while len(chosen) < count:
+    chosen += rng.sample(frames, min(len(frames), count - len(chosen)))
+  return [_fill(frame, names, max_count, rng) for frame in chosen]
+
+
+def _fill(frame: str, names: Sequence[str], max_count: int, rng: random.Random) -> str:
+  pools = {**_FILLERS, 'name': names, 'n': [str(n) for n in range(1, max_count + 1)]}
+  slots = _SLOT.findall(frame)
+  # Two of a kind differ: "Mara called Nina".
+  found = {slot: iter(rng.sample(pools[slot], slots.count(slot))) for slot in dict.fromkeys(slots)}
+  return _SLOT.sub(lambda match: next(found[match[1]]), frame)
+
+
+def skeleton(frame: str) -> str:
+  """A frame without what fills it: two frames with one skeleton would be one frame."""
+  return _SLOT.sub('_', frame)
+
+
+def grammar_words() -> set[str]:
+  """Every word and mark of the frames and fillers, names and numbers left out."""
+  frames = [_SLOT.sub('', frame) for split in IDLE_FRAMES.values() for frame in split]
+  return {word for text in frames for word in text.split()} | {
+    word for pool in _FILLERS.values() for word in pool
+  }
