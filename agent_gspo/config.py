@@ -192,6 +192,7 @@ class Parts:
   Attributes:
     config: resolved, see `resolve`.
     task, team, reward, sharing: of its sections.
+    note: what the user should know of it before the run, '' for nothing.
     training: whether the config is to be trained, not only evaluated.
   """
 
@@ -200,6 +201,7 @@ class Parts:
   team: Team
   reward: communication.RewardOptions
   sharing: Sharing
+  note: str
   training: bool
 
 
@@ -305,7 +307,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   _check_algorithm(config, team)
   options = communication.RewardOptions(**config['reward'])
   budget = budgets.BudgetOptions(**config['budget'])
-  communication.check_bound(
+  note = communication.check_bound(
     options,
     budget.highest_lambda_tok,
     team,
@@ -335,7 +337,13 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     learning_rate=config['learner']['learning_rate'],
   )
   return Parts(
-    config=config, task=task, team=team, reward=options, sharing=sharing, training=training
+    config=config,
+    task=task,
+    team=team,
+    reward=options,
+    sharing=sharing,
+    note=note,
+    training=training,
   )
 
 

@@ -382,7 +382,7 @@ def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name
   team = st.team(name, rounds=2)
   turns = sum(len(layer) for _, _, layer in team.turns)
   price = 0.999 * (1 - 0.005 * turns - 0.01) / communication.max_episode_cost(options, team)
-  communication.check_bound(options, price, team)  # no error, no warning
+  assert communication.check_bound(options, price, team) == ''
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
     communication.check_bound(options, price * 1.01, team)
   for lengths in (lambda turn: turn.limit, random_lengths(name)):
@@ -402,9 +402,14 @@ def test_bound_names_the_remedy():
     communication.check_bound(options, 0.02, team)
   with pytest.raises(ValueError, match=r'Lower reward.lambda_turn or lambda_rep'):
     communication.check_bound(RewardOptions(lambda_turn=0.5), 0.0, team)
-  for gate in ('correct', 'group_accuracy'):
-    with pytest.warns(UserWarning, match=f"The gate '{gate}' stands before it"):
-      communication.check_bound(RewardOptions(gate=gate), 0.02, team)
+  for gate, charged in (
+    ('correct', 'episodes that solved the task only'),
+    ('group_accuracy', 'questions of which 30% of the episodes are right only'),
+    ('top_groups', 'the best 20% of the questions of a step only'),
+  ):
+    note = communication.check_bound(RewardOptions(gate=gate, gate_accuracy=0.3), 0.02, team)
+    assert note.endswith(f'reward.gate={gate!r} charges {charged}.')
+    assert 'An episode at all its caps costs 1.2 (lambda_tok=0.02 times 60' in note
   communication.check_bound(options, 0.01, team)
   # A cap on the episode is a bound as well; prompts have no known length.
   capped = st.team('star', max_message_tokens=20, max_episode_tokens=40)
@@ -442,8 +447,7 @@ def test_bound_knows_the_shapes(shape, safe, unsafe):
     communication.check_bound(options, 0.0, team)
   if shape != 'optima':  # which punishes right answers as well
     gated = dataclasses.replace(options, gate='group_accuracy')
-    with pytest.warns(UserWarning, match='stands before it'):
-      communication.check_bound(gated, 0.0, team)
+    assert 'more than a right answer earns' in communication.check_bound(gated, 0.0, team)
 
 
 def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
@@ -466,16 +470,14 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     assert (wrong > right) == wrong_wins, (shape, text)
 
 
-def test_gate_correct_lifts_what_a_shape_takes_from_wrong_answers(recwarn):
+def test_gate_correct_lifts_what_a_shape_takes_from_wrong_answers():
   """A wrong and silent one is 18 short of the target, but nobody charges it for that."""
   team, text = st.team('star'), 'target=36, alpha=0.03'
   options = RewardOptions(shape='l1_exact', shape_options=text)
-  communication.check_bound(options, 0.0, team)
-  assert not recwarn
+  assert communication.check_bound(options, 0.0, team) == ''
   text = 'target=38, alpha=0.055'
   options = RewardOptions(shape='l1_exact', shape_options=text, gate='correct')
-  with pytest.warns(UserWarning, match='1.1 >= 1'):
-    communication.check_bound(options, 0.0, team)
+  assert 'costs 1.1 ' in communication.check_bound(options, 0.0, team)
 
 
 def test_bound_of_the_hinge_and_of_the_message_budget():

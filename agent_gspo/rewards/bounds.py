@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 
 import numpy as np
 
 from agent_gspo.rewards import shapes
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.team import Team
+
+_CHARGED = {
+  'correct': 'episodes that solved the task',
+  'group_accuracy': 'questions of which {0.gate_accuracy:.0%} of the episodes are right',
+  'top_groups': 'the best {0.gate_fraction:.0%} of the questions of a step',
+}
 
 
 def max_episode_cost(options: RewardOptions, team: Team) -> float:
@@ -36,7 +41,7 @@ def check_bound(
   *,
   lambda_message_max: float = 0.0,
   message_limit: float = math.inf,
-) -> None:
+) -> str:
   """Looks whether a wrong and silent episode can outrank (or equal) a right one.
 
   It compares what the dearest right episode and a wrong and silent one of the same
@@ -50,14 +55,14 @@ def check_bound(
     lambda_message_max: highest price of a token beyond `message_limit`.
     message_limit: tokens that a message may have for free.
 
+  Returns:
+    A sentence for the user if it can but for the gate that stands before the price, else ''.
+
   Raises:
     ValueError: it can, and the price is always charged; names the fields to change.
-
-  Warns:
-    it can, but a gate stands before the price.
   """
   if options.cost == 'money':
-    return
+    return ''
   cost = max_episode_cost(options, team)
   shaped = _shape_gap(options, cost, team)
   if options.shape == 'hinge':
@@ -69,7 +74,7 @@ def check_bound(
   others = options.lambda_turn * turns + options.lambda_rep
   worst = lambda_max * cost + others + over + shaped
   if worst < 1 - 1e-9:
-    return
+    return ''
   parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
   if others:
     parts += f', and reward.lambda_turn times its {turns} turns, and reward.lambda_rep'
@@ -77,12 +82,15 @@ def check_bound(
     parts += f', and lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}'
   if shaped:
     parts += f', and {shaped:.3g} by reward.shape={options.shape!r}'
-  text = f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.'
-  remedy = _remedy(options, cost, others + over, shaped)
   if options.gate == 'always':
-    raise ValueError(f'{text}{remedy}, or set reward.gate="correct" or "group_accuracy".')
-  warnings.warn(
-    f'{text} The gate {options.gate!r} stands before it.{remedy} to be sure.', stacklevel=2
+    remedy = _remedy(options, cost, others + over, shaped)
+    raise ValueError(
+      f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.{remedy}, '
+      'or set reward.gate="correct" or "group_accuracy".'
+    )
+  return (
+    f'An episode at all its caps costs {worst:.3g} ({parts}), more than a right answer earns: '
+    f'reward.gate={options.gate!r} charges {_CHARGED[options.gate].format(options)} only.'
   )
 
 

@@ -59,7 +59,7 @@ class Run:
 
   def __init__(self, config: Mapping[str, Any], workdir: pathlib.Path):
     parts = config_lib.check(config)
-    self.config, self.workdir = parts.config, workdir
+    self.config, self.workdir, self.note = parts.config, workdir, parts.note
     config = parts.config
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, keep=config['checkpoint']['keep']
@@ -81,6 +81,8 @@ class Run:
       with Progress(config['steps'], start, title) as progress:
         state = None
         try:
+          if self.note:
+            progress.note(self.note)
           progress.note(self._ties())
           if start:
             progress.note(f'resumed from the checkpoint at step {start}')
