@@ -137,6 +137,7 @@ def default_config() -> config_dict.ConfigDict:
   evaluation.split = 'test'
   evaluation.questions = 200
   evaluation.spread = False  # questions evenly from the whole split, not its first ones
+  evaluation.seen_questions = 0  # of the training split, asked beside them once training is over
   evaluation.untrained = 'first'  # first, last: last lets a slow run begin to learn at once
   evaluation.temperature = 0.0
   evaluation.every = 0  # steps between evaluations during training, 0 for none
@@ -256,6 +257,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     ('warm_start.questions', 1),
     ('evaluation.questions', 1),
     ('evaluation.questions_during', 1),
+    ('evaluation.seen_questions', 0),
     ('evaluation.every', 0),
     ('evaluation.batch_questions', 1),
     ('evaluation.transcripts', 0),

@@ -84,6 +84,7 @@ def get_config() -> config_dict.ConfigDict:
   config.rollout.samples = 8
   config.rollout.temperature = 0.6
   config.evaluation.temperature = 0.6
+  config.evaluation.seen_questions = 100
   config.evaluation.untrained = 'last'
 
   config.advantage.grouping = 'question_turn_agent'

@@ -72,4 +72,5 @@ def get_config() -> config_dict.ConfigDict:
   config.warm_start.terse_probability = 0.05
 
   config.evaluation.temperature = 1.0
+  config.evaluation.seen_questions = 200
   return config.lock()

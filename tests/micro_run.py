@@ -59,6 +59,7 @@ def get_config() -> config_dict.ConfigDict:
   config.evaluation.every = 4
   config.evaluation.questions_during = 4
   config.evaluation.transcripts = 2
+  config.evaluation.seen_questions = 3
   config.evaluation.temperature = 1.0
   config.logging.transcripts = 2
   return config.lock()

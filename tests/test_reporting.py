@@ -52,6 +52,8 @@ def evaluation(step, label, accuracy, written, silent):
     'tokens/written_per_question': written,
     'tokens/read_per_question': 10 * written,
     'comm/silence_rate': silent,
+    'comm/silence_rate_relevant': 0.01,
+    'comm/silence_rate_irrelevant': silent,
     'agents': [
       {
         'name': 'holder',
@@ -224,6 +226,8 @@ def test_closing_table():
   assert rows['tokens read a question (Ptok)'] == ['600', '-', '200', '-67 %']
   assert 'holder: silent, relevant / irrelevant' in text
   assert '1.0 % / 80.0 %' in text
+  assert rows['silent with a needed note'] == ['1.0 %', '-', '1.0 %', '+0.0 points']
+  assert rows['silent with an idle note'] == ['5.0 %', '-', '80.0 %', '+75.0 points']
   assert '+0.0 / +75.0 points' in text
   assert rows['solver: silent'] == ['0.0 %', '-', '0.0 %', '+0.0 points']
   assert rows['wall time'] == ['1h 02m']

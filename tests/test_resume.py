@@ -94,7 +94,14 @@ def test_reference_run_is_complete():
     'untrained': [0],
     'during': [4, 8],
     'trained': [STEPS],
+    'trained, training split': [STEPS],
   }
+  seen = records(workdir, 'eval.jsonl')[-1]
+  assert (seen['label'], seen['split'], seen['questions']) == (
+    'trained, training split',
+    'train',
+    3,
+  )
   trained = [r['policy/grad_norm'] for r in records(workdir, 'metrics.jsonl')]
   assert max(trained) > 0  # else bit-identical parameters would say nothing
 

@@ -25,7 +25,8 @@ with (workdir / 'calls').open('a') as calls:
 record = {'label': 'trained', 'step': 1, 'task/accuracy': 0.9 - price / 10 + seed / 100,
           'tokens/written_per_question': 50 - 40 * price}
 start = {'label': 'untrained', 'step': 0, 'task/accuracy': 0.25, 'tokens/written_per_question': 60}
-lines = (json.dumps(r) + '\\n' for r in (start, record))
+seen = {'label': 'trained, training split', 'step': 1, 'comm/silence_rate_irrelevant': price}
+lines = (json.dumps(r) + '\\n' for r in (start, record, seen))
 (workdir / 'eval.jsonl').write_text(''.join(lines))
 """
 
@@ -81,8 +82,9 @@ def test_summary_and_table(tmp_path, script):
   assert free['trained']['task/accuracy'] == pytest.approx([0.9, 0.91])
   header, _, _, row = sweep.table([free]).splitlines()
   assert 'accuracy, %' in header
-  assert 'silent' not in header  # no run has said it
-  assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] |'
+  assert 'silent with a needed' not in header  # no run has said it
+  assert header.endswith('| the same, training split |')
+  assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
 
 
 def test_grid_is_a_product_and_names_differ(tmp_path):
@@ -132,8 +134,8 @@ def test_the_command_writes_its_figures(tmp_path, script):
   table = (tmp_path / 'sweep.md').read_text()
   assert 'lambda_tok=1' in table
   rows = table.splitlines()
-  assert rows[2] == '| untrained | 25.0 [25.0, 25.0] | 60.0 [60.0, 60.0] |'
-  assert rows[-1] == '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] |'
+  assert rows[2] == '| untrained | 25.0 [25.0, 25.0] | 60.0 [60.0, 60.0] | - |'
+  assert rows[-1] == '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] | - |'
   for name in ('frontier.png', 'curves.png', 'report.html'):
     assert (tmp_path / name).stat().st_size > 1000
 

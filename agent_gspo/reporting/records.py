@@ -18,6 +18,8 @@ CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
+# Label of the trained team's evaluation on questions of the training split.
+SEEN = 'trained, training split'
 
 PathLike = json_lines.PathLike
 

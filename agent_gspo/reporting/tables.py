@@ -80,6 +80,9 @@ def _figures(
   add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
   add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
   add('silent turns', *_share('comm/silence_rate'), _points)
+  if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
+    add('silent with a needed note', *_share('comm/silence_rate_relevant'), _points)
+    add('silent with an idle note', *_share('comm/silence_rate_irrelevant'), _points)
   for name in _agent_names([shown[0], shown[-1]] if with_change else [shown[0]]):
     table.add_section()
     add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)

@@ -106,6 +106,8 @@ class Run:
           with self.interruption.deferred():
             self.checkpoints.save(state)
           record = self._evaluate_state(state, 'trained', progress)
+          if config['evaluation']['seen_questions']:
+            self._evaluate_state(state, records.SEEN, progress)
           if untrained == 'last':
             self._evaluate_once(self.setup.params, 0, 'untrained', progress)
         except KeyboardInterrupt:
@@ -210,24 +212,23 @@ class Run:
       if (record.get('step'), record.get('label')) == (step, label):
         return record
     options = self.config['evaluation']
-    questions = options['questions_during' if label == 'during' else 'questions']
+    which = {'during': 'questions_during', records.SEEN: 'seen_questions'}.get(label, 'questions')
+    questions, split = options[which], 'train' if label == records.SEEN else options['split']
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
     record, batch = self.setup.evaluate(
-      params, label=label, step=step, questions=questions, progress=show
+      params, label=label, step=step, questions=questions, split=split, progress=show
     )
     baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
     kept = range(min(options['transcripts'], len(batch.episodes)))
     with self.interruption.deferred():
       # What a killed process has written of this evaluation; its record comes last.
       self.writer.drop(step, {label, *(b['label'] for b in baselines)})
-      self.writer.transcripts(
-        transcripts.records(batch, kept, step=step, split=options['split'], label=label)
-      )
+      self.writer.transcripts(transcripts.records(batch, kept, step=step, split=split, label=label))
       for baseline in baselines:
         self.writer.evaluation(baseline)
       self.writer.evaluation(record)
     progress.note(
-      f'step {step}: {label} team, {record["questions"]} {options["split"]} questions: accuracy '
+      f'step {step}: {label}, {record["questions"]} {split} questions: accuracy '
       f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
       f'{record["comm/silence_rate"]:.0%} silent'
     )
@@ -238,5 +239,5 @@ class Run:
 
   def _closing_table(self, trained: Mapping[str, Any]):
     by_label = {record['label']: record for record in self._evaluations()}
-    baselines = [by_label[k] for k in setup_lib.BASELINES if k in by_label]
+    baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
     return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)

@@ -73,11 +73,11 @@ class Setup:
       adapters=self.sharing.adapters,
     )
 
-  def asked(self, count: int) -> list[Question]:
-    """The questions of an evaluation of so many."""
+  def asked(self, count: int, split: str = '') -> list[Question]:
+    """The questions of an evaluation of so many, of the split that is evaluated by default."""
     options = self.config['evaluation']
-    split = self.task.questions(options['split'])
-    return [split[i] for i in evaluation.places(len(split), count, spread=options['spread'])]
+    found = self.task.questions(split or options['split'])
+    return [found[i] for i in evaluation.places(len(found), count, spread=options['spread'])]
 
   def evaluate(
     self,
@@ -86,12 +86,13 @@ class Setup:
     label: str,
     step: int,
     questions: int,
+    split: str = '',
     alone: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> tuple[dict[str, Any], RolloutBatch]:
-    """Record for `eval.jsonl` and conversations on questions of the split.
+    """Record for `eval.jsonl` and conversations on questions of a split.
 
-    Every evaluation of a run uses the same questions and the same noise. `alone` asks
+    Every evaluation of a split uses the same questions and the same noise. `alone` asks
     the deciding agent without its teammates.
     """
     options = self.config['evaluation']
@@ -101,7 +102,7 @@ class Setup:
       who.team,
       self.task,
       self.tokenizer,
-      [who.question(question) for question in self.asked(questions)],
+      [who.question(question) for question in self.asked(questions, split)],
       who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,
@@ -109,7 +110,7 @@ class Setup:
     head = {
       'step': step,
       'label': label,
-      'split': options['split'],
+      'split': split or options['split'],
       'temperature': options['temperature'],
     }
     return {**head, **figures}, batch

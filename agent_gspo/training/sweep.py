@@ -19,6 +19,8 @@ _TRAIN = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'train.py'
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
 
+_SEEN = f'{records.SEEN}: '  # before keys of that evaluation
+
 # What a sweep compares: name, key of `eval.jsonl`, scale, decimals.
 MEASURES = (
   ('accuracy, %', 'task/accuracy', 100, 1),
@@ -26,6 +28,7 @@ MEASURES = (
   ('tokens read a question', 'tokens/read_per_question', 1, 0),
   ('silent with a needed note, %', 'comm/silence_rate_relevant', 100, 1),
   ('silent with an idle note, %', 'comm/silence_rate_irrelevant', 100, 1),
+  ('the same, training split', f'{_SEEN}comm/silence_rate_irrelevant', 100, 1),
 )
 
 
@@ -185,6 +188,9 @@ def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
 
 def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | None]]:
   found = [point.evaluation(label) or {} for point in members]
+  if label == 'trained':
+    seen = [point.evaluation(records.SEEN) or {} for point in members]
+    found = [a | {_SEEN + k: v for k, v in b.items()} for a, b in zip(found, seen, strict=True)]
   return {key: [record.get(key) for record in found] for _, key, _, _ in MEASURES}
 
 

@@ -88,6 +88,7 @@ function whisker(low, value, high, tint) {
 function evaluationTable() {
   const rows = runs.flatMap((run, i) => run.evaluations.map((e) => [run, i, e]));
   if (!rows.length) return null;
+  const notes = rows.some(([, , e]) => isNumber(e['comm/silence_rate_irrelevant']));
   const cells = rows.map(([run, i, e]) => {
     const tint = isTeam(e) ? colour(i) : 'var(--muted)';
     const accuracy = e['task/accuracy'];
@@ -101,10 +102,13 @@ function evaluationTable() {
       h('td', {class: 'n'}, interval(e, 'task/accuracy', (x) => (100 * x).toFixed(1)) || '-'),
       h('td', {class: 'n'}, amount(e['tokens/written_per_question'])),
       h('td', {class: 'n'}, amount(e['tokens/read_per_question'])),
-      h('td', {class: 'n'}, percent(e['comm/silence_rate'])));
+      h('td', {class: 'n'}, percent(e['comm/silence_rate'])),
+      notes && h('td', {class: 'n'}, percent(e['comm/silence_rate_relevant'])),
+      notes && h('td', {class: 'n'}, percent(e['comm/silence_rate_irrelevant'])));
   });
-  const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', 'accuracy', '', '95 % interval', 'written', 'read', 'silent'];
-  const numeric = new Set(['step', 'questions', 'temp.', 'accuracy', '95 % interval', 'written', 'read', 'silent']);
+  const numbers = ['accuracy', '', '95 % interval', 'written', 'read', 'silent', ...(notes ? ['needed note', 'idle note'] : [])];
+  const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', ...numbers];
+  const numeric = new Set(['step', 'questions', 'temp.', ...numbers]);
   const table = h('div', {class: 'card scroll'}, h('table', {},
     h('thead', {}, h('tr', {}, heads.filter((x) => x !== false).map((x) => h('th', {class: numeric.has(x) ? 'n' : ''}, x)))),
     h('tbody', {}, cells)));
