@@ -30,7 +30,7 @@ _INFORMANT_EXAMPLES = (
     'Note: Tom has 4 spoons.\n',
     ' Hello team, my note says that Tom has 4 spoons. I hope that this helps you.',
   ),
-  ('Note: Sue has 2 bags.\n', ' Sue has 2 bags. I hope that this helps you.'),
+  ('Note: Sue has 2 bags.\n', ' Sue has 2 bags.'),
   ('Note: Zoe has 8 balls.\n', ' Hello team, my note says that Zoe has 8 balls.'),
 )
 _SOLVER_EXAMPLES = (

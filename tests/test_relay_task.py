@@ -32,9 +32,9 @@ SETTINGS = [
 
 GOLDEN = (
   'relay-test-0',
-  'How many teabags do Lora and Lara have together?',
+  'How many songbirds do Julia and Marie have together?',
   '3',
-  ('Lara has 2 teabags.', 'Lora has 1 teabags.', 'Nilo has 5 teabags.'),
+  ('Marie has 2 songbirds.', 'Julia has 1 songbirds.', 'Mary has 5 songbirds.'),
 )
 
 

@@ -78,7 +78,7 @@ class RelayTask(base.Task):
         'off_topic' (a sentence of another form, often with a number or a name in it) or
         'empty' ("").
       names: owners, single words. Of every five, three are for training, one for validation
-        and one for the test. A hyphen, as in 'Ma-ra', parts the pieces that 'words' style is
+        and one for the test. A hyphen, as in 'Mar-ia', parts the pieces that 'words' style is
         spelled with; it is not shown.
       objects: plural nouns, likewise.
       text_style: 'plain' (English) or 'words' (one space between any two tokens,

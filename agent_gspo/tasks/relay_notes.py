@@ -4,7 +4,7 @@ Every pool is cut by split, so that no name, no object and no frame of an idle n
 shows stands in another one. A team that is silent about the idle notes of the test split has
 therefore learnt what an idle note is, and not six sentences by heart.
 
-Words of the default pools are spelled in pieces, 'Ma-ra', of which each occurs in the training
+Words of the default pools are spelled in pieces, 'Mar-ia', of which each occurs in the training
 split: a policy from scratch meets its test names as new combinations of pieces that it knows.
 """
 
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 # A line is a block of five: three words for training, one for validation, one for the test.
 NAMES = tuple(
   """
-  Ma-ra Mi-na La-ya    Ma-ya La-ra
-  Li-na Lo-la Lu-na    Li-la Lo-ra
-  Na-ya Ni-na No-ra    Na-ra No-la
-  Sa-ra Si-na So-ya    Sa-na Sa-ya
-  Da-na Di-no Do-ra    Da-ra Di-na
-  Ka-ya Ki-ra Ko-ra    Ka-ra Ki-ya
-  Ra-na Ri-ta Ro-sa    Ra-ya Ri-na
-  Ta-ra Ti-na To-mi    Ta-ya Ti-ta
-  Ve-ra Vi-ta Za-ra    Vi-co Ve-na
-  Zi-ta Ja-na Jo-ra    Za-na Ja-ra
-  Ha-na Gi-no Be-la    Gi-na Be-na
-  Ni-co Ro-mi Mi-lo    Mi-co Ni-lo
+  Mar-ia     Ann-ie     Ann-a      Jul-ie     Mar-ie
+  Jul-ian    Soph-ia    Hel-ena    Soph-ie    Jul-ia
+  Kar-en     Clar-e     Luc-as     Flor-a     Hel-en
+  Bill-y     Er-ic      Lou-ise    Jo-an      Clar-a
+  Franc-is   Al-an      Ro-bert    Steph-en   Luc-y
+  Jack-son   Laur-a     Flor-ence  Dan-a      Er-in
+  Dav-id     Sar-ah     Jo-el      Ann-e      Lou-is
+  Bob-by     Tom-my     Steph-anie Laur-en    Al-bert
+  Vict-or    Dan-iel    Carl-os    Sand-y     Jack-ie
+  Mart-in    Sam-uel    Nic-ole    Sar-a      Laur-ence
+  Ro-sa      Mar-io     Patr-ick   Carl-a     Dav-e
+  Ed-win     Sand-ra    Sim-on     Tom-as     Mar-y
   """.split()
 )
 OBJECTS = tuple(
   """
-  snow-balls tea-cups   hand-bags    egg-cups   tea-bags
-  foot-balls note-books rain-coats   key-cards  hand-books
-  post-cards egg-shells key-rings    post-marks note-cards
-  sun-hats   snow-boots tea-pots     hand-balls rain-boots
-  book-marks key-boards fire-balls   rain-hats  snow-boards
+  snow-balls   hand-bags    note-books   hand-books   song-birds
+  post-cards   key-boards   tool-boxes   snow-boards  hand-balls
+  black-birds  egg-shells   foot-balls   mail-bags    tool-bags
+  mail-boxes   song-books   sand-bags    bank-books   key-cards
+  score-cards  clip-boards  bank-cards   score-boards sand-boxes
   """.split()
 )
 
@@ -153,7 +153,7 @@ def idle_notes(
 def _fill(frame: str, names: Sequence[str], max_count: int, rng: random.Random) -> str:
   pools = {**_FILLERS, 'name': names, 'n': [str(n) for n in range(1, max_count + 1)]}
   slots = _SLOT.findall(frame)
-  # Two of a kind differ: "Mara called Nina".
+  # Two of a kind differ: "Anna called Maria".
   found = {slot: iter(rng.sample(pools[slot], slots.count(slot))) for slot in dict.fromkeys(slots)}
   return _SLOT.sub(lambda match: next(found[match[1]]), frame)
 
