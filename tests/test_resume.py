@@ -194,7 +194,7 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   record = loop.train(micro_run.get_config().to_dict(), workdir)
   assert record['label'] == 'trained'
   assert {name: (workdir / name).read_bytes() for name in files} == before
-  table = lambda text: text[text.index('untrained team  ') : text.index('curves and transcripts')]
+  table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
 
 

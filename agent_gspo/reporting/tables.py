@@ -60,19 +60,24 @@ def evaluation_table(
 def _figures(
   shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
 ) -> Table:
-  """A column a record; `defaults` name those without a label. The change is first to last."""
+  """A column a record; `defaults` name those without a label. The change is first to last.
+
+  Records in between are narrow, without intervals: the table fits a terminal of 130 columns.
+  """
   table = Table(box=box.SIMPLE_HEAD, caption=_caption(shown), caption_justify='left')
   table.add_column('', style='bold')  # the one that wraps in a narrow terminal
   for record, default in zip(shown, defaults, strict=True):
     label = str(record.get('label') or default)
     name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
-    table.add_column(name, justify='right', no_wrap=True)
+    name = name.replace(' ', '\n', 1) if with_change else name
+    table.add_column(name, justify='right', vertical='bottom', no_wrap=True)
   if with_change:
-    table.add_column('change', justify='right', no_wrap=True)
+    table.add_column('change', justify='right', vertical='bottom', no_wrap=True)
 
   def add(name: str, write: _Write, value: _Write, change: Callable[[Any, Any], str]) -> None:
     cells = [write(record) for record in shown]
     if with_change:
+      cells[1:-1] = [cell.partition(' [')[0] for cell in cells[1:-1]]
       cells.append(change(value(shown[0]), value(shown[-1])))
     table.add_row(name, *cells)
 
@@ -87,7 +92,7 @@ def _figures(
     table.add_section()
     add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)
     if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
-      add(f'{name}: silent, relevant / irrelevant', *_agent_pair(name), _pair_points)
+      add(f'{name}: silent, needed / idle note', *_agent_pair(name), _pair_points)
     else:
       add(f'{name}: silent', *_agent_share(name, 'silence_rate'), _points)
   return table
