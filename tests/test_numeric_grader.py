@@ -161,6 +161,77 @@ def test_enough_cases():
   assert len({text for text, _ in CASES}) == len(CASES)
 
 
+SPACED_THOUSANDS = [
+  # One number.
+  ('12 500', 12500),
+  ('The answer is 12 500', 12500),
+  ('the answer is 12 500.', 12500),
+  ('The answer is 12 500 km in 3 days.', 12500),
+  ('Answer: $12 500', 12500),
+  ('#### 12 500', 12500),
+  (r'\boxed{12 500}', 12500),
+  (r'\boxed{12~500}', 12500),
+  (r'\boxed{12\ 500}', 12500),
+  (r'\boxed{12\;500}', 12500),
+  (r'\boxed{12\,500}', 12500),
+  ('The answer is 1 000 000', 1000000),
+  ('The answer is 1 234.50', '2469/2'),
+  ('The answer is -2 300', -2300),
+  ('The answer is - 2 300', -2300),
+  ('The answer is 5 000 + 7 500 = 12 500 in 2 years', 12500),
+  ('The answer is 12 500 / 2 = 6 250', 6250),
+  ('He pays $80 000 + $20 000 = $100 000.', 100000),
+  ('She has 999 999', 999999),
+  ('12\u2009500', 12500),
+  ('12\u202f500', 12500),
+  ('12\u00a0500 people', 12500),
+  ('Ann has 5 and gets 1\u2009234\u2009567', 1234567),
+  ('100 200 300', 100200300),
+  # Several numbers, of which the last counts.
+  ('I have 3 4 and 5', 5),
+  ('3 4 500', 500),
+  ('1 234 5', 5),
+  ('1 234 56', 56),
+  ('1 234 5678', 5678),
+  ('1234 567', 567),
+  ('12 50', 50),
+  ('12 5000', 5000),
+  ('0 500', 500),
+  ('007 500', 500),
+  ('1.5 200', 200),
+  ('1,500 200', 200),
+  ('1/2 500', 500),
+  ('12  500', 500),
+  ('12\n500', 500),
+  ('12, 500', 500),
+  ('12 and 500', 500),
+  ('12 500,000', 500000),
+  ('3 500ml', 500),
+  ('3 500-gram bags', 500),
+  ('7 100%', 100),
+  ('2 125/1000', '17/8'),
+  ('Room B12 500', 500),
+  # Behind a mark the first one.
+  ('The answer is 3 4 500', 3),
+  ('The answer is 7 100% sure', 7),
+  ('#### 3 500ml bottles', 3),
+]
+
+
+@pytest.mark.parametrize(('text', 'value'), SPACED_THOUSANDS)
+def test_thousands_parted_by_spaces(text, value):
+  assert extract_number(text) == Fraction(value)
+
+
+@given(st.integers(1, 999), st.lists(st.integers(0, 999), min_size=1, max_size=3))
+def test_grouped_thousands_are_one_number(first, groups):
+  digits = [str(first), *(f'{group:03}' for group in groups)]
+  for space in (' ', '\u2009', '\u202f', '\u00a0'):
+    text = space.join(digits)
+    assert extract_number(f'7 men run {text} metres.') == int(''.join(digits))
+    assert extract_number(f'The answer is {text}. That took 3 steps.') == int(''.join(digits))
+
+
 @pytest.mark.parametrize(
   ('text', 'gold', 'score'),
   [

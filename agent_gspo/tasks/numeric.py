@@ -16,6 +16,11 @@ What a number is: thousands commas, decimals, a sign that is not an operator ("1
 ten and three), "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency signs,
 percent signs and units, "million" among them, are dropped: 50% is fifty. Digits that
 belong to a word ("x2", "3rd") or an exponent ("m^2") are no numbers.
+
+Thousands may be parted by spaces: one to three digits, then groups of exactly three, each
+behind a single space (thin or not), with no other number beside them and no unit attached,
+are one number. "12 500" is 12500, but "3 4 500", "3 500ml" and "1 500/1000" are several.
+The price is that a bare list "100 200 300" reads as one number, and so does "2 500 g bags".
 """
 
 from __future__ import annotations
@@ -35,6 +40,10 @@ _WORDS = (
   'fifteen sixteen seventeen eighteen nineteen twenty'
 ).split()
 
+_THOUSANDS = (
+  r'(?<![\w.,/^])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]|,[0-9]|-?[A-Za-z]|[%^/])'
+)
+
 _REWRITES = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
@@ -46,6 +55,8 @@ _REWRITES = tuple(
     (r'\\[!,]', ''),
     (r'\\(?:times|cdot)\b', '×'),
     (r'\\div\b', '÷'),
+    (r'(?<=[0-9])(?:\\[:; ]|~)(?=[0-9])', ' '),
+    (_THOUSANDS, lambda match: match.group().replace(' ', '')),
     # A fraction after a digit is the second half of a mixed number.
     (r'(?<=[0-9])\s*(?=\\[dt]?frac\b|\\[dt]?frac[0-9])', ' '),
     (r'\\[dt]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}', r'\1/\2'),
