@@ -46,6 +46,10 @@ NUMBER = [
   ('She earns 12 500.', '500', 0, 1),
   ('$1 000 000', '1000000', 1, 0),
   ('She has 3 4 and 5', '5', 1, 1),
+  # A list and what is concluded from it.
+  ('10 apples and 4 pears, so 14', '14', 1, 1),
+  ('The answer is 10 apples and 4 pears, so 14', '14', 1, 1),
+  ('The answer is 42, so 3 and 4 fit.', '42', 1, 0),
   # Decimals.
   ('12.5', '12.5', 1, 0),
   ('12.5', '5', 0, 1),
@@ -233,6 +237,14 @@ MATHS = [
   (r'\boxed{odd}', r'\text{even}', 0, 0),
   (r'\boxed{C}', r'\text{(C)}', 1, 0),
   (r'\boxed{B}', r'\text{(C)}', 0, 0),
+  # A list and what is concluded from it; an answer and what follows.
+  ('The answer is 10 apples and 4 pears, so 14.', '14', 1, 0),
+  ('The answer is 10 and 4, so she has 14 pens.', '14', 1, 0),
+  ('The answer is $10$ and $4$, so there are $14$ pens.', '14', 1, 0),
+  ('The answer is $x=1$ and $y=2$, hence $x+y=3$.', '3', 1, 0),
+  ('The answer is $42$, so $3$ and $4$ fit.', '42', 1, 0),
+  ('The answer is 42, so 3 and 4 fit.', '42', 1, 0),
+  ('The answer is $1$ and $2$, so both.', '1', 1, 0),
   # Where it stands.
   (r'We find $x=3$, then $y=7$.', '7', 1, 0),
   (r'\boxed{1}, no: \boxed{2}', '2', 1, 1),

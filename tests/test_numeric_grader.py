@@ -223,6 +223,69 @@ def test_thousands_parted_by_spaces(text, value):
   assert extract_number(text) == Fraction(value)
 
 
+CONCLUSIONS = [
+  # A list and what follows from it.
+  ('The answer is 10 apples and 4 pears, so 14', 14),
+  ('The answer is 10 apples and 4 pears, so 14 fruits in 2 bags.', 14),
+  ('The answer is 10 apples and 4 pears so she has 14.', 14),
+  ('#### 10 apples and 4 pears, so 14', 14),
+  (r'\boxed{10 \text{ and } 4, \text{ so } 14}', 14),
+  ('Answer: 3, 5 and 6, so the total is 14', 14),
+  ('Answer: 3, 5, and 6; thus 14', 14),
+  ('The answer is 10 and 4, hence 14', 14),
+  ('The answer is 10 plus 4, therefore, 14.', 14),
+  ('The answer is $10 & $4, therefore $14.', 14),
+  ('The answer is $5 and 50 cents, so $5.50.', '11/2'),
+  ('The answer is 3 hours and 20 minutes, so 200 minutes', 200),
+  ('The answer is 2 hours and 1/2 hour, so 2.5 hours', '5/2'),
+  ('The answer is 10 red and 4 blue pens, so 10 + 4 = 14 pens for 7 people', 14),
+  ('The answer is 5 + 5 = 10 apples and 2 + 2 = 4 pears, so 14', 14),
+  ('The answer is 1,000 and 2 500, so 3 500 in all', 3500),
+  ('The answer is 4 and 10, so minus 6', -6),
+  ('The answer is ten apples and four pears, so fourteen', 14),
+  ('The answer is 10 for Ann and 4 for Bob, making 14', 14),
+  ('The answer is 10 apples and 4 pears, which makes 14 fruits', 14),
+  ('The answer is 10 apples and 4 pears, for a total of 14', 14),
+  ('The answer is 10 + 4, so 14', 14),
+  ('The answer is 7 x 2, hence 14', 14),
+  ('The answer is 7 times $2, therefore $14', 14),
+  ('The answer is (10 + 4) * 2, so 28', 28),
+  # One answer, whatever follows from it.
+  ('The answer is 42, so 3 are left', 42),
+  ('The answer is 42, so 3 and 4 fit.', 42),
+  ('The answer is 42 pens, therefore 3 boxes of 14', 42),
+  ('The answer is 42 because 40 and 2 are left, so 42 - 0', 42),
+  ('The answer is 5 + 3 = 8, so 2 are left', 8),
+  ('The answer is 40 of the 60 pens, so 20 are left', 40),
+  ('The answer is 42, not 40, so 3 failed', 42),
+  ('The answer is 42 and not 40, so 3 failed', 42),
+  ('The answer is 42 and it took 3 days, so 14 a day', 42),
+  ('The answer is 42, 3 more than 39, so 3', 42),
+  ('The answer is 12, 4 of which are red, so 8 are blue', 12),
+  ('The answer is 2 and 1/2, so 3 boxes', '5/2'),
+  ('The answer is 42 (3 and 4 do not fit), so 1', 42),
+  ('The answer is 42: 40 and 2, so 42', 42),
+  ('#### 42, so 3 are left', 42),
+  (r'\boxed{42}, so 3 and 4, so 7', 42),
+  ('The answer is 10 + 4 = 14, so 3 are left', 14),
+  ('The answer is 42, 3, so 45', 42),
+  # A list and no conclusion.
+  ('The answer is 10 apples and 4 pears', 10),
+  ('The answer is 10 apples and 4 pears. So 14', 10),
+  ('The answer is 10 and 4 or so, 3 are left', 10),
+  ('The answer is 10 and 4 so far, 3 are left', 10),
+  ('The answer is 10 and 4, so both', 10),
+  ('The answer is 10 and 4, so-called 3s', 10),
+  ('The answer is 10 or 4, so 14', 10),
+  ('The answer is 10 and 4 so many times, 3', 10),
+]
+
+
+@pytest.mark.parametrize(('text', 'value'), CONCLUSIONS)
+def test_conclusion_of_a_list(text, value):
+  assert extract_number(text) == Fraction(value)
+
+
 @given(st.integers(1, 999), st.lists(st.integers(0, 999), min_size=1, max_size=3))
 def test_grouped_thousands_are_one_number(first, groups):
   digits = [str(first), *(f'{group:03}' for group in groups)]

@@ -3,12 +3,17 @@ r"""Passages of a text that its author marked as the answer.
 Best first: what stands behind the last `####`, in the last `\boxed{}`, in the sentence
 behind the last "the answer is", "answer:" or "answer =". Graders of all answer types
 begin here, so that "The answer is 42. That took 3 steps." means 42 to each of them.
+
+A list is no answer, nor is a sum that is not worked out, but what is concluded from it is:
+"the answer is 10 apples and 4 pears, so 14" means 14. A single answer stays one, whatever
+follows from it: "the answer is 42, so 3 are left" means 42.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 # Bounds on what is looked at, so that no sampled text can make grading slow.
 MAX_PASSAGE = 1_000
@@ -24,6 +29,15 @@ _ANSWER = re.compile(
   [\s:=]*
   """,
   re.VERBOSE | re.IGNORECASE,
+)
+CONCLUSION = (
+  r'(?:(?<!\bor\s)\bso\b(?!-|\s+(?:far|many|much)\b)|\b(?:thus|therefore|hence|making'
+  r'|for\s+a\s+total\s+of|which\s+(?:is|makes|gives))\b)'
+)
+_CONCLUSION = re.compile(CONCLUSION, re.IGNORECASE)
+# How the gap between two items of a list ends.
+_JOIN = re.compile(
+  r'(?:(?P<list>\band|&)|(?P<operator>\b(?:plus|times|x)|[-+*/×÷])|[,=])[\s$€£(}]*$'
 )
 _SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
 _BOXED = re.compile(r'\\boxed\b')
@@ -48,6 +62,26 @@ def answer_sentences(
     passage = text[match.end() : match.end() + MAX_PASSAGE]
     stop = end.search(passage)
     yield passage[: stop.start()] if stop else passage
+
+
+def conclusion(passage: str, items: Sequence[tuple[int, int]]) -> str | None:
+  """What follows "so" behind a list that the passage begins with, or None.
+
+  Args:
+    passage: what is marked as the answer.
+    items: where it has a number, a formula or what else may be an answer: starts and ends.
+  """
+  if not items:
+    return None
+  so = _CONCLUSION.search(passage, items[0][1])
+  if so is None or items[-1][0] < so.end():
+    return None
+  listed = [item for item in items if item[1] <= so.start()]
+  joins = [_JOIN.search(passage[left[1] : right[0]]) for left, right in itertools.pairwise(listed)]
+  if not joins or not all(joins):
+    return None
+  answered = not joins[-1]['operator'] and not any(join['list'] for join in joins)
+  return None if answered else passage[so.end() :]
 
 
 def _braced(text: str) -> str:

@@ -30,6 +30,7 @@ _FORMULA = re.compile(
   r'|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]',
   re.DOTALL,
 )
+_ITEM = re.compile(_FORMULA.pattern + r'|(?<![\w.])\\?\$?[0-9][0-9.,/]*(?<![.,])', re.DOTALL)
 _REASON = re.compile(r',?\s+(?:because|since|so|as|which|when|where|if)\b.*', re.DOTALL)
 _PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
 
@@ -75,8 +76,7 @@ def extract_maths(text: str) -> str | None:
     if passage.strip():
       return passage.strip()
   for sentence in answer_marks.answer_sentences(text):
-    formula = _FORMULA.search(sentence)
-    found = _content(formula) if formula else _REASON.sub('', sentence).strip()
+    found = _stated(_conclusion(sentence))
     if found:
       return found
   formulas = answer_marks.last(_FORMULA, text)
@@ -143,6 +143,22 @@ def plain(latex: str) -> str:
   for pattern, replacement in _LOOKS:
     latex = pattern.sub(replacement, latex)
   return latex.replace(',', '') if _THOUSANDS.fullmatch(latex) else latex
+
+
+def _stated(sentence: str) -> str:
+  """The first formula, else the words up to a reason."""
+  formula = _FORMULA.search(sentence)
+  return _content(formula) if formula else _REASON.sub('', sentence).strip()
+
+
+def _conclusion(sentence: str) -> str:
+  """What the sentence concludes from a list, from its formula or number on; else all of it."""
+  items = [match.span() for match in _ITEM.finditer(sentence)]
+  behind = answer_marks.conclusion(sentence, items)
+  if behind is None:
+    return sentence
+  item = _ITEM.search(behind)
+  return behind[item.start() :] if item else behind
 
 
 def _content(match: re.Match[str]) -> str:

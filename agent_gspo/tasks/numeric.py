@@ -9,8 +9,9 @@ Which number of a text counts, first rule that finds one:
 4. the last number of the text.
 
 Where rules 1-3 meet a chain of arithmetic ("5 + 3 = 8"), the last right-hand side
-counts. Within a rule digits go before spelled-out numbers (zero to twenty), so "one"
-as a pronoun does no harm. No arithmetic is carried out.
+counts; where they meet a list, what is concluded from it ("10 and 4, so 14"). Within a
+rule digits go before spelled-out numbers (zero to twenty), so "one" as a pronoun does no
+harm. No arithmetic is carried out.
 
 What a number is: thousands commas, decimals, a sign that is not an operator ("10-3" is
 ten and three), "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency signs,
@@ -174,6 +175,9 @@ def _first(passage: str) -> _Found | None:
   numbers = _numbers(passage) or _spelled(passage)
   if not numbers:
     return None
+  behind = answer_marks.conclusion(passage, [(found.start, found.end) for found in numbers])
+  if behind is not None:
+    return _first('= ' + behind)
   result = numbers[0]
   for left, right in itertools.pairwise(numbers):
     gap = passage[left.end : right.start]
