@@ -5,16 +5,18 @@ Which letter counts, first rule that finds one:
 1. the one behind the last `####`, in the last `\boxed{}`;
 2. in the last sentence that follows "the answer is", "answer:", "the correct option is"
    or "I choose" and names an option: the one it starts with, else the only one in it;
-3. the last "B is correct", "option B is the right one";
+3. the last "B is correct", "option B is the right one", or conclusion: a letter between
+   "so" (thus, hence ...) and the end of its sentence, as in "so B.", "so it is (B)";
 4. the one that stands alone on the last line, else on the first;
 5. the one that the text starts with, as in "B) 150", "(B)", "B. ...", "B because",
    unless the text goes on to list other options that way;
 6. the only one that the text names: "(B)", "option B", "B".
 
-What names two options is no answer: "A or B", "B, C", "(A) (C)", and nor is an option
-that the task does not have. "A" with a word behind it is an article, "not B" names
-nothing, and lower case counts only where nothing else can be meant: "(b)", "answer: b",
-"the answer is b.", but not "the answer is a triangle".
+What names two options is no answer: "A or B", "B, C", "(A) (C)", unless it concludes with
+one: "A, B and C are all true, so D". Nor is an option that the task does not have. "A" with
+a word behind it is an article, "not B" names nothing, and lower case counts only where
+nothing else can be meant: "(b)", "answer: b", "the answer is b.", but not "the answer is a
+triangle".
 """
 
 from __future__ import annotations
@@ -58,9 +60,14 @@ _OTHER = re.compile(
   """,
   re.VERBOSE,
 )
-_CORRECT = re.compile(
-  r"(?<![\w'’])\(?([A-H])\b[).]*\s+(?:is|must\s+be|would\s+be)\s+"
-  r'(?:(?:the|clearly|therefore|thus|a)\s+)*(?:correct|right|best|true)\b'
+_CHOSEN = re.compile(
+  rf"""
+  (?<![\w'’])\(?(?P<said>[A-H])\b[).]*\s+(?:is|must\s+be|would\s+be)\s+
+  (?:(?:the|clearly|therefore|thus|a)\s+)*(?:correct|right|best|true|answer)\b
+  | (?i:{answer_marks.CONCLUSION}[\s,:]*(?:(?:it\s+(?:is|must\s+be)|it['’]s)\s+)?{_KIND})
+    (?:\(\s*)?(?P<concluded>[A-H])(?:\s*\))?(?=[.;!?]*\s*(?:$|\n)|[.;!?]+\s+[^\sa-z])
+  """,
+  re.VERBOSE,
 )
 _ALONE = re.compile(rf'^\W*{_KIND}\(?([a-h])\)?\W*$', re.IGNORECASE)
 _OPENING = re.compile(
@@ -115,15 +122,15 @@ def _candidates(text: str) -> Iterator[str | None]:
   text = _plain(text)
   for sentence in answer_marks.answer_sentences(text, _MARK, _SENTENCE_END):
     yield _stated(sentence)
-  for match in answer_marks.last(_CORRECT, text):
+  for match in answer_marks.last(_CHOSEN, text):
     if not _NEGATED.search(text[max(0, match.start() - 20) : match.start()]):
-      yield match[1]
+      yield match['said'] or match['concluded']
   lines = text.strip().split('\n')
   for line in (lines[-1], lines[0]):
     alone = _ALONE.match(line)
     yield alone[1].upper() if alone else None
   opening = _OPENING.match(text)
-  if opening:
+  if opening and not _OTHER.match(text, opening.end(opening.lastindex)):
     listed = {_group(match).upper() for match in _LISTED.finditer(text)}
     yield _group(opening).upper() if len(listed) < 2 else None
   yield _only(text)
@@ -150,7 +157,7 @@ def _stated(passage: str) -> str | None:
     return _only(passage)
   other = _OTHER.match(rest)
   if other and _group(other).upper() != letter.upper():
-    raise _NoAnswer
+    return _conclusion(passage)
   return letter.upper()
 
 
@@ -167,5 +174,17 @@ def _only(passage: str) -> str | None:
     if not article and not _NEGATED.search(before):
       names.add(match['letter'])
   if len(names) > 1:
-    raise _NoAnswer
+    return _conclusion(passage)
   return names.pop() if names else None
+
+
+def _conclusion(passage: str) -> str:
+  """The option that a passage with several of them ends on: D of "A and B are true, so D".
+
+  Raises:
+    _NoAnswer: if it concludes nothing.
+  """
+  for match in answer_marks.last(_CHOSEN, passage):
+    if match['concluded']:
+      return match['concluded']
+  raise _NoAnswer
