@@ -6,6 +6,7 @@ Each program is one process (`sandbox_child`) which locks itself in before it ru
   can be made, so the one process is all there is to kill.
 - Landlock: files are written in a scratch folder only, and read there, in the folders of
   Python's standard library and in the system's libraries; not in the home folder or /proc.
+  No file there loses its name, so that their sizes are all the disk that a program takes up.
 - resource limits on processor time, memory, file size and open files; here, limits on
   wall time, output and the size of the scratch folder.
 - no capabilities and no new privileges (root becomes powerless), an empty environment,
@@ -15,7 +16,8 @@ No root is needed. A layer that the kernel does not have is an error, never skip
 
 What remains: a program sees whether a path exists and the metadata of files (`stat`), the
 time and the machine's name; it can use its share of processor, memory and disk up to
-the limits; a hole in the kernel's allowed calls is a hole here.
+the limits, of the disk also what it writes in the 0.1 s between two looks; a hole in the
+kernel's allowed calls is a hole here.
 """
 
 from __future__ import annotations

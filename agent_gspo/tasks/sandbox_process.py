@@ -239,12 +239,16 @@ def _read(process: Process, descriptor: int, most: int) -> bool:
 
 
 def _too_full(scratch: str, most_bytes: int) -> bool:
-  """Whether the scratch folder, which has no folders in it, holds too much."""
+  """Whether the scratch folder holds too much.
+
+  It is all that a program can write to, has no folders in it, and no file leaves it. Sizes
+  count, not blocks: these may be given late, and holes be filled through a mapping.
+  """
   size = 0
   with contextlib.suppress(FileNotFoundError), os.scandir(scratch) as entries:
     for count, entry in enumerate(entries, 1):
       with contextlib.suppress(FileNotFoundError):
-        size += entry.stat(follow_symlinks=False).st_blocks * 512
+        size += entry.stat(follow_symlinks=False).st_size
       if size > most_bytes or count > _MAX_FILES:
         return True
   return False

@@ -4,6 +4,9 @@ Everything that is not listed fails with EPERM, so calls of kernels to come are 
 too. Not listed, among others: whatever makes a process, a thread or a socket, runs a
 program, sends a signal, changes owner, mode or limits, makes folders and links, mounts,
 traces, or shares memory.
+
+Nor can a file lose its name (unlink, rename) or have none (O_TMPFILE, memfd_create): one
+that is open or mapped would go on taking up the disk where nobody can count it.
 """
 
 from __future__ import annotations
@@ -49,11 +52,6 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
   'readlinkat': (267, 78),
   'getdents64': (217, 61),
   'getcwd': (79, 17),
-  'unlink': (87, None),
-  'unlinkat': (263, 35),
-  'rename': (82, None),
-  'renameat': (264, 38),
-  'renameat2': (316, 276),
   # Its own memory.
   'mmap': (9, 222),
   'munmap': (11, 215),
@@ -112,9 +110,9 @@ class _Checked:
 
 
 _ALL = 0xFFFFFFFF
-# Access mode and O_TRUNC. Emptying a file that is opened for reading is refused here:
-# Landlock before Linux 6.2 does not see it.
-_OPENING = (0o1003, (0, 1, 2, 0o1001, 0o1002))
+# Access mode, O_TRUNC and the bit of O_TMPFILE. Emptying a file that is opened for reading is
+# refused here: Landlock before Linux 6.2 does not see it.
+_OPENING = (0o20001003, (0, 1, 2, 0o1001, 0o1002))
 _CHECKED = (
   _Checked((2, None), ((2, *_OPENING),)),  # open(path, flags)
   _Checked((257, 56), ((4, *_OPENING),)),  # openat(folder, path, flags)
