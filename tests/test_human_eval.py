@@ -191,6 +191,16 @@ def test_endless_answer_fails():
   assert task.score(task.questions('test')[0], '    while True: pass') == 0.0
 
 
+@needs_data
+def test_silent_answers_do_not_hold_a_worker(task):
+  """They would take 30 seconds each."""
+  begun = time.monotonic()
+  silent = '    import time\n    time.sleep(1000)'
+  found = task.questions('test')[:8]
+  assert HumanEval(data_dir=DATA, workers=2).score_all(found, [silent] * 8) == [0.0] * 8
+  assert time.monotonic() - begun < 60
+
+
 @pytest.fixture
 def server(tmp_path):
   """A file server on loopback; gives its address and its folder."""

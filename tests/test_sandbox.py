@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import platform
@@ -18,13 +19,13 @@ import time
 
 import pytest
 
-from agent_gspo.tasks import sandbox, sandbox_seccomp
+from agent_gspo.tasks import sandbox, sandbox_process, sandbox_seccomp
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox needs Linux')
 
 # Walls are wide, since the machine may be shared; ends are checked by what caused them.
 LIMITS = sandbox.Limits(cpu_seconds=1, wall_seconds=30.0)
-SHORT = sandbox.Limits(cpu_seconds=20, wall_seconds=2.0)
+SHORT = sandbox.Limits(cpu_seconds=20, wall_seconds=2.0, idle_seconds=99.0)
 ATTEMPTS = textwrap.dedent("""
   import ctypes, os, sys
   libc = ctypes.CDLL(None, use_errno=True)
@@ -120,6 +121,87 @@ def test_endless_sleep():
   begun = time.monotonic()
   assert sandbox.run('import time; time.sleep(1000)', SHORT).stopped == 'wall time'
   assert time.monotonic() - begun < 20
+
+
+SILENT = {
+  'sleeps': 'import time; time.sleep(1000)',
+  'sleeps again and again': 'import time\nwhile True: time.sleep(0.5)',
+  'waits for a signal': 'import signal; signal.pause()',
+  'waits for nothing': 'import select; select.select([], [], [])',
+  'waits for itself': 'import os; os.read(os.pipe()[0], 1)',
+  'waits for a lock': 'import threading; x = threading.Lock(); x.acquire(); x.acquire()',
+  'closes everything': 'import os, time; os.closerange(0, 256); time.sleep(1000)',
+}
+
+
+@pytest.mark.parametrize('name', SILENT)
+def test_silent_program(name):
+  begun = time.monotonic()
+  assert sandbox.run(SILENT[name], sandbox.Limits(wall_seconds=99)).stopped == 'idle'
+  assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize('place', ['import time; time.sleep(1000)\n', ''])
+def test_silent_solution(place):
+  solution = f'{place}import time\ndef f(x): time.sleep(1000)'
+  outcome = sandbox.run_tests(solution, 'f', TESTS, limits=sandbox.Limits(wall_seconds=99))
+  assert outcome.stopped == 'idle'
+
+
+@pytest.mark.parametrize(
+  'program',
+  [
+    'import time\nfor i in range(8): time.sleep(0.25); print(i, flush=True)',
+    'import time\nfor i in range(8): time.sleep(0.25); sum(range(1_000_000))',
+    'import time; time.sleep(0.3)',
+  ],
+)
+def test_programs_that_get_on_are_not_idle(program):
+  assert sandbox.run(program, sandbox.Limits(idle_seconds=1.0)).ok
+
+
+def test_a_long_answer_leaves_its_tests_waiting():
+  solution = 'def f(x):\n  sum(range(30_000_000))\n  return x * x'
+  limits = sandbox.Limits(cpu_seconds=99, wall_seconds=99, idle_seconds=0.2)
+  outcome = sandbox.run_tests(solution, 'f', 'assert f(3) == 9', limits=limits)
+  assert outcome.ok, outcome
+
+
+def _processor_seconds(pid: int) -> float:
+  numbers = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+  return (int(numbers[11]) + int(numbers[12])) / os.sysconf('SC_CLK_TCK')
+
+
+def test_a_starved_program_is_not_idle():
+  """It would run, but others hold the one processor that it may use."""
+  limits = sandbox.Limits(cpu_seconds=99, wall_seconds=3.0, idle_seconds=0.2)
+  processor = {min(os.sched_getaffinity(0))}
+  with contextlib.ExitStack() as stack:
+    process = stack.enter_context(sandbox_process.start('while True: pass', limits))
+    pid = process.popen.pid
+    assert _wait_until(lambda: _processor_seconds(pid) > 0.2)  # It has begun.
+    os.sched_setaffinity(pid, processor)
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    for _ in range(8):
+      busy = subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])
+      stack.callback(busy.wait)
+      stack.callback(busy.kill)
+      os.sched_setaffinity(busy.pid, processor)
+    time.sleep(0.5)
+    before = _processor_seconds(pid)
+    ended_before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert sandbox_process.watch([process], limits) == 'wall time'
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = ended.ru_utime + ended.ru_stime - ended_before.ru_utime - ended_before.ru_stime
+    assert used - before < 0.5  # In three seconds.
+
+
+def test_a_program_that_is_held_up_is_not_idle():
+  limits = sandbox.Limits(wall_seconds=2.0, idle_seconds=0.3)
+  with sandbox_process.start('while True: pass', limits) as process:
+    assert _wait_until(lambda: _processor_seconds(process.popen.pid) > 0.2)
+    os.kill(process.popen.pid, signal.SIGSTOP)
+    assert sandbox_process.watch([process], limits) == 'wall time'
 
 
 def test_fork_bomb():
@@ -647,7 +729,7 @@ def _wait_until(condition) -> bool:
 
 def test_dies_with_its_parent(scratches, monkeypatch):
   code = PARENT.format(
-    'sandbox.run("import time; time.sleep(1000)", sandbox.Limits(wall_seconds=99))'
+    'sandbox.run("import time; time.sleep(1000)", sandbox.Limits(wall_seconds=99, idle_seconds=99))'
   )
   parent = subprocess.Popen([sys.executable, '-c', code, str(scratches)], cwd=ROOT)
   # The folder is in the parent's arguments only, not in its environment.

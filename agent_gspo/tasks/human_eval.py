@@ -73,7 +73,8 @@ class HumanEval(base.Task):
       base_url: address of the file server that holds '<repository>/<commit>/<path>'.
       cpu_seconds: processor time of a solution. The official harness gives it 3 seconds
         of wall time, which on a busy machine fails right answers.
-      wall_seconds: time of a solution and its tests.
+      wall_seconds: time of a solution and its tests. One that only sleeps is stopped after
+        `sandbox.Limits.idle_seconds`.
       workers: answers that `score_all` grades at a time; default one a processor.
 
     Raises:

@@ -8,7 +8,7 @@ Each program is one process (`sandbox_child`) which locks itself in before it ru
   Python's standard library and in the system's libraries; not in the home folder or /proc.
   No file there loses its name, so that their sizes are all the disk that a program takes up.
 - resource limits on processor time, memory, file size and open files; here, limits on
-  wall time, output and the size of the scratch folder.
+  wall time, idle time, output and the size of the scratch folder.
 - no capabilities and no new privileges (root becomes powerless), an empty environment,
   no inherited files, and an end with its parent.
 
@@ -56,7 +56,7 @@ class Outcome:
 
   Attributes:
     returncode: its exit status; minus the signal that killed it.
-    stopped: the limit that ended it ('wall time', 'output', 'files', 'cpu time'), or ''.
+    stopped: the limit that ended it ('wall time', 'idle', 'output', 'files', 'cpu time'), or ''.
     stdout: what it printed, up to the limit.
     stderr: the same of its standard error, and of its peer's.
   """

@@ -47,6 +47,8 @@ class Limits:
   Attributes:
     cpu_seconds: processor time (whole seconds).
     wall_seconds: time from start to end, start-up included.
+    idle_seconds: time in which the program, and its peer, only sleep: they use no processor
+      time, print nothing, and wait for neither a processor nor a disk.
     memory_bytes: address space; the interpreter takes some 30 MB of it.
     output_bytes: standard output and error together.
     file_bytes: one file, and all files in the scratch folder together.
@@ -55,6 +57,7 @@ class Limits:
 
   cpu_seconds: int = 5
   wall_seconds: float = 30.0
+  idle_seconds: float = 2.0
   memory_bytes: int = 512 << 20
   output_bytes: int = 1 << 18
   file_bytes: int = 16 << 20
@@ -190,6 +193,7 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
   """
   deadline = time.monotonic() + limits.wall_seconds
   stopped, ended, next_look = '', False, 0.0
+  last_activity, idle_looks = None, 0
   with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
     for process in processes:
       for descriptor in process.output:
@@ -206,9 +210,16 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
           selector.unregister(key.fd)
       if any(process.printed() > limits.output_bytes for process in processes):
         stopped = 'output'
-      elif time.monotonic() > next_look:  # Not at each byte that a program prints.
+      elif not ended and time.monotonic() > next_look:  # Not at each byte that is printed.
         next_look = time.monotonic() + _TICK_SECONDS
-        stopped = _passed_limit(processes, limits, deadline)
+        activity = _activity(processes)
+        # Looks are counted, not seconds: a late look says nothing about the time before it.
+        idle_looks = idle_looks + 1 if activity and activity == last_activity else 0
+        last_activity = activity
+        if idle_looks * _TICK_SECONDS >= limits.idle_seconds:
+          stopped = 'idle'
+        else:
+          stopped = _passed_limit(processes, limits, deadline)
   if ended:
     processes[0].popen.wait()
   for process in processes:
@@ -217,6 +228,22 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
       while _read(process, descriptor, limits.output_bytes):
         pass
   return stopped
+
+
+def _activity(processes: Sequence[Process]) -> tuple[str | int, ...]:
+  """What changes when a process gets on; empty if one could get on but is kept waiting."""
+  found = []
+  for process in processes:
+    try:
+      stat = pathlib.Path(f'/proc/{process.popen.pid}/stat').read_text(encoding='utf-8')
+    except OSError:
+      return ()
+    state, *numbers = stat.rpartition(')')[2].split()
+    if state not in 'SZ':  # Sleeping or ended; others run, or wait for a processor or a disk.
+      return ()
+    user_ticks, system_ticks = numbers[10:12]
+    found += [user_ticks, system_ticks, process.printed()]
+  return tuple(found)
 
 
 def _passed_limit(processes: Sequence[Process], limits: Limits, deadline: float) -> str:
