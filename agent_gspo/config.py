@@ -147,7 +147,7 @@ def default_config() -> config_dict.ConfigDict:
 
   config.checkpoint = checkpoint = config_dict.ConfigDict()
   checkpoint.every = 10  # steps; also saved at the end and on Ctrl-C
-  checkpoint.keep = 1
+  checkpoint.keep = 2  # newest ones; where one is damaged, the run goes on from the one before
 
   config.logging = logging = config_dict.ConfigDict()
   logging.transcripts = 4  # episodes kept of each training step

@@ -21,7 +21,7 @@ from absl import flags
 from launch import command
 
 _CONFIG = command.define_config()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest checkpoint is read.')
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
 _OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
 _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
 _MATCH = flags.DEFINE_string(
@@ -46,13 +46,14 @@ def main() -> None:
   names = _names(baselines.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
   parts = config_lib.check(config, training=False)
-  folder = pathlib.Path(_WORKDIR.value) / 'checkpoints' if _WORKDIR.value else None
-  if folder:
-    checkpoint.check_params(folder, config)
+  saved = None
+  if _WORKDIR.value:
+    saved = checkpoint.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+    saved.check_params(config)
   setup = setup_lib.build(parts)
   params, step, label = setup.params, 0, 'untrained'
-  if folder:
-    params, step = checkpoint.restore_params(folder, config, params)
+  if saved:
+    params, step = saved.restore_params(config, params), saved.step
     label = f'step {step}'
   run = _harness(setup, params, step)
   fingerprint = _fingerprint(setup, params, step)

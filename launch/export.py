@@ -3,7 +3,7 @@
     python launch/export.py --workdir=runs/quickstart --out=models/quickstart
     python launch/export.py --workdir=runs/team --agent=solver --format=peft --out=models/solver
 
-The newest checkpoint is taken, with the config that it was made with. `hf` is a whole model,
+The newest intact checkpoint is taken, with the config that it was made with. `hf` is a whole model,
 adapters merged into its weights; `peft` is the adapter alone, and beside it in `base` the model
 that it adapts, if that has no Hugging Face folder of its own. Where each agent has a policy,
 --agent says whose is written.
@@ -35,16 +35,15 @@ def main() -> None:
   from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
 
-  folder = pathlib.Path(_WORKDIR.value) / 'checkpoints'
-  config = checkpoint.saved_config(folder)
-  parts = config_lib.check(config, training=False)
+  saved = checkpoint.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+  parts = config_lib.check(saved.config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)
-  params, step = checkpoint.restore_params(folder, config, setup.params)
+  params = saved.restore_params(saved.config, setup.params)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
   write(setup, lora.one_adapter(params, adapter), _OUT.value)
   whose = f' of {_AGENT.value}' if _AGENT.value else ''
-  print(f'wrote the policy{whose} of step {step} to {_OUT.value}')
+  print(f'wrote the policy{whose} of step {saved.step} to {_OUT.value}')
 
 
 def _adapter(parts, agent: str | None) -> int:

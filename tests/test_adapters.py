@@ -498,7 +498,6 @@ def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   saver = checkpoint.Checkpoints(folder / 'checkpoints', config)
   saver.save(_state(params))
-  saver.close()
   return folder, setup, params
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import micro_run
 import numpy as np
 import pytest
+import small_checkpoints
 
 from agent_gspo import config as config_lib
 from agent_gspo.models import hf, load, lora, presets
@@ -110,6 +112,18 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['export', f'--workdir={folder}/nowhere', f'--out={folder}/out'],
       'holds no checkpoint',
     ),
+    'damaged': (
+      ['train', MICRO, f'--workdir={folder}/damaged'],
+      f'no checkpoint in {folder}/damaged/checkpoints is intact (0: ',
+    ),
+    'evaluate damaged': (
+      ['evaluate', MICRO, f'--workdir={folder}/damaged'],
+      f'no checkpoint in {folder}/damaged/checkpoints is intact (0: ',
+    ),
+    'export damaged': (
+      ['export', f'--workdir={folder}/damaged', f'--out={folder}/out'],
+      "'params/_METADATA' is missing). Put the files back from a copy; or remove that folder",
+    ),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }
 
@@ -131,7 +145,8 @@ def outcomes() -> dict[str, list]:
   config = config_lib.resolve(micro_run.get_config().to_dict())
   other = checkpoint.Checkpoints(folder / 'other' / 'checkpoints', config)
   other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, lora=False))
-  other.close()
+  shutil.copytree(folder / 'other', folder / 'damaged')
+  small_checkpoints.DAMAGES['metadata deleted'](folder / 'damaged' / 'checkpoints' / '0')
   cases = _cases(folder)
   done = subprocess.run(
     [sys.executable, str(micro_run.CONFIG.parent / 'forked_commands.py')],
@@ -294,7 +309,7 @@ def test_export_is_what_transformers_loads(tmp_path):
 
   config = micro_run.get_config().to_dict()
   like = load.load_model(f'hf:{tmp_path / "model"}')
-  params, _ = checkpoint.restore_params(workdir / 'checkpoints', config, like.params)
+  params = checkpoint.newest(workdir / 'checkpoints').restore_params(config, like.params)
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
   question = config_lib.check(config).task.questions('test')[0]
   ids = tokenizer(question.text)['input_ids']

@@ -17,6 +17,7 @@ import micro_run
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import small_checkpoints
 from jax.experimental.compilation_cache import compilation_cache
 
 from agent_gspo import config as config_lib
@@ -198,6 +199,21 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
 
 
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, capsys, compiled):
+  workdir = tmp_path / 'run'
+  config = micro_run.changed(checkpoint__every=7)
+  micro_run.finished()
+  loop.train(config, workdir)
+  small_checkpoints.DAMAGES['arrays flipped'](workdir / 'checkpoints' / str(STEPS))
+  capsys.readouterr()
+  with pytest.warns(UserWarning, match=f'checkpoints/{STEPS} is damaged'):
+    loop.train(config, workdir)
+  output = capsys.readouterr().out
+  assert 'resumed from the checkpoint at step 7\n' in output
+  assert f'that of step {STEPS} is damaged (' in output
+  assert_same_run(workdir)
+
+
 def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   """One run, stopped five times where most is at stake, by its own signal handlers."""
   micro_run.finished()
@@ -321,62 +337,41 @@ def test_interruption_waits_for_the_end_of_a_block():
   assert signal.getsignal(signal.SIGINT) == before
 
 
-def small_state(value: float) -> state_lib.TrainState:
-  """A state of three arrays, of which one is frozen."""
-  params = {'a': {'lora_a': jnp.full((2, 3), value)}, 'b': {'kernel': jnp.full(4, value)}}
-  return state_lib.init(
-    params, state_lib.make_optimizer(learning_rate=1.0, updates=1), lambda_tok=value, lora=True
-  )
-
-
-def open_checkpoints(folder, keep: int = 1, **sections) -> checkpoint.Checkpoints:
-  config = micro_run.get_config().to_dict()
-  for section, fields in sections.items():
-    config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields
-  return checkpoint.Checkpoints(folder, config, keep)
-
-
 def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
-  checkpoints = open_checkpoints(tmp_path / 'c', keep=2)
+  checkpoints = small_checkpoints.open_(tmp_path / 'c', keep=2)
   assert checkpoints.latest_step is None
   for step in range(4):
-    state = small_state(step + 0.5)
-    checkpoints.save(state.replace(step=jnp.int32(step)))
-  checkpoints.close()
+    checkpoints.save(small_checkpoints.state(step + 0.5, step))
   assert sorted(p.name for p in (tmp_path / 'c').iterdir()) == ['2', '3']
-  again = open_checkpoints(tmp_path / 'c', keep=2)
-  restored = again.restore(small_state(0.0))
+  again = small_checkpoints.open_(tmp_path / 'c', keep=2)
+  restored = again.restore(small_checkpoints.state(0.0))
   assert again.latest_step == 3
-  expected = small_state(3.5).replace(step=jnp.int32(3))
+  expected = small_checkpoints.state(3.5, 3)
   assert jax.tree.structure(restored) == jax.tree.structure(expected)
   jax.tree.map(np.testing.assert_array_equal, restored, expected)
-  again.close()
 
 
 def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   edges = {'topology': 'dag', 'edges': ((0, 2), (1, 2))}
-  first = open_checkpoints(tmp_path / 'c', team=edges)
-  first.save(small_state(0.0))
-  first.close()
+  first = small_checkpoints.open_(tmp_path / 'c', team=edges)
+  first.save(small_checkpoints.state(0.0))
   # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
-  open_checkpoints(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7}).close()
+  small_checkpoints.open_(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7})
   found = r'at step 0 .* \(budget.lambda_tok: 0.0 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
   with pytest.raises(ValueError, match=found):
-    open_checkpoints(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
+    small_checkpoints.open_(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
   # With a decaying learning rate the number of steps matters.
   linear = {'learner': {'schedule': 'linear'}, 'team': edges}
-  other = open_checkpoints(tmp_path / 'd', **linear)
-  other.save(small_state(0.0))
-  other.close()
+  other = small_checkpoints.open_(tmp_path / 'd', **linear)
+  other.save(small_checkpoints.state(0.0))
   with pytest.raises(ValueError, match=r'steps: 10 in the checkpoint, 99 now'):
-    open_checkpoints(tmp_path / 'd', **linear, steps=99)
+    small_checkpoints.open_(tmp_path / 'd', **linear, steps=99)
 
 
 def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
   monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
-  first = open_checkpoints(tmp_path / 'checkpoints')
-  first.save(small_state(0.0))
-  first.close()
+  first = small_checkpoints.open_(tmp_path / 'checkpoints')
+  first.save(small_checkpoints.state(0.0))
   config = micro_run.get_config().to_dict()
   config['rollout']['samples'] = 3
   with pytest.raises(ValueError, match=r'rollout.samples: 2 in the checkpoint, 3 now'):
@@ -384,22 +379,22 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
 
 
 def test_parameters_for_another_use(tmp_path):
-  first = open_checkpoints(tmp_path / 'c')
-  first.save(small_state(1.5))
-  first.close()
-  assert checkpoint.saved_config(tmp_path / 'c')['model']['source'] == 'random:micro'
+  first = small_checkpoints.open_(tmp_path / 'c')
+  first.save(small_checkpoints.state(1.5))
+  saved_there = checkpoint.newest(tmp_path / 'c')
+  assert saved_there.config['model']['source'] == 'random:micro'
+  assert saved_there.step == 0
   config = micro_run.get_config().to_dict()
   config['rollout']['samples'], config['evaluation']['split'] = 7, 'validation'
   like = {'a': {'lora_a': jnp.zeros((2, 3))}, 'b': {'kernel': jnp.zeros(4)}}
-  params, step = checkpoint.restore_params(tmp_path / 'c', config, like)
-  assert step == 0
+  params = saved_there.restore_params(config, like)
   jax.tree.map(lambda found, old: np.testing.assert_array_equal(found, old + 1.5), params, like)
   config['task']['options']['max_count'] = 4  # other words for a model from scratch
   with pytest.raises(ValueError, match=r'task.options.max_count: 3 in the checkpoint, 4 now'):
-    checkpoint.restore_params(tmp_path / 'c', config, like)
+    saved_there.restore_params(config, like)
   for folder in (tmp_path / 'none', tmp_path):
     with pytest.raises(FileNotFoundError, match=r'holds no checkpoint; give the --workdir'):
-      checkpoint.restore_params(folder, config, like)
+      checkpoint.newest(folder)
 
 
 def test_updates_do_not_consume_what_the_state_was_made_of():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from agent_gspo.models.transformer import Params
+from agent_gspo.training import step_folders
 from agent_gspo.training.state import TrainState
 
 # Fields that may differ between the run that saved and the one that resumes: they
@@ -23,11 +25,14 @@ _FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
 _MODEL_FROM_SCRATCH = (*_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles')
 
-_ITEMS = ('params', 'state', 'config')
-
 
 class Checkpoints:
-  """The checkpoints of one run."""
+  """The checkpoints of one run.
+
+  Attributes:
+    latest_step: step of the newest intact checkpoint, None if there is none.
+    damaged: of each newer, damaged one what is wrong with it.
+  """
 
   def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], keep: int = 1):
     """Opens the directory, which need not exist.
@@ -38,21 +43,21 @@ class Checkpoints:
       keep: newest checkpoints to keep.
 
     Raises:
-      ValueError: the checkpoint there was made with another config.
+      ValueError: the newest intact checkpoint was made with another config, or none is intact.
     """
-    self._config = _as_json(config)
-    self._manager = _open(directory, keep)
+    self._config, self._directory, self._keep = _as_json(config), directory.absolute(), keep
+    self._directory.mkdir(parents=True, exist_ok=True)
+    self.latest_step, self.damaged = step_folders.newest_intact(self._directory)
     if self.latest_step is not None:
       free = _FREE
       # The learning rate, or what is kept of the samples, depends on the end.
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
-      _check_config(self._manager, self._config, lambda field: not _under(field, free))
-
-  @property
-  def latest_step(self) -> int | None:
-    """Step of the newest checkpoint, None if there is none."""
-    return self._manager.latest_step()
+      _check_config(
+        _open(self._directory, self.latest_step),
+        self._config,
+        lambda field: not _under(field, free),
+      )
 
   def save(self, state: TrainState) -> None:
     """Writes the state; does nothing if its step is saved already."""
@@ -60,105 +65,109 @@ class Checkpoints:
     if step == self.latest_step:
       return
     params, rest = _split(state)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
-        state=ocp.args.StandardSave(rest),
-        config=ocp.args.JsonSave(self._config),
-      ),
-    )
-    self._manager.wait_until_finished()
+    with step_folders.adding(self._directory, step, self._keep) as folder, _orbax() as orbax:
+      # This waits for the disk: the update donates its buffers, and on CPU a background writer
+      # would still be reading them.
+      orbax.save(
+        folder,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardSave(params),
+          state=ocp.args.StandardSave(rest),
+          config=ocp.args.JsonSave(self._config),
+        ),
+      )
+    self.latest_step = step
 
   def restore(self, like: TrainState) -> TrainState:
-    """The newest checkpoint, as a state with the shapes and placement of `like`."""
+    """The newest intact checkpoint, as a state with the shapes and placement of `like`.
+
+    Damaged ones are put aside under other names, so that their steps can be saved again.
+    """
     params, rest = _split(like)
-    restored = self._manager.restore(
-      self.latest_step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardRestore(_abstract(params)),
-        state=ocp.args.StandardRestore(_abstract(rest)),
-      ),
-    )
+    with _orbax() as orbax:
+      restored = orbax.restore(
+        self._directory / str(self.latest_step),
+        args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(_abstract(params)),
+          state=ocp.args.StandardRestore(_abstract(rest)),
+        ),
+      )
     without = like.replace(trainable={}, frozen={})
     state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
+    for step in self.damaged:
+      step_folders.set_aside(self._directory, step)
     return state.replace(
       trainable={path: restored.params['/'.join(path)] for path in like.trainable},
       frozen={path: restored.params['/'.join(path)] for path in like.frozen},
     )
 
-  def close(self) -> None:
-    self._manager.close()
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A checkpoint, for another use than going on.
+
+  Attributes:
+    folder: it lies in.
+    step: finished steps.
+    config: that it was made with.
+  """
+
+  folder: pathlib.Path
+  step: int
+  config: dict[str, Any]
+
+  def check_params(self, config: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that `restore_params` could not load, before a model is loaded.
+
+    Raises:
+      ValueError: it is of another model than the config describes.
+    """
+    scratch = config['model']['source'].startswith('random:')
+    fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
+    if config['policy']['sharing'] != 'shared':  # whose adapter is whose
+      fields = (*fields, 'team.agents')
+    _check_config(self, _as_json(config), lambda field: _under(field, fields))
+
+  def restore_params(self, config: Mapping[str, Any], like: Params) -> Params:
+    """Returns the parameters.
+
+    Args:
+      config: must describe the same model; all else may differ.
+      like: nested parameters of that model, for shapes and placement.
+
+    Raises:
+      ValueError: it is of another model.
+    """
+    self.check_params(config)
+    flat = flax.traverse_util.flatten_dict(like, sep='/')
+    params = ocp.args.StandardRestore(_abstract(flat))
+    with _orbax() as orbax:
+      restored = orbax.restore(self.folder, args=ocp.args.Composite(params=params))
+    return flax.traverse_util.unflatten_dict(restored.params, sep='/')
 
 
-def saved_config(directory: pathlib.Path) -> dict[str, Any]:
-  """The config that the newest checkpoint of a directory was made with.
+def newest(directory: pathlib.Path) -> Saved:
+  """The newest intact checkpoint of a directory; damaged ones are warned about.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
+    ValueError: none is intact.
   """
-  manager = _open_existing(directory)
-  config = _restore_config(manager)
-  manager.close()
-  return config
-
-
-def check_params(directory: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Whether `restore_params` can succeed, before a model is loaded for it.
-
-  Raises:
-    FileNotFoundError: there is no checkpoint.
-    ValueError: it is of another model than the config describes.
-  """
-  manager = _open_existing(directory)
-  scratch = config['model']['source'].startswith('random:')
-  fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
-  if config['policy']['sharing'] != 'shared':  # whose adapter is whose
-    fields = (*fields, 'team.agents')
-  _check_config(manager, _as_json(config), lambda field: _under(field, fields))
-  manager.close()
-
-
-def restore_params(
-  directory: pathlib.Path, config: Mapping[str, Any], like: Params
-) -> tuple[Params, int]:
-  """Parameters of the newest checkpoint, and its step; for another use than going on.
-
-  Args:
-    directory: of the checkpoints.
-    config: must describe the same model; all else may differ.
-    like: nested parameters of that model, for shapes and placement.
-
-  Raises:
-    FileNotFoundError: there is no checkpoint.
-    ValueError: it is of another model.
-  """
-  check_params(directory, config)
-  manager = _open_existing(directory)
-  step = manager.latest_step()
-  flat = flax.traverse_util.flatten_dict(like, sep='/')
-  restored = manager.restore(
-    step, args=ocp.args.Composite(params=ocp.args.StandardRestore(_abstract(flat)))
-  )
-  manager.close()
-  return flax.traverse_util.unflatten_dict(restored.params, sep='/'), step
-
-
-def _open(directory: pathlib.Path, keep: int = 1) -> ocp.CheckpointManager:
-  # Saving waits for the disk: the update donates its buffers, and on CPU a background
-  # writer would still be reading them.
-  return ocp.CheckpointManager(
-    directory.absolute(),
-    item_names=_ITEMS,
-    options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False),
-  )
-
-
-def _open_existing(directory: pathlib.Path) -> ocp.CheckpointManager:
-  manager = _open(directory) if directory.is_dir() else None
-  if manager is None or manager.latest_step() is None:
+  step, _ = step_folders.newest_intact(directory)
+  if step is None:
     raise FileNotFoundError(f'{directory} holds no checkpoint; give the --workdir of a run.')
-  return manager
+  return _open(directory, step)
+
+
+def _open(directory: pathlib.Path, step: int) -> Saved:
+  folder = directory.absolute() / str(step)
+  with _orbax() as orbax:
+    restored = orbax.restore(folder, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
+  return Saved(folder, step, restored.config)
+
+
+def _orbax() -> ocp.Checkpointer:
+  return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
 
 
 def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -178,15 +187,8 @@ def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(config))
 
 
-def _restore_config(manager: ocp.CheckpointManager) -> dict[str, Any]:
-  args = ocp.args.Composite(config=ocp.args.JsonRestore())
-  return manager.restore(manager.latest_step(), args=args).config
-
-
-def _check_config(
-  manager: ocp.CheckpointManager, config: Mapping[str, Any], matters: Callable[[str], bool]
-) -> None:
-  theirs, ours = _leaves(_restore_config(manager)), _leaves(config)
+def _check_config(saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]) -> None:
+  theirs, ours = _leaves(saved.config), _leaves(config)
   differing = [
     f'{key}: {theirs.get(key)!r} in the checkpoint, {ours.get(key)!r} now'
     for key in sorted(theirs.keys() | ours.keys())
@@ -194,7 +196,7 @@ def _check_config(
   ]
   if differing:
     raise ValueError(
-      f'the checkpoint at step {manager.latest_step()} was made with another config ('
+      f'the checkpoint at step {saved.step} was made with another config ('
       + '; '.join(differing)
       + '). Use its config, or another --workdir.'
     )

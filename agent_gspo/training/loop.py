@@ -70,7 +70,6 @@ class Run:
 
   def close(self) -> None:
     self.writer.close()
-    self.checkpoints.close()
 
   def go(self) -> dict[str, Any]:
     config = self.config
@@ -86,6 +85,8 @@ class Run:
           progress.note(self._ties())
           if start:
             progress.note(f'resumed from the checkpoint at step {start}')
+          for step, reason in self.checkpoints.damaged.items():
+            progress.note(f'that of step {step} is damaged ({reason}); it is {step}.damaged now')
           state = self._warm_start(fresh, progress)
           del fresh  # or its memory would stay taken
           untrained = config['evaluation']['untrained']
