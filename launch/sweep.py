@@ -23,7 +23,7 @@ from collections.abc import Sequence
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from agent_gspo.reporting import html_report, plots
-from agent_gspo.training import sweep
+from agent_gspo.training import sweep, workdir_lock
 
 _TEAM = 'team of the baselines'
 
@@ -52,12 +52,14 @@ def main() -> int:
     references = _references(options.reference)
     if options.jobs < 1:
       raise ValueError(f'--jobs={options.jobs} must be at least 1.')
+    with workdir_lock.hold(options.workdir):
+      return _sweep(options, overrides, todo, references)
   except (ValueError, OSError) as error:
     parser.error(str(error))
-  try:
-    failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=_note)
-  except ValueError as error:
-    parser.error(str(error))
+
+
+def _sweep(options, overrides, todo, references) -> int:
+  failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=_note)
   found = sweep.summary(todo)
   if not found:
     print('no run has ended: nothing to show', file=sys.stderr)

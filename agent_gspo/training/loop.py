@@ -19,7 +19,7 @@ from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import ties
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
-from agent_gspo.training import warm_start_cache
+from agent_gspo.training import warm_start_cache, workdir_lock
 from agent_gspo.training.checkpoint import Checkpoints
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.state import TrainState
@@ -44,23 +44,25 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
   Raises:
     ValueError, FileNotFoundError: a bad config, or a workdir of another one, before a
       model is loaded.
+    FolderInUseError: another process trains in this workdir.
     NonFiniteLossError: names the step and questions; the last checkpoint stays.
     KeyboardInterrupt: after saving the last finished step.
   """
-  run = Run(config, pathlib.Path(workdir))
-  try:
-    return run.go()
-  finally:
-    run.close()
+  parts = config_lib.check(config)
+  with workdir_lock.hold(workdir):
+    run = Run(parts, pathlib.Path(workdir))
+    try:
+      return run.go()
+    finally:
+      run.close()
 
 
 class Run:
   """One process of one run."""
 
-  def __init__(self, config: Mapping[str, Any], workdir: pathlib.Path):
-    parts = config_lib.check(config)
-    self.config, self.workdir, self.note = parts.config, workdir, parts.note
-    config = parts.config
+  def __init__(self, parts: config_lib.Parts, workdir: pathlib.Path):
+    config = self.config = parts.config
+    self.workdir, self.note = workdir, parts.note
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, keep=config['checkpoint']['keep']
     )

@@ -1,0 +1,58 @@
+"""One process at a time writes to a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import socket
+import warnings
+from collections.abc import Iterator
+
+FILE = 'lock'
+
+
+class FolderInUseError(OSError):
+  """Another process writes to this folder."""
+
+
+@contextlib.contextmanager
+def hold(folder: str | os.PathLike) -> Iterator[None]:
+  """Keeps other processes out of a folder for as long as the block, or this process, lasts.
+
+  The kernel holds the lock, so that nothing is left of it when the process is killed; the
+  file that it stands on stays, and says who held it last.
+
+  Args:
+    folder: is created where it does not exist.
+
+  Raises:
+    FolderInUseError: names the folder, and the process that holds it.
+  """
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    _lock(file, folder)
+    yield
+  finally:
+    os.close(file)
+
+
+def _lock(file: int, folder: pathlib.Path) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    holder = os.pread(file, 1000, 0).decode(errors='replace') or 'another process'
+    raise FolderInUseError(
+      f'{folder} is in use by {holder}: wait for it to end, stop it, or take another folder.'
+    ) from None
+  except OSError as error:
+    if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+      raise
+    warnings.warn(f'{folder}: no locks on this file system; use it once at a time', stacklevel=2)
+  os.ftruncate(file, 0)
+  with contextlib.suppress(OSError):  # the lock holds on a full disk, too
+    os.write(file, f'process {os.getpid()} on {socket.gethostname()}'.encode())
