@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+from collections.abc import Collection
 
 import jax.numpy as jnp
 import micro_run
@@ -20,12 +21,14 @@ def state(value: float, step: int = 0) -> state_lib.TrainState:
   return made.replace(step=jnp.int32(step))
 
 
-def open_(folder: pathlib.Path, keep: int = 1, **sections) -> checkpoint.Checkpoints:
+def open_(
+  folder: pathlib.Path, keep: int = 1, allow_changes: Collection[str] = (), **sections
+) -> checkpoint.Checkpoints:
   """Those of the micro run in a folder; `sections` of its config may be set, or added to."""
   config = micro_run.get_config().to_dict()
   for section, fields in sections.items():
     config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields
-  return checkpoint.Checkpoints(folder, config, keep)
+  return checkpoint.Checkpoints(folder, config, keep, allow_changes)
 
 
 def _largest(folder: pathlib.Path) -> pathlib.Path:

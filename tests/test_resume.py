@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import shutil
@@ -114,17 +115,23 @@ def _setup() -> setup_lib.Setup:
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
-  """What the commands compiled serves this process, and what a run traced the next one.
-
-  No warm start is kept from elsewhere.
-  """
+def programs(monkeypatch, tmp_path):
+  """What the commands compiled serves this process. No warm start is kept from elsewhere."""
   monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
   names = ('compilation_cache_dir', 'persistent_cache_min_compile_time_secs')
   before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
   jax.config.update('jax_compilation_cache_dir', str(micro_run.folder() / 'compiled'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   compilation_cache.reset_cache()
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def compiled(monkeypatch, programs):
+  """And what a run traced serves the next one."""
   setup, updaters = _setup(), []
 
   def same_updater(**arguments):
@@ -134,10 +141,6 @@ def compiled(monkeypatch, tmp_path):
   again = lambda parts: dataclasses.replace(setup, config=parts.config)
   monkeypatch.setattr(setup_lib, 'build', again)
   monkeypatch.setattr(step_lib, 'Updater', same_updater)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
 
 
 def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
@@ -163,9 +166,8 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
   assert_same_run(tmp_path)
 
 
-def test_the_reference_policy_is_where_the_run_began(tmp_path, monkeypatch):
+def test_the_reference_policy_is_where_the_run_began(tmp_path, programs):
   """That is after the warm start, and a resumed run still has it."""
-  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
   config = micro_run.changed(
     steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
   )
@@ -284,7 +286,10 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
 
   asked = []
   monkeypatch.setattr(step_lib.Trainer, 'roll_out', poisoned)
-  message = r'of 2 of step 5, questions relay-.*Lower learner.learning_rate.*checkpoint 4 is good'
+  message = (
+    r'of 2 of step 5, questions relay-.*Lower learner.learning_rate.*checkpoint 4 is good: to go '
+    r'on .* --config.learner.learning_rate and --allow_changes=learner.learning_rate\.'
+  )
   with pytest.raises(NonFiniteLossError, match=message) as raised:
     go()
   monkeypatch.setattr(step_lib.Trainer, 'roll_out', roll_out)
@@ -366,6 +371,68 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   other.save(small_checkpoints.state(0.0))
   with pytest.raises(ValueError, match=r'steps: 10 in the checkpoint, 99 now'):
     small_checkpoints.open_(tmp_path / 'd', **linear, steps=99)
+
+
+def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
+  first = small_checkpoints.open_(tmp_path, keep=2)
+  first.save(small_checkpoints.state(0.0, 1))
+  lower = {'learner': {'learning_rate': 1e-4, 'grad_clip': 0.5}}
+  fields = ['learner.learning_rate', 'learner.grad_clip']
+  way_on = r'learning_rate: 0.001 in the .* --allow_changes=learner.grad_clip,learner.learning_rate'
+  with pytest.raises(ValueError, match=way_on):
+    small_checkpoints.open_(tmp_path, **lower)
+  with pytest.raises(
+    ValueError, match=r'grad_clip: 1.0 in the .* --allow_changes=learner.grad_clip'
+  ):
+    small_checkpoints.open_(tmp_path, allow_changes=fields[:1], **lower)
+  changed = small_checkpoints.open_(tmp_path, keep=2, allow_changes=fields, **lower)
+  expected = [
+    {'step': 1, 'field': 'learner.grad_clip', 'old': 1.0, 'new': 0.5},
+    {'step': 1, 'field': 'learner.learning_rate', 'old': 1e-3, 'new': 1e-4},
+  ]
+  assert changed.changes == expected
+  changed.save(small_checkpoints.state(0.0, 2))
+  # From here on it is the run's own config; the same command still works.
+  assert small_checkpoints.open_(tmp_path, **lower).changes == expected
+  assert small_checkpoints.open_(tmp_path, allow_changes=fields, **lower).changes == expected
+  assert checkpoint.newest(tmp_path).config['learner']['learning_rate'] == 1e-4
+  with pytest.raises(ValueError, match=r'learning_rate: 0.0001 in the checkpoint, 0.001 now'):
+    small_checkpoints.open_(tmp_path)
+  # What would make another run of it may not change.
+  with pytest.raises(ValueError, match=r'seed: 0 in the .*Use its config, or another --workdir'):
+    small_checkpoints.open_(tmp_path, seed=1, **lower)
+  with pytest.raises(
+    ValueError, match=r'allow_changes=seed: in mid-run only learner.learning_rate'
+  ):
+    small_checkpoints.open_(tmp_path, allow_changes=['seed'], seed=1, **lower)
+
+
+def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, programs):
+  config = micro_run.changed(
+    steps=1,
+    warm_start__steps=0,
+    learner__minibatches=1,
+    evaluation__questions=1,
+    checkpoint__keep=9,
+  )
+  loop.train(config, tmp_path / 'same')
+  shutil.copytree(tmp_path / 'same', tmp_path / 'lower')
+  config['steps'] = 2
+  loop.train(config, tmp_path / 'same')
+  config['learner']['learning_rate'] /= 8
+  loop.train(config, tmp_path / 'lower', allow_changes=['learner.learning_rate'])
+  moved = {}
+  for name in ('same', 'lower'):
+    (_, before), (_, after) = (saved(tmp_path / name, step) for step in (1, 2))
+    moved[name] = {k: after[k] - x for k, x in before.items() if k.startswith('params/')}
+  assert max(np.abs(x).max() for x in moved['same'].values()) > 1e-4
+  for name, x in moved['same'].items():
+    np.testing.assert_allclose(moved['lower'][name], x / 8, rtol=1e-2, atol=1e-6, err_msg=name)
+  told = json.loads((tmp_path / 'lower' / 'config.json').read_text())
+  assert told['changes'] == [
+    {'step': 1, 'field': 'learner.learning_rate', 'old': 1e-3, 'new': 1e-3 / 8}
+  ]
+  assert 'changes' not in json.loads((tmp_path / 'same' / 'config.json').read_text())
 
 
 def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.traverse_util
@@ -20,6 +20,17 @@ from agent_gspo.training.state import TrainState
 # change neither the parameters nor what is sampled in the steps to come (another mesh: but
 # for rounding).
 _FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
+# Fields that may change in mid-run where the user says so: what one turns when a run becomes
+# unstable. All else would change what is sampled or rewarded, the shape of the state, or (a
+# schedule, a warm-up) what the steps before should have been.
+CHANGEABLE = (
+  'learner.learning_rate',
+  'learner.grad_clip',
+  'learner.weight_decay',
+  'policy.learning_rates',
+  'objective.clip_low',
+  'objective.clip_high',
+)
 # Fields that say what parameters are. A model from scratch has the words of its task and
 # prompts as its vocabulary.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
@@ -32,19 +43,36 @@ class Checkpoints:
   Attributes:
     latest_step: step of the newest intact checkpoint, None if there is none.
     damaged: of each newer, damaged one what is wrong with it.
+    changes: of the config in mid-run, oldest first: `step` (finished before), `field`, `old`
+      and `new` value.
   """
 
-  def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], keep: int = 1):
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    config: Mapping[str, Any],
+    keep: int = 1,
+    allow_changes: Collection[str] = (),
+  ):
     """Opens the directory, which need not exist.
 
     Args:
       directory: of the checkpoints.
       config: resolved config of this run, a nested dict of plain values.
       keep: newest checkpoints to keep.
+      allow_changes: fields of `CHANGEABLE` that may differ from the checkpoint's.
 
     Raises:
-      ValueError: the newest intact checkpoint was made with another config, or none is intact.
+      ValueError: the newest intact checkpoint was made with another config, or none is intact;
+        or a field may not be allowed to change.
     """
+    for field in allow_changes:
+      if field not in CHANGEABLE:
+        raise ValueError(
+          f'allow_changes={field}: in mid-run only {", ".join(CHANGEABLE)} may change. Use '
+          'another --workdir.'
+        )
+    self.changes: list[dict[str, Any]] = []
     self._config, self._directory, self._keep = _as_json(config), directory.absolute(), keep
     self._directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = step_folders.newest_intact(self._directory)
@@ -53,11 +81,14 @@ class Checkpoints:
       # The learning rate, or what is kept of the samples, depends on the end.
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
-      _check_config(
-        _open(self._directory, self.latest_step),
-        self._config,
-        lambda field: not _under(field, free),
-      )
+      saved = _open(self._directory, self.latest_step)
+      differing = _differences(saved, self._config, lambda field: not _under(field, free))
+      self.changes = saved.changes + [
+        {'step': saved.step, 'field': field, 'old': old, 'new': new}
+        for field, (old, new) in differing.items()
+        if field in allow_changes
+      ]
+      _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
 
   def save(self, state: TrainState) -> None:
     """Writes the state; does nothing if its step is saved already."""
@@ -73,7 +104,7 @@ class Checkpoints:
         args=ocp.args.Composite(
           params=ocp.args.StandardSave(params),
           state=ocp.args.StandardSave(rest),
-          config=ocp.args.JsonSave(self._config),
+          config=ocp.args.JsonSave({**self._config, 'changes': self.changes}),
         ),
       )
     self.latest_step = step
@@ -110,11 +141,13 @@ class Saved:
     folder: it lies in.
     step: finished steps.
     config: that it was made with.
+    changes: of the config before, see `Checkpoints`.
   """
 
   folder: pathlib.Path
   step: int
   config: dict[str, Any]
+  changes: list[dict[str, Any]]
 
   def check_params(self, config: Mapping[str, Any]) -> None:
     """Refuses a checkpoint that `restore_params` could not load, before a model is loaded.
@@ -126,7 +159,7 @@ class Saved:
     fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
     if config['policy']['sharing'] != 'shared':  # whose adapter is whose
       fields = (*fields, 'team.agents')
-    _check_config(self, _as_json(config), lambda field: _under(field, fields))
+    _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
 
   def restore_params(self, config: Mapping[str, Any], like: Params) -> Params:
     """Returns the parameters.
@@ -163,7 +196,8 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
   folder = directory.absolute() / str(step)
   with _orbax() as orbax:
     restored = orbax.restore(folder, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
-  return Saved(folder, step, restored.config)
+  changes = restored.config.pop('changes', [])  # none of an earlier version
+  return Saved(folder, step, restored.config, changes)
 
 
 def _orbax() -> ocp.Checkpointer:
@@ -187,19 +221,32 @@ def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(config))
 
 
-def _check_config(saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]) -> None:
+def _differences(
+  saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+  """Fields with another value in the checkpoint: that one, and the one now."""
   theirs, ours = _leaves(saved.config), _leaves(config)
-  differing = [
-    f'{key}: {theirs.get(key)!r} in the checkpoint, {ours.get(key)!r} now'
-    for key in sorted(theirs.keys() | ours.keys())
-    if theirs.get(key) != ours.get(key) and matters(key)
+  return {
+    field: (theirs.get(field), ours.get(field))
+    for field in sorted(theirs.keys() | ours.keys())
+    if theirs.get(field) != ours.get(field) and matters(field)
+  }
+
+
+def _refuse(saved: Saved, differing: Mapping[str, tuple[Any, Any]]) -> None:
+  """Raises where a field differs that may not."""
+  if not differing:
+    return
+  told = [
+    f'{field}: {old!r} in the checkpoint, {new!r} now' for field, (old, new) in differing.items()
   ]
-  if differing:
-    raise ValueError(
-      f'the checkpoint at step {saved.step} was made with another config ('
-      + '; '.join(differing)
-      + '). Use its config, or another --workdir.'
-    )
+  remedy = 'Use its config, or another --workdir.'
+  if differing.keys() <= set(CHANGEABLE):
+    remedy = f'Use its config, or change it in mid-run: --allow_changes={",".join(differing)}.'
+  raise ValueError(
+    f'the checkpoint at step {saved.step} was made with another config ({"; ".join(told)}). '
+    + remedy
+  )
 
 
 def _under(field: str, sections: tuple[str, ...]) -> bool:

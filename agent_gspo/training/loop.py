@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -28,7 +28,9 @@ from agent_gspo.training.update import NonFiniteLossError
 from agent_gspo.training.warm_start import warm_start
 
 
-def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, Any]:
+def train(
+  config: Mapping[str, Any], workdir: str | pathlib.Path, allow_changes: Collection[str] = ()
+) -> dict[str, Any]:
   """Trains a team as the config says and writes everything to `workdir`.
 
   If the workdir holds a checkpoint, the run goes on from it, to the very parameters it
@@ -37,6 +39,8 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
   Args:
     config: plain nested dict, see `agent_gspo.config.default_config`.
     workdir: of the run.
+    allow_changes: fields of `checkpoint.CHANGEABLE` that may have another value than in the
+      run so far; `config.json` tells from which step on.
 
   Returns:
     The record of the trained team's evaluation, as in `eval.jsonl`.
@@ -50,7 +54,7 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
   """
   parts = config_lib.check(config)
   with workdir_lock.hold(workdir):
-    run = Run(parts, pathlib.Path(workdir))
+    run = Run(parts, pathlib.Path(workdir), allow_changes)
     try:
       return run.go()
     finally:
@@ -60,11 +64,13 @@ def train(config: Mapping[str, Any], workdir: str | pathlib.Path) -> dict[str, A
 class Run:
   """One process of one run."""
 
-  def __init__(self, parts: config_lib.Parts, workdir: pathlib.Path):
+  def __init__(
+    self, parts: config_lib.Parts, workdir: pathlib.Path, allow_changes: Collection[str]
+  ):
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
     self.checkpoints = Checkpoints(
-      workdir / 'checkpoints', config, keep=config['checkpoint']['keep']
+      workdir / 'checkpoints', config, config['checkpoint']['keep'], allow_changes
     )
     self.setup = setup_lib.build(parts)
     self.trainer = Trainer(self.setup)
@@ -75,7 +81,9 @@ class Run:
 
   def go(self) -> dict[str, Any]:
     config = self.config
-    self.writer.config({**config, 'model_source': self.setup.source})
+    changes = self.checkpoints.changes
+    told = {'changes': changes} if changes else {}
+    self.writer.config({**config, 'model_source': self.setup.source, **told})
     with Interruption() as self.interruption:
       fresh, start = self._begin()
       title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
@@ -89,6 +97,8 @@ class Run:
             progress.note(f'resumed from the checkpoint at step {start}')
           for step, reason in self.checkpoints.damaged.items():
             progress.note(f'that of step {step} is damaged ({reason}); it is {step}.damaged now')
+          for change in changes:
+            progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
           state = self._warm_start(fresh, progress)
           del fresh  # or its memory would stay taken
           untrained = config['evaluation']['untrained']
@@ -188,8 +198,13 @@ class Run:
       outcome = self.trainer.learn(state, talk, progress)
     except NonFiniteLossError as error:
       saved = self.checkpoints.latest_step
-      good = 'there is no checkpoint yet' if saved is None else f'checkpoint {saved} is good'
-      raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}.') from None
+      good = 'there is no checkpoint yet.'
+      if saved is not None:
+        good = (
+          f'checkpoint {saved} is good: to go on from it, add to the command a lower '
+          '--config.learner.learning_rate and --allow_changes=learner.learning_rate.'
+        )
+      raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
     kept = range(min(self.config['logging']['transcripts'], len(talk.batch.episodes)))
     self.writer.transcripts(
       transcripts.records(
