@@ -7,12 +7,14 @@ import hashlib
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import flax.traverse_util
 import jax
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from agent_gspo import cache
@@ -21,10 +23,13 @@ from agent_gspo.models.transformer import Params
 # What the parameters after a warm start depend on, beside the program itself.
 _SECTIONS = ('seed', 'model', 'task', 'team', 'policy', 'warm_start')
 _LEARNER = ('row_tokens', 'rows')
+_DIGEST = 'sha256'  # of names and values, in the file's metadata
 
 
 def load(config: Mapping[str, Any], like: Params) -> Params | None:
   """The parameters that this warm start gave before, None if it has not been made.
+
+  A file that is not what was kept is warned about, and counts for nothing.
 
   Args:
     config: resolved, of the run.
@@ -33,20 +38,61 @@ def load(config: Mapping[str, Any], like: Params) -> Params | None:
   file = _file(config)
   if not file.exists():
     return None
-  flat = safetensors.numpy.load_file(file)
-  if set(flat) != set(flax.traverse_util.flatten_dict(like, sep='/')):
+  try:
+    with safetensors.safe_open(file, framework='numpy') as opened:
+      flat = {name: opened.get_tensor(name) for name in opened.keys()}
+      told = (opened.metadata() or {}).get(_DIGEST)
+    wrong = _problem(flat, flax.traverse_util.flatten_dict(like, sep='/'))
+    if not wrong and told != _digest(flat):
+      wrong = 'its contents have changed'
+  except (OSError, ValueError, safetensors.SafetensorError) as error:
+    wrong = str(error)
+  if wrong:
+    warnings.warn(f'{file} is damaged ({wrong}): the warm start is made anew', stacklevel=2)
     return None
   return flax.traverse_util.unflatten_dict(flat, sep='/')
 
 
 def save(config: Mapping[str, Any], params: Params) -> None:
-  """Keeps the parameters that a warm start gave."""
+  """Keeps the parameters that a warm start gave; warns where there is no room for them.
+
+  Raises:
+    FloatingPointError: they are not all finite.
+  """
+  flat = {k: np.asarray(v) for k, v in flax.traverse_util.flatten_dict(params, sep='/').items()}
+  wrong = _problem(flat, flat)
+  if wrong:
+    raise FloatingPointError(f'after the warm start {wrong}. Lower warm_start.learning_rate.')
   file = _file(config)
-  file.parent.mkdir(parents=True, exist_ok=True)
-  flat = flax.traverse_util.flatten_dict(params, sep='/')
   part = file.with_suffix(f'.{os.getpid()}')  # runs of a sweep may finish the same one together
-  safetensors.numpy.save_file({k: np.asarray(v) for k, v in flat.items()}, part)
-  part.replace(file)
+  try:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file(flat, part, metadata={_DIGEST: _digest(flat)})
+    part.replace(file)
+  except (OSError, safetensors.SafetensorError) as error:
+    part.unlink(missing_ok=True)
+    warnings.warn(f'the warm start is not kept for other runs, {file}: {error}', stacklevel=2)
+
+
+def _problem(flat: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> str | None:
+  """Says which array is not as in `like`, or not finite."""
+  for name in sorted(flat.keys() ^ like.keys()):
+    return f'{name} is {"more" if name in flat else "less"} than the model has'
+  for name, x in flat.items():
+    wanted = like[name]
+    if x.shape != wanted.shape or x.dtype != wanted.dtype:
+      return f'{name} is {x.dtype}{list(x.shape)}, not {wanted.dtype}{list(wanted.shape)}'
+    if not np.isfinite(x).all():
+      return f'{name} is not finite'
+  return None
+
+
+def _digest(flat: Mapping[str, np.ndarray]) -> str:
+  total = hashlib.sha256()
+  for name in sorted(flat):
+    total.update(name.encode())
+    total.update(flat[name].tobytes())
+  return total.hexdigest()
 
 
 def _file(config: Mapping[str, Any]) -> pathlib.Path:
