@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_gspo import disk
 from agent_gspo.evaluation import harness
 from agent_gspo.reporting import json_lines, report_data
 
@@ -69,7 +70,8 @@ class Folder(harness.Answers):
     # As they will be read again: a run that goes on computes from the very same data.
     lines = [json.dumps(json_lines.to_plain(record, {})) for record in records]
     super().add([json.loads(line) for line in lines])
-    with (self._path / RESULTS).open('a', encoding='utf-8') as file:
+    path = self._path / RESULTS
+    with disk.writing(path), path.open('a', encoding='utf-8') as file:
       file.write(''.join(line + '\n' for line in lines))
       file.flush()
       os.fsync(file.fileno())

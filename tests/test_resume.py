@@ -7,11 +7,13 @@ import functools
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
 import time
 
+import full_disk
 import jax
 import jax.numpy as jnp
 import micro_run
@@ -22,6 +24,7 @@ import small_checkpoints
 from jax.experimental.compilation_cache import compilation_cache
 
 from agent_gspo import config as config_lib
+from agent_gspo import disk
 from agent_gspo.reporting import json_lines
 from agent_gspo.training import checkpoint, loop
 from agent_gspo.training import setup as setup_lib
@@ -214,6 +217,27 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, cap
   assert 'resumed from the checkpoint at step 7\n' in output
   assert f'that of step {STEPS} is damaged (' in output
   assert_same_run(workdir)
+
+
+def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, compiled):
+  micro_run.finished()
+  config = micro_run.changed(checkpoint__every=4)
+  save = checkpoint.Checkpoints.save
+
+  def save_to_a_full_disk(self, state):
+    with full_disk.full(10_000 if state.step == 8 else resource.RLIM_INFINITY):
+      save(self, state)
+
+  monkeypatch.setattr(checkpoint.Checkpoints, 'save', save_to_a_full_disk)
+  message = (
+    rf'checkpoint 8 could not be written to {tmp_path}/checkpoints: File too large\. Checkpoint 4 '
+    r'is safe: make room, and the same command goes on from there\.'
+  )
+  with pytest.raises(disk.WriteError, match=message):
+    loop.train(config, tmp_path)
+  monkeypatch.setattr(checkpoint.Checkpoints, 'save', save)
+  loop.train(config, tmp_path)
+  assert_same_run(tmp_path)
 
 
 def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):

@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
-from agent_gspo.reporting import records, report_data
+from agent_gspo.reporting import json_lines, records, report_data
 
 _ASSETS = pathlib.Path(__file__).parent / 'assets'
 _SCRIPTS = (
@@ -53,9 +53,7 @@ def write_report(
   title = runs[0].name if len(runs) == 1 else f'{len(runs)} runs'
   out = pathlib.Path(out)
   out.parent.mkdir(parents=True, exist_ok=True)
-  new = out.with_name(out.name + '.new')
-  new.write_text(render(title, data), encoding='utf-8')
-  new.replace(out)
+  json_lines.replace(out, [render(title, data).encode(errors='replace')])
   return out
 
 

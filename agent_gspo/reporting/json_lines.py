@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo import disk
+
 PathLike = str | pathlib.Path
 
 
@@ -77,10 +79,14 @@ def replace(path: PathLike, lines: Iterable[bytes]) -> None:
   """Writes a file in one piece: a kill leaves the old contents or the new ones."""
   path = pathlib.Path(path)
   new = path.with_name(path.name + '.new')
-  with new.open('wb') as file:
-    file.writelines(lines)
-    file.flush()
-    os.fsync(file.fileno())
+  try:
+    with disk.writing(path), new.open('wb') as file:
+      file.writelines(lines)
+      file.flush()
+      os.fsync(file.fileno())
+  except disk.WriteError:
+    new.unlink(missing_ok=True)
+    raise
   os.replace(new, path)
 
 

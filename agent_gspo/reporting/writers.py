@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from agent_gspo import disk
 from agent_gspo.reporting import json_lines, records
 
 _MARK = 'non_finite'
@@ -21,6 +21,8 @@ class RunWriter:
   most the line it was writing. JSON has no NaN and no infinity: such a value is written as
   null, and the record gets an entry `non_finite` that maps its key (nested keys joined by
   "/") to "nan", "inf" or "-inf".
+
+  What a full disk does not take ends in a `disk.WriteError` that names the file.
 
   Only one process of a run may hold a writer.
   """
@@ -38,7 +40,7 @@ class RunWriter:
     self.workdir = pathlib.Path(workdir)
     self.workdir.mkdir(parents=True, exist_ok=True)
     self._wandb = _start_wandb(wandb_project, self.workdir) if wandb_project else None
-    self._files: dict[str, Any] = {}
+    self._files: dict[str, disk.Appender] = {}
     self._board = None
     self._purge_step: int | None = None
     for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
@@ -54,7 +56,7 @@ class RunWriter:
     text = json.dumps(plain, indent=2)
     json_lines.replace(self.workdir / records.CONFIG, [(text + '\n').encode()])
     # TensorBoard shows Markdown, in which four spaces make a block of code.
-    self._tensorboard().add_text('config', '\n'.join('    ' + line for line in text.splitlines()))
+    self._tensorboard().text('config', '\n'.join('    ' + line for line in text.splitlines()))
     if self._wandb is not None:
       self._wandb.config.update(plain, allow_val_change=True)
 
@@ -66,11 +68,12 @@ class RunWriter:
       values: `group/name` -> number; arrays of one element and None are accepted.
     """
     record = self._append(records.METRICS, {'step': int(step), **values})
-    board = self._tensorboard()
-    for key, value in record.items():
-      if key not in ('step', _MARK) and isinstance(value, int | float):
-        board.add_scalar(key, value, int(step))
-    board.flush()
+    scalars = {
+      key: value
+      for key, value in record.items()
+      if key not in ('step', _MARK) and isinstance(value, int | float)
+    }
+    self._tensorboard().scalars(scalars, int(step))
     if self._wandb is not None:
       self._wandb.log({k: v for k, v in record.items() if v is not None and k != _MARK})
 
@@ -87,9 +90,7 @@ class RunWriter:
       for key, value in written.items()
       if isinstance(value, int | float) and key not in ('step', 'questions')
     }
-    for key, value in scalars.items():
-      self._tensorboard().add_scalar(key, value, step)
-    self._tensorboard().flush()
+    self._tensorboard().scalars(scalars, step)
     if self._wandb is not None:
       self._wandb.log({'step': step, **scalars})
 
@@ -137,22 +138,16 @@ class RunWriter:
     if marks:
       plain[_MARK] = marks
     if name not in self._files:
-      self._files[name] = (self.workdir / name).open('a', encoding='utf-8')
-    # One write a line; ASCII, since decoded tokens may hold halves of surrogate pairs.
-    self._files[name].write(json.dumps(plain, allow_nan=False) + '\n')
-    self._files[name].flush()
+      self._files[name] = disk.Appender(self.workdir / name)
+    # ASCII, since decoded tokens may hold halves of surrogate pairs.
+    self._files[name].append(json.dumps(plain, allow_nan=False).encode() + b'\n')
     return plain
 
   def _tensorboard(self):
     if self._board is None:
-      import tensorboardX  # here, as importing protobuf is slow and readers do not need it
+      from agent_gspo.reporting import event_file  # imports protobuf, which readers do not need
 
-      self._board = tensorboardX.SummaryWriter(
-        str(self.workdir / 'tensorboard'),
-        purge_step=self._purge_step,
-        # Files are named by the second: one opened in the same second would replace the first.
-        filename_suffix=f'.{time.time_ns():020d}',
-      )
+      self._board = event_file.EventFile(self.workdir / 'tensorboard', self._purge_step)
     return self._board
 
   def _close_lines(self) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import flax.traverse_util
 import jax
 import orbax.checkpoint as ocp
 
+from agent_gspo import disk
 from agent_gspo.models.transformer import Params
 from agent_gspo.training import step_folders
 from agent_gspo.training.state import TrainState
@@ -91,12 +95,20 @@ class Checkpoints:
       _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
 
   def save(self, state: TrainState) -> None:
-    """Writes the state; does nothing if its step is saved already."""
+    """Writes the state; does nothing if its step is saved already.
+
+    Raises:
+      WriteError: the disk does not take it; the checkpoints there were are still there.
+    """
     step = int(state.step)
     if step == self.latest_step:
       return
     params, rest = _split(state)
-    with step_folders.adding(self._directory, step, self._keep) as folder, _orbax() as orbax:
+    with (
+      disk.writing(f'checkpoint {step}', self._directory),
+      step_folders.adding(self._directory, step, self._keep) as folder,
+      _orbax() as orbax,
+    ):
       # This waits for the disk: the update donates its buffers, and on CPU a background writer
       # would still be reading them.
       orbax.save(
@@ -200,8 +212,19 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
   return Saved(folder, step, restored.config, changes)
 
 
-def _orbax() -> ocp.Checkpointer:
-  return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+@contextlib.contextmanager
+def _orbax() -> Iterator[ocp.Checkpointer]:
+  """Orbax, without the tracebacks of its threads: what one of them meets, the call raises."""
+  logging.getLogger('absl').addFilter(_is_worth_showing)
+  shown = sys.unraisablehook
+  sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
+    yield orbax
+  sys.unraisablehook = shown  # not after an error: other writes still end, to nobody's interest
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+  return record.levelno < logging.ERROR or 'orbax' not in pathlib.Path(record.pathname).parts
 
 
 def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:

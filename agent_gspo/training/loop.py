@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from agent_gspo import config as config_lib
+from agent_gspo import disk
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.reporting import html_report, json_lines, records
@@ -49,6 +50,7 @@ def train(
     ValueError, FileNotFoundError: a bad config, or a workdir of another one, before a
       model is loaded.
     FolderInUseError: another process trains in this workdir.
+    WriteError: the disk is full, say; the last checkpoint stays.
     NonFiniteLossError: names the step and questions; the last checkpoint stays.
     KeyboardInterrupt: after saving the last finished step.
   """
@@ -57,6 +59,8 @@ def train(
     run = Run(parts, pathlib.Path(workdir), allow_changes)
     try:
       return run.go()
+    except disk.WriteError as error:
+      raise disk.WriteError(f'{error}. {run.way_on()}') from error
     finally:
       run.close()
 
@@ -78,6 +82,13 @@ class Run:
 
   def close(self) -> None:
     self.writer.close()
+
+  def way_on(self) -> str:
+    """What to do when the disk is full."""
+    saved = self.checkpoints.latest_step
+    if saved is None:
+      return 'There is no checkpoint yet: make room, and the same command starts anew.'
+    return f'Checkpoint {saved} is safe: make room, and the same command goes on from there.'
 
   def go(self) -> dict[str, Any]:
     config = self.config

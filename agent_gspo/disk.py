@@ -1,0 +1,64 @@
+"""Writing to a disk that may be full: what could not be written, and why, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+
+class WriteError(OSError):
+  """Something could not be written; the message names it and the reason."""
+
+
+@contextlib.contextmanager
+def writing(what: object, folder: object = None) -> Iterator[None]:
+  """Turns an error of the disk within the block into a `WriteError`; other errors pass.
+
+  Args:
+    what: is written, a path or a name.
+    folder: where to, if that does not say.
+  """
+  try:
+    yield
+  except WriteError:
+    raise
+  except Exception as error:
+    reason = _reason(error)
+    if reason is None:
+      raise
+    where = f' to {folder}' if folder else ''
+    raise WriteError(f'{what} could not be written{where}: {reason}') from error
+
+
+class Appender:
+  """A file that grows by pieces, each of which is the system's when `append` returns.
+
+  Nothing waits in a buffer, which a full disk would leave to be written at some other time.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    """Opens the file, which need not exist."""
+    self._path = path
+    with writing(path):
+      self._file = path.open('ab', buffering=0)
+
+  def append(self, data: bytes) -> None:
+    """Writes all of `data`, or raises `WriteError`."""
+    left = memoryview(data)
+    with writing(self._path):
+      while left:
+        left = left[self._file.write(left) :]
+
+  def close(self) -> None:
+    self._file.close()
+
+
+def _reason(error: Exception) -> str | None:
+  if isinstance(error, OSError):
+    return error.strerror
+  # TensorStore, which writes the arrays of a checkpoint, has the number in its message.
+  number = re.search(r"os_error_code='(\d+)'", str(error))
+  return os.strerror(int(number[1])) if number else None
