@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import argparse
+import warnings
 
 from agent_gspo.reporting import html_report
 
@@ -29,10 +30,12 @@ def main() -> None:
   )
   options = parser.parse_args()
   folder = pathlib.Path(options.folders[0]) if len(options.folders) == 1 else pathlib.Path()
+  warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
   try:
     out = html_report.write_report(options.folders, options.out or folder / 'report.html')
-  except FileNotFoundError as error:
-    sys.exit(str(error))
+  except (ValueError, OSError) as error:
+    print('error:', ' '.join(str(error).split()), file=sys.stderr)
+    sys.exit(2)
   print(f'wrote {out} ({out.stat().st_size / 1e6:.1f} MB)')
 
 

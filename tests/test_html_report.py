@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import pathlib
 import re
@@ -11,98 +10,12 @@ import subprocess
 import sys
 
 import pytest
+from report_pages import episode, parse, write_run
 
-from agent_gspo.reporting import graph, html_report, records, report_data, writers
+from agent_gspo.reporting import graph, html_report, records, report_data
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOSTILE = '</script><script>alert(1)</script><!-- &amp; "quoted" \u2028 \ud83d'
-VOID = {'meta', 'link', 'br', 'input', 'img', 'hr'}
-
-
-def episode(step, text='The crate holds 12 bolts.', right=True):
-  """Two agents: `holder` tells `solver`, and never hears of it."""
-  question = f'How many bolts? ({step})'
-  return {
-    'step': step,
-    'split': 'train',
-    'question_id': f'q{step}',
-    'question': question,
-    'gold': '12',
-    'answer': '12' if right else '13',
-    'task_score': float(right),
-    'reward': 0.5,
-    'messages': [
-      {
-        'agent': 'holder',
-        'round': 0,
-        'text': text,
-        'written': 8 if text else 0,
-        'read': 20,
-        'silent': not text,
-        'ended': True,
-        'note': 'the crate: 12',
-        'relevant': True,
-        'reward': 0.5,
-        'advantage': 1.0,
-      },
-      {
-        'agent': 'solver',
-        'round': 0,
-        'heard': [['holder', 0]],
-        'text': 'The answer is 12',
-        'written': 5,
-        'read': 30,
-        'silent': False,
-        'ended': False,
-        'note': '',
-        'relevant': None,
-        'reward': 0.5,
-        'advantage': -1.0,
-      },
-    ],
-  }
-
-
-def write_run(workdir, steps=5, episodes=None):
-  with writers.RunWriter(workdir) as writer:
-    writer.config({'task': {'name': 'notes'}, 'layers': [1, 2]})
-    for step in range(1, steps + 1):
-      writer.metrics(step, {'task/accuracy': step / steps, 'time/step_s': 1.0, 'bad': float('nan')})
-    writer.evaluation({'step': 0, 'label': 'untrained', 'task/accuracy': 0.125, 'agents': []})
-    writer.evaluation({'step': steps, 'label': 'trained', 'task/accuracy': 0.875, 'agents': []})
-    writer.transcripts(episodes or [episode(step) for step in range(1, steps + 1)])
-  return workdir
-
-
-class Checker(html.parser.HTMLParser):
-  """Counts elements and refuses tags that do not match."""
-
-  def __init__(self):
-    super().__init__()
-    self.open, self.seen, self.data = [], [], ''
-    self._in_data = False
-
-  def handle_starttag(self, tag, attrs):
-    self.seen.append((tag, dict(attrs)))
-    self._in_data = dict(attrs).get('id') == 'data'
-    if tag not in VOID:
-      self.open.append(tag)
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-    self._in_data = False
-
-  def handle_data(self, text):
-    if self._in_data:
-      self.data += text
-
-
-def parse(path):
-  checker = Checker()
-  checker.feed(path.read_text(encoding='utf-8'))
-  checker.close()
-  assert checker.open == []
-  return checker
 
 
 def test_the_report_is_one_valid_file_with_the_runs_in_it(tmp_path):
@@ -159,6 +72,7 @@ def test_sizes_are_bounded(tmp_path):
   assert html_report.write_report(run, tmp_path / 'r').stat().st_size < 5_000_000
 
 
+@pytest.mark.filterwarnings('ignore:.*left out')
 def test_unfinished_and_odd_runs(tmp_path):
   (tmp_path / 'started').mkdir()
   (tmp_path / 'started' / records.METRICS).touch()
@@ -204,7 +118,7 @@ def test_the_command_runs_from_anywhere(tmp_path):
   subprocess.run([*command, 'sweep', '--out=both.html'], cwd=tmp_path, check=True)
   assert len(json.loads(parse(tmp_path / 'both.html').data)['runs']) == 2
   failed = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True)
-  assert failed.returncode == 1
+  assert failed.returncode == 2
   assert 'holds no run' in failed.stderr
 
 

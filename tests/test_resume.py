@@ -25,7 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from agent_gspo import config as config_lib
 from agent_gspo import disk
-from agent_gspo.reporting import json_lines
+from agent_gspo.reporting import html_report, json_lines
 from agent_gspo.training import checkpoint, loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -202,6 +202,32 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   assert {name: (workdir / name).read_bytes() for name in files} == before
   table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
+
+
+def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
+  workdir = tmp_path / 'run'
+  shutil.copytree(micro_run.finished(), workdir)
+  for name, line in (
+    ('eval.jsonl', '{"step": 3, "label": ["during"], "agents": 7, "task/accuracy": "x"}'),
+    ('transcripts.jsonl', '{"step": 3, "messages": ["hello"]}'),
+    ('metrics.jsonl', '{"step": [3]}'),
+  ):
+    with (workdir / name).open('a') as file:
+      file.write(line + '\n')
+  config = micro_run.get_config().to_dict()
+  with pytest.warns(UserWarning, match=r"eval\.jsonl, line 7: left out 'label', 'agents'"):
+    loop.train(config, workdir)
+  assert f'curves and transcripts: {workdir}/report.html' in capsys.readouterr().out
+
+  def write_report(*unused):
+    raise TypeError('nothing fits')
+
+  monkeypatch.setattr(html_report, 'write_report', write_report)
+  with pytest.warns(UserWarning, match='left out'):
+    assert loop.train(config, workdir)['label'] == 'trained'
+  output = capsys.readouterr().out
+  assert 'there is no report (TypeError: nothing fits); all else is done' in output
+  assert f'python launch/report.py {workdir}' in output
 
 
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, capsys, compiled):

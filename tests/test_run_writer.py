@@ -227,3 +227,11 @@ def test_runs_are_found_and_told_apart(tmp_path):
   assert [run.name for run in records.load_runs([tmp_path / 'x'])] == ['seed0', 'seed1']
   with pytest.raises(FileNotFoundError, match='notes holds no run'):
     records.load_runs([tmp_path / 'x' / 'notes'])
+
+
+def test_drop_leaves_lines_of_other_shapes(tmp_path):
+  path = tmp_path / 'x.jsonl'
+  odd = b'{"step": 3, "label": ["a"]}\n[]\n{"step": 3}\n'
+  path.write_bytes(odd + b'{"step": 3, "label": "a"}\n')
+  json_lines.drop(path, 3, {'a'})
+  assert path.read_bytes() == odd

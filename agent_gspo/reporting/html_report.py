@@ -41,7 +41,7 @@ def write_report(
 
   Raises:
     FileNotFoundError: a folder holds no run.
-    ValueError: `workdirs` is empty.
+    ValueError: `workdirs` is empty, or `out` a folder.
   """
   folders = [workdirs] if isinstance(workdirs, str | pathlib.Path) else list(workdirs)
   if not folders:
@@ -52,6 +52,8 @@ def write_report(
   data['written'] = now.strftime('%Y-%m-%d %H:%M UTC')
   title = runs[0].name if len(runs) == 1 else f'{len(runs)} runs'
   out = pathlib.Path(out)
+  if out.is_dir():
+    raise ValueError(f'{out} is a folder: name a file, such as {out / "report.html"}')
   out.parent.mkdir(parents=True, exist_ok=True)
   json_lines.replace(out, [render(title, data).encode(errors='replace')])
   return out

@@ -23,23 +23,33 @@ def iterate(path: PathLike) -> Iterator[dict[str, Any]]:
   A last line that was cut off by a killed process is skipped in silence, any other line that
   does not hold a JSON object with a warning.
   """
+  for number, record in numbered(path):
+    if record is None:
+      warnings.warn(f'{path}, line {number} is not a JSON object: skipped', stacklevel=2)
+    else:
+      yield record
+
+
+def numbered(path: PathLike) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  """Yields each line's number, from 1, and its object, or None where it does not hold one.
+
+  Empty lines, and a last line that was cut off, are passed over.
+  """
   path = pathlib.Path(path)
-  if not path.exists():
+  if not path.is_file():
     return
   with path.open('rb') as file:
     for number, line in enumerate(file, start=1):
       record = parse_line(line)
-      if record is not None:
-        yield record
-      elif line.strip() and line.endswith(b'\n'):
-        warnings.warn(f'{path.name}, line {number} is not a JSON object: skipped', stacklevel=2)
+      if record is not None or (line.strip() and line.endswith(b'\n')):
+        yield number, record
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
   """Returns the object of one line, or None where the line does not hold a whole one."""
   try:
     record = json.loads(line)
-  except ValueError:  # bad JSON and bad UTF-8 alike
+  except (ValueError, RecursionError):  # bad JSON and bad UTF-8 alike; thousands of brackets
     return None
   return record if isinstance(record, dict) else None
 
@@ -111,7 +121,8 @@ def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
   kept = []
   for line in lines:
     record = parse_line(line) or {}
-    if record.get('step') != step or record.get('label') not in labels:
+    label = record.get('label')
+    if record.get('step') != step or not isinstance(label, str) or label not in labels:
       kept.append(line)
   if len(kept) < len(lines):
     replace(path, kept)

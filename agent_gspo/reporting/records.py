@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from agent_gspo.reporting import json_lines
+from agent_gspo.reporting import cleaning, json_lines
 
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
@@ -22,6 +23,8 @@ TRANSCRIPTS = 'transcripts.jsonl'
 SEEN = 'trained, training split'
 
 PathLike = json_lines.PathLike
+
+_MOST_WARNINGS = 5  # about a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +61,24 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     raise FileNotFoundError(
       f'{workdir} holds neither {METRICS} nor {EVALUATIONS}: give the workdir of a run'
     )
-  by_step = {}
-  for record in json_lines.iterate(workdir / METRICS):
-    if isinstance(record.get('step'), int | float):
-      by_step[record['step']] = record
-  config = {}
-  if (workdir / CONFIG).exists():
-    config = json_lines.parse_line((workdir / CONFIG).read_bytes()) or {}
+  by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
   return Run(
     name=name or workdir.resolve().name,
     workdir=workdir,
-    config=config,
+    config=_config(workdir / CONFIG),
     metrics=[by_step[step] for step in sorted(by_step)],
-    evaluations=list(json_lines.iterate(workdir / EVALUATIONS)),
+    evaluations=evaluations(workdir),
   )
+
+
+def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
+  """The evaluations of a run as they were written, without what is odd (see `cleaning`)."""
+  return list(_read(pathlib.Path(workdir) / EVALUATIONS, cleaning.evaluation))
+
+
+def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
+  """The episodes kept of a run as they were written, without what is odd."""
+  return _read(pathlib.Path(workdir) / TRANSCRIPTS, cleaning.transcript)
 
 
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:
@@ -101,6 +108,34 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
     for run in runs:
       found.setdefault(run.resolve(), run)
   return list(found.values())
+
+
+def _read(
+  path: pathlib.Path, clean: Callable[[dict[str, Any]], cleaning.Cleaned]
+) -> Iterator[dict[str, Any]]:
+  """Yields the cleaned records of a file; warns about the first few lines with something odd."""
+  odd_lines = 0
+  for number, record in json_lines.numbered(path):
+    kept, odd = (None, ['what is no JSON object']) if record is None else clean(record)
+    odd_lines += bool(odd)
+    if odd and odd_lines <= _MOST_WARNINGS:
+      left_out = ', '.join(odd[:5]) + (f' and {len(odd) - 5} more' if len(odd) > 5 else '')
+      warnings.warn(f'{path}, line {number}: left out {left_out}', stacklevel=2)
+    if kept is not None:
+      yield kept
+  if odd_lines > _MOST_WARNINGS:
+    more = odd_lines - _MOST_WARNINGS
+    warnings.warn(f'{path}: left out something odd in {more} more lines', stacklevel=2)
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+  if not path.is_file():
+    return {}
+  record = json_lines.parse_line(path.read_bytes())
+  kept, odd = ({}, ['what is no JSON object']) if record is None else cleaning.config(record)
+  if odd:
+    warnings.warn(f'{path}: left out {", ".join(odd[:5])}', stacklevel=2)
+  return kept
 
 
 def _is_run(folder: pathlib.Path) -> bool:

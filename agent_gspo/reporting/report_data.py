@@ -31,7 +31,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
   shown_runs, shown_transcripts = [], []
   share = max(1, max_transcripts // max(1, len(runs)))
   for i, run in enumerate(runs):
-    chosen, total = pick_transcripts(run.workdir / records.TRANSCRIPTS, share)
+    chosen, total = pick_transcripts(run.workdir, share)
     newest = chosen[len(chosen) // 2 :]
     steps, series = thin_out(run.metrics, _MAX_POINTS)
     shown_runs.append(
@@ -48,26 +48,27 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
     room = _MAX_CHARACTERS // len(runs)
     for transcript in reversed(chosen):
       small = _clip_transcript(transcript)
-      room -= sum(len(str(m.get('text'))) for m in small.get('messages') or ())
+      room -= sum(len(str(m.get('text'))) for m in small['messages'])
       if room < 0:
         break
-      shown_transcripts.append({'run': i, **small})
+      shown_transcripts.append({**small, 'run': i})
   return {'runs': shown_runs, 'transcripts': shown_transcripts}
 
 
-def pick_transcripts(path: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
-  """Reads at most `most` episodes of a file.
+def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
+  """Reads at most `most` episodes of a run.
 
   Returns:
     The episodes in the order of the file, and how many the file holds.
   """
-  total = sum(1 for _ in json_lines.iterate(path))
+  found = json_lines.numbered(workdir / records.TRANSCRIPTS)
+  total = sum(record is not None for _, record in found)
   keep = set(range(total))
   if total > most:
     early = most // 3
     older = total - (most - early)
     keep = {i * older // early for i in range(early)} | set(range(older, total))
-  return [t for i, t in enumerate(json_lines.iterate(path)) if i in keep], total
+  return [t for i, t in enumerate(records.transcripts(workdir)) if i in keep], total
 
 
 def thin_out(
@@ -102,7 +103,7 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:
   small = {key: _clip(value) for key, value in transcript.items() if key != 'messages'}
   small['messages'] = [
-    {key: _clip(value) for key, value in m.items()} for m in transcript.get('messages') or ()
+    {key: _clip(value) for key, value in m.items()} for m in transcript['messages']
   ]
   return _rounded(small)
 
@@ -128,7 +129,7 @@ def _rounded(value: Any) -> Any:
 
 def _mean(values: Sequence[Any]) -> float | None:
   numbers = [x for x in map(formatting.finite, values) if x is not None]
-  return float(f'{sum(numbers) / len(numbers):.6g}') if numbers else None
+  return _rounded(sum(numbers) / len(numbers)) if numbers else None
 
 
 def _is_number(value: Any) -> bool:

@@ -13,7 +13,7 @@ from agent_gspo import config as config_lib
 from agent_gspo import disk
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
-from agent_gspo.reporting import html_report, json_lines, records
+from agent_gspo.reporting import html_report, records
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.reporting.writers import RunWriter
@@ -137,10 +137,20 @@ class Run:
         except KeyboardInterrupt:
           self._save_interrupted(state, progress)
           raise
-        progress.note(self._closing_table(record))
-        report = html_report.write_report(self.workdir, self.workdir / 'report.html')
-        progress.note(f'curves and transcripts: {report}')
+        self._show(record, progress)
     return record
+
+  def _show(self, record: Mapping[str, Any], progress: Progress) -> None:
+    """The closing table and the report; what goes wrong with them costs no run that is done."""
+    try:
+      progress.note(self._closing_table(record))
+      report = html_report.write_report(self.workdir, self.workdir / 'report.html')
+      progress.note(f'curves and transcripts: {report}')
+    except Exception as error:
+      progress.note(
+        f'there is no report ({type(error).__name__}: {error}); all else is done. For another try: '
+        f'python launch/report.py {self.workdir}'
+      )
 
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""
@@ -264,9 +274,9 @@ class Run:
     return record
 
   def _evaluations(self) -> list[dict[str, Any]]:
-    return list(json_lines.iterate(self.workdir / records.EVALUATIONS))
+    return records.evaluations(self.workdir)
 
   def _closing_table(self, trained: Mapping[str, Any]):
-    by_label = {record['label']: record for record in self._evaluations()}
+    by_label = {record.get('label'): record for record in self._evaluations()}
     baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
     return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)

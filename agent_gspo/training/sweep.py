@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo.reporting import json_lines, records
+from agent_gspo.reporting import formatting, records
 
 _TRAIN = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'train.py'
 LOG = 'train.log'
@@ -60,7 +60,7 @@ class Point:
 
   def evaluation(self, label: str) -> dict[str, Any] | None:
     """The newest record of `eval.jsonl` under a label."""
-    found = [r for r in json_lines.iterate(self.workdir / records.EVALUATIONS)]
+    found = records.evaluations(self.workdir)
     return next((r for r in reversed(found) if r.get('label') == label), None)
 
 
@@ -158,8 +158,8 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
     return False
   result = point.result or {}
   note(
-    f'end   {name}: accuracy {result.get("task/accuracy", float("nan")):.1%}, '
-    f'{result.get("tokens/written_per_question", float("nan")):.1f} tokens a question'
+    f'end   {name}: accuracy {formatting.percent(result.get("task/accuracy"))}, '
+    f'{formatting.fixed(result.get("tokens/written_per_question"), 1)} tokens a question'
   )
   return True
 
