@@ -111,6 +111,42 @@ def test_a_log_gets_one_aligned_line_a_step():
   assert '\x1b' not in text
 
 
+def test_a_log_hears_of_a_long_phase_now_and_then():
+  file, now = io.StringIO(), [1000.0]
+  console = Console(file=file, force_terminal=False)
+  with progress.Progress(100, 0, 'run', console=console, clock=lambda: now[0]) as display:
+    for done in range(130):
+      now[0] += 1
+      display.phase('warm start, 0.512 nats a token', done, 300)
+    display.note('warm start: done')
+    for _ in range(29):
+      now[0] += 1
+      display.phase('rollout', 1, 3)
+    now[0] += 1
+    display.phase('update')
+    display.phase('update', 1, 3)
+    now[0] += 29
+    display.step(1, METRICS)
+    now[0] += 29
+    display.phase('rollout')
+  out = file.getvalue().splitlines()
+  phases = [line for line in out if line.startswith('...')]
+  assert phases == [
+    *(f'... warm start, 0.512 nats a token {done}/300' for done in (29, 59, 89, 119)),
+    '... update',
+  ]
+  assert out.index('warm start: done') == 5
+
+
+def test_a_terminal_shows_phases_in_its_panel_alone():
+  file, now = io.StringIO(), [0.0]
+  console = Console(file=file, force_terminal=True, color_system=None)
+  with progress.Progress(9, 0, 'run', console=console, clock=lambda: now[0]) as display:
+    now[0] += 100
+    display.phase('rollout', 1, 3)
+  assert '...' not in file.getvalue()
+
+
 def test_a_log_survives_missing_and_odd_metrics():
   odd = {'task/accuracy': 'x', 'reward/mean': math.nan, 'comm/silence_rate': np.ones(3), 'a': None}
   out = show([(1, {}), (2, odd)], force_terminal=False).splitlines()

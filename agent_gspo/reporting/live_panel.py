@@ -148,6 +148,13 @@ def render(state: ProgressState, width: int, ascii_only: bool = False) -> Render
   return Group(panel, _bar(state, width))
 
 
+def phase_text(name: str, done: int | None, total: int | None) -> str:
+  """Returns what is going on, and how much of it is done."""
+  if done is None:
+    return name
+  return f'{name} {done}/{total}' if total else f'{name} {done}'
+
+
 def _figures(state: ProgressState, width: int, ascii_only: bool) -> Text:
   # Laid out by hand: rich would break lines within "41.1 %".
   cells = {
@@ -200,10 +207,7 @@ def _bar(state: ProgressState, width: int) -> Table:
   text = Text(f'{100 * share:3.0f} %  elapsed {elapsed}  left ')
   text.append(formatting.duration(None if left is None else round(left)), 'bold')
   if state.phase:
-    name, done, total = state.phase
-    text.append(f'  {name}', 'magenta')
-    if done is not None:
-      text.append(f' {done}/{total}' if total else f' {done}', 'magenta')
+    text.append(f'  {phase_text(*state.phase)}', 'magenta')
   row.add_row(bar, text)
   return row
 

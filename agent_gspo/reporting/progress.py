@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from agent_gspo.reporting import live_panel, plain_log
 
 _LOG_WIDTH = 140
+_SILENCE = 30.0  # seconds without a line, after which a log hears of the phase
 
 
 class Progress:
@@ -36,6 +38,7 @@ class Progress:
     title: str = '',
     *,
     console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
   ):
     """Prepares the display; it appears on `__enter__`.
 
@@ -44,11 +47,13 @@ class Progress:
       start_step: steps already done (by the run that is resumed).
       title: of the run.
       console: where to write; standard output by default.
+      clock: seconds since some time.
     """
     self._state = live_panel.ProgressState(title=title, total=total_steps, done=start_step)
     self._console = console or Console()
     self._live: Live | None = None
     self._lines = 0
+    self._clock, self._last_line = clock, clock()
     self._quiet = False
 
   def __enter__(self) -> Progress:
@@ -61,12 +66,16 @@ class Progress:
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
     """Says what is going on within a step; cheap enough for an inner loop.
 
+    A log gets a line of it where there has been none for half a minute.
+
     Args:
       name: such as "rollout".
       done: parts of the phase that are finished.
       total: its parts.
     """
     self._state.phase = (name, done, total)
+    if self._live is None and self._clock() - self._last_line >= _SILENCE:
+      self.note(f'... {live_panel.phase_text(name, done, total)}')
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Shows a finished step.
@@ -124,6 +133,7 @@ class Progress:
       file.seek(0)
       text = '\n'.join(line.rstrip() for line in file.read().splitlines())
     self._console.out(text.encode(encoding, 'replace').decode(encoding), highlight=False)
+    self._last_line = self._clock()
     if self._live is None:
       self._console.file.flush()
 
