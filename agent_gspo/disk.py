@@ -59,6 +59,6 @@ class Appender:
 def _reason(error: Exception) -> str | None:
   if isinstance(error, OSError):
     return error.strerror
-  # TensorStore, which writes the arrays of a checkpoint, has the number in its message.
-  number = re.search(r"os_error_code='(\d+)'", str(error))
+  # TensorStore and safetensors, which write arrays, have the number in their messages.
+  number = re.search(r"os(?: error |_error_code=')(\d+)", str(error))
   return os.strerror(int(number[1])) if number else None

@@ -31,6 +31,7 @@ def main() -> None:
   if not _WORKDIR.value or not _OUT.value:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo import config as config_lib
+  from agent_gspo import disk
   from agent_gspo.models import lora
   from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
@@ -41,7 +42,8 @@ def main() -> None:
   setup = setup_lib.build(parts)
   params = saved.restore_params(saved.config, setup.params)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
-  write(setup, lora.one_adapter(params, adapter), _OUT.value)
+  with disk.writing('the model', _OUT.value):
+    write(setup, lora.one_adapter(params, adapter), _OUT.value)
   whose = f' of {_AGENT.value}' if _AGENT.value else ''
   print(f'wrote the policy{whose} of step {saved.step} to {_OUT.value}')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import micro_run
 import numpy as np
 import pytest
 import small_checkpoints
@@ -61,6 +62,15 @@ def test_an_evaluation_folder_names_its_file(tmp_path):
     folder.add([{'question_id': 'q', 'variant': 'v'}])
 
 
+def test_an_export_names_its_folder(tmp_path):
+  folders = f'--workdir={micro_run.finished()}', f'--out={tmp_path / "model"}'
+  limited = ['bash', '-c', 'ulimit -f 50; exec "$@"', 'bash']  # blocks of 1024 bytes
+  done = micro_run.run([*limited, *micro_run.command('export', *folders)])
+  assert done.returncode == 2, done.stderr
+  wrong = f'error: the model could not be written to {tmp_path}/model: File too large'
+  assert done.stderr.splitlines() == [wrong]
+
+
 def test_errors_of_other_kinds_pass():
   with pytest.raises(ValueError, match='of another kind'), disk.writing('a'):
     raise ValueError('of another kind')
@@ -80,4 +90,5 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_others(tmp_path, capfd):
   assert (again.latest_step, again.damaged) == (1, {})
   again.save(small_checkpoints.state(2.5, 2))
   restored = small_checkpoints.open_(tmp_path).restore(small_checkpoints.state(0.0))
-  np.testing.assert_array_equal(restored.trainable['a', 'lora_a'], np.full((2, 3), 2.5))
+  expected = small_checkpoints.params(2.5)['a']['lora_a']
+  np.testing.assert_array_equal(restored.trainable['a', 'lora_a'], expected)
