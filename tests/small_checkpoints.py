@@ -1,4 +1,4 @@
-"""Checkpoints of a state of three arrays, and every way in which files get lost."""
+"""Checkpoints of a small state, and every way in which files get lost."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import pathlib
 import shutil
 from collections.abc import Collection
 
+import jax
 import jax.numpy as jnp
 import micro_run
+import numpy as np
 
 from agent_gspo.training import checkpoint
 from agent_gspo.training import state as state_lib
 
 
+def params(value: float) -> dict[str, dict[str, jnp.ndarray]]:
+  """Nested parameters, which do not compress to nothing."""
+  noise = np.random.default_rng(0).normal(value, 1, (2, 500)).astype(np.float32)
+  return {'a': {'lora_a': jnp.asarray(noise)}, 'b': {'kernel': jnp.asarray(noise[0])}}
+
+
 def state(value: float, step: int = 0) -> state_lib.TrainState:
-  """A state of three arrays, of which one is frozen."""
-  params = {'a': {'lora_a': jnp.full((2, 3), value)}, 'b': {'kernel': jnp.full(4, value)}}
+  """A state of few arrays, of which one is frozen."""
   optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
-  made = state_lib.init(params, optimizer, lambda_tok=value, lora=True)
+  made = state_lib.init(params(value), optimizer, lambda_tok=value, lora=True)
+  # As after some steps: none of the optimiser's moments is 0.
+  moments = jax.tree.map(
+    lambda x: x + params(value)['a']['lora_a'] if x.ndim else x, made.opt_state
+  )
+  made = made.replace(opt_state=moments)
   return made.replace(step=jnp.int32(step))
 
 

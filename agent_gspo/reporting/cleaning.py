@@ -21,7 +21,7 @@ _DEPTH = 8  # of lists and dicts in each other
 def metrics(record: Mapping[str, Any]) -> Cleaned:
   """A step's number, and the numbers of that step."""
   kept, odd = _fields(record, {'step': _number, 'non_finite': _plain}, _number_or_none)
-  return (kept, odd) if 'step' in kept else (None, [*odd, 'a line without a step'])
+  return (kept, odd) if 'step' in kept else (None, [*odd, 'the whole line (no step)'])
 
 
 def evaluation(record: Mapping[str, Any]) -> Cleaned:
