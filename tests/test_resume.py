@@ -242,7 +242,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, cap
     loop.train(config, workdir)
   output = capsys.readouterr().out
   assert 'resumed from the checkpoint at step 7\n' in output
-  assert f'that of step {STEPS} is damaged (' in output
+  assert f': now {STEPS}.damaged\n' in output
   assert_same_run(workdir)
 
 

@@ -55,7 +55,7 @@ class Checkpoints:
     self,
     directory: pathlib.Path,
     config: Mapping[str, Any],
-    keep: int = 1,
+    keep: int = 2,
     allow_changes: Collection[str] = (),
   ):
     """Opens the directory, which need not exist.

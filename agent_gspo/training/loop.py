@@ -104,10 +104,10 @@ class Run:
           if self.note:
             progress.note(self.note)
           progress.note(self._ties())
-          if start:
+          if self.resumed:
             progress.note(f'resumed from the checkpoint at step {start}')
           for step, reason in self.checkpoints.damaged.items():
-            progress.note(f'that of step {step} is damaged ({reason}); it is {step}.damaged now')
+            progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
           for change in changes:
             progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
           state = self._warm_start(fresh, progress)

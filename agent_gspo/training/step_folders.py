@@ -158,7 +158,6 @@ def _digests(folder: pathlib.Path, names: list[str], sync: bool = False) -> list
 
 def _sync(folder: pathlib.Path) -> None:
   descriptor = os.open(folder, os.O_RDONLY)
-  try:
+  with contextlib.suppress(OSError):  # some network file systems cannot, and need not
     os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
+  os.close(descriptor)
