@@ -248,6 +248,18 @@ def test_the_lasting_price_of_a_floor_is_at_most_the_highest():
   assert float(state.integral_tok) == pytest.approx(options.lambda_max)
 
 
+@pytest.mark.parametrize('start', [0.005, 0.01, 0.02, 0.5])
+def test_a_floor_that_starts_dear_lets_go_of_its_first_price(start):
+  """Above `lambda_max` as well, where `tiny` starts when only its mode is changed."""
+  options = BudgetOptions(mode='accuracy_floor', floor=0.8, lambda_tok=start, lambda_max=0.01)
+  found, state = prices(options, [10.0] * 40, accuracy=0.0)
+  assert found.max() == 0.0  # one band below the floor there is no price
+  found, _ = prices(options, [10.0] * 60, state, accuracy=1.0)
+  assert found[-1] == pytest.approx(0.01)
+  found, _ = prices(options, [10.0] * 3, accuracy=1.0)
+  np.testing.assert_allclose(found, 0.01)
+
+
 def test_metrics_hold_the_whole_control():
   options = BudgetOptions(mode='dual', budget_episode=15.0, budget_message=4.0, lambda_max=0.05)
   _, state = prices(options, [18.0, 17.0], message=5.0)

@@ -31,7 +31,8 @@ class BudgetOptions:
 
   Attributes:
     mode: one of `MODES`.
-    lambda_tok: price of a unit of cost; its first value under a controller.
+    lambda_tok: price of a unit of cost; its first value under a controller. accuracy_floor lets it
+      start above lambda_max, which holds from the second step on.
     lambda_max: highest price, > 0 under a controller; accuracy_floor also stays below 1 / the
       mean cost of an episode; for dual 0.5 to 1 point a budget's worth is enough
       (`lambda_max * budget_episode`).
@@ -335,6 +336,8 @@ def accuracy_floor(
     share <- clip(share + eta m, 0, 1)
     lambda = clip(share + m, 0, 1) * min(lambda_max, 1 / cost)
 
+  A first price above `lambda_max` counts as a share of 1.
+
   The width follows the room above the floor, since a price that needs 10 points of it is
   never paid by a team held to 95 %. At `1 / cost` the mean episode costs what a right answer
   earns: more than that outweighs the task while messages are long, and the price then swings
@@ -353,7 +356,7 @@ def accuracy_floor(
   kept = jnp.maximum(floor, floor_of_best * state.best_accuracy)
   width = jnp.maximum(jnp.minimum(band, (1 - kept) / 2), _NO_ROOM)
   margin = jnp.clip((state.running_accuracy - kept) / width, -1.0, 1.0)
-  share = state.integral_tok / lambda_max
+  share = jnp.clip(state.integral_tok / lambda_max, 0.0, 1.0)
   wound_up = share + margin >= 1
   share = jnp.where(wound_up, share, jnp.clip(share + eta * margin, 0.0, 1.0))
   highest = 1 / jnp.maximum(cost, 1 / lambda_max)
