@@ -293,6 +293,27 @@ def test_tied_questions_make_room_for_others():
   assert [plain.questions[int(i)].id for i in chosen.places] == ids
 
 
+@pytest.mark.parametrize('name', ['uniform', 'vade', 'spo'])
+def test_a_step_asks_no_question_twice(name):
+  """It would be answered with the same noise again."""
+  trainer = _trainer(
+    selection__name=name,
+    selection__resample=3,
+    rollout__questions=3,
+    learner__minibatches=1,
+    task__options__train_size=8,
+  )
+  trainer.setup.task.score = lambda question, answer: 0.0  # all tie, so all are asked that can be
+  state = trainer.init(trainer.setup.params)
+  asked = []
+  converse = trainer._converse
+  trainer._converse = lambda state, places, p: asked.append(places) or converse(state, places, p)
+  talk = trainer.roll_out(state, _Progress())
+  assert [len(places) for places in asked] == [3, 3]  # only two others are left after them
+  assert len(set(np.concatenate(asked).tolist())) == talk.asked == 6
+  np.testing.assert_array_equal(talk.places, asked[-1])  # and are trained on as they are
+
+
 def test_choice_of_questions_depends_on_the_state_alone():
   trainer = _trainer(selection__name='vade')
   state = trainer.init(trainer.setup.params)

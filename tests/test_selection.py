@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,7 +116,7 @@ def test_spo_draws_in_proportion_to_its_weights():
   np.testing.assert_allclose(weights, [0.05, 0.55, 0.35, 0.05])
   state, counts = _known(rates), np.zeros(4)
   for _ in range(3000):
-    counts += np.bincount(selection.spo(state, 1, seed=1), minlength=4)
+    counts += np.bincount(selection.spo(state, np.ones(4, bool), 1, seed=1), minlength=4)
     state = state.replace(drawn=state.drawn + 1)
   np.testing.assert_allclose(counts / 3000, weights / weights.sum(), atol=0.03)
 
@@ -142,6 +143,19 @@ def test_choices_follow_from_state_and_seed(name):
 def test_cannot_choose_more_questions_than_there_are(name):
   with pytest.raises(ValueError, match='4 different questions of 3'):
     selection.choose(name, selection.init(3), 4, seed=0)
+  with pytest.raises(ValueError, match='2 different questions of 1'):
+    selection.choose(name, selection.init(3), 2, seed=0, asked=[0, 2])
+
+
+@pytest.mark.parametrize('name', list(selection.SELECTIONS))
+@pytest.mark.parametrize('drawn', [0, 9])  # the last: in the middle of the second epoch
+def test_what_a_step_has_asked_is_not_chosen_again(name, drawn):
+  state = _known(np.linspace(0.1, 0.9, 7), evidence=3.0).replace(drawn=jnp.int32(drawn))
+  asked = []
+  for count in (3, 2, 2):
+    chosen, state = selection.choose(name, state, count, seed=4, asked=asked)
+    asked += chosen.tolist()
+  assert sorted(asked) == list(range(7))
 
 
 def test_observe_decays_as_the_selection_says():
@@ -166,9 +180,3 @@ def test_informative_questions_have_scores_that_differ(episodes):
   task = np.array([s for _, s in episodes], np.float32)
   expected = [len({s for q, s in episodes if q == b}) > 1 for b in range(4)]
   assert selection.informative(task, question, 4).tolist() == expected
-
-
-def test_resampling_stops_at_its_cap():
-  assert selection.missing(found=3, wanted=8, tries=1, max_tries=3) == 5
-  assert selection.missing(found=3, wanted=8, tries=3, max_tries=3) == 0
-  assert selection.missing(found=9, wanted=8, tries=1, max_tries=3) == 0

@@ -6,7 +6,7 @@ resumed run makes the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import chex
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def init(num_questions: int, prior: float = 1.0) -> SelectionState:
 
 
 def choose(
-  name: str, state: SelectionState, count: int, *, seed: int
+  name: str, state: SelectionState, count: int, *, seed: int, asked: Sequence[int] = ()
 ) -> tuple[np.ndarray, SelectionState]:
   """The next questions, and the state that knows they were drawn.
 
@@ -44,6 +44,8 @@ def choose(
     state: of the run.
     count: number of questions.
     seed: of the run.
+    asked: indices of questions that are not to be chosen: those of this step so far, which
+      would be answered with the same noise again.
 
   Returns:
     int `[count]`, different indices below `Q`; the new state.
@@ -51,33 +53,36 @@ def choose(
   Raises:
     ValueError: there are fewer questions than `count`.
   """
-  total = len(state.posterior.a)
-  if count > total:
-    raise ValueError(f'cannot choose {count} different questions of {total}.')
-  chosen = SELECTIONS[name](state, count, seed)
+  free = np.ones(len(state.posterior.a), bool)
+  free[list(asked)] = False
+  if count > free.sum():
+    raise ValueError(f'cannot choose {count} different questions of {free.sum()}.')
+  chosen = SELECTIONS[name](state, free, count, seed)
   return chosen, state.replace(drawn=state.drawn + count)
 
 
-def uniform(state: SelectionState, count: int, seed: int) -> np.ndarray:
+def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Each question once an epoch, in one random order."""
-  order = np.random.default_rng((seed, 0)).permutation(len(state.posterior.a))
-  return order[(int(state.drawn) + np.arange(count)) % len(order)]
+  order = np.random.default_rng((seed, 0)).permutation(len(free))
+  order = np.roll(order, -int(state.drawn))
+  return order[free[order]][:count]
 
 
-def vade(state: SelectionState, count: int, seed: int) -> np.ndarray:
+def vade(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Stand-in for VADE (arXiv 2511.18902): Thompson sampling of the reward's variance.
 
   `p ~ Beta(a, b)` for every question; those with the largest `p (1 - p)`.
   """
   a, b = _evidence(state)
   p = _generator(state, seed).beta(a, b)
-  return np.argsort(-p * (1 - p), kind='stable')[:count]
+  order = np.argsort(-p * (1 - p), kind='stable')
+  return order[free[order]][:count]
 
 
-def spo(state: SelectionState, count: int, seed: int) -> np.ndarray:
+def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """SPO (arXiv 2509.13232): without replacement, weights `spo_weights(p)`."""
   weights = spo_weights(np.asarray(posterior_lib.probability(state.posterior), np.float64))
-  chances = weights / weights.sum()
+  chances = np.where(free, weights, 0.0) / weights[free].sum()
   return _generator(state, seed).choice(len(weights), count, replace=False, p=chances)
 
 
@@ -122,18 +127,6 @@ def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> n
   return high > low
 
 
-def missing(found: int, wanted: int, tries: int, max_tries: int) -> int:
-  """Questions still to roll out under DAPO's resampling; 0 once the tries are used up.
-
-  Args:
-    found: informative questions so far.
-    wanted: questions of a batch.
-    tries: rollouts made for this batch.
-    max_tries: cap; a batch of which it leaves fewer is trained on as it is.
-  """
-  return max(wanted - found, 0) if tries < max_tries else 0
-
-
 def _evidence(state: SelectionState) -> tuple[np.ndarray, np.ndarray]:
   return np.asarray(state.posterior.a, np.float64), np.asarray(state.posterior.b, np.float64)
 
@@ -143,7 +136,8 @@ def _generator(state: SelectionState, seed: int) -> np.random.Generator:
   return np.random.default_rng((seed, 6, int(state.drawn)))
 
 
-SELECTIONS: dict[str, Callable[[SelectionState, int, int], np.ndarray]] = {
+# `rule(state, free [Q] bool, count, seed)`: different questions of those that are free.
+SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
   'uniform': uniform,
   'vade': vade,
   'spo': spo,

@@ -110,28 +110,33 @@ class Trainer:
   def roll_out(self, state: TrainState, progress: Progress) -> Conversations:
     """Holds the conversations of the next step.
 
-    Under `selection.resample`, questions whose task scores all tie make room for others.
+    Under `selection.resample`, questions whose task scores all tie make room for others, as long as
+    there are others that this step has not asked.
     """
     start, options = time.monotonic(), self.config['selection']
-    wanted, chosen = self.config['rollout']['questions'], state.selection
-    found, kept, asked = [], [], 0
-    tries, missing = 0, wanted
+    missing, chosen = self.config['rollout']['questions'], state.selection
+    found, kept, asked = [], [], []
+    retries = options['resample']
     while missing:
-      places, chosen = selection.choose(options['name'], chosen, missing, seed=self.config['seed'])
+      places, chosen = selection.choose(
+        options['name'], chosen, missing, seed=self.config['seed'], asked=asked
+      )
       batch = self._converse(state, places, progress)
-      tries, asked = tries + 1, asked + missing
+      asked += places.tolist()
       good = np.arange(missing)
-      if tries <= options['resample']:
+      if retries:
         scores, question = batches.task_scores(batch)
         good = np.flatnonzero(selection.informative(scores, question, missing))
+        if missing - len(good) > len(self.questions) - len(asked):
+          good = np.arange(missing)
       found.append(batches.select(batch, good) if len(good) < missing else batch)
       kept.append(places[good])
-      missing = selection.missing(sum(map(len, kept)), wanted, tries, options['resample'] + 1)
+      missing, retries = missing - len(good), retries - 1
     return Conversations(
       batch=batches.join(found) if len(found) > 1 else found[0],
       places=np.concatenate(kept),
       selection=chosen,
-      asked=asked,
+      asked=len(asked),
       seconds=time.monotonic() - start,
     )
 
