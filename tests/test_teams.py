@@ -9,12 +9,14 @@ import random
 import numpy as np
 import pytest
 import scripted_teams as st
+from hypothesis import given
+from hypothesis import strategies as hs
 
 from agent_gspo.models.tokenizer import word_level
 from agent_gspo.teams import topology as topologies
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.roles import Role, make_role
-from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.rollout import fair_shares, rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.teams.topology import Topology, make_topology
 from agent_gspo.teams.transcript import PromptWriter
@@ -337,6 +339,26 @@ def test_caps_hold(name, cap):
   assert spent.tolist() == [min(cap, wanted)] * 4
   assert team.max_tokens == min(cap, wanted)
   assert max(len(m.token_ids) for m in batch.messages) <= 5
+
+
+def test_agents_of_a_layer_share_what_is_left_of_a_cap():
+  tokenizer = st.byte_tokenizer()
+  a = tokenizer.backend.token_to_id('a')
+  team = st.team('debate', rounds=2, max_message_tokens=5, max_episode_tokens=12)
+  policy = st.IdsPolicy(lambda turn: ([a] * max(turn.limit - turn.agent, 1), False))
+  rollout(team, st.Echo(), tokenizer, st.questions(2), 2, policy)
+  # 4, 3 and 2 of the 12 are written, so the second round has 3.
+  limits = [[t.limit for t in policy.turns if t.round == r] for r in (0, 1)]
+  assert limits == [[4, 4, 4] * 4, [1, 1, 1] * 4]
+
+
+@given(hs.integers(0, 60), hs.lists(hs.integers(1, 20), min_size=1, max_size=6))
+def test_shares_are_equal_but_for_caps(total, caps):
+  shares = fair_shares(total, caps)
+  assert sum(shares) == min(total, sum(caps))
+  for share, cap in zip(shares, caps, strict=True):
+    assert 0 <= share <= cap
+    assert share == cap or share >= max(shares) - 1
 
 
 def test_a_role_may_have_a_lower_cap():

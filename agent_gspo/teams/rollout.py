@@ -44,6 +44,19 @@ def rollout(
   return table.finish(task)
 
 
+def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
+  """How much of `total` each of several speakers may take who speak at once.
+
+  Equal shares, none above its cap: what a low cap leaves the others share. Where it does not come
+  out even, the first of those with equal caps may take one more.
+  """
+  shares = [0] * len(caps)
+  for done, i in enumerate(sorted(range(len(caps)), key=lambda i: caps[i])):
+    shares[i] = min(caps[i], -(-total // (len(caps) - done)))
+    total -= shares[i]
+  return shares
+
+
 class _Table:
   """The conversations while they are going on."""
 
@@ -71,15 +84,13 @@ class _Table:
 
   def take_turns(self, round_: int, place: int, layer: Sequence[int], policy: Policy) -> None:
     turns, owners = [], []
+    caps = [self.team.message_cap(agent) for agent in layer]
     for episode in range(self.num_episodes):
-      left = self._tokens_left(episode)
-      for agent in layer:
-        if left < 1:
-          continue  # the episode's cap is spent: nobody writes any more
-        turn = self._turn(episode, agent, round_, left)
-        left -= turn.limit if self.team.max_episode_tokens else 0
-        turns.append(turn)
-        owners.append(episode)
+      limits = fair_shares(self._tokens_left(episode), caps)
+      for agent, limit in zip(layer, limits, strict=True):
+        if limit:  # else the episode's cap is spent: nobody writes any more
+          turns.append(self._turn(episode, agent, round_, limit))
+          owners.append(episode)
     if not turns:
       return
     out = policy(turns)
@@ -92,7 +103,7 @@ class _Table:
     cap = self.team.max_episode_tokens
     return cap - int(self.spent[episode]) if cap else self.team.max_tokens
 
-  def _turn(self, episode: int, agent: int, round_: int, left: int) -> Turn:
+  def _turn(self, episode: int, agent: int, round_: int, limit: int) -> Turn:
     incoming, delivered = [], {}
     for author, when in self.team.topology.reads(agent, round_):
       index = self.by_turn.get((episode, author, when))
@@ -112,7 +123,7 @@ class _Table:
       round=round_,
       prompt_ids=self.conversations[episode, agent].prompt(incoming),
       delivered=delivered,
-      limit=min(self.team.message_cap(agent), left),
+      limit=limit,
       stop_ids=self.writers[agent].stop_ids,
     )
 

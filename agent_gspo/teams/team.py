@@ -25,7 +25,8 @@ class Team:
     answer among all agents' last messages; the earliest wins a tie) or 'judge' (an
     agent of its own, which is the last one).
   max_message_tokens: cap on a message, its stop token included.
-  max_episode_tokens: cap on all messages of an episode together, 0 for none.
+  max_episode_tokens: cap on all messages of an episode together, 0 for none; agents of a layer
+    share evenly what earlier layers have left of it.
   """
 
   roles: tuple[Role, ...]
