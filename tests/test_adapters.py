@@ -417,6 +417,16 @@ def test_sharing_says_who_has_which_adapter_and_who_learns():
   assert _sharing('mix', frozen=('reader', 'critic')).adapters == (-1, -1, 0)
 
 
+def test_an_agent_with_rate_0_does_not_learn():
+  """Its messages are not packed, so they do not count in the mean that others learn from."""
+  still = _sharing('adapters', rates=(0.0, 4e-3, 2e-3))
+  assert still == dataclasses.replace(
+    _sharing('adapters', frozen=('reader',)), scale=(0.0, 2.0, 1.0)
+  )
+  mix = _sharing('mix', frozen=('critic',), rates=(0.0, 4e-3, 2e-3))
+  assert mix == Sharing((0, -1, 1), frozenset({2}), (0.0, 1.0))
+
+
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
@@ -426,6 +436,8 @@ def test_sharing_says_who_has_which_adapter_and_who_learns():
     ({'kind': 'adapters', 'rank': 0}, 'model.lora_rank'),
     ({'kind': 'adapters', 'frozen': ('judge',)}, 'no agent is called judge'),
     ({'kind': 'adapters', 'frozen': _NAMES}, 'nobody would learn'),
+    ({'kind': 'adapters', 'rates': (0.0, 0.0, 0.0)}, r'policy.learning_rates=.* leave nobody who'),
+    ({'kind': 'mix', 'frozen': ('critic',), 'rates': (0.0, 1.0, 0.0)}, 'leave nobody who learns'),
     ({'kind': 'mix'}, "policy.sharing='mix'"),
     ({'kind': 'adapters', 'rates': (1.0, 2.0)}, 'policy.learning_rates'),
     ({'kind': 'adapters', 'rates': (1.0, -2.0, 0.0)}, 'policy.learning_rates'),

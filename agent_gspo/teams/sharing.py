@@ -39,7 +39,7 @@ def make_sharing(
     options: `sharing` (all agents are one policy, each has an adapter, or the frozen ones
       are the base model and each other one has an adapter), `frozen` (names of agents that do
       not learn) and `learning_rates` (one an agent, not read for frozen ones; empty:
-      `learning_rate` for all).
+      `learning_rate` for all; an agent with rate 0 has an adapter that does not learn).
     names: of the agents.
     lora_rank: of the adapters.
     learning_rate: what `learning_rates` are scaled by.
@@ -53,9 +53,16 @@ def make_sharing(
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if kind == 'shared':
     return Sharing()
-  trained = [n for n, name in enumerate(names) if name not in frozen]
-  adapted = list(range(len(names))) if kind == 'adapters' else trained
-  scale = [0.0 if n not in trained else rates[n] / learning_rate if rates else 1.0 for n in adapted]
+  rates = rates or (learning_rate,) * len(names)
+  free = [n for n, name in enumerate(names) if name not in frozen]
+  trained = [n for n in free if rates[n]]
+  if not trained:
+    raise ValueError(
+      f'policy.learning_rates={tuple(rates)} and policy.frozen={tuple(frozen)} leave nobody who '
+      'learns: give an agent that is not frozen a rate above 0.'
+    )
+  adapted = list(range(len(names))) if kind == 'adapters' else free
+  scale = [rates[n] / learning_rate if n in trained else 0.0 for n in adapted]
   return Sharing(
     adapters=tuple(adapted.index(n) if n in adapted else -1 for n in range(len(names))),
     trained=frozenset(trained),
