@@ -43,7 +43,7 @@ def default_config() -> config_dict.ConfigDict:
   model.source = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
   model.lora_rank = 0  # 0 trains all parameters
   model.lora_alpha = 32.0
-  model.dtype = 'float32'  # of activations; 'bfloat16' on accelerators
+  model.dtype = 'float32'  # of operands of matrix products; 'bfloat16' on accelerators
   model.remat = False  # recompute blocks in the backward pass: less memory, more time
 
   config.task = task = config_dict.ConfigDict()

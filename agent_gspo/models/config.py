@@ -36,7 +36,8 @@ class ModelConfig:
     qkv_bias: bias on the q, k and v projections (Qwen2).
     qk_norm: RMSNorm over each head of q and k (Qwen3).
     max_positions: longest context the model was made for, in tokens.
-    dtype: of the activations and matrix products; logits and softmax stay float32.
+    dtype: of the operands of matrix products, and of keys and values; sums, the residual stream,
+      norms, softmax and logits are float32.
     lora_rank: rank of the adapters on every projection, 0 for none.
     lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
     num_adapters: sets of adapters (`N`). With 1 all tokens go through it; with more, each

@@ -35,7 +35,7 @@ def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates heads `x` `[B, T, heads, head_dim]`; computed in float32."""
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  """Rotates heads `x`, float32 `[B, T, heads, head_dim]`."""
+  first, second = jnp.split(x, 2, axis=-1)
   turned = jnp.concatenate([-second, first], axis=-1)
-  return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+  return x * cos + turned * sin

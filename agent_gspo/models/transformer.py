@@ -2,6 +2,9 @@
 
 The mask is an argument: the same module runs a prompt, a tree of samples that share
 their context, and one decoding step against a cache.
+
+Operands of matrix products are rounded to `config.dtype`, sums and all that is elementwise are
+float32, so that the three agree on a log-prob as far as bfloat16 lets them.
 """
 
 from __future__ import annotations
@@ -25,21 +28,37 @@ _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
 
 
+def _operand(x: jax.Array, dtype: str) -> jax.Array:
+  """Float32 `x` rounded to `dtype`, in every program alike.
+
+  XLA drops casts to bfloat16 and back where it fuses them away, in one program and not in
+  another (`xla_allow_excess_precision`); a reduced precision it keeps.
+  """
+  if x.dtype == dtype:
+    return x
+  kind = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+
+
+def _matmul(x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
+  """Float32 `x @ kernel` of operands in `dtype`."""
+  return jnp.matmul(_operand(x, dtype), _operand(kernel, dtype), preferred_element_type=jnp.float32)
+
+
 class RMSNorm(nn.Module):
-  """Root-mean-square norm over the last axis, in float32."""
+  """Root-mean-square norm over the last axis."""
 
   eps: float
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     scale = self.param('scale', nn.initializers.ones, (x.shape[-1],))
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-    return (y * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+    y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+    return y * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 class Linear(nn.Module):
-  """`x @ kernel (+ bias)`, plus LoRA adapters (Hu et al. 2021) if `lora_rank > 0`.
+  """Float32 `x @ kernel (+ bias)`, plus LoRA adapters (Hu et al. 2021) if `lora_rank > 0`.
 
   One adapter is `[in, rank]` and `[rank, out]`; several are stacked, `[N, in, rank]` and
   `[N, rank, out]`.
@@ -53,34 +72,37 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    y = x @ kernel.astype(x.dtype)
+    y = _matmul(x, kernel, c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
-      y += bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+      y += bias.reshape((1,) * (x.ndim - 1) + (-1,))
     if c.lora_rank:
       stack = (c.num_adapters,) if c.num_adapters > 1 else ()
       init = nn.initializers.he_uniform(batch_axis=tuple(range(len(stack))))
       a = self.param('lora_a', init, (*stack, x.shape[-1], c.lora_rank))
       b = self.param('lora_b', nn.initializers.zeros, (*stack, c.lora_rank, self.features))
-      change = _low_rank(x, a.astype(x.dtype), b.astype(x.dtype), adapter)
+      change = _low_rank(x, a, b, adapter, c.dtype)
       adapted = y + (c.lora_alpha / c.lora_rank) * change
       # Chosen, not added as 0: without an adapter no bit of `y` may change (-0.0 + 0.0 would).
       y = adapted if adapter is None else jnp.where(adapter[..., None] >= 0, adapted, y)
     return y
 
 
-def _low_rank(x: jax.Array, a: jax.Array, b: jax.Array, adapter: jax.Array | None) -> jax.Array:
+def _low_rank(
+  x: jax.Array, a: jax.Array, b: jax.Array, adapter: jax.Array | None, dtype: str
+) -> jax.Array:
   """`x @ a @ b` of each token's own adapter; arbitrary where its id is below 0.
 
   All adapters are applied, and of their `N * rank` channels those of the others are zeroed in
   between: two matrix products and no copy of weights a token.
   """
   if a.ndim == 2:
-    return (x @ a) @ b
+    return _matmul(_matmul(x, a, dtype), b, dtype)
   own = adapter[..., None] == jnp.arange(a.shape[0]).reshape((1,) * adapter.ndim + (-1,))
-  channels = jnp.einsum('...i,nir->...nr', x, a)
-  channels = jnp.where(own[..., None], channels, 0)
-  return jnp.einsum('...nr,nro->...o', channels, b)
+  x, a, b = (_operand(v, dtype) for v in (x, a, b))
+  channels = jnp.einsum('...i,nir->...nr', x, a, preferred_element_type=jnp.float32)
+  channels = _operand(jnp.where(own[..., None], channels, 0), dtype)
+  return jnp.einsum('...nr,nro->...o', channels, b, preferred_element_type=jnp.float32)
 
 
 class Attention(nn.Module):
@@ -100,6 +122,7 @@ class Attention(nn.Module):
       q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
     q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
     k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
+    q, k, v = (_operand(x, c.dtype) for x in (q, k, v))
     if cache is not None:
       k, v = (
         jax.lax.dynamic_update_slice_in_dim(old, new, write_at, axis=2)
@@ -111,7 +134,7 @@ class Attention(nn.Module):
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-  """Softmax attention of scaled queries `[B, K, g, T, d]` over `[B, K, S, d]`.
+  """Float32 softmax attention of scaled queries `[B, K, g, T, d]` over `[B, K, S, d]`.
 
   The `g` query heads of one key head are one matrix, and the softmax is divided out
   after the values: both keep the big `[T, S]` scores to one pass through memory.
@@ -123,13 +146,15 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Ar
   scores += jnp.where(mask, 0.0, -1e30)[:, None, None]
   weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
   total = weights.sum(axis=-1)[..., None]
-  weights = weights.astype(v.dtype)
+  weights = _operand(weights, v.dtype)
   if t == 1:
     # One query a row has no matrix product in it; as a sum it fuses (14x faster on CPU).
+    weights, v = weights.astype(jnp.float32), v.astype(jnp.float32)
     out = (weights[:, :, :, 0, :, None] * v[:, :, None]).sum(axis=3)[:, :, :, None, :]
   else:
-    out = jnp.einsum('bkns,bksd->bknd', weights.reshape(b, heads, g * t, -1), v)
-  return (out.reshape(b, heads, g, t, d) / total).astype(v.dtype)
+    weights = weights.reshape(b, heads, g * t, -1)
+    out = jnp.einsum('bkns,bksd->bknd', weights, v, preferred_element_type=jnp.float32)
+  return out.reshape(b, heads, g, t, d) / total
 
 
 class MLP(nn.Module):
@@ -202,27 +227,26 @@ class Transformer(nn.Module):
         that there is.
 
     Returns:
-      Hidden states after the final norm `[B, T, D]` and the cache (without one: the
-      keys and values of these tokens, `S = T`).
+      Hidden states after the final norm `[B, T, D]`, in `config.dtype`, and the cache (without
+      one: the keys and values of these tokens, `S = T`).
     """
     c = self.config
     if adapter is None and c.num_adapters > 1:
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
-    x = self.embed(tokens).astype(c.dtype)
+    x = self.embed(tokens)
     cos, sin = rope.rotation(c, positions)
     kv = []
     for i, layer in enumerate(self.layers):
       layer_cache = None if cache is None else cache[i]
       x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter)
       kv.append(layer_kv)
-    return self.final_norm(x), tuple(kv)
+    return _operand(self.final_norm(x), c.dtype), tuple(kv)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """Float32 logits `[..., V]` of hidden states `[..., D]`."""
     if self.config.tie_embeddings:
-      head = self.embed.embedding.T
-      return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return self.lm_head(hidden).astype(jnp.float32)
+      return _matmul(hidden, self.embed.embedding.T, self.config.dtype)
+    return self.lm_head(hidden)
 
   def init_everything(self, tokens, positions, mask):
     """Touches every parameter; for `init` only."""
