@@ -137,7 +137,9 @@ class TrainBatch:
     loss_target: int32 `[R, L]`, the sampled id.
     loss_message: int32 `[R, L]`, message slot of the row, `0 .. S-1`.
     loss_mask: float32 `[R, L]`, 1 for a loss token, 0 for padding.
-    old_logprobs: float32 `[R, L]`, at the rollout's temperature.
+    sampler_logprobs: float32 `[R, L]`, of the distribution sampled from, as the sampler had it.
+    old_logprobs: float32 `[R, L]`, at the rollout's temperature: what ratios begin with, the
+      sampler's or the trainer's own.
     message: int32 `[R, S]`, which of the messages that were packed stands in a slot.
     message_mask: float32 `[R, S]`, 1 for a message, 0 for padding.
     advantages: float32 `[R, S]`.
@@ -154,6 +156,7 @@ class TrainBatch:
   loss_target: chex.Array
   loss_message: chex.Array
   loss_mask: chex.Array
+  sampler_logprobs: chex.Array
   old_logprobs: chex.Array
   message: chex.Array
   message_mask: chex.Array

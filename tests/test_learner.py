@@ -96,7 +96,7 @@ class _Updater:
     self.seen.append(batches)
     self.done += 1
     metrics = {k: 1.0 for k in ('ratio_mean', 'ratio_error_max', 'logprob_gap_mean', 'grad_norm')}
-    metrics |= {'logprob_gap_max': 1.0, 'clip_fraction': 0.0}
+    metrics |= {'sampler_gap_mean': 1.0, 'sampler_gap_max': 1.0, 'clip_fraction': 0.0}
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
   def score(self, state, batches):

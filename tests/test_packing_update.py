@@ -14,6 +14,7 @@ import tiny
 
 from agent_gspo.algorithms import objectives
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.update import NonFiniteLossError, Updater
@@ -358,6 +359,19 @@ def test_first_ratio_is_one_and_the_second_step_is_off_policy():
   np.testing.assert_allclose(second['policy/objective'], -loss, atol=1e-6)
   np.testing.assert_allclose(second['policy/clip_fraction'], clipped.mean(), atol=1e-6)
   _close(_gradient(before, _params(state)), jax.tree.map(np.asarray, gradient))
+
+
+def test_difference_to_the_sampler_is_measured_whatever_the_ratio_begins_with(expected):
+  old, *_ = expected
+  batches = _pack(messages=_with_old(old))
+  _, plain = _updater().minibatch(_state(), batches)
+  _, rescored = _updater().minibatch(_state(), _updater().score(_state(), batches))
+  assert rescored['policy/logprob_gap_max'] < 1e-5  # the trainer's with itself
+  found = metrics_lib.of_updates([rescored, plain])  # as the first mini-batch says
+  gap = np.abs(old - _plain_logprobs(tiny.CONFIG, tiny.params(), _TEMPERATURE))
+  gap = np.asarray(gap)[_plain_rows()['mask'] > 0]
+  np.testing.assert_allclose(found['policy/sampler_trainer_diff_mean'], gap.mean(), atol=1e-5)
+  np.testing.assert_allclose(found['policy/sampler_trainer_diff_max'], gap.max(), atol=1e-5)
 
 
 def test_score_gives_the_models_logprobs_at_the_temperature():

@@ -33,15 +33,14 @@ def of_talk(ledger: Ledger) -> dict[str, float]:
 def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
   """Means over the mini-batches; the first one, before which nothing was updated, apart."""
   keys = sorted({key for result in results for key in result} - {'policy/ratio_error_max'})
-  gaps = ('policy/logprob_gap_mean', 'policy/logprob_gap_max')
-  metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if k not in gaps}
+  metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if '_gap_' not in k}
   first = results[0]
   return metrics | {
     'policy/grad_norm_max': max(r['policy/grad_norm'] for r in results),
     'policy/ratio_first_minibatch_mean': first['policy/ratio_mean'],
     'policy/ratio_first_minibatch_error_max': first['policy/ratio_error_max'],
-    'policy/sampler_trainer_diff_mean': first['policy/logprob_gap_mean'],
-    'policy/sampler_trainer_diff_max': first['policy/logprob_gap_max'],
+    'policy/sampler_trainer_diff_mean': first['policy/sampler_gap_mean'],
+    'policy/sampler_trainer_diff_max': first['policy/sampler_gap_max'],
   }
 
 

@@ -61,6 +61,7 @@ def pack_messages(
     'loss_target': np.zeros(shape, np.int32),
     'loss_message': np.zeros(shape, np.int32),
     'loss_mask': np.zeros(shape, np.float32),
+    'sampler_logprobs': np.zeros(shape, np.float32),
     'old_logprobs': np.zeros(shape, np.float32),
     'message': np.zeros(shape, np.int32),
     'advantages': np.zeros(shape, np.float32),
@@ -77,7 +78,7 @@ def pack_messages(
     batch['loss_target'][row, span] = message.token_ids
     batch['loss_message'][row, span] = slot
     batch['loss_mask'][row, span] = 1.0
-    batch['old_logprobs'][row, span] = message.logprobs
+    batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = message.logprobs
     batch['message'][row, slot] = m
     batch['advantages'][row, slot] = advantages[m]
     batch['message_mask'][row, slot] = 1.0

@@ -177,7 +177,8 @@ class Updater:
       )
       x = x.replace(token_weights=weights)
     result = self.objective(x)
-    sums = self._sums(x, result, entropy) | {'kl': jax.lax.stop_gradient(divergence)}
+    sums = self._sums(x, result, entropy) | self._gaps(x, flat(batch.sampler_logprobs))
+    sums['kl'] = jax.lax.stop_gradient(divergence)
     return -result.total, sums
 
   def _accumulate_impl(self, trainable, frozen, reference, totals, batch: TrainBatch):
@@ -200,7 +201,6 @@ class Updater:
   def _sums(self, x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
     """What the metrics are made of: sums over messages and tokens, and maxima."""
     tokens = x.token_mask
-    gap = jnp.abs(x.logprobs - x.old_logprobs) * tokens
     length = jax.ops.segment_sum(tokens, x.message_ids, x.advantages.shape[0])
     sums = {
       'objective': result.total,
@@ -211,14 +211,20 @@ class Updater:
       'ratio_error_max': jnp.max(jnp.abs(result.ratio - 1.0) * x.message_mask),
       'clipped': result.clipped.sum(),
       'entropy': jnp.sum(entropy.reshape(-1) * tokens),
-      'gap': gap.sum(),
-      'gap_max': gap.max(),
     }
     for low, high in _length_ranges():
       inside = x.message_mask * (length >= low) * (length < high)
       sums[f'clipped_{low}'] = jnp.sum(result.clipped * inside)
       sums[f'count_{low}'] = jnp.sum(inside)
     return jax.tree.map(jax.lax.stop_gradient, sums)
+
+  def _gaps(self, x: PackedTokens, sampler_logprobs: jax.Array) -> Sums:
+    """How far log-probs are from the old ones and from the sampler's, over tokens."""
+    found = {}
+    for name, other in (('gap', x.old_logprobs), ('sampler_gap', sampler_logprobs)):
+      gap = jax.lax.stop_gradient(jnp.abs(x.logprobs - other) * x.token_mask)
+      found |= {name: gap.sum(), f'{name}_max': gap.max()}
+    return found
 
   def _no_sums(self) -> Sums:
     names = (
@@ -231,7 +237,7 @@ class Updater:
       'clipped',
       'entropy',
     )
-    names += ('gap', 'gap_max', 'kl')
+    names += ('gap', 'gap_max', 'sampler_gap', 'sampler_gap_max', 'kl')
     names += tuple(f'{kind}_{low}' for low in LENGTH_BUCKETS for kind in ('clipped', 'count'))
     return {name: jnp.float32(0) for name in names}
 
@@ -245,6 +251,8 @@ class Updater:
       'policy/entropy': sums['entropy'] / tokens,
       'policy/logprob_gap_mean': sums['gap'] / tokens,
       'policy/logprob_gap_max': sums['gap_max'],
+      'policy/sampler_gap_mean': sums['sampler_gap'] / tokens,
+      'policy/sampler_gap_max': sums['sampler_gap_max'],
       'policy/grad_norm': grad_norm,
       'policy/kl': sums['kl'] / count,
     }
