@@ -116,7 +116,8 @@ def default_config() -> config_dict.ConfigDict:
   learner.row_tokens = 384  # columns of a packed row
   learner.rows = 2  # packed rows of a micro-batch
   learner.order = ''  # of mini-batches: shuffled, reverse_turns (one a turn, the last first)
-  learner.old_logprobs = 'sampler'  # sampler, trainer (recomputed before the first mini-batch)
+  # sampler, trainer (recomputed before the first mini-batch); empty: trainer in bfloat16.
+  learner.old_logprobs = ''
   learner.entropy = True  # measure the policy's entropy
   learner.learning_rate = 1e-5
   learner.schedule = 'constant'  # constant, linear, cosine
@@ -166,6 +167,8 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError(f'algorithm={name!r} is unknown; use one of {", ".join(PRESETS)}.')
   preset = PRESETS[name]
   config = copy.deepcopy(dict(config))
+  # In bfloat16 sampler and trainer differ by more than GSPO's own clip band.
+  old_logprobs = 'trainer' if config['model']['dtype'] == 'bfloat16' else 'sampler'
   own_objective = config['objective']['name'] in ('', preset.objective)
   for section, field, value in (
     ('objective', 'name', preset.objective),
@@ -180,6 +183,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     ('selection', 'name', preset.selection),
     ('selection', 'resample', preset.resample),
     ('learner', 'order', preset.order),
+    ('learner', 'old_logprobs', old_logprobs),
   ):
     if config[section][field] in ('', None):
       config[section][field] = value

@@ -212,6 +212,20 @@ def test_a_preset_gives_way_to_what_is_set():
   assert other['objective']['clip_low'] is None  # of another objective than the preset's
 
 
+@pytest.mark.parametrize(
+  ('dtype', 'given', 'used'),
+  [
+    ('float32', '', 'sampler'),
+    ('bfloat16', '', 'trainer'),
+    ('bfloat16', 'sampler', 'sampler'),
+    ('float32', 'trainer', 'trainer'),
+  ],
+)
+def test_ratios_begin_with_the_trainers_logprobs_in_bfloat16(dtype, given, used):
+  config = config_lib.check(_config(model__dtype=dtype, learner__old_logprobs=given)).config
+  assert config['learner']['old_logprobs'] == used
+
+
 def _messages_of(batches):
   return np.concatenate([b.message[b.message_mask > 0] for b in batches])
 
