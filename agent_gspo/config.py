@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from agent_gspo.algorithms import advantages, budgets, kl, objectives
+from agent_gspo.algorithms import advantages, behaviour, budgets, kl, objectives
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
 from agent_gspo.algorithms.spans import RATIO_SPANS
@@ -105,6 +105,10 @@ def default_config() -> config_dict.ConfigDict:
   objective.options = config_dict.ConfigDict()  # further ones of the objective
   objective.ratio_span = 'message'  # message, agent, episode: what one sequence ratio is of
   objective.opsm_threshold = config_dict.placeholder(float)  # masks off-policy messages
+  # Highest weight that corrects for a sampler unlike the trainer (algorithms/behaviour.py), 0 for
+  # none. None: 2 where ratios begin with the trainer's log-probs, else 0.
+  objective.tis_cap = config_dict.placeholder(float)
+  objective.tis_level = ''  # message, token: what one weight is of; empty: as the objective's ratio
   objective.kl_coef = 0.0  # weight of the penalty towards where the run began (LoRA: adapters off)
   objective.kl_estimator = 'k3'  # k3, k2
 
@@ -187,7 +191,18 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
   ):
     if config[section][field] in ('', None):
       config[section][field] = value
+  _fill_correction(config)
   return config
+
+
+def _fill_correction(config: dict[str, Any]) -> None:
+  """The sampler's tokens are corrected for where ratios do not begin with its log-probs."""
+  options = config['objective']
+  if options['tis_cap'] is None:
+    options['tis_cap'] = 2.0 if config['learner']['old_logprobs'] == 'trainer' else 0.0
+  if not options['tis_level'] and options['name'] in objectives.OBJECTIVES:
+    sequence = objectives.OBJECTIVES[options['name']].sequence_ratio
+    options['tis_level'] = 'message' if sequence else 'token'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +246,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     ('selection.name', tuple(SELECTIONS)),
     ('objective.name', tuple(objectives.OBJECTIVES)),
     ('objective.ratio_span', RATIO_SPANS),
+    ('objective.tis_level', behaviour.LEVELS),
     ('objective.kl_estimator', tuple(kl.LOSS_ESTIMATORS)),
     ('learner.order', ORDERS),
     ('learner.schedule', SCHEDULES),
@@ -370,6 +386,15 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   if share < 1 and not config['learner']['entropy']:
     raise ValueError(
       f'advantage.token_share={share} chooses tokens by entropy: set learner.entropy=True.'
+    )
+  cap = config['objective']['tis_cap']
+  if cap and cap < 1:
+    raise ValueError(f'objective.tis_cap={cap} must be 0 (no correction) or at least 1.')
+  if cap and config['learner']['old_logprobs'] == 'sampler':
+    raise ValueError(
+      f"objective.tis_cap={cap} with learner.old_logprobs='sampler': ratios begin with the "
+      "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
+      'or objective.tis_cap=0.'
     )
   threshold = config['objective']['opsm_threshold']
   if threshold is not None and threshold < 0:

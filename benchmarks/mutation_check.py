@@ -55,6 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/down_sampling.py': ('test_down_sampling.py',),
   'algorithms/groups.py': ('test_groups.py',),
   'algorithms/kl.py': ('test_kl.py',),
+  'algorithms/behaviour.py': ('test_behaviour.py',),
   'algorithms/masks.py': ('test_masks.py',),
   'algorithms/objectives.py': ('test_objectives.py', 'test_spans.py'),
   'algorithms/packed.py': ('test_objectives.py', 'test_spans.py'),

@@ -62,13 +62,14 @@ def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = 
 
 
 def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
-  """The same with token weights (some 0), a penalty and clip scales."""
+  """The same with token weights (some 0), importance weights, a penalty and clip scales."""
   rng = np.random.default_rng(seed)
   weights = rng.choice([0.0, 0.3, 1.0], len(x.logprobs))
   weights[np.asarray(x.message_ids) == 6] = 0.0  # a message of which nothing is selected
   dtype = x.logprobs.dtype
   return x.replace(
     token_weights=jnp.asarray(weights, dtype),
+    importance=jnp.asarray(rng.uniform(0.2, 2.0, len(weights)), dtype),
     token_penalty=jnp.asarray(rng.normal(size=len(weights)), dtype),
     clip_scale=jnp.asarray(rng.choice([0.5, 1.0, 3.0], len(x.advantages)), dtype),
   )
@@ -150,6 +151,8 @@ def oracle(name: str, x: PackedTokens, live=None, **options):
     scale = x['clip_scale'][m] if 'clip_scale' in x else 1.0
     own = {k: v * scale if k.startswith('clip') else v for k, v in options.items()}
     values, ratios, cut = _token_values(name, new, old, live[mine], advantage, weights, own)
+    if 'importance' in x and name != 'imitation':
+      values = values * x['importance'][mine]
     if 'token_penalty' in x and name != 'imitation':
       values = values - x['token_penalty'][mine]
     if name in ('dapo', 'cispo', 'imitation'):

@@ -88,6 +88,12 @@ def test_configs_of_the_repository_are_valid(file):
     ({'objective__name': 'ppo'}, r"objective.name='ppo' is unknown; use one of"),
     ({'learner__schedule': 'x'}, r"learner.schedule='x' is unknown; use one of constant"),
     ({'learner__old_logprobs': 'x'}, r"learner.old_logprobs='x' is unknown"),
+    ({'objective__tis_level': 'x'}, r"objective.tis_level='x' is unknown; use one of message, tok"),
+    (
+      {'objective__tis_cap': 0.5, 'learner__old_logprobs': 'trainer'},
+      r'objective.tis_cap=0.5 must be 0 \(no correction\) or at least 1',
+    ),
+    ({'objective__tis_cap': 2.0}, r"objective.tis_cap=2.0 with learner.old_logprobs='sampler'"),
     ({'model__dtype': 'float16'}, r"model.dtype='float16' is unknown; use one of float32"),
     ({'evaluation__split': 'dev'}, r"evaluation.split='dev' is unknown; use one of train"),
     ({'seed': -1}, r'seed=-1 must be at least 0'),

@@ -187,3 +187,4 @@ def test_qwen_config_trains_a_narrow_model(cache, tmp_path):
   assert step['comm/truncated_rate'] > 0.5  # random weights do not stop
   assert math.isfinite(step['policy/grad_norm'])
   assert step['policy/ratio_first_minibatch_error_max'] < 1e-5  # in bfloat16, of the trainer's own
+  assert step['policy/tis_weight_mean'] == pytest.approx(1, abs=0.05)

@@ -224,6 +224,18 @@ def test_a_preset_gives_way_to_what_is_set():
 def test_ratios_begin_with_the_trainers_logprobs_in_bfloat16(dtype, given, used):
   config = config_lib.check(_config(model__dtype=dtype, learner__old_logprobs=given)).config
   assert config['learner']['old_logprobs'] == used
+  assert config['objective']['tis_cap'] == (2.0 if used == 'trainer' else 0.0)
+
+
+@pytest.mark.parametrize(('objective', 'level'), [('gspo', 'message'), ('dapo', 'token')])
+def test_what_the_sampler_did_differently_is_corrected_at_the_level_of_the_ratio(objective, level):
+  fields = {'learner__old_logprobs': 'trainer', 'objective__name': objective}
+  config = config_lib.check(_config(**fields)).config
+  assert config['objective']['tis_level'] == level
+  other = {'token': 'message', 'message': 'token'}[level]
+  kept = config_lib.check(_config(objective__tis_level=other, objective__tis_cap=0.0, **fields))
+  assert kept.config['objective']['tis_level'] == other
+  assert kept.config['objective']['tis_cap'] == 0.0
 
 
 def _messages_of(batches):

@@ -50,6 +50,8 @@ def _compose(
   packed.check(x)
   log_r = log_ratio(x)
   values, clipped = surrogate(log_r, x)
+  if x.importance is not None:
+    values *= x.importance
   if x.token_penalty is not None:
     values -= x.token_penalty
   total, count = aggregate(values, x)
@@ -192,11 +194,13 @@ class ObjectiveSpec:
   Attributes:
     function: `function(x, **options) -> Objective`; its own defaults are the paper's.
     paper: arXiv id.
+    sequence_ratio: whether a ratio is that of a whole sequence, not of a token.
     spans: whether a sequence may be a span of messages.
   """
 
   function: Callable[..., Objective]
   paper: str
+  sequence_ratio: bool = False
   spans: bool = True
 
   def __call__(self, x: PackedTokens, **options: float) -> Objective:
@@ -210,9 +214,9 @@ class ObjectiveSpec:
 
 
 OBJECTIVES: dict[str, ObjectiveSpec] = {
-  'gspo': ObjectiveSpec(gspo, '2507.18071'),
-  'gspo_token': ObjectiveSpec(gspo_token, '2507.18071'),
-  'luspo': ObjectiveSpec(luspo, '2602.05261'),
+  'gspo': ObjectiveSpec(gspo, '2507.18071', sequence_ratio=True),
+  'gspo_token': ObjectiveSpec(gspo_token, '2507.18071', sequence_ratio=True),
+  'luspo': ObjectiveSpec(luspo, '2602.05261', sequence_ratio=True),
   'grpo': ObjectiveSpec(grpo, '2402.03300'),
   'dr_grpo': ObjectiveSpec(dr_grpo, '2503.20783'),
   'dapo': ObjectiveSpec(dapo, '2503.14476'),

@@ -17,7 +17,7 @@ class PackedTokens:
 
   Attributes:
     logprobs: float32 `[T]`, under the policy that is trained.
-    old_logprobs: float32 `[T]`, under the policy that sampled.
+    old_logprobs: float32 `[T]`, under the policy before the first update.
     message_ids: int32 `[T]`, `0 .. M-1`.
     token_mask: float32 `[T]`, 0 for padding.
     advantages: float32 `[M]`.
@@ -25,6 +25,8 @@ class PackedTokens:
     token_weights: float32 `[T]` in 0 .. 1, weight of each token in the loss (D3S, arXiv
       2509.22115, selects tokens). A message's ratio is still that of all its tokens, and a
       message of which nothing is selected still counts as a message.
+    importance: float32 `[T]`, a constant that each token's surrogate is multiplied by, see
+      `behaviour.truncated_weights`. What the objective is divided by does not change.
     token_penalty: float32 `[T]`, subtracted from each token's surrogate before the
       aggregation: `kl_coef * k3`, for example. Gradient flows into it.
     clip_scale: float32 `[M]`, multiplies a message's own clip bounds (ETR, arXiv 2601.03723).
@@ -42,6 +44,7 @@ class PackedTokens:
   advantages: chex.Array
   message_mask: chex.Array
   token_weights: chex.Array | None = None
+  importance: chex.Array | None = None
   token_penalty: chex.Array | None = None
   clip_scale: chex.Array | None = None
   span_log_ratio: chex.Array | None = None
@@ -51,7 +54,8 @@ class PackedTokens:
 def check(x: PackedTokens) -> None:
   """Raises AssertionError where shapes or types do not fit together."""
   chex.assert_rank([x.logprobs, x.advantages], 1)
-  per_token = [x.old_logprobs, x.message_ids, x.token_mask, x.token_weights, x.token_penalty]
+  per_token = [x.old_logprobs, x.message_ids, x.token_mask]
+  per_token += [x.token_weights, x.importance, x.token_penalty]
   per_message = [x.message_mask, x.clip_scale, x.span_log_ratio, x.span_share]
   chex.assert_equal_shape([x.logprobs, *(v for v in per_token if v is not None)])
   chex.assert_equal_shape([x.advantages, *(v for v in per_message if v is not None)])

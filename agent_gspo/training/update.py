@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agent_gspo.algorithms import kl
+from agent_gspo.algorithms import behaviour, kl
 from agent_gspo.algorithms.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_mean
 from agent_gspo.models import token_tree
@@ -43,6 +43,9 @@ class Updater:
     temperature: of the rollout; log-probs are taken at the same one.
     kl_coef: weight of the penalty towards the reference policy; 0 runs no reference.
     kl_estimator: of `kl.LOSS_ESTIMATORS`.
+    tis_cap: highest weight that corrects for a sampler unlike the trainer, see
+      `behaviour.truncated_weights`; 0 for no correction.
+    tis_level: of `behaviour.LEVELS`.
     token_share: share of each micro-batch's tokens that is trained on, see
       `down_sampling.d3s_token_weights`; needs `entropy` below 1.
     entropy: whether to measure it (one more pass over the logits).
@@ -55,6 +58,8 @@ class Updater:
   temperature: float
   kl_coef: float = 0.0
   kl_estimator: str = 'k3'
+  tis_cap: float = 0.0
+  tis_level: str = 'message'
   token_share: float = 1.0
   entropy: bool = True
   placement: Placement = ONE_DEVICE
@@ -164,6 +169,14 @@ class Updater:
       span_log_ratio=flat(batch.span_log_ratio),
       span_share=flat(batch.span_share),
     )
+    sampler_logprobs, sums = flat(batch.sampler_logprobs), {}
+    if self.tis_cap:
+      weights, truncated = behaviour.truncated_weights(
+        x, sampler_logprobs, cap=self.tis_cap, level=self.tis_level
+      )
+      x = x.replace(importance=weights)
+      by_message = lambda values: jnp.sum(message_mean(values, x) * x.message_mask)
+      sums = {'tis_weight': by_message(weights), 'tis_truncated': by_message(truncated)}
     divergence = jnp.float32(0)
     if self.kl_coef:
       reference_logprobs, _ = self._token_logprobs(reference, frozen, batch)
@@ -177,7 +190,7 @@ class Updater:
       )
       x = x.replace(token_weights=weights)
     result = self.objective(x)
-    sums = self._sums(x, result, entropy) | self._gaps(x, flat(batch.sampler_logprobs))
+    sums |= self._sums(x, result, entropy) | self._gaps(x, sampler_logprobs)
     sums['kl'] = jax.lax.stop_gradient(divergence)
     return -result.total, sums
 
@@ -238,6 +251,7 @@ class Updater:
       'entropy',
     )
     names += ('gap', 'gap_max', 'sampler_gap', 'sampler_gap_max', 'kl')
+    names += ('tis_weight', 'tis_truncated') if self.tis_cap else ()
     names += tuple(f'{kind}_{low}' for low in LENGTH_BUCKETS for kind in ('clipped', 'count'))
     return {name: jnp.float32(0) for name in names}
 
@@ -256,6 +270,9 @@ class Updater:
       'policy/grad_norm': grad_norm,
       'policy/kl': sums['kl'] / count,
     }
+    if self.tis_cap:
+      metrics['policy/tis_weight_mean'] = sums['tis_weight'] / count
+      metrics['policy/tis_truncated'] = sums['tis_truncated'] / count
     for low, high in _length_ranges():
       if sums[f'count_{low}']:
         name = f'{low}' if high == low + 1 else f'{low}_up' if high > 1e6 else f'{low}-{high - 1}'
