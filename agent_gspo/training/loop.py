@@ -18,6 +18,7 @@ from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import ties
+from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training import warm_start_cache, workdir_lock
@@ -79,6 +80,7 @@ class Run:
     self.setup = setup_lib.build(parts)
     self.trainer = Trainer(self.setup)
     self.writer = RunWriter(workdir, wandb_project=config['logging']['wandb_project'])
+    self.warned = False  # of a clip band that is too narrow: once is enough
 
   def close(self) -> None:
     self.writer.close()
@@ -226,6 +228,9 @@ class Run:
           '--config.learner.learning_rate and --allow_changes=learner.learning_rate.'
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
+    if not self.warned and (warning := metrics_lib.clip_warning(self.config, outcome.metrics)):
+      progress.note(f'step {int(outcome.state.step)}: {warning}')
+      self.warned = True
     kept = range(min(self.config['logging']['transcripts'], len(talk.batch.episodes)))
     self.writer.transcripts(
       transcripts.records(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from agent_gspo.algorithms import objectives
 from agent_gspo.teams.accountant import Ledger
+
+_NOISE_CLIPPED = 0.02  # of the messages, in a first mini-batch
 
 
 def of_talk(ledger: Ledger) -> dict[str, float]:
@@ -37,11 +41,40 @@ def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
   first = results[0]
   return metrics | {
     'policy/grad_norm_max': max(r['policy/grad_norm'] for r in results),
+    'policy/clip_fraction_first_minibatch': first['policy/clip_fraction'],
     'policy/ratio_first_minibatch_mean': first['policy/ratio_mean'],
     'policy/ratio_first_minibatch_error_max': first['policy/ratio_error_max'],
     'policy/sampler_trainer_diff_mean': first['policy/sampler_gap_mean'],
     'policy/sampler_trainer_diff_max': first['policy/sampler_gap_max'],
   }
+
+
+def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+  """What to tell about a clip band that rounding leaves, None where it is wide enough.
+
+  Before the first mini-batch nothing was updated: what is clipped there, on one side of the band,
+  is how far the arithmetic of the update is from that of the old log-probs. 2 % are a band of two
+  standard deviations of a message's mean.
+
+  Args:
+    config: resolved, of the run.
+    metrics: of a step.
+  """
+  clipped = metrics['policy/clip_fraction_first_minibatch']
+  if clipped <= _NOISE_CLIPPED:
+    return None
+  options, learner = config['objective'], config['learner']
+  known = objectives.OBJECTIVES[options['name']].options
+  low, high = (known[k] if options[k] is None else options[k] for k in ('clip_low', 'clip_high'))
+  remedy = "Set learner.old_logprobs='trainer'"
+  if learner['old_logprobs'] == 'trainer':
+    remedy = "Set model.dtype='float32'" if config['model']['remat'] else 'Set model.remat=True'
+  return (
+    f'{clipped:.0%} of the messages were clipped before anything was updated, where all ratios '
+    f'should be 1 (they are off by up to {metrics["policy/ratio_first_minibatch_error_max"]:.1e}): '
+    f'the band of objective.clip_low={low} and objective.clip_high={high} is narrower than '
+    f'rounding. {remedy}, or widen the band.'
+  )
 
 
 def peak_mb() -> float:

@@ -1,0 +1,52 @@
+"""A clip band that is narrower than rounding is told of, with what to change."""
+
+from __future__ import annotations
+
+import micro_run
+import pytest
+
+from agent_gspo import config as config_lib
+from agent_gspo.training import loop
+from agent_gspo.training.metrics import clip_warning
+
+
+def _warning(clipped: float, **fields) -> str | None:
+  config = config_lib.resolve(micro_run.changed(**fields))
+  found = {
+    'policy/clip_fraction_first_minibatch': clipped,
+    'policy/ratio_first_minibatch_error_max': 0.00234,
+  }
+  return clip_warning(config, found)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'remedy'),
+  [
+    ({'learner__old_logprobs': 'sampler'}, "Set learner.old_logprobs='trainer', or widen the band"),
+    ({'model__dtype': 'bfloat16'}, 'Set model.remat=True, or widen'),
+    ({'model__dtype': 'bfloat16', 'model__remat': True}, "Set model.dtype='float32', or widen"),
+  ],
+)
+def test_it_names_the_band_and_the_remedy(fields, remedy):
+  assert _warning(0.02, **fields) is None
+  text = _warning(0.28, **fields)
+  assert text.startswith('28% of the messages were clipped before anything was updated')
+  assert 'off by up to 2.3e-03' in text
+  assert 'objective.clip_low=0.0003 and objective.clip_high=0.0004' in text
+  assert remedy in text
+  assert 'clip_low=0.1 ' in _warning(0.28, objective__clip_low=0.1)
+
+
+def test_a_run_tells_it_once(tmp_path, capsys):
+  """In float32 too, if the band is narrow enough."""
+  fields = {
+    'steps': 3,
+    'budget__lambda_tok': 0.01,  # so that there are advantages at all
+    'objective__clip_low': 1e-9,
+    'objective__clip_high': 1e-9,
+    'warm_start__steps': 0,
+    'evaluation__every': 0,
+  }
+  loop.train(micro_run.changed(**fields), tmp_path / 'run')
+  told = capsys.readouterr().out.replace('\n', ' ')
+  assert told.count('is narrower than rounding') == 1
