@@ -144,6 +144,7 @@ class TrainBatch:
     message_mask: float32 `[R, S]`, 1 for a message, 0 for padding.
     advantages: float32 `[R, S]`.
     clip_scale: float32 `[R, S]`, factor of a message's own clip range; None is 1.
+    token_weights: float32 `[R, L]`, weight of each loss token; None is 1.
     span_log_ratio, span_share: float32 `[R, S]`, see `algorithms.packed.PackedTokens`; None
       where a message is a sequence of its own.
   """
@@ -162,5 +163,6 @@ class TrainBatch:
   message_mask: chex.Array
   advantages: chex.Array
   clip_scale: chex.Array | None = None
+  token_weights: chex.Array | None = None
   span_log_ratio: chex.Array | None = None
   span_share: chex.Array | None = None

@@ -99,6 +99,9 @@ class _Updater:
     metrics |= {'sampler_gap_mean': 1.0, 'sampler_gap_max': 1.0, 'clip_fraction': 0.0}
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
+  def entropies(self, state, batches):
+    return [np.abs(b.old_logprobs) * b.loss_mask for b in batches]
+
   def score(self, state, batches):
     return [
       b.replace(old_logprobs=(b.old_logprobs + self.done * self.move) * b.loss_mask)
@@ -137,7 +140,7 @@ def test_every_algorithm_takes_a_step(algorithm):
 @pytest.mark.parametrize('span', ['message', 'episode'])
 def test_objectives_fit_the_update(name, span):
   """Traced, not compiled: shapes and options of the real update."""
-  setup = _setup(algorithm=name, objective__ratio_span=span, advantage__token_share=0.5)
+  setup = _setup(algorithm=name, objective__ratio_span=span)
   model_config = model_presets.PRESETS['micro'].replace(vocab_size=30)
   model = Transformer(model_config)
   updater = Updater(
@@ -145,12 +148,12 @@ def test_objectives_fit_the_update(name, span):
     learner_lib.make_objective(setup.config['objective'], setup.team),
     optax.sgd(1.0),
     temperature=1.0,
-    token_share=0.5,
   )
-  trainer = _trainer(algorithm=name, objective__ratio_span=span)
+  trainer = _trainer(algorithm=name, objective__ratio_span=span, advantage__token_share=0.5)
   _step(trainer)
   (batch, *_), *_ = trainer.learner.updater.seen
   assert (batch.span_share is None) == (span == 'message')
+  assert batch.token_weights is not None
   params = jax.eval_shape(lambda: init_params(model_config, jax.random.key(0)))
   state = jax.eval_shape(lambda p: state_lib.init(p, optax.sgd(1.0)), params)
   gradient, sums = jax.eval_shape(
@@ -303,6 +306,27 @@ def test_dropped_messages_are_not_trained():
     outcome = trainer.learn(state, talk, _Progress())
     kept.append(outcome.metrics['advantage/kept'])
   assert kept == pytest.approx([0.5, 0.75, 1.0], abs=0.1)
+
+
+@pytest.mark.parametrize('minibatches', [1, 2])
+def test_which_tokens_are_trained_depends_on_the_mini_batch_not_on_its_rows(minibatches):
+  trained = {}
+  for rows in (1, 2, 8):
+    trainer = _trainer(
+      advantage__token_share=0.3, learner__rows=rows, learner__minibatches=minibatches
+    )
+    _step(trainer)
+    seen = trainer.learner.updater.seen
+    assert len(seen) == minibatches
+    for part in seen:
+      weights, mask = (np.concatenate([b[k] for b in part]) for k in ('token_weights', 'loss_mask'))
+      assert set(weights[mask > 0]) == {0.0, 1.0}
+      assert weights.sum() == pytest.approx(0.3 * mask.sum(), abs=1)
+      assert not weights[mask == 0].any()
+    trained[rows] = [
+      sorted(t for b in part for t in b.old_logprobs[b.token_weights > 0]) for part in seen
+    ]
+  assert trained[1] == trained[2] == trained[8]
 
 
 def test_tied_questions_make_room_for_others():

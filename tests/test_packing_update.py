@@ -395,6 +395,15 @@ def test_score_gives_the_models_logprobs_at_the_temperature():
     assert np.abs(found - plain[1.0][i, inside]).max() > 1e-2
 
 
+def test_tokens_without_weight_are_not_trained():
+  batches = _pack()
+  weigh = lambda factor: [b.replace(token_weights=factor * b.loss_mask) for b in batches]
+  plain, ones = (_updater().minibatch(_state(), x)[0] for x in (batches, weigh(1)))
+  _close(_params(ones), _params(plain))
+  _, metrics = _updater().minibatch(_state(), weigh(0))
+  assert metrics['policy/grad_norm'] == 0
+
+
 def test_entropy_is_that_of_the_predictions():
   rows = _plain_rows()
   _, metrics = _updater().minibatch(_state(), _pack())
@@ -405,6 +414,8 @@ def test_entropy_is_that_of_the_predictions():
     table -= np.log(np.exp(table).sum(axis=1, keepdims=True))
     total -= (np.exp(table) * table).sum()
   np.testing.assert_allclose(metrics['policy/entropy'], total / rows['mask'].sum(), rtol=1e-4)
+  by_token = _updater().entropies(_state(), _pack())
+  np.testing.assert_allclose(sum(x.sum() for x in by_token), total, rtol=1e-4)
 
 
 @pytest.mark.parametrize('field', ['advantages', 'old_logprobs'])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.algorithms import objectives, seeupo, spans
+from agent_gspo.algorithms.down_sampling import d3s_token_weights
 from agent_gspo.teams.accountant import Ledger
 from agent_gspo.teams.team import Team
 from agent_gspo.training import packing
@@ -83,6 +84,7 @@ class Learner:
   ):
     self.options, self.seed = config['learner'], config['seed']
     self.ratio_span = config['objective']['ratio_span']
+    self.token_share = config['advantage']['token_share']
     self.updater = updater
     self._pack = functools.partial(
       packing.pack_messages,
@@ -119,6 +121,8 @@ class Learner:
         )
         for b in batches
       ]
+      if self.token_share < 1:
+        batches = self._with_token_weights(state, batches)
       if self.ratio_span != 'message':
         batches = self._with_spans(state, ledger, part, batches)
       state, metrics = self.updater.minibatch(state, batches)
@@ -163,6 +167,24 @@ class Learner:
       b.replace(span_log_ratio=packing.by_slot(log_ratio, b), span_share=packing.by_slot(share, b))
       for b in batches
     ]
+
+  def _with_token_weights(self, state: TrainState, batches: list[TrainBatch]) -> list[TrainBatch]:
+    """The batches with weights that choose the tokens of most signal under `state`.
+
+    Of all tokens of the mini-batch: those of a micro-batch depend on how rows were cut.
+    """
+    mask, slot = (np.stack([b[k] for b in batches]) for k in ('loss_mask', 'loss_message'))
+    advantages = np.stack([b.advantages for b in batches])
+    row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)
+    weights = d3s_token_weights(
+      advantages.reshape(-1),
+      np.concatenate(self.updater.entropies(state, batches)).reshape(-1),
+      (slot + advantages.shape[2] * row).reshape(-1),
+      mask.reshape(-1),
+      share=self.token_share,
+    )
+    weights = np.asarray(weights).reshape(mask.shape)
+    return [b.replace(token_weights=w) for b, w in zip(batches, weights, strict=True)]
 
   def _log_ratios(
     self, state: TrainState, batches: list[TrainBatch], count: int

@@ -88,7 +88,6 @@ class Trainer:
       kl_estimator=config['objective']['kl_estimator'],
       tis_cap=config['objective']['tis_cap'],
       tis_level=config['objective']['tis_level'],
-      token_share=config['advantage']['token_share'],
       entropy=options['entropy'],
       placement=setup.placement,
     )

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from agent_gspo.algorithms import behaviour, kl
-from agent_gspo.algorithms.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_mean
 from agent_gspo.models import token_tree
 from agent_gspo.models.placement import ONE_DEVICE, Placement
@@ -46,8 +45,6 @@ class Updater:
     tis_cap: highest weight that corrects for a sampler unlike the trainer, see
       `behaviour.truncated_weights`; 0 for no correction.
     tis_level: of `behaviour.LEVELS`.
-    token_share: share of each micro-batch's tokens that is trained on, see
-      `down_sampling.d3s_token_weights`; needs `entropy` below 1.
     entropy: whether to measure it (one more pass over the logits).
     placement: of the rows of micro-batches.
   """
@@ -60,7 +57,6 @@ class Updater:
   kl_estimator: str = 'k3'
   tis_cap: float = 0.0
   tis_level: str = 'message'
-  token_share: float = 1.0
   entropy: bool = True
   placement: Placement = ONE_DEVICE
 
@@ -69,6 +65,7 @@ class Updater:
       '_accumulate': jax.jit(self._accumulate_impl, donate_argnums=3),
       '_apply': jax.jit(self._apply_impl, donate_argnums=(0, 1)),
       '_score': jax.jit(self._score_impl),
+      '_entropy': jax.jit(self._entropy_impl),
     }
     for name, function in compiled.items():
       object.__setattr__(self, name, function)
@@ -114,6 +111,17 @@ class Updater:
       b.replace(old_logprobs=np.asarray(self._score(state.trainable, state.frozen, placed)))
       for b, placed in zip(batches, map(self.placement.by_rows, batches), strict=True)
     ]
+
+  def entropies(self, state: TrainState, batches: Sequence[TrainBatch]) -> list[np.ndarray]:
+    """The policy's entropy where each loss token was sampled, nats, float32 `[R, L]` a batch.
+
+    Raises:
+      ValueError: this updater does not measure it.
+    """
+    if not self.entropy:
+      raise ValueError('Updater.entropies needs Updater.entropy=True.')
+    placed = map(self.placement.by_rows, batches)
+    return [np.asarray(self._entropy(state.trainable, state.frozen, b)) for b in placed]
 
   def _token_logprobs(self, trainable: Flat | None, frozen: Flat, batch: TrainBatch):
     """Log-prob and entropy of each loss token, float32 `[R, L]`; None is adapters off."""
@@ -166,6 +174,7 @@ class Updater:
       advantages=flat(batch.advantages),
       message_mask=flat(batch.message_mask),
       clip_scale=flat(batch.clip_scale),
+      token_weights=flat(batch.token_weights),
       span_log_ratio=flat(batch.span_log_ratio),
       span_share=flat(batch.span_share),
     )
@@ -184,11 +193,6 @@ class Updater:
       difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
       x = x.replace(token_penalty=self.kl_coef * difference)
       divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
-    if self.token_share < 1:
-      weights = d3s_token_weights(
-        x.advantages, entropy.reshape(-1), x.message_ids, x.token_mask, share=self.token_share
-      )
-      x = x.replace(token_weights=weights)
     result = self.objective(x)
     sums |= self._sums(x, result, entropy) | self._gaps(x, sampler_logprobs)
     sums['kl'] = jax.lax.stop_gradient(divergence)
@@ -210,6 +214,9 @@ class Updater:
 
   def _score_impl(self, trainable, frozen, batch):
     return self._token_logprobs(trainable, frozen, batch)[0] * batch.loss_mask
+
+  def _entropy_impl(self, trainable, frozen, batch):
+    return self._token_logprobs(trainable, frozen, batch)[1] * batch.loss_mask
 
   def _sums(self, x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
     """What the metrics are made of: sums over messages and tokens, and maxima."""
