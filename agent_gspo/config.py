@@ -109,7 +109,7 @@ def default_config() -> config_dict.ConfigDict:
   # none. None: 2 where ratios begin with the trainer's log-probs, else 0.
   objective.tis_cap = config_dict.placeholder(float)
   objective.tis_level = ''  # message, token: what one weight is of; empty: as the objective's ratio
-  objective.kl_coef = 0.0  # weight of the penalty towards where the run began (LoRA: adapters off)
+  objective.kl_coef = 0.0  # weight of the penalty towards where the run began, after a warm start
   objective.kl_estimator = 'k3'  # k3, k2
 
   config.mesh = mesh = config_dict.ConfigDict()

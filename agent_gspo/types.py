@@ -132,7 +132,8 @@ class TrainBatch:
     tokens: int32 `[R, T]`.
     positions: int32 `[R, T]`, distance from the root of the token's own path.
     subtree_end: int32 `[R, T]`; token `i` sees token `j` iff `j <= i < subtree_end[j]`.
-    adapters: int32 `[R, T]`, adapter that each token goes through; 0 where there is one.
+    adapters: int32 `[R, T]`, adapter that each token goes through, -1 for none; None: the one that
+      there is, if any.
     loss_source: int32 `[R, L]`, column of the predicting position.
     loss_target: int32 `[R, L]`, the sampled id.
     loss_message: int32 `[R, L]`, message slot of the row, `0 .. S-1`.
@@ -152,7 +153,7 @@ class TrainBatch:
   tokens: chex.Array
   positions: chex.Array
   subtree_end: chex.Array
-  adapters: chex.Array
+  adapters: chex.Array | None
   loss_source: chex.Array
   loss_target: chex.Array
   loss_message: chex.Array

@@ -302,26 +302,27 @@ def _scores(updater, params, batches):
   return found
 
 
-def test_messages_without_an_adapter_or_a_learner_are_not_packed():
+def test_messages_without_a_learner_are_not_packed():
   messages, _ = _messages()
   batches = _pack(adapters=_ADAPTERS)
-  assert sum(b.message_mask.sum() for b in batches) == 6  # agent 1 is the base model
+  assert sum(b.message_mask.sum() for b in batches) == 8
+  assert any((b.adapters == -1).any() for b in batches)  # agent 1 is the base model
   assert any(
     (b.adapters[r] == 0).any() and (b.adapters[r] == 2).any() for b in batches for r in range(2)
   )  # a row of several agents
-  batches = _pack(adapters=_ADAPTERS, trained={0, 1, 3})
+  batches = _pack(adapters=_ADAPTERS, trained={0, 3})
   assert {int(x) for b in batches for x in b.adapters[b.positions > 0]} == {0, 2}
   assert sum(b.message_mask.sum() for b in batches) == 4
   assert sum(b.message_mask.sum() for b in _pack(trained={1})) == 2
-  assert all((b.adapters == 0).all() for b in _pack())
+  assert all(b.adapters is None for b in _pack())
   assert len(messages) == 8
 
 
 def test_logprobs_of_all_agents_equal_those_of_each_alone():
   together = _scores(_updater(_ALL), _params(), _pack(adapters=_ADAPTERS))
-  assert len(together) == 6
-  for agent in (0, 2, 3):
-    alone = _scores(_updater(_ONE), _of(_ADAPTERS[agent]), _pack([agent]))
+  assert len(together) == 8
+  for agent in range(4):
+    alone = _scores(_updater(_ONE if agent != 1 else _BASE), _of(_ADAPTERS[agent]), _pack([agent]))
     assert len(alone) == 2
     for message, logprobs in alone.items():
       np.testing.assert_allclose(together[message], logprobs, atol=1e-5)
@@ -330,9 +331,12 @@ def test_logprobs_of_all_agents_equal_those_of_each_alone():
 
 
 def test_gradient_of_all_agents_is_that_of_each_alone():
-  """Also of the KL term, whose reference is the adapter switched off."""
+  """Also of the KL term, towards the model without adapters."""
   kl = 0.3
-  state, metrics = _updater(_ALL, kl).minibatch(_state(_params()), _pack(adapters=_ADAPTERS))
+  state = _state(_params())
+  state = state.replace(reference=jax.tree.map(np.zeros_like, state.trainable))
+  batches = _pack(adapters=_ADAPTERS, trained={0, 2, 3})
+  state, metrics = _updater(_ALL, kl).minibatch(state, batches)
   start = flax.traverse_util.flatten_dict(_params())
   found = {path: start[path] - np.asarray(x) for path, x in state.trainable.items()}
   divergence = objective = 0.0

@@ -185,7 +185,7 @@ def test_optima_pays_for_what_the_reference_finds_likely():
     ({}, False),
     ({'objective__kl_coef': 0.1}, True),
     ({'reward__shape': 'optima', 'reward__shape_options': 'min_tokens=0'}, True),
-    ({'objective__kl_coef': 0.1, 'model__lora_rank': 4}, False),  # there the adapters are off
+    ({'objective__kl_coef': 0.1, 'model__lora_rank': 4}, True),
   ],
 )
 def test_a_reference_policy_is_held_where_somebody_asks_for_it(asks, kept):

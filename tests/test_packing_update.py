@@ -451,9 +451,22 @@ def _adapted():
   return flax.traverse_util.unflatten_dict(adapted), flax.traverse_util.unflatten_dict(base)
 
 
-def test_lora_trains_adapters_towards_the_model_without_them():
+def test_the_reference_of_adapters_is_where_they_began():
+  """At work already, as after a warm start."""
+  params, _ = _adapted()
+  state = state_lib.init(params, optax.sgd(1.0), lora=True, keep_reference=True)
+  updater, batches = _updater(_LORA, _KL), _pack()
+  state, first = updater.minibatch(state, updater.score(state, batches))
+  assert first['policy/kl'] < 1e-9
+  _, second = updater.minibatch(state, batches)
+  assert second['policy/kl'] > 1e-6
+
+
+def test_lora_trains_adapters_towards_the_reference():
+  """Which is the model without them, where they began at 0."""
   params, base = _adapted()
   state = _state(_LORA, params)
+  state = state.replace(reference=jax.tree.map(np.zeros_like, state.trainable))
   assert {path[-1] for path in state.trainable} == {'lora_a', 'lora_b'}
   assert not any(path[-1].startswith('lora_') for path in state.frozen)
 

@@ -20,6 +20,7 @@ def of_episodes(
   *,
   row_tokens: int,
   rows: int,
+  adapters: Sequence[int] | None = None,
 ) -> np.ndarray:
   """Highest mean loss of an episode's messages under the reference policy (arXiv 2410.08115).
 
@@ -31,12 +32,15 @@ def of_episodes(
     messages: `M`, of the rollout.
     num_episodes: `E`.
     row_tokens, rows: shape of a micro-batch.
+    adapters: the adapter of each agent, see `packing.pack_messages`.
 
   Returns:
     float64 `[E]`, nats a token; infinite where all were silent.
   """
   said = [m for m in messages if not m.silent]
-  batches = packing.pack_messages(said, np.zeros(len(said)), row_tokens=row_tokens, rows=rows)
+  batches = packing.pack_messages(
+    said, np.zeros(len(said)), row_tokens=row_tokens, rows=rows, adapters=adapters
+  )
   total = np.zeros(len(said))
   for batch in updater.score(state.replace(trainable=state.reference), batches):
     message = np.take_along_axis(batch.message, batch.loss_message, axis=1)

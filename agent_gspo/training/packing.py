@@ -30,15 +30,12 @@ def pack_messages(
     advantages: float `[M]`.
     row_tokens: columns `T`; also the loss tokens `L` and message slots `S` of a row.
     rows: rows `R` of a micro-batch; the last one is filled up with empty rows.
-    adapters: the adapter of each agent, by default 0 for all. Messages of agents without
-      one (-1) are left out: nothing of theirs is trained.
+    adapters: the adapter of each agent, -1 for none; by default all have the one that there is.
     trained: agents whose messages are packed, by default all. Those of a frozen agent
       would cost time and move nothing.
   """
-  learns = lambda agent: (
-    (trained is None or agent in trained) and (adapters is None or adapters[agent] >= 0)
-  )
-  sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and learns(x.agent)]
+  packed = lambda agent: trained is None or agent in trained
+  sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
   if not sampled:
     return []
   # The last token is predicted, never read.
@@ -56,7 +53,6 @@ def pack_messages(
     'tokens': _pad_rows(tree.tokens, total),
     'positions': _pad_rows(tree.positions, total),
     'subtree_end': _pad_rows(tree.subtree_end, total),
-    'adapters': _pad_rows(tree.keys, total),
     'loss_source': np.zeros(shape, np.int32),
     'loss_target': np.zeros(shape, np.int32),
     'loss_message': np.zeros(shape, np.int32),
@@ -84,8 +80,10 @@ def pack_messages(
     batch['message_mask'][row, slot] = 1.0
     loss_used[row] += count
     slots_used[row] += 1
+  if adapters is not None:
+    batch['adapters'] = _pad_rows(tree.keys, total)
   return [
-    TrainBatch(**{name: array[i : i + rows] for name, array in batch.items()})
+    TrainBatch(**{'adapters': None, **{k: array[i : i + rows] for k, array in batch.items()}})
     for i in range(0, total, rows)
   ]
 

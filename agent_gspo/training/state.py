@@ -28,7 +28,7 @@ class TrainState:
   frozen: flat dict of those that are not (all but the adapters under LoRA).
   opt_state: of the optimiser, for `trainable`.
   reference: `trainable` of the reference policy, which is where the run began, after a warm
-    start; None where nobody asks for it, or it is the model with its adapters off.
+    start; None where nobody asks for it.
   budget: state of the token price.
   selection: what is known of each training question, and how many were drawn.
   """
@@ -58,8 +58,7 @@ def init(
     optimizer: see `make_optimizer`.
     lambda_tok: first price of a token.
     lora: train the adapters only.
-    keep_reference: also hold `params` as the reference policy; not under `lora`, where it is the
-      model with its adapters off.
+    keep_reference: also hold what is trained of `params` as the reference policy.
     num_questions: of the training split.
   """
   flat = flax.traverse_util.flatten_dict(params)
@@ -72,7 +71,7 @@ def init(
     trainable=trainable,
     frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
     opt_state=optimizer.init(trainable),
-    reference=copy() if keep_reference and not lora else None,
+    reference=copy() if keep_reference else None,
     budget=budgets.init(lambda_tok),
     selection=selection.init(num_questions),
   )

@@ -232,6 +232,7 @@ class Trainer:
       len(batch.episodes),
       row_tokens=self.config['learner']['row_tokens'],
       rows=self.config['learner']['rows'],
+      adapters=self.setup.sharing.adapters,
     )
 
   def _credit(

@@ -103,10 +103,7 @@ class Updater:
     return state.replace(trainable=trainable, opt_state=opt_state), metrics
 
   def score(self, state: TrainState, batches: Sequence[TrainBatch]) -> list[TrainBatch]:
-    """The batches with `old_logprobs` recomputed by the trainer under `state`.
-
-    Where its `trainable` is None the adapters are off.
-    """
+    """The batches with `old_logprobs` recomputed by the trainer under `state`."""
     return [
       b.replace(old_logprobs=np.asarray(self._score(state.trainable, state.frozen, placed)))
       for b, placed in zip(batches, map(self.placement.by_rows, batches), strict=True)
@@ -123,16 +120,11 @@ class Updater:
     placed = map(self.placement.by_rows, batches)
     return [np.asarray(self._entropy(state.trainable, state.frozen, b)) for b in placed]
 
-  def _token_logprobs(self, trainable: Flat | None, frozen: Flat, batch: TrainBatch):
-    """Log-prob and entropy of each loss token, float32 `[R, L]`; None is adapters off."""
-    config, adapter = self.model.config, None
-    if trainable is None:
-      trainable, config = {}, config.without_adapters()
-    elif config.num_adapters > 1:
-      adapter = batch.adapters
-    model, variables = Transformer(config), {'params': state_lib.merge(trainable, frozen)}
+  def _token_logprobs(self, trainable: Flat, frozen: Flat, batch: TrainBatch):
+    """Log-prob and entropy of each loss token, float32 `[R, L]`."""
+    model, variables = self.model, {'params': state_lib.merge(trainable, frozen)}
     mask = token_tree.mask(batch.subtree_end)
-    hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=adapter)
+    hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=batch.adapters)
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
 
     @jax.checkpoint

@@ -73,6 +73,8 @@ def warm_start(
     model, objectives.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
   )
   state = state_lib.init(params, optimizer, lora=adapted)
+  adapters = sharing.adapters if adapted else None
+  trained = adapters and {agent for agent, adapter in enumerate(adapters) if adapter >= 0}
   questions = task.questions('train')
   order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))
   for step in range(options['steps']):
@@ -85,7 +87,8 @@ def warm_start(
       np.zeros(len(spoken.messages)),
       row_tokens=config['learner']['row_tokens'],
       rows=config['learner']['rows'],
-      adapters=sharing.adapters if adapted else None,
+      adapters=adapters,
+      trained=trained,
     )
     try:
       state, metrics = updater.minibatch(state, micro_batches)
