@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import struct
+
 import numpy as np
 import pretrained
 import pytest
+import raw_gguf
 
 from agent_gspo.models import gguf as ours
 from agent_gspo.models import gguf_header, hf, load, names, rope
@@ -190,6 +194,161 @@ def test_damaged_files_are_refused(tmp_path):
     ours.load_gguf(file)
   with pytest.raises(FileNotFoundError, match=r'none\.gguf'):
     load.load_model(f'gguf:{tmp_path / "none.gguf"}')
+
+
+def _header(key=None, value=None, drop=(), **fields):
+  """A damage: a key set to (type, value), keys dropped, fields of the file set."""
+
+  def damage(file):
+    for name in drop:
+      del file.metadata[name]
+    if key is not None:
+      file.metadata[key] = value
+    for field, number in fields.items():
+      setattr(file, field, number)
+
+  return damage
+
+
+def _tensor(name, **fields):
+  def damage(file):
+    for field, value in fields.items():
+      setattr(file.tensors[name], field, value)
+
+  return damage
+
+
+def _weights(number: float):
+  def damage(file):
+    data = np.zeros(16, np.float32)
+    data[3] = number
+    file.tensors['output_norm.weight'].data = data.tobytes()
+
+  return damage
+
+
+_COUNT, _FLOAT = raw_gguf.UINT32, raw_gguf.FLOAT32
+_DAMAGES = {
+  'keys': (_header(num_keys=2**60), '1152921504606846976 keys do not fit'),
+  'tensors': (_header(num_tensors=2**63), 'tensors do not fit'),
+  'one key too many': (_header(num_keys=22), 'cut off or damaged'),
+  'string': (_header('a', (raw_gguf.STRING, b'\xff' * 8)), "'a': 18446744073709551615 bytes"),
+  'array': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 6, 2**61))),
+    "'a': 2305843009213693952 numbers do not fit",
+  ),
+  'array of texts': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 8, 2**40))),
+    "'a': 1099511627776 texts do not fit",
+  ),
+  'array of arrays': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 9, 1) * 5000)),
+    "'a': values of type 9 are unknown",
+  ),
+  'value type': (_header('a', (13, b'')), "'a': values of type 13 are unknown"),
+  'not UTF-8': (
+    _header('a', (raw_gguf.STRING, struct.pack('<Q', 2) + b'\xff\xfe')),
+    "'a': a text in it is not UTF-8",
+  ),
+  'alignment': (_header('general.alignment', (_COUNT, 0)), 'general.alignment: 0 is no power'),
+  'alignment text': (
+    _header('general.alignment', (raw_gguf.STRING, '32')),
+    "general.alignment: '32' is no power",
+  ),
+  'dimensions': (_tensor('output_norm.weight', dims=[1] * 5), '5 dimensions; a tensor has 1 to 4'),
+  'no dimensions': (_tensor('output_norm.weight', dims=[]), '0 dimensions'),
+  'empty': (_tensor('output_norm.weight', dims=[0]), r'a dimension of its shape \[0\] is 0'),
+  'huge': (_tensor('output_norm.weight', dims=[2**60]), "'output_norm.weight': the file ends"),
+  'negative': (_tensor('output_norm.weight', dims=[2**64 - 16]), 'the file ends before it does'),
+  'type': (_tensor('output_norm.weight', kind=99), "'output_norm.weight': 99 is not a valid"),
+  'blocks': (
+    _tensor('output_norm.weight', kind=raw_gguf.Q8_0),
+    "'output_norm.weight': Quantized tensor row size",
+  ),
+  'integers': (
+    _tensor('output_norm.weight', kind=raw_gguf.I32),
+    'tensors of type I32 are not supported',
+  ),
+  'offset': (_tensor('output_norm.weight', offset=1 << 40), 'does not begin where the one before'),
+  'overlap': (_tensor('output_norm.weight', offset=0), 'does not begin where the one before'),
+  'shape': (
+    _tensor('output_norm.weight', dims=[4, 4]),
+    r"'output_norm.weight' \(final_norm/scale\) has shape \(4, 4\), .* implies \(16,\)",
+  ),
+  'shape of q': (
+    _tensor('blk.0.attn_q.weight', dims=[256]),
+    r"'blk.0.attn_q.weight' .* has shape \(256,\)",
+  ),
+  'nan': (_weights(np.nan), r"'output_norm.weight' .* holds NaN or infinite weights"),
+  'inf': (_weights(np.inf), r"'output_norm.weight' .* holds NaN or infinite weights"),
+  'layers': (
+    _header('llama.block_count', (_COUNT, 10**9)),
+    'llama.block_count=1000000000 must be a whole number from 1 to 1000',
+  ),
+  'no layers': (_header('llama.block_count', (_COUNT, 0)), 'llama.block_count=0 must be'),
+  'text': (_header('llama.embedding_length', (raw_gguf.STRING, 'x')), "embedding_length='x' must"),
+  'heads': (_header('llama.attention.head_count', (_COUNT, 0)), 'head_count=0 must be a whole'),
+  'truth': (_header('llama.attention.head_count', (raw_gguf.BOOL, True)), 'head_count=True must'),
+  'key heads': (_header('llama.attention.head_count_kv', (_COUNT, 3)), 'num_kv_heads=3'),
+  'theta': (_header('llama.rope.freq_base', (_FLOAT, 0.0)), 'freq_base=0.0 must be a finite'),
+  'theta nan': (_header('llama.rope.freq_base', (_FLOAT, np.nan)), 'freq_base=nan must be a'),
+  'epsilon': (
+    _header('llama.attention.layer_norm_rms_epsilon', (_FLOAT, -1e-5)),
+    'rms_epsilon=.* must be a finite number above 0',
+  ),
+  'epsilon nan': (
+    _header('llama.attention.layer_norm_rms_epsilon', (_FLOAT, np.nan)),
+    'rms_epsilon=nan must be a finite number above 0',
+  ),
+  'vocabulary': (
+    _header('tokenizer.ggml.tokens', (raw_gguf.STRING, 'a b')),
+    'tokenizer.ggml.tokens',
+  ),
+}
+
+
+def test_raw_file_is_valid(tmp_path):
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(raw_gguf.valid().data())
+  model = load.load_model(f'gguf:{file}')
+  assert model.config == raw_gguf.CONFIG
+  assert model.tokenizer.decode(model.tokenizer.encode('abc<|end|>')) == 'abc<|end|>'
+
+
+@pytest.mark.parametrize('name', _DAMAGES)
+def test_damage_is_named(name, tmp_path):
+  damage, message = _DAMAGES[name]
+  content = raw_gguf.valid()
+  damage(content)
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(content.data())
+  with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}: .*{message}'):
+    ours.load_gguf(file)
+
+
+@pytest.mark.parametrize('what', ['key', 'tensor'])
+def test_names_that_are_there_twice(what, tmp_path):
+  content = raw_gguf.valid()
+  if what == 'key':
+    content.metadata['llama.block_coumt'] = content.metadata['llama.block_count']
+  else:
+    content.tensors['output_morm.weight'] = content.tensors['output_norm.weight']
+  file = tmp_path / 'm.gguf'
+  data = content.data()
+  file.write_bytes(data.replace(b'block_coumt', b'block_count').replace(b'morm', b'norm'))
+  with pytest.raises(ValueError, match='is there twice'):
+    ours.load_gguf(file)
+
+
+def test_factors_that_are_no_scaling(tmp_path):
+  file = tmp_path / 'm.gguf'
+  for factors in ([np.nan] * 4, [0.0] * 4, [np.inf] * 4, [1.0] * 3):
+    content = raw_gguf.valid()
+    data = np.asarray(factors, np.float32).tobytes()
+    content.tensors['rope_freqs.weight'] = raw_gguf.Tensor([len(factors)], raw_gguf.F32, data)
+    file.write_bytes(content.data())
+    with pytest.raises(ValueError, match=r'm\.gguf: .*rope_freqs\.weight is not a Llama 3'):
+      ours.load_gguf(file)
 
 
 def test_smollm2_has_the_weights_that_transformers_reads():

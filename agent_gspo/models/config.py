@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+MAX_LAYERS = 1000
+"""More than any model has: a count beyond it comes from a damaged file."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:

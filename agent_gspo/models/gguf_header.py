@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 _SCALARS = 'BbHhIif?'  # type ids 0 .. 7
 _FORMATS = dict(enumerate(_SCALARS)) | {10: 'Q', 11: 'q', 12: 'd'}
 _STRING, _ARRAY = 8, 9
+_MAX_DIMS = 4  # ggml's tensors have no more
+_SMALLEST_KEY, _SMALLEST_TENSOR = 13, 32  # bytes: an empty name, one value; one dimension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,65 +34,131 @@ class TensorInfo:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-  """Metadata and tensors of a file, by key and by name.
+  """Metadata and tensors of a file, by key and by name, in the order of the file.
 
   Raises:
-    ValueError: the file is not GGUF version 2 or 3 in little-endian order, or is cut off.
+    ValueError: the file is not GGUF version 2 or 3 in little-endian order, is cut off, or its
+      header is damaged: a number in it that cannot be, a name that is there twice. The message
+      says where.
   """
   with open(path, 'rb') as file:
     if file.read(4) != b'GGUF':
       raise ValueError(f'{path}: not a GGUF file (it does not begin with "GGUF").')
+    header = _Header(file)
     try:
-      return _read(file, str(path))
-    except (struct.error, KeyError, UnicodeDecodeError, OverflowError) as error:
-      raise ValueError(f'{path}: the GGUF header is cut off or damaged ({error!r}).') from error
+      return header.read()
+    except (ValueError, struct.error) as error:
+      raise ValueError(f'{path}: {header.place}: {error}') from error
 
 
-def _read(file: BinaryIO, path: str) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-  version = _number(file, 'I')
-  if version not in (2, 3):
-    raise ValueError(f'{path}: GGUF version {version} is not read, only 2 and 3 (little-endian).')
-  tensors, keys = _number(file, 'Q'), _number(file, 'Q')
-  metadata = {}
-  for _ in range(keys):
-    key = _string(file)
-    metadata[key] = _value(file, _number(file, 'I'))
-  infos = []
-  for _ in range(tensors):
-    name = _string(file)
-    dims = _numbers(file, 'Q', _number(file, 'I'))
-    kind, offset = _number(file, 'I'), _number(file, 'Q')
-    infos.append((name, TensorInfo(tuple(reversed(dims)), kind, offset)))
-  align = metadata.get('general.alignment', 32)
-  start = -(-file.tell() // align) * align
-  return metadata, {
-    name: dataclasses.replace(info, offset=start + info.offset) for name, info in infos
-  }
+class _Header:
+  """Reads the header front to back, and nothing that is longer than what is left of the file."""
+
+  def __init__(self, file: BinaryIO):
+    self.file = file
+    self.size = os.fstat(file.fileno()).st_size
+    self.left = self.size - file.tell()
+    self.place = 'the first bytes'  # what is being read, for messages
+
+  def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    version = self.number('I')
+    if version not in (2, 3):
+      raise ValueError(f'GGUF version {version} is not read, only 2 and 3 (little-endian).')
+    tensors, keys = self.number('Q'), self.number('Q')
+    self.check(keys, _SMALLEST_KEY, 'keys')
+    self.check(tensors, _SMALLEST_TENSOR, 'tensors')
+    metadata: dict[str, Any] = {}
+    for i in range(keys):
+      self.place = f'the metadata, key {i + 1} of {keys}'
+      key = self.string()
+      self.place = f'the metadata, {key!r}'
+      if key in metadata:
+        raise ValueError(_damaged('it is there twice'))
+      metadata[key] = self.value()
+    infos: dict[str, TensorInfo] = {}
+    for i in range(tensors):
+      self.place = f'tensor {i + 1} of {tensors}'
+      name = self.string()
+      self.place = f'tensor {name!r}'
+      if name in infos:
+        raise ValueError(_damaged('it is there twice'))
+      infos[name] = self.tensor()
+    self.place = 'the metadata, general.alignment'
+    start = aligned(self.size - self.left, alignment(metadata))
+    return metadata, {
+      name: dataclasses.replace(info, offset=start + info.offset) for name, info in infos.items()
+    }
+
+  def check(self, count: int, size: int, what: str) -> None:
+    """Refuses what needs more bytes than there are, before anything is made of that length."""
+    if count * size > self.left:
+      raise ValueError(_damaged(f'{count} {what} do not fit in the {self.left} bytes that follow'))
+
+  def take(self, size: int) -> bytes:
+    self.check(size, 1, 'bytes')
+    self.left -= size
+    return self.file.read(size)
+
+  def numbers(self, kind: str, count: int) -> list[Any]:
+    size = struct.calcsize(f'<{kind}')
+    self.check(count, size, 'numbers')
+    return list(struct.unpack(f'<{count}{kind}', self.take(count * size)))
+
+  def number(self, kind: str) -> Any:
+    return self.numbers(kind, 1)[0]
+
+  def string(self) -> str:
+    raw = self.take(self.number('Q'))
+    try:
+      return raw.decode('utf-8')
+    except UnicodeDecodeError as error:
+      raise ValueError(_damaged(f'a text in it is not UTF-8 ({error})')) from error
+
+  def value(self) -> Any:
+    kind = self.number('I')
+    if kind == _STRING:
+      return self.string()
+    if kind != _ARRAY:
+      return self.number(_format(kind))
+    kind, count = self.number('I'), self.number('Q')
+    if kind == _STRING:
+      self.check(count, 8, 'texts')
+      return [self.string() for _ in range(count)]
+    return self.numbers(_format(kind), count)
+
+  def tensor(self) -> TensorInfo:
+    count = self.number('I')
+    if not 1 <= count <= _MAX_DIMS:
+      raise ValueError(_damaged(f'{count} dimensions; a tensor has 1 to {_MAX_DIMS}'))
+    dims = self.numbers('Q', count)
+    if 0 in dims:
+      raise ValueError(_damaged(f'a dimension of its shape {dims[::-1]} is 0'))
+    kind, offset = self.number('I'), self.number('Q')
+    return TensorInfo(tuple(reversed(dims)), kind, offset)
 
 
-def _numbers(file: BinaryIO, kind: str, count: int) -> list[Any]:
-  layout = f'<{count}{kind}'
-  return list(struct.unpack(layout, file.read(struct.calcsize(layout))))
+def alignment(metadata: dict[str, Any]) -> int:
+  """What the tensors' offsets are multiples of, in bytes.
+
+  Raises:
+    ValueError: it is no power of two.
+  """
+  found = metadata.get('general.alignment', 32)
+  if type(found) is not int or found < 1 or found & (found - 1):
+    raise ValueError(_damaged(f'{found!r} is no power of two'))
+  return found
 
 
-def _number(file: BinaryIO, kind: str) -> Any:
-  return _numbers(file, kind, 1)[0]
+def aligned(size: int, multiple: int) -> int:
+  """The smallest multiple that is not below `size`."""
+  return -(-size // multiple) * multiple
 
 
-def _string(file: BinaryIO) -> str:
-  length = _number(file, 'Q')
-  raw = file.read(length)
-  if len(raw) < length:
-    raise struct.error(f'a string of {length} bytes ends after {len(raw)}')
-  return raw.decode('utf-8')
+def _format(kind: int) -> str:
+  if kind not in _FORMATS:
+    raise ValueError(_damaged(f'values of type {kind} are unknown (arrays of arrays too)'))
+  return _FORMATS[kind]
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
-  if kind == _STRING:
-    return _string(file)
-  if kind == _ARRAY:
-    kind, count = _number(file, 'I'), _number(file, 'Q')
-    if kind in _FORMATS:
-      return _numbers(file, _FORMATS[kind], count)
-    return [_value(file, kind) for _ in range(count)]
-  return _number(file, _FORMATS[kind])
+def _damaged(what: str) -> str:
+  return f'{what}. The header is cut off or damaged; fetch the file again.'

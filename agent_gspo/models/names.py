@@ -10,6 +10,8 @@ import numpy as np
 
 from agent_gspo.models.config import ModelConfig
 
+_FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
+
 
 @dataclasses.dataclass(frozen=True)
 class Name:
@@ -109,16 +111,46 @@ def check_names(expected: set[str], found: set[str], where: str) -> None:
     )
 
 
-def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
-  """A checkpoint's float tensor -> our contiguous float32 array.
+def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
+  """Compares the shape of a checkpoint's tensor with what the config implies.
+
+  Args:
+    name: of the parameter.
+    shape: of the tensor.
+    where: the tensor and its file, for messages.
 
   Raises:
-    ValueError: its shape is not the one that the config implies.
+    ValueError: it is another one.
   """
-  if tensor.shape != name.stored_shape:
+  if shape != name.stored_shape:
     raise ValueError(
-      f'{where}: tensor for {name.ours} has shape {tensor.shape}, its config implies '
-      f'{name.stored_shape}.'
+      f'{where} ({name.ours}) has shape {shape}, the config beside it implies {name.stored_shape}.'
     )
-  tensor = tensor.astype(np.float32, copy=False)
+
+
+def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
+  """A checkpoint's tensor of floats -> our contiguous float32 array.
+
+  Args:
+    name: of the parameter.
+    tensor: of `_FLOATS`.
+    where: the tensor and its file, for messages.
+
+  Raises:
+    ValueError: its shape is not the one that the config implies, its numbers are no floats, or
+      some are not finite.
+  """
+  check_shape(name, tensor.shape, where)
+  if tensor.dtype.name not in _FLOATS:
+    raise ValueError(
+      f'{where} ({name.ours}) holds {tensor.dtype.name} numbers; weights are read from '
+      f'{", ".join(_FLOATS)}. Quantised weights must be saved as one of these first.'
+    )
+  with np.errstate(over='ignore'):  # what float32 cannot hold becomes infinite
+    tensor = tensor.astype(np.float32, copy=False)
+  if not np.isfinite(tensor).all():
+    raise ValueError(
+      f'{where} ({name.ours}) holds NaN or infinite weights. The file is damaged, or the run '
+      'that wrote it had diverged; take another one.'
+    )
   return np.ascontiguousarray(tensor.T if name.transposed else tensor)

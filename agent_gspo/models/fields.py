@@ -1,0 +1,112 @@
+"""Fields of files that others wrote: of the right type and in their range, or a clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_LARGEST = 2**31 - 1  # what an array's side can be
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+  """The fields of one mapping. One that is null counts as absent.
+
+  Attributes:
+    values: field -> value.
+    where: the file, for messages.
+    prefix: of every field's name.
+  """
+
+  values: Mapping[str, Any]
+  where: str
+  prefix: str = ''
+
+  def get(self, field: str, default: Any = None) -> Any:
+    """The value as it is.
+
+    Raises:
+      ValueError: it is absent, and there is no default.
+    """
+    value = self.values.get(self.prefix + field)
+    value = default if value is None else value
+    if value is None:
+      raise ValueError(f'{self.where} lacks {self.prefix}{field}.')
+    return value
+
+  def whole(
+    self, field: str, default: int | None = None, *, low: int = 1, high: int = _LARGEST
+  ) -> int:
+    """A whole number from `low` to `high`.
+
+    Raises:
+      ValueError: it is absent without a default, or something else.
+    """
+    value = self.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+      raise self.wrong(field, f'a whole number from {low} to {high}')
+    return value
+
+  def number(
+    self, field: str, default: float | None = None, *, low: float = 0.0, high: float = math.inf
+  ) -> float:
+    """A number above `low` and below `high` that float32 can hold.
+
+    Raises:
+      ValueError: it is absent without a default, or something else.
+    """
+    value = self.get(field, default)
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    # Compared before it is converted: whole numbers can be longer than any float.
+    fits = fits and value < min(high, float(np.finfo(np.float32).max))
+    if not fits or not low < np.float32(value):
+      between = f'above {low:g}' + (f' and below {high:g}' if math.isfinite(high) else '')
+      raise self.wrong(field, f'a finite number {between}')
+    return float(value)
+
+  def flag(self, field: str, default: bool) -> bool:
+    """True or false.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    value = self.get(field, default)
+    if not isinstance(value, bool):
+      raise self.wrong(field, 'true or false')
+    return value
+
+  def wrong(self, field: str, expected: str) -> ValueError:
+    """The error of a field that is not what it must be."""
+    value = self.values.get(self.prefix + field)
+    return ValueError(f'{self.where}: {self.prefix}{field}={shown(value)} must be {expected}.')
+
+
+def shown(value: Any) -> str:
+  """A value in a message: its beginning, if it is long."""
+  try:
+    text = repr(value)
+  except ValueError:  # a whole number of more digits than Python writes
+    text = 'a very long number'
+  return text if len(text) <= 80 else f'{text[:77]}...'
+
+
+def read_object(file: pathlib.Path) -> dict[str, Any]:
+  """The object in a JSON file.
+
+  Raises:
+    OSError: it cannot be read.
+    ValueError: it holds something else, or is no JSON.
+  """
+  try:
+    content = json.loads(file.read_text(encoding='utf-8'))
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{file}: not valid JSON ({error}); fetch the file again.') from error
+  if not isinstance(content, dict):
+    raise ValueError(f'{file}: must hold a JSON object, not {shown(content)}.')
+  return content
