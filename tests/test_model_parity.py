@@ -251,7 +251,7 @@ _BASE = {**_SHAPE, 'model_type': 'llama'}
   ('change', 'message'),
   [
     ({'model_type': 'mamba'}, "model_type='mamba'"),
-    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "rope_type='linear'"),
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "rope_scaling.type='linear'"),
     ({'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}}, "rope_type='yarn'"),
     ({'rope_scaling': {'rope_type': 'llama3', 'factor': 2.0}}, 'low_freq_factor'),
     ({'model_type': 'qwen2', 'use_sliding_window': True}, 'use_sliding_window'),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import struct
 import zipfile
 
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from agent_gspo import cache
 from agent_gspo.models import gguf, hf, load, names, presets, pypi_weights
@@ -137,10 +140,15 @@ def test_presets_are_consistent(name):
   assert config.num_heads * config.head_dim == config.embed_dim
 
 
+@functools.cache
+def _model() -> load.LoadedModel:
+  return load.load_model('random:micro', word_level(_WORDS))
+
+
 @pytest.fixture
 def folder(tmp_path):
   """An exported model with its tokenizer."""
-  model = load.load_model('random:micro', word_level(_WORDS))
+  model = _model()
   hf.export_hf(model.config, model.params, tmp_path / 'model', model.tokenizer)
   return tmp_path / 'model', model
 
@@ -190,6 +198,180 @@ def test_cut_off_safetensors_are_refused(folder):
     load.load_model(f'hf:{path}')
 
 
+def _json(name: str, **fields):
+  """A damage: fields of a JSON file, set."""
+
+  def damage(folder):
+    file = folder / name
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**content, **fields}))
+
+  return damage
+
+
+def _text(name: str, text: str | bytes):
+  raw = text.encode() if isinstance(text, str) else text
+  return lambda folder: (folder / name).write_bytes(raw)
+
+
+def _weights(change, name: str = 'model.norm.weight'):
+  """A damage: one tensor, changed."""
+
+  def damage(folder):
+    file = folder / 'model.safetensors'
+    tensors = safetensors.numpy.load_file(file)
+    tensors[name] = change(tensors[name])
+    safetensors.numpy.save_file(tensors, file)
+
+  return damage
+
+
+def _float8(folder):
+  """Numbers of a type that numpy has not."""
+  file = folder / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(file)
+  header, body = {}, b''
+  for name, x in tensors.items():
+    kind, data = ('F8_E4M3', bytes(x.size)) if 'norm' in name else ('F32', x.tobytes())
+    place = [len(body), len(body) + len(data)]
+    header[name] = {'dtype': kind, 'shape': x.shape, 'data_offsets': place}
+    body += data
+  text = json.dumps(header).encode()
+  file.write_bytes(struct.pack('<Q', len(text)) + text + body)
+
+
+def _twice(folder):
+  """Two files with the same tensors."""
+  content = (folder / 'model.safetensors').read_bytes()
+  (folder / 'again.safetensors').write_bytes(content)
+  weight_map = {'a': 'model.safetensors', 'b': 'again.safetensors'}
+  _json('model.safetensors.index.json', weight_map=weight_map)(folder)
+
+
+_CONFIG, _INDEX, _TOKENIZER = 'config.json', 'model.safetensors.index.json', 'tokenizer.json'
+_DAMAGES = {
+  'config, no object': (_text(_CONFIG, '[1]'), r'config\.json: must hold a JSON object, not \[1\]'),
+  'config, no JSON': (_text(_CONFIG, '{"a": '), r'config\.json: not valid JSON'),
+  'config, no text': (_text(_CONFIG, b'\xff\xfe'), r'config\.json: not valid JSON'),
+  'config, deep': (_text(_CONFIG, '[' * 100_000), r'config\.json: not valid JSON'),
+  'config, long number': (
+    _text(_CONFIG, '{"model_type": "llama", "hidden_size": ' + '9' * 5000 + '}'),
+    r'config\.json: not valid JSON',
+  ),
+  'model_type': (_json(_CONFIG, model_type=['llama']), r"config\.json: model_type=\['llama'\] is"),
+  'layers': (_json(_CONFIG, num_hidden_layers=10**9), 'num_hidden_layers=1000000000 must be a'),
+  'no layers': (_json(_CONFIG, num_hidden_layers=0), 'num_hidden_layers=0 must be a whole number'),
+  'negative': (_json(_CONFIG, hidden_size=-64), 'hidden_size=-64 must be a whole number'),
+  'float': (_json(_CONFIG, intermediate_size=192.0), r'intermediate_size=192\.0 must be a whole'),
+  'truth': (_json(_CONFIG, num_attention_heads=True), 'num_attention_heads=True must be a whole'),
+  'text': (_json(_CONFIG, vocab_size='6'), "vocab_size='6' must be a whole number"),
+  'null': (_json(_CONFIG, hidden_size=None), 'lacks hidden_size'),
+  'heads': (_json(_CONFIG, num_key_value_heads=3), r'config\.json: num_heads=4 is not a multiple'),
+  'odd heads': (_json(_CONFIG, head_dim=15), r'config\.json: head_dim=15 is odd'),
+  'no heads': (_json(_CONFIG, num_attention_heads=0), 'num_attention_heads=0 must be'),
+  'no key heads': (_json(_CONFIG, num_key_value_heads=0), 'num_key_value_heads=0 must be'),
+  'positions': (_json(_CONFIG, max_position_embeddings='x'), "max_position_embeddings='x' must be"),
+  'tied': (_json(_CONFIG, tie_word_embeddings='no'), "tie_word_embeddings='no' must be true or"),
+  'theta': (_json(_CONFIG, rope_theta=0), 'rope_theta=0 must be a finite number'),
+  'theta nan': (_json(_CONFIG, rope_theta=float('nan')), 'rope_theta=nan must be a finite number'),
+  'theta negative': (_json(_CONFIG, rope_theta=-1e4), 'rope_theta=-10000.0 must be a finite'),
+  'theta text': (_json(_CONFIG, rope_theta='many'), "rope_theta='many' must be a finite number"),
+  'epsilon': (_json(_CONFIG, rms_norm_eps=-1e-6), 'rms_norm_eps=-1e-06 must be a finite number'),
+  'epsilon nan': (_json(_CONFIG, rms_norm_eps=float('nan')), 'rms_norm_eps=nan must be'),
+  'epsilon zero': (_json(_CONFIG, rms_norm_eps=1e-60), 'rms_norm_eps=1e-60 must be'),
+  'rope': (_json(_CONFIG, rope_scaling=[1]), r'rope_scaling=\[1\] must be an object'),
+  'rope factor': (
+    _json(
+      _CONFIG,
+      rope_scaling={
+        'rope_type': 'llama3',
+        'factor': 0.0,
+        'low_freq_factor': 1.0,
+        'high_freq_factor': 4.0,
+        'original_max_position_embeddings': 8192,
+      },
+    ),
+    r'rope_scaling\.factor=0\.0 must be a finite number above 0',
+  ),
+  'layer types': (_json(_CONFIG, layer_types=5), 'layer_types=5 must be a list'),
+  'index, no JSON': (_text(_INDEX, '{'), r'index\.json: not valid JSON'),
+  'index, no map': (_text(_INDEX, '{}'), r'index\.json: weight_map=None must be tensor names'),
+  'index, list': (_json(_INDEX, weight_map=['a']), r"weight_map=\['a'\] must be an object"),
+  'index, number': (_json(_INDEX, weight_map={'a': 3}), 'weight_map names 3, which is no name'),
+  'index, elsewhere': (
+    _json(_INDEX, weight_map={'a': '../model.safetensors'}),
+    r"weight_map names '\.\./model\.safetensors', which is no name of a file in the folder",
+  ),
+  'index, twice': (_twice, r"model\.safetensors: tensor '.*' is in another file of the folder"),
+  'integers': (
+    _weights(lambda x: x.astype(np.int32)),
+    r"model\.safetensors: tensor 'model\.norm\.weight' .* holds int32 numbers",
+  ),
+  'float 8': (_float8, r"model\.safetensors: tensor '.*norm.*' holds numbers of type F8_E4M3"),
+  'nan': (_weights(lambda x: x * np.nan), r"'model\.norm\.weight' .* holds NaN or infinite"),
+  'inf': (
+    _weights(lambda x: x.astype(np.float64) * 1e300),
+    r"'model\.norm\.weight' .* holds NaN or infinite weights",
+  ),
+  'shape': (
+    _weights(lambda x: x[:-1]),
+    r"'model\.norm\.weight' \(final_norm/scale\) has shape \(63,\), .* implies \(64,\)",
+  ),
+  'not safetensors': (_text('model.safetensors', b'\xff' * 100), r'model\.safetensors: damaged'),
+  'tokenizer, no JSON': (_text(_TOKENIZER, '{'), r'tokenizer\.json: not valid JSON'),
+  'tokenizer, empty': (_text(_TOKENIZER, '{}'), r'tokenizer\.json: the tokenizer is damaged'),
+  'tokenizer, kind': (_json(_TOKENIZER, model={'type': 'Mamba'}), 'of an unknown kind'),
+  'tokenizer, merges': (
+    _json(_TOKENIZER, model={'type': 'BPE', 'vocab': {'a': 0, 'b': 1}, 'merges': ['a b']}),
+    r"tokenizer\.json: model\.merges holds 'a b', which does not join two tokens",
+  ),
+  'eos': (
+    _json('tokenizer_config.json', eos_token=3),
+    r'tokenizer_config\.json: eos_token=3 must be',
+  ),
+  'eos content': (
+    _json('tokenizer_config.json', eos_token={'content': 3}),
+    r'tokenizer_config\.json: eos_token\.content=3 must be a text',
+  ),
+  'eos unknown': (
+    _json('tokenizer_config.json', eos_token='</s>'),
+    "model: eos_token='</s>' is not in the vocabulary",
+  ),
+  'eos id': (
+    _json('generation_config.json', eos_token_id='x'),
+    r"generation_config\.json: eos_token_id='x' must be a whole number",
+  ),
+  'eos id list': (
+    _json('generation_config.json', eos_token_id=[-7]),
+    r'generation_config\.json: eos_token_id=-7 must be a whole number',
+  ),
+  'tokenizer_config': (_text('tokenizer_config.json', '3'), r'tokenizer_config\.json: must hold a'),
+  'template': (
+    _json('tokenizer_config.json', chat_template=3),
+    r'tokenizer_config\.json: chat_template=3 must be a text',
+  ),
+  'templates': (
+    _json('tokenizer_config.json', chat_template=[3]),
+    r'tokenizer_config\.json: chat_template=\[3\] must be a text, or a list of',
+  ),
+  'template file': (_text('chat_template.jinja', b'\xff'), r'chat_template\.jinja: not UTF-8 text'),
+}
+
+
+@pytest.mark.parametrize('name', _DAMAGES)
+def test_damage_is_named(name, folder):
+  path, _ = folder
+  damage, message = _DAMAGES[name]
+  damage(path)
+  with pytest.raises(ValueError, match=message):
+    load.load_model(f'hf:{path}')
+
+
+def test_home_of_nobody_is_no_folder():
+  with pytest.raises(FileNotFoundError, match='~nobody-here/model: no such folder'):
+    load.load_model('hf:~nobody-here/model')
+
+
 def test_hub_ids_are_resolved_and_pinned(folder, tmp_path, monkeypatch):
   hub = pytest.importorskip('huggingface_hub')
   snapshot = tmp_path / '0123abcd'
@@ -229,7 +411,9 @@ def test_gguf_model_brings_its_tokenizer(tmp_path, monkeypatch, folder):
     gguf, 'load_gguf', lambda f: gguf.GGUFModel(model.config, model.params, {'file': str(f)})
   )
   monkeypatch.setattr(
-    load.Tokenizer, 'from_gguf', lambda metadata: seen.append(metadata) or model.tokenizer
+    load.Tokenizer,
+    'from_gguf',
+    lambda metadata, where: seen.append((metadata, where)) or model.tokenizer,
   )
   assert load.load_model('gguf:some.gguf').tokenizer is model.tokenizer
-  assert seen == [{'file': 'some.gguf'}]
+  assert seen == [({'file': 'some.gguf'}, 'some.gguf')]

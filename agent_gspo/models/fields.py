@@ -21,7 +21,7 @@ class Fields:
   Attributes:
     values: field -> value.
     where: the file, for messages.
-    prefix: of every field's name.
+    prefix: what stands before a field's name in messages.
   """
 
   values: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Fields:
     Raises:
       ValueError: it is absent, and there is no default.
     """
-    value = self.values.get(self.prefix + field)
+    value = self.values.get(field)
     value = default if value is None else value
     if value is None:
       raise ValueError(f'{self.where} lacks {self.prefix}{field}.')
@@ -81,10 +81,21 @@ class Fields:
       raise self.wrong(field, 'true or false')
     return value
 
+  def section(self, field: str) -> Fields:
+    """The fields of an object in a field; none if it is absent.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    value = self.get(field, {})
+    if not isinstance(value, Mapping):
+      raise self.wrong(field, 'an object')
+    return Fields(value, self.where, f'{self.prefix}{field}.')
+
   def wrong(self, field: str, expected: str) -> ValueError:
     """The error of a field that is not what it must be."""
-    value = self.values.get(self.prefix + field)
-    return ValueError(f'{self.where}: {self.prefix}{field}={shown(value)} must be {expected}.')
+    value = shown(self.values.get(field))
+    return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
 
 
 def shown(value: Any) -> str:

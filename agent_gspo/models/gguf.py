@@ -161,7 +161,9 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
       f'{where}: general.architecture={shown(family)} is not supported, only '
       f'{", ".join(_FAMILIES)}.'
     )
-  fields = Fields(metadata, f'{where}: the metadata', f'{family}.')
+  prefix = f'{family}.'
+  own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+  fields = Fields(own, f'{where}: the metadata', prefix)
   scaling = fields.get('rope.scaling.type', 'none')
   if scaling != 'none':
     raise ValueError(

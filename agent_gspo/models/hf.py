@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from agent_gspo.models import names
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.fields import Fields, read_object, shown
 from agent_gspo.models.hf_config import config_from_hf, config_to_hf
 from agent_gspo.models.tokenizer import Tokenizer
 
@@ -38,7 +39,7 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
   Raises:
     FileNotFoundError: no such folder, and no such model on the hub or no network.
   """
-  folder = pathlib.Path(reference).expanduser()
+  folder = pathlib.Path(os.path.expanduser(reference))
   if folder.is_dir():
     return folder, reference
   hub_id, _, revision = reference.partition('@')
@@ -71,52 +72,79 @@ def load_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
 
   Raises:
     FileNotFoundError: the folder or a file in it is missing.
-    ValueError: the architecture is not supported, or tensors do not fit it.
+    ValueError: the architecture is not supported, a file is damaged, or tensors do not fit the
+      architecture or are not finite.
   """
   folder = pathlib.Path(path)
   file = folder / 'config.json'
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such file. Give the folder of a Hugging Face model.')
-  config = config_from_hf(json.loads(file.read_text(encoding='utf-8')))
+  config = config_from_hf(read_object(file), str(file))
   rows = {row.hf: row for row in names.table(config)}
-  where = str(folder)
   params: dict[str, np.ndarray] = {}
   found, head = set(), None
-  for name, tensor in _tensors(folder):
+  for shard, name, tensor in _tensors(folder):
+    if name in found:
+      raise ValueError(f'{shard}: tensor {name!r} is in another file of the folder, too.')
     if name == 'lm_head.weight' and config.tie_embeddings:
       head = tensor
       continue
     found.add(name)
     if name in rows:
+      where = f'{shard}: tensor {name!r}'
       params[rows[name].ours] = names.to_ours(rows[name], tensor, where)
-  names.check_names(set(rows), found, where)
+  names.check_names(set(rows), found, str(folder))
   if head is not None and not np.array_equal(head, params['embed/embedding']):
     raise ValueError(
-      f'{where}: tie_word_embeddings is true, yet lm_head.weight differs from the embedding. '
+      f'{folder}: tie_word_embeddings is true, yet lm_head.weight differs from the embedding. '
       'Set tie_word_embeddings to false in config.json.'
     )
   return config, names.unflatten(params)
 
 
-def _tensors(folder: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
-  index = folder / _INDEX
-  if index.is_file():
-    shards = sorted(set(json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()))
-  else:
-    shards = [_SINGLE]
-  for shard in shards:
-    if not (folder / shard).is_file():
+def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, np.ndarray]]:
+  """File, name and content of each tensor."""
+  for shard in _shard_files(folder):
+    if not shard.is_file():
       raise FileNotFoundError(
-        f'{folder / shard}: no such file. Only safetensors are read: save other formats again '
+        f'{shard}: no such file. Only safetensors are read: save other formats again '
         'with `model.save_pretrained(folder)` of transformers.'
       )
     try:
-      with safetensors.safe_open(folder / shard, framework='np') as file:
+      with safetensors.safe_open(shard, framework='np') as file:
         for name in file.keys():
           if not name.endswith(_BUFFER):
-            yield name, file.get_tensor(name)
+            yield shard, name, _tensor(shard, name, file)
     except safetensors.SafetensorError as error:
-      raise ValueError(f'{folder / shard}: damaged ({error}); fetch it again.') from error
+      raise ValueError(f'{shard}: damaged ({error}); fetch it again.') from error
+
+
+def _tensor(shard: pathlib.Path, name: str, file: Any) -> np.ndarray:
+  try:
+    return file.get_tensor(name)
+  except AttributeError:  # numpy has no such type, and the library asks it for one
+    kind = file.get_slice(name).get_dtype()
+    raise ValueError(
+      f'{shard}: tensor {name!r} holds numbers of type {kind}, which are not read. Quantised '
+      'weights must be saved as float32, float16 or bfloat16 first.'
+    ) from None
+
+
+def _shard_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The safetensors files of a folder, those of its index if it has one."""
+  index = folder / _INDEX
+  if not index.is_file():
+    return [folder / _SINGLE]
+  fields = Fields(read_object(index), str(index))
+  shards = fields.section('weight_map').values.values()
+  for shard in shards:
+    if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
+      raise ValueError(
+        f'{index}: weight_map names {shown(shard)}, which is no name of a file in the folder.'
+      )
+  if not shards:
+    raise fields.wrong('weight_map', 'tensor names with their files')
+  return [folder / shard for shard in sorted(set(shards))]
 
 
 def export_hf(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent_gspo.models.config import ModelConfig, RopeScaling
+from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
+from agent_gspo.models.fields import Fields, shown
 
 _ARCHITECTURES = {
   'llama': 'LlamaForCausalLM',
@@ -17,39 +18,53 @@ _MAX_POSITIONS = {'llama': 2048, 'qwen2': 32768, 'qwen3': 32768}
 _HEAD_DIM = {'qwen3': 128}
 
 
-def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelConfig:
   """Architecture from the contents of a config.json (of transformers 4 or 5).
+
+  Args:
+    hf: the contents; a field that is null counts as absent.
+    where: name of the file, for messages.
 
   Raises:
     ValueError: the model type, or one of its options, is not supported; or a field that
-      has no default is missing. The message names the field and its value.
+      has no default is missing, or has a value that it cannot have. The message names the
+      file, the field and its value.
   """
+  fields = Fields(hf, where)
   family = hf.get('model_type')
-  if family not in _ARCHITECTURES:
-    raise ValueError(f'model_type={family!r} is not supported, only {", ".join(_ARCHITECTURES)}.')
-  missing = [field for field in _REQUIRED if field not in hf]
+  if not isinstance(family, str) or family not in _ARCHITECTURES:
+    raise ValueError(
+      f'{where}: model_type={shown(family)} is not supported, only {", ".join(_ARCHITECTURES)}.'
+    )
+  missing = [field for field in _REQUIRED if hf.get(field) is None]
   if missing:
-    raise ValueError(f'config.json lacks {", ".join(missing)}.')
-  _refuse(hf, family)
-  theta, scaling = _rope(hf)
-  heads, width = hf['num_attention_heads'], hf['hidden_size']
-  return ModelConfig(
-    family=family,
-    vocab_size=hf['vocab_size'],
-    num_layers=hf['num_hidden_layers'],
-    embed_dim=width,
-    num_heads=heads,
-    num_kv_heads=hf.get('num_key_value_heads') or heads,
-    head_dim=hf.get('head_dim') or _HEAD_DIM.get(family, width // heads),
-    mlp_dim=hf['intermediate_size'],
-    rope_theta=theta,
-    rope_scaling=scaling,
-    norm_eps=hf.get('rms_norm_eps', 1e-6),
-    tie_embeddings=hf.get('tie_word_embeddings', False),
-    qkv_bias=family == 'qwen2',
-    qk_norm=family == 'qwen3',
-    max_positions=hf.get('max_position_embeddings', _MAX_POSITIONS[family]),
-  )
+    raise ValueError(f'{where} lacks {", ".join(missing)}.')
+  _refuse(fields, family)
+  theta, scaling = _rope(fields)
+  heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
+  shape = {
+    'vocab_size': fields.whole('vocab_size'),
+    'num_layers': fields.whole('num_hidden_layers', high=MAX_LAYERS),
+    'embed_dim': width,
+    'num_heads': heads,
+    'num_kv_heads': fields.whole('num_key_value_heads', heads),
+    'head_dim': fields.whole('head_dim', _HEAD_DIM.get(family, max(width // heads, 1))),
+    'mlp_dim': fields.whole('intermediate_size'),
+    'norm_eps': fields.number('rms_norm_eps', 1e-6, high=1.0),
+    'tie_embeddings': fields.flag('tie_word_embeddings', False),
+    'max_positions': fields.whole('max_position_embeddings', _MAX_POSITIONS[family]),
+  }
+  try:
+    return ModelConfig(
+      family=family,
+      rope_theta=theta,
+      rope_scaling=scaling,
+      qkv_bias=family == 'qwen2',
+      qk_norm=family == 'qwen3',
+      **shape,
+    )
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
 
 
 _REQUIRED = (
@@ -61,40 +76,42 @@ _REQUIRED = (
 )
 
 
-def _refuse(hf: Mapping[str, Any], family: str) -> None:
+def _refuse(fields: Fields, family: str) -> None:
   """Raises ValueError for options that would silently change the function computed."""
-  if hf.get('hidden_act', 'silu') != 'silu':
-    raise ValueError(f'hidden_act={hf["hidden_act"]!r} is not supported, only "silu".')
-  for field in ('quantization_config', 'attention_bias', 'mlp_bias', 'use_sliding_window'):
-    if hf.get(field):
-      raise ValueError(f'{field}={hf[field]!r} is not supported; it must be absent or false.')
-  if family == 'llama' and hf.get('sliding_window'):
-    raise ValueError(f'sliding_window={hf["sliding_window"]!r} is not supported.')
-  kinds = set(hf.get('layer_types') or ()) - {'full_attention'}
-  if kinds:
-    raise ValueError(f'layer_types {sorted(kinds)} are not supported, only "full_attention".')
+  if fields.get('hidden_act', 'silu') != 'silu':
+    raise fields.wrong('hidden_act', '"silu"; nothing else is supported')
+  refused = ['quantization_config', 'attention_bias', 'mlp_bias', 'use_sliding_window']
+  for field in (*refused, *(['sliding_window'] if family == 'llama' else [])):
+    if fields.get(field, False):
+      raise fields.wrong(field, 'absent or false; it is not supported')
+  kinds = fields.get('layer_types', [])
+  if not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds):
+    raise fields.wrong('layer_types', 'a list of "full_attention"; nothing else is supported')
 
 
-def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
   """Base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other."""
-  fields = hf.get('rope_parameters') or hf.get('rope_scaling') or {}
-  theta = float(fields.get('rope_theta', hf.get('rope_theta', 10_000.0)))
-  if fields.get('partial_rotary_factor', hf.get('partial_rotary_factor', 1.0)) != 1.0:
-    raise ValueError('partial_rotary_factor is not supported; it must be absent or 1.')
-  kind = fields.get('rope_type', fields.get('type', 'default'))
+  section = 'rope_parameters' if fields.get('rope_parameters', {}) else 'rope_scaling'
+  rope = fields.section(section)
+  theta = fields.number('rope_theta', 10_000.0, low=1.0)
+  theta = rope.number('rope_theta', theta, low=1.0)
+  if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
+    raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
+  name = 'rope_type' if rope.get('rope_type', '') else 'type'  # its name in old files
+  kind = rope.get(name, 'default')
   if kind == 'default':
     return theta, None
   if kind != 'llama3':
-    raise ValueError(f'rope_type={kind!r} is not supported, only "default" and "llama3".')
-  try:
-    return theta, RopeScaling(
-      factor=float(fields['factor']),
-      low_freq_factor=float(fields['low_freq_factor']),
-      high_freq_factor=float(fields['high_freq_factor']),
-      original_max_positions=fields['original_max_position_embeddings'],
-    )
-  except KeyError as error:
-    raise ValueError(f'rope_scaling of type "llama3" lacks {error}.') from error
+    raise rope.wrong(name, '"default" or "llama3"; nothing else is supported')
+  low, high = rope.number('low_freq_factor'), rope.number('high_freq_factor')
+  if low >= high:
+    raise rope.wrong('low_freq_factor', f'below high_freq_factor={high}')
+  return theta, RopeScaling(
+    factor=rope.number('factor'),
+    low_freq_factor=low,
+    high_freq_factor=high,
+    original_max_positions=rope.whole('original_max_position_embeddings'),
+  )
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:

