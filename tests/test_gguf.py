@@ -326,6 +326,87 @@ def test_damage_is_named(name, tmp_path):
     ours.load_gguf(file)
 
 
+def _list(kind: int, values: list):
+  return (raw_gguf.ARRAY, (kind, values))
+
+
+def _tokens(index: int, token: str):
+  def damage(file):
+    file.metadata['tokenizer.ggml.tokens'][1][1][index] = token
+
+  return damage
+
+
+_GGML = 'tokenizer.ggml'
+_TOKENIZER_DAMAGES = {
+  'types': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.INT32, [1] * 259)),
+    r'token_type=\[1, 1, .* must be a list of 260 numbers, one for each token',
+  ),
+  'types of text': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.STRING, ['1'] * 260)),
+    'token_type=.* must be a list of 260 numbers',
+  ),
+  'no types': (_header(drop=[f'{_GGML}.token_type']), r'lacks tokenizer\.ggml\.token_type'),
+  'tokens': (
+    _header(f'{_GGML}.tokens', _list(raw_gguf.INT32, [1] * 260)),
+    r'tokenizer\.ggml\.tokens=.* must be a list of texts',
+  ),
+  'token twice': (_tokens(256, 'a'), r"tokenizer\.ggml\.tokens holds 'a' twice"),
+  'merge of one': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['ab'])),
+    r"tokenizer\.ggml\.merges holds 'ab', which does not join two tokens",
+  ),
+  'merge of three': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['a b c'])),
+    "merges holds 'a b c', which does not join",
+  ),
+  'merge to nothing': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['a b', 'b c'])),
+    "merges holds 'b c', which does not join",
+  ),
+  'merges of numbers': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.INT32, [1])),
+    r'merges=\[1\] must be a list of texts',
+  ),
+  'no merges': (_header(drop=[f'{_GGML}.merges']), r'lacks tokenizer\.ggml\.merges'),
+  'end': (
+    _header(f'{_GGML}.eos_token_id', (_COUNT, 260)),
+    'eos_token_id=260 must be a whole number from 0 to 259',
+  ),
+  'negative end': (
+    _header(f'{_GGML}.eos_token_id', (raw_gguf.INT32, -1)),
+    'eos_token_id=-1 must be a whole number from 0 to 259',
+  ),
+  'unused end': (
+    _header(f'{_GGML}.eos_token_id', (_COUNT, 259)),
+    "eos_token='<unused>' is not in the vocabulary",
+  ),
+  'no end': (_header(drop=[f'{_GGML}.eos_token_id']), r'lacks tokenizer\.ggml\.eos_token_id'),
+  'beginning': (
+    _header(f'{_GGML}.bos_token_id', (raw_gguf.STRING, 'a')),
+    "bos_token_id='a' must be a whole number",
+  ),
+  'model': (_header(f'{_GGML}.model', _list(raw_gguf.INT32, [1])), r'model=\[1\]: only byte-level'),
+  'splitting': (_header(f'{_GGML}.pre', (_COUNT, 1)), 'pre=1 is not supported, only smollm'),
+  'template': (
+    _header('tokenizer.chat_template', (_COUNT, 1)),
+    r'tokenizer\.chat_template=1 must be a text',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', _TOKENIZER_DAMAGES)
+def test_damage_of_the_tokenizer_is_named(name, tmp_path):
+  damage, message = _TOKENIZER_DAMAGES[name]
+  content = raw_gguf.valid()
+  damage(content)
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(content.data())
+  with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}.*{message}'):
+    load.load_model(f'gguf:{file}')
+
+
 @pytest.mark.parametrize('what', ['key', 'tensor'])
 def test_names_that_are_there_twice(what, tmp_path):
   content = raw_gguf.valid()
