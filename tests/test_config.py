@@ -13,10 +13,10 @@ from micro_run import changed
 
 from agent_gspo import config as config_lib
 from agent_gspo.models import hf, load, presets
-from agent_gspo.models.tokenizer import word_level
+from agent_gspo.models.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import init_params
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import loop
+from agent_gspo.training import loop, prompts
 from agent_gspo.training import setup as setup_lib
 
 _MODELS: dict[tuple, load.LoadedModel] = {}
@@ -232,6 +232,102 @@ def test_vocabulary_that_is_not_the_models(tmp_path):
   with pytest.raises(ValueError, match=r'the tokenizer has 6 tokens, the embedding .* only 5 rows'):
     build(changed(model__source=f'hf:{tmp_path}'))
   assert json.loads((tmp_path / 'config.json').read_text())['vocab_size'] == 5
+
+
+@pytest.mark.parametrize(
+  ('role', 'fields', 'message'),
+  [
+    # Questions in plain English, for a model that reads whole words.
+    (None, {'text_style': 'plain'}, r'informant\.opening=.*: question relay-.* holds the word'),
+    ('solver', {'cue': 'answer :'}, r"solver: the word '\?answer', .* runs into the next .*cue"),
+    # Only where everybody is silent does the opening meet the cue.
+    (
+      'solver',
+      {'incoming': ' {sender} : {message} ', 'cue': 'answer :'},
+      r"roles\.solver: the word '\?answer', which the vocabulary of .*'random:micro' lacks",
+    ),
+    (
+      'solver',
+      {'incoming': '{sender} : {message}'},
+      r"solver: the word '\?informant1', .*incoming",
+    ),
+    ('informant', {'opening': 'note:{note}'}, r"informant: the word 'note:\w+', .*opening"),
+    ('informant', {'opening': '{question}{note}'}, r"informant: the word '\?\w+', "),
+    (
+      'informant',
+      {'system': 'hello', 'examples': [('note : x', ' y')]},
+      r"informant: the word 'hellonote', .*system, examples",
+    ),
+    ('informant', {'examples': [(' x', 'y')]}, r"informant: the word ':y', .*examples"),
+  ],
+)
+def test_words_that_no_vocabulary_holds(role, fields, message, no_model):
+  config = changed()
+  target = config['task']['options'] if role is None else config['team']['roles'][role]
+  target.update(fields)
+  with pytest.raises(ValueError, match=message):
+    build(config)
+
+
+def test_words_that_a_loaded_vocabulary_lacks(tmp_path):
+  parts = config_lib.check(changed())
+  setup = setup_lib.build(parts)
+  config, params = setup.model.config, setup.params
+  hf.export_hf(config, params, tmp_path, setup.tokenizer)
+  again = build(changed(model__source=f'hf:{tmp_path}'))
+  assert again.tokenizer.fingerprint == setup.tokenizer.fingerprint
+  named = changed(model__source=f'hf:{tmp_path}')
+  named['team']['roles']['solver']['cue'] = ' then answer :'
+  with pytest.raises(ValueError, match=r"roles\.solver\.cue holds the word 'then', which .*'hf:"):
+    build(named)
+  # 'hello' is said by the scripted team alone.
+  words = [w for w in parts.task.vocabulary() if w != 'hello']
+  roles = ['note', 'say', 'answer', 'informant1', 'informant2', 'solver']
+  word_level(list(dict.fromkeys([*words, *roles]))).save(tmp_path)
+  with pytest.raises(ValueError, match=r"warm_start\.steps=2: the word 'hello' of task 'relay' is"):
+    build(changed(model__source=f'hf:{tmp_path}'))
+  build(changed(model__source=f'hf:{tmp_path}', warm_start__steps=0))
+
+
+def test_message_that_leaves_no_room_for_a_prompt(no_model):
+  with pytest.raises(
+    ValueError, match=r'team\.max_message_tokens=2048 leaves no room for a prompt'
+  ):
+    build(changed(team__max_message_tokens=2048, reward__gate='correct'))
+  # A role's own cap is shorter, but the sampler's rows are as long as the team's.
+  config = changed(team__max_message_tokens=2040, reward__gate='correct')
+  for role in config['team']['roles'].values():
+    role['max_tokens'] = 4
+  with pytest.raises(ValueError, match=r"but the model's context is 2048\. Shorten the roles'"):
+    build(config)
+
+
+@pytest.mark.parametrize(
+  ('template', 'message'),
+  [
+    (None, 'this tokenizer has no chat template'),
+    ('{% for m in messages %}', 'The chat template cannot render .*Unexpected end of template'),
+    ('{{ messages[9].content }}', 'cannot render .*UndefinedError|has no element 9'),
+    ('{{ 1 // 0 }}', 'cannot render .*ZeroDivisionError'),
+    ('{{ messages + 1 }}', 'cannot render .*TypeError'),
+    ("{{ raise_exception('roles must alternate') }}", 'roles must alternate'),
+    ('Hello', 'does not write down what is said by user, assistant, user once each'),
+    ('{% for m in messages | reverse %}{{ m.content }}{% endfor %}', 'does not write down'),
+    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", 'does not write'),
+  ],
+)
+def test_broken_chat_templates(template, message, no_model, monkeypatch):
+  plain = prompts.tokenizer_from_scratch
+  scratch = lambda *arguments: Tokenizer(
+    plain(*arguments).backend, '<eos>', pad_token='<pad>', chat_template=template
+  )
+  monkeypatch.setattr(prompts, 'tokenizer_from_scratch', scratch)
+  config = changed()
+  config['team']['roles']['solver']['style'] = 'chat'
+  with pytest.raises(
+    ValueError, match=rf'random:micro.*team\.roles\.solver\.style="chat": .*({message})'
+  ):
+    build(config)
 
 
 def test_words_of_the_prompts_are_in_the_vocabulary(one_model):

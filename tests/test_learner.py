@@ -19,11 +19,11 @@ from agent_gspo import config as config_lib
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.placement import ONE_DEVICE
-from agent_gspo.models.tokenizer import word_level
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sampling.sampler import Samples
 from agent_gspo.teams import accountant, batches
 from agent_gspo.training import learner as learner_lib
+from agent_gspo.training import prompts
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training import step as step_lib
@@ -79,7 +79,7 @@ def _setup(**values) -> setup_lib.Setup:
     sharing=parts.sharing,
     model=None,
     params={'a': {'lora_b': jnp.zeros(2)}},
-    tokenizer=word_level(setup_lib._with_prompt_words(parts.task.vocabulary(), parts.team)),
+    tokenizer=prompts.tokenizer_from_scratch(parts.task, parts.team, 'random:micro'),
     sampler=None,
     placement=ONE_DEVICE,
     source='',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import results
@@ -50,6 +50,19 @@ def evaluate(
   batch = join(batches)
   records = results.of_questions(batch, team, tokenizer, step=0, split='')
   return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
+
+
+def asked(task: Task, options: Mapping[str, Any], count: int, split: str = '') -> list[Question]:
+  """The questions of an evaluation of so many.
+
+  Args:
+    task: that has them.
+    options: of the config's section `evaluation`.
+    count: how many are wanted.
+    split: of which they are; that of the options by default.
+  """
+  found = task.questions(split or options['split'])
+  return [found[i] for i in places(len(found), count, spread=options['spread'])]
 
 
 def places(size: int, count: int, *, spread: bool) -> list[int]:

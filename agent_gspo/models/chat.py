@@ -12,6 +12,8 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+_FIRST_MARK = 0xE100  # private-use characters: templates hold none of their own
+
 
 class _Generation(jinja2.ext.Extension):
   """`{% generation %}`: marks what the assistant wrote; here its body is simply rendered."""
@@ -70,7 +72,31 @@ def render(
       # Templates test these with `is none`, which an undefined variable is not.
       **{'tools': None, 'documents': None, **variables},
     )
-  except jinja2.TemplateError as error:
+  except Exception as error:  # a program from elsewhere: it may raise anything
+    kind = '' if isinstance(error, jinja2.TemplateError) else f'{type(error).__name__}: '
     raise ValueError(
-      f'The chat template cannot render roles {[m.get("role") for m in messages]}: {error}'
+      f'The chat template cannot render roles {[m.get("role") for m in messages]}: {kind}{error}'
     ) from error
+
+
+def check(template: str, *, system: bool, **variables: Any) -> None:
+  """Whether a template writes down all that is said, once and in its order.
+
+  Args:
+    template: jinja2 source.
+    system: whether there is a system prompt.
+    **variables: what else the template reads.
+
+  Raises:
+    ValueError: it is not valid, refuses a conversation of several turns, or leaves out or
+      repeats what was said.
+  """
+  roles = ['system'] * system + ['user', 'assistant', 'user']
+  marks = [chr(_FIRST_MARK + i) for i in range(len(roles))]
+  said = [{'role': role, 'content': mark} for role, mark in zip(roles, marks, strict=True)]
+  text = render(template, said, add_generation_prompt=True, **variables)
+  if [character for character in text if character in marks] != marks:
+    raise ValueError(
+      f'The chat template does not write down what is said by {", ".join(roles)} once each and '
+      'in this order: agents would not read it.'
+    )

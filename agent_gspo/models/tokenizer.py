@@ -16,6 +16,8 @@ from agent_gspo.models import backends, chat
 from agent_gspo.models.fields import Fields, read_object
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
+WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
+"""What a word-level vocabulary has besides its words and the newline."""
 
 
 class Tokenizer:
@@ -27,6 +29,7 @@ class Tokenizer:
     bos_id: begins a text, or None. Nothing here adds it: templates write it out.
     pad_id: fills rows; may be `eos_id`, so it says nothing about what is padding.
     vocab_size: largest id + 1.
+    is_word_level: whether a token is a word, and other words cannot be encoded.
     chat_template: jinja2 source, or None.
   """
 
@@ -48,6 +51,10 @@ class Tokenizer:
       if token is not None and ids[name] is None:
         raise ValueError(f'{name}={token!r} is not in the vocabulary of the tokenizer.')
     self.bos_id, self.eos_id, self.pad_id = (ids[name] for name in _SPECIAL)
+    # Its vocabulary has no token for what it does not know, as that of a pretrained one has.
+    self.is_word_level = isinstance(backend.model, tokenizers.models.WordPiece) and (
+      backend.token_to_id(backend.model.unk_token) is None
+    )
     self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
 
   @classmethod
@@ -116,17 +123,24 @@ class Tokenizer:
         is none: it holds half a surrogate pair.
     """
     backend = self.backend if special else self._plain_backend
+    if unknown := self.unknown_words(text, special):
+      raise ValueError(
+        f'unknown word {unknown[0]!r} ({len(unknown)} in this text): the word-level vocabulary '
+        f'has {self.vocab_size} tokens. Add it to the list of words.'
+      )
     try:
       return backend.encode(text, add_special_tokens=False).ids
-    except TypeError as error:  # the library's way to say so
-      raise ValueError(f'{text[:80]!r} cannot be encoded: it is not valid Unicode.') from error
-    except Exception as error:  # a word-level tokenizer has no token for what it does not know
-      if not isinstance(backend.model, tokenizers.models.WordPiece):
-        raise
-      raise ValueError(
-        f'unknown word {self._first_unknown(text, backend)!r}: the word-level vocabulary has '
-        f'{self.vocab_size} tokens. Add it to the list of words.'
-      ) from error
+    except Exception as error:  # the library raises nothing narrower
+      raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
+
+  def unknown_words(self, text: str, special: bool = True) -> list[str]:
+    """Words of a text that a word-level tokenizer cannot encode; none for other tokenizers."""
+    if not self.is_word_level:
+      return []
+    if special:
+      for name in self._names.values():
+        text = text.replace(name, ' ') if name else text
+    return [word for word in text.split() if not self._knows(word)]
 
   def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
     """Text of token ids, special tokens spelled out unless `skip_special`."""
@@ -143,15 +157,27 @@ class Tokenizer:
     Raises:
       ValueError: there is no chat template, or it refuses these messages.
     """
+    template, names = self._chat()
+    return chat.render(template, messages, add_generation_prompt, **{**names, **variables})
+
+  def check_chat(self, *, system: bool) -> None:
+    """Whether the chat template can be used by agents (see `chat.check`).
+
+    Raises:
+      ValueError: there is no chat template, or it is broken.
+    """
+    template, names = self._chat()
+    chat.check(template, system=system, **names)
+
+  def _chat(self) -> tuple[str, dict[str, str]]:
+    """The chat template, and the special tokens by the names that it has for them."""
     if self.chat_template is None:
       raise ValueError(
         'this tokenizer has no chat template: use a role with a plain prompt, or an "-Instruct" '
         'model, or set `tokenizer.chat_template`.'
       )
     names = {name: token for name, token in self._names.items() if token is not None}
-    return chat.render(
-      self.chat_template, messages, add_generation_prompt, **{**names, **variables}
-    )
+    return self.chat_template, names
 
   @functools.cached_property
   def fingerprint(self) -> str:
@@ -183,13 +209,16 @@ class Tokenizer:
     backend.encode_special_tokens = True
     return backend
 
-  def _first_unknown(self, text: str, backend: tokenizers.Tokenizer) -> str:
-    for word in text.split():
+  @functools.cached_property
+  def _knows(self) -> Callable[[str], bool]:
+    @functools.lru_cache(maxsize=65536)
+    def knows(word: str) -> bool:
       try:
-        backend.encode(word, add_special_tokens=False)
+        return bool(self._plain_backend.encode(word, add_special_tokens=False).ids)
       except Exception:
-        return word
-    return text
+        return False
+
+    return knows
 
 
 def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokenizer:
@@ -206,7 +235,7 @@ def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokeni
   Raises:
     ValueError: a word contains whitespace or occurs twice.
   """
-  backend = backends.word_level(words, special=('<pad>', '<eos>'))
+  backend = backends.word_level(words, special=WORD_LEVEL_SPECIAL)
   return Tokenizer(backend, eos_token='<eos>', pad_token='<pad>', chat_template=chat_template)
 
 

@@ -86,16 +86,21 @@ class PromptWriter:
     pieces = text.split(_SLOT)
     return pieces[len(pieces) - len(turns[-1]) - 1 :]
 
-  @functools.cached_property
-  def preamble(self) -> tuple[int, ...]:
-    """Ids of what all conversations of a plain role begin with."""
+  @property
+  def preamble_text(self) -> str:
+    """What all conversations of a plain role begin with."""
     role = self.role
     if role.style == 'chat':
-      return ()  # the template puts it where it belongs
+      return ''  # the template puts it where it belongs
     shown = ''.join(
       f'{context}{role.cue}{message}{role.separator}' for context, message in role.examples
     )
-    return self._encode(role.system + shown)
+    return role.system + shown
+
+  @functools.cached_property
+  def preamble(self) -> tuple[int, ...]:
+    """Its ids."""
+    return self._encode(self.preamble_text)
 
   def encode(self, text: str) -> tuple[int, ...]:
     return self._encode(text)

@@ -11,9 +11,10 @@ import jax
 from agent_gspo import config as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
-from agent_gspo.models.load import load_model
+from agent_gspo.models import presets
+from agent_gspo.models.load import check_spec, load_model
 from agent_gspo.models.placement import Placement, make_placement
-from agent_gspo.models.tokenizer import Tokenizer, word_level
+from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.sampling import keys
@@ -22,10 +23,10 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
+from agent_gspo.training import prompts
 from agent_gspo.types import Question, RolloutBatch
 
 BASELINES = ('constant answer', 'single agent')
-_QUESTIONS_LOOKED_AT = 1000  # for their length, of those to train on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +76,7 @@ class Setup:
 
   def asked(self, count: int, split: str = '') -> list[Question]:
     """The questions of an evaluation of so many, of the split that is evaluated by default."""
-    options = self.config['evaluation']
-    found = self.task.questions(split or options['split'])
-    return [found[i] for i in evaluation.places(len(found), count, spread=options['spread'])]
+    return evaluation.asked(self.task, self.config['evaluation'], count, split)
 
   def evaluate(
     self,
@@ -143,22 +142,19 @@ def build(parts: config_lib.Parts) -> Setup:
     parts: what `config.check` made of the config.
 
   Raises:
-    ValueError, FileNotFoundError: see `models.load.load_model`; also a prompt that cannot
-      fit the model's context or a packed row.
+    ValueError, FileNotFoundError: see `models.load.load_model` and `prompts.check`.
   """
   config = parts.config
   options = config['model']
   placement = make_placement(config['mesh']['data'])
-  vocabulary = getattr(parts.task, 'vocabulary', None)
   tokenizer = None
-  if options['source'].startswith('random:'):
-    if vocabulary is None:
-      raise ValueError(
-        f'model.source={options["source"]!r} needs a task with a vocabulary of its own; '
-        f'{parts.task.name!r} has none. Use a pretrained model.'
-      )
-    tokenizer = word_level(_with_prompt_words(vocabulary(), parts.team))
+  kind, name = check_spec(options['source'])
+  if kind == 'random':
+    tokenizer = prompts.tokenizer_from_scratch(parts.task, parts.team, options['source'])
+    prompts.check(parts, tokenizer, presets.PRESETS[name].max_positions)
   loaded = load_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
+  if tokenizer is None:
+    prompts.check(parts, loaded.tokenizer, loaded.config.max_positions)
   model_config = loaded.config.replace(
     dtype=options['dtype'],
     remat=options['remat'],
@@ -169,7 +165,7 @@ def build(parts: config_lib.Parts) -> Setup:
   params = loaded.params
   if options['lora_rank']:
     params = _with_adapters(model_config, params, config['seed'])
-  setup = Setup(
+  return Setup(
     config=config,
     task=parts.task,
     team=parts.team,
@@ -189,23 +185,6 @@ def build(parts: config_lib.Parts) -> Setup:
     placement=placement,
     source=loaded.source,
   )
-  _check_prompts(setup, parts.training)
-  return setup
-
-
-def _with_prompt_words(words: list[str], team: Team) -> list[str]:
-  """A word-level vocabulary must also hold the words of the roles' prompts."""
-  known = dict.fromkeys(words)
-  for role, name in zip(team.roles, team.names, strict=True):
-    shown = [part for pair in role.examples for part in pair]
-    incoming = role.incoming.format(sender=name, message=' ')
-    for other in team.names:
-      incoming += ' ' + role.incoming.format(sender=other, message=' ')
-    opening = role.opening.format(question=' ', note=' ')
-    texts = [role.system, opening, incoming, role.cue, role.separator, *shown]
-    for text in texts:
-      known.update(dict.fromkeys(text.split()))
-  return list(known)
 
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:
@@ -218,48 +197,3 @@ def _with_adapters(model_config, params: Params, seed: int) -> Params:
     return {k: graft(v, loaded[k]) if k in loaded else v for k, v in fresh.items()}
 
   return graft(fresh, params)
-
-
-def _check_prompts(setup: Setup, training: bool) -> None:
-  """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
-  team = setup.team
-  writers = team.prompt_writers(setup.tokenizer)
-  worst = (0, '')
-  for question in _longest_questions(setup, training):
-    for agent, writer in enumerate(writers):
-      note = question.notes[agent] if agent < len(question.notes) else ''
-      conversation, cap = writer.begin(question.text, note), team.message_cap(agent)
-      for round_ in range(team.topology.rounds):
-        if not any(agent in layer for layer in team.topology.turns(round_)):
-          continue
-        incoming = [
-          (team.names[a], [setup.tokenizer.eos_id] * team.message_cap(a))
-          for a, _ in team.topology.reads(agent, round_)
-        ]
-        worst = max(worst, (len(conversation.prompt(incoming)) + cap, question.id))
-        conversation.wrote([setup.tokenizer.eos_id] * cap, ended=False)
-  needed, question_id = worst
-  limit = setup.model.config.max_positions
-  if needed > limit:
-    raise ValueError(
-      f'question {question_id} can lead to a prompt and message of {needed} tokens, but the '
-      f"model's context is {limit}. Shorten the roles' examples, lower team.rounds or "
-      'team.max_message_tokens.'
-    )
-  row_tokens = setup.config['learner']['row_tokens']
-  if training and needed > row_tokens:
-    raise ValueError(
-      f'learner.row_tokens={row_tokens} is too short: question {question_id} can lead to a prompt '
-      f'and message of {needed} tokens. Set learner.row_tokens={-(-needed // 64) * 64} or more.'
-    )
-
-
-def _longest_questions(setup: Setup, training: bool) -> list[Question]:
-  """The 64 longest among those of the evaluations and the first to train on."""
-  options = setup.config['evaluation']
-  found = setup.asked(options['questions'])
-  if training:
-    found += setup.asked(options['questions_during'])
-    train = setup.task.questions('train')
-    found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
-  return sorted(found, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:64]
