@@ -18,6 +18,11 @@ from ml_collections import config_dict, config_flags
 
 from agent_gspo import cache
 
+_SMALLER = (
+  'Lower learner.rows, sampler.decode_rows, sampler.prefill_rows or rollout.samples, set '
+  'model.remat=True, or take a smaller model.'
+)
+
 
 def define_config() -> flags.FlagHolder:
   """The flag --config=FILE, with --config.<field>=<value> for every field of the file."""
@@ -57,6 +62,15 @@ def _guarded(main: Callable[[], None]) -> None:
     _fail(str(error), error)
   except KeyboardInterrupt:
     raise SystemExit(130) from None
+  except Exception as error:
+    if not _is_out_of_memory(error):
+      raise
+    _fail(f'out of memory ({error}). {_SMALLER}', error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+  """Of the host, or of a device: of the latter only the text tells."""
+  return isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error)
 
 
 def _use_compilation_cache() -> None:

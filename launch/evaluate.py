@@ -43,9 +43,9 @@ def main() -> None:
   from launch import evaluation_folder
 
   start = time.monotonic()
+  parts = config_lib.check(config, training=False)
   names = _names(baselines.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
-  parts = config_lib.check(config, training=False)
   saved = None
   if _WORKDIR.value:
     saved = checkpoint.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')

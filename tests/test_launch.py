@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,8 @@ _BAD_CONFIGS = {
   'import': 'import no_such_module\n',
   'empty': 'x = 1\n',
   'nothing': 'def get_config():\n  return {}\n',
+  'half': 'from agent_gspo.config import default_config\n'
+  'def get_config():\n  c = default_config()\n  del c.team\n  return c.lock()\n',
   'field': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
 }
@@ -106,6 +109,10 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'evaluate nothing': (
       ['evaluate', MICRO, f'--workdir={folder}/nowhere'],
       'nowhere/checkpoints holds no checkpoint',
+    ),
+    'evaluate half a config': (
+      ['evaluate', f'--config={folder}/half.py'],
+      'config.team is missing; start from default_config()',
     ),
     'evaluate without config': (['evaluate'], '--config is missing'),
     'export nothing': (
@@ -180,6 +187,34 @@ def test_loss_that_is_not_finite_ends_with_one_line(tmp_path):
   assert done.stderr.startswith('error: objective=')
   assert done.stderr.endswith('of the warm start. Lower warm_start.learning_rate.\n')
   assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    MemoryError('cannot allocate 8 GiB'),
+    jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 8 GiB'),
+  ],
+)
+def test_too_little_memory_ends_with_one_line(error, monkeypatch, capsys):
+  def main():
+    raise error
+
+  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  with pytest.raises(SystemExit) as exit_:
+    command._guarded(main)
+  assert exit_.value.code == 2
+  message = capsys.readouterr().err
+  assert re.fullmatch(r'error: out of memory \(.* 8 GiB\)\. Lower learner\.rows, .*\n', message)
+
+
+def test_what_no_user_can_mend_keeps_its_traceback(monkeypatch):
+  def main():
+    raise jax.errors.JaxRuntimeError('INTERNAL: of the compiler')
+
+  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  with pytest.raises(jax.errors.JaxRuntimeError):
+    command._guarded(main)
 
 
 def test_traceback_on_demand(monkeypatch, capsys):
