@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import config_dict
 
 from agent_gspo.algorithms import advantages, behaviour, budgets, kl, objectives
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
 from agent_gspo.algorithms.spans import RATIO_SPANS
+from agent_gspo.models.fields import is_text, shown
 from agent_gspo.models.load import check_spec
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import SPLITS, Task
@@ -29,6 +30,60 @@ ORDERS = ('shuffled', 'reverse_turns')
 CLIP_SCALES = ('none', 'etr')
 _FREE_FORM = ('task.options', 'team.roles', 'advantage.options', 'objective.options')
 UNTRAINED = ('first', 'last')
+
+# Whole numbers with the lowest and the highest value: far more than any run needs, and little
+# enough that whatever is made of that size ends. Prices and teams are checked in their own rooms.
+_MANY = 10**9
+_WHOLE = (
+  ('seed', 0, 2**32 - 1),  # a key holds no more
+  ('steps', 0, 10**7),
+  ('model.lora_rank', 0, 2**13),
+  ('mesh.data', 1, 2**16),
+  ('rollout.questions', 1, 10**5),
+  ('rollout.samples', 1, 10**4),
+  ('selection.resample', 0, 1000),
+  ('sampler.row_tokens', 16, 2**20),
+  ('sampler.prefill_rows', 1, 2**16),
+  ('sampler.decode_rows', 1, 2**16),
+  ('learner.minibatches', 1, 10**5),
+  ('learner.row_tokens', 16, 2**20),
+  ('learner.rows', 1, 2**16),
+  ('learner.warmup_updates', 0, _MANY),
+  ('warm_start.steps', 0, 10**7),
+  ('warm_start.questions', 1, 10**5),
+  ('evaluation.questions', 1, 10**5),
+  ('evaluation.questions_during', 1, 10**5),
+  ('evaluation.seen_questions', 0, 10**5),
+  ('evaluation.every', 0, _MANY),
+  ('evaluation.batch_questions', 1, 10**5),
+  ('evaluation.transcripts', 0, _MANY),
+  ('checkpoint.every', 1, _MANY),
+  ('checkpoint.keep', 1, _MANY),
+  ('logging.transcripts', 0, _MANY),
+)
+_POSITIVE = (
+  'model.lora_alpha',
+  'rollout.temperature',
+  'objective.clip_low',
+  'objective.clip_high',
+  'learner.learning_rate',
+  'learner.grad_clip',
+  'warm_start.learning_rate',
+)
+_NOT_NEGATIVE = (
+  'objective.kl_coef',
+  'objective.opsm_threshold',
+  'learner.weight_decay',
+  'evaluation.temperature',
+)
+_PROBABILITIES = ('warm_start.silence_probability', 'warm_start.terse_probability')
+_DECAYS = ('learner.b1', 'learner.b2')
+_POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
+  'bound', 'clip_high', 'clip_low', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
+)  # fmt: skip
+_FLOAT32 = np.finfo(np.float32)
+_MAX_UPDATES = 2**31 - 1  # what the optimiser counts to
+_MAX_TRAINING_QUESTIONS = 10**7  # something is kept of each
 
 
 def default_config() -> config_dict.ConfigDict:
@@ -258,59 +313,24 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     value = _get(config, field)
     if value not in known:
       raise ValueError(f'{field}={value!r} is unknown; use one of {", ".join(known)}.')
-  for field, low in (
-    ('seed', 0),
-    ('steps', 0),
-    ('model.lora_rank', 0),
-    ('mesh.data', 1),
-    ('rollout.questions', 1),
-    ('rollout.samples', 1),
-    ('selection.resample', 0),
-    ('sampler.row_tokens', 16),
-    ('sampler.prefill_rows', 1),
-    ('sampler.decode_rows', 1),
-    ('learner.minibatches', 1),
-    ('learner.row_tokens', 16),
-    ('learner.rows', 1),
-    ('learner.warmup_updates', 0),
-    ('warm_start.steps', 0),
-    ('warm_start.questions', 1),
-    ('evaluation.questions', 1),
-    ('evaluation.questions_during', 1),
-    ('evaluation.seen_questions', 0),
-    ('evaluation.every', 0),
-    ('evaluation.batch_questions', 1),
-    ('evaluation.transcripts', 0),
-    ('checkpoint.every', 1),
-    ('checkpoint.keep', 1),
-    ('logging.transcripts', 0),
-  ):
-    if _get(config, field) < low:
-      raise ValueError(f'{field}={_get(config, field)} must be at least {low}.')
-  for field in (
-    'rollout.temperature',
-    'objective.clip_low',
-    'objective.clip_high',
-    'learner.learning_rate',
-    'learner.grad_clip',
-    'warm_start.learning_rate',
-  ):
+  for field, low, high in _WHOLE:
+    value = _get(config, field)
+    if not isinstance(value, int) or not low <= value <= high:
+      raise ValueError(f'{field}={shown(value)} must be a whole number from {low} to {high}.')
+  for field in _POSITIVE:
     value = _get(config, field)
     if value is not None and value <= 0:
       raise ValueError(f'{field}={value} must be positive.')
-  for field in (
-    'objective.kl_coef',
-    'learner.weight_decay',
-    'evaluation.temperature',
-  ):
-    if _get(config, field) < 0:
-      raise ValueError(f'{field}={_get(config, field)} is negative.')
-  for field in (
-    'warm_start.silence_probability',
-    'warm_start.terse_probability',
-  ):
+  for field in _NOT_NEGATIVE:
+    value = _get(config, field)
+    if value is not None and value < 0:
+      raise ValueError(f'{field}={value} is negative.')
+  for field in _PROBABILITIES:
     if not 0 <= _get(config, field) <= 1:
       raise ValueError(f'{field}={_get(config, field)} is not between 0 and 1.')
+  for field in _DECAYS:
+    if not 0 <= _get(config, field) < 1:
+      raise ValueError(f'{field}={_get(config, field)} must be at least 0 and below 1.')
   if config['rollout']['questions'] < config['learner']['minibatches']:
     raise ValueError(
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
@@ -347,6 +367,11 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   if training:
     _check_warm_start(config, task)
     available = len(task.questions('train'))
+    if available > _MAX_TRAINING_QUESTIONS:
+      raise ValueError(
+        f'task.options: task {task.name!r} has {available} training questions; a run keeps account '
+        f'of at most {_MAX_TRAINING_QUESTIONS}. Give it fewer.'
+      )
     if config['rollout']['questions'] > available:
       raise ValueError(
         f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
@@ -369,17 +394,31 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   )
 
 
-def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
-  learner.make_objective(config['objective'], team)
-  name, given = config['advantage']['name'], config['advantage']['options']
-  known = advantages.options_of(name)
-  for option, value in given.items():
+def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, Any]) -> None:
+  """The free-form options of a section, by the names and defaults of those that there are."""
+  name = config[section]['name']
+  for option, value in config[section]['options'].items():
+    where = f'{section}.options.{option}'
     if option not in known:
-      raise ValueError(
-        f'advantage.options.{option} is unknown; {name!r} takes {", ".join(known) or "none"}.'
-      )
-    if isinstance(value, bool) != isinstance(known[option], bool) or isinstance(value, str):
-      raise ValueError(f'advantage.options.{option}={value!r}: its default is {known[option]!r}.')
+      raise ValueError(f'{where} is unknown; {name!r} takes {", ".join(known) or "none"}.')
+    if isinstance(known[option], bool):
+      if not isinstance(value, bool):
+        raise ValueError(f'{where}={shown(value)}: its default is {known[option]!r}.')
+    elif not _is_number(value):
+      raise ValueError(f'{where}={shown(value)} must be a finite number.')
+    elif value < 0 or (value == 0 and option in _POSITIVE_OPTIONS):
+      low = 'above 0' if option in _POSITIVE_OPTIONS else '0 or more'
+      raise ValueError(f'{where}={value} must be {low}.')
+
+
+def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
+  name = config['advantage']['name']
+  _check_options(config, 'advantage', advantages.options_of(name))
+  _check_options(config, 'objective', objectives.OBJECTIVES[config['objective']['name']].options)
+  learner.make_objective(config['objective'], team)
+  kept = config['advantage']['options'].get('share', 1)
+  if kept > 1:
+    raise ValueError(f'advantage.options.share={kept} is more than 1.')
   share = config['advantage']['token_share']
   if not 0 < share <= 1:
     raise ValueError(f'advantage.token_share={share} must be above 0 and at most 1.')
@@ -396,9 +435,12 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
       "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
       'or objective.tis_cap=0.'
     )
-  threshold = config['objective']['opsm_threshold']
-  if threshold is not None and threshold < 0:
-    raise ValueError(f'objective.opsm_threshold={threshold} is negative.')
+  updates = config['steps'] * learner.updates_a_step(config, team)
+  if updates > _MAX_UPDATES:
+    raise ValueError(
+      f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '
+      f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
+    )
 
 
 def _check_warm_start(config: Mapping[str, Any], task: Task) -> None:
@@ -430,24 +472,32 @@ def _check_keys(config: Mapping[str, Any], known: Mapping[str, Any], prefix: str
       raise ValueError(f'config.{prefix}{key} is missing; start from default_config().')
   for key, value in config.items():
     if key not in known:
-      close = difflib.get_close_matches(key, list(known), 1)
+      close = difflib.get_close_matches(str(key), list(known), 1)
       meant = f' Did you mean {prefix}{close[0]}?' if close else ''
       raise ValueError(f'config.{prefix}{key} is unknown.{meant}')
-    default, where = known[key], f'config.{prefix}{key}={value!r}'
+    default, where = known[key], f'config.{prefix}{key}={shown(value)}'
     if isinstance(default, Mapping):
       if not isinstance(value, Mapping):
         raise ValueError(f'{where} must be a section of fields.')
       if f'{prefix}{key}' not in _FREE_FORM:
         _check_keys(value, default, f'{prefix}{key}.')
+      elif strange := [name for name in value if not isinstance(name, str)]:
+        raise ValueError(f'config.{prefix}{key} holds {strange[0]!r}; its fields must have names.')
       continue
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     expected, fits = {
       bool: ('True or False', isinstance(value, bool)),
-      str: ('text', isinstance(value, str)),
+      str: ('text', is_text(value)),
       tuple: ('a tuple', isinstance(value, list | tuple)),
-      int: ('a whole number', number and isinstance(value, int)),
-      float: ('a finite number', number and math.isfinite(value)),
-      type(None): ('None or a finite number', value is None or (number and math.isfinite(value))),
+      int: ('a whole number', isinstance(value, int) and not isinstance(value, bool)),
+      float: ('a finite number', _is_number(value)),
+      type(None): ('None or a finite number', value is None or _is_number(value)),
     }[type(default)]
     if not fits:
       raise ValueError(f'{where} must be {expected}.')
+
+
+def _is_number(value: Any) -> bool:
+  """Whether a value is a number, and one that float32 holds: with that it will be computed."""
+  if not isinstance(value, int | float) or isinstance(value, bool):
+    return False
+  return value == 0 or float(_FLOAT32.tiny) <= abs(value) <= float(_FLOAT32.max)

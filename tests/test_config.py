@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import time
 
 import micro_run
 import pytest
@@ -96,10 +97,10 @@ def test_configs_of_the_repository_are_valid(file):
     ({'objective__tis_cap': 2.0}, r"objective.tis_cap=2.0 with learner.old_logprobs='sampler'"),
     ({'model__dtype': 'float16'}, r"model.dtype='float16' is unknown; use one of float32"),
     ({'evaluation__split': 'dev'}, r"evaluation.split='dev' is unknown; use one of train"),
-    ({'seed': -1}, r'seed=-1 must be at least 0'),
-    ({'steps': -1}, r'steps=-1 must be at least 0'),
-    ({'rollout__samples': 0}, r'rollout.samples=0 must be at least 1'),
-    ({'checkpoint__every': 0}, r'checkpoint.every=0 must be at least 1'),
+    ({'seed': -1}, r'seed=-1 must be a whole number from 0 to 4294967295'),
+    ({'steps': -1}, r'steps=-1 must be a whole number from 0'),
+    ({'rollout__samples': 0}, r'rollout.samples=0 must be a whole number from 1'),
+    ({'checkpoint__every': 0}, r'checkpoint.every=0 must be a whole number from 1'),
     ({'rollout__temperature': 0.0}, r'rollout.temperature=0.0 must be positive'),
     ({'learner__learning_rate': -1.0}, r'learner.learning_rate=-1.0 must be positive'),
     ({'objective__clip_high': 0.0}, r'objective.clip_high=0.0 must be positive'),
@@ -107,12 +108,92 @@ def test_configs_of_the_repository_are_valid(file):
     ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
     ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),
     ({'warm_start__terse_probability': 2.0}, r'warm_start.terse_probability=2.0 is not between'),
+    ({'learner__b1': -1.0}, r'learner.b1=-1.0 must be at least 0 and below 1'),
+    ({'learner__b2': 2.0}, r'learner.b2=2.0 must be at least 0 and below 1'),
+    ({'learner__b2': 1.0}, r'learner.b2=1.0 must be at least 0 and below 1'),
+    ({'model__lora_alpha': -1.0}, r'model.lora_alpha=-1.0 must be positive'),
+    ({'model__lora_alpha': 0.0}, r'model.lora_alpha=0.0 must be positive'),
+    ({'selection__resample': 1.5}, r'selection.resample=1.5 must be a whole number'),
+    ({'rollout__temperature': 1e-46}, r'config.rollout.temperature=1e-46 must be a finite number'),
+    ({'budget__lambda_max': 1e39}, r'config.budget.lambda_max=1e\+39 must be a finite number'),
+    ({'learner__grad_clip': 10**400}, r'config.learner.grad_clip=1000.* must be a finite number'),
+    ({'learner__grad_clip': 10**5000}, r'grad_clip=a very long number must be a finite number'),
+    ({'steps': 10**5000}, r'steps=a very long number must be a whole number from 0 to'),
+    # Counts that nothing could be made of.
+    ({'seed': 2**32}, r'seed=4294967296 must be a whole number from 0 to 4294967295'),
+    ({'steps': 10**9}, r'steps=1000000000 must be a whole number from 0 to 10000000'),
+    ({'rollout__samples': 10**9}, r'rollout.samples=1000000000 must be .* to 10000\.'),
+    ({'rollout__questions': 10**9}, r'rollout.questions=1000000000 must be .* to 100000\.'),
+    ({'evaluation__questions': 10**9}, r'evaluation.questions=1000000000 must be .* to 100000'),
+    ({'model__lora_rank': 10**9}, r'model.lora_rank=1000000000 must be .* to 8192'),
+    ({'learner__row_tokens': 10**9}, r'learner.row_tokens=1000000000 must be .* to 1048576'),
+    ({'team__rounds': 10**9}, r'team.rounds=1000000000: .* takes at most 1000 turns'),
+    ({'team__agents': ('solver',) * 101}, r'team.agents names 101 .* at most 100 agents'),
+    ({'team__max_message_tokens': 10**9}, r'team.max_message_tokens=1000000000 must be from 1'),
+    ({'task__options__train_size': 10**9}, r'has 1000000000 training questions; .* at most 1000'),
+    (
+      {'steps': 10**7, 'learner__minibatches': 250, 'rollout__questions': 250},
+      r'steps=10000000 of 250 optimiser steps are more than 2147483647. Lower steps or learner',
+    ),
+    # What the free-form sections hold.
+    ({'advantage__options': {'eps': None}}, r'advantage.options.eps=None must be a finite number'),
+    ({'advantage__options': {'eps': -1.0}}, r'advantage.options.eps=-1.0 must be above 0'),
+    (
+      {'advantage__options': {'std_floor': [1]}},
+      r'advantage.options.std_floor=\[1\] must be a fin',
+    ),
+    ({'advantage__options': {'whiten': 1}}, r'advantage.options.whiten=1: its default is False'),
+    ({'objective__options': {'clip_low': 'x'}}, r"objective.options.clip_low='x' must be a finite"),
+    (
+      {'objective__name': 'sapo', 'objective__options': {'tau_positive': 0.0}},
+      r'objective.options.tau_positive=0.0 must be above 0',
+    ),
+    (
+      {'advantage__name': 'd3s', 'advantage__options': {'share': 1.5}},
+      r'advantage.options.share=1.5 is more than 1',
+    ),
+    ({'task__options': {'names': 3}}, r'option names=3 of task relay must be a list'),
+    ({'task__options': {'operation': 3}}, r'option operation=3 of task relay must be a text'),
+    ({'task__options': {'name': 'x'}}, r"unknown option 'name' of task relay"),
+    ({'task__options': {3: 'x'}}, r'config.task.options holds 3; its fields must have names'),
+    (
+      {'task__name': 'gsm8k', 'task__options': {'data_dir': 3}},
+      r'option data_dir=3 of task gsm8k must be a folder',
+    ),
+    ({'team__agents': (1, 2)}, r'team.agents holds 1; each entry must be the name of a role'),
+    ({'team__agents': ([],)}, r'team.agents holds \[\]; each entry must be'),
+    ({'team__roles__solver': 3}, r'team.roles.solver=3 must be a section of fields'),
+    ({'team__roles__solver': {'max_tokens': True}}, r'solver.max_tokens=True must be a int'),
+    ({'team__roles__solver': {'examples': (3,)}}, r'solver.examples must be .* got \(3,\)'),
+    ({'team__roles__solver': {'examples': ((1, 2),)}}, r'solver.examples must be .* got \(1, 2\)'),
+    ({'team__roles': {3: {}}}, r'config.team.roles holds 3; its fields must have names'),
+    ({'team__roles': {' ': {}}}, r"team.roles holds ' '; the name of a role must be a word"),
+    (
+      {'team__topology': 'layered', 'team__layers': ('a', 2)},
+      r"team.layers=\('a', 2\) must be positive sizes",
+    ),
+    (
+      {'team__topology': 'dag', 'team__edges': (3,)},
+      r'team.edges: 3 is no \(author, reader\) pair',
+    ),
+    (
+      {'policy__sharing': 'adapters', 'model__lora_rank': 1, 'policy__frozen': (3,)},
+      r'policy.frozen=\(3,\) must hold names of agents',
+    ),
+    (
+      {
+        'policy__sharing': 'adapters',
+        'model__lora_rank': 1,
+        'policy__learning_rates': ('a', 1.0, float('nan')),
+      },
+      r"policy.learning_rates=\('a', 1.0, nan\) must be 3 rates",
+    ),
     # What does not fit together.
     ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
     ({'mesh__data': 3}, r'learner.rows=4 is not a multiple of mesh.data=3'),
     ({'algorithm': 'ppo'}, r"algorithm='ppo' is unknown; use one of agent_gspo"),
     ({'advantage__options': {'x': 1}}, r"advantage.options.x is unknown; 'per_component' takes"),
-    ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a': its default is 1e-06"),
+    ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a' must be a finite number"),
     ({'advantage__token_share': 2.0}, r'advantage.token_share=2.0 must be above 0 and at most 1'),
     (
       {'advantage__token_share': 0.5, 'learner__entropy': False},
@@ -123,7 +204,10 @@ def test_configs_of_the_repository_are_valid(file):
       {'objective__name': 'gmpo', 'objective__ratio_span': 'agent'},
       r"objective.ratio_span='agent': 'gmpo' takes messages only",
     ),
-    ({'objective__options': {'tau': 1.0}}, r"objective 'gspo' has no option 'tau'"),
+    (
+      {'objective__options': {'tau': 1.0}},
+      r"objective.options.tau is unknown; 'gspo' takes clip_low",
+    ),
     ({'policy__sharing': 'adapters'}, r"policy.sharing='adapters' needs adapters: set model.lora"),
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
     ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with warm_start.steps=2"),
@@ -149,6 +233,49 @@ def test_bad_configs_are_refused_by_name(values, message, no_model, tmp_path):
   with pytest.raises(ValueError, match=message):
     loop.train(changed(**values), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
+
+
+def _numbers(section, prefix=''):
+  for key, value in section.items():
+    if isinstance(value, dict):
+      yield from _numbers(value, f'{prefix}{key}__')
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+      yield f'{prefix}{key}', value
+
+
+@pytest.mark.parametrize(('field', 'value'), list(_numbers(changed())), ids=lambda x: str(x))
+def test_no_number_is_without_a_range(field, value):
+  """Whoever adds a field says what it may be."""
+  name = field.replace('__', '.')
+  if name == 'budget.lambda_min':
+    return
+  for wrong in (-7, float('nan'), float('inf'), 10**400, 'x', None, True, [1]):
+    if wrong == 10**400 and field.startswith('task__'):
+      continue  # the task's own business
+    with pytest.raises(ValueError, match=name.split('.')[-1]):
+      config_lib.check(changed(**{field: wrong}))
+  if isinstance(value, int) and not field.startswith('task__'):
+    with pytest.raises(ValueError, match=name.split('.')[-1]):
+      config_lib.check(changed(**{field: 10**12}))
+
+
+def test_the_longest_conversations_are_looked_at_in_seconds():
+  roles = changed()['team']['roles']
+  roles['informant']['incoming'] = roles['solver']['incoming']
+  for agents, rounds, topology in ((3, 333, 'debate'), (100, 10, 'complete'), (100, 10, 'chain')):
+    team = {
+      'team__agents': ('informant',) * 2 + ('solver',) * (agents - 2),
+      'team__rounds': rounds,
+      'team__topology': topology,
+      'team__roles': roles,
+    }
+    config = changed(**team, reward__p_read=1.0)
+    start = time.process_time()
+    parts = config_lib.check(config)
+    assert len(parts.team.turns) <= 1000
+    with pytest.raises(ValueError, match=r"model's context is 2048|learner.row_tokens=64 is too"):
+      setup_lib.build(parts)
+    assert time.process_time() - start < 20
 
 
 def test_missing_fields_are_named():

@@ -98,6 +98,17 @@ class Fields:
     return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
 
 
+def is_text(value: Any) -> bool:
+  """Whether a value is text that UTF-8 can hold: half a surrogate pair is none."""
+  if not isinstance(value, str):
+    return False
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
 def shown(value: Any) -> str:
   """A value in a message: its beginning, if it is long."""
   try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 from typing import Any
 
 from agent_gspo.tasks.base import Task
@@ -39,7 +40,7 @@ def task_options(name: str) -> dict[str, Any]:
   }
 
 
-def make_task(name: str, **options: Any) -> Task:
+def make_task(name: str, /, **options: Any) -> Task:
   """Builds a task.
 
   Args:
@@ -51,10 +52,21 @@ def make_task(name: str, **options: Any) -> Task:
     FileNotFoundError: if the task's data cannot be had.
   """
   known = task_options(name)
-  for option in options:
+  for option, value in options.items():
     if option not in known:
       raise ValueError(f'unknown option {option!r} of task {name}{_hint(option, known)}')
+    expected = _kind(option, known[option])
+    if expected and _kind(option, value) != expected:
+      raise ValueError(f'option {option}={value!r} of task {name} must be {expected}')
   return _task_class(name)(**options)
+
+
+def _kind(option: str, value: Any) -> str:
+  """What kind of value an option has, '' where its default does not tell."""
+  if option.endswith('_dir'):
+    return 'a folder' if value is None or isinstance(value, str | os.PathLike) else 'no folder'
+  kinds = {bool: 'true or false', str: 'a text', int: 'a number', float: 'a number'}
+  return (kinds | {list: 'a list', tuple: 'a list'}).get(type(value), '')
 
 
 def _task_class(name: str) -> type[Task]:

@@ -7,6 +7,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+from agent_gspo.models.fields import is_text
+
 STYLES = ('plain', 'chat')
 
 
@@ -50,7 +52,7 @@ class Role:
     if self.max_tokens < 0:
       raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
     for pair in self.examples:
-      if len(pair) != 2:
+      if len(pair) != 2 or not all(map(is_text, pair)):
         raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')
 
 
@@ -61,16 +63,25 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
     ValueError: an unknown field, or one that does not fit.
   """
   defaults = {f.name: f.default for f in dataclasses.fields(Role) if f.name != 'name'}
+  if not isinstance(name, str) or not name.strip():
+    raise ValueError(f'team.roles holds {name!r}; the name of a role must be a word.')
+  if not isinstance(fields, Mapping):
+    raise ValueError(f'team.roles.{name}={fields!r} must be a section of fields.')
   for field, value in fields.items():
     if field not in defaults:
       raise ValueError(
         f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(defaults))}.'
       )
     expected = type(defaults[field])
-    if not isinstance(value, list | tuple if expected is tuple else expected):
+    fits = isinstance(value, list | tuple if expected is tuple else expected)
+    if not fits or isinstance(value, bool):
       raise ValueError(f'team.roles.{name}.{field}={value!r} must be a {expected.__name__}.')
+    if isinstance(value, str) and not is_text(value):
+      raise ValueError(f'team.roles.{name}.{field}={value!r} is not valid Unicode.')
   fields = dict(fields)
-  fields['examples'] = tuple(tuple(pair) for pair in fields.get('examples', ()))
+  pairs = fields.get('examples', ())
+  # What is no pair is left for the role to name.
+  fields['examples'] = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in pairs)
   return Role(name=name, **fields)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,8 @@ def _check(kind, frozen, rates, names, lora_rank) -> None:
         "of their own: set policy.sharing to 'adapters' or 'mix', or leave both empty."
       )
     return
+  if not all(isinstance(name, str) for name in frozen):
+    raise ValueError(f'policy.frozen={frozen} must hold names of agents.')
   if not lora_rank:
     raise ValueError(f'policy.sharing={kind!r} needs adapters: set model.lora_rank above 0.')
   unknown = sorted(set(frozen) - set(names))
@@ -91,7 +94,8 @@ def _check(kind, frozen, rates, names, lora_rank) -> None:
     raise ValueError(
       "policy.sharing='mix' needs agents that are frozen: name them in policy.frozen."
     )
-  if rates and (len(rates) != len(names) or min(rates) < 0):
+  numbers = all(isinstance(rate, int | float) and 0 <= rate < math.inf for rate in rates)
+  if rates and (not numbers or len(rates) != len(names)):
     raise ValueError(
       f'policy.learning_rates={rates} must be {len(names)} rates that are not negative, one an '
       'agent.'

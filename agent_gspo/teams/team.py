@@ -7,12 +7,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent_gspo.models.fields import shown
 from agent_gspo.models.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role, make_role
-from agent_gspo.teams.topology import Topology, make_topology
+from agent_gspo.teams.topology import MAX_TURNS, Topology, make_topology
 from agent_gspo.teams.transcript import PromptWriter
 
 DECISIONS = ('last', 'majority', 'judge')
+MAX_MESSAGE_TOKENS = 2**20  # as long as the longest contexts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,9 @@ def make_team(config: Mapping[str, Any]) -> Team:
   """
   roles = {name: make_role(name, fields) for name, fields in config['roles'].items()}
   members = list(config['agents'])
+  for member in members:
+    if not isinstance(member, str):
+      raise ValueError(f'team.agents holds {member!r}; each entry must be the name of a role.')
   decision = config['decision']
   if decision not in DECISIONS:
     raise ValueError(f'team.decision={decision!r} is unknown; use one of {", ".join(DECISIONS)}.')
@@ -108,12 +113,13 @@ def make_team(config: Mapping[str, Any]) -> Team:
         f'team.agents (or team.decision) names the role {member!r}, which team.roles does not '
         f'define; it defines {", ".join(sorted(roles)) or "none"}.'
       )
-  if config['max_message_tokens'] < 1:
-    raise ValueError(f'team.max_message_tokens={config["max_message_tokens"]} must be at least 1.')
-  if config['max_episode_tokens'] < 0:
-    raise ValueError(
-      f'team.max_episode_tokens={config["max_episode_tokens"]} is negative; 0 means no cap.'
-    )
+  for field, low, high in (
+    ('max_message_tokens', 1, MAX_MESSAGE_TOKENS),
+    ('max_episode_tokens', 0, MAX_MESSAGE_TOKENS * MAX_TURNS),
+  ):
+    if not low <= config[field] <= high:
+      zero = '' if low else ' (0 means no cap)'
+      raise ValueError(f'team.{field}={shown(config[field])} must be from {low} to {high}{zero}.')
   names = _unique_names(members)
   if len(set(names)) < len(names):
     raise ValueError(

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 Edge = tuple[int, int]
 TOPOLOGIES = ('single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag')
+# Far beyond what a context holds; what is more is a slip, and would take for ever to look at.
+MAX_AGENTS, MAX_TURNS = 100, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Topology:
     left = set(range(self.num_agents))
     layers = []
     while left:
-      ready = tuple(sorted(j for j in left if not any(i in left for i, k in self.edges if k == j)))
+      waiting = {j for i, j in self.edges if i in left}
+      ready = tuple(sorted(left - waiting))
       if not ready:
         raise ValueError(
           f'team.edges close a cycle through the agents {sorted(left)}; in a round an agent '
@@ -65,16 +68,27 @@ class Topology:
 
   def turns(self, round_: int) -> tuple[tuple[int, ...], ...]:
     """The layers of one round, of the agents that take a turn in it."""
-    if round_ == self.rounds - 1:
-      return self.layers
+    return self.layers if round_ == self.rounds - 1 else self._early_layers
+
+  @functools.cached_property
+  def _early_layers(self) -> tuple[tuple[int, ...], ...]:
     layers = (tuple(a for a in layer if a not in self.last_round_only) for layer in self.layers)
     return tuple(layer for layer in layers if layer)
 
   def reads(self, agent: int, round_: int) -> tuple[tuple[int, int], ...]:
     """What is new to an agent at its turn: `(author, round)`, oldest first."""
-    before = sorted(i for i, j in self.previous_round if j == agent) if round_ else []
-    now = sorted(i for i, j in self.edges if j == agent)
+    before = self._authors[1].get(agent, ()) if round_ else ()
+    now = self._authors[0].get(agent, ())
     return tuple((i, round_ - 1) for i in before) + tuple((i, round_) for i in now)
+
+  @functools.cached_property
+  def _authors(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Whom each agent reads within a round and of the round before, in order."""
+    found: tuple[dict, dict] = ({}, {})
+    for authors, edges in zip(found, (self.edges, self.previous_round), strict=True):
+      for i, j in sorted(edges):
+        authors.setdefault(j, []).append(i)
+    return found
 
   def readers(self, agent: int, round_: int) -> int:
     """Later turns whose prompt carries what an agent writes in a round.
@@ -135,6 +149,11 @@ def make_topology(
   if layers and name != 'layered':
     raise ValueError(f'team.layers is for team.topology="layered", not {name!r}.')
   n = num_agents
+  if n > MAX_AGENTS or n * rounds > MAX_TURNS:
+    raise ValueError(
+      f'team.agents names {n} and team.rounds={rounds}: a team has at most {MAX_AGENTS} agents and '
+      f'takes at most {MAX_TURNS} turns in a conversation. Lower team.rounds.'
+    )
   if name == 'single':
     if n != 1:
       raise ValueError(f'team.topology="single" has one agent, but team.agents names {n}.')
@@ -152,14 +171,16 @@ def make_topology(
     forward = _layered(layers, n)
   else:
     for edge in edges:
-      if len(edge) != 2 or not all(isinstance(i, int) for i in edge):
+      pair = isinstance(edge, list | tuple) and len(edge) == 2
+      if not pair or not all(type(i) is int for i in edge):
         raise ValueError(f'team.edges: {edge!r} is no (author, reader) pair of agent numbers.')
     forward = frozenset((i, j) for i, j in edges)
   return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
 
 
 def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:
-  if sum(sizes) != num_agents or min(sizes, default=0) < 1:
+  whole = all(type(size) is int for size in sizes)
+  if not whole or sum(sizes) != num_agents or min(sizes, default=0) < 1:
     raise ValueError(
       f'team.layers={tuple(sizes)} must be positive sizes that add up to the {num_agents} '
       'agents of team.agents.'

@@ -105,13 +105,13 @@ def _texts(
   yield None, writer.role.separator
   for round_ in range(min(team.topology.rounds, 2)):
     names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
-    first = [[], *([name] for name in names)]  # who is silent is left out
-    for senders in (*first, *([names[0], name] for name in names[1:]), names):
+    # Who is silent is left out: nobody, anybody and all can stand there.
+    for senders in ([], *([name] for name in names), names):
       for text in writer.texts('', [[]] * round_ + [senders]):
         yield None, text
     # The opening stands before a first turn: in the first round, but of a judge.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
-      for senders in first:
+      for senders in ([], names[:1]):
         yield question, writer.texts(_opening(writer, question, agent), [senders])[0]
 
 
