@@ -33,7 +33,8 @@ def main() -> None:
       raise ValueError('the evaluations are of different tasks, options or splits.')
     rows = compare.differences(a, b)
   except (ValueError, OSError) as error:
-    sys.exit(f'error: {error}')
+    print('error:', ' '.join(str(error).split()), file=sys.stderr)
+    sys.exit(2)
   names = [str(first['label']), str(second['label'])]
   if names[0] == names[1]:
     names = list(options.systems)

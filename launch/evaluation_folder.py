@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_gspo import disk
 from agent_gspo.evaluation import harness
+from agent_gspo.models import fields
 from agent_gspo.reporting import json_lines, report_data
 
 FINGERPRINT, RESULTS, LEARNT, RESULT = (
@@ -91,11 +92,17 @@ def read_result(path: str | pathlib.Path) -> dict[str, Any]:
 
   Raises:
     FileNotFoundError: the folder holds no finished evaluation.
+    ValueError: the file is damaged.
   """
   file = pathlib.Path(path) / RESULT
   if not file.is_file():
     raise FileNotFoundError(f'{path} holds no {RESULT}: run launch/evaluate.py --out={path} first.')
-  return json.loads(file.read_text(encoding='utf-8'))
+  result = fields.Fields(fields.read_object(file), str(file))
+  for field in ('evaluations', 'question_ids'):
+    if not isinstance(result.get(field), list):
+      raise result.wrong(field, 'a list')
+  result.section('evaluation').get('task')
+  return dict(result.values)
 
 
 def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -110,22 +117,42 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
 
   Raises:
     FileNotFoundError: the folder holds no finished evaluation.
-    ValueError: there is none of that label, or it has no records (a constant answer).
+    ValueError: there is none of that label, it has no records (a constant answer), or a file is
+      damaged.
   """
   path, result = pathlib.Path(path), read_result(path)
-  evaluations = [e for e in result['evaluations'] if 'variant' in e]
+  evaluations = [e for e in result['evaluations'] if _holds(e, label=str, variant=str, split=str)]
   chosen = [e for e in evaluations if not label or e['label'] == label]
   if not chosen:
-    known = ', '.join(repr(e['label']) for e in evaluations)
+    known = ', '.join(repr(e['label']) for e in evaluations) or 'none'
     raise ValueError(f'{path} holds no evaluation {label!r}; it holds {known}.')
   figures = {**chosen[0], 'task': result['evaluation']['task']}
-  asked = set(result['question_ids'])
   records = {
     record['question_id']: record
     for record in json_lines.iterate(path / RESULTS)
-    if record['variant'] == figures['variant'] and record['question_id'] in asked
+    if record.get('variant') == figures['variant'] and _is_whole(record)
   }
+  for question_id in result['question_ids']:
+    if not isinstance(question_id, str) or question_id not in records:
+      raise ValueError(
+        f'{path / RESULTS} holds no whole answer to question {question_id!r}, which {RESULT} '
+        'counts: it is damaged. Evaluate again with another --out.'
+      )
   return figures, [records[question_id] for question_id in result['question_ids']]
+
+
+def _is_whole(record: Mapping[str, Any]) -> bool:
+  """Whether a record has what two evaluations are compared by."""
+  return _holds(record, question_id=str, task_score=int | float, messages=list) and all(
+    _holds(message, written=int, read=int) for message in record['messages']
+  )
+
+
+def _holds(value: Any, **types: Any) -> bool:
+  """Whether a value is an object with fields of these types."""
+  return isinstance(value, Mapping) and all(
+    isinstance(value.get(field), kind) for field, kind in types.items()
+  )
 
 
 def _write(file: pathlib.Path, data: Any) -> None:

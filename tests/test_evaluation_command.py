@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import pathlib
+import re
 import shutil
 import sys
 
@@ -167,22 +168,49 @@ def test_compare_two_systems(monkeypatch, capsys):
   assert all(text in printed for text in ('accuracy, %', 'Ptok', 'untrained', '4 questions'))
 
 
-def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path):
+def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   folder, _ = evaluated()
-  with pytest.raises(SystemExit, match=r'holds no result\.json'):
-    compare_command(monkeypatch, folder, tmp_path)
   other = tmp_path / 'other'
+
+  def refused(message):
+    with pytest.raises(SystemExit) as exit_:
+      compare_command(monkeypatch, folder, other)
+    assert exit_.value.code == 2
+    assert re.fullmatch(rf'error: .*{message}.*\n', capsys.readouterr().err)
+
+  refused(r'holds no result\.json')
   shutil.copytree(folder, other)
   changed = result()
   changed['evaluation']['task']['name'] = 'another'
   (other / 'result.json').write_text(json.dumps(changed))
-  with pytest.raises(SystemExit, match='different tasks, options or splits'):
-    compare_command(monkeypatch, folder, other)
+  refused('different tasks, options or splits')
   changed = result()
   changed['question_ids'].pop()
   (other / 'result.json').write_text(json.dumps(changed))
-  with pytest.raises(SystemExit, match='4 and 3 questions, 3 of them the same'):
-    compare_command(monkeypatch, folder, other)
+  refused('4 and 3 questions, 3 of them the same')
+
+
+@pytest.mark.filterwarnings('ignore:results.jsonl, line 1')
+def test_damaged_folders_of_evaluations_are_refused(tmp_path):
+  folder = tmp_path / 'folder'
+  shutil.copytree(evaluated()[0], folder)
+  whole = (folder / 'results.jsonl').read_text()
+  first, *rest = whole.splitlines(keepends=True)
+  question = json.loads(first)['question_id']
+  for line in ('', first[:50] + '\n', first.replace('"written": ', '"written": "x", "was": ')):
+    (folder / 'results.jsonl').write_text(line + ''.join(rest))
+    with pytest.raises(ValueError, match=rf"holds no whole answer to question '{question}'"):
+      evaluation_folder.read(folder)
+  (folder / 'results.jsonl').write_text(whole)
+  for text, message in (
+    ('[]', r'result\.json: must hold a JSON object'),
+    ('{"evaluations": ', r'result\.json: not valid JSON'),
+    ('{"evaluations": 3}', r'result\.json: evaluations=3 must be a list'),
+    ('{"evaluations": [], "question_ids": []}', r'result\.json lacks evaluation\.task'),
+  ):
+    (folder / 'result.json').write_text(text)
+    with pytest.raises(ValueError, match=message):
+      evaluation_folder.read(folder)
 
 
 # Tables
