@@ -12,7 +12,7 @@ from agent_gspo.models import names, presets
 
 # ggml's numbers of types: of metadata values, and of tensors.
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, FLOAT64 = 4, 5, 6, 7, 8, 9, 10, 12
-F32, Q8_0, I32 = 0, 8, 26
+F32, F16, Q8_0, I32 = 0, 1, 8, 26
 _SCALARS = {UINT32: 'I', INT32: 'i', FLOAT32: 'f', BOOL: '?', UINT64: 'Q', FLOAT64: 'd'}
 
 CONFIG = presets.PRESETS['micro'].replace(

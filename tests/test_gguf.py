@@ -271,6 +271,10 @@ _DAMAGES = {
   ),
   'offset': (_tensor('output_norm.weight', offset=1 << 40), 'does not begin where the one before'),
   'overlap': (_tensor('output_norm.weight', offset=0), 'does not begin where the one before'),
+  'half as many bytes': (
+    _tensor('output_norm.weight', kind=raw_gguf.F16),
+    "'output_norm.weight' is the last one, and 32 bytes of the file come after it",
+  ),
   'shape': (
     _tensor('output_norm.weight', dims=[4, 4]),
     r"'output_norm.weight' \(final_norm/scale\) has shape \(4, 4\), .* implies \(16,\)",
@@ -341,11 +345,15 @@ _GGML = 'tokenizer.ggml'
 _TOKENIZER_DAMAGES = {
   'types': (
     _header(f'{_GGML}.token_type', _list(raw_gguf.INT32, [1] * 259)),
-    r'token_type=\[1, 1, .* must be a list of 260 numbers, one for each token',
+    r'token_type=\[1, 1, .* must be a list of 260 types',
   ),
   'types of text': (
     _header(f'{_GGML}.token_type', _list(raw_gguf.STRING, ['1'] * 260)),
-    'token_type=.* must be a list of 260 numbers',
+    'token_type=.* must be a list of 260 types',
+  ),
+  'no such type': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.INT32, [1] * 259 + [7])),
+    r'token_type=.* must be a list of 260 types \(0 to 6\), one for each token',
   ),
   'no types': (_header(drop=[f'{_GGML}.token_type']), r'lacks tokenizer\.ggml\.token_type'),
   'tokens': (

@@ -329,6 +329,10 @@ _DAMAGES = {
     _json('tokenizer_config.json', eos_token=3),
     r'tokenizer_config\.json: eos_token=3 must be',
   ),
+  'half a character': (
+    _json('tokenizer_config.json', eos_token='\ud800'),
+    r'tokenizer_config\.json: eos_token=.* must be a text',
+  ),
   'eos content': (
     _json('tokenizer_config.json', eos_token={'content': 3}),
     r'tokenizer_config\.json: eos_token\.content=3 must be a text',

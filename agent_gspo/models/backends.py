@@ -13,7 +13,7 @@ from agent_gspo.models.fields import Fields, read_object, shown
 
 _T = TypeVar('_T')
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # ggml's token types
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # of ggml's token types, which are 0 to 6
 PIECE = '##'  # begins a token that continues a word
 
 # Both split text into words before BPE; they differ in how many digits a piece may have.
@@ -79,9 +79,8 @@ def bpe_from_gguf(
       'Load the same model as hf:<folder>.'
     )
   tokens, types = _texts(fields, 'tokens'), fields.get('token_type')
-  numbers = isinstance(types, list) and all(isinstance(kind, int) for kind in types)
-  if not numbers or len(types) != len(tokens):
-    raise fields.wrong('token_type', f'a list of {len(tokens)} numbers, one for each token')
+  if not isinstance(types, list) or len(types) != len(tokens) or set(types) - set(range(7)):
+    raise fields.wrong('token_type', f'a list of {len(tokens)} types (0 to 6), one for each token')
   # Unused tokens only fill the embedding up to a round number of rows.
   used = [(t, i) for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED]
   vocab = dict(used)

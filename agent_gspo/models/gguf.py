@@ -95,6 +95,11 @@ def _check_layout(
     end = info.offset + count
     if end > size:
       raise ValueError(f'{where}: the file ends before it does; fetch the file again.')
+  if end is not None and size > gguf_header.aligned(end, alignment):
+    raise ValueError(
+      f'{where} is the last one, and {size - end} bytes of the file come after it. The header is '
+      'damaged; fetch the file again.'
+    )
 
 
 def _bytes(info: gguf_header.TensorInfo) -> int:

@@ -97,7 +97,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
   theta = rope.number('rope_theta', theta, low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
     raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
-  name = 'rope_type' if rope.get('rope_type', '') else 'type'  # its name in old files
+  name = 'type' if rope.values.get('rope_type') is None else 'rope_type'  # old files, new ones
   kind = rope.get(name, 'default')
   if kind == 'default':
     return theta, None

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from agent_gspo.models import backends, chat
-from agent_gspo.models.fields import Fields, read_object
+from agent_gspo.models.fields import Fields, is_text, read_object
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
@@ -246,7 +246,7 @@ def _fields(file: pathlib.Path) -> Fields:
 
 def _text(fields: Fields, field: str) -> str | None:
   value = fields.values.get(field)
-  if value is not None and not isinstance(value, str):
+  if value is not None and not is_text(value):
     raise fields.wrong(field, 'a text')
   return value
 
