@@ -41,7 +41,7 @@ def talk(team, lengths, samples=4):
 def random_lengths(seed):
   def lengths(turn):
     key = f'{seed}/{turn.question.id}/{turn.sample}/{turn.agent}/{turn.round}'
-    return random.Random(key).choice([0, 1, 4, turn.limit])
+    return random.Random(key).choice([0, 1, min(4, turn.limit), turn.limit])
 
   return lengths
 
