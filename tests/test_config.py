@@ -385,7 +385,7 @@ def test_vocabulary_that_is_not_the_models(tmp_path):
       {'system': 'hello', 'examples': [('note : x', ' y')]},
       r"informant: the word 'hellonote', .*system, examples",
     ),
-    ('informant', {'examples': [(' x', 'y')]}, r"informant: the word ':y', .*examples"),
+    ('informant', {'examples': [(' x', 'q')]}, r"informant: the word ':q', .*examples"),
   ],
 )
 def test_words_that_no_vocabulary_holds(role, fields, message, no_model):
