@@ -492,18 +492,20 @@ def test_lora_trains_adapters_towards_the_reference():
 # Optimiser.
 
 
-def test_learning_rate_warms_up_and_decays():
+@pytest.mark.parametrize('warmup', [0, 1, 2, 3])
+def test_learning_rate_warms_up_and_decays(warmup):
   params = {('a', 'kernel'): np.ones((2, 2), np.float32)}
   optimizer = state_lib.make_optimizer(
-    learning_rate=0.1, updates=10, schedule='linear', warmup_updates=2, b1=0.0, b2=0.0
+    learning_rate=0.1, updates=10, schedule='linear', warmup_updates=warmup, b1=0.0, b2=0.0
   )
   update, opt_state = jax.jit(optimizer.update), optimizer.init(params)
   sizes = []
   for _ in range(11):
     step, opt_state = update(jax.tree.map(jnp.ones_like, params), opt_state, params)
     sizes.append(-float(step['a', 'kernel'][0, 0]))  # Adam without memory: the rate itself
-  assert 0 < sizes[0] < sizes[1] < sizes[2]
-  np.testing.assert_allclose(sizes[2:], [0.1 * (1 - i / 8) for i in range(9)], atol=1e-5)
+  expected = [0.1 * k / warmup for k in range(1, warmup + 1)]
+  expected += [0.1 * (1 - i / (10 - warmup)) for i in range(11 - warmup)]
+  np.testing.assert_allclose(sizes, expected, atol=1e-5)
 
 
 def test_decay_is_for_matrices_and_the_norm_is_clipped():
