@@ -12,6 +12,7 @@ import scripted_teams as st
 
 from agent_gspo.evaluation import compare, evaluate, harness, results, statistics, text_counts
 from agent_gspo.evaluation.variants import itself
+from agent_gspo.models.tokenizer import word_level
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import accountant
 from agent_gspo.teams.policies import ModelPolicy
@@ -163,6 +164,19 @@ def test_text_of_a_plain_prompt_is_the_prompt():
   team, tokenizer, batch = talk('star', rounds=1)
   counts = text_counts.count(team, tokenizer, batch)
   assert counts == [(m.read, m.written) for m in batch.messages]
+
+
+def test_pieces_that_spell_no_word_count_as_they_were_sampled():
+  words = ['door', 'doors', '##shells', *(str(n) for n in range(10)), '?']
+  tokenizer = word_level(words)
+  said = [tokenizer.backend.token_to_id(token) for token in ('door', '##shells')]
+  with pytest.raises(ValueError, match="unknown word 'doorshells'"):
+    tokenizer.encode(tokenizer.decode(said))
+  team = st.team('single', opening='{question}', incoming='{message}', cue=' ?')
+  policy = st.IdsPolicy(lambda turn: ([*said, tokenizer.eos_id], True))
+  batch = rollout(team, st.Echo(), tokenizer, st.questions(1), 1, policy)
+  assert [message.text for message in batch.messages] == ['doorshells']
+  assert text_counts.count(team, tokenizer, batch) == [(2, 2)]
 
 
 # Every token is counted where it is sampled

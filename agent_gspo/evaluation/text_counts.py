@@ -23,7 +23,8 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   Read is the sum over the contents that the prompt was made of: system prompt, examples,
   each turn's text, teammates' messages, the author's own earlier ones. Each is tokenised by
   itself, so figures can differ by a token a seam from those of the joined text. No token that
-  begins or ends a text is added.
+  begins or ends a text is added. Messages of a word-level tokenizer count as they were sampled:
+  pieces in an order that spells no word ('door', '##shells') cannot be tokenised again.
 
   Args:
     team: whose conversations these are.
@@ -32,12 +33,12 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   """
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
-  spoken: dict[tuple[int, int, int], str] = {}  # (episode, agent, round) -> text
+  spoken: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> tokens
   counts = []
   for message in batch.messages:
     key, role = (message.episode, message.agent), team.roles[message.agent]
-    heard = [(author, spoken.get((key[0], author, r), '')) for author, r in message.heard]
-    heard = [(author, text) for author, text in heard if text]
+    heard = [(author, spoken.get((key[0], author, r), 0)) for author, r in message.heard]
+    heard = [(author, tokens) for author, tokens in heard if tokens]
     frame = ''.join(
       role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in heard
     )
@@ -46,12 +47,12 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       note = question.notes[key[1]] if key[1] < len(question.notes) else ''
       frame = role.opening.format(question=question.text, note=note) + frame
       carried[key] = sum(map(size, _preamble(role)))
-    pieces = [*(frame + role.cue).split(_SLOT), *(text for _, text in heard)]
-    carried[key] += sum(map(size, pieces))
-    written = size(message.text)
+    carried[key] += sum(map(size, (frame + role.cue).split(_SLOT)))
+    carried[key] += sum(tokens for _, tokens in heard)
+    written = message.written if tokenizer.is_word_level else size(message.text)
     counts.append((carried[key], written))
     carried[key] += written
-    spoken[(*key, message.round)] = message.text
+    spoken[(*key, message.round)] = written
   return counts
 
 
