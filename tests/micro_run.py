@@ -45,6 +45,7 @@ def get_config() -> config_dict.ConfigDict:
     'cue': ' answer :',
   }
   config.reward.gate = 'always'
+  config.budget.lambda_tok = 0.02  # with answers all wrong, lengths alone teach
   config.rollout.questions = 2
   config.rollout.samples = 2
   config.sampler.row_tokens = 256  # one prefill row and one shape of everything: compiles little

@@ -216,7 +216,7 @@ def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
     with (workdir / name).open('a') as file:
       file.write(line + '\n')
   config = micro_run.get_config().to_dict()
-  with pytest.warns(UserWarning, match=r"eval\.jsonl, line 7: left out 'label'"):
+  with pytest.warns(UserWarning, match=r"eval\.jsonl, line 8: left out 'label'"):
     loop.train(config, workdir)
   assert f'curves and transcripts: {workdir}/report.html' in capsys.readouterr().out
 
@@ -413,7 +413,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   first.save(small_checkpoints.state(0.0))
   # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
   small_checkpoints.open_(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7})
-  found = r'at step 0 .* \(budget.lambda_tok: 0.0 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
+  found = r'at step 0 .* \(budget.lambda_tok: 0.02 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
   with pytest.raises(ValueError, match=found):
     small_checkpoints.open_(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
   # With a decaying learning rate the number of steps matters.

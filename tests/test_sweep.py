@@ -118,7 +118,8 @@ def test_the_command_writes_its_figures(tmp_path, script):
     (tmp_path / f'evaluated{seed}').mkdir()
     evaluated = {'label': label, 'tokens/written_per_question': tokens, 'task/accuracy': 0.25}
     team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
-    result = json.dumps({'evaluations': [team, evaluated]})
+    found = {'evaluations': [team, evaluated], 'evaluation': {'task': 'relay'}, 'question_ids': []}
+    result = json.dumps(found)
     (tmp_path / f'evaluated{seed}' / 'result.json').write_text(result)
   arguments = [f'--workdir={tmp_path}', '--lambdas=0,1', '--seeds=0,1']
   assert _command(*arguments, '--reference=nowhere').returncode == 2
