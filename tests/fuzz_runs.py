@@ -17,10 +17,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import micro_run
-import test_html_report
 from fuzzing import Case
 
 from agent_gspo import config as config_lib
+from agent_gspo.reporting import writers
 from agent_gspo.training import checkpoint
 from agent_gspo.training import state as state_lib
 from launch import compare, report
@@ -135,20 +135,50 @@ _POOL = (
 )
 
 
+def _episode(i: int, **head: Any) -> dict[str, Any]:
+  """An episode as `transcripts.jsonl` and `results.jsonl` hold it."""
+  said = {
+    'round': 0, 'layer': 0, 'read': 20, 'readers': 1, 'silent': False, 'ended': True,
+    'reward': 0.5, 'advantage': -0.5,
+  }  # fmt: skip
+  return {
+    **head,
+    'question_id': f'q{i}',
+    'question': 'How many bolts are there?',
+    'gold': '12',
+    'answer': 'The answer is 12',
+    'task_score': 1.0,
+    'reward': 0.5,
+    'messages': [
+      {**said, 'agent': 'holder', 'text': '12 bolts', 'written': 3, 'note': '12', 'relevant': True},
+      {
+        **{**said, 'agent': 'solver', 'heard': [['holder', 0]], 'text': 'The answer is 12'},
+        **{'written': 5, 'note': '', 'relevant': None},
+      },
+    ],
+  }
+
+
 @functools.cache
 def _workdir() -> dict[str, bytes]:
-  """The files of a run's workdir, without its checkpoints."""
+  """The files of a run's workdir that a report reads."""
+  figures = {'task/accuracy': 0.5, 'tokens/written_per_question': 9.0, 'time/step_s': 1.0}
   with tempfile.TemporaryDirectory() as scratch:
-    test_html_report.write_run(pathlib.Path(scratch))
+    with writers.RunWriter(scratch) as writer:
+      writer.config({'task': {'name': 'notes'}, 'team': {'agents': ['holder', 'solver']}})
+      for step in (1, 2, 3):
+        writer.metrics(step, {**figures, 'bad': math.nan})
+        writer.transcripts([_episode(step, step=step, split='train')])
+      for step, label in ((0, 'untrained'), (3, 'trained')):
+        writer.evaluation({**figures, 'step': step, 'label': label, 'split': 'test', 'agents': []})
+        writer.transcripts([_episode(0, step=step, split='test', label=label)])
     return {k: v for k, v in _files(pathlib.Path(scratch)).items() if k.endswith(('json', 'jsonl'))}
 
 
 def _evaluation() -> dict[str, bytes]:
   """The files of a finished evaluation of two systems on three questions."""
   episodes = [
-    {**test_html_report.episode(i), 'variant': variant, 'split': 'test'}
-    for variant in ('team', 'alone')
-    for i in range(3)
+    _episode(i, variant=variant, split='test') for variant in ('team', 'alone') for i in range(3)
   ]
   systems = [
     {'label': label, 'variant': variant, 'split': 'test', 'agents': []}
