@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from ml_collections import config_dict
 
-from agent_gspo.algorithms import advantages, behaviour, budgets, kl, objectives
+from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.objectives import behaviour, kl, losses
+from agent_gspo.algorithms.objectives.spans import RATIO_SPANS
 from agent_gspo.algorithms.presets import PRESETS
-from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.algorithms.spans import RATIO_SPANS
-from agent_gspo.models.fields import is_text, shown
+from agent_gspo.algorithms.selection.rules import SELECTIONS
+from agent_gspo.models.io.fields import is_text, shown
 from agent_gspo.models.load import check_spec
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import SPLITS, Task
@@ -160,8 +162,8 @@ def default_config() -> config_dict.ConfigDict:
   objective.options = config_dict.ConfigDict()  # further ones of the objective
   objective.ratio_span = 'message'  # message, agent, episode: what one sequence ratio is of
   objective.opsm_threshold = config_dict.placeholder(float)  # masks off-policy messages
-  # Highest weight that corrects for a sampler unlike the trainer (algorithms/behaviour.py), 0 for
-  # none. None: 2 where ratios begin with the trainer's log-probs, else 0.
+  # Highest weight that corrects for a sampler unlike the trainer (see objectives/behaviour.py),
+  # 0 for none. None: 2 where ratios begin with the trainer's log-probs, else 0.
   objective.tis_cap = config_dict.placeholder(float)
   objective.tis_level = ''  # message, token: what one weight is of; empty: as the objective's ratio
   objective.kl_coef = 0.0  # weight of the penalty towards where the run began, after a warm start
@@ -255,8 +257,8 @@ def _fill_correction(config: dict[str, Any]) -> None:
   options = config['objective']
   if options['tis_cap'] is None:
     options['tis_cap'] = 2.0 if config['learner']['old_logprobs'] == 'trainer' else 0.0
-  if not options['tis_level'] and options['name'] in objectives.OBJECTIVES:
-    sequence = objectives.OBJECTIVES[options['name']].sequence_ratio
+  if not options['tis_level'] and options['name'] in losses.OBJECTIVES:
+    sequence = losses.OBJECTIVES[options['name']].sequence_ratio
     options['tis_level'] = 'message' if sequence else 'token'
 
 
@@ -294,12 +296,12 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   _check_keys(config, default_config().to_dict())
   config = resolve(config)
   for field, known in (
-    ('advantage.grouping', advantages.GROUPINGS),
-    ('advantage.name', tuple(advantages.ADVANTAGES)),
-    ('advantage.costs', advantages.COSTS),
+    ('advantage.grouping', estimators.GROUPINGS),
+    ('advantage.name', tuple(estimators.ADVANTAGES)),
+    ('advantage.costs', estimators.COSTS),
     ('advantage.clip_scale', CLIP_SCALES),
     ('selection.name', tuple(SELECTIONS)),
-    ('objective.name', tuple(objectives.OBJECTIVES)),
+    ('objective.name', tuple(losses.OBJECTIVES)),
     ('objective.ratio_span', RATIO_SPANS),
     ('objective.tis_level', behaviour.LEVELS),
     ('objective.kl_estimator', tuple(kl.LOSS_ESTIMATORS)),
@@ -413,8 +415,8 @@ def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, 
 
 def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   name = config['advantage']['name']
-  _check_options(config, 'advantage', advantages.options_of(name))
-  _check_options(config, 'objective', objectives.OBJECTIVES[config['objective']['name']].options)
+  _check_options(config, 'advantage', estimators.options_of(name))
+  _check_options(config, 'objective', losses.OBJECTIVES[config['objective']['name']].options)
   learner.make_objective(config['objective'], team)
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:

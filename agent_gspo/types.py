@@ -122,7 +122,7 @@ class RolloutBatch:
 
 @chex.dataclass(frozen=True)
 class TrainBatch:
-  """Messages packed into tree rows (see `agent_gspo.models.token_tree`).
+  """Messages packed into tree rows (see `agent_gspo.packing.prefix_tree`).
 
   A loss token is a pair (source position, target id): the hidden state at the
   source predicts the target. Several loss tokens may share a source, which is what
@@ -146,7 +146,7 @@ class TrainBatch:
     advantages: float32 `[R, S]`.
     clip_scale: float32 `[R, S]`, factor of a message's own clip range; None is 1.
     token_weights: float32 `[R, L]`, weight of each loss token; None is 1.
-    span_log_ratio, span_share: float32 `[R, S]`, see `algorithms.packed.PackedTokens`; None
+    span_log_ratio, span_share: float32 `[R, S]`, see `objectives.packed.PackedTokens`; None
       where a message is a sequence of its own.
   """
 

@@ -24,12 +24,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
-from agent_gspo.algorithms import objectives
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import presets
 from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
-from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message
@@ -85,7 +85,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
     vocab_size=_VOCABULARY, lora_rank=options.rank, num_adapters=adapters
   )
   optimizer = state_lib.make_optimizer(learning_rate=1e-4, updates=100)
-  updater = Updater(Transformer(config), objectives.gspo, optimizer, 1.0, entropy=False)
+  updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   sampler = Sampler(config, max_new_tokens=_WRITTEN, row_tokens=_ROW)
   params = init_params(config, jax.random.key(0))
   state = state_lib.init(params, optimizer, lora=True)
@@ -106,7 +106,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
         agents, prompts, samples.token_ids, samples.logprobs, strict=True
       )
     ]
-    batches = packing.pack_messages(
+    batches = train_batches.pack_messages(
       messages,
       advantages,
       row_tokens=_ROW,

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 import optax
 
-from agent_gspo.algorithms import objectives
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import presets
 from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
-from agent_gspo.training import packing
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message
@@ -75,9 +75,9 @@ def main() -> None:
   ]
   signs = np.where(np.arange(len(messages)) % 2, 1.0, -1.0)
   optimizer = optax.sgd(0.0)
-  updater = Updater(Transformer(config), objectives.gspo, optimizer, 1.0, entropy=False)
+  updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   state = state_lib.init(params, optimizer)
-  sampler = packing.pack_messages(messages, signs, row_tokens=384, rows=2)
+  sampler = train_batches.pack_messages(messages, signs, row_tokens=384, rows=2)
   trainer = updater.score(state, sampler)
   rows = []
   for name, batches in (('sampler', sampler), ('trainer', trainer)):

@@ -1,7 +1,7 @@
 """Do the tests of the formulas notice when a formula is wrong?
 
     python benchmarks/mutation_check.py
-    python benchmarks/mutation_check.py --modules algorithms/kl.py rewards/shapes.py
+    python benchmarks/mutation_check.py --modules algorithms/objectives/kl.py rewards/ties.py
 
 Makes one small mistake at a time in each function of agent_gspo/algorithms and agent_gspo/rewards
 (a sign, a side of a clip, a mask, a mean for a sum, an epsilon, a stop-gradient, a comparison) and
@@ -46,33 +46,36 @@ from benchmarks.common import ROOT
 
 # Which tests speak for which module; those that fail soonest come first.
 TESTS: dict[str, tuple[str, ...]] = {
-  'algorithms/advantages.py': ('test_advantages.py',),
-  'algorithms/aggregation.py': ('test_objectives.py', 'test_spans.py'),
-  'algorithms/baselines.py': ('test_baselines.py',),
-  'algorithms/budgets.py': ('test_budgets.py',),
-  'algorithms/credit.py': ('test_advantages.py',),
-  'algorithms/difficulty.py': ('test_difficulty.py',),
-  'algorithms/down_sampling.py': ('test_down_sampling.py',),
-  'algorithms/groups.py': ('test_groups.py',),
-  'algorithms/kl.py': ('test_kl.py',),
-  'algorithms/behaviour.py': ('test_behaviour.py',),
-  'algorithms/masks.py': ('test_masks.py',),
-  'algorithms/objectives.py': ('test_objectives.py', 'test_spans.py'),
-  'algorithms/packed.py': ('test_objectives.py', 'test_spans.py'),
-  'algorithms/posterior.py': ('test_selection.py',),
+  'algorithms/advantages/estimators.py': ('algorithms/test_advantages.py',),
+  'algorithms/objectives/aggregation.py': (
+    'algorithms/test_objectives.py',
+    'algorithms/test_spans.py',
+  ),
+  'algorithms/advantages/group_baselines.py': ('algorithms/test_group_baselines.py',),
+  'algorithms/budgets.py': ('algorithms/test_budgets.py',),
+  'algorithms/advantages/inputs.py': ('algorithms/test_advantages.py',),
+  'algorithms/advantages/difficulty.py': ('algorithms/test_difficulty.py',),
+  'algorithms/advantages/down_sampling.py': ('algorithms/test_down_sampling.py',),
+  'algorithms/advantages/groups.py': ('algorithms/test_groups.py',),
+  'algorithms/objectives/kl.py': ('algorithms/test_kl.py',),
+  'algorithms/objectives/behaviour.py': ('algorithms/test_behaviour.py',),
+  'algorithms/objectives/masks.py': ('algorithms/test_masks.py',),
+  'algorithms/objectives/losses.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
+  'algorithms/objectives/packed.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
+  'algorithms/selection/posterior.py': ('algorithms/test_selection.py',),
   'algorithms/presets.py': (),  # a table
-  'algorithms/ratios.py': ('test_objectives.py', 'test_spans.py'),
-  'algorithms/seeupo.py': ('test_seeupo.py',),
-  'algorithms/selection.py': ('test_selection.py',),
-  'algorithms/spans.py': ('test_spans.py',),
-  'algorithms/surrogates.py': ('test_objectives.py',),
-  'algorithms/trust_region.py': ('test_down_sampling.py',),
-  'algorithms/turn_credit.py': ('test_turn_credit.py',),
-  'rewards/bounds.py': ('test_rewards.py',),
-  'rewards/communication.py': ('test_rewards.py',),
-  'rewards/options.py': ('test_rewards.py',),
-  'rewards/shapes.py': ('test_shapes.py',),
-  'rewards/ties.py': ('test_ties.py',),
+  'algorithms/objectives/ratios.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
+  'algorithms/objectives/turn_multipliers.py': ('algorithms/test_turn_multipliers.py',),
+  'algorithms/selection/rules.py': ('algorithms/test_selection.py',),
+  'algorithms/objectives/spans.py': ('algorithms/test_spans.py',),
+  'algorithms/objectives/surrogates.py': ('algorithms/test_objectives.py',),
+  'algorithms/objectives/trust_region.py': ('algorithms/test_down_sampling.py',),
+  'algorithms/advantages/turn_level.py': ('algorithms/test_turn_level.py',),
+  'rewards/bounds.py': ('rewards/test_rewards.py',),
+  'rewards/communication.py': ('rewards/test_rewards.py',),
+  'rewards/options.py': ('rewards/test_rewards.py',),
+  'rewards/length_rewards.py': ('rewards/test_length_rewards.py',),
+  'rewards/ties.py': ('rewards/test_ties.py',),
 }
 
 # (module, function, mutation) that no test can tell from the original, and why.
@@ -80,7 +83,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ('rewards/bounds.py', '_shape_gap', 'lengths / cost -> lengths'): (
     'both shares are divided by the largest of the group, which is that of the dearest episode'
   ),
-  ('rewards/shapes.py', 'efficient', '30.0 -> 30000.0'): (
+  ('rewards/length_rewards.py', 'efficient', '30.0 -> 30000.0'): (
     'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0'
   ),
   ('rewards/ties.py', 'estimator.estimate', 'question - len(ones) -> question + len(ones)'): (
@@ -387,8 +390,9 @@ def _prepare(cache: str) -> None:
 
 def _check_tables() -> None:
   """Every module has its tests, and every reason its mutant."""
-  rooms = ('algorithms', 'rewards')
-  files = {f'{r}/{f.name}' for r in rooms for f in (ROOT / 'agent_gspo' / r).glob('[!_]*.py')}
+  package = ROOT / 'agent_gspo'
+  found = [f for room in ('algorithms', 'rewards') for f in (package / room).rglob('[!_]*.py')]
+  files = {file.relative_to(package).as_posix() for file in found}
   if missing := sorted(files ^ set(TESTS)):
     raise SystemExit(f'TESTS and the modules differ: {", ".join(missing)}.')
   found = {m.key for module in {key[0] for key in EQUIVALENT} for m in mutants(module)}

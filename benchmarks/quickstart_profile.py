@@ -19,7 +19,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from agent_gspo.reporting import records
+from agent_gspo.workdir import records
 from benchmarks import common
 
 _PHASES = ('rollout', 'score', 'update', 'step')

@@ -3,8 +3,8 @@
     python launch/train.py --config=configs/qwen_gsm8k.py --workdir=runs/qwen_gsm8k
 
 Not run yet: where this was written there was neither an accelerator nor a network to fetch the
-model (1 GB, from the Hugging Face hub) with. tests/test_configs.py trains a narrow Qwen2
-with random weights on this team and these settings, and compares the model's shapes with
+model (1 GB, from the Hugging Face hub) with. tests/integration/test_configs.py trains a narrow
+Qwen2 with random weights on this team and these settings, and compares the model's shapes with
 the published ones. Learning rate, price and batch are starting points, nobody has tuned them.
 """
 

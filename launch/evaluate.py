@@ -36,19 +36,19 @@ def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
   from agent_gspo import config as config_lib
-  from agent_gspo.evaluation import baselines, evaluate, probes, variants
+  from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
-  from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import checkpoints
   from launch import evaluation_folder
 
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
-  names = _names(baselines.BASELINES, len(config['team']['agents']))
+  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
   saved = None
   if _WORKDIR.value:
-    saved = checkpoint.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+    saved = checkpoints.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
     saved.check_params(config)
   setup = setup_lib.build(parts)
   params, step, label = setup.params, 0, 'untrained'
@@ -66,7 +66,7 @@ def main() -> None:
   left_out = {}
   for name in names:
     try:
-      found.append(baselines.baseline(run, name, whole, target))
+      found.append(reference_systems.baseline(run, name, whole, target))
     except ValueError as error:  # what does not fit this team does not stop the others
       left_out[name] = str(error)
   probed = probes.run_all(run, whole, records) if _PROBES.value else []

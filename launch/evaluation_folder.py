@@ -14,10 +14,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo import disk
 from agent_gspo.evaluation import harness
-from agent_gspo.models import fields
-from agent_gspo.reporting import json_lines, report_data
+from agent_gspo.models.io import fields
+from agent_gspo.reporting import report_data
+from agent_gspo.workdir import disk, json_lines
 
 FINGERPRINT, RESULTS, LEARNT, RESULT = (
   'evaluation.json',

@@ -31,12 +31,11 @@ def main() -> None:
   if not _WORKDIR.value or not _OUT.value:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo import config as config_lib
-  from agent_gspo import disk
   from agent_gspo.models import lora
-  from agent_gspo.training import checkpoint
   from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import checkpoints, disk
 
-  saved = checkpoint.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+  saved = checkpoints.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
   parts = config_lib.check(saved.config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)
@@ -63,14 +62,16 @@ def _adapter(parts, agent: str | None) -> int:
 
 
 def _write_hf(setup, params, out: str) -> None:
-  from agent_gspo.models import hf, lora
+  from agent_gspo.models import lora
+  from agent_gspo.models.io import hf
 
   config = setup.model.config
   hf.export_hf(config, lora.merge_adapters(config, params), out, setup.tokenizer)
 
 
 def _write_peft(setup, params, out: str) -> None:
-  from agent_gspo.models import hf, lora, peft
+  from agent_gspo.models import lora
+  from agent_gspo.models.io import hf, peft
 
   kind, _, base = setup.source.partition(':')
   if kind != 'hf':

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from agent_gspo.reporting import html_report, plots
-from agent_gspo.training import sweep, workdir_lock
+from agent_gspo.training import sweep
+from agent_gspo.workdir import lock
 
 _TEAM = 'team of the baselines'
 
@@ -52,7 +53,7 @@ def main() -> int:
     references = _references(options.reference)
     if options.jobs < 1:
       raise ValueError(f'--jobs={options.jobs} must be at least 1.')
-    with workdir_lock.hold(options.workdir):
+    with lock.hold(options.workdir):
       return _sweep(options, overrides, todo, references)
   except (ValueError, OSError) as error:
     parser.error(str(error))

@@ -272,7 +272,7 @@ def dual(
   The defaults, eta 0.04 and 20 steps, are the best of a grid on simulated policies (80
   steps, from 62 tokens to 15, 25 and 40; responses of 1.5 to 6 per unit of price and step,
   with and without a force back to long messages, a plateau, a bounded speed), of which
-  `tests/test_budgets.py` holds some. The integral does not grow while the price is at
+  `tests/algorithms/test_budgets.py` holds some. The integral does not grow while the price is at
   `lambda_max`, so the price comes back from there as soon as the trend does.
 
   Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import results
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task, most_common_share
 from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import Policy

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent_gspo.evaluation import evaluate, pruning, results
 from agent_gspo.evaluation.variants import Variant
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.evaluation import statistics, text_counts, transcripts
-from agent_gspo.models.tokenizer import Tokenizer
-from agent_gspo.teams.accountant import Ledger
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams.counts import Ledger
 from agent_gspo.teams.team import Team
 from agent_gspo.types import RolloutBatch
 

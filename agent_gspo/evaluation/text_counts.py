@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.types import RolloutBatch

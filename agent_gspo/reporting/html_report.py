@@ -10,7 +10,8 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
-from agent_gspo.reporting import json_lines, records, report_data
+from agent_gspo.reporting import report_data
+from agent_gspo.workdir import json_lines, records
 
 _ASSETS = pathlib.Path(__file__).parent / 'assets'
 _SCRIPTS = (

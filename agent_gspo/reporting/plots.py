@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.reporting import formatting, records
+from agent_gspo.reporting import formatting
+from agent_gspo.workdir import records
 
 _COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
 _PANELS = (

@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo.reporting import formatting, graph, json_lines, records
+from agent_gspo.reporting import formatting, graph
+from agent_gspo.workdir import json_lines, records
 
 MAX_TRANSCRIPTS = 300
 _MAX_POINTS = 800

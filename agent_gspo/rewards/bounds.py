@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from agent_gspo.rewards import shapes
+from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.team import Team
 
@@ -96,7 +96,7 @@ def check_bound(
 
 def _remedy(options: RewardOptions, cost: float, others: float, shaped: float) -> str:
   if shaped >= 1 - 1e-9:
-    given = shapes.defaults(options.shape) | options.shape_arguments
+    given = length_rewards.defaults(options.shape) | options.shape_arguments
     now = ', '.join(f'{key}={value:g}' for key, value in given.items())
     return f' Soften reward.shape_options (now {now})'
   if others + shaped < 1 and cost:
@@ -122,14 +122,14 @@ def _shape_gap(options: RewardOptions, cost: float, team: Team) -> float:
   ]
   question, scores, lengths = np.asarray(rows).T
   share = lengths / cost if cost else lengths
-  episodes = shapes.Episodes(
+  episodes = length_rewards.Episodes(
     scores=scores,
     lengths=lengths,
     questions=question.astype(int),
     read=share,
     turns=np.ceil(share * turns),
   )
-  term = shapes.shape_term(options.shape, options.shape_arguments, episodes)
+  term = length_rewards.shape_term(options.shape, options.shape_arguments, episodes)
   if options.gate == 'correct':
     term = np.where(scores >= 1, term, 0.0)
   first = np.unique(question, return_index=True)[1]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.rewards import shapes
+from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound, max_episode_cost
 from agent_gspo.rewards.options import COSTS, CREDITS, GATES, SHAPES, RewardOptions
-from agent_gspo.teams.accountant import Ledger
+from agent_gspo.teams.counts import Ledger
 
 __all__ = [
   'COSTS',
@@ -88,7 +88,7 @@ def reward_terms(
     texts: `M` texts of the messages; read only if repetition costs something.
     lambda_message: price of a token of a message beyond `message_limit`.
     message_limit: tokens that a message may have for free, see `budgets`.
-    base_loss: float `[E]`, for shape 'optima', see `shapes.Episodes`.
+    base_loss: float `[E]`, for shape 'optima', see `length_rewards.Episodes`.
   """
   scores = np.asarray(task_scores, np.float64)
   charged = _gate(options, ledger, scores)
@@ -138,7 +138,7 @@ def _shape(
 ) -> np.ndarray:
   """Term of `reward.shape`, float64 `[E]`."""
   per_episode = lambda x: np.bincount(ledger.episode, weights=x, minlength=ledger.num_episodes)
-  episodes = shapes.Episodes(
+  episodes = length_rewards.Episodes(
     scores=scores,
     lengths=episode_costs(options, ledger),
     questions=_questions(ledger),
@@ -147,7 +147,7 @@ def _shape(
     price=lambda_tok,
     base_loss=base_loss,
   )
-  return shapes.shape_term(options.shape, options.shape_arguments, episodes)
+  return length_rewards.shape_term(options.shape, options.shape_arguments, episodes)
 
 
 def _questions(ledger: Ledger) -> np.ndarray:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
-from agent_gspo.rewards import shapes
+from agent_gspo.rewards import length_rewards
 
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')
 CREDITS = ('own_cost', 'episode')
-SHAPES = ('linear', *shapes.SHAPES)
+SHAPES = ('linear', *length_rewards.SHAPES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RewardOptions:
     credit: 'own_cost' (the team's task score, a message's own cost) or 'episode' (every
       message is credited with the whole episode).
     shape: what else depends on the length of the episode: 'linear' (nothing: the price
-      alone) or one of `shapes.SHAPES`.
+      alone) or one of `length_rewards.SHAPES`.
     shape_options: of the shape, as text: 'target=20, weight=0.5'.
   """
 
@@ -70,12 +70,12 @@ class RewardOptions:
       raise ValueError(f'reward.gate_accuracy={self.gate_accuracy} is not between 0 and 1.')
     if not 0 < self.gate_fraction <= 1:
       raise ValueError(f'reward.gate_fraction={self.gate_fraction} must be above 0 and at most 1.')
-    shapes.parse_options(self.shape, self.shape_options)
+    length_rewards.parse_options(self.shape, self.shape_options)
 
   @property
   def shape_arguments(self) -> dict[str, float]:
     """`shape_options`, read."""
-    return shapes.parse_options(self.shape, self.shape_options)
+    return length_rewards.parse_options(self.shape, self.shape_options)
 
   @property
   def unit(self) -> str:

@@ -16,9 +16,9 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo.algorithms import advantages
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards.communication import RewardOptions, RewardTerms, reward_terms
-from agent_gspo.teams.accountant import Ledger
+from agent_gspo.teams.counts import Ledger
 
 Estimate = Callable[[RewardTerms, Ledger], chex.Array]
 """Advantage `[M]` of the messages of a batch: what the trainer does between reward and update."""
@@ -66,15 +66,15 @@ class Ties:
 
 
 def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
-  """The advantage `name` of `advantages.ADVANTAGES` on a batch of one message an episode.
+  """The advantage `name` of `estimators.ADVANTAGES` on a batch of one message an episode.
 
   Args:
-    name, costs, **options: see `advantages.advantage`.
+    name, costs, **options: see `estimators.advantage`.
   """
 
   def estimate(terms: RewardTerms, ledger: Ledger) -> chex.Array:
     question, ones = jnp.asarray(ledger.question), jnp.ones(len(ledger.question))
-    credit = advantages.Credit(
+    credit = estimators.Credit(
       task=jnp.asarray(terms.task),
       costs=jnp.asarray(terms.costs),
       groups=question,
@@ -91,7 +91,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       history=question[None],
       probability=ones / 2,
     )
-    found = advantages.advantage(credit, name, costs=costs, **options)
+    found = estimators.advantage(credit, name, costs=costs, **options)
     return found.values * found.kept
 
   return estimate

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo.models import token_tree
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.placement import ONE_DEVICE, Placement
 from agent_gspo.models.transformer import KVCache, Params, Transformer
+from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical
+from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 
 _NO_TOKEN = -1  # fills the stop-id array; no id equals it
 
@@ -150,7 +150,7 @@ class Sampler:
     self._check(prompts, limits, temperature, adapters)
     longest = max(map(len, prompts))
     # Rows of different adapters share no prefix: the same tokens have other hidden states there.
-    tree = token_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)), keys=adapters)
+    tree = prefix_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)), keys=adapters)
     pool = self._fill_pool(params, tree, adapters is not None)
 
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
@@ -178,7 +178,7 @@ class Sampler:
       prefill_positions=tree.used,
     )
 
-  def _rows(self, tree: token_tree.TokenTree, chunk, columns, limits, keys, adapters):
+  def _rows(self, tree: prefix_tree.TokenTree, chunk, columns, limits, keys, adapters):
     """What `_start` is told about the prompts `chunk`, filled up to a bucket of rows."""
     rows = bucket(chunk.size, self.smallest_batch)
     source = np.zeros((rows, columns), np.int32)
@@ -243,7 +243,7 @@ class Sampler:
         'prompt (examples, rounds) or lower max_message_tokens.'
       )
 
-  def _fill_pool(self, params, tree: token_tree.TokenTree, adapted: bool):
+  def _fill_pool(self, params, tree: prefix_tree.TokenTree, adapted: bool):
     """Runs the rows a few at a time into one buffer of keys, values and hidden states."""
     c, step = self.config, self.prefill_rows
     width = tree.tokens.shape[1]
@@ -266,7 +266,7 @@ class Sampler:
 
 def _prefill(model, params, pool, inputs, first):
   tokens, positions, subtree_end, adapter = inputs
-  mask = token_tree.mask(subtree_end)
+  mask = prefix_tree.mask(subtree_end)
   hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
   return jax.tree.map(
     lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0),

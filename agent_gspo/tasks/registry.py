@@ -11,15 +11,15 @@ from typing import Any
 from agent_gspo.tasks.base import Task
 
 _TASKS = {
-  'relay': ('agent_gspo.tasks.relay', 'RelayTask'),
-  'gsm8k': ('agent_gspo.tasks.word_problems', 'GSM8K'),
-  'svamp': ('agent_gspo.tasks.word_problems', 'SVAMP'),
-  'multiarith': ('agent_gspo.tasks.word_problems', 'MultiArith'),
-  'human_eval': ('agent_gspo.tasks.human_eval', 'HumanEval'),
-  'aqua': ('agent_gspo.tasks.multiple_choice', 'AQuA'),
-  'mmlu': ('agent_gspo.tasks.multiple_choice', 'MMLU'),
-  'math500': ('agent_gspo.tasks.competition_maths', 'Math500'),
-  'math': ('agent_gspo.tasks.competition_maths', 'Math'),
+  'relay': ('agent_gspo.tasks.relay.task', 'RelayTask'),
+  'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
+  'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),
+  'multiarith': ('agent_gspo.tasks.benchmarks.word_problems', 'MultiArith'),
+  'human_eval': ('agent_gspo.tasks.benchmarks.human_eval', 'HumanEval'),
+  'aqua': ('agent_gspo.tasks.benchmarks.multiple_choice', 'AQuA'),
+  'mmlu': ('agent_gspo.tasks.benchmarks.multiple_choice', 'MMLU'),
+  'math500': ('agent_gspo.tasks.benchmarks.competition_maths', 'Math500'),
+  'math': ('agent_gspo.tasks.benchmarks.competition_maths', 'Math'),
 }
 
 

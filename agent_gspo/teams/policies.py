@@ -9,7 +9,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler, Samples

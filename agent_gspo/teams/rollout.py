@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo.models.fields import shown
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.io.fields import shown
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
 from agent_gspo.teams.topology import MAX_TURNS, Topology, make_topology
-from agent_gspo.teams.transcript import PromptWriter
 
 DECISIONS = ('last', 'majority', 'judge')
 MAX_MESSAGE_TOKENS = 2**20  # as long as the longest contexts

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.algorithms import objectives, seeupo, spans
-from agent_gspo.algorithms.down_sampling import d3s_token_weights
-from agent_gspo.teams.accountant import Ledger
+from agent_gspo.algorithms.advantages.down_sampling import d3s_token_weights
+from agent_gspo.algorithms.objectives import losses, spans, turn_multipliers
+from agent_gspo.packing import train_batches
+from agent_gspo.teams.counts import Ledger
 from agent_gspo.teams.team import Team
-from agent_gspo.training import packing
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message, TrainBatch
@@ -21,7 +21,7 @@ from agent_gspo.types import Message, TrainBatch
 
 def make_objective(
   options: Mapping[str, Any], team: Team
-) -> Callable[[objectives.PackedTokens], objectives.Objective]:
+) -> Callable[[losses.PackedTokens], losses.Objective]:
   """The objective that the config's section `objective` describes.
 
   Raises:
@@ -30,14 +30,14 @@ def make_objective(
   name = options['name']
   given = {k: options[k] for k in ('clip_low', 'clip_high') if options[k] is not None}
   given |= options['options']
-  spec = objectives.OBJECTIVES[name]
+  spec = losses.OBJECTIVES[name]
   if 'max_length' in spec.options:
     given.setdefault('max_length', float(team.max_message_tokens))
   if options['ratio_span'] != 'message' and not spec.spans:
     raise ValueError(
       f'objective.ratio_span={options["ratio_span"]!r}: {name!r} takes messages only.'
     )
-  return objectives.make(name, opsm_threshold=options['opsm_threshold'], **given)
+  return losses.make(name, opsm_threshold=options['opsm_threshold'], **given)
 
 
 def updates_a_step(config: Mapping[str, Any], team: Team) -> int:
@@ -87,7 +87,7 @@ class Learner:
     self.token_share = config['advantage']['token_share']
     self.updater = updater
     self._pack = functools.partial(
-      packing.pack_messages,
+      train_batches.pack_messages,
       row_tokens=self.options['row_tokens'],
       rows=self.options['rows'],
       adapters=adapters,
@@ -113,11 +113,13 @@ class Learner:
     for part, batches in self._minibatches(state, step, lesson):
       advantages = lesson.advantages
       if backwards:
-        advantages = advantages * seeupo.seeupo_multipliers(ratio, ledger.episode, ledger.turn)
+        advantages = advantages * turn_multipliers.seeupo_multipliers(
+          ratio, ledger.episode, ledger.turn
+        )
       batches = [
         b.replace(
-          advantages=packing.by_slot(advantages[part], b),
-          clip_scale=packing.by_slot(lesson.clip_scale[part], b),
+          advantages=train_batches.by_slot(advantages[part], b),
+          clip_scale=train_batches.by_slot(lesson.clip_scale[part], b),
         )
         for b in batches
       ]
@@ -164,7 +166,10 @@ class Learner:
     ids = spans.span_ids(self.ratio_span, ledger.episode[part], ledger.agent[part])
     log_ratio, share = spans.span_statistics(total, tokens, ids)
     return [
-      b.replace(span_log_ratio=packing.by_slot(log_ratio, b), span_share=packing.by_slot(share, b))
+      b.replace(
+        span_log_ratio=train_batches.by_slot(log_ratio, b),
+        span_share=train_batches.by_slot(share, b),
+      )
       for b in batches
     ]
 

@@ -10,24 +10,24 @@ from typing import Any
 import jax
 
 from agent_gspo import config as config_lib
-from agent_gspo import disk
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
-from agent_gspo.reporting import html_report, records
+from agent_gspo.reporting import html_report
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
-from agent_gspo.reporting.writers import RunWriter
 from agent_gspo.rewards import ties
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import sft_cache
 from agent_gspo.training import state as state_lib
-from agent_gspo.training import warm_start_cache, workdir_lock
-from agent_gspo.training.checkpoint import Checkpoints
 from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.sft import warm_start
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.step import Conversations, Trainer
 from agent_gspo.training.update import NonFiniteLossError
-from agent_gspo.training.warm_start import warm_start
+from agent_gspo.workdir import disk, lock, records
+from agent_gspo.workdir.checkpoints import Checkpoints
+from agent_gspo.workdir.writers import RunWriter
 
 
 def train(
@@ -56,7 +56,7 @@ def train(
     KeyboardInterrupt: after saving the last finished step.
   """
   parts = config_lib.check(config)
-  with workdir_lock.hold(workdir):
+  with lock.hold(workdir):
     run = Run(parts, pathlib.Path(workdir), allow_changes)
     try:
       return run.go()
@@ -191,7 +191,7 @@ class Run:
       return state
     start = time.monotonic()
     setup = self.setup
-    params = warm_start_cache.load(self.config, setup.params)
+    params = sft_cache.load(self.config, setup.params)
     done = 'warm start: kept from a run that began alike'
     if params is None:
       params = warm_start(
@@ -205,7 +205,7 @@ class Run:
         setup.placement,
         lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
       )
-      warm_start_cache.save(self.config, params)
+      sft_cache.save(self.config, params)
       done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = self.trainer.init(params)
     with self.interruption.deferred():

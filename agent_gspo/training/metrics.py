@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from agent_gspo.algorithms import objectives
-from agent_gspo.teams.accountant import Ledger
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.teams.counts import Ledger
 
 _NOISE_CLIPPED = 0.02  # of the messages, in a first mini-batch
 
@@ -64,7 +64,7 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
   if clipped <= _NOISE_CLIPPED:
     return None
   options, learner = config['objective'], config['learner']
-  known = objectives.OBJECTIVES[options['name']].options
+  known = losses.OBJECTIVES[options['name']].options
   low, high = (known[k] if options[k] is None else options[k] for k in ('clip_low', 'clip_high'))
   remedy = "Set learner.old_logprobs='trainer'"
   if learner['old_logprobs'] == 'trainer':

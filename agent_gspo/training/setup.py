@@ -13,17 +13,17 @@ from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
 from agent_gspo.models import presets
 from agent_gspo.models.load import check_spec, load_model
-from agent_gspo.models.placement import Placement, make_placement
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding.placement import Placement, make_placement
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
-from agent_gspo.training import prompts
+from agent_gspo.training import prompt_checks
 from agent_gspo.types import Question, RolloutBatch
 
 BASELINES = ('constant answer', 'single agent')
@@ -142,7 +142,7 @@ def build(parts: config_lib.Parts) -> Setup:
     parts: what `config.check` made of the config.
 
   Raises:
-    ValueError, FileNotFoundError: see `models.load.load_model` and `prompts.check`.
+    ValueError, FileNotFoundError: see `models.load.load_model` and `prompt_checks.check`.
   """
   config = parts.config
   options = config['model']
@@ -150,11 +150,11 @@ def build(parts: config_lib.Parts) -> Setup:
   tokenizer = None
   kind, name = check_spec(options['source'])
   if kind == 'random':
-    tokenizer = prompts.tokenizer_from_scratch(parts.task, parts.team, options['source'])
-    prompts.check(parts, tokenizer, presets.PRESETS[name].max_positions)
+    tokenizer = prompt_checks.tokenizer_from_scratch(parts.task, parts.team, options['source'])
+    prompt_checks.check(parts, tokenizer, presets.PRESETS[name].max_positions)
   loaded = load_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
   if tokenizer is None:
-    prompts.check(parts, loaded.tokenizer, loaded.config.max_positions)
+    prompt_checks.check(parts, loaded.tokenizer, loaded.config.max_positions)
   model_config = loaded.config.replace(
     dtype=options['dtype'],
     remat=options['remat'],

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agent_gspo.algorithms import budgets, selection
+from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms.selection import rules
 from agent_gspo.models.transformer import Params
 
 Flat = dict[tuple[str, ...], jax.Array]
@@ -39,7 +40,7 @@ class TrainState:
   opt_state: Any
   reference: Any
   budget: budgets.BudgetState
-  selection: selection.SelectionState
+  selection: rules.SelectionState
 
 
 def init(
@@ -73,7 +74,7 @@ def init(
     opt_state=optimizer.init(trainable),
     reference=copy() if keep_reference else None,
     budget=budgets.init(lambda_tok),
-    selection=selection.init(num_questions),
+    selection=rules.init(num_questions),
   )
 
 

@@ -7,18 +7,21 @@ import time
 
 import numpy as np
 
-from agent_gspo.algorithms import advantages, budgets, groups, posterior, selection
-from agent_gspo.algorithms.down_sampling import d3s_share
-from agent_gspo.algorithms.trust_region import etr_clip_scale
+from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms.advantages import estimators, groups
+from agent_gspo.algorithms.advantages.down_sampling import d3s_share
+from agent_gspo.algorithms.objectives.trust_region import etr_clip_scale
+from agent_gspo.algorithms.selection import posterior, rules
 from agent_gspo.models.transformer import Params
+from agent_gspo.packing import train_batches
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.rewards import communication
-from agent_gspo.teams import accountant, batches
+from agent_gspo.teams import batches, counts
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import base_loss, packing
-from agent_gspo.training import credit as credit_lib
+from agent_gspo.training import advantage_inputs as credit_lib
 from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import metrics as metrics_lib
+from agent_gspo.training import reference_nll
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -40,7 +43,7 @@ class Conversations:
 
   batch: RolloutBatch
   places: np.ndarray
-  selection: selection.SelectionState
+  selection: rules.SelectionState
   asked: int
   seconds: float
 
@@ -119,7 +122,7 @@ class Trainer:
     found, kept, asked = [], [], []
     retries = options['resample']
     while missing:
-      places, chosen = selection.choose(
+      places, chosen = rules.choose(
         options['name'], chosen, missing, seed=self.config['seed'], asked=asked
       )
       batch = self._converse(state, places, progress)
@@ -127,7 +130,7 @@ class Trainer:
       good = np.arange(missing)
       if retries:
         scores, question = batches.task_scores(batch)
-        good = np.flatnonzero(selection.informative(scores, question, missing))
+        good = np.flatnonzero(rules.informative(scores, question, missing))
         if missing - len(good) > len(self.questions) - len(asked):
           good = np.arange(missing)
       found.append(batches.select(batch, good) if len(good) < missing else batch)
@@ -167,7 +170,7 @@ class Trainer:
     start = time.monotonic()
     progress.phase('score')
     batch = talk.batch
-    ledger = accountant.ledger(batch)
+    ledger = counts.ledger(batch)
     scores, question = batches.task_scores(batch)
     terms = communication.reward_terms(
       self.setup.reward,
@@ -191,7 +194,7 @@ class Trainer:
 
     start = time.monotonic()
     state, results, packed = self._update(state, lesson, batch, progress)
-    metrics |= packing.positions(batch.messages, packed) | metrics_lib.of_updates(results)
+    metrics |= train_batches.positions(batch.messages, packed) | metrics_lib.of_updates(results)
     seen = budgets.Observation(
       accuracy=float(scores.mean()),
       episode_cost=float(communication.episode_costs(self.setup.reward, ledger).mean()),
@@ -204,7 +207,7 @@ class Trainer:
     state = state.replace(
       step=state.step + 1,
       budget=budget,
-      selection=selection.observe(
+      selection=rules.observe(
         self.config['selection']['name'],
         talk.selection,
         talk.places[question],
@@ -225,7 +228,7 @@ class Trainer:
   def _base_loss(self, state, batch) -> np.ndarray | None:
     if self.setup.reward.shape != 'optima':
       return None
-    return base_loss.of_episodes(
+    return reference_nll.of_episodes(
       self.learner.updater,
       state,
       batch.messages,
@@ -242,7 +245,7 @@ class Trainer:
     options = self.config['advantage']
     extra = dict(options['options'])
     if options['name'] == 'd3s':  # what it keeps grows over the run, from its option to all
-      first = extra.get('share', advantages.options_of('d3s')['share'])
+      first = extra.get('share', estimators.options_of('d3s')['share'])
       extra['share'] = d3s_share(done, start=first)
     credit = credit_lib.of_rollout(
       talk.batch,
@@ -252,7 +255,7 @@ class Trainer:
       roles=[role.name for role in self.setup.team.roles],
       probability=np.asarray(posterior.probability(talk.selection.posterior))[talk.places],
     )
-    found = advantages.advantage(credit, options['name'], costs=options['costs'], **extra)
+    found = estimators.advantage(credit, options['name'], costs=options['costs'], **extra)
     values, kept = np.asarray(found.values, np.float32), np.asarray(found.kept) > 0
     clip_scale = np.ones_like(values)
     if options['clip_scale'] == 'etr':
@@ -266,7 +269,7 @@ class Trainer:
       clip_scale=clip_scale,
     )
     return lesson, {
-      'advantage/tied_groups': advantages.tied_groups(terms.task, credit.groups),
+      'advantage/tied_groups': estimators.tied_groups(terms.task, credit.groups),
       'advantage/abs_mean': float(np.abs(values).mean()),
       'advantage/kept': float(kept.mean()),
     }

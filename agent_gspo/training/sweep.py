@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo.reporting import formatting, records
+from agent_gspo.reporting import formatting
+from agent_gspo.workdir import records
 
 _TRAIN = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'train.py'
 LOG = 'train.log'

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agent_gspo.algorithms import behaviour, kl
-from agent_gspo.algorithms.objectives import Objective, PackedTokens, message_mean
-from agent_gspo.models import token_tree
-from agent_gspo.models.placement import ONE_DEVICE, Placement
+from agent_gspo.algorithms.objectives import behaviour, kl
+from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.packing import prefix_tree
+from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
@@ -123,7 +123,7 @@ class Updater:
   def _token_logprobs(self, trainable: Flat, frozen: Flat, batch: TrainBatch):
     """Log-prob and entropy of each loss token, float32 `[R, L]`."""
     model, variables = self.model, {'params': state_lib.merge(trainable, frozen)}
-    mask = token_tree.mask(batch.subtree_end)
+    mask = prefix_tree.mask(batch.subtree_end)
     hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=batch.adapters)
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
 

@@ -11,11 +11,11 @@ import jax
 
 from agent_gspo import config as config_lib
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.placement import ONE_DEVICE
-from agent_gspo.models.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.sharing import make_sharing
 from agent_gspo.teams.team import make_team

@@ -1,0 +1,121 @@
+"""Advantages that correct the group statistics of small, one-sided or easy groups.
+
+`M` messages; `rewards` and `task` are float32 `[M]`, ids int `[M]`.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.algorithms.advantages import groups as group_lib
+from agent_gspo.algorithms.advantages.group_baselines import group_std
+from agent_gspo.algorithms.advantages.inputs import Advantage
+
+
+def _sorted_places(values, groups, *ties) -> tuple[jax.Array, jax.Array]:
+  """Order by group and value, and where in it each message's group begins, both `[M]`."""
+  order = jnp.lexsort((*reversed(ties), values, groups))
+  sizes = jnp.bincount(groups, length=len(values))
+  return order, (jnp.cumsum(sizes) - sizes)[groups]
+
+
+def _median(values, groups) -> jax.Array:
+  """Each message's group median (mean of the middle two in even groups), `[M]`."""
+  order, start = _sorted_places(values, groups)
+  count = group_lib.size(groups).astype(int)
+  ranked = jnp.asarray(values)[order]
+  return (ranked[start + (count - 1) // 2] + ranked[start + count // 2]) / 2
+
+
+def mc_grpo(
+  rewards: chex.Array,
+  groups: chex.Array,
+  episode: chex.Array,
+  turn: chex.Array,
+  agent: chex.Array,
+  *,
+  mad_floor: float = 0.1,
+  eps: float = 1e-3,
+) -> Advantage:
+  """Median-centred GRPO (arXiv 2601.22582): `(r - median) / (MAD + eps) * n / #non-zero`.
+
+  MAD is the median of `abs(r - median)`, `n` the group's size (odd: the paper draws G + 1).
+  The sample in the middle of an odd group, sorted by reward, episode, turn and agent, is
+  dropped: its advantage is 0. An even group drops none.
+
+  Ours: MAD is at least `mad_floor` times the group's range. Rewards (1, 1, 0) have MAD 0, and
+  the paper's formula gives the last one an advantage of -3000.
+  """
+  difference = rewards - _median(rewards, groups)
+  low = jax.ops.segment_min(jnp.asarray(rewards), groups, len(rewards))[groups]
+  high = jax.ops.segment_max(jnp.asarray(rewards), groups, len(rewards))[groups]
+  spread = jnp.maximum(_median(jnp.abs(difference), groups), mad_floor * (high - low))
+  count = group_lib.size(groups)
+  moved = group_lib.total((difference != 0).astype(jnp.float32), groups)
+  values = difference / (spread + eps) * count / jnp.maximum(moved, 1.0)
+
+  order, start = _sorted_places(rewards, groups, episode, turn, agent)
+  middle = order[start + count.astype(int) // 2]
+  dropped = (middle == jnp.arange(len(rewards))) & (count % 2 == 1)
+  return Advantage(values=values, kept=1.0 - dropped)
+
+
+def ngrpo(
+  rewards: chex.Array,
+  groups: chex.Array,
+  episode: chex.Array,
+  *,
+  best: float = 1.0,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> Advantage:
+  """Negative-enhanced GRPO (arXiv 2509.18851): group_std with one virtual reward `best` added.
+
+  All-wrong groups get negative advantages; groups in which every reward is `best` are dropped
+  (with a price inside the rewards they are not, and it acts at full strength, as in
+  `group_std`). The virtual sample is an episode: it weighs as many messages as the group's
+  episodes have on average. A group of one is compared with it, so its advantage is 0 only at
+  `best`. The paper clips at 0.16 / 0.24.
+  """
+  count = group_lib.size(groups)
+  weight = count / group_lib.episodes(groups, episode)
+  # Relative to `best`, so that groups at `best` are 0 without rounding.
+  gap = rewards - best
+  mean = group_lib.total(gap, groups) / (count + weight)
+  squares = group_lib.total((gap - mean) ** 2, groups) + weight * mean**2
+  scale = jnp.maximum(jnp.sqrt(squares / (count + weight)), max(std_floor, eps))
+  missed = group_lib.total((gap < 0).astype(jnp.float32), groups)
+  return Advantage(values=(gap - mean) / scale, kept=(missed > 0).astype(jnp.float32))
+
+
+def a_grae(
+  rewards: chex.Array,
+  task: chex.Array,
+  groups: chex.Array,
+  episode: chex.Array,
+  *,
+  alpha: float = 1.0,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> jax.Array:
+  """Asymmetric advantages (arXiv 2602.05548) on top of `group_std`.
+
+  With `p` the group's solve rate (one entry an episode) and `m` the mean of `p` over groups:
+  `hard = 0.5 A / sqrt(p)`, `easy = 0.5 A / (1 - sqrt(p))`,
+  `A' = (1 - m) easy + m hard`, times `min(1, m / alpha)` where `A' > 0`.
+
+  Ours: `p` is of the task score, since a negative mean reward has no root, and under the root
+  it lies between `1 / (E + 1)` and `E / (E + 1)` of `E` episodes: where all are wrong (or
+  right) the paper's `A` is 0, but a price is not, and would be divided by the paper's epsilon.
+  """
+  values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
+  rate = group_lib.solve_rate(task, groups, episode)
+  share = 1.0 / group_lib.size(groups)  # each group counts once
+  batch = jnp.sum(rate * share) / jnp.sum(share)
+  least = 1.0 / (group_lib.episodes(groups, episode) + 1.0)
+  root = jnp.sqrt(jnp.clip(rate, least, 1.0 - least))
+  hard, easy = 0.5 * values / root, 0.5 * values / (1.0 - root)
+  mixed = (1.0 - batch) * easy + batch * hard
+  return jnp.where(mixed > 0, mixed * jnp.minimum(1.0, batch / alpha), mixed)

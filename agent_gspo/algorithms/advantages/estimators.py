@@ -1,0 +1,138 @@
+"""Advantages of messages: one front for every estimator.
+
+An estimator is a pure function of arrays `[M]`. Its positional parameters are named after the
+fields of `Credit` that it reads; its keyword parameters are its options, with the paper's
+defaults. To add one, write the function and a line in `ADVANTAGES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.algorithms.advantages.difficulty import a_grae, mc_grpo, ngrpo
+from agent_gspo.algorithms.advantages.down_sampling import d3s
+from agent_gspo.algorithms.advantages.group_baselines import (
+  batch_std,
+  group_mean,
+  group_std,
+  opo,
+  per_component,
+  public_baseline,
+  reinforce_pp,
+  reinforce_pp_baseline,
+  rloo,
+  seeupo,
+  spo_single,
+)
+from agent_gspo.algorithms.advantages.groups import GROUPINGS, centred, group_ids, tied_groups
+from agent_gspo.algorithms.advantages.inputs import Advantage, Credit
+from agent_gspo.algorithms.advantages.turn_level import (
+  agent_turn,
+  counterfactual,
+  gigpo,
+  hgpo,
+  salt,
+)
+
+ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
+  'per_component': per_component,
+  'group_std': group_std,
+  'group_mean': group_mean,
+  'batch_std': batch_std,
+  'rloo': rloo,
+  'reinforce_pp': reinforce_pp,
+  'reinforce_pp_baseline': reinforce_pp_baseline,
+  'seeupo': seeupo,
+  'opo': opo,
+  'public_baseline': public_baseline,
+  'spo_single': spo_single,
+  'mc_grpo': mc_grpo,
+  'ngrpo': ngrpo,
+  'a_grae': a_grae,
+  'd3s': d3s,
+  'agent_turn': agent_turn,
+  'gigpo': gigpo,
+  'hgpo': hgpo,
+  'salt': salt,
+  'counterfactual': counterfactual,
+}
+
+COSTS = ('inside', 'apart')
+
+
+def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: Any) -> Advantage:
+  """Advantages of the messages of a rollout under a named estimator.
+
+  Args:
+    credit: of the rollout.
+    name: of `ADVANTAGES`.
+    costs: 'inside' feeds `task - costs` to the estimator. 'apart' feeds the task score alone
+      and subtracts the costs, centred within `credit.groups`, from what comes out: lambda then
+      keeps its meaning under any estimator (in a group of one there is no price). A message
+      that was dropped since its advantage is 0 comes back if its price is not.
+    **options: of the estimator, see `options_of`.
+
+  Raises:
+    ValueError: `costs` is unknown, or a field of `credit` that the estimator reads is None.
+  """
+  _check(credit)
+  if costs not in COSTS:
+    raise ValueError(f'costs={costs!r} is unknown; use one of {", ".join(COSTS)}.')
+  if costs == 'inside':
+    return _estimate(credit, name, options)
+  free = _estimate(credit.replace(costs=jnp.zeros_like(credit.costs)), name, options)
+  price = centred(credit.costs, credit.groups)
+  back = (free.values == 0) & (jnp.abs(price) > 1e-9)  # equal costs leave rounding errors
+  return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
+
+
+def _estimate(credit: Credit, name: str, options: Mapping[str, Any]) -> Advantage:
+  fields = {field: getattr(credit, field) for field in fields_of(name)}
+  for field, value in fields.items():
+    if value is None:
+      raise ValueError(f'advantage {name!r} reads credit.{field}, which is None.')
+  found = ADVANTAGES[name](**fields, **options)
+  if isinstance(found, Advantage):
+    return found
+  return Advantage(values=found, kept=jnp.ones_like(found))
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+  """Fields of `Credit` that an estimator reads."""
+  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+
+def options_of(name: str) -> dict[str, Any]:
+  """Options of an estimator with their defaults."""
+  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _check(credit: Credit) -> None:
+  columns = {k: v for k, v in credit.items() if v is not None and k != 'history'}
+  chex.assert_rank(list(columns.values()), 1)
+  chex.assert_equal_shape(list(columns.values()))
+  chex.assert_type([credit.task, credit.costs], float)
+  if credit.history is not None:
+    chex.assert_shape(credit.history, (None, len(credit.task)))
+
+
+__all__ = [
+  'ADVANTAGES',
+  'COSTS',
+  'GROUPINGS',
+  'Advantage',
+  'Credit',
+  'advantage',
+  'fields_of',
+  'group_ids',
+  'options_of',
+  'tied_groups',
+]

@@ -1,0 +1,144 @@
+"""Which questions to roll out next.
+
+`Q` questions of the training split. Choices depend on the state and the seed alone, so that a
+resumed run makes the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import chex
+import jax.numpy as jnp
+import numpy as np
+
+from agent_gspo.algorithms.selection import posterior as posterior_lib
+from agent_gspo.algorithms.selection.posterior import Posterior
+
+
+@chex.dataclass(frozen=True)
+class SelectionState:
+  """Part of the checkpoint.
+
+  Attributes:
+    posterior: of each question's success probability.
+    drawn: int32 scalar, questions chosen so far, resampled ones included.
+  """
+
+  posterior: Posterior
+  drawn: chex.Array
+
+
+def init(num_questions: int, prior: float = 1.0) -> SelectionState:
+  """Nothing drawn, nothing known."""
+  return SelectionState(posterior=posterior_lib.init(num_questions, prior), drawn=jnp.int32(0))
+
+
+def choose(
+  name: str, state: SelectionState, count: int, *, seed: int, asked: Sequence[int] = ()
+) -> tuple[np.ndarray, SelectionState]:
+  """The next questions, and the state that knows they were drawn.
+
+  Args:
+    name: of `SELECTIONS`.
+    state: of the run.
+    count: number of questions.
+    seed: of the run.
+    asked: indices of questions that are not to be chosen: those of this step so far, which
+      would be answered with the same noise again.
+
+  Returns:
+    int `[count]`, different indices below `Q`; the new state.
+
+  Raises:
+    ValueError: there are fewer questions than `count`.
+  """
+  free = np.ones(len(state.posterior.a), bool)
+  free[list(asked)] = False
+  if count > free.sum():
+    raise ValueError(f'cannot choose {count} different questions of {free.sum()}.')
+  chosen = SELECTIONS[name](state, free, count, seed)
+  return chosen, state.replace(drawn=state.drawn + count)
+
+
+def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
+  """Each question once an epoch, in one random order."""
+  order = np.random.default_rng((seed, 0)).permutation(len(free))
+  order = np.roll(order, -int(state.drawn))
+  return order[free[order]][:count]
+
+
+def vade(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
+  """Stand-in for VADE (arXiv 2511.18902): Thompson sampling of the reward's variance.
+
+  `p ~ Beta(a, b)` for every question; those with the largest `p (1 - p)`.
+  """
+  a, b = _evidence(state)
+  p = _generator(state, seed).beta(a, b)
+  order = np.argsort(-p * (1 - p), kind='stable')
+  return order[free[order]][:count]
+
+
+def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
+  """SPO (arXiv 2509.13232): without replacement, weights `spo_weights(p)`."""
+  weights = spo_weights(np.asarray(posterior_lib.probability(state.posterior), np.float64))
+  chances = np.where(free, weights, 0.0) / weights[free].sum()
+  return _generator(state, seed).choice(len(weights), count, replace=False, p=chances)
+
+
+def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
+  """`sqrt(p (1 - p)) + floor`: no question is ever given up."""
+  return np.sqrt(probability * (1 - probability)) + floor
+
+
+def observe(
+  name: str, state: SelectionState, question: np.ndarray, task: np.ndarray, *, divergence: float
+) -> SelectionState:
+  """The state after a rollout: VADE's decay under 'vade', else SPO's.
+
+  Args:
+    name: of `SELECTIONS`.
+    state: of the run.
+    question: int `[E]`, index of the question of each episode.
+    task: float `[E]`, task scores in `[0, 1]`.
+    divergence: mean `abs(log pi - log pi_old)` of the last update, which dates the evidence.
+  """
+  if name == 'vade':
+    new = posterior_lib.observe_vade(state.posterior, question, task)
+  else:
+    rho = posterior_lib.spo_decay(divergence)
+    new = posterior_lib.observe_spo(state.posterior, question, task, rho=rho)
+  return state.replace(posterior=new)
+
+
+def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:
+  """DAPO's filter (arXiv 2503.14476): bool `[B]`, whether the task scores of a question differ.
+
+  On the task score, not the reward: costs always differ.
+
+  Args:
+    task: float `[E]`.
+    question: int `[E]`, place of the episode's question in the batch, below `B`.
+    num_questions: `B`.
+  """
+  low, high = np.full(num_questions, np.inf), np.full(num_questions, -np.inf)
+  np.minimum.at(low, question, task)
+  np.maximum.at(high, question, task)
+  return high > low
+
+
+def _evidence(state: SelectionState) -> tuple[np.ndarray, np.ndarray]:
+  return np.asarray(state.posterior.a, np.float64), np.asarray(state.posterior.b, np.float64)
+
+
+def _generator(state: SelectionState, seed: int) -> np.random.Generator:
+  """Of this draw: `drawn` grows with each."""
+  return np.random.default_rng((seed, 6, int(state.drawn)))
+
+
+# `rule(state, free [Q] bool, count, seed)`: different questions of those that are free.
+SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
+  'uniform': uniform,
+  'vade': vade,
+  'spo': spo,
+}

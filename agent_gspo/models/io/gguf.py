@@ -1,0 +1,209 @@
+"""Weights and metadata of a GGUF file (llama.cpp's format), dequantised to float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.models import rope
+from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
+from agent_gspo.models.io import gguf_header, tensor_names
+from agent_gspo.models.io.fields import Fields, shown
+
+_FAMILIES = ('llama', 'qwen2', 'qwen3')
+_ROPE_FACTORS = 'rope_freqs.weight'
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFModel:
+  """What one file holds.
+
+  Attributes:
+    config: architecture.
+    params: nested dict of float32 numpy arrays.
+    metadata: key -> value; the tokenizer's are under `tokenizer.`.
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  metadata: dict[str, Any]
+
+
+def load_gguf(file: str | os.PathLike[str]) -> GGUFModel:
+  """Reads a file of architecture llama, qwen2 or qwen3.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: not GGUF, damaged, another architecture, tensors that do not fit the metadata,
+      or weights that are not finite.
+  """
+  path = pathlib.Path(file)
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
+  metadata, tensors = gguf_header.read(path)
+  _check_layout(tensors, gguf_header.alignment(metadata), path)
+  factors = tensors.pop(_ROPE_FACTORS, None)
+  config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
+  if factors is not None:
+    config = _scaled(config, _tensor(path, factors), str(path))
+  rows = tensor_names.table(config)
+  tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
+  where = {row.gguf: f'{path}: tensor {row.gguf!r}' for row in rows}
+  for row in rows:
+    tensor_names.check_shape(row, tensors[row.gguf].shape, where[row.gguf])
+
+  def read(row: tensor_names.Name) -> np.ndarray:
+    array = _tensor(path, tensors[row.gguf])
+    if config.family == 'llama' and row.ours.endswith(('/q/kernel', '/k/kernel')):
+      heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
+      array = _unpermute(array, heads)
+    return tensor_names.to_ours(row, array, where[row.gguf])
+
+  # numpy releases the GIL in its inner loops, and dequantising is nearly all of the time.
+  with futures.ThreadPoolExecutor() as pool:
+    arrays = pool.map(read, rows)
+    params = {row.ours: array for row, array in zip(rows, arrays, strict=True)}
+  return GGUFModel(config, tensor_names.unflatten(params), metadata)
+
+
+def _check_layout(
+  tensors: Mapping[str, gguf_header.TensorInfo], alignment: int, path: pathlib.Path
+) -> None:
+  """Whether each tensor lies where the one before it ends, and in the file.
+
+  Raises:
+    ValueError: one does not, or its type or shape is none of ggml's.
+  """
+  size, end = path.stat().st_size, None
+  for name, info in tensors.items():
+    where = f'{path}: tensor {name!r}'
+    try:
+      count = _bytes(info)
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}. The header is damaged; fetch the file again.') from error
+    if end is not None and info.offset != gguf_header.aligned(end, alignment):
+      raise ValueError(
+        f'{where} does not begin where the one before it ends. The header is damaged; fetch the '
+        'file again.'
+      )
+    end = info.offset + count
+    if end > size:
+      raise ValueError(f'{where}: the file ends before it does; fetch the file again.')
+  if end is not None and size > gguf_header.aligned(end, alignment):
+    raise ValueError(
+      f'{where} is the last one, and {size - end} bytes of the file come after it. The header is '
+      'damaged; fetch the file again.'
+    )
+
+
+def _bytes(info: gguf_header.TensorInfo) -> int:
+  """Bytes of a tensor; ValueError if there is no such type, or a row is no whole blocks."""
+  import gguf  # here and not at the top: most runs read other formats
+
+  kind = gguf.GGMLQuantizationType(info.kind)
+  return math.prod(gguf.quants.quant_shape_to_byte_shape(info.shape, kind))
+
+
+def _tensor(path: pathlib.Path, info: gguf_header.TensorInfo) -> np.ndarray:
+  """Float32 array of the tensor's shape, from its bytes in the file."""
+  import gguf
+
+  kind = gguf.GGMLQuantizationType(info.kind)
+  data = np.fromfile(path, np.uint8, _bytes(info), offset=info.offset)
+  # gguf works through 16 rows at a time: joined rows mean fewer, larger numpy calls.
+  rows = math.prod(info.shape[:-1])
+  rows = rows // 8 if rows % 8 == 0 else rows
+  try:
+    array = gguf.quants.dequantize(data.reshape(rows, -1), kind)
+  except NotImplementedError as error:
+    raise ValueError(f'{path}: tensors of type {kind.name} are not supported.') from error
+  return array.reshape(info.shape)
+
+
+def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+  """Interleaved rotary pairs (llama.cpp's llama layout) -> halves, on rows `[heads * hd, D]`."""
+  rows, width = weight.shape
+  pairs = weight.reshape(heads, rows // heads // 2, 2, width)
+  return pairs.swapaxes(1, 2).reshape(rows, width)
+
+
+def _scaled(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
+  """The config whose Llama 3 scaling divides the frequencies by `factors` `[hd / 2]`.
+
+  Raises:
+    ValueError: the factors are not Llama 3's (bands 1 and 4 of 8,192 positions).
+  """
+  if factors.shape == (config.head_dim // 2,) and 1 <= factors.min() <= factors.max() < np.inf:
+    scaled = config.replace(rope_scaling=RopeScaling(float(factors.max()), 1.0, 4.0, 8192))
+    if np.allclose(rope.frequencies(config) / factors, rope.frequencies(scaled), rtol=1e-4):
+      return scaled
+  raise ValueError(
+    f'{where}: the tensor {_ROPE_FACTORS} is not a Llama 3 scaling; use hf:<folder>.'
+  )
+
+
+def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelConfig:
+  """Architecture from a file's metadata.
+
+  Args:
+    metadata: key -> value.
+    tied: whether the file has no tensor `output.weight`.
+    where: name of the file, for messages.
+
+  Raises:
+    ValueError: the architecture is unknown, scaled in an unknown way, or a key is missing or
+      has a value that it cannot have.
+  """
+  family = metadata.get('general.architecture')
+  if family not in _FAMILIES:
+    raise ValueError(
+      f'{where}: general.architecture={shown(family)} is not supported, only '
+      f'{", ".join(_FAMILIES)}.'
+    )
+  prefix = f'{family}.'
+  own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+  fields = Fields(own, f'{where}: the metadata', prefix)
+  scaling = fields.get('rope.scaling.type', 'none')
+  if scaling != 'none':
+    raise ValueError(
+      f'{where}: rope scaling {shown(scaling)} is not supported in GGUF; use hf:<folder>.'
+    )
+  if fields.whole('expert_count', 0, low=0):
+    raise ValueError(f'{where}: mixtures of experts are not supported.')
+  tokens = metadata.get('tokenizer.ggml.tokens')
+  if not isinstance(tokens, list) or not tokens:
+    raise ValueError(f'{where}: the metadata lacks tokenizer.ggml.tokens, hence the vocabulary.')
+  width, heads = fields.whole('embedding_length'), fields.whole('attention.head_count')
+  head_dim = fields.whole('attention.key_length', max(width // heads, 1))
+  if fields.whole('rope.dimension_count', head_dim) != head_dim:
+    raise ValueError(f'{where}: partial rotary embeddings are not supported.')
+  eps = np.float32(fields.number('attention.layer_norm_rms_epsilon', high=1.0))
+  shape = {
+    'vocab_size': len(tokens),
+    'num_layers': fields.whole('block_count', high=MAX_LAYERS),
+    'embed_dim': width,
+    'num_heads': heads,
+    'num_kv_heads': fields.whole('attention.head_count_kv', heads),
+    'head_dim': head_dim,
+    'mlp_dim': fields.whole('feed_forward_length'),
+    'rope_theta': fields.number('rope.freq_base', 10_000.0, low=1.0),
+    'norm_eps': float(str(eps)),  # through text: 1e-05, not float32's 9.999999747378752e-06
+    'max_positions': fields.whole('context_length'),
+  }
+  try:
+    return ModelConfig(
+      family=family,
+      tie_embeddings=tied,
+      qkv_bias=family == 'qwen2',
+      qk_norm=family == 'qwen3',
+      **shape,
+    )
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error

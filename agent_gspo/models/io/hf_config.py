@@ -1,0 +1,148 @@
+"""Hugging Face's config.json <-> `ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
+from agent_gspo.models.io.fields import Fields, shown
+
+_ARCHITECTURES = {
+  'llama': 'LlamaForCausalLM',
+  'qwen2': 'Qwen2ForCausalLM',
+  'qwen3': 'Qwen3ForCausalLM',
+}
+# What a config.json may leave out, by transformers' own defaults.
+_MAX_POSITIONS = {'llama': 2048, 'qwen2': 32768, 'qwen3': 32768}
+_HEAD_DIM = {'qwen3': 128}
+
+
+def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelConfig:
+  """Architecture from the contents of a config.json (of transformers 4 or 5).
+
+  Args:
+    hf: the contents; a field that is null counts as absent.
+    where: name of the file, for messages.
+
+  Raises:
+    ValueError: the model type, or one of its options, is not supported; or a field that
+      has no default is missing, or has a value that it cannot have. The message names the
+      file, the field and its value.
+  """
+  fields = Fields(hf, where)
+  family = hf.get('model_type')
+  if not isinstance(family, str) or family not in _ARCHITECTURES:
+    raise ValueError(
+      f'{where}: model_type={shown(family)} is not supported, only {", ".join(_ARCHITECTURES)}.'
+    )
+  missing = [field for field in _REQUIRED if hf.get(field) is None]
+  if missing:
+    raise ValueError(f'{where} lacks {", ".join(missing)}.')
+  _refuse(fields, family)
+  theta, scaling = _rope(fields)
+  heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
+  shape = {
+    'vocab_size': fields.whole('vocab_size'),
+    'num_layers': fields.whole('num_hidden_layers', high=MAX_LAYERS),
+    'embed_dim': width,
+    'num_heads': heads,
+    'num_kv_heads': fields.whole('num_key_value_heads', heads),
+    'head_dim': fields.whole('head_dim', _HEAD_DIM.get(family, max(width // heads, 1))),
+    'mlp_dim': fields.whole('intermediate_size'),
+    'norm_eps': fields.number('rms_norm_eps', 1e-6, high=1.0),
+    'tie_embeddings': fields.flag('tie_word_embeddings', False),
+    'max_positions': fields.whole('max_position_embeddings', _MAX_POSITIONS[family]),
+  }
+  try:
+    return ModelConfig(
+      family=family,
+      rope_theta=theta,
+      rope_scaling=scaling,
+      qkv_bias=family == 'qwen2',
+      qk_norm=family == 'qwen3',
+      **shape,
+    )
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
+
+
+_REQUIRED = (
+  'vocab_size',
+  'num_hidden_layers',
+  'hidden_size',
+  'num_attention_heads',
+  'intermediate_size',
+)
+
+
+def _refuse(fields: Fields, family: str) -> None:
+  """Raises ValueError for options that would silently change the function computed."""
+  if fields.get('hidden_act', 'silu') != 'silu':
+    raise fields.wrong('hidden_act', '"silu"; nothing else is supported')
+  refused = ['quantization_config', 'attention_bias', 'mlp_bias', 'use_sliding_window']
+  for field in (*refused, *(['sliding_window'] if family == 'llama' else [])):
+    if fields.get(field, False):
+      raise fields.wrong(field, 'absent or false; it is not supported')
+  kinds = fields.get('layer_types', [])
+  if not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds):
+    raise fields.wrong('layer_types', 'a list of "full_attention"; nothing else is supported')
+
+
+def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+  """Base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other."""
+  section = 'rope_parameters' if fields.get('rope_parameters', {}) else 'rope_scaling'
+  rope = fields.section(section)
+  theta = fields.number('rope_theta', 10_000.0, low=1.0)
+  theta = rope.number('rope_theta', theta, low=1.0)
+  if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
+    raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
+  name = 'type' if rope.values.get('rope_type') is None else 'rope_type'  # old files, new ones
+  kind = rope.get(name, 'default')
+  if kind == 'default':
+    return theta, None
+  if kind != 'llama3':
+    raise rope.wrong(name, '"default" or "llama3"; nothing else is supported')
+  low, high = rope.number('low_freq_factor'), rope.number('high_freq_factor')
+  if low >= high:
+    raise rope.wrong('low_freq_factor', f'below high_freq_factor={high}')
+  return theta, RopeScaling(
+    factor=rope.number('factor'),
+    low_freq_factor=low,
+    high_freq_factor=high,
+    original_max_positions=rope.whole('original_max_position_embeddings'),
+  )
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+  """The contents of a config.json, in the form that transformers 4 and 5 both read."""
+  c = config
+  hf = {
+    'architectures': [_ARCHITECTURES[c.family]],
+    'model_type': c.family,
+    'vocab_size': c.vocab_size,
+    'num_hidden_layers': c.num_layers,
+    'hidden_size': c.embed_dim,
+    'num_attention_heads': c.num_heads,
+    'num_key_value_heads': c.num_kv_heads,
+    'head_dim': c.head_dim,
+    'intermediate_size': c.mlp_dim,
+    'hidden_act': 'silu',
+    'rope_theta': c.rope_theta,
+    'rms_norm_eps': c.norm_eps,
+    'tie_word_embeddings': c.tie_embeddings,
+    'attention_bias': False,  # Qwen2's biases are implied by its model_type
+    'max_position_embeddings': c.max_positions,
+    'torch_dtype': 'float32',
+  }
+  if c.family != 'llama':
+    hf['use_sliding_window'] = False
+  if c.rope_scaling is not None:
+    hf['rope_scaling'] = {
+      'rope_type': 'llama3',
+      'factor': c.rope_scaling.factor,
+      'low_freq_factor': c.rope_scaling.low_freq_factor,
+      'high_freq_factor': c.rope_scaling.high_freq_factor,
+      'original_max_position_embeddings': c.rope_scaling.original_max_positions,
+    }
+  return hf

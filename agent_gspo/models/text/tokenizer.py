@@ -1,0 +1,291 @@
+"""Text <-> token ids, without torch or transformers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from agent_gspo.models.io.fields import Fields, is_text, read_object
+from agent_gspo.models.text import chat, tokenizer_backends
+
+_SPECIAL = ('bos_token', 'eos_token', 'pad_token')
+WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
+"""What a word-level vocabulary has besides its words and the newline."""
+
+
+class Tokenizer:
+  """A vocabulary with its special tokens and chat template.
+
+  Attributes:
+    backend: the `tokenizers.Tokenizer` that does the work.
+    eos_id: ends a message.
+    bos_id: begins a text, or None. Nothing here adds it: templates write it out.
+    pad_id: fills rows; may be `eos_id`, so it says nothing about what is padding.
+    vocab_size: largest id + 1.
+    is_word_level: whether a token is a word, and other words cannot be encoded.
+    chat_template: jinja2 source, or None.
+  """
+
+  def __init__(
+    self,
+    backend: tokenizers.Tokenizer,
+    eos_token: str,
+    bos_token: str | None = None,
+    pad_token: str | None = None,
+    chat_template: str | None = None,
+  ):
+    """Raises ValueError if a special token is not in the vocabulary."""
+    self.backend = backend
+    self.chat_template = chat_template
+    self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or eos_token), strict=True))
+    ids = {}
+    for name, token in self._names.items():
+      ids[name] = None if token is None else backend.token_to_id(token)
+      if token is not None and ids[name] is None:
+        raise ValueError(f'{name}={token!r} is not in the vocabulary of the tokenizer.')
+    self.bos_id, self.eos_id, self.pad_id = (ids[name] for name in _SPECIAL)
+    # Its vocabulary has no token for what it does not know, as that of a pretrained one has.
+    self.is_word_level = isinstance(backend.model, tokenizers.models.WordPiece) and (
+      backend.token_to_id(backend.model.unk_token) is None
+    )
+    self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+
+  @classmethod
+  def from_folder(cls, path: str | os.PathLike[str]) -> Tokenizer:
+    """Reads a Hugging Face folder: tokenizer.json and the small files beside it.
+
+    Raises:
+      FileNotFoundError: there is no tokenizer.json.
+      ValueError: no file names the token that ends a message.
+    """
+    folder = pathlib.Path(path)
+    file = folder / 'tokenizer.json'
+    if not file.is_file():
+      raise FileNotFoundError(
+        f'{file}: no such file. Save a fast tokenizer there '
+        '(`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
+      )
+    backend = tokenizer_backends.from_file(file)
+    config = _fields(folder / 'tokenizer_config.json')
+    sources = [config, _fields(folder / 'special_tokens_map.json')]
+    numbers = [_fields(folder / name) for name in ('generation_config.json', 'config.json')]
+    names = {}
+    for name in _SPECIAL:
+      candidates = [_special(fields, name) for fields in sources]
+      candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
+      names[name] = next((token for token in candidates if token is not None), None)
+    if names['eos_token'] is None:
+      raise ValueError(
+        f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
+        'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
+      )
+    return _named(folder, lambda: cls(backend, chat_template=_template(folder, config), **names))
+
+  @classmethod
+  def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
+    """Reads the metadata of a GGUF file (`gguf.load_gguf(...).metadata`).
+
+    Args:
+      metadata: key -> value.
+      where: name of the file, for messages.
+
+    Raises:
+      ValueError: not byte-level BPE with a known word splitting, damaged, or no EOS token.
+    """
+    backend = tokenizer_backends.bpe_from_gguf(metadata, where)
+    fields, tokens = Fields(metadata, where), metadata['tokenizer.ggml.tokens']
+    names = {}
+    for ours, theirs in zip(_SPECIAL, ('bos', 'eos', 'padding'), strict=True):
+      field = f'tokenizer.ggml.{theirs}_token_id'
+      if metadata.get(field) is not None or ours == 'eos_token':
+        names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
+    template = _text(fields, 'tokenizer.chat_template')
+    return _named(where, lambda: cls(backend, chat_template=template, **names))
+
+  def encode(self, text: str, special: bool = True) -> list[int]:
+    """Token ids of a text; BOS and EOS only where the text spells them out.
+
+    Args:
+      text: any string.
+      special: special tokens spelled out in the text become their ids. False makes
+        them ordinary text (for text from strangers), all but those that the model's
+        own files call user-defined.
+
+    Raises:
+      ValueError: a word-level tokenizer does not know a word; the message names it. Or the text
+        is none: it holds half a surrogate pair.
+    """
+    backend = self.backend if special else self._plain_backend
+    if unknown := self.unknown_words(text, special):
+      raise ValueError(
+        f'unknown word {unknown[0]!r} ({len(unknown)} in this text): the word-level vocabulary '
+        f'has {self.vocab_size} tokens. Add it to the list of words.'
+      )
+    try:
+      return backend.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # the library raises nothing narrower
+      raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
+
+  def unknown_words(self, text: str, special: bool = True) -> list[str]:
+    """Words of a text that a word-level tokenizer cannot encode; none for other tokenizers."""
+    if not self.is_word_level:
+      return []
+    if special:
+      for name in self._names.values():
+        text = text.replace(name, ' ') if name else text
+    return [word for word in text.split() if not self._knows(word)]
+
+  def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+    """Text of token ids, special tokens spelled out unless `skip_special`."""
+    return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+  def render_chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = False,
+    **variables: Any,
+  ) -> str:
+    """Text of a conversation in the model's own chat format (see `chat.render`).
+
+    Raises:
+      ValueError: there is no chat template, or it refuses these messages.
+    """
+    template, names = self._chat()
+    return chat.render(template, messages, add_generation_prompt, **{**names, **variables})
+
+  def check_chat(self, *, system: bool) -> None:
+    """Whether the chat template can be used by agents (see `chat.check`).
+
+    Raises:
+      ValueError: there is no chat template, or it is broken.
+    """
+    template, names = self._chat()
+    chat.check(template, system=system, **names)
+
+  def _chat(self) -> tuple[str, dict[str, str]]:
+    """The chat template, and the special tokens by the names that it has for them."""
+    if self.chat_template is None:
+      raise ValueError(
+        'this tokenizer has no chat template: use a role with a plain prompt, or an "-Instruct" '
+        'model, or set `tokenizer.chat_template`.'
+      )
+    names = {name: token for name, token in self._names.items() if token is not None}
+    return self.chat_template, names
+
+  @functools.cached_property
+  def fingerprint(self) -> str:
+    """SHA-256 (hex) of vocabulary and merges: equal iff ids mean the same text."""
+    model = json.loads(self.backend.to_str())['model']
+    # Merges are "a b" or ["a", "b"], by version of the file.
+    merges = [m if isinstance(m, str) else ' '.join(m) for m in model.get('merges', [])]
+    vocab = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps([vocab, merges]).encode()).hexdigest()
+
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, for `from_folder` and transformers."""
+    folder = pathlib.Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    self.backend.save(str(folder / 'tokenizer.json'))
+    config = {
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      'clean_up_tokenization_spaces': False,
+      **self._names,
+    }
+    if self.chat_template is not None:
+      config['chat_template'] = self.chat_template
+    text = json.dumps(config, indent=2, ensure_ascii=False) + '\n'
+    (folder / 'tokenizer_config.json').write_text(text, encoding='utf-8')
+
+  @functools.cached_property
+  def _plain_backend(self) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+    backend.encode_special_tokens = True
+    return backend
+
+  @functools.cached_property
+  def _knows(self) -> Callable[[str], bool]:
+    @functools.lru_cache(maxsize=65536)
+    def knows(word: str) -> bool:
+      try:
+        return bool(self._plain_backend.encode(word, add_special_tokens=False).ids)
+      except Exception:
+        return False
+
+    return knows
+
+
+def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokenizer:
+  """A tokenizer of whole words, for models trained from scratch.
+
+  Ids: `<pad>` 0, `<eos>` 1, newline 2, then `words` in their order. Text is split at
+  whitespace; without pieces `encode(decode(ids)) == ids` for all ids.
+
+  Args:
+    words: the vocabulary, without whitespace and without doubles; those that begin with '##' are
+      pieces that continue a word (see `tokenizer_backends.word_level`).
+    chat_template: jinja2 source; every word in it must be in `words`.
+
+  Raises:
+    ValueError: a word contains whitespace or occurs twice.
+  """
+  backend = tokenizer_backends.word_level(words, special=WORD_LEVEL_SPECIAL)
+  return Tokenizer(backend, eos_token='<eos>', pad_token='<pad>', chat_template=chat_template)
+
+
+def _fields(file: pathlib.Path) -> Fields:
+  """The fields of a JSON file, none if there is no such file."""
+  return Fields(read_object(file) if file.is_file() else {}, str(file))
+
+
+def _text(fields: Fields, field: str) -> str | None:
+  value = fields.values.get(field)
+  if value is not None and not is_text(value):
+    raise fields.wrong(field, 'a text')
+  return value
+
+
+def _special(fields: Fields, name: str) -> str | None:
+  """A special token is a string or `{"content": ...}`, by age of the file."""
+  if isinstance(fields.values.get(name), Mapping):
+    return _text(fields.section(name), 'content')
+  return _text(fields, name)
+
+
+def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> str | None:
+  """The token of an id, or of the first of several; -1 is none in old files."""
+  value = fields.values.get(field)
+  if isinstance(value, list) and value:
+    value = value[0]
+  if value is None or value == -1:
+    return None
+  return backend.id_to_token(Fields({field: value}, fields.where).whole(field, low=0))
+
+
+def _template(folder: pathlib.Path, config: Fields) -> str | None:
+  file = folder / 'chat_template.jinja'
+  if file.is_file():
+    try:
+      return file.read_text(encoding='utf-8')
+    except UnicodeDecodeError as error:
+      raise ValueError(f'{file}: not UTF-8 text ({error}).') from error
+  if not isinstance(several := config.values.get('chat_template'), list):
+    return _text(config, 'chat_template')
+  if not all(isinstance(entry, Mapping) for entry in several):
+    raise config.wrong('chat_template', 'a text, or a list of {"name": ..., "template": ...}')
+  named = {str(entry.get('name')): entry.get('template') for entry in several}
+  return _text(Fields(named, config.where, 'chat_template.'), 'default')
+
+
+def _named(where: object, make: Callable[[], Tokenizer]) -> Tokenizer:
+  """A tokenizer, or the error that it raises with the name of its file."""
+  try:
+    return make()
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error

@@ -1,0 +1,194 @@
+"""Builders of `tokenizers.Tokenizer` objects: from files, byte-level BPE from GGUF, word level."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from agent_gspo.models.io.fields import Fields, read_object, shown
+
+_T = TypeVar('_T')
+
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # of ggml's token types, which are 0 to 6
+PIECE = '##'  # begins a token that continues a word
+
+# Both split text into words before BPE; they differ in how many digits a piece may have.
+_QWEN2 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+_LLAMA3 = _QWEN2.replace(r'\p{N}|', r'\p{N}{1,3}|')
+_PRE = ('smollm', 'qwen2', 'llama-bpe')
+
+
+def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
+  if pre == 'smollm':
+    return pre_tokenizers.Sequence(
+      [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+  pattern = tokenizers.Regex(_QWEN2 if pre == 'qwen2' else _LLAMA3)
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(pattern, behavior='isolated'),
+      pre_tokenizers.ByteLevel(False, use_regex=False),
+    ]
+  )
+
+
+def from_file(file: pathlib.Path) -> tokenizers.Tokenizer:
+  """The tokenizer in a tokenizer.json.
+
+  Raises:
+    OSError: it cannot be read.
+    ValueError: it is damaged, or of a kind that the library does not know.
+  """
+  model = Fields(read_object(file), str(file)).section('model')
+  if isinstance(vocab := model.values.get('vocab'), Mapping):
+    _check_merges(vocab, model, 'merges', model.values.get('continuing_subword_prefix'))
+  return _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
+
+
+def bpe_from_gguf(
+  metadata: Mapping[str, Any], where: str = 'the GGUF metadata'
+) -> tokenizers.Tokenizer:
+  """Byte-level BPE with the vocabulary, merges and special tokens of a GGUF file.
+
+  Args:
+    metadata: the file's, key -> value; reads `tokenizer.ggml.*`.
+    where: name of the file, for messages.
+
+  Raises:
+    ValueError: the tokenizer is not byte-level BPE, splits words in an unknown way, or is damaged.
+  """
+  prefix = 'tokenizer.ggml.'
+  own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+  fields = Fields(own, where, prefix)
+  kind, pre = own.get('model'), own.get('pre')
+  if kind != 'gpt2':
+    raise ValueError(
+      f'{where}: {prefix}model={shown(kind)}: only byte-level BPE ("gpt2") is read from GGUF. '
+      'Load the same model as hf:<folder>.'
+    )
+  if pre not in _PRE:
+    raise ValueError(
+      f'{where}: {prefix}pre={shown(pre)} is not supported, only {", ".join(_PRE)}. '
+      'Load the same model as hf:<folder>.'
+    )
+  tokens, types = _texts(fields, 'tokens'), fields.get('token_type')
+  if not isinstance(types, list) or len(types) != len(tokens) or set(types) - set(range(7)):
+    raise fields.wrong('token_type', f'a list of {len(tokens)} types (0 to 6), one for each token')
+  # Unused tokens only fill the embedding up to a round number of rows.
+  used = [(t, i) for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED]
+  vocab = dict(used)
+  if len(vocab) < len(used):
+    twice = next(t for t, i in used if vocab[t] != i)
+    raise ValueError(f'{where}: {prefix}tokens holds {shown(twice)} twice; the file is damaged.')
+  merges = [tuple(merge.split(' ')) for merge in _texts(fields, 'merges')]
+  _check_merges(vocab, fields, 'merges')
+  backend = _guarded(
+    lambda: tokenizers.Tokenizer(
+      models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
+    ),
+    where,
+  )
+  if pre == 'qwen2':
+    backend.normalizer = normalizers.NFC()
+  backend.pre_tokenizer = _pre_tokenizer(pre)
+  backend.decoder = decoders.ByteLevel()
+  added = [
+    tokenizers.AddedToken(t, special=kind == _CONTROL, normalized=False)
+    for t, kind in zip(tokens, types, strict=True)
+    if kind in (_CONTROL, _USER_DEFINED)
+  ]
+  backend.add_tokens(added)
+  return backend
+
+
+def _texts(fields: Fields, field: str) -> list[str]:
+  """A list of texts that is not empty."""
+  found = fields.get(field)
+  if not isinstance(found, list) or not found or not all(isinstance(t, str) for t in found):
+    raise fields.wrong(field, 'a list of texts')
+  return found
+
+
+def _check_merges(
+  vocab: Mapping[str, Any], fields: Fields, field: str, prefix: str | None = None
+) -> None:
+  """Whether each merge joins two tokens to a third: at some that do not the library panics.
+
+  Args:
+    vocab: token -> id.
+    fields: that hold the merges, "a b" or ["a", "b"] each.
+    field: which one.
+    prefix: what the second of two tokens loses when they are joined.
+
+  Raises:
+    ValueError: one does not; names it.
+  """
+  merges = fields.get(field, [])
+  if not isinstance(merges, list):
+    raise fields.wrong(field, 'a list')
+  cut = len(prefix) if isinstance(prefix, str) else 0
+  for merge in merges:
+    pair = merge.split(' ') if isinstance(merge, str) else merge
+    fits = isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
+    if not fits or any(t not in vocab for t in (*pair, pair[0] + pair[1][cut:])):
+      raise ValueError(
+        f'{fields.where}: {fields.prefix}{field} holds {shown(merge)}, which does not join two '
+        'tokens of the vocabulary to a third; the file is damaged.'
+      )
+
+
+def _guarded(make: Callable[[], _T], where: str) -> _T:
+  """What the library makes. Its errors are bare exceptions, and panics not even these."""
+  try:
+    return make()
+  except BaseException as error:
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+      raise
+    raise ValueError(
+      f'{where}: the tokenizer is damaged or of an unknown kind ({error}).'
+    ) from None
+
+
+def word_level(words: Sequence[str], special: Sequence[str]) -> tokenizers.Tokenizer:
+  """One token a word; ids are `special`, then the newline, then `words` in their order.
+
+  Entries that begin with '##' are pieces: a word that is no entry is split into the longest entry
+  that it begins with and the longest pieces that go on ('Mara' is 'Ma' and '##ra').
+  Text is split at whitespace, of which only the newline is a token. Decoding puts one
+  space between words and none beside a newline.
+
+  Raises:
+    ValueError: a word is empty, contains whitespace or occurs twice.
+  """
+  bad = [word for word in words if not word or word.split() != [word]]
+  if bad:
+    raise ValueError(f'words must be non-empty and without whitespace, not {bad[:5]}.')
+  vocab = {token: i for i, token in enumerate([*special, '\n', *words])}
+  if len(vocab) != len(special) + 1 + len(words):
+    raise ValueError(f'words must differ from each other and from {", ".join(special)}.')
+  backend = tokenizers.Tokenizer(models.WordPiece(vocab, continuing_subword_prefix=PIECE))
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split('\n', behavior='isolated'),
+      pre_tokenizers.Split(tokenizers.Regex(r'[^\S\n]+'), behavior='removed'),
+    ]
+  )
+  backend.decoder = decoders.Sequence(
+    [
+      decoders.WordPiece(prefix=PIECE, cleanup=False),
+      decoders.Fuse(),
+      decoders.Replace(' \n', '\n'),
+      decoders.Replace('\n ', '\n'),
+    ]
+  )
+  backend.add_special_tokens(
+    [tokenizers.AddedToken(token, special=True, normalized=False) for token in special]
+  )
+  return backend

@@ -1,0 +1,107 @@
+"""Messages with advantages -> micro-batches of tree rows of one static shape."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from agent_gspo.packing import prefix_tree
+from agent_gspo.types import Message, TrainBatch
+
+
+def pack_messages(
+  messages: Sequence[Message],
+  advantages: np.ndarray,
+  *,
+  row_tokens: int,
+  rows: int,
+  adapters: Sequence[int] | None = None,
+  trained: Collection[int] | None = None,
+) -> list[TrainBatch]:
+  """Packs messages into micro-batches of `rows` rows of `row_tokens` columns.
+
+  Contexts that messages share stand once a row: the prompt of a group, the few-shot
+  examples of a role, the earlier turns of a conversation. Agents with adapters of their own
+  share none with each other: the same tokens have other hidden states there.
+
+  Args:
+    messages: those with at least one sampled token are packed.
+    advantages: float `[M]`.
+    row_tokens: columns `T`; also the loss tokens `L` and message slots `S` of a row.
+    rows: rows `R` of a micro-batch; the last one is filled up with empty rows.
+    adapters: the adapter of each agent, -1 for none; by default all have the one that there is.
+    trained: agents whose messages are packed, by default all. Those of a frozen agent
+      would cost time and move nothing.
+  """
+  packed = lambda agent: trained is None or agent in trained
+  sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
+  if not sampled:
+    return []
+  # The last token is predicted, never read.
+  inputs = [messages[m].path[:-1] for m in sampled]
+  tree = prefix_tree.pack(
+    inputs,
+    row_tokens,
+    loads=[len(messages[m].token_ids) for m in sampled],
+    max_load=row_tokens,
+    keys=[adapters[messages[m].agent] for m in sampled] if adapters is not None else None,
+  )
+  total = -(-len(tree.tokens) // rows) * rows
+  shape = (total, row_tokens)
+  batch = {
+    'tokens': _pad_rows(tree.tokens, total),
+    'positions': _pad_rows(tree.positions, total),
+    'subtree_end': _pad_rows(tree.subtree_end, total),
+    'loss_source': np.zeros(shape, np.int32),
+    'loss_target': np.zeros(shape, np.int32),
+    'loss_message': np.zeros(shape, np.int32),
+    'loss_mask': np.zeros(shape, np.float32),
+    'sampler_logprobs': np.zeros(shape, np.float32),
+    'old_logprobs': np.zeros(shape, np.float32),
+    'message': np.zeros(shape, np.int32),
+    'advantages': np.zeros(shape, np.float32),
+    'message_mask': np.zeros(shape, np.float32),
+  }
+  loss_used = np.zeros(total, int)
+  slots_used = np.zeros(total, int)
+  for m, row, columns in zip(sampled, tree.row, tree.columns, strict=True):
+    message = messages[m]
+    count = len(message.token_ids)
+    span = slice(loss_used[row], loss_used[row] + count)
+    slot = slots_used[row]
+    batch['loss_source'][row, span] = columns[-count:]
+    batch['loss_target'][row, span] = message.token_ids
+    batch['loss_message'][row, span] = slot
+    batch['loss_mask'][row, span] = 1.0
+    batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = message.logprobs
+    batch['message'][row, slot] = m
+    batch['advantages'][row, slot] = advantages[m]
+    batch['message_mask'][row, slot] = 1.0
+    loss_used[row] += count
+    slots_used[row] += 1
+  if adapters is not None:
+    batch['adapters'] = _pad_rows(tree.keys, total)
+  return [
+    TrainBatch(**{'adapters': None, **{k: array[i : i + rows] for k, array in batch.items()}})
+    for i in range(0, total, rows)
+  ]
+
+
+def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
+  """Repeats the last row; without loss tokens, so what it holds does not matter."""
+  return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
+def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:
+  """Values `[M]` of the messages that were packed, float32 `[R, S]`; 0 in empty slots."""
+  return np.where(batch.message_mask > 0, np.asarray(values)[batch.message], 0).astype(np.float32)
+
+
+def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:
+  """How much the tree saved: positions computed, and with one row a message."""
+  computed = sum(b.tokens.size for b in micro_batches)
+  return {
+    'packing/positions': float(computed),
+    'packing/unshared_positions': float(sum(max(len(m.path) - 1, 0) for m in messages)),
+  }

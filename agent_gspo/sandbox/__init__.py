@@ -1,0 +1,156 @@
+"""Runs model-written Python in a process of its own that can do next to nothing.
+
+Each program is one process (`sandbox_child`) which locks itself in before it runs:
+
+- seccomp: a list of allowed system calls. No socket, process, thread, program or signal
+  can be made, so the one process is all there is to kill.
+- Landlock: files are written in a scratch folder only, and read there, in the folders of
+  Python's standard library and in the system's libraries; not in the home folder or /proc.
+  No file there loses its name, so that their sizes are all the disk that a program takes up.
+- resource limits on processor time, memory, file size and open files; here, limits on
+  wall time, idle time, output and the size of the scratch folder.
+- no capabilities and no new privileges (root becomes powerless), an empty environment,
+  no inherited files, and an end with its parent.
+
+No root is needed. A layer that the kernel does not have is an error, never skipped.
+
+What remains: a program sees whether a path exists and the metadata of files (`stat`), the
+time and the machine's name; it can use its share of processor, memory and disk up to
+the limits, of the disk also what it writes in the 0.1 s between two looks; a hole in the
+kernel's allowed calls is a hole here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+from collections.abc import Iterator, Sequence
+
+from agent_gspo.sandbox.process import Limits, SandboxUnavailableError, start, watch
+
+__all__ = [
+  'DEFAULT_LIMITS',
+  'Limits',
+  'Outcome',
+  'SandboxUnavailableError',
+  'mechanisms',
+  'run',
+  'run_tests',
+]
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """How a program ended.
+
+  Attributes:
+    returncode: its exit status; minus the signal that killed it.
+    stopped: the limit that ended it ('wall time', 'idle', 'output', 'files', 'cpu time'), or ''.
+    stdout: what it printed, up to the limit.
+    stderr: the same of its standard error, and of its peer's.
+  """
+
+  returncode: int
+  stopped: str
+  stdout: str
+  stderr: str
+
+  @property
+  def ok(self) -> bool:
+    """Whether it came to its end without an error."""
+    return self.returncode == 0 and not self.stopped
+
+
+def run(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
+  """Runs a program.
+
+  That it exits with 0 proves nothing about what it did: see `run_tests`.
+
+  Raises:
+    SandboxUnavailableError: if this machine lacks a layer of protection.
+  """
+  return _run([program], limits)
+
+
+def run_tests(
+  solution: str, name: str, tests: str, *, setup: str = '', limits: Limits = DEFAULT_LIMITS
+) -> Outcome:
+  """Runs tests against a function of a program that cannot see them.
+
+  Solution and tests are two sandboxed processes; arguments and results travel between
+  them as plain data. The outcome is that of the tests, whose exit status no trick of the
+  solution reaches: it passes only by giving the right results.
+
+  Args:
+    solution: a program that defines the function `name`.
+    name: the function.
+    tests: a program that calls `name` and raises if a result is wrong.
+    setup: a program that runs before the tests, in their process.
+    limits: of each of the two.
+
+  Raises:
+    SandboxUnavailableError: if this machine lacks a layer of protection.
+  """
+  calls = pathlib.Path(__file__).with_name('calls.py').read_text(encoding='utf-8')
+  return _run(
+    [
+      f'{calls}\nexamine({setup!r}, {tests!r}, {name!r}, PEER)\n',
+      f'{calls}\nserve({solution!r}, {name!r}, PEER)\n',
+    ],
+    limits,
+  )
+
+
+@functools.cache
+def mechanisms() -> dict[str, str]:
+  """The layers of protection in use on this machine, with details.
+
+  Raises:
+    SandboxUnavailableError: if one is missing; says which, and what to do.
+  """
+  with start('', DEFAULT_LIMITS) as process:
+    if watch([process], DEFAULT_LIMITS):
+      raise SandboxUnavailableError('this machine is too busy to start a process; try again')
+    return process.layers()
+
+
+def _run(programs: Sequence[str], limits: Limits) -> Outcome:
+  """Runs one program, or two that hear each other; the outcome is the first one's."""
+  with contextlib.ExitStack() as stack:
+    with _peers(len(programs)) as peers:
+      processes = [
+        stack.enter_context(start(program, limits, peer))
+        for program, peer in zip(programs, peers, strict=True)
+      ]
+    stopped = watch(processes, limits)
+    for process in processes:
+      process.layers()  # Raises if it was not locked in.
+    returncode = processes[0].popen.returncode
+    if not stopped and returncode == -signal.SIGXCPU:
+      stopped = 'cpu time'
+    return Outcome(
+      returncode=returncode,
+      stopped=stopped,
+      stdout=processes[0].stdout().decode(errors='replace'),
+      stderr=b''.join(process.stderr() for process in processes).decode(errors='replace'),
+    )
+
+
+@contextlib.contextmanager
+def _peers(count: int) -> Iterator[list[tuple[int, int]]]:
+  """Ends of two pipes that lead from each of two programs to the other; none for one."""
+  if count == 1:
+    yield [(-1, -1)]
+    return
+  (read_a, write_b), (read_b, write_a) = os.pipe(), os.pipe()
+  try:
+    yield [(read_a, write_a), (read_b, write_b)]
+  finally:  # Open here, they would keep one program waiting for another that has ended.
+    for end in (read_a, write_a, read_b, write_b):
+      os.close(end)

@@ -1,0 +1,103 @@
+"""MATH and its 500-problem test set: an expression as the answer."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.data.cuts import bucket
+from agent_gspo.tasks.grading import answer_marks, graders
+from agent_gspo.types import Question
+
+_TRAIN = sources.Source(
+  path='math/data/MATH/train.json',
+  repository='TsinghuaC3I/MARTI',
+  commit='a2fe2c7',
+  remote_path='data/MATH/train.json',
+  sha256='5a6ad0797d888927999b4085ed34c9567df978b2a762fdc2e630248a58447206',
+)
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  return [json.loads(line) for line in path.read_text(encoding='utf-8').rstrip('\n').split('\n')]
+
+
+def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Splits:
+  """The training file cut in two, without two empty answers and a record that is twice there."""
+  splits: Splits = {split: [] for split in base.SPLITS}
+  records = {record['id']: record for record in json.loads(path.read_text(encoding='utf-8'))}
+  for record in records.values():
+    if record['id'].startswith(folders) and record['answer'].strip():
+      text = record['prompt'].strip()
+      split = 'validation' if bucket(text) < 5 else 'train'
+      name = record['id'].removesuffix('.json')
+      splits[split].append(Question(id=f'math-{name}', text=text, answer=record['answer'].strip()))
+  return splits
+
+
+class Math500(OfficialTask):
+  """The 500 MATH problems of "Let's Verify Step by Step" (arXiv 2305.20050).
+
+  test: the official 500. train and validation: the 8,887 level 3 to 5 problems of the
+  12,000 that are not among them; hash buckets 0-4 of 100 are the validation split. A
+  policy trained here has seen 3,300 of the problems that the task `math` tests on.
+  """
+
+  name = 'math500'
+  GRADERS = graders.MATHS
+  SOURCES = (
+    _TRAIN,
+    sources.Source(
+      path='math500/prm800k/math_splits/test.jsonl',
+      # openai/prm800k keeps it in Git LFS; this copy has the hash that is noted there.
+      repository='ZubinGou/math-evaluation-harness',
+      commit='dcfa46a2e476a71dc46c957822808435d4e2c3cc',
+      remote_path='data/math_oai/test.jsonl',
+      sha256='35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132',
+    ),
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits = _held_in(paths[0], ('train/', 'test/'))
+    for record in _lines(paths[1]):
+      name = record['unique_id'].removesuffix('.json')
+      splits['test'].append(
+        Question(id=f'math-{name}', text=record['problem'].strip(), answer=record['answer'].strip())
+      )
+    return splits
+
+
+class Math(OfficialTask):
+  """Competition mathematics (Hendrycks et al. 2021, arXiv 2103.03874).
+
+  test: the official 5,000. train and validation: the 5,585 level 3 to 5 problems of the
+  official training set; hash buckets 0-4 of 100 are the validation split.
+  """
+
+  name = 'math'
+  GRADERS = graders.MATHS
+  SOURCES = (
+    _TRAIN,
+    sources.Source(
+      path='math/data/math/test.jsonl',
+      repository='ZubinGou/math-evaluation-harness',
+      commit='dcfa46a2e476a71dc46c957822808435d4e2c3cc',
+      remote_path='data/math/test.jsonl',
+      sha256='3371949f33dd702d04b43fddd7d53a028de0aaca0e76abb1b875a050297b3aa4',
+    ),
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits = _held_in(paths[0], ('train/',))
+    for record in _lines(paths[1]):
+      gold = next(answer_marks.boxed(record['solution'])).strip()
+      splits['test'].append(
+        Question(id=f'math-{record["idx"]}', text=record['problem'].strip(), answer=gold)
+      )
+    return splits

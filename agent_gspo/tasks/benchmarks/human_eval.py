@@ -1,0 +1,198 @@
+"""HumanEval: functions to be written, graded by running their tests (arXiv 2107.03374)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gzip
+import hashlib
+import json
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+
+from agent_gspo import sandbox
+from agent_gspo.tasks import base
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.grading import legacy_graders
+from agent_gspo.types import Question
+
+_REPOSITORY = {'repository': 'openai/human-eval', 'commit': '6d43fb9'}
+_PLAIN = sources.Source(
+  path='humaneval/data/HumanEval.jsonl',
+  remote_path='data/HumanEval.jsonl',
+  sha256='1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2',
+  **_REPOSITORY,
+)
+_PACKED = sources.Source(  # The repository has the file in this form only.
+  path='humaneval/data/HumanEval.jsonl.gz',
+  remote_path='data/HumanEval.jsonl.gz',
+  sha256='b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef',
+  **_REPOSITORY,
+)
+
+_FENCE = re.compile(r'^[^\n`~]*(```+|~~~+)[^\n`]*\n(.*?)(?:^ *\1|\Z)', re.DOTALL | re.MULTILINE)
+_NAME = r'[A-Za-z_][\w.]*(?: as \w+)?'
+_STATEMENT = re.compile(
+  rf'(?:from [\w.]+ import .+|import {_NAME}(?:, ?{_NAME})*'
+  r'|(?:async )?def \w+ ?\(.*|class \w+.*:|@\w.*)\s*'
+)
+_CONTINUED = re.compile(r'\s|$|#|[)\]}]|[A-Za-z_]\w* ?(?::[^=]*)?[-+*/|]?=(?!=)|if __name__\b')
+_FUTURE = re.compile(r'^from __future__ import .*\n?', re.MULTILINE)
+
+
+class HumanEval(base.Task):
+  """164 functions with their tests; all of them are the test split.
+
+  A question is the official prompt: signature and docstring of the function, sometimes
+  with imports and helpers before it. Its answer is the official solution, the body of
+  the function. An answer is right if all official tests pass in the sandbox (pass@1).
+  """
+
+  name = 'human_eval'
+  GRADERS = ('strict', 'legacy')
+
+  def __init__(
+    self,
+    *,
+    grader: str = 'strict',
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    base_url: str = sources.BASE_URL,
+    cpu_seconds: int = 5,
+    wall_seconds: float = 30.0,
+    workers: int | None = None,
+  ):
+    """Reads (or downloads) the official file.
+
+    Args:
+      grader: 'strict', or 'legacy' for the program that AgentPrune and AgentDropout make of
+        an answer (see `legacy_graders.program`). Either runs in the sandbox, under the same
+        limits, on the official prompts and tests; theirs are 161 reworded ones.
+      data_dir: folder with the official file, plain or packed; default
+        $AGENT_GSPO_DATA_DIR.
+      cache_dir: where a download goes; default $AGENT_GSPO_CACHE, then
+        `~/.cache/agent_gspo`.
+      base_url: address of the file server that holds '<repository>/<commit>/<path>'.
+      cpu_seconds: processor time of a solution. The official harness gives it 3 seconds
+        of wall time, which on a busy machine fails right answers.
+      wall_seconds: time of a solution and its tests. One that only sleeps is stopped after
+        `sandbox.Limits.idle_seconds`.
+      workers: answers that `score_all` grades at a time; default one a processor.
+
+    Raises:
+      FileNotFoundError: if the file cannot be had.
+      ValueError: if the file is not the official one, or the grader is unknown.
+      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; said
+        here, since an answer may be hours away.
+    """
+    if grader not in self.GRADERS:
+      raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
+    self._legacy = grader == 'legacy'
+    self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
+    self._workers = workers or len(os.sched_getaffinity(0))
+    sandbox.mechanisms()
+    text = _official_text(data_dir, cache_dir, base_url)
+    records = [json.loads(line) for line in text.rstrip('\n').split('\n')]
+    self._records = {record['task_id']: record for record in records}
+    self._questions = tuple(
+      Question(id=record['task_id'], text=record['prompt'], answer=record['canonical_solution'])
+      for record in records
+    )
+
+  def _split(self, split: str) -> Sequence[Question]:
+    return self._questions if split == 'test' else ()
+
+  def _empty_remedy(self, split: str) -> str:
+    return f'HumanEval has tests only; use split=test, and another task for {split}'
+
+  def canonical(self, answer_text: str) -> str | None:
+    """The code in the answer, without blank lines; equal programs may differ in it."""
+    code = legacy_graders.program(answer_text) if self._legacy else extract_code(answer_text)
+    return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """1 if the code in the answer passes all official tests, else 0."""
+    record = self._records[question.id]
+    name = record['entry_point']
+    program = self._program(record['prompt'], answer_text, name)
+    if program is None:
+      return 0.0
+    outcome = sandbox.run_tests(
+      program,
+      name,
+      f'{record["test"]}\ncheck({name})\n',
+      setup=record['prompt'],  # Some tests call a helper that the prompt defines.
+      limits=self._limits,
+    )
+    return float(outcome.ok)
+
+  def _program(self, prompt: str, answer_text: str, name: str) -> str | None:
+    """What is run for an answer, None if there is no code in it."""
+    if self._legacy:
+      return legacy_graders.program(answer_text)
+    code = extract_code(answer_text)
+    return None if code is None else complete_program(prompt, code, name)
+
+  def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
+    """`score` of each question and answer, several at a time; the order is kept."""
+    with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+      graded = [
+        pool.submit(self.score, *pair) for pair in zip(questions, answer_texts, strict=True)
+      ]
+      return [future.result() for future in graded]
+
+
+def extract_code(message: str) -> str | None:
+  """The code in a model's message, None if there is none.
+
+  Fenced blocks come first: the last one that defines a function, else the first one. A
+  block that is not closed goes to the end of the message. Without fences: from the
+  first line that begins a definition or an import to the first later line at the
+  margin that is prose. A message that begins with an indented line is the continuation
+  of the prompt, up to its first line at the margin.
+  """
+  blocks = [textwrap.dedent(block) for _, block in _FENCE.findall(message)]
+  blocks = [block for block in blocks if block.strip()]
+  if blocks:
+    defining = [block for block in blocks if re.search(r'^(?:async )?def ', block, re.MULTILINE)]
+    return (defining[-1:] or blocks[:1])[0].strip('\n')
+  lines = re.sub(r'\A(?:\s*\n)+', '', message).split('\n')  # Without blank lines at first.
+  if lines[0][:1].isspace() and lines[0].strip():
+    return _upto(lines, re.compile(r'\s|$'))
+  for start, line in enumerate(lines):
+    if _STATEMENT.fullmatch(line):
+      return _upto(lines[start:], re.compile(f'{_STATEMENT.pattern}|{_CONTINUED.pattern}'))
+  return None
+
+
+def complete_program(prompt: str, code: str, name: str) -> str:
+  """A program that defines the function `name`: the prompt and the code of an answer.
+
+  The code may state the function again, with or without the imports and helpers of the
+  prompt, or be only its body, indented or not.
+  """
+  if re.search(rf'^(?:async )?def {re.escape(name)}\b', code, re.MULTILINE):
+    future = ''.join(_FUTURE.findall(code))  # Allowed at the very beginning only.
+    return f'{future}{prompt}\n{_FUTURE.sub("", code)}\n'
+  first = next((line for line in code.split('\n') if line.strip()), '')
+  body = code if first[:1].isspace() else textwrap.indent(code, '    ')
+  return f'{prompt}{body}\n'
+
+
+def _upto(lines: Sequence[str], kept: re.Pattern[str]) -> str:
+  """The first lines, as long as they match."""
+  end = next((i for i, line in enumerate(lines) if not kept.match(line)), len(lines))
+  return '\n'.join(lines[:end]).rstrip()
+
+
+def _official_text(data_dir, cache_dir, base_url) -> str:
+  folder = sources.data_folder(data_dir)
+  plain = folder is not None and (folder / _PLAIN.path).is_file()
+  path = sources.fetch(
+    _PLAIN if plain else _PACKED, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
+  )
+  content = path.read_bytes() if plain else gzip.decompress(path.read_bytes())
+  if hashlib.sha256(content).hexdigest() != _PLAIN.sha256:
+    raise ValueError(f'{path} does not unpack to the official HumanEval.jsonl; remove it')
+  return content.decode()

@@ -1,0 +1,117 @@
+"""AQuA and MMLU: a question, lettered options, and the letter of the right one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+from collections.abc import Sequence
+
+from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks.mmlu_files import CHECKSUMS
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.data.cuts import bucket
+from agent_gspo.tasks.grading import graders, legacy_graders
+from agent_gspo.types import Question
+
+LETTERS = 'ABCDE'
+
+
+def with_options(question: str, options: Sequence[str]) -> str:
+  """The text of a question: itself, then a line for each option, "A) ..." and so on."""
+  lines = [f'{letter}) {option}' for letter, option in zip(LETTERS, options, strict=False)]
+  return '\n'.join([question, *lines])
+
+
+class AQuA(OfficialTask):
+  """Algebra word problems with five options (Ling et al. 2017, arXiv 1705.04146).
+
+  test: the official 254. train and validation: the official 254 of dev, of which those
+  in hash buckets 0-19 of 100 are the validation split. The official training file (about
+  97,000 problems) is not used.
+  """
+
+  name = 'aqua'
+  GRADERS = graders.choice('ABCDE', legacy_graders.aqua_letter)
+  SOURCES = tuple(
+    sources.Source(
+      path=f'aqua/{split}.json',
+      repository='google-deepmind/AQuA',
+      commit='26b64ed',
+      remote_path=f'{split}.json',
+      sha256=sha256,
+    )
+    for split, sha256 in (
+      ('dev', '4a52301d8a49ae0b286f8e697f9c5da1b109b247b825b47b4c6de34312dceec5'),
+      ('test', 'de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c'),
+    )
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits: Splits = {split: [] for split in base.SPLITS}
+    for path, official in zip(paths, ('dev', 'test'), strict=True):
+      for index, line in enumerate(path.read_text(encoding='utf-8').rstrip('\n').split('\n')):
+        record = json.loads(line)
+        asked = record['question'].strip()
+        # The file writes an option as "A)150" or "A) 150".
+        text = with_options(asked, [option[2:].strip() for option in record['options']])
+        held_in = 'validation' if bucket(asked) < 20 else 'train'
+        splits['test' if official == 'test' else held_in].append(
+          Question(id=f'aqua-{official}-{index}', text=text, answer=record['correct'])
+        )
+    return splits
+
+
+def _original_layout(content: bytes) -> bytes:
+  """A file with a header and answers 0..3, as one without and with answers A..D."""
+  rows = list(csv.reader(io.StringIO(content.decode('utf-8'), newline='')))[1:]
+  written = io.StringIO(newline='')
+  csv.writer(written, lineterminator='\n').writerows(
+    [*row[:-1], LETTERS[int(row[-1])]] for row in rows
+  )
+  return written.getvalue().encode('utf-8')
+
+
+def _mmlu_source(sha256: str, name: str) -> sources.Source:
+  split, subject = name.split('/')
+  return sources.Source(
+    path=f'mmlu/data/{split}/{subject}_{split}.csv',
+    # hendrycks/test keeps no data; here each file has an address of its own.
+    repository='HaeChan0305/MLILAB-FedLLM',
+    commit='d92730e8bacd7b3a61e551e015e40588e10234b4',
+    remote_path=f'data/mmlu/{split}/{subject}_{split}.csv',
+    sha256=sha256,
+    rewrite=_original_layout,
+  )
+
+
+class MMLU(OfficialTask):
+  """Exam questions of 57 subjects, four options (Hendrycks et al. 2021, arXiv 2009.03300).
+
+  test: the official 14,042, subject after subject. train: the first four of the five
+  dev questions of a subject; validation: the fifth. Neighbours report on 153 questions of
+  the official validation split, which is not among the files here.
+  """
+
+  name = 'mmlu'
+  GRADERS = graders.choice('ABCD', legacy_graders.mmlu_letter)
+  SOURCES = tuple(_mmlu_source(*line.split()) for line in CHECKSUMS.strip().split('\n'))
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits: Splits = {split: [] for split in base.SPLITS}
+    for path in paths:
+      with path.open(encoding='utf-8', newline='') as file:
+        for index, (asked, *options, answer) in enumerate(csv.reader(file)):
+          held_in = 'validation' if index == 4 else 'train'
+          splits['test' if path.stem.endswith('_test') else held_in].append(
+            Question(
+              id=f'mmlu-{path.stem}-{index}',
+              text=with_options(asked.strip(), [option.strip() for option in options]),
+              answer=answer,
+            )
+          )
+    return splits

@@ -1,0 +1,160 @@
+"""GSM8K, SVAMP and MultiArith, read from their official files.
+
+Cuts that the datasets do not define are made by a hash of the text with its numbers
+masked, so that copies of a problem, with the same numbers or others, never stand in two
+splits. What is merely near a test problem is then taken out of the others (`official`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.data.cuts import bucket
+from agent_gspo.tasks.grading import graders
+from agent_gspo.types import Question
+
+
+class GSM8K(OfficialTask):
+  """Grade-school maths (Cobbe et al. 2021, arXiv 2110.14168).
+
+  test: the official 1,319. train and validation: the official 7,473 training problems,
+  of which those in hash buckets 0-6 of 100 are the validation split.
+  """
+
+  name = 'gsm8k'
+  GRADERS = graders.NUMBER
+  SOURCES = tuple(
+    sources.Source(
+      path=f'gsm8k/grade_school_math/data/{split}.jsonl',
+      repository='openai/grade-school-math',
+      commit='3101c7d5072418e28b9008a6636bde82a006892c',
+      remote_path=f'grade_school_math/data/{split}.jsonl',
+      sha256=sha256,
+    )
+    for split, sha256 in (
+      ('train', '17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465'),
+      ('test', '3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14'),
+    )
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits: Splits = {split: [] for split in base.SPLITS}
+    for path, official in zip(paths, ('train', 'test'), strict=True):
+      # Not splitlines(): a text may hold a Unicode line separator.
+      for index, line in enumerate(path.read_text(encoding='utf-8').rstrip('\n').split('\n')):
+        record = json.loads(line)
+        text = record['question'].strip()
+        gold = record['answer'].rpartition('####')[2].strip().replace(',', '')
+        held_out = official == 'train' and bucket(text) < 7
+        splits['validation' if held_out else official].append(
+          Question(id=f'gsm8k-{official}-{index}', text=text, answer=gold)
+        )
+    return splits
+
+
+class SVAMP(OfficialTask):
+  """Varied arithmetic problems (Patel et al. 2021, arXiv 2103.07191).
+
+  test: the 1,000 of SVAMP.json. train and validation: the training file of the same
+  repository (MAWPS and ASDiv-A), numbers put back; hash buckets 0-9 of 100 are the
+  validation split.
+
+  Nearly all of MultiArith (596 of 600) is part of that training file: a policy trained
+  here must not be reported on MultiArith.
+  """
+
+  name = 'svamp'
+  GRADERS = graders.NUMBER
+  SOURCES = tuple(
+    sources.Source(
+      path=f'svamp/{path}',
+      repository='arkilpatel/SVAMP',
+      commit='689d7cc',
+      remote_path=path,
+      sha256=sha256,
+    )
+    for path, sha256 in (
+      (
+        'data/mawps-asdiv-a_svamp/train.csv',
+        'c761cdc6390a67a285c6c346a2931f61bc8f47430eceaeb123cc3d0263efa821',
+      ),
+      ('SVAMP.json', '5be77703a6d891ae476d7c082787ad361392aa02453b132516cdd5f4e7934e3e'),
+    )
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    train_csv, challenge = paths
+    splits: Splits = {split: [] for split in base.SPLITS}
+    for record in json.loads(challenge.read_text(encoding='utf-8')):
+      body, asked = record['Body'].strip(), record['Question'].strip()
+      text = f'{body} {asked}' if body[-1] in '.,?!' else f'{body}. {asked}'
+      splits['test'].append(
+        Question(id=f'svamp-{record["ID"]}', text=text, answer=_number_text(record['Answer']))
+      )
+    with train_csv.open(encoding='utf-8', newline='') as file:
+      for index, record in enumerate(csv.DictReader(file)):
+        text = _put_back(record['Question'], record['Numbers'].split())
+        split = 'validation' if bucket(text) < 10 else 'train'
+        gold = _number_text(record['Answer'])
+        splits[split].append(Question(id=f'svamp-train-{index}', text=text, answer=gold))
+    return splits
+
+
+class MultiArith(OfficialTask):
+  """Multi-step arithmetic (Roy and Roth 2015): 600 problems without official splits.
+
+  Hash buckets of 100: 0-9 validation, 10-39 test, the others train. The sizes are near
+  60, 180 and 360 since problems with the same text, numbers aside, stay together.
+  """
+
+  name = 'multiarith'
+  GRADERS = graders.NUMBER
+  SOURCES = (
+    sources.Source(
+      path='multiarith/dataset/MultiArith/MultiArith.json',
+      repository='kojima-takeshi188/zero_shot_cot',
+      commit='5ef330f',
+      remote_path='dataset/MultiArith/MultiArith.json',
+      sha256='dc9db1b6cc68b1ecc2dec830d15aaf8c9a0932aa31d5ffce88ef3628179d36f4',
+    ),
+  )
+
+  @classmethod
+  def read(cls, *paths: pathlib.Path) -> Splits:
+    splits: Splits = {split: [] for split in base.SPLITS}
+    for record in json.loads(paths[0].read_text(encoding='utf-8')):
+      text = ' '.join(record['sQuestion'].split())
+      place = bucket(text)
+      split = 'validation' if place < 10 else 'test' if place < 40 else 'train'
+      gold = _number_text(record['lSolutions'][0])
+      splits[split].append(Question(id=f'multiarith-{record["iIndex"]}', text=text, answer=gold))
+    return splits
+
+
+def _number_text(value: float | str) -> str:
+  """'42', '2.5', or '5/6' where the file has 0.8333333333333334."""
+  exact = Fraction(str(value))
+  for digits in range(5):
+    if round(exact, digits) == exact:
+      return f'{float(exact):.{digits}f}' if digits else str(int(exact))
+  near = exact.limit_denominator(1000)
+  return str(near) if abs(near - exact) < Fraction(1, 100_000) else f'{float(exact):.6f}'
+
+
+def _put_back(text: str, numbers: Sequence[str]) -> str:
+  """The text of the training file with its numbers, and without its token spacing."""
+  text = re.sub(r'number([0-9]+)', lambda match: _number_text(numbers[int(match[1])]), text)
+  text = re.sub(r" (?=[.,?!;:%)]|n't\b|'s\b)", '', text)
+  text = re.sub(r' ’ (?=s\b)', '’', text)
+  text = re.sub(r'(?<=[a-z]) - (?=[a-z])', '-', text)
+  return re.sub(r'(?<=[$(]) ', '', text).strip()

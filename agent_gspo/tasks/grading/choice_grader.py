@@ -1,0 +1,190 @@
+r"""Reading the letter of an option out of free text.
+
+Which letter counts, first rule that finds one:
+
+1. the one behind the last `####`, in the last `\boxed{}`;
+2. in the last sentence that follows "the answer is", "answer:", "the correct option is"
+   or "I choose" and names an option: the one it starts with, else the only one in it;
+3. the last "B is correct", "option B is the right one", or conclusion: a letter between
+   "so" (thus, hence ...) and the end of its sentence, as in "so B.", "so it is (B)";
+4. the one that stands alone on the last line, else on the first;
+5. the one that the text starts with, as in "B) 150", "(B)", "B. ...", "B because",
+   unless the text goes on to list other options that way;
+6. the only one that the text names: "(B)", "option B", "B".
+
+What names two options is no answer: "A or B", "B, C", "(A) (C)", unless it concludes with
+one: "A, B and C are all true, so D". Nor is an option that the task does not have. "A" with
+a word behind it is an article, "not B" names nothing, and lower case counts only where
+nothing else can be meant: "(b)", "answer: b", "the answer is b.", but not "the answer is a
+triangle".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agent_gspo.tasks.grading import answer_marks
+
+_MAX_TEXT = 20_000
+_MAX_LETTER = 'H'  # "the answer is F" names an option, "the answer is X" a variable
+_LOOKS = re.compile(r'\*+|__|`|\\(?:text|textbf|mathrm|mathbf|rm|bf)\b|[${}"“”]')
+_HASHES = re.compile(r'####([^\n]{1,100})')
+_MARK = re.compile(
+  r"""
+  (?: \bans(?:wer)?
+      (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
+      (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
+    | \b(?:correct|right|best|final|my)\s+(?:option|choice|letter|pick)
+  )
+  \s*
+  (?:\b(?:is|are|was|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])
+  [\s:=]*
+  | \bI(?:\s+would|['’]ll|\s+will|['’]d)?\s+(?:choose|pick|select|go\s+with)\b[\s:]*
+  """,
+  re.VERBOSE | re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r'(?<!^[A-Za-z])(?<!\s[A-Za-z])[.!?](?=\s|$)|\n')
+_KIND = r'(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|letter|answer)\s*:?\s+)?'
+_START = re.compile(
+  rf"^[\s:]*{_KIND}(?:\(\s*(?P<round>[a-z])\s*\)|(?P<plain>[a-z])(?![\w'’^+*/-]))", re.IGNORECASE
+)
+# What must follow "A", which is also an article, and a lower-case letter.
+_LETTER_ENDS = re.compile(r'\s*(?:$|[.,;:)!?\n=—–-]|(?:because|since|as|which|and|or|nor|is)\b)')
+_OTHER = re.compile(
+  rf"""
+  [\s.:;)]*
+  (?: (?:(?:,|/|&|\bor\b|\band\b)\s*)+ {_KIND}
+      (?:\(\s*([A-Za-z])\s*\)|([A-Z])(?=\s*(?:$|[.,;:)!?\n/&]|or\b|and\b)))
+    | \(\s*([A-Za-z])\s*\) )
+  """,
+  re.VERBOSE,
+)
+_CHOSEN = re.compile(
+  rf"""
+  (?<![\w'’])\(?(?P<said>[A-H])\b[).]*\s+(?:is|must\s+be|would\s+be)\s+
+  (?:(?:the|clearly|therefore|thus|a)\s+)*(?:correct|right|best|true|answer)\b
+  | (?i:{answer_marks.CONCLUSION}[\s,:]*(?:(?:it\s+(?:is|must\s+be)|it['’]s)\s+)?{_KIND})
+    (?:\(\s*)?(?P<concluded>[A-H])(?:\s*\))?(?=[.;!?]*\s*(?:$|\n)|[.;!?]+\s+[^\sa-z])
+  """,
+  re.VERBOSE,
+)
+_ALONE = re.compile(rf'^\W*{_KIND}\(?([a-h])\)?\W*$', re.IGNORECASE)
+_OPENING = re.compile(
+  r'^\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?'
+  r'(?:\(\s*([A-Ha-h])\s*\)|([A-Ha-h])\)|([A-H])(?:[.:,](?=\s|$)|\s+[-–—]\s|\s+because\b))'
+)
+_LISTED = re.compile(r'(?:^|\n)\s*([A-H])[.:]\s|\(([A-Ha-h])\)|(?<!\w)([A-H])\)')
+_NAMED = re.compile(
+  r"(?<![\w'’^+*/=-])(?P<round>\()?(?P<letter>[A-H])(?(round)\s*\)|(?![\w'’^+*/=-]))"
+)
+_NEGATED = re.compile(r"(?:\b(?:not|cannot|neither|nor|except)|n['’]t)(?:\s+be)?\s+[(]?$", re.I)
+
+
+class _NoAnswer(Exception):
+  """The text answers, but with no single option of the task."""
+
+
+def extract_choice(text: str, letters: str = 'ABCDE') -> str | None:
+  """The option that `text` chooses, a capital letter, or None (rules: see the module).
+
+  Args:
+    text: the answer, free text; only its last 20,000 characters are read.
+    letters: the options of the task.
+  """
+  text = text[-_MAX_TEXT:]
+  try:
+    for found in _candidates(text):
+      if found is not None:
+        return found if found in letters else None
+  except _NoAnswer:
+    pass
+  return None
+
+
+def grade_choice(text: str, gold: str, letters: str = 'ABCDE') -> float:
+  """1.0 if `text` chooses the option `gold`, else 0.0.
+
+  Raises:
+    ValueError: if `gold` is not one of `letters`.
+  """
+  if len(gold) != 1 or gold not in letters:
+    raise ValueError(f'gold answer {gold!r} is not one of the options {letters}')
+  return float(extract_choice(text, letters) == gold)
+
+
+def _candidates(text: str) -> Iterator[str | None]:
+  """The letter that each rule finds, best rule first."""
+  for match in answer_marks.last(_HASHES, text):
+    yield _stated(_plain(match[1]))
+  for passage in answer_marks.boxed(text):
+    yield _stated(_plain(passage))
+  text = _plain(text)
+  for sentence in answer_marks.answer_sentences(text, _MARK, _SENTENCE_END):
+    yield _stated(sentence)
+  for match in answer_marks.last(_CHOSEN, text):
+    if not _NEGATED.search(text[max(0, match.start() - 20) : match.start()]):
+      yield match['said'] or match['concluded']
+  lines = text.strip().split('\n')
+  for line in (lines[-1], lines[0]):
+    alone = _ALONE.match(line)
+    yield alone[1].upper() if alone else None
+  opening = _OPENING.match(text)
+  if opening and not _OTHER.match(text, opening.end(opening.lastindex)):
+    listed = {_group(match).upper() for match in _LISTED.finditer(text)}
+    yield _group(opening).upper() if len(listed) < 2 else None
+  yield _only(text)
+
+
+def _plain(text: str) -> str:
+  return _LOOKS.sub('', text)
+
+
+def _group(match: re.Match[str]) -> str:
+  """The one group that took part in the match."""
+  return next(group for group in match.groups() if group)
+
+
+def _stated(passage: str) -> str | None:
+  """The option that a passage behind a mark gives: its first word, else the only one."""
+  match = _START.match(passage)
+  if match is None:
+    return _only(passage)
+  letter = match['round'] or match['plain']
+  rest = passage[match.end() :]
+  sure = match['round'] or (letter.isupper() and letter != 'A') or _LETTER_ENDS.match(rest)
+  if letter.upper() > _MAX_LETTER or not sure:
+    return _only(passage)
+  other = _OTHER.match(rest)
+  if other and _group(other).upper() != letter.upper():
+    return _conclusion(passage)
+  return letter.upper()
+
+
+def _only(passage: str) -> str | None:
+  """The only option that a passage names; None if it names none.
+
+  Raises:
+    _NoAnswer: if it names several.
+  """
+  names = set()
+  for match in _NAMED.finditer(passage):
+    before, behind = passage[max(0, match.start() - 20) : match.start()], passage[match.end() :]
+    article = match['letter'] == 'A' and not match['round'] and not _LETTER_ENDS.match(behind)
+    if not article and not _NEGATED.search(before):
+      names.add(match['letter'])
+  if len(names) > 1:
+    return _conclusion(passage)
+  return names.pop() if names else None
+
+
+def _conclusion(passage: str) -> str:
+  """The option that a passage with several of them ends on: D of "A and B are true, so D".
+
+  Raises:
+    _NoAnswer: if it concludes nothing.
+  """
+  for match in answer_marks.last(_CHOSEN, passage):
+    if match['concluded']:
+      return match['concluded']
+  raise _NoAnswer

@@ -1,0 +1,176 @@
+r"""Reading a mathematical expression out of free text, and comparing it with a gold one.
+
+Which expression counts, first rule that finds one: behind the last `####`; the last
+`\boxed{}`; behind the last "the answer is" (its first formula, else its words); the last
+formula of the text (`$..$`, `\(..\)`, `\[..\]`); a text that is no more than an
+expression; the last number of the text.
+
+Two expressions are equal if they are the same up to how they look (sizes, spaces, units,
+degree, percent and dollar signs, "x =" in front); if both are numbers, by
+`numeric.grade_number`; if either is words, by their letters; else if math-verify
+(github.com/huggingface/Math-Verify), which parses LaTeX to sympy, finds them equal. It
+runs in another process, since sympy may take for ever on what a model writes.
+
+As in MATH itself, units are not checked and 50 % is 50. Intervals, tuples and sets keep
+their brackets and, sets aside, their order.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_gspo.tasks.grading import answer_marks, numeric
+from agent_gspo.tasks.grading.math_process import ask
+
+_MAX_TEXT = 20_000
+_MAX_EXPRESSION = 500
+_HASHES = re.compile(r'####([^\n]{1,1000})')
+_FORMULA = re.compile(
+  r'\$\$(.{1,1000}?)\$\$|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$'
+  r'|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]',
+  re.DOTALL,
+)
+_ITEM = re.compile(_FORMULA.pattern + r'|(?<![\w.])\\?\$?[0-9][0-9.,/]*(?<![.,])', re.DOTALL)
+_REASON = re.compile(r',?\s+(?:because|since|so|as|which|when|where|if)\b.*', re.DOTALL)
+_PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
+
+_LOOKS = tuple(
+  (re.compile(pattern), replacement)
+  for pattern, replacement in (
+    (r'\\(?:left|right|displaystyle|limits|big|Big|bigg|Bigg)(?![a-zA-Z])', ''),
+    (r'(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])', ' '),
+    (r'\*\*|\\?\$|(?<!\\)\\[()\[\]]', ''),
+    (r'\\[dt]frac(?![a-zA-Z])', r'\\frac'),
+    (r'\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|°|\\?%', ''),
+    (r'[\u2212\u2010-\u2013]', '-'),
+    (r'\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}', r' \\text{\1}'),
+    # A unit behind a number or formula; words that are the answer stand alone.
+    (r'(?<=[0-9A-Za-z})])\s*\\text\{\s*[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?\s*\.?\s*$', ''),
+    (
+      r'(?<=[0-9])\s*(?!pi\b|or\b|and\b)[a-z]{2,}(?:[\s/]+[a-z]+){0,2}(?:\s*\^\s*\{?[23]\}?)?\s*$',
+      '',
+    ),
+    (r'\\frac\s*([0-9])\s*([0-9])', r'\\frac{\1}{\2}'),
+    (r'\\frac\s*([0-9])\s*(?=\{)', r'\\frac{\1}'),
+    (r'\\sqrt\s*([0-9a-z])', r'\\sqrt{\1}'),
+    (r'^\s*\\?[A-Za-z](?:\([a-z]\))?\s*=(?!=)', ''),
+    (r'[.,;:]\s*$', ''),
+    (r'\s+', ''),
+  )
+)
+_THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?')
+_NUMBER = re.compile(
+  r'-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[0-9]+/[0-9]+|\\frac\{-?[0-9]+\}\{[0-9]+\})'
+)
+_WORDS = re.compile(r'\(?(?:\\text\{)?\(?([A-Za-z][A-Za-z,]*)\)?\}?\)?')
+_TUPLE = re.compile(r'[(\[].*,.*[)\]]')
+_SET = re.compile(r'\\\{.*\\\}')
+
+
+def extract_maths(text: str) -> str | None:
+  """The expression that `text` gives as its answer, LaTeX as it stands there, or None."""
+  text = text[-_MAX_TEXT:]
+  for match in answer_marks.last(_HASHES, text):
+    return match[1].strip()
+  for passage in answer_marks.boxed(text):
+    if passage.strip():
+      return passage.strip()
+  for sentence in answer_marks.answer_sentences(text):
+    found = _stated(_conclusion(sentence))
+    if found:
+      return found
+  formulas = answer_marks.last(_FORMULA, text)
+  if formulas:
+    return _content(formulas[0])
+  text = text.strip()
+  if text and len(text) <= _MAX_EXPRESSION and _is_expression(text):
+    return text
+  return numeric.canonical_number(text)
+
+
+def grade_maths(text: str, gold: str) -> float:
+  """1.0 if `text` answers with the gold expression, else 0.0.
+
+  Args:
+    text: the answer, free text.
+    gold: the gold expression, LaTeX.
+
+  Raises:
+    ValueError: if `gold` is empty.
+  """
+  if not gold.strip():
+    raise ValueError('the gold answer is empty')
+  answer = extract_maths(text)
+  return float(answer is not None and same_expression(answer, gold))
+
+
+def same_expression(answer: str, gold: str) -> bool:
+  """Whether two LaTeX expressions say the same (rules: see the module)."""
+  answer, gold = plain(answer), plain(gold)
+  if answer == gold:
+    return True
+  if not answer or max(len(answer), len(gold)) > _MAX_EXPRESSION:
+    return False
+  if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
+    return numeric.grade_number(answer, gold) == 1.0
+  words = _words(answer), _words(gold)
+  if (words[1] and 'text' in gold) or (all(words) and 'text' in answer):
+    return words[0] == words[1]
+  if any(_SET.fullmatch(a) and _TUPLE.fullmatch(b) for a, b in ((answer, gold), (gold, answer))):
+    return False
+  return ask({'gold': gold, 'answer': answer}) is True
+
+
+def canonical_maths(text: str) -> str | None:
+  """The expression in an answer in one spelling, for votes, or None."""
+  answer = extract_maths(text)
+  if answer is None:
+    return None
+  answer = plain(answer)
+  if _NUMBER.fullmatch(answer):
+    return numeric.canonical_number(answer) or answer
+  if len(answer) > _MAX_EXPRESSION:
+    return None
+  words = _words(answer)
+  if len(words) > 1 or 'text' in answer:
+    return words or answer
+  return str(ask({'expression': answer}) or answer) or None
+
+
+def plain(latex: str) -> str:
+  """The expression without what only changes how it looks, and without spaces."""
+  latex = latex[:_MAX_TEXT]
+  for pattern, replacement in _LOOKS:
+    latex = pattern.sub(replacement, latex)
+  return latex.replace(',', '') if _THOUSANDS.fullmatch(latex) else latex
+
+
+def _stated(sentence: str) -> str:
+  """The first formula, else the words up to a reason."""
+  formula = _FORMULA.search(sentence)
+  return _content(formula) if formula else _REASON.sub('', sentence).strip()
+
+
+def _conclusion(sentence: str) -> str:
+  """What the sentence concludes from a list, from its formula or number on; else all of it."""
+  items = [match.span() for match in _ITEM.finditer(sentence)]
+  behind = answer_marks.conclusion(sentence, items)
+  if behind is None:
+    return sentence
+  item = _ITEM.search(behind)
+  return behind[item.start() :] if item else behind
+
+
+def _content(match: re.Match[str]) -> str:
+  return next(group for group in match.groups() if group).strip()
+
+
+def _is_expression(text: str) -> bool:
+  r"""Whether a text is no more than an expression: one word outside \text{} at most."""
+  return len(_PROSE.findall(re.sub(r'\\(?:text|mbox)\s*\{[^{}]*\}', '', text))) <= 1
+
+
+def _words(expression: str) -> str:
+  """The letters of an answer that may be words, such as Evelyn, in lower case; else ''."""
+  match = _WORDS.fullmatch(expression)
+  return match[1].casefold() if match else ''

@@ -1,0 +1,235 @@
+r"""Reading a number out of free text, and comparing it with a gold number.
+
+Which number of a text counts, first rule that finds one:
+
+1. the last `#### 42`;
+2. the last `\boxed{42}`;
+3. the first number in the sentence after the last "the answer is", "answer:" or
+   "answer =" (the last of these that has a number in its sentence);
+4. the last number of the text.
+
+Where rules 1-3 meet a chain of arithmetic ("5 + 3 = 8"), the last right-hand side
+counts; where they meet a list, what is concluded from it ("10 and 4, so 14"). Within a
+rule digits go before spelled-out numbers (zero to twenty), so "one" as a pronoun does no
+harm. No arithmetic is carried out.
+
+What a number is: thousands commas, decimals, a sign that is not an operator ("10-3" is
+ten and three), "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency signs,
+percent signs and units, "million" among them, are dropped: 50% is fifty. Digits that
+belong to a word ("x2", "3rd") or an exponent ("m^2") are no numbers.
+
+Thousands may be parted by spaces: one to three digits, then groups of exactly three, each
+behind a single space (thin or not), with no other number beside them and no unit attached,
+are one number. "12 500" is 12500, but "3 4 500", "3 500ml" and "1 500/1000" are several.
+The price is that a bare list "100 200 300" reads as one number, and so does "2 500 g bags".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+from agent_gspo.tasks.grading import answer_marks
+
+_CURRENCY = '$€£¥₹'
+_MAX_DIGITS = 300
+_WORDS = (
+  'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen '
+  'fifteen sixteen seventeen eighteen nineteen twenty'
+).split()
+
+_THOUSANDS = (
+  r'(?<![\w.,/^])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]|,[0-9]|-?[A-Za-z]|[%^/])'
+)
+
+_REWRITES = tuple(
+  (re.compile(pattern), replacement)
+  for pattern, replacement in (
+    (r'[\u00a0\u2002-\u200a\u202f]', ' '),
+    (r'[\u2212\u2010-\u2013\uff0d]', '-'),
+    (r'\*\*|__|`', ' '),
+    (r'\\([$%])', r'\1'),
+    (r'\{,\}', ','),
+    (r'\\[!,]', ''),
+    (r'\\(?:times|cdot)\b', '×'),
+    (r'\\div\b', '÷'),
+    (r'(?<=[0-9])(?:\\[:; ]|~)(?=[0-9])', ' '),
+    (_THOUSANDS, lambda match: match.group().replace(' ', '')),
+    # A fraction after a digit is the second half of a mixed number.
+    (r'(?<=[0-9])\s*(?=\\[dt]?frac\b|\\[dt]?frac[0-9])', ' '),
+    (r'\\[dt]?frac\s*\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}', r'\1/\2'),
+    (r'\\[dt]?frac\s*([0-9])\s*([0-9])', r'\1/\2'),
+    (r'([0-9]?)½', r'\1 1/2'),
+    (r'([0-9]?)¼', r'\1 1/4'),
+    (r'([0-9]?)¾', r'\1 3/4'),
+  )
+)
+_FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
+
+# Possessive quantifiers: a match may not give digits back to please a lookahead.
+_PLAIN = r'(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+'
+_NUMBER = re.compile(
+  rf"""
+  (?<![A-Za-z0-9_^]) (?<!\^\{{)
+  (?:
+    (?P<whole>[0-9]++) \s+ (?:and\s+)? (?P<part>[0-9]++/[0-9]++) (?![0-9/])
+    | (?P<top>{_PLAIN}) \s?/\s? (?P<bottom>{_PLAIN}) (?!/?[0-9])
+    | (?P<plain>{_PLAIN} | (?<!\.)\.[0-9]++)
+      (?P<exponent>[eE][+-]?[0-9]{{1,2}}(?![0-9A-Za-z]))?+
+      (?:\s*[×x*]\s*10\s*\^\s*\{{?\s*(?P<power>-?[0-9]{{1,2}})\s*\}}?)?+
+  )
+  (?!(?:st|nd|rd|th)\b)
+  """,
+  re.VERBOSE,
+)
+# What stands before a negative number. A minus after a number, word or bracket is an
+# operator; one with a space behind it is a sign only after "=", ":" or "is".
+_NEGATIVE = re.compile(
+  rf"""
+  (?<![0-9A-Za-z)\]}}%.]) -[{_CURRENCY}]?\s?(?<!-\s)$
+  | (?:[=:]|\b(?:is|equals))\s*(?:-|minus\b)\s*[{_CURRENCY}]?\s*$
+  | \bnegative\s+[{_CURRENCY}]?$
+  """,
+  re.VERBOSE,
+)
+_WORD = re.compile(
+  rf'(?<![a-z]-)\b(?:(negative|minus)\s+)?({"|".join(sorted(_WORDS, key=len, reverse=True))})\b'
+  r'(?!-[a-z]|[\s-]+(?:hundred|thousand|million|billion|dozen|half|thirds?|quarters?)\b)',
+  re.IGNORECASE,
+)
+_HASHES = re.compile(r'####[^A-Za-z0-9\n]{0,40}(?=[0-9])[^\n]{0,1000}')
+_GAP = re.compile(r'[\s)}\]%$€£]*[A-Za-z]{0,20}\s*(=|[-+*/×÷x])[\s({\[$€£-]*')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  """A number in a text: where it stands, its value, its decimal places (0 if none)."""
+
+  start: int
+  end: int
+  value: Fraction
+  decimals: int
+
+
+def extract_number(text: str) -> Fraction | None:
+  """The number that `text` gives as its answer, or None (rules: see the module)."""
+  found = _extract(text)
+  return None if found is None else found.value
+
+
+def grade_number(text: str, gold: str) -> float:
+  """1.0 if `text` answers with the gold number, else 0.0.
+
+  Exact for whole gold numbers. Otherwise a decimal may be the other number rounded to
+  its places, within 0.1 %, if an answer has three of them or a gold number four: 0.667
+  is 2/3, 0.67 is not; 0.6251 is not 0.625.
+
+  Args:
+    text: the answer, free text.
+    gold: the gold number, in any form that `extract_number` reads.
+
+  Raises:
+    ValueError: if `gold` holds no number.
+  """
+  want = _extract(gold)
+  if want is None:
+    raise ValueError(f"gold answer {gold!r} holds no number; give one such as '42'")
+  have = _extract(text)
+  if have is None:
+    return 0.0
+  difference = abs(have.value - want.value)
+  if difference == 0:
+    return 1.0
+  if want.value.denominator == 1 or difference > abs(want.value) / 1000:
+    return 0.0
+  shown = ((have.decimals, 3), (want.decimals, 4))
+  return float(any(n >= least and difference <= Fraction(1, 2 * 10**n) for n, least in shown))
+
+
+def _extract(text: str) -> _Found | None:
+  text = text.translate(_FULL_WIDTH)
+  for pattern, replacement in _REWRITES:
+    text = pattern.sub(replacement, text)
+  for passage in _marked_passages(text):
+    found = _first(passage)
+    if found is not None:
+      return found
+  numbers = _numbers(text) or _spelled(text)
+  return numbers[-1] if numbers else None
+
+
+def _marked_passages(text: str) -> Iterator[str]:
+  """Passages that are marked as the answer, best first."""
+  for match in answer_marks.last(_HASHES, text):
+    yield match.group()[4:]
+  yield from answer_marks.boxed(text)
+  # "=" stands for the "is" before it, which makes a minus a sign.
+  yield from ('= ' + sentence for sentence in answer_marks.answer_sentences(text))
+
+
+def _first(passage: str) -> _Found | None:
+  """The first number, or the last right-hand side of the arithmetic that it begins."""
+  numbers = _numbers(passage) or _spelled(passage)
+  if not numbers:
+    return None
+  behind = answer_marks.conclusion(passage, [(found.start, found.end) for found in numbers])
+  if behind is not None:
+    return _first('= ' + behind)
+  result = numbers[0]
+  for left, right in itertools.pairwise(numbers):
+    gap = passage[left.end : right.start]
+    operator = _GAP.fullmatch(gap)
+    if not operator and not (right.value < 0 and not gap.strip()):
+      break
+    if operator and operator.group(1) == '=':
+      result = right
+  return result
+
+
+def _numbers(text: str) -> list[_Found]:
+  found = []
+  for match in _NUMBER.finditer(text):
+    value = _value(match)
+    if value is None:
+      continue
+    if _NEGATIVE.search(text[max(0, match.start() - 24) : match.start()]):
+      value = -value
+    _, _, decimals = (match['plain'] or '').partition('.')
+    found.append(_Found(match.start(), match.end(), value, len(decimals)))
+  return found
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+  if match.end() - match.start() > _MAX_DIGITS:
+    return None
+  if match['part'] is not None:
+    top, bottom = match['part'].split('/')
+    if int(bottom) == 0:
+      return None
+    return int(match['whole']) + Fraction(int(top), int(bottom))
+  if match['bottom'] is not None:
+    bottom = _fraction(match['bottom'])
+    return _fraction(match['top']) / bottom if bottom else None
+  value = _fraction(match['plain'] + (match['exponent'] or ''))
+  return value * Fraction(10) ** int(match['power'] or 0)
+
+
+def _fraction(digits: str) -> Fraction:
+  return Fraction(digits.replace(',', ''))
+
+
+def _spelled(text: str) -> list[_Found]:
+  found = []
+  for match in _WORD.finditer(text):
+    value = Fraction(_WORDS.index(match.group(2).lower()))
+    found.append(_Found(match.start(), match.end(), -value if match.group(1) else value, 0))
+  return found
+
+
+def canonical_number(text: str) -> str | None:
+  """The number in an answer in one spelling ("1,000.50" and "2001/2" agree), or None."""
+  number = extract_number(text)
+  return None if number is None else str(number)

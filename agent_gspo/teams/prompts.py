@@ -1,0 +1,141 @@
+"""Turns a conversation into prompts, token by token and append-only.
+
+An agent's prompt in a later turn is its earlier prompt, its own message as it was
+sampled, and what is new. Sampled ids are never decoded and tokenised again: not for
+their author, and not for a reader, who is handed the same ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams.roles import Role
+
+# Stands for sampled ids while the text around them is rendered. A private-use
+# character: no prompt contains it, and templates leave it alone.
+_SLOT = '\ue000'
+
+
+class PromptWriter:
+  """Writes the prompts of one role with one tokenizer."""
+
+  def __init__(self, role: Role, tokenizer: Tokenizer):
+    self.role = role
+    self.tokenizer = tokenizer
+    self._encode = functools.lru_cache(maxsize=8192)(lambda text: tuple(tokenizer.encode(text)))
+
+  @functools.cached_property
+  def stop_ids(self) -> tuple[int, ...]:
+    """Ids that end a message of this role: EOS, and in plain text the separator."""
+    ids = {self.tokenizer.eos_id}
+    if self.role.style == 'plain':
+      separator = self._encode(self.role.separator)
+      if len(separator) != 1:
+        raise ValueError(
+          f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
+          f'{len(separator)} tokens; choose one that is a single token.'
+        )
+      ids.add(separator[0])
+      # A token that begins with the separator ends the message as well ("\n\n"); a
+      # word-level vocabulary need not know it.
+      with contextlib.suppress(ValueError):
+        ids.add(self._encode(self.role.separator * 2)[0])
+    return tuple(sorted(ids))
+
+  def begin(self, question: str, note: str) -> Conversation:
+    """An agent's side of a new conversation."""
+    return Conversation(self, self.role.opening.format(question=question, note=note))
+
+  def texts(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
+    """The new text of the last of `turns`, cut where sampled ids belong.
+
+    Args:
+      opening: what is shown once.
+      turns: the senders of what is new, a turn at a time; all but the last turn were
+        followed by a message of the agent's own.
+
+    Returns:
+      One text more than the last turn has senders: those before, between and after
+      the teammates' messages.
+    """
+    style = self._plain if self.role.style == 'plain' else self._chat
+    return style(opening, turns)
+
+  def _incoming(self, senders: Sequence[str]) -> str:
+    return ''.join(self.role.incoming.format(sender=s, message=_SLOT) for s in senders)
+
+  def _plain(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
+    return (opening * (len(turns) == 1) + self._incoming(turns[-1]) + self.role.cue).split(_SLOT)
+
+  def _chat(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
+    role = self.role
+    messages = [{'role': 'system', 'content': role.system}] if role.system else []
+    for context, message in role.examples:
+      messages.append({'role': 'user', 'content': context + role.cue})
+      messages.append({'role': 'assistant', 'content': message})
+    for i, senders in enumerate(turns):
+      text = (opening if i == 0 else '') + self._incoming(senders) + role.cue
+      messages.append({'role': 'user', 'content': text})
+      messages.append({'role': 'assistant', 'content': _SLOT})
+    text = self.tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
+    pieces = text.split(_SLOT)
+    return pieces[len(pieces) - len(turns[-1]) - 1 :]
+
+  @property
+  def preamble_text(self) -> str:
+    """What all conversations of a plain role begin with."""
+    role = self.role
+    if role.style == 'chat':
+      return ''  # the template puts it where it belongs
+    shown = ''.join(
+      f'{context}{role.cue}{message}{role.separator}' for context, message in role.examples
+    )
+    return role.system + shown
+
+  @functools.cached_property
+  def preamble(self) -> tuple[int, ...]:
+    """Its ids."""
+    return self._encode(self.preamble_text)
+
+  def encode(self, text: str) -> tuple[int, ...]:
+    return self._encode(text)
+
+
+class Conversation:
+  """What one agent has read and written so far, as ids."""
+
+  def __init__(self, writer: PromptWriter, opening: str):
+    self._writer = writer
+    self._opening = opening
+    self._turns: list[list[str]] = []
+    self._ids: list[int] = list(writer.preamble)
+    self._last_id: int | None = None  # the stop token of the agent's last message
+
+  def prompt(self, incoming: Sequence[tuple[str, Sequence[int]]]) -> np.ndarray:
+    """Int32 ids `[P]` of the next turn's prompt.
+
+    Args:
+      incoming: `(sender, written ids)` of what is new to the agent; no silent ones.
+    """
+    self._turns.append([sender for sender, _ in incoming])
+    texts = self._writer.texts(self._opening, self._turns)
+    new = list(self._writer.encode(texts[0]))
+    for (_, ids), text in zip(incoming, texts[1:], strict=True):
+      new += [int(i) for i in ids]
+      new += self._writer.encode(text)
+    if self._last_id is not None and new and new[0] == self._last_id:
+      new = new[1:]  # the template ends a message as the agent has done already
+    self._ids += new
+    return np.asarray(self._ids, np.int32)
+
+  def wrote(self, token_ids: Sequence[int], ended: bool) -> None:
+    """Appends the agent's own message; `token_ids` include its stop token if it `ended`."""
+    self._ids += [int(i) for i in token_ids]
+    self._last_id = int(token_ids[-1]) if ended else None
+    if not ended and self._writer.role.style == 'plain':
+      self._ids += self._writer.encode(self._writer.role.separator)

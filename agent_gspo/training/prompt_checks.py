@@ -1,0 +1,204 @@
+"""Whether a model can read what the team will be shown: its words, its format, its length."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from agent_gspo import config as config_lib
+from agent_gspo.evaluation import evaluate as evaluation
+from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.prompts import PromptWriter
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Question
+
+_QUESTIONS_LOOKED_AT = 1000  # of those to train on
+_LONGEST = 64  # of the questions looked at, by characters: one of them has the most tokens
+
+
+def tokenizer_from_scratch(task: Task, team: Team, source: str) -> Tokenizer:
+  """A tokenizer of the words of a task and of the roles' prompts.
+
+  Raises:
+    ValueError: the task has no list of its words.
+  """
+  if not hasattr(task, 'vocabulary'):
+    raise ValueError(
+      f'model.source={source!r} needs a task with a vocabulary of its own; '
+      f'{task.name!r} has none. Use a pretrained model.'
+    )
+  known = dict.fromkeys(task.vocabulary())
+  for role, name in zip(team.roles, team.names, strict=True):
+    shown = [part for pair in role.examples for part in pair]
+    incoming = role.incoming.format(sender=name, message=' ')
+    for other in team.names:
+      incoming += ' ' + role.incoming.format(sender=other, message=' ')
+    opening = role.opening.format(question=' ', note=' ')
+    texts = [role.system, opening, incoming, role.cue, role.separator, *shown]
+    for text in texts:
+      known.update(dict.fromkeys(text.split()))
+  return word_level([word for word in known if word not in WORD_LEVEL_SPECIAL])
+
+
+def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> None:
+  """Looks at what the questions of a run lead to, before anything is computed.
+
+  Args:
+    parts: of the run.
+    tokenizer: of its model.
+    context: positions that the model was made for.
+
+  Raises:
+    ValueError: a chat template that is broken, a word that a word-level tokenizer does not know
+      or a prompt that cannot fit the model's context or a packed row.
+  """
+  source = parts.config['model']['source']
+  for role in parts.team.roles:
+    if role.style == 'chat':
+      try:
+        tokenizer.check_chat(system=bool(role.system))
+      except ValueError as error:
+        raise ValueError(
+          f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
+        ) from error
+  questions = _questions(parts)
+  if tokenizer.is_word_level:
+    _check_words(parts, tokenizer, questions)
+  _check_lengths(parts, tokenizer, questions, context)
+
+
+def _questions(parts: config_lib.Parts) -> list[Question]:
+  """Those of the evaluations and the first to train on."""
+  options = parts.config['evaluation']
+  found = evaluation.asked(parts.task, options, options['questions'])
+  if parts.training:
+    found += evaluation.asked(parts.task, options, options['questions_during'])
+    found += evaluation.asked(parts.task, options, options['seen_questions'], 'train')
+    train = parts.task.questions('train')
+    found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
+  return found
+
+
+def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:
+  """Looks for words that are not in the vocabulary, in all ways that texts can meet."""
+  for agent, writer in enumerate(parts.team.prompt_writers(tokenizer)):
+    for shown, text in _texts(parts.team, agent, writer, questions):
+      if unknown := tokenizer.unknown_words(text):
+        raise ValueError(_about_word(unknown[0], writer, shown, parts))
+  if parts.training and parts.config['warm_start']['steps']:
+    # What the scripted team says.
+    words = getattr(parts.task, 'vocabulary', list)()
+    if unknown := tokenizer.unknown_words(' '.join(words)):
+      raise ValueError(
+        f'warm_start.steps={parts.config["warm_start"]["steps"]}: the word {unknown[0]!r} of task '
+        f'{parts.task.name!r} is not in the vocabulary of model.source='
+        f'{parts.config["model"]["source"]!r}. Use a model that knows it.'
+      )
+
+
+def _texts(
+  team: Team, agent: int, writer: PromptWriter, questions: list[Question]
+) -> Iterator[tuple[Question | None, str]]:
+  """The texts that an agent's prompts are put together from, some with their question."""
+  yield None, writer.preamble_text
+  yield None, writer.role.separator
+  for round_ in range(min(team.topology.rounds, 2)):
+    names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
+    # Who is silent is left out: nobody, anybody and all can stand there.
+    for senders in ([], *([name] for name in names), names):
+      for text in writer.texts('', [[]] * round_ + [senders]):
+        yield None, text
+    # The opening stands before a first turn: in the first round, but of a judge.
+    for question in questions if not round_ or agent in team.topology.last_round_only else ():
+      for senders in ([], names[:1]):
+        yield question, writer.texts(_opening(writer, question, agent), [senders])[0]
+
+
+def _about_word(
+  word: str, writer: PromptWriter, question: Question | None, parts: config_lib.Parts
+) -> str:
+  """What is wrong with a word that nobody knows: it is the task's, a role's, or made of both."""
+  role, source = writer.role, parts.config['model']['source']
+  where = f'team.roles.{role.name}'
+  lacks = f'which the vocabulary of model.source={source!r} lacks'
+  if question is not None and word in ' '.join([question.text, *question.notes]).split():
+    return (
+      f'{where}.opening={role.opening!r}: question {question.id} of task {parts.task.name!r} holds '
+      f'the word {word!r}, {lacks}. Use a model that knows it, or a task that writes its '
+      "marks apart (relay: task.options.text_style='words')."
+    )
+  fields = {
+    'system': role.system,
+    'examples': ' '.join(text for pair in role.examples for text in pair),
+    'opening': role.opening.format(question=' ', note=' '),
+    'incoming': ' '.join(role.incoming.format(sender=n, message=' ') for n in parts.team.names),
+    'cue': role.cue,
+    'separator': role.separator,
+  }
+  inside = [field for field, text in fields.items() if word in text.split()]
+  if inside:
+    return f'{where}.{inside[0]} holds the word {word!r}, {lacks}. Use words that it knows.'
+  parts_of = [f for f, text in fields.items() if any(piece in word for piece in text.split())]
+  return (
+    f'{where}: the word {word!r}, {lacks}, comes about where one text runs into the next '
+    f'({", ".join(parts_of) or "opening"}). Begin and end these with a space or a line break.'
+  )
+
+
+def _note(question: Question, agent: int) -> str:
+  return question.notes[agent] if agent < len(question.notes) else ''
+
+
+def _opening(writer: PromptWriter, question: Question, agent: int) -> str:
+  return writer.role.opening.format(question=question.text, note=_note(question, agent))
+
+
+def _check_lengths(
+  parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question], context: int
+) -> None:
+  """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
+  team, cap = parts.team, parts.team.max_message_tokens
+  if cap >= context:
+    raise ValueError(
+      f"team.max_message_tokens={cap} leaves no room for a prompt in the model's context of "
+      f'{context} tokens. Lower it.'
+    )
+  longest = sorted(questions, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:_LONGEST]
+  worst = (0, '')
+  for agent, writer in enumerate(team.prompt_writers(tokenizer)):
+    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer)
+    # What later turns add does not depend on the question.
+    question = max(longest, key=lambda q: next(lengths(q)))
+    for prompt in lengths(question):
+      # The sampler's rows have room for the team's longest message.
+      if prompt + cap > context:
+        raise ValueError(
+          f'question {question.id} can lead to a prompt and message of {prompt + cap} tokens, but '
+          f"the model's context is {context}. Shorten the roles' examples, lower team.rounds or "
+          'team.max_message_tokens.'
+        )
+      worst = max(worst, (prompt + team.message_cap(agent), question.id))
+  needed, question_id = worst
+  row_tokens = parts.config['learner']['row_tokens']
+  if parts.training and needed > row_tokens:
+    raise ValueError(
+      f'learner.row_tokens={row_tokens} is too short: question {question_id} can lead to a prompt '
+      f'and message of {needed} tokens. Set learner.row_tokens={-(-needed // 64) * 64} or more.'
+    )
+
+
+def _prompt_lengths(
+  team: Team, tokenizer: Tokenizer, agent: int, writer: PromptWriter, question: Question
+) -> Iterator[int]:
+  """Tokens of an agent's prompts, one a turn."""
+  conversation, cap = writer.begin(question.text, _note(question, agent)), team.message_cap(agent)
+  for round_ in range(team.topology.rounds):
+    if not any(agent in layer for layer in team.topology.turns(round_)):
+      continue
+    incoming = [
+      (team.names[a], [tokenizer.eos_id] * team.message_cap(a))
+      for a, _ in team.topology.reads(agent, round_)
+    ]
+    yield len(conversation.prompt(incoming))
+    conversation.wrote([tokenizer.eos_id] * cap, ended=False)

@@ -1,0 +1,285 @@
+"""Saves and restores everything that changes, with the config it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax
+import orbax.checkpoint as ocp
+
+from agent_gspo.models.transformer import Params
+from agent_gspo.training.state import TrainState
+from agent_gspo.workdir import disk, step_folders
+
+# Fields that may differ between the run that saved and the one that resumes: they
+# change neither the parameters nor what is sampled in the steps to come (another mesh: but
+# for rounding).
+_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
+# Fields that may change in mid-run where the user says so: what one turns when a run becomes
+# unstable. All else would change what is sampled or rewarded, the shape of the state, or (a
+# schedule, a warm-up) what the steps before should have been.
+CHANGEABLE = (
+  'learner.learning_rate',
+  'learner.grad_clip',
+  'learner.weight_decay',
+  'policy.learning_rates',
+  'objective.clip_low',
+  'objective.clip_high',
+)
+# Fields that say what parameters are. A model from scratch has the words of its task and
+# prompts as its vocabulary.
+_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
+_MODEL_FROM_SCRATCH = (*_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles')
+
+
+class Checkpoints:
+  """The checkpoints of one run.
+
+  Attributes:
+    latest_step: step of the newest intact checkpoint, None if there is none.
+    damaged: of each newer, damaged one what is wrong with it.
+    changes: of the config in mid-run, oldest first: `step` (finished before), `field`, `old`
+      and `new` value.
+  """
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    config: Mapping[str, Any],
+    keep: int = 2,
+    allow_changes: Collection[str] = (),
+  ):
+    """Opens the directory, which need not exist.
+
+    Args:
+      directory: of the checkpoints.
+      config: resolved config of this run, a nested dict of plain values.
+      keep: newest checkpoints to keep.
+      allow_changes: fields of `CHANGEABLE` that may differ from the checkpoint's.
+
+    Raises:
+      ValueError: the newest intact checkpoint was made with another config, or none is intact;
+        or a field may not be allowed to change.
+    """
+    for field in allow_changes:
+      if field not in CHANGEABLE:
+        raise ValueError(
+          f'allow_changes={field}: in mid-run only {", ".join(CHANGEABLE)} may change. Use '
+          'another --workdir.'
+        )
+    self.changes: list[dict[str, Any]] = []
+    self._config, self._directory, self._keep = _as_json(config), directory.absolute(), keep
+    self._directory.mkdir(parents=True, exist_ok=True)
+    self.latest_step, self.damaged = step_folders.newest_intact(self._directory)
+    if self.latest_step is not None:
+      free = _FREE
+      # The learning rate, or what is kept of the samples, depends on the end.
+      if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
+        free = tuple(field for field in _FREE if field != 'steps')
+      saved = _open(self._directory, self.latest_step)
+      differing = _differences(saved, self._config, lambda field: not _under(field, free))
+      self.changes = saved.changes + [
+        {'step': saved.step, 'field': field, 'old': old, 'new': new}
+        for field, (old, new) in differing.items()
+        if field in allow_changes
+      ]
+      _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
+
+  def save(self, state: TrainState) -> None:
+    """Writes the state; does nothing if its step is saved already.
+
+    Raises:
+      WriteError: the disk does not take it; the checkpoints there were are still there.
+    """
+    step = int(state.step)
+    if step == self.latest_step:
+      return
+    params, rest = _split(state)
+    with (
+      disk.writing(f'checkpoint {step}', self._directory),
+      step_folders.adding(self._directory, step, self._keep) as folder,
+      _orbax() as orbax,
+    ):
+      # This waits for the disk: the update donates its buffers, and on CPU a background writer
+      # would still be reading them.
+      orbax.save(
+        folder,
+        args=ocp.args.Composite(
+          params=ocp.args.StandardSave(params),
+          state=ocp.args.StandardSave(rest),
+          config=ocp.args.JsonSave({**self._config, 'changes': self.changes}),
+        ),
+      )
+    self.latest_step = step
+
+  def restore(self, like: TrainState) -> TrainState:
+    """The newest intact checkpoint, as a state with the shapes and placement of `like`.
+
+    Damaged ones are put aside under other names, so that their steps can be saved again.
+    """
+    params, rest = _split(like)
+    with _orbax() as orbax:
+      restored = orbax.restore(
+        self._directory / str(self.latest_step),
+        args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(_abstract(params)),
+          state=ocp.args.StandardRestore(_abstract(rest)),
+        ),
+      )
+    without = like.replace(trainable={}, frozen={})
+    state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
+    for step in self.damaged:
+      step_folders.set_aside(self._directory, step)
+    return state.replace(
+      trainable={path: restored.params['/'.join(path)] for path in like.trainable},
+      frozen={path: restored.params['/'.join(path)] for path in like.frozen},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """A checkpoint, for another use than going on.
+
+  Attributes:
+    folder: it lies in.
+    step: finished steps.
+    config: that it was made with.
+    changes: of the config before, see `Checkpoints`.
+  """
+
+  folder: pathlib.Path
+  step: int
+  config: dict[str, Any]
+  changes: list[dict[str, Any]]
+
+  def check_params(self, config: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that `restore_params` could not load, before a model is loaded.
+
+    Raises:
+      ValueError: it is of another model than the config describes.
+    """
+    scratch = config['model']['source'].startswith('random:')
+    fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
+    if config['policy']['sharing'] != 'shared':  # whose adapter is whose
+      fields = (*fields, 'team.agents')
+    _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
+
+  def restore_params(self, config: Mapping[str, Any], like: Params) -> Params:
+    """Returns the parameters.
+
+    Args:
+      config: must describe the same model; all else may differ.
+      like: nested parameters of that model, for shapes and placement.
+
+    Raises:
+      ValueError: it is of another model.
+    """
+    self.check_params(config)
+    flat = flax.traverse_util.flatten_dict(like, sep='/')
+    params = ocp.args.StandardRestore(_abstract(flat))
+    with _orbax() as orbax:
+      restored = orbax.restore(self.folder, args=ocp.args.Composite(params=params))
+    return flax.traverse_util.unflatten_dict(restored.params, sep='/')
+
+
+def newest(directory: pathlib.Path) -> Saved:
+  """The newest intact checkpoint of a directory; damaged ones are warned about.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    ValueError: none is intact.
+  """
+  step, _ = step_folders.newest_intact(directory)
+  if step is None:
+    raise FileNotFoundError(f'{directory} holds no checkpoint; give the --workdir of a run.')
+  return _open(directory, step)
+
+
+def _open(directory: pathlib.Path, step: int) -> Saved:
+  folder = directory.absolute() / str(step)
+  with _orbax() as orbax:
+    restored = orbax.restore(folder, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
+  changes = restored.config.pop('changes', [])  # none of an earlier version
+  return Saved(folder, step, restored.config, changes)
+
+
+@contextlib.contextmanager
+def _orbax() -> Iterator[ocp.Checkpointer]:
+  """Orbax, without the tracebacks of its threads: what one of them meets, the call raises."""
+  logging.getLogger('absl').addFilter(_is_worth_showing)
+  shown = sys.unraisablehook
+  sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
+    yield orbax
+  sys.unraisablehook = shown  # not after an error: other writes still end, to nobody's interest
+
+
+def _is_worth_showing(record: logging.LogRecord) -> bool:
+  return record.levelno < logging.ERROR or 'orbax' not in pathlib.Path(record.pathname).parts
+
+
+def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Parameters and the rest, under names that do not depend on classes of libraries."""
+  params = {'/'.join(path): leaf for path, leaf in {**state.trainable, **state.frozen}.items()}
+  leaves = jax.tree_util.tree_flatten_with_path(state.replace(trainable={}, frozen={}))[0]
+  rest = {f'{i:05d}{jax.tree_util.keystr(path)}': leaf for i, (path, leaf) in enumerate(leaves)}
+  return params, rest
+
+
+def _abstract(tree: Any) -> Any:
+  return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+
+
+def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
+  """A config as it comes back from the disk (tuples are lists there)."""
+  return json.loads(json.dumps(config))
+
+
+def _differences(
+  saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+  """Fields with another value in the checkpoint: that one, and the one now."""
+  theirs, ours = _leaves(saved.config), _leaves(config)
+  return {
+    field: (theirs.get(field), ours.get(field))
+    for field in sorted(theirs.keys() | ours.keys())
+    if theirs.get(field) != ours.get(field) and matters(field)
+  }
+
+
+def _refuse(saved: Saved, differing: Mapping[str, tuple[Any, Any]]) -> None:
+  """Raises where a field differs that may not."""
+  if not differing:
+    return
+  told = [
+    f'{field}: {old!r} in the checkpoint, {new!r} now' for field, (old, new) in differing.items()
+  ]
+  remedy = 'Use its config, or another --workdir.'
+  if differing.keys() <= set(CHANGEABLE):
+    remedy = f'Use its config, or change it in mid-run: --allow_changes={",".join(differing)}.'
+  raise ValueError(
+    f'the checkpoint at step {saved.step} was made with another config ({"; ".join(told)}). '
+    + remedy
+  )
+
+
+def _under(field: str, sections: tuple[str, ...]) -> bool:
+  return any(f'{field}.'.startswith(f'{section}.') for section in sections)
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  out: dict[str, Any] = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      out.update(_leaves(value, f'{prefix}{key}.'))
+    else:
+      out[f'{prefix}{key}'] = value
+  return out

@@ -1,0 +1,56 @@
+"""TensorBoard's event file, written at once.
+
+tensorboardX has a thread for it; should the disk be full, that ends, and the run waits for it
+for ever.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+from tensorboardX import record_writer, summary
+from tensorboardX.proto import event_pb2, summary_pb2
+
+from agent_gspo.workdir import disk
+
+
+class EventFile:
+  """A new event file in a folder; every record is in the file when its call returns."""
+
+  def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
+    """Opens the file.
+
+    Args:
+      folder: is created where it does not exist.
+      purge_step: TensorBoard hides what earlier files hold of this step and those after.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    now = time.time_ns()  # by the second, as others name them, a resumed run may take the same
+    name = f'events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now:020d}'
+    self._file = disk.Appender(folder / name)
+    self._write(file_version='brain.Event:2')
+    if purge_step is not None:
+      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      self._write(step=purge_step, session_log=start)
+
+  def text(self, tag: str, text: str) -> None:
+    """Adds a text, which TensorBoard shows as Markdown."""
+    self._write(summary=summary.text(tag, text))
+
+  def scalars(self, values: Mapping[str, float], step: int) -> None:
+    """Adds a point to the curve of each tag."""
+    points = [summary.scalar(tag, value).value[0] for tag, value in values.items()]
+    self._write(step=step, summary=summary_pb2.Summary(value=points))
+
+  def close(self) -> None:
+    self._file.close()
+
+  def _write(self, **fields) -> None:
+    data = event_pb2.Event(wall_time=time.time(), **fields).SerializeToString()
+    size = struct.pack('<Q', len(data))
+    checks = (struct.pack('<I', record_writer.masked_crc32c(x)) for x in (size, data))
+    self._file.append(size + next(checks) + data + next(checks))

@@ -1,0 +1,156 @@
+"""JSON lines on disk: plain data out, whatever survived a kill back in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.workdir import disk
+
+PathLike = str | pathlib.Path
+
+
+def iterate(path: PathLike) -> Iterator[dict[str, Any]]:
+  """Yields the objects of a JSON-lines file; nothing where the file does not exist.
+
+  A last line that was cut off by a killed process is skipped in silence, any other line that
+  does not hold a JSON object with a warning.
+  """
+  for number, record in numbered(path):
+    if record is None:
+      warnings.warn(f'{path}, line {number} is not a JSON object: skipped', stacklevel=2)
+    else:
+      yield record
+
+
+def numbered(path: PathLike) -> Iterator[tuple[int, dict[str, Any] | None]]:
+  """Yields each line's number, from 1, and its object, or None where it does not hold one.
+
+  Empty lines, and a last line that was cut off, are passed over.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    return
+  with path.open('rb') as file:
+    for number, line in enumerate(file, start=1):
+      record = parse_line(line)
+      if record is not None or (line.strip() and line.endswith(b'\n')):
+        yield number, record
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+  """Returns the object of one line, or None where the line does not hold a whole one."""
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):  # bad JSON and bad UTF-8 alike; thousands of brackets
+    return None
+  return record if isinstance(record, dict) else None
+
+
+def to_plain(value: Any, marks: dict[str, str], key: str = '') -> Any:
+  """Returns `value` as data that JSON can hold.
+
+  Args:
+    value: dicts, sequences, numbers, text, and arrays of numpy or jax. Other objects are
+      written as their `str`.
+    marks: receives an entry `key: 'nan' | 'inf' | '-inf'` for every number that JSON cannot
+      hold, which becomes None. Nested keys are joined by '/'.
+    key: of `value` itself.
+  """
+  if isinstance(value, Mapping):
+    return {str(k): to_plain(v, marks, f'{key}/{k}' if key else str(k)) for k, v in value.items()}
+  if isinstance(value, list | tuple):
+    return [to_plain(v, marks, f'{key}/{i}' if key else str(i)) for i, v in enumerate(value)]
+  if value is None or isinstance(value, bool | int | str):
+    return value
+  if hasattr(value, 'dtype'):  # numpy and jax arrays and scalars, bfloat16 included
+    array = np.asarray(value)
+    if array.ndim:
+      return to_plain(array.tolist(), marks, key)
+    value = array.item()
+    if not isinstance(value, bool | int | float | str):
+      value = float(array)
+  if isinstance(value, float):
+    if math.isfinite(value):
+      return value
+    marks[key] = 'nan' if math.isnan(value) else ('inf' if value > 0 else '-inf')
+    return None
+  return value if isinstance(value, bool | int | str) else str(value)
+
+
+def replace(path: PathLike, lines: Iterable[bytes]) -> None:
+  """Writes a file in one piece: a kill leaves the old contents or the new ones."""
+  path = pathlib.Path(path)
+  new = path.with_name(path.name + '.new')
+  try:
+    with disk.writing(path), new.open('wb') as file:
+      file.writelines(lines)
+      file.flush()
+      os.fsync(file.fileno())
+  except disk.WriteError:
+    new.unlink(missing_ok=True)
+    raise
+  os.replace(new, path)
+
+
+def truncate_after(path: PathLike, step: int) -> None:
+  """Drops the records whose `step` is later, and the lines that hold no whole record.
+
+  Records without a step are kept. The file is replaced in one piece.
+  """
+  path = pathlib.Path(path)
+  if not path.exists():
+    return
+  with path.open('rb') as file:
+    replace(path, (line for line in file if _is_kept(line, step)))
+
+
+def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
+  """Drops the records of a step with one of these `label`s; the rest of the file stays."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    return
+  lines = path.read_bytes().splitlines(keepends=True)
+  kept = []
+  for line in lines:
+    record = parse_line(line) or {}
+    label = record.get('label')
+    if record.get('step') != step or not isinstance(label, str) or label not in labels:
+      kept.append(line)
+  if len(kept) < len(lines):
+    replace(path, kept)
+
+
+def drop_half_line(path: PathLike) -> None:
+  """Cuts off what stands behind the last line end, so that the next record starts a line."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    return
+  with path.open('rb+') as file:
+    end = file.seek(0, os.SEEK_END)
+    position = end
+    while position:
+      start = max(0, position - 65536)
+      file.seek(start)
+      found = file.read(position - start).rfind(b'\n')
+      if found >= 0:
+        position = start + found + 1
+        break
+      position = start
+    if position < end:
+      file.truncate(position)
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+  record = parse_line(line) if line.endswith(b'\n') else None
+  if record is None:
+    return False
+  written_at = record.get('step')
+  return not isinstance(written_at, int | float) or written_at <= step

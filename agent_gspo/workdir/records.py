@@ -1,0 +1,152 @@
+"""Reading what a run left in its workdir.
+
+A workdir holds `config.json`, `metrics.jsonl` (one object a step), `eval.jsonl` (one object
+an evaluation), `transcripts.jsonl` (one object an episode kept), `report.html`,
+`checkpoints/` and `tensorboard/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from agent_gspo.reporting import cleaning
+from agent_gspo.workdir import json_lines
+
+CONFIG = 'config.json'
+METRICS = 'metrics.jsonl'
+EVALUATIONS = 'eval.jsonl'
+TRANSCRIPTS = 'transcripts.jsonl'
+# Label of the trained team's evaluation on questions of the training split.
+SEEN = 'trained, training split'
+
+PathLike = json_lines.PathLike
+
+_MOST_WARNINGS = 5  # about a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What one workdir says about its run.
+
+  Attributes:
+    name: short and unique among the runs loaded together.
+    workdir: where it was read from.
+    config: the contents of `config.json`, empty where there is none.
+    metrics: one dict a step, in the order of steps; of a step written twice the later one.
+    evaluations: one dict an evaluation, in the order in which they were written.
+  """
+
+  name: str
+  workdir: pathlib.Path
+  config: dict[str, Any]
+  metrics: list[dict[str, Any]]
+  evaluations: list[dict[str, Any]]
+
+
+def load_run(workdir: PathLike, name: str | None = None) -> Run:
+  """Reads the configuration, metrics and evaluations of one workdir.
+
+  Args:
+    workdir: of a run, finished or not.
+    name: what to call it; the folder's name by default.
+
+  Raises:
+    FileNotFoundError: the folder holds neither metrics nor evaluations.
+  """
+  workdir = pathlib.Path(workdir)
+  if not _is_run(workdir):
+    raise FileNotFoundError(
+      f'{workdir} holds neither {METRICS} nor {EVALUATIONS}: give the workdir of a run'
+    )
+  by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
+  return Run(
+    name=name or workdir.resolve().name,
+    workdir=workdir,
+    config=_config(workdir / CONFIG),
+    metrics=[by_step[step] for step in sorted(by_step)],
+    evaluations=evaluations(workdir),
+  )
+
+
+def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
+  """The evaluations of a run as they were written, without what is odd (see `cleaning`)."""
+  return list(_read(pathlib.Path(workdir) / EVALUATIONS, cleaning.evaluation))
+
+
+def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
+  """The episodes kept of a run as they were written, without what is odd."""
+  return _read(pathlib.Path(workdir) / TRANSCRIPTS, cleaning.transcript)
+
+
+def load_runs(folders: Iterable[PathLike]) -> list[Run]:
+  """Reads several runs and gives them names that tell them apart.
+
+  Args:
+    folders: workdirs, or folders of workdirs (such as a sweep's), whose runs are all taken.
+
+  Raises:
+    FileNotFoundError: a folder holds no run.
+  """
+  workdirs = find_workdirs(folders)
+  return [load_run(w, name) for w, name in zip(workdirs, _names(workdirs), strict=True)]
+
+
+def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
+  """Returns the workdirs among `folders` and directly below them, each once, in order."""
+  found: dict[pathlib.Path, pathlib.Path] = {}
+  for folder in map(pathlib.Path, folders):
+    children = sorted(folder.iterdir()) if folder.is_dir() else []
+    runs = [folder] if _is_run(folder) else [child for child in children if _is_run(child)]
+    if not runs:
+      raise FileNotFoundError(
+        f'{folder} holds no run: give a folder with {METRICS} or {EVALUATIONS} in it, '
+        'or the folder above such folders'
+      )
+    for run in runs:
+      found.setdefault(run.resolve(), run)
+  return list(found.values())
+
+
+def _read(
+  path: pathlib.Path, clean: Callable[[dict[str, Any]], cleaning.Cleaned]
+) -> Iterator[dict[str, Any]]:
+  """Yields the cleaned records of a file; warns about the first few lines with something odd."""
+  odd_lines = 0
+  for number, record in json_lines.numbered(path):
+    kept, odd = (None, ['what is no JSON object']) if record is None else clean(record)
+    odd_lines += bool(odd)
+    if odd and odd_lines <= _MOST_WARNINGS:
+      left_out = ', '.join(odd[:5]) + (f' and {len(odd) - 5} more' if len(odd) > 5 else '')
+      warnings.warn(f'{path}, line {number}: left out {left_out}', stacklevel=2)
+    if kept is not None:
+      yield kept
+  if odd_lines > _MOST_WARNINGS:
+    more = odd_lines - _MOST_WARNINGS
+    warnings.warn(f'{path}: left out something odd in {more} more lines', stacklevel=2)
+
+
+def _config(path: pathlib.Path) -> dict[str, Any]:
+  if not path.is_file():
+    return {}
+  record = json_lines.parse_line(path.read_bytes())
+  kept, odd = ({}, ['what is no JSON object']) if record is None else cleaning.config(record)
+  if odd:
+    warnings.warn(f'{path}: left out {", ".join(odd[:5])}', stacklevel=2)
+  return kept
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+  return (folder / METRICS).is_file() or (folder / EVALUATIONS).is_file()
+
+
+def _names(workdirs: list[pathlib.Path]) -> list[str]:
+  parts = [workdir.resolve().parts for workdir in workdirs]
+  for depth in range(1, max(map(len, parts), default=1) + 1):
+    names = ['/'.join(p[-depth:]) for p in parts]
+    if len(set(names)) == len(names):
+      break
+  return names if parts else []

@@ -1,0 +1,185 @@
+"""What a run writes down while it runs: JSON lines, TensorBoard, and W&B if asked for."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from agent_gspo.workdir import disk, json_lines, records
+
+_MARK = 'non_finite'
+
+
+class RunWriter:
+  """Appends the records of one run to the files of its workdir.
+
+  Every record is one line of plain JSON, flushed at once, so that a killed process loses at
+  most the line it was writing. JSON has no NaN and no infinity: such a value is written as
+  null, and the record gets an entry `non_finite` that maps its key (nested keys joined by
+  "/") to "nan", "inf" or "-inf".
+
+  What a full disk does not take ends in a `disk.WriteError` that names the file.
+
+  Only one process of a run may hold a writer.
+  """
+
+  def __init__(self, workdir: records.PathLike, *, wandb_project: str = ''):
+    """Opens the files of `workdir` for appending, and cuts off a half-written last line.
+
+    Args:
+      workdir: is created where it does not exist.
+      wandb_project: W&B project to log to as well; "" for none.
+
+    Raises:
+      ImportError: a project is named, but wandb is not installed.
+    """
+    self.workdir = pathlib.Path(workdir)
+    self.workdir.mkdir(parents=True, exist_ok=True)
+    self._wandb = _start_wandb(wandb_project, self.workdir) if wandb_project else None
+    self._files: dict[str, disk.Appender] = {}
+    self._board = None
+    self._purge_step: int | None = None
+    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
+      json_lines.drop_half_line(self.workdir / name)
+
+  def config(self, config: Mapping[str, Any]) -> None:
+    """Writes `config.json`, and the same text to TensorBoard and W&B.
+
+    Args:
+      config: a mapping, or an `ml_collections.ConfigDict`.
+    """
+    plain = json_lines.to_plain(config.to_dict() if hasattr(config, 'to_dict') else config, {})
+    text = json.dumps(plain, indent=2)
+    json_lines.replace(self.workdir / records.CONFIG, [(text + '\n').encode()])
+    # TensorBoard shows Markdown, in which four spaces make a block of code.
+    self._tensorboard().text('config', '\n'.join('    ' + line for line in text.splitlines()))
+    if self._wandb is not None:
+      self._wandb.config.update(plain, allow_val_change=True)
+
+  def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes the metrics of one step.
+
+    Args:
+      step: written as the key `step`.
+      values: `group/name` -> number; arrays of one element and None are accepted.
+    """
+    record = self._append(records.METRICS, {'step': int(step), **values})
+    scalars = {
+      key: value
+      for key, value in record.items()
+      if key not in ('step', _MARK) and isinstance(value, int | float)
+    }
+    self._tensorboard().scalars(scalars, int(step))
+    if self._wandb is not None:
+      self._wandb.log({k: v for k, v in record.items() if v is not None and k != _MARK})
+
+  def evaluation(self, record: Mapping[str, Any]) -> None:
+    """Writes one evaluation; its numbers appear in TensorBoard under `eval/`."""
+    written = self._append(records.EVALUATIONS, record)
+    # "untrained", "during" and "trained" are one curve; baselines stand by themselves.
+    label = str(written.get('label', ''))
+    curve = label in ('untrained', 'during', 'trained', '')
+    group = 'eval' if curve else 'eval_' + label.replace(' ', '_')
+    step = int(written.get('step') or 0)
+    scalars = {
+      f'{group}/{key}': value
+      for key, value in written.items()
+      if isinstance(value, int | float) and key not in ('step', 'questions')
+    }
+    self._tensorboard().scalars(scalars, step)
+    if self._wandb is not None:
+      self._wandb.log({'step': step, **scalars})
+
+  def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
+    """Writes episodes, one line each."""
+    for episode in episodes:
+      self._append(records.TRANSCRIPTS, episode)
+
+  def truncate_after(self, step: int) -> None:
+    """Drops all records of later steps, so that a resumed run does not hold them twice.
+
+    Each file is replaced in one piece, or left as it was. Lines that a killed process left
+    half-written go too. TensorBoard hides its later events (they stay in their files).
+
+    Args:
+      step: the last step to keep.
+    """
+    self._close_files()
+    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
+      json_lines.truncate_after(self.workdir / name, step)
+    self._purge_step = step + 1
+
+  def drop(self, step: int, labels: Collection[str]) -> None:
+    """Drops what was written of the evaluations with these labels at a step."""
+    self._close_lines()
+    for name in (records.EVALUATIONS, records.TRANSCRIPTS):
+      json_lines.drop(self.workdir / name, step, labels)
+
+  def close(self) -> None:
+    """Closes everything; further calls are harmless."""
+    self._close_files()
+    if self._wandb is not None:
+      self._wandb.finish()
+      self._wandb = None
+
+  def __enter__(self) -> RunWriter:
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    self.close()
+
+  def _append(self, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    marks: dict[str, str] = {}
+    plain = json_lines.to_plain(record, marks)
+    if marks:
+      plain[_MARK] = marks
+    if name not in self._files:
+      self._files[name] = disk.Appender(self.workdir / name)
+    # ASCII, since decoded tokens may hold halves of surrogate pairs.
+    self._files[name].append(json.dumps(plain, allow_nan=False).encode() + b'\n')
+    return plain
+
+  def _tensorboard(self):
+    if self._board is None:
+      from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
+
+      self._board = event_file.EventFile(self.workdir / 'tensorboard', self._purge_step)
+    return self._board
+
+  def _close_lines(self) -> None:
+    for file in self._files.values():
+      file.close()
+    self._files = {}
+
+  def _close_files(self) -> None:
+    self._close_lines()
+    if self._board is not None:
+      self._board.close()
+      self._board = None
+
+
+def _start_wandb(project: str, workdir: pathlib.Path):
+  try:
+    import wandb
+  except ImportError as error:
+    raise ImportError(
+      f'wandb_project = {project!r}, but wandb cannot be imported ({error}): '
+      "`pip install wandb`, or set wandb_project to ''"
+    ) from error
+  # The id stands in the workdir, so that a resumed run continues the same W&B run.
+  id_file = workdir / 'wandb_id.txt'
+  if not id_file.exists():
+    id_file.write_text(uuid.uuid4().hex[:12])
+  run = wandb.init(
+    project=project,
+    name=workdir.resolve().name,
+    dir=str(workdir),
+    id=id_file.read_text().strip(),
+    resume='allow',
+  )
+  # W&B's own counter only grows, which a resumed run's does not.
+  run.define_metric('*', step_metric='step')
+  return run

@@ -1,0 +1,318 @@
+"""What holds for every estimator, and the price under each."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from credit_batches import NORMALIZATIONS, credit, normalized
+
+from agent_gspo.algorithms.advantages import estimators as lib
+
+_EPS = 1e-6
+
+
+def _messages(seed: int = 0):
+  """`(question, agent, turn, task, costs)` of uneven groups in no order."""
+  rng = np.random.default_rng(seed)
+  question, agent, turn = rng.integers(0, (4, 3, 2), (60, 3)).T
+  task = rng.integers(0, 2, 60).astype(np.float32)
+  costs = (rng.integers(0, 30, 60) * 0.003).astype(np.float32)
+  alone = (np.array([9]), np.array([0]), np.array([0]))  # a question with one message
+  question, agent, turn = (
+    np.concatenate([a, b]) for a, b in zip((question, agent, turn), alone, strict=True)
+  )
+  task, costs = np.append(task, np.float32(1)), np.append(costs, np.float32(0.02))
+  return question, agent, turn, task, costs
+
+
+def _oracle(normalize: str, task, costs, members, floor: float) -> np.ndarray:
+  """Loop over groups in float64; population standard deviation."""
+  task, costs = task.astype(np.float64), costs.astype(np.float64)
+  reward = task - costs
+  out = np.zeros(len(task))
+  for group in members:
+    if normalize == 'group_mean':
+      out[group] = reward[group] - reward[group].mean()
+    elif normalize == 'group_std':
+      scale = max(np.sqrt(np.mean((reward[group] - reward[group].mean()) ** 2)), floor, _EPS)
+      out[group] = (reward[group] - reward[group].mean()) / scale
+    elif normalize == 'batch_std':
+      scale = max(np.sqrt(np.mean((reward - reward.mean()) ** 2)), floor, _EPS)
+      out[group] = (reward[group] - reward[group].mean()) / scale
+    else:
+      scale = max(np.sqrt(np.mean((task[group] - task[group].mean()) ** 2)), floor, _EPS)
+      out[group] = (task[group] - task[group].mean()) / scale - (costs[group] - costs[group].mean())
+  return out
+
+
+def _with_floor(normalize: str, floor: float) -> dict[str, float]:
+  return {} if normalize == 'group_mean' else {'std_floor': floor}
+
+
+def _members(grouping: str, question, agent, turn) -> list[list[int]]:
+  keys = {
+    'question': lambda m: (question[m],),
+    'question_agent': lambda m: (question[m], agent[m]),
+    'question_turn_agent': lambda m: (question[m], turn[m], agent[m]),
+  }
+  groups: dict[tuple[int, ...], list[int]] = {}
+  for m in range(len(question)):
+    groups.setdefault(keys[grouping](m), []).append(m)
+  return list(groups.values())
+
+
+@pytest.mark.parametrize('grouping', lib.GROUPINGS)
+def test_groups_are_those_that_share_the_key(grouping):
+  question, agent, turn, _, _ = _messages()
+  ids = lib.group_ids(grouping, question, agent, turn)
+  members = _members(grouping, question, agent, turn)
+  assert sorted(np.unique(ids)) == list(range(len(members)))
+  for group in members:
+    np.testing.assert_array_equal(np.nonzero(ids == ids[group[0]])[0], group)
+
+
+@pytest.mark.parametrize('grouping', lib.GROUPINGS)
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
+@pytest.mark.parametrize('floor', [0.0, 0.45])
+def test_equals_the_formula(normalize, grouping, floor):
+  question, agent, turn, task, costs = _messages()
+  ids = lib.group_ids(grouping, question, agent, turn)
+  found = normalized(normalize, task, costs, ids, **_with_floor(normalize, floor))
+  expected = _oracle(normalize, task, costs, _members(grouping, question, agent, turn), floor)
+  assert found.shape == task.shape
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  assert np.abs(expected).max() > 0.3
+  for group in _members(grouping, question, agent, turn):
+    assert abs(np.asarray(found)[group].mean()) < 1e-5
+
+
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
+def test_group_of_one_is_zero(normalize):
+  task, costs = np.float32([1, 0, 1]), np.float32([0.3, 0.1, 0.9])
+  found = normalized(normalize, task, costs, np.arange(3))
+  np.testing.assert_array_equal(found, 0.0)
+
+
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
+@pytest.mark.parametrize('size', [7, 24])
+def test_equal_rewards_give_no_advantage(normalize, size):
+  """The rounding error of a mean must not be blown up by division with a tiny deviation."""
+  costs, groups = np.full(size, 0.013, np.float32), np.zeros(size, int)
+  for value in (0.9, 0.976, 0.3, 1 / 3, 0.97, 1.0):
+    found = normalized(normalize, np.full(size, value, np.float32), costs, groups)
+    np.testing.assert_allclose(found, 0.0, atol=1e-6, err_msg=str(value))
+
+
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
+def test_without_a_price_only_the_task_counts(normalize):
+  task = np.float32([1, 0, 0, 1, 1, 1, 0, 0])
+  groups = np.repeat([0, 1], 4)
+  found = normalized(normalize, task, np.zeros(8, np.float32), groups)
+  scale = 1.0 if normalize == 'group_mean' else 0.5
+  np.testing.assert_allclose(found, (task - 0.5) / scale, atol=1e-6)
+
+
+_WRITTEN = np.float32([0, 4, 10, 20])
+
+
+def _at_price(normalize: str, price: float, task: float) -> np.ndarray:
+  """One question, four episodes that all score `task` and write 0 to 20 tokens."""
+  costs = np.float32(price) * _WRITTEN
+  return np.asarray(normalized(normalize, np.full(4, task, np.float32), costs, np.zeros(4, int)))
+
+
+@pytest.mark.parametrize('task', [0.0, 1.0])
+def test_price_cancels_under_group_std_where_task_scores_tie(task):
+  """The trap: any price above 0 acts at full strength, even where everybody is wrong."""
+  low, high = _at_price('group_std', 1e-4, task), _at_price('group_std', 1e-2, task)
+  np.testing.assert_allclose(low, high, rtol=2e-3)
+  assert low[0] > 1  # silence is worth more than a standard deviation
+  np.testing.assert_allclose(low, -(_WRITTEN - _WRITTEN.mean()) / _WRITTEN.std(), rtol=2e-3)
+
+
+@pytest.mark.parametrize('task', [0.0, 1.0])
+@pytest.mark.parametrize('normalize', ['per_component', 'group_mean'])
+def test_price_keeps_its_meaning_elsewhere(normalize, task):
+  low, high = _at_price(normalize, 1e-4, task), _at_price(normalize, 1e-2, task)
+  np.testing.assert_allclose(100 * low, high, rtol=1e-2)
+  np.testing.assert_allclose(high, -1e-2 * (_WRITTEN - _WRITTEN.mean()), rtol=1e-3, atol=1e-7)
+
+
+def test_std_floor_bounds_the_trap():
+  costs = np.float32(1e-4) * _WRITTEN
+  found = normalized('group_std', np.zeros(4, np.float32), costs, np.zeros(4, int), std_floor=0.1)
+  assert np.abs(found).max() < 0.02
+
+
+@pytest.mark.parametrize('normalize', NORMALIZATIONS)
+def test_group_in_which_all_are_silent(normalize):
+  """It has no signal of its own, and lends none to the other group."""
+  groups = np.repeat([0, 1], 4)
+  task = np.float32([0, 0, 0, 0, 1, 0, 1, 0])
+  costs = np.float32([0, 0, 0, 0, 0.1, 0.2, 0, 0.1])
+  found = np.asarray(normalized(normalize, task, costs, groups))
+  np.testing.assert_array_equal(found[:4], 0.0)
+  assert (found[4:] != 0).all()
+  if normalize != 'batch_std':  # whose scale is everybody's
+    alone = normalized(normalize, task[4:], costs[4:], groups[4:] * 0)
+    np.testing.assert_allclose(found[4:], alone, atol=1e-6)
+
+
+# The front.
+
+# Their baseline is not the group's: the batch, a posterior, a virtual reward.
+_NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
+# In these a message's reward counts where others were silent, or by role or agent.
+_OWN_GROUPS = ('public_baseline', 'agent_turn', 'counterfactual')
+
+
+def _select(x: lib.Credit, where: np.ndarray) -> lib.Credit:
+  """The messages `where`, in that order."""
+  chosen = {k: np.asarray(v)[..., where] for k, v in x.items()}
+  chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
+  return lib.Credit(**chosen)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_any_order_of_messages_gives_the_same(name):
+  x = credit(7, 'question_agent')
+  order = np.random.default_rng(0).permutation(len(x.task))
+  found = lib.advantage(x, name)
+  again = lib.advantage(_select(x, order), name)
+  assert found.values.shape == found.kept.shape == x.task.shape
+  assert found.values.dtype == found.kept.dtype == jnp.float32
+  assert np.isfinite(found.values).all()
+  assert np.abs(found.values).max() > 0.1
+  np.testing.assert_allclose(again.values, np.asarray(found.values)[order], rtol=1e-4, atol=1e-4)
+  np.testing.assert_array_equal(again.kept, np.asarray(found.kept)[order])
+
+
+@pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
+def test_message_that_nothing_is_compared_with_has_no_advantage(name):
+  x = credit(7, 'question_agent')
+  found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
+  np.testing.assert_array_equal(found.values, 0)
+  if name not in (*_OWN_GROUPS, 'hgpo'):  # and among others
+    found = lib.advantage(
+      x.replace(
+        groups=np.arange(len(x.task)),
+        observation=np.arange(len(x.task)),
+        path=np.arange(len(x.task)),
+      ),
+      name,
+    )
+    np.testing.assert_allclose(found.values, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
+def test_rewards_that_all_tie_give_no_advantage(name, reward):
+  """Above all not a rounding error divided by a rounding error."""
+  x = credit(7)
+  full = lambda value: np.full(len(x.task), value, np.float32)
+  options = {'best': np.float32(reward)} if name == 'ngrpo' else {}
+  tied = x.replace(task=full(reward), costs=full(0), probability=full(0.3))
+  np.testing.assert_allclose(lib.advantage(tied, name, **options).values, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_group_in_which_all_are_silent_and_wrong(name):
+  """Question 5 of `credit`; alone in the batch, so that no statistic of others moves it."""
+  x = credit(7)
+  found = lib.advantage(_select(x, np.flatnonzero(x.question == 5)), name)
+  expected = -1 / np.sqrt(5) if name == 'ngrpo' else 0  # five zeros and a one
+  np.testing.assert_allclose(found.values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_costs_apart_keep_the_meaning_of_lambda(name):
+  x = credit(8, 'question_agent')
+  free = x.replace(costs=np.zeros_like(x.costs))
+  base = lib.advantage(free, name)
+  np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').values, base.values)
+  np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').kept, base.kept)
+  price = np.zeros(len(x.task))
+  for group in _members('question_agent', x.question, x.agent, x.turn):
+    price[group] = x.costs[group].astype(float) - x.costs[group].astype(float).mean()
+  for scale in (1, 20):
+    found = lib.advantage(x.replace(costs=x.costs * np.float32(scale)), name, costs='apart')
+    np.testing.assert_allclose(found.values, base.values - scale * price, rtol=1e-4, atol=1e-4)
+    # Dropped is what carries neither signal nor price.
+    back = (np.asarray(base.values) == 0) & (np.abs(price) > 1e-7)
+    np.testing.assert_array_equal(found.kept, np.maximum(base.kept, back))
+
+
+def test_costs_inside_are_part_of_the_reward():
+  x = credit(8)
+  whole = x.replace(task=x.task - x.costs, costs=np.zeros_like(x.costs))
+  np.testing.assert_array_equal(x.rewards, whole.task)
+  for name in ('group_std', 'opo', 'gigpo'):
+    found = lib.advantage(x, name)
+    np.testing.assert_array_equal(found.values, lib.advantage(whole, name).values)
+    assert np.abs(found.values - lib.advantage(x, name, costs='apart').values).max() > 1e-3
+  with pytest.raises(ValueError, match='inside, apart'):
+    lib.advantage(x, 'group_std', costs='outside')
+
+
+def test_solved_groups_still_feel_a_price_under_costs_apart():
+  """ngrpo drops them; the price brings them back."""
+  x = credit(8)
+  solved = _select(x, np.flatnonzero(x.question == 4))
+  assert (
+    np.asarray(lib.advantage(solved.replace(costs=solved.costs * 0), 'ngrpo').kept) == 0
+  ).all()
+  found = lib.advantage(solved, 'ngrpo', costs='apart')
+  assert np.asarray(found.kept).all()
+  np.testing.assert_allclose(found.values, solved.costs.mean() - solved.costs, atol=1e-6)
+
+
+def test_equal_costs_bring_nothing_back():
+  """0.013 in each of 24 messages has a mean that is off by a rounding error."""
+  zeros, ones = np.zeros(24, int), np.ones(24, np.float32)
+  solved = lib.Credit(
+    task=ones, costs=ones, groups=zeros, question=zeros,
+    episode=np.arange(24), agent=zeros, turn=zeros,
+  )  # fmt: skip
+  for cost in (0.013, 1 / 3, 0.976):
+    found = lib.advantage(
+      solved.replace(costs=np.full(24, cost, np.float32)), 'ngrpo', costs='apart'
+    )
+    np.testing.assert_array_equal(found.kept, 0)
+  small = solved.replace(costs=np.repeat(np.float32([0, 2e-7]), 12))  # but a small price does
+  np.testing.assert_array_equal(lib.advantage(small, 'ngrpo', costs='apart').kept, 1)
+
+
+@pytest.mark.parametrize(
+  ('name', 'field'),
+  [
+    ('opo', 'lengths'),
+    ('counterfactual', 'silent'),
+    ('public_baseline', 'roles'),
+    ('gigpo', 'observation'),
+    ('salt', 'path'),
+    ('hgpo', 'history'),
+    ('spo_single', 'probability'),
+  ],
+)
+def test_missing_field_is_named(name, field):
+  assert field in lib.fields_of(name)
+  with pytest.raises(ValueError, match=f"'{name}' reads credit.{field}"):
+    lib.advantage(credit().replace(**{field: None}), name)
+
+
+def test_fields_must_fit_each_other():
+  x = credit()
+  for changes in ({'lengths': x.lengths[1:]}, {'history': x.history[:, 1:]}, {'task': x.question}):
+    with pytest.raises(AssertionError):
+      lib.advantage(x.replace(**changes), 'group_mean')
+
+
+def test_options_are_the_keyword_parameters():
+  assert lib.options_of('mc_grpo') == {'mad_floor': 0.1, 'eps': 1e-3}
+  assert lib.options_of('group_mean') == {}
+  assert lib.fields_of('per_component') == ('task', 'costs', 'groups')
+  x = credit()
+  found = lib.advantage(x, 'group_std', std_floor=10.0).values
+  np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)

@@ -1,0 +1,169 @@
+"""Advantages that tell turns apart, each against its formula in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from credit_batches import by_group, credit, exact, members, standardised
+
+from agent_gspo.algorithms.advantages import estimators as lib
+from agent_gspo.algorithms.advantages import turn_level
+
+
+@pytest.fixture(scope='module', params=['question', 'question_turn_agent'])
+def x(request):
+  return credit(4, request.param)
+
+
+def _values(name: str, x: lib.Credit, **options) -> np.ndarray:
+  found = lib.advantage(x, name, **options)
+  np.testing.assert_array_equal(found.kept, 1)
+  return np.asarray(found.values)
+
+
+def test_agent_turn_normalises_what_is_still_to_be_paid(x):
+  e = exact(x)
+  returns = np.zeros(len(e['task']))
+  for m in range(len(returns)):
+    later = (
+      (e['episode'] == e['episode'][m])
+      & (e['agent'] == e['agent'][m])
+      & (e['turn'] >= e['turn'][m])
+    )
+    returns[m] = e['task'][m] - e['costs'][later].sum()
+  expected = by_group(returns, members(e['agent']), standardised)
+  np.testing.assert_allclose(_values('agent_turn', x), expected, atol=1e-5)
+  expected = by_group(returns, members(e['agent']), lambda v: standardised(v, 2.0))
+  np.testing.assert_allclose(_values('agent_turn', x, std_floor=2.0), expected, atol=1e-5)
+
+
+def test_agent_turn_does_not_blame_a_message_for_what_was_spent_before():
+  costs = np.float32([0.3, 0.0, 0.0, 0.3])  # two episodes of two turns by one agent
+  zeros = np.zeros(4, int)
+  found = turn_level.agent_turn(
+    np.ones(4, np.float32), costs, np.array([0, 0, 1, 1]), zeros, np.array([0, 1, 0, 1])
+  )
+  np.testing.assert_allclose(found, standardised(np.array([-0.3, 0, -0.3, -0.3])), rtol=1e-4)
+
+
+@pytest.mark.parametrize(('omega', 'divide'), [(1.0, True), (0.3, True), (1.0, False)])
+def test_gigpo_adds_the_step_to_the_episode(x, omega, divide):
+  e = exact(x)
+  normalise = standardised if divide else lambda v: v - v.mean()
+  whole = by_group(e['rewards'], members(e['groups']), normalise)
+  step = by_group(e['rewards'], members(e['question'], e['observation']), normalise)
+  found = _values('gigpo', x, omega=omega, divide=divide)
+  np.testing.assert_allclose(found, whole + omega * step, rtol=1e-4, atol=1e-4)
+  assert (np.abs(step) > 0.1).any()
+
+
+def test_gigpo_step_that_no_one_shares_adds_nothing():
+  rewards, zeros = np.float32([1, 0, 0, 1]), np.zeros(4, int)
+  found = turn_level.gigpo(rewards, zeros, zeros, np.array([0, 0, 1, 2]))
+  np.testing.assert_allclose(found, [2, -2, -1, 1], rtol=1e-5)
+  # The same ids under another question are another step.
+  found = turn_level.gigpo(rewards, np.arange(4), np.arange(4), zeros)
+  np.testing.assert_array_equal(found, 0)
+
+
+@pytest.mark.parametrize('alpha', [1.0, 0.0, 2.0])
+def test_hgpo_weighs_long_histories_more(x, alpha):
+  e = exact(x)
+  levels = [
+    by_group(e['rewards'], members(e['question'], ids), standardised) for ids in e['history']
+  ]
+  # As the code sees it: 0 in groups of one or of ties.
+  levels = [np.where(np.abs(a) < 1e-9, 0, a) for a in levels]
+  expected = np.zeros(len(e['task']))
+  seen = set()
+  for m in range(len(expected)):
+    known = [k for k in (1, 2, 3) if levels[k - 1][m] != 0]
+    seen.add(len(known))
+    if known:
+      weights = np.array([(k + 1.0) ** alpha for k in known])
+      expected[m] = weights @ [levels[k - 1][m] for k in known] / weights.sum()
+  assert seen == {0, 1, 2, 3}
+  np.testing.assert_allclose(_values('hgpo', x, alpha=alpha), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_hgpo_by_hand():
+  history = np.array([[0, 0, 0, 0], [0, 0, 1, 2]])
+  found = turn_level.hgpo(np.float32([1, 0, 0, 1]), np.zeros(4, int), history)
+  # k = 1 and 2 weigh 2 and 3; the last two messages are alone at k = 2.
+  np.testing.assert_allclose(found, [1, -1, -1, 1], rtol=1e-5)
+  found = turn_level.hgpo(np.float32([1, 0, 0, 0]), np.zeros(4, int), history)
+  first = standardised(np.array([1.0, 0, 0, 0]))
+  expected = [(2 * first[0] + 3) / 5, (2 * first[1] - 3) / 5, first[2], first[3]]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_hgpo_does_not_count_a_level_that_ties():
+  """Its rounding errors would take weight from the level that tells messages apart."""
+  rewards = np.repeat(np.float32([0.9, 0.976]), 7)
+  history = np.stack([np.zeros(14, int), np.repeat([0, 1], 7)])
+  found = turn_level.hgpo(rewards, np.zeros(14, int), history)
+  np.testing.assert_allclose(found, np.repeat([-1, 1], 7), rtol=1e-4)
+
+
+def test_salt_averages_merged_turns_only(x):
+  e = exact(x)
+  values = by_group(e['rewards'], members(e['groups']), standardised)
+  nodes = members(e['question'], e['path'])
+  expected = by_group(values, nodes, lambda v: np.full(len(v), v.mean()))
+  found = _values('salt', x)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  alone = [node[0] for node in nodes if len(node) == 1]
+  assert 0 < len(alone) < len(nodes)
+  np.testing.assert_allclose(found[alone], values[alone], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('function', 'factor'),
+  [
+    (lambda r, z: turn_level.agent_turn(r, 0 * r, np.arange(4), z, z), 1),
+    (lambda r, z: turn_level.gigpo(r, z, z, z), 2),
+    (lambda r, z: turn_level.hgpo(r, z, z[None]), 1),
+    (lambda r, z: turn_level.salt(r, z, z, np.arange(4)), 1),
+  ],
+)
+def test_default_eps_lets_small_spreads_count_and_ties_be_zero(function, factor):
+  rewards, zeros = np.float32([0, 1e-4, 0, 1e-4]), np.zeros(4, int)
+  np.testing.assert_allclose(function(rewards, zeros), factor * np.array([-1, 1, -1, 1]), rtol=1e-3)
+  np.testing.assert_array_equal(function(np.zeros(4, np.float32), zeros), 0)
+
+
+def test_counterfactual_compares_with_the_authors_silence(x):
+  e = exact(x)
+  expected = np.zeros(len(e['task']))
+  fallbacks = 0
+  for m in range(len(expected)):
+    same = (
+      (e['question'] == e['question'][m])
+      & (e['agent'] == e['agent'][m])
+      & (e['turn'] == e['turn'][m])
+      & e['silent']
+    )
+    if not same.any():
+      same, fallbacks = e['groups'] == e['groups'][m], fallbacks + 1
+    expected[m] = e['rewards'][m] - e['rewards'][same].mean()
+  assert fallbacks
+  np.testing.assert_allclose(_values('counterfactual', x), expected, atol=1e-5)
+
+
+def test_counterfactual_asks_whether_a_message_paid():
+  """Four episodes; the agent speaks in two, of which one is solved, at a price of 0.1."""
+  silent = np.array([False, False, True, True])
+  zeros, groups = np.zeros(4, int), np.zeros(4, int)
+  rewards = np.float32([0.9, -0.1, 1, 1])
+  found = turn_level.counterfactual(rewards, groups, zeros, zeros, zeros, silent)
+  np.testing.assert_allclose(found, [-0.1, -1.1, 0, 0], atol=1e-6)  # silence does as well
+  rewards = np.float32([0.9, -0.1, 0, 0])
+  found = turn_level.counterfactual(rewards, groups, zeros, zeros, zeros, silent)
+  np.testing.assert_allclose(found, [0.9, -0.1, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize('silent', [True, False])
+def test_counterfactual_of_an_agent_that_never_or_always_spoke(silent):
+  rewards, zeros = np.float32([1, 0, 0, 1]), np.zeros(4, int)
+  found = turn_level.counterfactual(rewards, zeros, zeros, zeros, zeros, np.full(4, silent))
+  np.testing.assert_allclose(found, rewards - 0.5, atol=1e-6)

@@ -1,0 +1,463 @@
+"""A bad config is refused, by name, before a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import time
+
+import micro_run
+import pytest
+import scripted_teams as st
+from micro_run import changed
+
+from agent_gspo import config as config_lib
+from agent_gspo.models import load, presets
+from agent_gspo.models.io import hf
+from agent_gspo.models.text.tokenizer import Tokenizer, word_level
+from agent_gspo.models.transformer import init_params
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import loop, prompt_checks
+from agent_gspo.training import setup as setup_lib
+
+_MODELS: dict[tuple, load.LoadedModel] = {}
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+  """Nothing may load a model."""
+
+  def refuse(*unused_arguments, **unused_options):
+    pytest.fail('a model was loaded')
+
+  monkeypatch.setattr(setup_lib, 'load_model', refuse)
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+  """A model with the same vocabulary is made once."""
+
+  def once(source, tokenizer, seed):
+    key = (source, tokenizer.fingerprint, seed)
+    if key not in _MODELS:
+      _MODELS[key] = load.load_model(source, tokenizer, seed)
+    return _MODELS[key]
+
+  monkeypatch.setattr(setup_lib, 'load_model', once)
+
+
+def test_defaults_are_the_fields_that_a_run_has():
+  parts = config_lib.check(changed())
+  assert parts.team.names == ('informant1', 'informant2', 'solver')
+  assert parts.task.name == 'relay'
+  with pytest.raises(ValueError, match=r'model.source is empty; set it'):
+    config_lib.check(changed(model__source=''))
+
+
+@pytest.mark.parametrize('file', sorted((micro_run.ROOT / 'configs').glob('*.py')), ids=str)
+def test_configs_of_the_repository_are_valid(file):
+  spec = importlib.util.spec_from_file_location(file.stem, file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config()
+  assert config.is_locked
+  try:
+    config_lib.check(config.to_dict())
+  except FileNotFoundError as error:
+    pytest.skip(str(error)[:100])
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    # Keys and types.
+    ({'stepz': 3}, r'config.stepz is unknown. Did you mean steps\?'),
+    ({'budget__lambda_tokk': 1.0}, r'config.budget.lambda_tokk is unknown. .* budget.lambda_tok\?'),
+    ({'rollout__zzz': 1}, r'config.rollout.zzz is unknown\.$'),
+    ({'steps': 1.5}, r'config.steps=1.5 must be a whole number'),
+    ({'steps': True}, r'config.steps=True must be a whole number'),
+    ({'learner__entropy': 1}, r'config.learner.entropy=1 must be True or False'),
+    ({'model__source': None}, r'config.model.source=None must be text'),
+    ({'team__agents': 'solver'}, r"config.team.agents='solver' must be a tuple"),
+    ({'budget__lambda_tok': float('nan')}, r'config.budget.lambda_tok=nan must be a finite number'),
+    ({'objective__clip_low': 'low'}, r"config.objective.clip_low='low' must be None or a finite"),
+    ({'rollout': 3}, r'config.rollout=3 must be a section of fields'),
+    # Values.
+    ({'budget__mode': 'free'}, r"budget.mode='free' is unknown; use one of fixed, accuracy_floor"),
+    ({'advantage__grouping': 'x'}, r"advantage.grouping='x' is unknown; use one of question"),
+    ({'advantage__name': 'x'}, r"advantage.name='x' is unknown; use one of"),
+    ({'objective__name': 'ppo'}, r"objective.name='ppo' is unknown; use one of"),
+    ({'learner__schedule': 'x'}, r"learner.schedule='x' is unknown; use one of constant"),
+    ({'learner__old_logprobs': 'x'}, r"learner.old_logprobs='x' is unknown"),
+    ({'objective__tis_level': 'x'}, r"objective.tis_level='x' is unknown; use one of message, tok"),
+    (
+      {'objective__tis_cap': 0.5, 'learner__old_logprobs': 'trainer'},
+      r'objective.tis_cap=0.5 must be 0 \(no correction\) or at least 1',
+    ),
+    ({'objective__tis_cap': 2.0}, r"objective.tis_cap=2.0 with learner.old_logprobs='sampler'"),
+    ({'model__dtype': 'float16'}, r"model.dtype='float16' is unknown; use one of float32"),
+    ({'evaluation__split': 'dev'}, r"evaluation.split='dev' is unknown; use one of train"),
+    ({'seed': -1}, r'seed=-1 must be a whole number from 0 to 4294967295'),
+    ({'steps': -1}, r'steps=-1 must be a whole number from 0'),
+    ({'rollout__samples': 0}, r'rollout.samples=0 must be a whole number from 1'),
+    ({'checkpoint__every': 0}, r'checkpoint.every=0 must be a whole number from 1'),
+    ({'rollout__temperature': 0.0}, r'rollout.temperature=0.0 must be positive'),
+    ({'learner__learning_rate': -1.0}, r'learner.learning_rate=-1.0 must be positive'),
+    ({'objective__clip_high': 0.0}, r'objective.clip_high=0.0 must be positive'),
+    ({'evaluation__temperature': -1.0}, r'evaluation.temperature=-1.0 is negative'),
+    ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
+    ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),
+    ({'warm_start__terse_probability': 2.0}, r'warm_start.terse_probability=2.0 is not between'),
+    ({'learner__b1': -1.0}, r'learner.b1=-1.0 must be at least 0 and below 1'),
+    ({'learner__b2': 2.0}, r'learner.b2=2.0 must be at least 0 and below 1'),
+    ({'learner__b2': 1.0}, r'learner.b2=1.0 must be at least 0 and below 1'),
+    ({'model__lora_alpha': -1.0}, r'model.lora_alpha=-1.0 must be positive'),
+    ({'model__lora_alpha': 0.0}, r'model.lora_alpha=0.0 must be positive'),
+    ({'selection__resample': 1.5}, r'selection.resample=1.5 must be a whole number'),
+    ({'rollout__temperature': 1e-46}, r'config.rollout.temperature=1e-46 must be a finite number'),
+    ({'budget__lambda_max': 1e39}, r'config.budget.lambda_max=1e\+39 must be a finite number'),
+    ({'learner__grad_clip': 10**400}, r'config.learner.grad_clip=1000.* must be a finite number'),
+    ({'learner__grad_clip': 10**5000}, r'grad_clip=a very long number must be a finite number'),
+    ({'steps': 10**5000}, r'steps=a very long number must be a whole number from 0 to'),
+    # Counts that nothing could be made of.
+    ({'seed': 2**32}, r'seed=4294967296 must be a whole number from 0 to 4294967295'),
+    ({'steps': 10**9}, r'steps=1000000000 must be a whole number from 0 to 10000000'),
+    ({'rollout__samples': 10**9}, r'rollout.samples=1000000000 must be .* to 10000\.'),
+    ({'rollout__questions': 10**9}, r'rollout.questions=1000000000 must be .* to 100000\.'),
+    ({'evaluation__questions': 10**9}, r'evaluation.questions=1000000000 must be .* to 100000'),
+    ({'model__lora_rank': 10**9}, r'model.lora_rank=1000000000 must be .* to 8192'),
+    ({'learner__row_tokens': 10**9}, r'learner.row_tokens=1000000000 must be .* to 1048576'),
+    ({'team__rounds': 10**9}, r'team.rounds=1000000000: .* takes at most 1000 turns'),
+    ({'team__agents': ('solver',) * 101}, r'team.agents names 101 .* at most 100 agents'),
+    ({'team__max_message_tokens': 10**9}, r'team.max_message_tokens=1000000000 must be from 1'),
+    ({'task__options__train_size': 10**9}, r'has 1000000000 training questions; .* at most 1000'),
+    (
+      {'steps': 10**7, 'learner__minibatches': 250, 'rollout__questions': 250},
+      r'steps=10000000 of 250 optimiser steps are more than 2147483647. Lower steps or learner',
+    ),
+    # What the free-form sections hold.
+    ({'advantage__options': {'eps': None}}, r'advantage.options.eps=None must be a finite number'),
+    ({'advantage__options': {'eps': -1.0}}, r'advantage.options.eps=-1.0 must be above 0'),
+    (
+      {'advantage__options': {'std_floor': [1]}},
+      r'advantage.options.std_floor=\[1\] must be a fin',
+    ),
+    ({'advantage__options': {'whiten': 1}}, r'advantage.options.whiten=1: its default is False'),
+    ({'objective__options': {'clip_low': 'x'}}, r"objective.options.clip_low='x' must be a finite"),
+    (
+      {'objective__name': 'sapo', 'objective__options': {'tau_positive': 0.0}},
+      r'objective.options.tau_positive=0.0 must be above 0',
+    ),
+    (
+      {'advantage__name': 'd3s', 'advantage__options': {'share': 1.5}},
+      r'advantage.options.share=1.5 is more than 1',
+    ),
+    ({'task__options': {'names': 3}}, r'option names=3 of task relay must be a list'),
+    ({'task__options': {'operation': 3}}, r'option operation=3 of task relay must be a text'),
+    ({'task__options': {'name': 'x'}}, r"unknown option 'name' of task relay"),
+    ({'task__options': {3: 'x'}}, r'config.task.options holds 3; its fields must have names'),
+    (
+      {'task__name': 'gsm8k', 'task__options': {'data_dir': 3}},
+      r'option data_dir=3 of task gsm8k must be a folder',
+    ),
+    ({'team__agents': (1, 2)}, r'team.agents holds 1; each entry must be the name of a role'),
+    ({'team__agents': ([],)}, r'team.agents holds \[\]; each entry must be'),
+    ({'team__roles__solver': 3}, r'team.roles.solver=3 must be a section of fields'),
+    ({'team__roles__solver': {'max_tokens': True}}, r'solver.max_tokens=True must be a int'),
+    ({'team__roles__solver': {'examples': (3,)}}, r'solver.examples must be .* got \(3,\)'),
+    ({'team__roles__solver': {'examples': ((1, 2),)}}, r'solver.examples must be .* got \(1, 2\)'),
+    ({'team__roles': {3: {}}}, r'config.team.roles holds 3; its fields must have names'),
+    ({'team__roles': {' ': {}}}, r"team.roles holds ' '; the name of a role must be a word"),
+    (
+      {'team__topology': 'layered', 'team__layers': ('a', 2)},
+      r"team.layers=\('a', 2\) must be positive sizes",
+    ),
+    (
+      {'team__topology': 'dag', 'team__edges': (3,)},
+      r'team.edges: 3 is no \(author, reader\) pair',
+    ),
+    (
+      {'policy__sharing': 'adapters', 'model__lora_rank': 1, 'policy__frozen': (3,)},
+      r'policy.frozen=\(3,\) must hold names of agents',
+    ),
+    (
+      {
+        'policy__sharing': 'adapters',
+        'model__lora_rank': 1,
+        'policy__learning_rates': ('a', 1.0, float('nan')),
+      },
+      r"policy.learning_rates=\('a', 1.0, nan\) must be 3 rates",
+    ),
+    # What does not fit together.
+    ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
+    ({'mesh__data': 3}, r'learner.rows=4 is not a multiple of mesh.data=3'),
+    ({'algorithm': 'ppo'}, r"algorithm='ppo' is unknown; use one of agent_gspo"),
+    ({'advantage__options': {'x': 1}}, r"advantage.options.x is unknown; 'per_component' takes"),
+    ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a' must be a finite number"),
+    ({'advantage__token_share': 2.0}, r'advantage.token_share=2.0 must be above 0 and at most 1'),
+    (
+      {'advantage__token_share': 0.5, 'learner__entropy': False},
+      r'chooses tokens by entropy: set learner.entropy=True',
+    ),
+    ({'objective__opsm_threshold': -1.0}, r'objective.opsm_threshold=-1.0 is negative'),
+    (
+      {'objective__name': 'gmpo', 'objective__ratio_span': 'agent'},
+      r"objective.ratio_span='agent': 'gmpo' takes messages only",
+    ),
+    (
+      {'objective__options': {'tau': 1.0}},
+      r"objective.options.tau is unknown; 'gspo' takes clip_low",
+    ),
+    ({'policy__sharing': 'adapters'}, r"policy.sharing='adapters' needs adapters: set model.lora"),
+    ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
+    ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with warm_start.steps=2"),
+    ({'task__options__train_size': 1}, r'rollout.questions=2 is more than the 1 training'),
+    ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
+    ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
+    ({'reward__gate': 'shut'}, r"reward.gate='shut' is unknown"),
+    ({'team__agents': ('solver',), 'team__topology': 'single'}, r'notes to 2 agents, .* has 1'),
+    ({'team__topology': 'ring'}, r"team.topology='ring' is unknown"),
+    ({'team__roles': {'solver': {'colour': 1}}}, r'team.roles.solver.colour is unknown'),
+    ({'team__roles': {'solver': {}}}, r"names the role 'informant', which team.roles does not"),
+    ({'team__roles': 3}, r'config.team.roles=3 must be a section of fields'),
+    # Models and tasks.
+    ({'model__source': 'micro'}, r"model='micro' is not of the form hf:<folder or hub id>"),
+    ({'model__source': 'random:huge'}, r"model='random:huge': no such preset; there are: micro"),
+    ({'model__source': 'pypi:torch==1'}, r'pypi:torch==1 is not known; known are'),
+    ({'task__name': 'rely'}, r"unknown task 'rely'; did you mean 'relay'\?"),
+    ({'task__options': {'max_cnt': 3}}, r"unknown option 'max_cnt' of task relay; .*'max_count'"),
+    ({'task__options': {'max_count': 0}}, r'relay: max_count=0 must be an integer from 1'),
+  ],
+)
+def test_bad_configs_are_refused_by_name(values, message, no_model, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    loop.train(changed(**values), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def _numbers(section, prefix=''):
+  for key, value in section.items():
+    if isinstance(value, dict):
+      yield from _numbers(value, f'{prefix}{key}__')
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+      yield f'{prefix}{key}', value
+
+
+@pytest.mark.parametrize(('field', 'value'), list(_numbers(changed())), ids=lambda x: str(x))
+def test_no_number_is_without_a_range(field, value):
+  """Whoever adds a field says what it may be."""
+  name = field.replace('__', '.')
+  if name == 'budget.lambda_min':
+    return
+  for wrong in (-7, float('nan'), float('inf'), 10**400, 'x', None, True, [1]):
+    with pytest.raises(ValueError, match=name.split('.')[-1]):
+      config_lib.check(changed(**{field: wrong}))
+  if isinstance(value, int) and not field.startswith('task__'):
+    with pytest.raises(ValueError, match=name.split('.')[-1]):
+      config_lib.check(changed(**{field: 10**12}))
+
+
+def test_the_longest_conversations_are_looked_at_in_seconds():
+  roles = changed()['team']['roles']
+  roles['informant']['incoming'] = roles['solver']['incoming']
+  for agents, rounds, topology in ((3, 333, 'debate'), (100, 10, 'complete'), (100, 10, 'chain')):
+    team = {
+      'team__agents': ('informant',) * 2 + ('solver',) * (agents - 2),
+      'team__rounds': rounds,
+      'team__topology': topology,
+      'team__roles': roles,
+    }
+    config = changed(**team, reward__p_read=1.0, budget__lambda_tok=0.0)
+    start = time.process_time()
+    parts = config_lib.check(config)
+    assert len(parts.team.turns) <= 1000
+    with pytest.raises(ValueError, match=r"model's context is 2048|learner.row_tokens=64 is too"):
+      setup_lib.build(parts)
+    assert time.process_time() - start < 20
+
+
+def test_missing_fields_are_named():
+  config = changed()
+  del config['budget']['eta']
+  with pytest.raises(ValueError, match=r'config.budget.eta is missing'):
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_empty_split(split, no_model, tmp_path):
+  config = changed()
+  config['task']['options'][f'{split}_size'] = 0
+  with pytest.raises(ValueError, match=f"split '{split}' of task relay is empty: set {split}_size"):
+    loop.train(config, tmp_path / 'run')
+
+
+def test_missing_data_folder_and_file(no_model, tmp_path):
+  options = {'data_dir': str(tmp_path / 'nowhere'), 'cache_dir': str(tmp_path / 'cache')}
+  config = changed(task__name='gsm8k', task__options=options, warm_start__steps=0)
+  with pytest.raises(FileNotFoundError, match=r"data_dir='.*nowhere' is not a folder; name the"):
+    loop.train(config, tmp_path / 'run')
+  config['task']['options'] |= {'data_dir': str(tmp_path), 'base_url': f'file://{tmp_path}/none'}
+  with pytest.raises(FileNotFoundError, match=r'cannot get gsm8k/.* Remedy: put the file at'):
+    loop.train(config, tmp_path / 'run')
+
+
+def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatch):
+  monkeypatch.setattr(config_lib, 'make_task', lambda *_, **__: st.Echo())
+  with pytest.raises(ValueError, match=r"warm_start.steps=2, but task 'echo' has no scripted team"):
+    config_lib.check(changed())
+  config = changed(warm_start__steps=0)
+  with pytest.raises(ValueError, match=r"'random:micro' needs a task with a vocabulary of its own"):
+    setup_lib.build(config_lib.check(config))
+
+
+# What only the model can tell.
+
+
+def build(config):
+  return setup_lib.build(config_lib.check(config))
+
+
+@pytest.mark.parametrize('rounds', [1, 2])
+@pytest.mark.parametrize('decision', ['last', 'judge'])
+def test_longest_prompt_is_known_beforehand(one_model, rounds, decision):
+  """A row that holds exactly the longest prompt and message is accepted, a shorter one not."""
+  roles = changed()['team']['roles']
+  roles = {**roles, 'judge': roles['solver']}
+  given = {'team__roles': roles, 'team__rounds': rounds, 'team__decision': decision}
+  config = changed(**given, learner__row_tokens=256, task__options__test_size=20)
+  config['task']['options']['train_size'] = 20
+  setup = build(config)
+  word = setup.tokenizer.encode('has')
+  talk = st.IdsPolicy(lambda turn: (word * turn.limit, False))
+  questions = [q for split in ('train', 'test') for q in setup.task.questions(split)]
+  batch = rollout(setup.team, setup.task, setup.tokenizer, questions, 1, talk)
+  longest = max(m.read + m.written for m in batch.messages)
+
+  config['learner']['row_tokens'] = longest
+  build(config)
+  config['learner']['row_tokens'] = longest - 1
+  with pytest.raises(ValueError, match=rf'learner.row_tokens={longest - 1} is too short: question'):
+    build(config)
+
+
+def test_prompt_longer_than_the_context(monkeypatch):
+  short = presets.PRESETS['micro'].replace(max_positions=20)
+  monkeypatch.setitem(presets.PRESETS, 'micro', short)
+  with pytest.raises(ValueError, match=r"but the model's context is 20\. Shorten the roles'"):
+    build(changed())
+
+
+def test_vocabulary_that_is_not_the_models(tmp_path):
+  few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
+  import jax
+
+  config = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
+  params = init_params(config, jax.random.key(0))
+  hf.export_hf(config, params, tmp_path, many)
+  with pytest.raises(ValueError, match=r'the tokenizer has 6 tokens, the embedding .* only 5 rows'):
+    build(changed(model__source=f'hf:{tmp_path}'))
+  assert json.loads((tmp_path / 'config.json').read_text())['vocab_size'] == 5
+
+
+@pytest.mark.parametrize(
+  ('role', 'fields', 'message'),
+  [
+    # Questions in plain English, for a model that reads whole words.
+    (None, {'text_style': 'plain'}, r'informant\.opening=.*: question relay-.* holds the word'),
+    ('solver', {'cue': 'answer :'}, r"solver: the word '\?answer', .* runs into the next .*cue"),
+    # Only where everybody is silent does the opening meet the cue.
+    (
+      'solver',
+      {'incoming': ' {sender} : {message} ', 'cue': 'answer :'},
+      r"roles\.solver: the word '\?answer', which the vocabulary of .*'random:micro' lacks",
+    ),
+    (
+      'solver',
+      {'incoming': '{sender} : {message}'},
+      r"solver: the word '\?informant1', .*incoming",
+    ),
+    ('informant', {'opening': 'note:{note}'}, r"informant: the word 'note:\w+', .*opening"),
+    ('informant', {'opening': '{question}{note}'}, r"informant: the word '\?\w+', "),
+    (
+      'informant',
+      {'system': 'hello', 'examples': [('note : x', ' y')]},
+      r"informant: the word 'hellonote', .*system, examples",
+    ),
+    ('informant', {'examples': [(' x', 'q')]}, r"informant: the word ':q', .*examples"),
+  ],
+)
+def test_words_that_no_vocabulary_holds(role, fields, message, no_model):
+  config = changed()
+  target = config['task']['options'] if role is None else config['team']['roles'][role]
+  target.update(fields)
+  with pytest.raises(ValueError, match=message):
+    build(config)
+
+
+def test_words_that_a_loaded_vocabulary_lacks(tmp_path):
+  parts = config_lib.check(changed())
+  setup = setup_lib.build(parts)
+  config, params = setup.model.config, setup.params
+  hf.export_hf(config, params, tmp_path, setup.tokenizer)
+  again = build(changed(model__source=f'hf:{tmp_path}'))
+  assert again.tokenizer.fingerprint == setup.tokenizer.fingerprint
+  named = changed(model__source=f'hf:{tmp_path}')
+  named['team']['roles']['solver']['cue'] = ' then answer :'
+  with pytest.raises(ValueError, match=r"roles\.solver\.cue holds the word 'then', which .*'hf:"):
+    build(named)
+  # 'hello' is said by the scripted team alone.
+  words = [w for w in parts.task.vocabulary() if w != 'hello']
+  roles = ['note', 'say', 'answer', 'informant1', 'informant2', 'solver']
+  word_level(list(dict.fromkeys([*words, *roles]))).save(tmp_path)
+  with pytest.raises(ValueError, match=r"warm_start\.steps=2: the word 'hello' of task 'relay' is"):
+    build(changed(model__source=f'hf:{tmp_path}'))
+  build(changed(model__source=f'hf:{tmp_path}', warm_start__steps=0))
+
+
+def test_message_that_leaves_no_room_for_a_prompt(no_model):
+  with pytest.raises(
+    ValueError, match=r'team\.max_message_tokens=2048 leaves no room for a prompt'
+  ):
+    build(changed(team__max_message_tokens=2048, reward__gate='correct'))
+  # A role's own cap is shorter, but the sampler's rows are as long as the team's.
+  config = changed(team__max_message_tokens=2040, reward__gate='correct')
+  for role in config['team']['roles'].values():
+    role['max_tokens'] = 4
+  with pytest.raises(ValueError, match=r"but the model's context is 2048\. Shorten the roles'"):
+    build(config)
+
+
+@pytest.mark.parametrize(
+  ('template', 'message'),
+  [
+    (None, 'this tokenizer has no chat template'),
+    ('{% for m in messages %}', 'The chat template cannot render .*Unexpected end of template'),
+    ('{{ messages[9].content }}', 'cannot render .*UndefinedError|has no element 9'),
+    ('{{ 1 // 0 }}', 'cannot render .*ZeroDivisionError'),
+    ('{{ messages + 1 }}', 'cannot render .*TypeError'),
+    ("{{ raise_exception('roles must alternate') }}", 'roles must alternate'),
+    ('Hello', 'does not write down what is said by user, assistant, user once each'),
+    ('{% for m in messages | reverse %}{{ m.content }}{% endfor %}', 'does not write down'),
+    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", 'does not write'),
+  ],
+)
+def test_broken_chat_templates(template, message, no_model, monkeypatch):
+  plain = prompt_checks.tokenizer_from_scratch
+  scratch = lambda *arguments: Tokenizer(
+    plain(*arguments).backend, '<eos>', pad_token='<pad>', chat_template=template
+  )
+  monkeypatch.setattr(prompt_checks, 'tokenizer_from_scratch', scratch)
+  config = changed()
+  config['team']['roles']['solver']['style'] = 'chat'
+  with pytest.raises(
+    ValueError, match=rf'random:micro.*team\.roles\.solver\.style="chat": .*({message})'
+  ):
+    build(config)
+
+
+def test_words_of_the_prompts_are_in_the_vocabulary(one_model):
+  roles = copy.deepcopy(changed()['team']['roles'])
+  roles['informant'] |= {'system': 'speak up !', 'separator': ';', 'examples': [(' so', ' it is ')]}
+  setup = build(changed(team__roles=roles))
+  assert setup.tokenizer.encode('speak up ! so it is ;')

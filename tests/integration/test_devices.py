@@ -1,0 +1,158 @@
+"""Eight devices sample, update and train as one does; run with eight host devices of their own."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import jax
+import micro_run
+import numpy as np
+import pytest
+
+from agent_gspo import config as config_lib
+from agent_gspo.training import setup as setup_lib
+
+_UPDATE = """
+import jax, numpy as np, optax
+import tiny
+from agent_gspo.algorithms import objectives
+from agent_gspo.models.transformer import Transformer
+from agent_gspo.sharding import placement
+from agent_gspo.packing import train_batches
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.update import Updater
+
+rng = np.random.default_rng(0)
+draw = lambda n: rng.integers(5, 300, n).astype(np.int32)
+old = lambda n: -rng.random(n).astype(np.float32)
+messages = [tiny.message(draw(6), draw(n), old(n)) for n in (1, 3, 5) * 8]
+weights = rng.normal(size=len(messages)).astype(np.float32)
+found = {}
+for devices in (1, 2, 8):
+  where = placement.make_placement(devices)
+  for name in ('gspo', 'dapo'):
+    updater = Updater(
+      Transformer(tiny.CONFIG), objectives.make(name), optax.sgd(0.1), 0.8, entropy=False,
+      placement=where,
+    )
+    state = where.everywhere(state_lib.init(tiny.params(), optax.sgd(0.1)))
+    batches = train_batches.pack_messages(messages, weights, row_tokens=24, rows=8)
+    scored = updater.score(state, batches)
+    state, metrics = updater.minibatch(state, batches)
+    used = len(jax.tree.leaves(state.trainable)[0].sharding.device_set)
+    flat = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(state.trainable)])
+    found[f'{name} {devices}'] = [
+      used, metrics['policy/objective'], metrics['policy/grad_norm'],
+      metrics['policy/clip_fraction'],
+      float(np.abs(flat).sum()), float((flat * np.cos(np.arange(flat.size))).sum()),
+      float(sum(np.abs(b.old_logprobs).sum() for b in scored)),
+    ]
+"""
+
+
+_SAMPLE = """
+import jax, numpy as np
+import tiny
+from agent_gspo.sharding import placement
+from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler
+
+rng = np.random.default_rng(0)
+prompts = [rng.integers(0, 300, n).astype(np.int32) for n in range(5, 45) for _ in range(2)]
+columns = [(0, 7, n, 0, 0) for n in range(len(prompts))]
+noise = keys.row_keys(keys.stream(0, 'train'), np.asarray(columns))
+found = {}
+for devices in (1, 3, 8):
+  where = placement.make_placement(devices)
+  # Few rows a device: several chunks, and rows that leave before the others end.
+  sampler = Sampler(tiny.CONFIG, max_new_tokens=8, row_tokens=64, decode_rows=8, placement=where)
+  params = where.everywhere(tiny.params())
+  samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
+  found[devices] = {
+    'tokens': [ids.tolist() for ids in samples.token_ids],
+    'logprobs': [float(x.sum()) for x in samples.logprobs],
+    'decode_rows': sampler.decode_rows,
+  }
+"""
+
+_TRAIN = """
+import contextlib, io, os, pathlib, tempfile
+import micro_run
+from agent_gspo.workdir import json_lines
+from agent_gspo.training import loop
+
+found = {}
+with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+  for name, meshes in {'one': (1, 1), 'four': (4, 4), 'four, then one': (4, 1)}.items():
+    workdir = pathlib.Path(folder) / name
+    os.environ['AGENT_GSPO_CACHE'] = f'{workdir}_cache'  # each makes its own warm start
+    for steps, devices in zip((1, 2), meshes):
+      config = micro_run.changed(
+        steps=steps, mesh__data=devices, budget__lambda_tok=0.05, rollout__samples=8
+      )
+      loop.train(config, workdir)
+    found[name] = [*json_lines.iterate(workdir / 'metrics.jsonl')]
+"""
+
+
+@functools.cache
+def _run(script: str) -> dict:
+  """What a script leaves in `found`."""
+  support = micro_run.ROOT / 'tests' / 'support'
+  head = f'import json, sys\nsys.path[:0] = [{str(micro_run.ROOT)!r}, {str(support)!r}]\n'
+  done = subprocess.run(
+    [sys.executable, '-c', f'{head}{script}\nprint(json.dumps(found))'],
+    env={
+      **micro_run.environment(),
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
+    },
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize('name', ['gspo', 'dapo'])
+@pytest.mark.parametrize('devices', [2, 8])
+def test_device_count_changes_no_update(name, devices):
+  found = _run(_UPDATE)
+  used, *figures = found[f'{name} {devices}']
+  assert used == devices
+  assert figures == pytest.approx(found[f'{name} 1'][1:], rel=1e-4)
+  assert figures[1] > 0.01  # there is a gradient to compare
+
+
+@pytest.mark.parametrize('devices', [3, 8])
+def test_device_count_changes_no_sample(devices):
+  """Also a count that is no power of two."""
+  found = _run(_SAMPLE)
+  one, many = found['1'], found[f'{devices}']
+  assert many['decode_rows'] == devices * one['decode_rows']
+  assert many['tokens'] == one['tokens']
+  assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
+  assert len({len(ids) for ids in one['tokens']}) > 5
+
+
+@pytest.mark.parametrize('name', ['four', 'four, then one'])
+def test_device_count_changes_no_run(name):
+  """Warm start, evaluations, rollouts and updates; a checkpoint goes on with other devices."""
+  found = _run(_TRAIN)
+  # Of the clock, of the machine, and what is rounding altogether.
+  free = ('time/', 'memory/', 'policy/ratio_first_minibatch_error', 'policy/sampler_trainer_diff')
+  for one, other in zip(found['one'], found[name], strict=True):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+      if not key.startswith(free):
+        assert other[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
+  assert found['one'][1]['policy/grad_norm'] > 0
+
+
+def test_parameters_are_put_on_the_device_once():
+  """Numpy's, as weights are loaded, would travel to it with every call of the sampler."""
+  setup = setup_lib.build(config_lib.check(micro_run.get_config().to_dict()))
+  loaded = jax.tree.map(np.asarray, setup.params)
+  policy = setup.policy(loaded, stream='eval', step=0, temperature=0.0)
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(policy.params))

@@ -1,0 +1,264 @@
+"""launch/evaluate.py and launch/compare.py: folders that go on, and folders of something else."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import pathlib
+import re
+import shutil
+import sys
+
+import micro_run
+import pytest
+import talkative_run
+
+from agent_gspo.reporting import comparison, tables
+from agent_gspo.tasks import base, registry
+from agent_gspo.workdir import json_lines
+from launch import compare, evaluation_folder
+
+ARGUMENTS = (
+  f'--config={talkative_run.CONFIG}',
+  '--config.evaluation.batch_questions=2',
+  '--baseline=single,self_consistency,debate,agent_prune',
+  '--probes',
+  '--price_written=2',
+)
+
+
+@functools.cache
+def evaluated() -> tuple[pathlib.Path, str]:
+  """The folder of a whole evaluation, and what was printed."""
+  folder = micro_run.folder() / 'evaluated'
+  done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, f'--out={folder}'))
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ''
+  return folder, done.stdout
+
+
+def result() -> dict:
+  return json.loads((evaluated()[0] / 'result.json').read_text())
+
+
+def test_result_holds_every_system_and_its_figures():
+  figures = result()
+  evaluations = figures['evaluations']
+  labels = [e['label'] for e in evaluations]
+  k = evaluations[3]['samples']
+  assert labels == [
+    'untrained',
+    'constant answer',
+    'single agent',
+    f'self-consistency (k={k})',
+    'debate',
+    'AgentPrune',
+  ]
+  assert len(figures['probes']) == 5
+  assert figures['left_out'] == {}
+  assert figures['question_ids'] == [f'relay-test-{i}' for i in range(4)]
+  team = evaluations[0]
+  prices = team['money/prices_per_million']
+  assert prices == {'written': 2.0, 'read': 0.0, 'source': 'flags'}
+  assert team['money/per_question'] == pytest.approx(2e-6 * team['tokens/written_per_question'])
+  printed = evaluated()[1]
+  for text in (*labels, 'informant1: tokens written', 'messages shuffled', 'points a 100 tokens'):
+    assert text in printed
+
+
+def test_figures_are_those_of_the_records():
+  folder, _ = evaluated()
+  figures, records = evaluation_folder.read(folder)
+  assert figures['label'] == 'untrained'
+  written = [m['written'] for r in records for m in r['messages']]
+  assert sum(written) / 4 == figures['tokens/written_per_question']
+  assert {'question', 'gold', 'answer', 'task_score', 'messages'} <= records[0].keys()
+  debate, records = evaluation_folder.read(folder, 'debate')
+  assert [len(r['messages']) for r in records] == [6] * 4
+  assert debate['comm/calls_per_question'] == 6.0
+
+
+def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
+  folder, _ = evaluated()
+  lines = (folder / 'results.jsonl').read_bytes().splitlines(keepends=True)
+  cut = tmp_path / 'cut'
+  cut.mkdir()
+  shutil.copy(folder / 'evaluation.json', cut)
+  # Killed while it wrote a line, in the middle of a batch.
+  (cut / 'results.jsonl').write_bytes(b''.join(lines[:9]) + lines[9][: len(lines[9]) // 2])
+  done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, f'--out={cut}'))
+  assert done.returncode == 0, done.stderr
+  assert (cut / 'result.json').read_bytes() == (folder / 'result.json').read_bytes()
+  assert (cut / 'learnt.json').read_bytes() == (folder / 'learnt.json').read_bytes()
+  again = (cut / 'results.jsonl').read_bytes().splitlines(keepends=True)
+  assert again[:9] == lines[:9]
+  without_time = lambda line: {k: v for k, v in json.loads(line).items() if k != 'seconds'}
+  key = lambda record: (record['variant'], record['question_id'])
+  assert sorted(map(without_time, again), key=key) == sorted(map(without_time, lines), key=key)
+
+
+# The folder
+
+
+FINGERPRINT = {'temperature': 0.5, 'team': {'edges': [[0, 1]], 'rounds': 1}, 'seed': 0}
+
+
+@pytest.mark.parametrize(
+  ('changed', 'message'),
+  [
+    ({'temperature': 1.0}, r'temperature: 0\.5 there, 1\.0 now'),
+    ({'team': {'edges': [(0, 1)], 'rounds': 2}}, r'team\.rounds: 1 there, 2 now'),
+    ({'team': {'edges': [], 'rounds': 1}}, r'team\.edges: '),
+    ({'more': 'x'}, r"more: None there, 'x' now"),
+  ],
+)
+def test_a_folder_of_another_evaluation_is_refused(tmp_path, changed, message):
+  evaluation_folder.Folder(tmp_path, FINGERPRINT)
+  evaluation_folder.Folder(tmp_path, {**FINGERPRINT, 'team': {'rounds': 1, 'edges': [(0, 1)]}})
+  with pytest.raises(ValueError, match=message):
+    evaluation_folder.Folder(tmp_path, {**FINGERPRINT, **changed})
+
+
+def test_results_of_nobody_are_refused(tmp_path):
+  (tmp_path / 'results.jsonl').write_text('{}\n')
+  with pytest.raises(ValueError, match=r'holds results without evaluation\.json'):
+    evaluation_folder.Folder(tmp_path, FINGERPRINT)
+
+
+def test_a_folder_keeps_records_whole(tmp_path):
+  folder = evaluation_folder.Folder(tmp_path / 'new', FINGERPRINT)
+  record = {'variant': 'v', 'question_id': 'a', 'score': 0.1}
+  folder.add([record, {**record, 'question_id': 'b'}])
+  folder.learn('mask', (1, 2))
+  with (tmp_path / 'new' / 'results.jsonl').open('a') as file:
+    file.write('{"variant": "v", "quest')
+  again = evaluation_folder.Folder(tmp_path / 'new', FINGERPRINT)
+  assert again.get('v', 'a') == folder.get('v', 'a') == record
+  assert again.get('v', 'c') is None
+  assert again.learnt == folder.learnt == {'mask': [1, 2]}
+  again.add([{**record, 'question_id': 'c'}])
+  found = list(json_lines.iterate(tmp_path / 'new' / 'results.jsonl'))
+  assert [r['question_id'] for r in found] == ['a', 'b', 'c']
+
+
+def test_reading_what_is_not_there(tmp_path):
+  with pytest.raises(FileNotFoundError, match=r'holds no result\.json'):
+    evaluation_folder.read(tmp_path)
+  with pytest.raises(ValueError, match="holds no evaluation 'star'; it holds 'untrained', 'single"):
+    evaluation_folder.read(evaluated()[0], 'star')
+
+
+# Comparing
+
+
+def compare_command(monkeypatch, *systems):
+  monkeypatch.setattr(sys, 'argv', ['compare.py', *map(str, systems)])
+  compare.main()
+
+
+def test_compare_two_systems(monkeypatch, capsys):
+  folder, _ = evaluated()
+  compare_command(monkeypatch, folder, f'{folder}:debate')
+  printed = capsys.readouterr().out
+  team, debate = (next(e for e in result()['evaluations'] if e['label'] == label)
+                  for label in ('untrained', 'debate'))  # fmt: skip
+  gap = team['tokens/written_per_question'] - debate['tokens/written_per_question']
+  line = next(line for line in printed.splitlines() if 'Ctok' in line)
+  assert f'{gap:+.1f} [' in line
+  assert all(text in printed for text in ('accuracy, %', 'Ptok', 'untrained', '4 questions'))
+
+
+def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
+  folder, _ = evaluated()
+  other = tmp_path / 'other'
+
+  def refused(message):
+    with pytest.raises(SystemExit) as exit_:
+      compare_command(monkeypatch, folder, other)
+    assert exit_.value.code == 2
+    assert re.fullmatch(rf'error: .*{message}.*\n', capsys.readouterr().err)
+
+  refused(r'holds no result\.json')
+  shutil.copytree(folder, other)
+  changed = result()
+  changed['evaluation']['task']['name'] = 'another'
+  (other / 'result.json').write_text(json.dumps(changed))
+  refused('different tasks, options or splits')
+  changed = result()
+  changed['question_ids'].pop()
+  (other / 'result.json').write_text(json.dumps(changed))
+  refused('4 and 3 questions, 3 of them the same')
+
+
+@pytest.mark.filterwarnings('ignore:results.jsonl, line 1')
+def test_damaged_folders_of_evaluations_are_refused(tmp_path):
+  folder = tmp_path / 'folder'
+  shutil.copytree(evaluated()[0], folder)
+  whole = (folder / 'results.jsonl').read_text()
+  first, *rest = whole.splitlines(keepends=True)
+  question = json.loads(first)['question_id']
+  for line in ('', first[:50] + '\n', first.replace('"written": ', '"written": "x", "was": ')):
+    (folder / 'results.jsonl').write_text(line + ''.join(rest))
+    with pytest.raises(ValueError, match=rf"holds no whole answer to question '{question}'"):
+      evaluation_folder.read(folder)
+  (folder / 'results.jsonl').write_text(whole)
+  for text, message in (
+    ('[]', r'result\.json: must hold a JSON object'),
+    ('{"evaluations": ', r'result\.json: not valid JSON'),
+    ('{"evaluations": 3}', r'result\.json: evaluations=3 must be a list'),
+    ('{"evaluations": [], "question_ids": []}', r'result\.json lacks evaluation\.task'),
+  ):
+    (folder / 'result.json').write_text(text)
+    with pytest.raises(ValueError, match=message):
+      evaluation_folder.read(folder)
+
+
+# Tables
+
+
+def test_tables_show_what_is_known():
+  figures = result()
+  text = tables.render_text(comparison.comparison_table(figures['evaluations']), 200)
+  constant = next(line for line in text.splitlines() if 'constant' in line)
+  assert constant.split()[-1] == '-'  # no calls, no money
+  text = tables.render_text(comparison.probe_table(figures['probes']), 200)
+  assert len([line for line in text.splitlines() if 'muted' in line]) == 3
+  rows = [{'measure': 'x', 'a': 1, 'b': 2, 'difference': -1.0, 'difference_low': -2.0,
+           'difference_high': 0.5}]  # fmt: skip
+  assert '-1.0 [-2.0, +0.5]' in tables.render_text(comparison.difference_table(['A', 'B'], rows))
+
+
+# The documentation
+
+
+def test_the_benchmark_in_the_docs_works(tmp_path, monkeypatch):
+  text = (micro_run.ROOT / 'docs' / 'evaluation.md').read_text(encoding='utf-8')
+  code, line = (block.split('```')[0] for block in text.split('```python\n')[1:3])
+  assert len(code.splitlines()) < 40
+  (tmp_path / 'problems_of_the_docs.py').write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  entry = ast.literal_eval('{' + line + '}')
+  assert entry == {'problems': ('agent_gspo.tasks.problems', 'Problems')}
+  monkeypatch.setitem(registry._TASKS, 'problems', ('problems_of_the_docs', 'Problems'))
+  nouns = ('pens', 'cups', 'hats', 'eggs', 'keys', 'coins', 'books', 'shells', 'kites', 'maps')
+  verbs = ('buys', 'finds', 'sells', 'draws', 'loses', 'paints')
+  problems = [
+    {
+      'id': f'{i}-{j}-{k}',
+      'question': f'On day {i} Ann {verb} {k} old {noun} in {verb} street; how many {noun} then?',
+      'answer': str(1000 + k),
+    }
+    for i, verb in enumerate(verbs)
+    for j, noun in enumerate(nouns)
+    for k in range(2)
+  ]
+  (tmp_path / 'problems.jsonl').write_text('\n'.join(map(json.dumps, problems)))
+  task = registry.make_task('problems', path=str(tmp_path / 'problems.jsonl'))
+  sizes = {split: len(task.questions(split)) for split in base.SPLITS}
+  assert min(sizes.values()) > 0
+  question = task.questions('test')[0]
+  assert task.score(question, f'The answer is {int(question.answer):,}.') == 1.0
+  assert task.canonical('so 1,001 pens') == '1001'
+  legacy = registry.make_task('problems', path=str(tmp_path / 'problems.jsonl'), grader='legacy')
+  assert legacy.score(question, f'The answer is {int(question.answer):,}.') == 0.0

@@ -1,0 +1,362 @@
+"""The commands: what they do, and how they end when something is wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import pytest
+import small_checkpoints
+
+from agent_gspo import config as config_lib
+from agent_gspo.models import load, lora, presets
+from agent_gspo.models.io import hf
+from agent_gspo.models.text.tokenizer import Tokenizer, word_level
+from agent_gspo.models.transformer import Transformer, causal_mask, init_params
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.workdir import checkpoints, json_lines
+from launch import command
+
+MICRO = f'--config={micro_run.CONFIG}'
+
+_BAD_CONFIGS = {
+  'raises': 'def get_config():\n  raise ValueError("no such trick")\n',
+  'syntax': 'def get_config(:\n',
+  'import': 'import no_such_module\n',
+  'empty': 'x = 1\n',
+  'nothing': 'def get_config():\n  return {}\n',
+  'half': 'from agent_gspo.config import default_config\n'
+  'def get_config():\n  c = default_config()\n  del c.team\n  return c.lock()\n',
+  'field': 'from agent_gspo.config import default_config\n'
+  'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
+}
+
+
+def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
+  """Name -> (command line, what its one line of error holds)."""
+  new = f'--workdir={folder}/new'
+  train = lambda *arguments: ['train', MICRO, new, *arguments]
+  bad = lambda name: ['train', f'--config={folder}/{name}.py', new]
+  field = '--config.budget'
+  return {
+    'unknown field': (
+      train(f'{field}.lambda_tokk=1'),
+      f'{field}.lambda_tokk: the config has no field \'lambda_tokk\'. Did you mean "lambda_tok"?',
+    ),
+    'unknown section': (
+      train('--config.bugdet.lambda_tok=1'),
+      '--config.bugdet.lambda_tok: the config has no field \'bugdet\'. Did you mean "budget"?',
+    ),
+    'unknown option': (
+      train('--config.task.options.max_cnt=1'),
+      "--config.task.options.max_cnt: the config has no field 'max_cnt'",
+    ),
+    'field of a number': (train('--config.steps.foo=1'), '--config: KeyError: Attribute'),
+    'wrong type': (
+      train('--config.steps=abc'),
+      'flag --config.steps=abc: invalid literal for int()',
+    ),
+    'wrong value': (
+      train('--config.budget.mode=x'),
+      "budget.mode='x' is unknown; use one of fixed",
+    ),
+    'nan': (train('--config.budget.lambda_tok=nan'), 'lambda_tok=nan must be a finite number'),
+    'bound': (train('--config.budget.lambda_tok=0.5'), 'Keep lambda_tok below 0.083'),
+    'field before file': (['train', '--config.steps=1', MICRO, new], 'before a value for --config'),
+    'no config': (['train', new], '--config is missing; give a file such as configs/tiny.py'),
+    'no such config': (
+      ['train', '--config=nowhere.py', new],
+      "No such file or directory: 'nowhere",
+    ),
+    'no workdir': (['train', MICRO], '--workdir is missing; name a folder for the run'),
+    'unknown flag': (train('--stepz=3'), "Unknown command line flag 'stepz'"),
+    'stray argument': (train('steps=3'), "unexpected argument 'steps=3'; options are written"),
+    'config raises': (bad('raises'), 'ValueError: no such trick'),
+    'config syntax': (bad('syntax'), '--config: SyntaxError: invalid syntax (syntax.py, line 1)'),
+    'config import': (bad('import'), "ModuleNotFoundError: No module named 'no_such_module'"),
+    'config empty': (bad('empty'), "has no attribute 'get_config'"),
+    'config nothing': (bad('nothing'), 'must return a ConfigDict'),
+    'field in file': (
+      bad('field'),
+      'config.budget.lambda_tokk is unknown. Did you mean budget.lambda_tok?',
+    ),
+    'workdir is a file': (['train', MICRO, f'--workdir={folder}/empty.py'], 'empty.py'),
+    'no data folder': (
+      [
+        *['train', f'--config={folder}/gsm8k.py', new],
+        f'--config.task.options.data_dir={folder}/nowhere',
+      ],
+      f"data_dir='{folder}/nowhere' is not a folder; name the folder that holds",
+    ),
+    'not this run': (
+      ['train', MICRO, f'--workdir={folder}/other', '--config.seed=5'],
+      'the checkpoint at step 0 was made with another config (seed: 0 in the checkpoint, 5 now)',
+    ),
+    'vocabulary': (
+      ['train', MICRO, f'--workdir={folder}/mismatch', f'--config.model.source=hf:{folder}/model'],
+      'the tokenizer has 6 tokens, the embedding of the model only 5 rows',
+    ),
+    'evaluate nothing': (
+      ['evaluate', MICRO, f'--workdir={folder}/nowhere'],
+      'nowhere/checkpoints holds no checkpoint',
+    ),
+    'evaluate half a config': (
+      ['evaluate', f'--config={folder}/half.py'],
+      'config.team is missing; start from default_config()',
+    ),
+    'evaluate without config': (['evaluate'], '--config is missing'),
+    'export nothing': (
+      ['export', f'--workdir={folder}/nowhere', f'--out={folder}/out'],
+      'holds no checkpoint',
+    ),
+    'damaged': (
+      ['train', MICRO, f'--workdir={folder}/damaged'],
+      f'no checkpoint in {folder}/damaged/checkpoints is intact (0: ',
+    ),
+    'evaluate damaged': (
+      ['evaluate', MICRO, f'--workdir={folder}/damaged'],
+      f'no checkpoint in {folder}/damaged/checkpoints is intact (0: ',
+    ),
+    'export damaged': (
+      ['export', f'--workdir={folder}/damaged', f'--out={folder}/out'],
+      "'params/_METADATA' is missing). Put the files back from a copy; or remove that folder",
+    ),
+    'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
+  }
+
+
+@functools.cache
+def outcomes() -> dict[str, list]:
+  """Exit status, stdout and stderr of every case."""
+  folder = micro_run.folder() / 'bad'
+  folder.mkdir()
+  for name, text in _BAD_CONFIGS.items():
+    (folder / f'{name}.py').write_text(text)
+  gsm8k = "c.unlock()\n  c.task.name = 'gsm8k'\n  c.task.options = {'data_dir': ''}\n"
+  text = micro_run.CONFIG.read_text() + '\n\n_micro = get_config\n\n\ndef get_config():\n'
+  (folder / 'gsm8k.py').write_text(f'{text}  c = _micro()\n  {gsm8k}  return c.lock()\n')
+  few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
+  shape = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
+  hf.export_hf(shape, init_params(shape, jax.random.key(0)), folder / 'model', many)
+  optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
+  config = config_lib.resolve(micro_run.get_config().to_dict())
+  other = checkpoints.Checkpoints(folder / 'other' / 'checkpoints', config)
+  other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, lora=False))
+  shutil.copytree(folder / 'other', folder / 'damaged')
+  small_checkpoints.DAMAGES['metadata deleted'](folder / 'damaged' / 'checkpoints' / '0')
+  cases = _cases(folder)
+  done = subprocess.run(
+    [sys.executable, str(micro_run.CONFIG.parent / 'forked_commands.py')],
+    input=json.dumps([line for line, _ in cases.values()]),
+    env=micro_run.environment(),
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=300,
+  )
+  return dict(zip(cases, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize('name', sorted(_cases(pathlib.Path('x'))))
+def test_mistakes_end_with_one_line_and_status_2(name):
+  status, stdout, stderr = outcomes()[name]
+  _, expected = _cases(micro_run.folder() / 'bad')[name]
+  lines = stderr.splitlines()
+  assert len(lines) == 1, stderr
+  assert lines[0].startswith('error: ')
+  assert expected in lines[0]
+  assert status == 2
+  assert stdout == ''
+  assert not (micro_run.folder() / 'bad' / 'new').exists()
+
+
+def test_loss_that_is_not_finite_ends_with_one_line(tmp_path):
+  done = micro_run.run(micro_run.train_command(tmp_path, '--config.warm_start.learning_rate=1e38'))
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: objective=')
+  assert done.stderr.endswith('of the warm start. Lower warm_start.learning_rate.\n')
+  assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    MemoryError('cannot allocate 8 GiB'),
+    jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 8 GiB'),
+  ],
+)
+def test_too_little_memory_ends_with_one_line(error, monkeypatch, capsys):
+  def main():
+    raise error
+
+  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  with pytest.raises(SystemExit) as exit_:
+    command._guarded(main)
+  assert exit_.value.code == 2
+  message = capsys.readouterr().err
+  assert re.fullmatch(r'error: out of memory \(.* 8 GiB\)\. Lower learner\.rows, .*\n', message)
+
+
+def test_what_no_user_can_mend_keeps_its_traceback(monkeypatch):
+  def main():
+    raise jax.errors.JaxRuntimeError('INTERNAL: of the compiler')
+
+  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  with pytest.raises(jax.errors.JaxRuntimeError):
+    command._guarded(main)
+
+
+def test_traceback_on_demand(monkeypatch, capsys):
+  def main():
+    raise FloatingPointError('objective=nan\nin step 3')
+
+  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  with pytest.raises(SystemExit) as exit_:
+    command._guarded(main)
+  assert exit_.value.code == 2
+  assert capsys.readouterr().err == 'error: objective=nan in step 3\n'
+  monkeypatch.setenv('AGENT_GSPO_TRACEBACK', '1')
+  with pytest.raises(FloatingPointError):
+    command._guarded(main)
+
+
+# evaluate
+
+
+def test_evaluate_a_checkpoint(tmp_path):
+  workdir, out = micro_run.finished(), tmp_path / 'new' / 'figures'
+  done = micro_run.run(micro_run.command('evaluate', MICRO, f'--workdir={workdir}', f'--out={out}'))
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ''
+  result = json.loads((out / 'result.json').read_text())
+  record, constant, alone = result['evaluations']
+  assert result['evaluation']['model'] == 'random:micro'
+  assert result['config'] == json.loads(json.dumps(micro_run.get_config().to_dict()))
+  # The same questions, noise and figures as at the end of the run.
+  records = json_lines.iterate(workdir / 'eval.jsonl')
+  (trained,) = (record for record in records if record['label'] == 'trained')
+  same = trained.keys() - {'label', 'seconds'}
+  assert {k: record[k] for k in same} == {k: trained[k] for k in same}
+  assert (record['label'], record['step']) == ('step 10', 10)
+  assert (constant['label'], alone['label']) == setup_lib.BASELINES
+  assert [agent['name'] for agent in alone['agents']] == ['solver']
+  episodes = list(json_lines.iterate(out / 'results.jsonl'))
+  team = [e for e in episodes if e['variant'] == record['variant']]
+  assert [e['question_id'] for e in team] == [f'relay-test-{i}' for i in range(4)]
+  for text in (
+    'accuracy',
+    'tokens written a question (Ctok)',
+    'tokens read a question (Ptok)',
+    'silent turns',
+    'informant1: tokens written',
+    'constant answer',
+    'single agent',
+    '95 % interval',
+  ):
+    assert text in done.stdout
+
+
+# export
+
+
+def _adapted(seed: int = 0):
+  """A Qwen-like model with biases, and adapters that do something."""
+  config = presets.PRESETS['micro'].replace(
+    vocab_size=50,
+    num_layers=1,
+    qkv_bias=True,
+    tie_embeddings=False,
+    lora_rank=3,
+    lora_alpha=12.0,
+  )
+  params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(seed))
+  rng = np.random.default_rng(seed)
+  fill = lambda path, x: (
+    rng.normal(size=x.shape, scale=0.05).astype(np.float32) if path[-1].key == 'lora_b' else x
+  )
+  return config, jax.tree_util.tree_map_with_path(fill, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config, params):
+  tokens = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
+  positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
+  model, variables = Transformer(config), {'params': params}
+  mask = causal_mask(jnp.array([12, 12]), 12)
+  hidden, _ = model.apply(variables, tokens, positions, mask)
+  return model.apply(variables, hidden, method='logits')
+
+
+def test_merged_adapters_compute_the_same():
+  config, params = _adapted()
+  merged = lora.merge_adapters(config, params)
+  plain = config.replace(lora_rank=0)
+  expected = jax.eval_shape(lambda: init_params(plain, jax.random.key(0)))
+  assert jax.tree.structure(merged) == jax.tree.structure(expected)
+  adapted = _logits(config, params)
+  np.testing.assert_allclose(_logits(plain, merged), adapted, atol=1e-5, rtol=1e-5)
+  without = jax.tree_util.tree_map_with_path(
+    lambda path, x: x * 0 if path[-1].key == 'lora_b' else x, params
+  )
+  assert np.abs(adapted - _logits(config, without)).max() > 0.05  # they do something
+
+
+def test_adapters_that_add_nothing_change_no_bit():
+  config, params = _adapted()
+  off = jax.tree_util.tree_map_with_path(
+    lambda path, x: x * 0 if path[-1].key == 'lora_b' else -x, params
+  )
+  off['layers_0']['attn']['q']['kernel'] = off['layers_0']['attn']['q']['kernel'].at[0].set(-0.0)
+  merged = lora.merge_adapters(config, off)
+  base = {
+    path: x
+    for path, x in jax.tree_util.tree_leaves_with_path(off)
+    if not path[-1].key.startswith('lora_')
+  }
+  found = dict(jax.tree_util.tree_leaves_with_path(merged))
+  assert found.keys() == base.keys()
+  for path, x in base.items():
+    assert np.asarray(found[path]).tobytes() == np.asarray(x).tobytes()
+  plain = config.replace(lora_rank=0)
+  np.testing.assert_array_equal(_logits(plain, merged), _logits(config, off))
+
+
+def test_export_is_what_transformers_loads(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  torch = pytest.importorskip('torch')
+  workdir = micro_run.finished()
+  done = micro_run.run(
+    micro_run.command('export', f'--workdir={workdir}', f'--out={tmp_path / "model"}')
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ''
+  assert 'wrote the policy of step 10 to' in done.stdout
+
+  config = micro_run.get_config().to_dict()
+  like = load.load_model(f'hf:{tmp_path / "model"}')
+  params = checkpoints.newest(workdir / 'checkpoints').restore_params(config, like.params)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
+  question = config_lib.check(config).task.questions('test')[0]
+  ids = tokenizer(question.text)['input_ids']
+  assert ids == Tokenizer.from_folder(tmp_path / 'model').encode(question.text)
+  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'model').eval()
+  with torch.no_grad():
+    theirs = model(torch.tensor([ids])).logits[0].numpy()
+  tokens, length = jnp.asarray([ids], jnp.int32), len(ids)
+  ours = Transformer(like.config)
+  hidden, _ = ours.apply(
+    {'params': params}, tokens, jnp.arange(length)[None], causal_mask(jnp.array([length]), length)
+  )
+  logits = ours.apply({'params': params}, hidden, method='logits')[0]
+  np.testing.assert_allclose(logits, theirs, atol=1e-4)

@@ -1,0 +1,522 @@
+"""However a run is stopped, the same command ends where it would have ended anyway."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import full_disk
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import small_checkpoints
+from jax.experimental.compilation_cache import compilation_cache
+
+from agent_gspo import config as config_lib
+from agent_gspo.reporting import html_report
+from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.training import step as step_lib
+from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.update import NonFiniteLossError, Updater
+from agent_gspo.workdir import checkpoints, disk, json_lines
+
+STEPS = micro_run.get_config().steps
+
+
+def saved(workdir: pathlib.Path, step: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
+  """Step and all arrays of a checkpoint, by default the newest, as they lie on the disk."""
+  with ocp.CheckpointManager((workdir / 'checkpoints').absolute()) as manager:
+    items = {name: ocp.args.StandardRestore() for name in ('params', 'state')}
+    step = manager.latest_step() if step is None else step
+    found = manager.restore(step, args=ocp.args.Composite(**items))
+  return step, {f'{name}/{k}': np.asarray(v) for name in items for k, v in found[name].items()}
+
+
+def records(workdir: pathlib.Path, name: str) -> list[dict]:
+  """The records of a file without what depends on the clock and the machine."""
+  clock = ('time/', 'memory/', 'seconds')
+  return [
+    {key: value for key, value in record.items() if not key.startswith(clock)}
+    for record in json_lines.iterate(workdir / name)
+  ]
+
+
+def assert_same_run(workdir: pathlib.Path) -> None:
+  """Compares a finished run with the one that nothing interrupted."""
+  reference = micro_run.finished()
+  step, arrays = saved(workdir)
+  expected_step, expected = saved(reference)
+  assert step == expected_step == STEPS
+  assert arrays.keys() == expected.keys()
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(array, expected[name], err_msg=name)
+  for name in ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl'):
+    assert records(workdir, name) == records(reference, name), name
+  assert [r['step'] for r in records(workdir, 'metrics.jsonl')] == list(range(1, STEPS + 1))
+
+
+def stop(command: list[str], workdir: pathlib.Path, lines: int, number: int) -> tuple[int, str]:
+  """Sends a signal when `metrics.jsonl` has so many lines; gives exit status and output."""
+  process = subprocess.Popen(
+    command,
+    env=micro_run.environment(),
+    cwd=micro_run.folder(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  metrics, deadline = workdir / 'metrics.jsonl', time.monotonic() + 300
+  while process.poll() is None and time.monotonic() < deadline:
+    if metrics.exists() and metrics.read_bytes().count(b'\n') >= lines:
+      os.kill(process.pid, number)
+      break
+    time.sleep(0.002)
+  output, _ = process.communicate(timeout=300)
+  return process.returncode, output
+
+
+def test_reference_run_is_complete():
+  workdir = micro_run.finished()
+  by_label = {}
+  for record in records(workdir, 'eval.jsonl'):
+    by_label.setdefault(record['label'], []).append(record['step'])
+  assert by_label == {
+    'constant answer': [0],
+    'single agent': [0],
+    'untrained': [0],
+    'during': [4, 8],
+    'trained': [STEPS],
+    'trained, training split': [STEPS],
+  }
+  seen = records(workdir, 'eval.jsonl')[-1]
+  assert (seen['label'], seen['split'], seen['questions']) == (
+    'trained, training split',
+    'train',
+    3,
+  )
+  trained = [r['policy/grad_norm'] for r in records(workdir, 'metrics.jsonl')]
+  assert max(trained) > 0  # else bit-identical parameters would say nothing
+
+
+@functools.cache
+def _setup() -> setup_lib.Setup:
+  config = micro_run.get_config().to_dict()
+  return setup_lib.build(config_lib.check(config))
+
+
+@pytest.fixture
+def programs(monkeypatch, tmp_path):
+  """What the commands compiled serves this process. No warm start is kept from elsewhere."""
+  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
+  names = ('compilation_cache_dir', 'persistent_cache_min_compile_time_secs')
+  before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
+  jax.config.update('jax_compilation_cache_dir', str(micro_run.folder() / 'compiled'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  compilation_cache.reset_cache()
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def compiled(monkeypatch, programs):
+  """And what a run traced serves the next one."""
+  setup, updaters = _setup(), []
+
+  def same_updater(**arguments):
+    updaters.append(updaters[0] if updaters else Updater(**arguments))
+    return updaters[0]
+
+  again = lambda parts: dataclasses.replace(setup, config=parts.config)
+  monkeypatch.setattr(setup_lib, 'build', again)
+  monkeypatch.setattr(step_lib, 'Updater', same_updater)
+
+
+def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
+  micro_run.finished()
+  command = micro_run.train_command(tmp_path, '--config.checkpoint.every=3')
+  status, output = stop(command, tmp_path, 2, signal.SIGINT)
+  assert status == 130, output
+  assert 'Traceback' not in output
+  step, _ = saved(tmp_path)
+  assert 2 <= step < STEPS
+  assert len(records(tmp_path, 'metrics.jsonl')) == step
+  assert f'saved step {step}; the same command goes on from there' in output
+
+  status, output = stop(command, tmp_path, STEPS - 2, signal.SIGKILL)
+  assert status == -signal.SIGKILL, output
+  assert f'resumed from the checkpoint at step {step}' in output
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 9, "task/acc')  # as a kill may leave it
+
+  config = micro_run.get_config().to_dict()
+  config['checkpoint']['every'] = 3
+  loop.train(config, tmp_path)
+  assert_same_run(tmp_path)
+
+
+def test_the_reference_policy_is_where_the_run_began(tmp_path, programs):
+  """That is after the warm start, and a resumed run still has it."""
+  config = micro_run.changed(
+    steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
+  )
+  loop.train(config, tmp_path)
+  loop.train({**config, 'steps': 3}, tmp_path)
+  _, start = saved(tmp_path, 0)
+  step, end = saved(tmp_path)
+  assert step == 3
+  kept = {key.partition('.reference')[2]: x for key, x in end.items() if '.reference' in key}
+  for name, array in start.items():
+    if name.startswith('params/'):
+      path = tuple(name.removeprefix('params/').split('/'))
+      np.testing.assert_array_equal(kept.pop(f'[{path}]'), array, err_msg=name)
+  assert not kept
+  kl = [record['policy/kl'] for record in records(tmp_path, 'metrics.jsonl')]
+  assert kl[0] < 1e-9
+  assert kl[2] > 1e-9
+
+
+def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compiled):
+  workdir = tmp_path / 'run'
+  shutil.copytree(micro_run.finished(), workdir)
+  files = ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl', 'config.json')
+  before = {name: (workdir / name).read_bytes() for name in files}
+  monkeypatch.setattr(Updater, 'minibatch', lambda *_: pytest.fail('trained'))
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
+  record = loop.train(micro_run.get_config().to_dict(), workdir)
+  assert record['label'] == 'trained'
+  assert {name: (workdir / name).read_bytes() for name in files} == before
+  table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
+  assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
+
+
+@pytest.mark.filterwarnings('ignore:.*left out')
+def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
+  workdir = tmp_path / 'run'
+  shutil.copytree(micro_run.finished(), workdir)
+  for name, line in (
+    ('eval.jsonl', '{"step": 3, "label": ["during"], "agents": 7, "task/accuracy": "x"}'),
+    ('transcripts.jsonl', '{"step": 3, "messages": ["hello"]}'),
+    ('metrics.jsonl', '{"step": [3]}'),
+  ):
+    with (workdir / name).open('a') as file:
+      file.write(line + '\n')
+  config = micro_run.get_config().to_dict()
+  with pytest.warns(UserWarning, match=r"eval\.jsonl, line 8: left out 'label'"):
+    loop.train(config, workdir)
+  assert f'curves and transcripts: {workdir}/report.html' in capsys.readouterr().out
+
+  def write_report(*unused):
+    raise TypeError('nothing fits')
+
+  monkeypatch.setattr(html_report, 'write_report', write_report)
+  with pytest.warns(UserWarning, match='left out'):
+    assert loop.train(config, workdir)['label'] == 'trained'
+  output = capsys.readouterr().out
+  assert 'there is no report (TypeError: nothing fits); all else is done' in output
+  assert f'python launch/report.py {workdir}' in output
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, capsys, compiled):
+  workdir = tmp_path / 'run'
+  config = micro_run.changed(checkpoint__every=7)
+  micro_run.finished()
+  loop.train(config, workdir)
+  small_checkpoints.DAMAGES['arrays flipped'](workdir / 'checkpoints' / str(STEPS))
+  capsys.readouterr()
+  with pytest.warns(UserWarning, match=f'checkpoints/{STEPS} is damaged'):
+    loop.train(config, workdir)
+  output = capsys.readouterr().out
+  assert 'resumed from the checkpoint at step 7\n' in output
+  assert f': now {STEPS}.damaged\n' in output
+  assert_same_run(workdir)
+
+
+def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, compiled):
+  micro_run.finished()
+  config = micro_run.changed(checkpoint__every=4)
+  save = checkpoints.Checkpoints.save
+
+  def save_to_a_full_disk(self, state):
+    with full_disk.full(10_000 if state.step == 8 else resource.RLIM_INFINITY):
+      save(self, state)
+
+  monkeypatch.setattr(checkpoints.Checkpoints, 'save', save_to_a_full_disk)
+  message = (
+    rf'checkpoint 8 could not be written to {tmp_path}/checkpoints: File too large\. Checkpoint 4 '
+    r'is safe: make room, and the same command goes on from there\.'
+  )
+  with pytest.raises(disk.WriteError, match=message):
+    loop.train(config, tmp_path)
+  monkeypatch.setattr(checkpoints.Checkpoints, 'save', save)
+  loop.train(config, tmp_path)
+  assert_same_run(tmp_path)
+
+
+def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
+  """One run, stopped five times where most is at stake, by its own signal handlers."""
+  micro_run.finished()
+  config = micro_run.get_config().to_dict()
+  config['checkpoint']['every'] = 1
+  go = lambda: loop.train(config, tmp_path)
+
+  # In the warm start: a half-taught model must not be taken for a taught one.
+  minibatch = Updater.minibatch
+
+  def interrupted_minibatch(*arguments):
+    signal.raise_signal(signal.SIGINT)
+    return minibatch(*arguments)
+
+  monkeypatch.setattr(Updater, 'minibatch', interrupted_minibatch)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  assert (
+    'interrupted before anything was finished; the same command starts' in capsys.readouterr().out
+  )
+  assert not list((tmp_path / 'checkpoints').iterdir())
+
+  # In the untrained evaluation: its record must not be missing in the end.
+  evaluate = setup_lib.Setup.evaluate
+
+  def interrupted_evaluate(self, *arguments, alone=False, **options):
+    if alone:  # the last thing that this evaluation does
+      signal.raise_signal(signal.SIGTERM)
+    return evaluate(self, *arguments, alone=alone, **options)
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', interrupted_evaluate)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluate)
+  assert 'saved step 0; the same command goes on from there' in capsys.readouterr().out
+  assert records(tmp_path, 'eval.jsonl') == []
+
+  # A second Ctrl-C does not wait for the step, which has consumed the state before it.
+  calls = []
+
+  def impatient(*arguments):
+    calls.append(0)
+    if len(calls) == 6:  # the second mini-batch of step 3
+      signal.raise_signal(signal.SIGINT)
+      signal.raise_signal(signal.SIGINT)
+    return minibatch(*arguments)
+
+  monkeypatch.setattr(Updater, 'minibatch', impatient)
+  with pytest.raises(KeyboardInterrupt):
+    go()
+  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  assert 'saved step 2; the same command goes on from there' in capsys.readouterr().out
+  assert saved(tmp_path)[0] == 2
+
+  # A loss that is not finite: the last good checkpoint stays, the batch is named.
+  roll_out = step_lib.Trainer.roll_out
+
+  def poisoned(self, state, progress):
+    talk = roll_out(self, state, progress)
+    batch = talk.batch
+    if state.step == 4:
+      asked.extend(q.id for q in batch.questions)
+      first = batch.messages[0]
+      first = dataclasses.replace(first, logprobs=first.logprobs + np.nan)
+      batch = dataclasses.replace(batch, messages=(first, *batch.messages[1:]))
+    return dataclasses.replace(talk, batch=batch)
+
+  asked = []
+  monkeypatch.setattr(step_lib.Trainer, 'roll_out', poisoned)
+  message = (
+    r'of 2 of step 5, questions relay-.*Lower learner.learning_rate.*checkpoint 4 is good: to go '
+    r'on .* --config.learner.learning_rate and --allow_changes=learner.learning_rate\.'
+  )
+  with pytest.raises(NonFiniteLossError, match=message) as raised:
+    go()
+  monkeypatch.setattr(step_lib.Trainer, 'roll_out', roll_out)
+  assert len(asked) == 2
+  assert all(question in str(raised.value) for question in asked)
+  assert saved(tmp_path)[0] == 4
+
+  # Killed in the middle of writing an evaluation: what is there of it is not kept twice.
+  writer_evaluation = loop.RunWriter.evaluation
+
+  def killed(self, record):
+    if record['label'] == 'during':
+      raise SystemExit('killed')
+    writer_evaluation(self, record)
+
+  monkeypatch.setattr(loop.RunWriter, 'evaluation', killed)
+  with pytest.raises(SystemExit):
+    go()
+  monkeypatch.setattr(loop.RunWriter, 'evaluation', writer_evaluation)
+  assert records(tmp_path, 'transcripts.jsonl')[-1]['label'] == 'during'
+
+  go()
+  assert_same_run(tmp_path)
+
+
+# The parts.
+
+
+def test_interruption_waits_for_the_end_of_a_block():
+  before = signal.getsignal(signal.SIGINT)
+  done = []
+
+  def block(interruption, *signals):
+    with interruption.deferred():
+      for number in signals:
+        signal.raise_signal(number)
+        done.append(number)
+
+  with Interruption() as interruption:
+    with pytest.raises(KeyboardInterrupt):
+      signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+      block(interruption, signal.SIGTERM)
+    assert done == [signal.SIGTERM]
+    block(interruption)  # what has been raised is not raised again
+    with pytest.raises(KeyboardInterrupt):
+      block(interruption, signal.SIGINT, signal.SIGINT)  # the second one does not wait
+    assert done == [signal.SIGTERM, signal.SIGINT]
+    block(interruption)
+  assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
+  checkpoints = small_checkpoints.open_(tmp_path / 'c', keep=2)
+  assert checkpoints.latest_step is None
+  for step in range(4):
+    checkpoints.save(small_checkpoints.state(step + 0.5, step))
+  assert sorted(p.name for p in (tmp_path / 'c').iterdir()) == ['2', '3']
+  again = small_checkpoints.open_(tmp_path / 'c', keep=2)
+  restored = again.restore(small_checkpoints.state(0.0))
+  assert again.latest_step == 3
+  expected = small_checkpoints.state(3.5, 3)
+  assert jax.tree.structure(restored) == jax.tree.structure(expected)
+  jax.tree.map(np.testing.assert_array_equal, restored, expected)
+
+
+def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
+  edges = {'topology': 'dag', 'edges': ((0, 2), (1, 2))}
+  first = small_checkpoints.open_(tmp_path / 'c', team=edges)
+  first.save(small_checkpoints.state(0.0))
+  # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
+  small_checkpoints.open_(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7})
+  found = r'at step 0 .* \(budget.lambda_tok: 0.02 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
+  with pytest.raises(ValueError, match=found):
+    small_checkpoints.open_(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
+  # With a decaying learning rate the number of steps matters.
+  linear = {'learner': {'schedule': 'linear'}, 'team': edges}
+  other = small_checkpoints.open_(tmp_path / 'd', **linear)
+  other.save(small_checkpoints.state(0.0))
+  with pytest.raises(ValueError, match=r'steps: 10 in the checkpoint, 99 now'):
+    small_checkpoints.open_(tmp_path / 'd', **linear, steps=99)
+
+
+def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
+  first = small_checkpoints.open_(tmp_path, keep=2)
+  first.save(small_checkpoints.state(0.0, 1))
+  lower = {'learner': {'learning_rate': 1e-4, 'grad_clip': 0.5}}
+  fields = ['learner.learning_rate', 'learner.grad_clip']
+  way_on = r'learning_rate: 0.001 in the .* --allow_changes=learner.grad_clip,learner.learning_rate'
+  with pytest.raises(ValueError, match=way_on):
+    small_checkpoints.open_(tmp_path, **lower)
+  with pytest.raises(
+    ValueError, match=r'grad_clip: 1.0 in the .* --allow_changes=learner.grad_clip'
+  ):
+    small_checkpoints.open_(tmp_path, allow_changes=fields[:1], **lower)
+  changed = small_checkpoints.open_(tmp_path, keep=2, allow_changes=fields, **lower)
+  expected = [
+    {'step': 1, 'field': 'learner.grad_clip', 'old': 1.0, 'new': 0.5},
+    {'step': 1, 'field': 'learner.learning_rate', 'old': 1e-3, 'new': 1e-4},
+  ]
+  assert changed.changes == expected
+  changed.save(small_checkpoints.state(0.0, 2))
+  # From here on it is the run's own config; the same command still works.
+  assert small_checkpoints.open_(tmp_path, **lower).changes == expected
+  assert small_checkpoints.open_(tmp_path, allow_changes=fields, **lower).changes == expected
+  assert checkpoints.newest(tmp_path).config['learner']['learning_rate'] == 1e-4
+  with pytest.raises(ValueError, match=r'learning_rate: 0.0001 in the checkpoint, 0.001 now'):
+    small_checkpoints.open_(tmp_path)
+  # What would make another run of it may not change.
+  with pytest.raises(ValueError, match=r'seed: 0 in the .*Use its config, or another --workdir'):
+    small_checkpoints.open_(tmp_path, seed=1, **lower)
+  with pytest.raises(
+    ValueError, match=r'allow_changes=seed: in mid-run only learner.learning_rate'
+  ):
+    small_checkpoints.open_(tmp_path, allow_changes=['seed'], seed=1, **lower)
+
+
+def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, programs):
+  config = micro_run.changed(
+    steps=1,
+    warm_start__steps=0,
+    learner__minibatches=1,
+    evaluation__questions=1,
+    checkpoint__keep=9,
+  )
+  loop.train(config, tmp_path / 'same')
+  shutil.copytree(tmp_path / 'same', tmp_path / 'lower')
+  config['steps'] = 2
+  loop.train(config, tmp_path / 'same')
+  config['learner']['learning_rate'] /= 8
+  loop.train(config, tmp_path / 'lower', allow_changes=['learner.learning_rate'])
+  moved = {}
+  for name in ('same', 'lower'):
+    (_, before), (_, after) = (saved(tmp_path / name, step) for step in (1, 2))
+    moved[name] = {k: after[k] - x for k, x in before.items() if k.startswith('params/')}
+  assert max(np.abs(x).max() for x in moved['same'].values()) > 1e-4
+  for name, x in moved['same'].items():
+    np.testing.assert_allclose(moved['lower'][name], x / 8, rtol=1e-2, atol=1e-6, err_msg=name)
+  told = json.loads((tmp_path / 'lower' / 'config.json').read_text())
+  assert told['changes'] == [
+    {'step': 1, 'field': 'learner.learning_rate', 'old': 1e-3, 'new': 1e-3 / 8}
+  ]
+  assert 'changes' not in json.loads((tmp_path / 'same' / 'config.json').read_text())
+
+
+def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+  monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
+  first = small_checkpoints.open_(tmp_path / 'checkpoints')
+  first.save(small_checkpoints.state(0.0))
+  config = micro_run.get_config().to_dict()
+  config['rollout']['samples'] = 3
+  with pytest.raises(ValueError, match=r'rollout.samples: 2 in the checkpoint, 3 now'):
+    loop.train(config, tmp_path)
+
+
+def test_parameters_for_another_use(tmp_path):
+  first = small_checkpoints.open_(tmp_path / 'c')
+  first.save(small_checkpoints.state(1.5))
+  saved_there = checkpoints.newest(tmp_path / 'c')
+  assert saved_there.config['model']['source'] == 'random:micro'
+  assert saved_there.step == 0
+  config = micro_run.get_config().to_dict()
+  config['rollout']['samples'], config['evaluation']['split'] = 7, 'validation'
+  like = small_checkpoints.params(0.0)
+  params = saved_there.restore_params(config, like)
+  jax.tree.map(np.testing.assert_array_equal, params, small_checkpoints.params(1.5))
+  config['task']['options']['max_count'] = 4  # other words for a model from scratch
+  with pytest.raises(ValueError, match=r'task.options.max_count: 3 in the checkpoint, 4 now'):
+    saved_there.restore_params(config, like)
+  for folder in (tmp_path / 'none', tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'holds no checkpoint; give the --workdir'):
+      checkpoints.newest(folder)
+
+
+def test_updates_do_not_consume_what_the_state_was_made_of():
+  params = {'a': {'kernel': jnp.ones(3)}}
+  state = state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1))
+  jax.tree.leaves(state.trainable)[0].delete()
+  assert not params['a']['kernel'].is_deleted()

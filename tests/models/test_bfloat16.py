@@ -1,0 +1,79 @@
+"""What bfloat16 costs: operands of matrix products are rounded, and nothing else.
+
+The sampler and the trainer then tell a token nearly the same, whatever XLA fuses.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.models import transformer
+from agent_gspo.models.transformer import Transformer
+from agent_gspo.packing import train_batches
+from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.update import Updater
+
+_CONFIG = tiny.CONFIG.replace(dtype='bfloat16', num_layers=4)
+
+
+def _rounded(x) -> np.ndarray:
+  return np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_logits_are_sums_in_float32(tied):
+  config = _CONFIG.replace(tie_embeddings=tied)
+  params = tiny.params(config)
+  head = params['embed']['embedding'].T if tied else params['lm_head']['kernel']
+  hidden = np.random.default_rng(0).normal(size=(5, config.embed_dim)).astype(ml_dtypes.bfloat16)
+  found = Transformer(config).apply({'params': params}, jnp.asarray(hidden), method='logits')
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, _rounded(hidden) @ _rounded(head), atol=1e-5)
+
+
+@pytest.mark.parametrize('queries', [1, 3])
+def test_attention_rounds_its_weights_once(queries):
+  """Decoding has one query a row, and a form of its own."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(ml_dtypes.bfloat16)
+  q, k, v = draw(2, 2, 3, queries, 8), draw(2, 2, 200, 8), draw(2, 2, 200, 8)
+  mask = rng.random((2, queries, 200)) < 0.8
+  found = jax.jit(transformer._attend)(*map(jnp.asarray, (q, k, v, mask)))
+  scores = np.einsum('bkgtd,bksd->bkgts', _rounded(q), _rounded(k))
+  scores = np.where(mask[:, None, None], scores, -np.inf)
+  weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  expected = np.einsum('bkgts,bksd->bkgtd', _rounded(weights), _rounded(v))
+  expected /= weights.sum(axis=-1, keepdims=True)
+  np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+def test_sampler_and_trainer_differ_little():
+  params = tiny.params(_CONFIG)
+  rng = np.random.default_rng(1)
+  prompts = [rng.integers(0, 300, 20 + n % 3).astype(np.int32) for n in range(16)]
+  found = Sampler(_CONFIG, max_new_tokens=24, row_tokens=128)(
+    jax.tree.map(jnp.asarray, params),
+    prompts,
+    keys.row_keys(keys.stream(0, 'train'), np.arange(16)[:, None]),
+    temperature=1.0,
+    stop_ids=(),
+  )
+  messages = [
+    tiny.message(prompt, ids, logprobs, ended=False)
+    for prompt, ids, logprobs in zip(prompts, found.token_ids, found.logprobs, strict=True)
+  ]
+  updater = Updater(Transformer(_CONFIG), losses.gspo, optax.sgd(0.0), 1.0, entropy=False)
+  batches = train_batches.pack_messages(messages, np.zeros(16), row_tokens=96, rows=2)
+  trainer = updater.score(state_lib.init(params, optax.sgd(0.0)), batches)
+  gap = [np.abs(t.old_logprobs - s.old_logprobs) for t, s in zip(trainer, batches, strict=True)]
+  mean = sum(x.sum() for x in gap) / sum(b.loss_mask.sum() for b in batches)
+  assert 0 < mean < 1e-3

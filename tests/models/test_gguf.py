@@ -1,0 +1,464 @@
+"""GGUF files written by the gguf package, read back by ours."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+import pretrained
+import pytest
+import raw_gguf
+
+from agent_gspo.models import load, rope
+from agent_gspo.models.config import ModelConfig, RopeScaling
+from agent_gspo.models.io import gguf as ours
+from agent_gspo.models.io import gguf_header, hf, tensor_names
+
+gguf = pytest.importorskip('gguf')
+
+_CONFIGS = {
+  'llama': ModelConfig(
+    family='llama',
+    vocab_size=260,
+    num_layers=2,
+    embed_dim=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    mlp_dim=96,
+    rope_theta=50_000.0,
+    norm_eps=1e-5,
+    tie_embeddings=False,
+    max_positions=512,
+  ),
+}
+_CONFIGS['qwen2'] = _CONFIGS['llama'].replace(family='qwen2', qkv_bias=True, norm_eps=1e-6)
+_CONFIGS['qwen3'] = _CONFIGS['llama'].replace(
+  family='qwen3', qk_norm=True, head_dim=32, tie_embeddings=True
+)
+
+
+def _random(config: ModelConfig) -> dict:
+  rng = np.random.default_rng(0)
+  return {
+    row.ours: rng.normal(size=row.shape).astype(np.float32) for row in tensor_names.table(config)
+  }
+
+
+def _permute(weight: np.ndarray, heads: int) -> np.ndarray:
+  """What llama.cpp's converter does to q and k of the llama architecture."""
+  return (
+    weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    .swapaxes(1, 2)
+    .reshape(weight.shape)
+  )
+
+
+def _write(file, config: ModelConfig, flat: dict, quantise: bool = False, extra=(), **fields):
+  """Names come from the gguf package's own table, not from ours."""
+  arch = {
+    'llama': gguf.MODEL_ARCH.LLAMA,
+    'qwen2': gguf.MODEL_ARCH.QWEN2,
+    'qwen3': gguf.MODEL_ARCH.QWEN3,
+  }[config.family]
+  name_map = gguf.get_tensor_name_map(arch, config.num_layers)
+  writer = gguf.GGUFWriter(file, config.family)
+  writer.add_block_count(config.num_layers)
+  writer.add_context_length(config.max_positions)
+  writer.add_embedding_length(config.embed_dim)
+  writer.add_feed_forward_length(config.mlp_dim)
+  writer.add_head_count(config.num_heads)
+  writer.add_head_count_kv(config.num_kv_heads)
+  writer.add_key_length(config.head_dim)
+  writer.add_rope_freq_base(config.rope_theta)
+  writer.add_layer_norm_rms_eps(config.norm_eps)
+  writer.add_tokenizer_model('gpt2')
+  writer.add_tokenizer_pre('qwen2')
+  tokens = [f't{i}' for i in range(config.vocab_size)]
+  writer.add_token_list(tokens)
+  writer.add_token_types([3, *[1] * (config.vocab_size - 1)])
+  writer.add_token_merges(['t 1', 't 2'])
+  writer.add_eos_token_id(0)
+  writer.add_bool('test.flag', True)
+  writer.add_array('test.floats', [0.5, -1.5])
+  writer.add_float64('test.double', 1 / 3)
+  writer.add_int64('test.negative', -(1 << 40))
+  for key, value in fields.items():
+    writer.add_string(key.replace('__', '.'), value)
+  for row in tensor_names.table(config):
+    weight = flat[row.ours].T if row.transposed else flat[row.ours]
+    if config.family == 'llama' and row.hf.endswith(('q_proj.weight', 'k_proj.weight')):
+      heads = config.num_heads if 'q_proj' in row.hf else config.num_kv_heads
+      weight = _permute(weight, heads)
+    name = name_map.get_name(row.hf, try_suffixes=('.weight', '.bias'))
+    weight = np.ascontiguousarray(weight)
+    if quantise and weight.ndim == 2:
+      kind = gguf.GGMLQuantizationType.Q8_0
+      writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+    else:
+      writer.add_tensor(name, weight)
+  for name, tensor in extra:
+    writer.add_tensor(name, tensor)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+
+
+@pytest.mark.parametrize('family', _CONFIGS)
+def test_parameters_come_back_exactly(family, tmp_path):
+  config = _CONFIGS[family]
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat)
+  model = ours.load_gguf(tmp_path / 'm.gguf')
+  assert model.config == config
+  found = tensor_names.flatten(model.params)
+  assert found.keys() == flat.keys()
+  for path in flat:
+    np.testing.assert_array_equal(found[path], flat[path], err_msg=path)
+    assert found[path].flags.c_contiguous
+    assert found[path].flags.writeable
+
+
+def test_quantised_parameters_are_close(tmp_path):
+  config = _CONFIGS['llama']
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat, quantise=True)
+  found = tensor_names.flatten(ours.load_gguf(tmp_path / 'm.gguf').params)
+  for path in flat:
+    # Q8_0 has 127 steps up to the largest of 32 normal numbers.
+    np.testing.assert_allclose(found[path], flat[path], atol=0.02, err_msg=path)
+
+
+def test_header_equals_the_packages_reader(tmp_path):
+  _write(tmp_path / 'm.gguf', _CONFIGS['qwen2'], _random(_CONFIGS['qwen2']), quantise=True)
+  metadata, tensors = gguf_header.read(tmp_path / 'm.gguf')
+  reader = gguf.GGUFReader(tmp_path / 'm.gguf')
+  expected = {
+    key: field.contents() for key, field in reader.fields.items() if not key.startswith('GGUF.')
+  }
+  assert metadata == expected
+  assert {name: (info.kind, info.offset) for name, info in tensors.items()} == {
+    tensor.name: (tensor.tensor_type.value, tensor.data_offset) for tensor in reader.tensors
+  }
+  for tensor in reader.tensors:
+    assert tensors[tensor.name].shape == tuple(reversed(tensor.shape.tolist()))
+
+
+def test_llama3_frequency_factors_become_a_rope_scaling(tmp_path):
+  config = _CONFIGS['llama'].replace(rope_theta=500_000.0)
+  scaled = config.replace(rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192))
+  factors = (rope.frequencies(config) / rope.frequencies(scaled)).astype(np.float32)
+  flat = _random(config)
+  _write(tmp_path / 'm.gguf', config, flat, extra=[('rope_freqs.weight', factors)])
+  assert ours.load_gguf(tmp_path / 'm.gguf').config == scaled
+  other = [('rope_freqs.weight', factors[::-1].copy())]
+  _write(tmp_path / 'n.gguf', config, flat, extra=other)
+  with pytest.raises(ValueError, match=r'rope_freqs\.weight is not a Llama 3 scaling'):
+    ours.load_gguf(tmp_path / 'n.gguf')
+
+
+def test_what_cannot_be_read_is_refused_by_name(tmp_path):
+  config = _CONFIGS['llama']
+  flat = _random(config)
+  file = tmp_path / 'm.gguf'
+  _write(file, config, flat, extra=[('blk.0.oops.weight', np.ones(3, np.float32))])
+  with pytest.raises(ValueError, match=r'not expected.*blk\.0\.oops'):
+    ours.load_gguf(file)
+  _write(file, config, flat, llama__rope__scaling__type='yarn')
+  with pytest.raises(ValueError, match="rope scaling 'yarn'"):
+    ours.load_gguf(file)
+  metadata, _ = gguf_header.read(file)
+  for key, value, message in (
+    ('general.architecture', 'mamba', "architecture='mamba'"),
+    ('llama.block_count', None, r'lacks llama\.block_count'),
+    ('llama.expert_count', 8, 'mixtures'),
+    ('llama.rope.dimension_count', 8, 'partial'),
+  ):
+    changed = {**metadata, 'llama.rope.scaling.type': 'none', key: value}
+    with pytest.raises(ValueError, match=message):
+      ours.config_from_gguf(changed, tied=True, where='x.gguf')
+
+
+def test_damaged_files_are_refused(tmp_path):
+  file = tmp_path / 'm.gguf'
+  _write(file, _CONFIGS['llama'], _random(_CONFIGS['llama']))
+  raw = file.read_bytes()
+  for size, message in ((len(raw) - 5000, 'ends before'), (300, 'cut off'), (20, 'cut off')):
+    file.write_bytes(raw[:size])
+    with pytest.raises(ValueError, match=message):
+      ours.load_gguf(file)
+  file.write_bytes(b'PK\x03\x04' + raw[4:])
+  with pytest.raises(ValueError, match='not a GGUF file'):
+    ours.load_gguf(file)
+  file.write_bytes(raw[:4] + b'\x00\x00\x00\x03' + raw[8:])  # big-endian
+  with pytest.raises(ValueError, match='little-endian'):
+    ours.load_gguf(file)
+  with pytest.raises(FileNotFoundError, match=r'none\.gguf'):
+    load.load_model(f'gguf:{tmp_path / "none.gguf"}')
+
+
+def _header(key=None, value=None, drop=(), **fields):
+  """A damage: a key set to (type, value), keys dropped, fields of the file set."""
+
+  def damage(file):
+    for name in drop:
+      del file.metadata[name]
+    if key is not None:
+      file.metadata[key] = value
+    for field, number in fields.items():
+      setattr(file, field, number)
+
+  return damage
+
+
+def _tensor(name, **fields):
+  def damage(file):
+    for field, value in fields.items():
+      setattr(file.tensors[name], field, value)
+
+  return damage
+
+
+def _weights(number: float):
+  def damage(file):
+    data = np.zeros(16, np.float32)
+    data[3] = number
+    file.tensors['output_norm.weight'].data = data.tobytes()
+
+  return damage
+
+
+_COUNT, _FLOAT = raw_gguf.UINT32, raw_gguf.FLOAT32
+_DAMAGES = {
+  'keys': (_header(num_keys=2**60), '1152921504606846976 keys do not fit'),
+  'tensors': (_header(num_tensors=2**63), 'tensors do not fit'),
+  'one key too many': (_header(num_keys=22), 'cut off or damaged'),
+  'string': (_header('a', (raw_gguf.STRING, b'\xff' * 8)), "'a': 18446744073709551615 bytes"),
+  'array': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 6, 2**61))),
+    "'a': 2305843009213693952 numbers do not fit",
+  ),
+  'array of texts': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 8, 2**40))),
+    "'a': 1099511627776 texts do not fit",
+  ),
+  'array of arrays': (
+    _header('a', (raw_gguf.ARRAY, struct.pack('<IQ', 9, 1) * 5000)),
+    "'a': values of type 9 are unknown",
+  ),
+  'value type': (_header('a', (13, b'')), "'a': values of type 13 are unknown"),
+  'not UTF-8': (
+    _header('a', (raw_gguf.STRING, struct.pack('<Q', 2) + b'\xff\xfe')),
+    "'a': a text in it is not UTF-8",
+  ),
+  'alignment': (_header('general.alignment', (_COUNT, 0)), 'general.alignment: 0 is no power'),
+  'alignment text': (
+    _header('general.alignment', (raw_gguf.STRING, '32')),
+    "general.alignment: '32' is no power",
+  ),
+  'dimensions': (_tensor('output_norm.weight', dims=[1] * 5), '5 dimensions; a tensor has 1 to 4'),
+  'no dimensions': (_tensor('output_norm.weight', dims=[]), '0 dimensions'),
+  'empty': (_tensor('output_norm.weight', dims=[0]), r'a dimension of its shape \[0\] is 0'),
+  'huge': (_tensor('output_norm.weight', dims=[2**60]), "'output_norm.weight': the file ends"),
+  'negative': (_tensor('output_norm.weight', dims=[2**64 - 16]), 'the file ends before it does'),
+  'type': (_tensor('output_norm.weight', kind=99), "'output_norm.weight': 99 is not a valid"),
+  'blocks': (
+    _tensor('output_norm.weight', kind=raw_gguf.Q8_0),
+    "'output_norm.weight': Quantized tensor row size",
+  ),
+  'integers': (
+    _tensor('output_norm.weight', kind=raw_gguf.I32),
+    'tensors of type I32 are not supported',
+  ),
+  'offset': (_tensor('output_norm.weight', offset=1 << 40), 'does not begin where the one before'),
+  'overlap': (_tensor('output_norm.weight', offset=0), 'does not begin where the one before'),
+  'half as many bytes': (
+    _tensor('output_norm.weight', kind=raw_gguf.F16),
+    "'output_norm.weight' is the last one, and 32 bytes of the file come after it",
+  ),
+  'shape': (
+    _tensor('output_norm.weight', dims=[4, 4]),
+    r"'output_norm.weight' \(final_norm/scale\) has shape \(4, 4\), .* implies \(16,\)",
+  ),
+  'shape of q': (
+    _tensor('blk.0.attn_q.weight', dims=[256]),
+    r"'blk.0.attn_q.weight' .* has shape \(256,\)",
+  ),
+  'nan': (_weights(np.nan), r"'output_norm.weight' .* holds NaN or infinite weights"),
+  'inf': (_weights(np.inf), r"'output_norm.weight' .* holds NaN or infinite weights"),
+  'layers': (
+    _header('llama.block_count', (_COUNT, 10**9)),
+    'llama.block_count=1000000000 must be a whole number from 1 to 1000',
+  ),
+  'no layers': (_header('llama.block_count', (_COUNT, 0)), 'llama.block_count=0 must be'),
+  'text': (_header('llama.embedding_length', (raw_gguf.STRING, 'x')), "embedding_length='x' must"),
+  'heads': (_header('llama.attention.head_count', (_COUNT, 0)), 'head_count=0 must be a whole'),
+  'truth': (_header('llama.attention.head_count', (raw_gguf.BOOL, True)), 'head_count=True must'),
+  'key heads': (_header('llama.attention.head_count_kv', (_COUNT, 3)), 'num_kv_heads=3'),
+  'theta': (_header('llama.rope.freq_base', (_FLOAT, 0.0)), 'freq_base=0.0 must be a finite'),
+  'theta nan': (_header('llama.rope.freq_base', (_FLOAT, np.nan)), 'freq_base=nan must be a'),
+  'epsilon': (
+    _header('llama.attention.layer_norm_rms_epsilon', (_FLOAT, -1e-5)),
+    'rms_epsilon=.* must be a finite number above 0',
+  ),
+  'epsilon nan': (
+    _header('llama.attention.layer_norm_rms_epsilon', (_FLOAT, np.nan)),
+    'rms_epsilon=nan must be a finite number above 0',
+  ),
+  'vocabulary': (
+    _header('tokenizer.ggml.tokens', (raw_gguf.STRING, 'a b')),
+    'tokenizer.ggml.tokens',
+  ),
+}
+
+
+def test_raw_file_is_valid(tmp_path):
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(raw_gguf.valid().data())
+  model = load.load_model(f'gguf:{file}')
+  assert model.config == raw_gguf.CONFIG
+  assert model.tokenizer.decode(model.tokenizer.encode('abc<|end|>')) == 'abc<|end|>'
+
+
+@pytest.mark.parametrize('name', _DAMAGES)
+def test_damage_is_named(name, tmp_path):
+  damage, message = _DAMAGES[name]
+  content = raw_gguf.valid()
+  damage(content)
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(content.data())
+  with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}: .*{message}'):
+    ours.load_gguf(file)
+
+
+def _list(kind: int, values: list):
+  return (raw_gguf.ARRAY, (kind, values))
+
+
+def _tokens(index: int, token: str):
+  def damage(file):
+    file.metadata['tokenizer.ggml.tokens'][1][1][index] = token
+
+  return damage
+
+
+_GGML = 'tokenizer.ggml'
+_TOKENIZER_DAMAGES = {
+  'types': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.INT32, [1] * 259)),
+    r'token_type=\[1, 1, .* must be a list of 260 types',
+  ),
+  'types of text': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.STRING, ['1'] * 260)),
+    'token_type=.* must be a list of 260 types',
+  ),
+  'no such type': (
+    _header(f'{_GGML}.token_type', _list(raw_gguf.INT32, [1] * 259 + [7])),
+    r'token_type=.* must be a list of 260 types \(0 to 6\), one for each token',
+  ),
+  'no types': (_header(drop=[f'{_GGML}.token_type']), r'lacks tokenizer\.ggml\.token_type'),
+  'tokens': (
+    _header(f'{_GGML}.tokens', _list(raw_gguf.INT32, [1] * 260)),
+    r'tokenizer\.ggml\.tokens=.* must be a list of texts',
+  ),
+  'token twice': (_tokens(256, 'a'), r"tokenizer\.ggml\.tokens holds 'a' twice"),
+  'merge of one': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['ab'])),
+    r"tokenizer\.ggml\.merges holds 'ab', which does not join two tokens",
+  ),
+  'merge of three': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['a b c'])),
+    "merges holds 'a b c', which does not join",
+  ),
+  'merge to nothing': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.STRING, ['a b', 'b c'])),
+    "merges holds 'b c', which does not join",
+  ),
+  'merges of numbers': (
+    _header(f'{_GGML}.merges', _list(raw_gguf.INT32, [1])),
+    r'merges=\[1\] must be a list of texts',
+  ),
+  'no merges': (_header(drop=[f'{_GGML}.merges']), r'lacks tokenizer\.ggml\.merges'),
+  'end': (
+    _header(f'{_GGML}.eos_token_id', (_COUNT, 260)),
+    'eos_token_id=260 must be a whole number from 0 to 259',
+  ),
+  'negative end': (
+    _header(f'{_GGML}.eos_token_id', (raw_gguf.INT32, -1)),
+    'eos_token_id=-1 must be a whole number from 0 to 259',
+  ),
+  'unused end': (
+    _header(f'{_GGML}.eos_token_id', (_COUNT, 259)),
+    "eos_token='<unused>' is not in the vocabulary",
+  ),
+  'no end': (_header(drop=[f'{_GGML}.eos_token_id']), r'lacks tokenizer\.ggml\.eos_token_id'),
+  'beginning': (
+    _header(f'{_GGML}.bos_token_id', (raw_gguf.STRING, 'a')),
+    "bos_token_id='a' must be a whole number",
+  ),
+  'model': (_header(f'{_GGML}.model', _list(raw_gguf.INT32, [1])), r'model=\[1\]: only byte-level'),
+  'splitting': (_header(f'{_GGML}.pre', (_COUNT, 1)), 'pre=1 is not supported, only smollm'),
+  'template': (
+    _header('tokenizer.chat_template', (_COUNT, 1)),
+    r'tokenizer\.chat_template=1 must be a text',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', _TOKENIZER_DAMAGES)
+def test_damage_of_the_tokenizer_is_named(name, tmp_path):
+  damage, message = _TOKENIZER_DAMAGES[name]
+  content = raw_gguf.valid()
+  damage(content)
+  file = tmp_path / 'm.gguf'
+  file.write_bytes(content.data())
+  with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}.*{message}'):
+    load.load_model(f'gguf:{file}')
+
+
+@pytest.mark.parametrize('what', ['key', 'tensor'])
+def test_names_that_are_there_twice(what, tmp_path):
+  content = raw_gguf.valid()
+  if what == 'key':
+    content.metadata['llama.block_coumt'] = content.metadata['llama.block_count']
+  else:
+    content.tensors['output_morm.weight'] = content.tensors['output_norm.weight']
+  file = tmp_path / 'm.gguf'
+  data = content.data()
+  file.write_bytes(data.replace(b'block_coumt', b'block_count').replace(b'morm', b'norm'))
+  with pytest.raises(ValueError, match='is there twice'):
+    ours.load_gguf(file)
+
+
+def test_factors_that_are_no_scaling(tmp_path):
+  file = tmp_path / 'm.gguf'
+  for factors in ([np.nan] * 4, [0.0] * 4, [np.inf] * 4, [1.0] * 3):
+    content = raw_gguf.valid()
+    data = np.asarray(factors, np.float32).tobytes()
+    content.tensors['rope_freqs.weight'] = raw_gguf.Tensor([len(factors)], raw_gguf.F32, data)
+    file.write_bytes(content.data())
+    with pytest.raises(ValueError, match=r'm\.gguf: .*rope_freqs\.weight is not a Llama 3'):
+      ours.load_gguf(file)
+
+
+def test_smollm2_has_the_weights_that_transformers_reads():
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  reader = pytest.importorskip('transformers.modeling_gguf_pytorch_utils')
+  model = pretrained.smollm()
+  file = pretrained.smollm_file()
+  reference_config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+  with torch.device('meta'):
+    skeleton = transformers.AutoModelForCausalLM.from_config(reference_config)
+  found = reader.load_gguf_checkpoint(file, return_tensors=True, model_to_load=skeleton)
+  reference = found['tensors']
+  flat = tensor_names.flatten(model.params)
+  assert sum(array.size for array in flat.values()) == 134_515_008
+  for row in tensor_names.table(model.config):
+    array = flat[row.ours].T if row.transposed else flat[row.ours]
+    np.testing.assert_array_equal(array, reference[row.hf].numpy(), err_msg=row.ours)
+  config = hf.config_from_hf(reference_config.to_dict())
+  assert config.replace(norm_eps=model.config.norm_eps) == model.config
+  assert config.norm_eps == pytest.approx(model.config.norm_eps)

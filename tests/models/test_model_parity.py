@@ -1,0 +1,302 @@
+"""Import, export and the forward pass against transformers on torch."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pretrained
+import pytest
+
+from agent_gspo.models import transformer
+from agent_gspo.models.io import hf, tensor_names
+from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+_SHAPE = {
+  'vocab_size': 97,
+  'hidden_size': 48,
+  'intermediate_size': 80,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'max_position_embeddings': 256,
+}
+_LLAMA3 = {
+  'rope_type': 'llama3',
+  'rope_theta': 10_000.0,
+  'factor': 8.0,
+  'low_freq_factor': 1.0,
+  'high_freq_factor': 4.0,
+  'original_max_position_embeddings': 32,
+}
+_CASES = {
+  'llama': ('LlamaConfig', {'tie_word_embeddings': False}),
+  'llama-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rms_norm_eps': 1e-3}),
+  'llama3': ('LlamaConfig', {'tie_word_embeddings': False, 'rope_parameters': _LLAMA3}),
+  'llama3-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rope_parameters': _LLAMA3}),
+  'llama-head-dim': ('LlamaConfig', {'head_dim': 20}),
+  'qwen2': ('Qwen2Config', {'tie_word_embeddings': True}),
+  'qwen2-untied': ('Qwen2Config', {'tie_word_embeddings': False}),
+  'qwen3': ('Qwen3Config', {'tie_word_embeddings': True, 'head_dim': 16}),
+}
+
+
+def _torch_model(case: str):
+  """A small model in which no norm is 1 and no bias 0, so that every parameter counts."""
+  kind, options = _CASES[case]
+  torch.manual_seed(0)
+  config = getattr(transformers, kind)(**_SHAPE, **options)
+  model = transformers.AutoModelForCausalLM.from_config(config).eval()
+  with torch.no_grad():
+    for name, parameter in model.named_parameters():
+      centre = 1.0 if 'norm' in name else 0.0
+      parameter.copy_(centre + 0.2 * torch.randn_like(parameter))
+  return model
+
+
+def _logits(config, params, ids: np.ndarray) -> np.ndarray:
+  """Ours, float32 `[B, T, V]`, at full precision on any device."""
+  batch, length = ids.shape
+  positions = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+  mask = transformer.causal_mask(jnp.full(batch, length), length)
+  model = transformer.Transformer(config)
+  with jax.default_matmul_precision('highest'):
+    hidden, _ = model.apply({'params': params}, ids, positions, mask)
+    return np.asarray(model.apply({'params': params}, hidden, method='logits'))
+
+
+def _torch_logits(model, ids: np.ndarray) -> np.ndarray:
+  with torch.no_grad():
+    return model(torch.from_numpy(ids).long()).logits.float().numpy()
+
+
+def _ids(vocab: int, batch: int = 2, length: int = 60) -> np.ndarray:
+  return np.random.default_rng(0).integers(0, vocab, (batch, length)).astype(np.int32)
+
+
+def _assert_same(tree, other) -> None:
+  tree, other = tensor_names.flatten(tree), tensor_names.flatten(other)
+  assert tree.keys() == other.keys()
+  for path in tree:
+    np.testing.assert_array_equal(np.asarray(tree[path]), np.asarray(other[path]), err_msg=path)
+
+
+def _random(config, seed: int = 0):
+  key = jax.random.key(seed)
+  params = transformer.init_params(config, key)
+  leaves, treedef = jax.tree.flatten(params)
+  noise = [
+    leaf + 0.2 * jax.random.normal(jax.random.fold_in(key, i), leaf.shape)
+    for i, leaf in enumerate(leaves)
+  ]
+  return jax.tree.unflatten(treedef, noise)
+
+
+@pytest.mark.parametrize('case', _CASES)
+def test_imported_model_gives_torch_logits(case, tmp_path):
+  model = _torch_model(case)
+  model.save_pretrained(tmp_path)
+  config, params = hf.load_hf(tmp_path)
+  ids = _ids(config.vocab_size)
+  expected = _torch_logits(model, ids)
+  assert np.std(expected) > 0.5  # else the tolerance says nothing
+  np.testing.assert_allclose(_logits(config, params, ids), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize('case', _CASES)
+def test_exported_model_gives_our_logits_in_transformers(case, tmp_path):
+  kind, options = _CASES[case]
+  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  params = _random(config)
+  hf.export_hf(config, params, tmp_path)
+  model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path, output_loading_info=True
+  )
+  assert not any(report[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
+  ids = _ids(config.vocab_size)
+  np.testing.assert_allclose(
+    _logits(config, params, ids), _torch_logits(model.eval(), ids), atol=2e-4, rtol=0
+  )
+
+
+@pytest.mark.parametrize('case', _CASES)
+def test_import_of_export_is_exact(case, tmp_path):
+  kind, options = _CASES[case]
+  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  params = _random(config)
+  hf.export_hf(config, params, tmp_path)
+  config_back, params_back = hf.load_hf(tmp_path)
+  assert config_back == config
+  _assert_same(params_back, params)
+
+
+@pytest.mark.parametrize('case', _CASES)
+def test_table_names_exactly_the_parameters_of_the_module(case):
+  kind, options = _CASES[case]
+  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  params = tensor_names.flatten(transformer.init_params(config, jax.random.key(0)))
+  assert {row.ours: row.shape for row in tensor_names.table(config)} == {
+    path: leaf.shape for path, leaf in params.items()
+  }
+
+
+def test_shards_written_here_are_read_by_both(tmp_path):
+  config = config_from_hf(transformers.Qwen2Config(**_SHAPE).to_dict())
+  params = _random(config)
+  hf.export_hf(config, params, tmp_path, max_shard_bytes=40_000)
+  assert len(list(tmp_path.glob('model-*-of-*.safetensors'))) > 3
+  _assert_same(hf.load_hf(tmp_path)[1], params)
+  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+  ids = _ids(config.vocab_size)
+  np.testing.assert_allclose(
+    _logits(config, params, ids), _torch_logits(model, ids), atol=2e-4, rtol=0
+  )
+  # A second export leaves no shard of the first behind.
+  hf.export_hf(config, params, tmp_path)
+  assert [file.name for file in tmp_path.glob('model*')] == ['model.safetensors']
+  _assert_same(hf.load_hf(tmp_path)[1], params)
+
+
+def test_shards_written_by_transformers_are_read(tmp_path):
+  model = _torch_model('llama')
+  model.save_pretrained(tmp_path, max_shard_size='40KB')
+  assert (tmp_path / 'model.safetensors.index.json').is_file()
+  config, params = hf.load_hf(tmp_path)
+  ids = _ids(config.vocab_size)
+  np.testing.assert_allclose(
+    _logits(config, params, ids), _torch_logits(model, ids), atol=2e-4, rtol=0
+  )
+  next(tmp_path.glob('model-00002-*')).unlink()
+  with pytest.raises(FileNotFoundError, match='model-00002'):
+    hf.load_hf(tmp_path)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_half_precision_is_widened_exactly(dtype, tmp_path):
+  model = _torch_model('qwen3').to(getattr(torch, dtype))
+  model.save_pretrained(tmp_path)
+  _, params = hf.load_hf(tmp_path)
+  expected = model.model.layers[1].mlp.down_proj.weight.detach().float().numpy().T
+  found = params['layers_1']['mlp']['down']['kernel']
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, expected)
+
+
+def _save(tensors, config, folder) -> None:
+  import safetensors.numpy
+
+  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
+  (folder / 'config.json').write_text(json.dumps(config_to_hf(config)))
+
+
+@pytest.fixture
+def tensors():
+  """Config and tensors of a tied Llama, under their Hugging Face names."""
+  config = config_from_hf(transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=True).to_dict())
+  rng = np.random.default_rng(0)
+  return config, {
+    row.hf: rng.normal(size=row.stored_shape).astype(np.float32)
+    for row in tensor_names.table(config)
+  }
+
+
+def test_wrong_tensor_names_are_listed(tensors, tmp_path):
+  config, weights = tensors
+  weights['model.layers.1.mlp.oops.weight'] = weights.pop('model.layers.1.mlp.up_proj.weight')
+  _save(weights, config, tmp_path)
+  with pytest.raises(ValueError, match=r'missing.*1\.mlp\.up_proj.*not expected.*1\.mlp\.oops'):
+    hf.load_hf(tmp_path)
+
+
+def test_wrong_shape_names_the_tensor(tensors, tmp_path):
+  config, weights = tensors
+  weights['model.layers.0.self_attn.k_proj.weight'] = np.zeros((48, 24), np.float32)
+  _save(weights, config, tmp_path)
+  with pytest.raises(ValueError, match='layers_0/attn/k/kernel'):
+    hf.load_hf(tmp_path)
+
+
+def test_head_beside_tied_embedding_must_agree(tensors, tmp_path):
+  config, weights = tensors
+  weights['lm_head.weight'] = weights['model.embed_tokens.weight'].copy()
+  weights['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(6, np.float32)
+  _save(weights, config, tmp_path)
+  assert 'lm_head' not in hf.load_hf(tmp_path)[1]
+  weights['lm_head.weight'][0, 0] += 1
+  _save(weights, config, tmp_path)
+  with pytest.raises(ValueError, match='tie_word_embeddings'):
+    hf.load_hf(tmp_path)
+
+
+def test_export_refuses_other_parameters(tmp_path):
+  config = config_from_hf(transformers.LlamaConfig(**_SHAPE).to_dict())
+  params = _random(config)
+  with_adapter = transformer.init_params(config.replace(lora_rank=2), jax.random.key(0))
+  with pytest.raises(ValueError, match='merge'):
+    hf.export_hf(config, with_adapter, tmp_path)
+  with pytest.raises(ValueError, match='lm_head/kernel'):
+    hf.export_hf(config.replace(tie_embeddings=True), params, tmp_path)
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  with pytest.raises(ValueError, match='bfloat16'):
+    hf.export_hf(config, half, tmp_path)
+
+
+_BASE = {**_SHAPE, 'model_type': 'llama'}
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'model_type': 'mamba'}, "model_type='mamba'"),
+    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "rope_scaling.type='linear'"),
+    ({'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}}, "rope_type='yarn'"),
+    ({'rope_scaling': {'rope_type': 'llama3', 'factor': 2.0}}, 'low_freq_factor'),
+    ({'model_type': 'qwen2', 'use_sliding_window': True}, 'use_sliding_window'),
+    ({'sliding_window': 512}, 'sliding_window=512'),
+    ({'layer_types': ['full_attention', 'sliding_attention']}, 'sliding_attention'),
+    ({'hidden_act': 'gelu'}, "hidden_act='gelu'"),
+    ({'attention_bias': True}, 'attention_bias'),
+    ({'mlp_bias': True}, 'mlp_bias'),
+    ({'quantization_config': {'bits': 4}}, 'quantization_config'),
+    ({'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
+  ],
+)
+def test_unsupported_configs_are_refused_by_name(change, message):
+  with pytest.raises(ValueError, match=message):
+    config_from_hf({**_BASE, **change})
+  with pytest.raises(ValueError, match='hidden_size'):
+    config_from_hf({k: v for k, v in _BASE.items() if k != 'hidden_size'})
+
+
+def test_rope_fields_of_transformers_4_and_5_mean_the_same():
+  scaling = {key: value for key, value in _LLAMA3.items() if key != 'rope_theta'}
+  old = config_from_hf({**_BASE, 'rope_theta': 500_000.0, 'rope_scaling': scaling})
+  new = config_from_hf({**_BASE, 'rope_parameters': {**scaling, 'rope_theta': 500_000.0}})
+  assert old == new
+  assert old.rope_scaling is not None
+  assert old.rope_theta == 500_000.0
+
+
+def test_smollm2_gives_torch_logits_after_export(tmp_path):
+  model = pretrained.smollm()
+  hf.export_hf(model.config, model.params, tmp_path, model.tokenizer)
+  reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+  chat = [{'role': 'user', 'content': 'Ann has 7 eggs, Ben has 12. How many in all?'}]
+  text = model.tokenizer.render_chat(chat, add_generation_prompt=True)
+  ids = np.asarray([model.tokenizer.encode(text)], np.int32)
+  np.testing.assert_allclose(
+    _logits(model.config, model.params, ids), _torch_logits(reference, ids), atol=2e-4, rtol=0
+  )
+  config, params = hf.load_hf(tmp_path)
+  assert config == model.config
+  _assert_same(params, model.params)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  assert (
+    tokenizer.apply_chat_template(chat, add_generation_prompt=True).input_ids == ids[0].tolist()
+  )
+  assert tokenizer.eos_token_id == model.tokenizer.eos_id

@@ -1,0 +1,339 @@
+"""Tokenizers against two references that share no code with ours.
+
+1. Byte-level BPE written out below in Python (`regex` for the word splitting), for the
+   smollm, qwen2 and llama-bpe ways of splitting.
+2. transformers: `AutoTokenizer(gguf_file=...)`, its Qwen2 tokenizer, and its Auto classes on
+   what we save. Its GGUF converter forgets that SmolLM splits digits off first, which
+   shows where two or more spaces stand before a digit; those strings are left to 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+
+import pretrained
+import pytest
+
+from agent_gspo.models.text.tokenizer import Tokenizer, word_level
+
+_HANDMADE = [
+  '',
+  ' ',
+  '   ',
+  '\n',
+  '\n\n\n',
+  '\t\tx',
+  'a  1',
+  '   1\n\n 22',
+  '12345',
+  ' 12345',
+  '3.14159 + 2,718 = 5.859',
+  '-17%',
+  '1/2 ½ ² ٣ Ⅷ',
+  'x=1;  y = 2\n\tz',
+  "I'm sure they'll say it's fine, don't we've I'D",
+  'Café naïve Ångström',
+  'e\u0301 combining',
+  '你好，世界！12个',
+  '日本語とカタカナ ー',
+  'Россия и Україна',
+  'مرحبا بالعالم',
+  'ไทย हिन्दी',
+  '😀👍🏽🇺🇸 ❤️ 👩‍👩‍👧',
+  '\u00a0nbsp\u2003em\u200bzero',
+  '\ufeffbom',
+  'line\r\nline\rline',
+  'trailing   ',
+  '   leading',
+  'def f(x):\n    return x ** 2  # squared\n\n\nclass A:\n  pass\n',
+  'for (int i = 0; i < 10; ++i) { a[i] += i; }',
+  '{"key": [1, 2, {"a": null}], "b": "\\n"}',
+  '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n',
+  'a<|im_end|>b <|im_end|> c<|endoftext|><|endoftext|>',
+  '<|im_end|',
+  '<repo_name>x/y<file_sep>z',
+  '\\boxed{42} $\\frac{1}{2}$',
+  'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa',
+  '!!!???...---',
+  '\x00\x01\x7f',
+]
+_PIECES = (
+  *(
+    ' ',
+    '  ',
+    '\n',
+    '\n\n',
+    '\t',
+    '\r\n',
+    '0',
+    '7',
+    '42',
+    '1000',
+    '.',
+    ',',
+    '!',
+    '(',
+    ')',
+    '=',
+    '+',
+  ),
+  *(
+    'the',
+    'Ann',
+    ' has',
+    ' eggs',
+    'tokenization',
+    "'s",
+    "'ll",
+    'é',
+    '你',
+    'ß',
+    'ДА',
+    '🙂',
+    '_',
+    '"',
+    '{',
+  ),
+  *('x', ' import', ' numpy', '<|im_end|>', '<|im_start|>', '#', '-', '\u00a0', '²'),
+)
+
+
+def _strings(count: int = 400) -> list[str]:
+  rng = random.Random(0)
+  made = [''.join(rng.choices(_PIECES, k=rng.randint(1, 14))) for _ in range(count)]
+  return _HANDMADE + made
+
+
+def _byte_symbols() -> dict[int, str]:
+  """GPT-2's printable stand-in for each byte."""
+  printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  table = {byte: chr(byte) for byte in printable}
+  others = [byte for byte in range(256) if byte not in table]
+  return table | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+class _PlainBPE:
+  """Reference 1."""
+
+  _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+  _QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+  )
+  _LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+  )
+
+  def __init__(self, metadata, pre: str):
+    self.regex = pytest.importorskip('regex')
+    tokens, kinds = metadata['tokenizer.ggml.tokens'], metadata['tokenizer.ggml.token_type']
+    self.pre = pre
+    self.ids = {token: i for i, token in enumerate(tokens)}
+    self.ranks = {
+      tuple(merge.split(' ')): i for i, merge in enumerate(metadata['tokenizer.ggml.merges'])
+    }
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (3, 4)]
+    self.special = re.compile('(' + '|'.join(map(re.escape, sorted(special, key=len)[::-1])) + ')')
+    self.symbols = _byte_symbols()
+
+  def _words(self, text: str) -> list[str]:
+    if self.pre == 'smollm':
+      parts = [part for part in self.regex.split(r'(\p{N})', text) if part]
+      return [word for part in parts for word in self.regex.findall(self._GPT2, part)]
+    return self.regex.findall(self._QWEN2 if self.pre == 'qwen2' else self._LLAMA3, text)
+
+  def _merge(self, word: str) -> list[str]:
+    parts = [self.symbols[byte] for byte in word.encode('utf-8')]
+    if self.pre == 'llama-bpe' and ''.join(parts) in self.ids:
+      return [''.join(parts)]
+    while len(parts) > 1:
+      pairs = [self.ranks.get(pair, 1 << 30) for pair in itertools.pairwise(parts)]
+      best = min(range(len(pairs)), key=pairs.__getitem__)
+      if pairs[best] == 1 << 30:
+        break
+      parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+  def encode(self, text: str) -> list[int]:
+    import unicodedata
+
+    ids = []
+    for i, piece in enumerate(self.special.split(text)):
+      if i % 2:
+        ids.append(self.ids[piece])
+        continue
+      piece = unicodedata.normalize('NFC', piece) if self.pre == 'qwen2' else piece
+      ids += [self.ids[part] for word in self._words(piece) for part in self._merge(word)]
+    return ids
+
+
+@pytest.fixture(scope='module')
+def metadata():
+  from agent_gspo.models.io import gguf_header
+
+  return gguf_header.read(pretrained.smollm_file())[0]
+
+
+@pytest.fixture(scope='module')
+def smollm(metadata):
+  return Tokenizer.from_gguf(metadata)
+
+
+@pytest.mark.parametrize('pre', ['smollm', 'qwen2', 'llama-bpe'])
+def test_ids_equal_plain_bpe(metadata, pre):
+  tokenizer = Tokenizer.from_gguf({**metadata, 'tokenizer.ggml.pre': pre})
+  reference = _PlainBPE(metadata, pre)
+  strings = _strings()
+  assert len(strings) > 300
+  for text in strings:
+    assert tokenizer.encode(text) == reference.encode(text), repr(text)
+
+
+def test_ids_equal_transformers_on_the_gguf_file(smollm):
+  pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  file = pretrained.smollm_file()
+  reference = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+  strings = [text for text in _strings() if not re.search(r'\s\s\d|[²½٣Ⅷ]', text)]
+  assert len(strings) > 300
+  for text in strings:
+    assert smollm.encode(text) == reference.encode(text, add_special_tokens=False), repr(text)
+  assert smollm.eos_id == reference.eos_token_id == 2
+  assert smollm.pad_id == reference.pad_token_id == 2
+  assert smollm.vocab_size == len(reference) == 49_152
+
+
+def test_qwen2_ids_equal_transformers(metadata):
+  transformers = pytest.importorskip('transformers')
+  tokenizer = Tokenizer.from_gguf({**metadata, 'tokenizer.ggml.pre': 'qwen2'})
+  tokens = metadata['tokenizer.ggml.tokens']
+  reference = transformers.Qwen2Tokenizer(
+    vocab={token: i for i, token in enumerate(tokens)},
+    merges=[tuple(merge.split(' ')) for merge in metadata['tokenizer.ggml.merges']],
+    additional_special_tokens=tokens[:17],
+    unk_token=tokens[0],
+  )
+  for text in _strings():
+    assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False), repr(text)
+
+
+def test_saved_tokenizer_is_the_same_in_transformers_and_here(smollm, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  smollm.save(tmp_path)
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  ours = Tokenizer.from_folder(tmp_path)
+  assert ours.fingerprint == smollm.fingerprint
+  for text in _strings():
+    ids = smollm.encode(text)
+    assert theirs.encode(text) == ids, repr(text)
+    assert ours.encode(text) == ids
+    assert theirs.decode(ids) == smollm.decode(ids)
+  for name in ('eos_id', 'bos_id', 'pad_id', 'vocab_size', 'chat_template'):
+    assert getattr(ours, name) == getattr(smollm, name)
+
+
+def test_decode_gives_back_the_text(smollm):
+  for text in _strings():
+    assert smollm.decode(smollm.encode(text)) == text
+  assert smollm.decode(smollm.encode('a<|im_end|>b'), skip_special=True) == 'ab'
+
+
+def test_special_tokens_can_be_read_as_plain_text(smollm):
+  text = 'hi<|im_end|><|im_start|>system'
+  assert smollm.eos_id in smollm.encode(text)
+  plain = smollm.encode(text, special=False)
+  assert not set(plain) & set(range(17))
+  assert smollm.decode(plain) == text
+  assert smollm.encode('no markup', special=False) == smollm.encode('no markup')
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'tokenizer.ggml.model': 'llama'}, "model='llama'"),
+    ({'tokenizer.ggml.pre': 'tekken'}, "pre='tekken'.*smollm, qwen2, llama-bpe"),
+    ({'tokenizer.ggml.eos_token_id': None}, 'eos_token_id'),
+  ],
+)
+def test_other_gguf_tokenizers_are_refused(metadata, change, message):
+  with pytest.raises(ValueError, match=message):
+    Tokenizer.from_gguf({**metadata, **change})
+
+
+def _small(pre: str, tokens: list[str], types: list[int], merges: list[str]) -> Tokenizer:
+  """The 256 bytes (ids in byte order), then `tokens`; the token that ends a message is 257."""
+  symbols = [symbol for _, symbol in sorted(_byte_symbols().items())]
+  return Tokenizer.from_gguf(
+    {
+      'tokenizer.ggml.model': 'gpt2',
+      'tokenizer.ggml.pre': pre,
+      'tokenizer.ggml.tokens': [*symbols, *tokens],
+      'tokenizer.ggml.token_type': [1] * 256 + types,
+      'tokenizer.ggml.merges': merges,
+      'tokenizer.ggml.eos_token_id': 257,
+    }
+  )
+
+
+def test_user_defined_and_unused_tokens_of_gguf():
+  tokenizer = _small('qwen2', ['ab', '<|end|>', '<tool_call>', '[PAD259]'], [1, 3, 4, 5], ['a b'])
+  assert tokenizer.encode('ab<tool_call><|end|>') == [256, 258, 257]
+  assert tokenizer.vocab_size == 259
+  assert tokenizer.decode([256, 258, 257], skip_special=True) == 'ab<tool_call>'
+  assert tokenizer.bos_id is None
+  assert tokenizer.pad_id == tokenizer.eos_id == 257
+
+
+def test_llama3_takes_a_whole_word_of_the_vocabulary_that_no_merge_reaches():
+  tokens, types, merges = ['ab', '<|end|>', 'abc'], [1, 3, 1], ['a b']
+  assert _small('llama-bpe', tokens, types, merges).encode('abc') == [258]
+  assert _small('smollm', tokens, types, merges).encode('abc') == [256, ord('c')]
+
+
+def _folder(tmp_path, **files):
+  word_level(['a', '<s>']).backend.save(str(tmp_path / 'tokenizer.json'))
+  for name, content in files.items():
+    (tmp_path / f'{name}.json').write_text(json.dumps(content))
+  return tmp_path
+
+
+def test_special_tokens_are_found_in_every_file(tmp_path):
+  token = {'content': '<eos>', 'lstrip': False}
+  found = Tokenizer.from_folder(_folder(tmp_path, tokenizer_config={'eos_token': token}))
+  assert (found.eos_id, found.pad_id, found.bos_id) == (1, 1, None)
+  (tmp_path / 'tokenizer_config.json').unlink()
+  _folder(tmp_path, generation_config={'eos_token_id': [1, 0], 'bos_token_id': 4})
+  found = Tokenizer.from_folder(tmp_path)
+  assert (found.eos_id, found.bos_id) == (1, 4)
+  _folder(tmp_path, special_tokens_map={'eos_token': 'a', 'pad_token': '<pad>'})
+  found = Tokenizer.from_folder(tmp_path)
+  assert (found.eos_id, found.pad_id) == (3, 0)
+
+
+def test_chat_template_is_found_in_every_place(tmp_path):
+  named = [{'name': 'tool_use', 'template': 'T'}, {'name': 'default', 'template': 'D'}]
+  config = {'eos_token': '<eos>', 'chat_template': named}
+  assert Tokenizer.from_folder(_folder(tmp_path, tokenizer_config=config)).chat_template == 'D'
+  (tmp_path / 'chat_template.jinja').write_text('J\n')
+  assert Tokenizer.from_folder(tmp_path).chat_template == 'J\n'
+
+
+def test_folder_errors_say_what_to_do(tmp_path):
+  with pytest.raises(FileNotFoundError, match='save_pretrained'):
+    Tokenizer.from_folder(tmp_path)
+  with pytest.raises(ValueError, match='Add "eos_token"'):
+    Tokenizer.from_folder(_folder(tmp_path))
+  with pytest.raises(ValueError, match="eos_token='</s>' is not in the vocabulary"):
+    Tokenizer.from_folder(_folder(tmp_path, tokenizer_config={'eos_token': '</s>'}))
+
+
+def test_own_chat_template_of_smollm2(smollm):
+  chat = [{'role': 'system', 'content': 'Brief.'}, {'role': 'user', 'content': 'Hi'}]
+  text = '<|im_start|>system\nBrief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n'
+  assert smollm.render_chat(chat) == text
+  assert smollm.render_chat(chat, add_generation_prompt=True) == f'{text}<|im_start|>assistant\n'
+  assert smollm.encode(text).count(smollm.eos_id) == 2

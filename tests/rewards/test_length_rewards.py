@@ -1,0 +1,263 @@
+"""Every shaped reward against its formula, one episode at a time; the groups that trip them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from agent_gspo.rewards import length_rewards
+from agent_gspo.rewards.length_rewards import Episodes
+
+NAMES = sorted(length_rewards.SHAPES)
+REQUIRED = {
+  'hinge': {'limit': 30.0},
+  'l1_exact': {'target': 25.0},
+  'l1_max': {'target': 25.0},
+  'laser': {'target': 25.0},
+  'overlong': {'limit': 50.0},
+}
+
+
+def episodes(scores, lengths, questions=None, **fields) -> Episodes:
+  lengths = np.asarray(lengths, float)
+  return Episodes(
+    scores=np.asarray(scores, float),
+    lengths=lengths,
+    questions=np.zeros(len(lengths), int) if questions is None else np.asarray(questions),
+    read=fields.pop('read', lengths * 2),
+    turns=fields.pop('turns', (lengths > 0).astype(float)),
+    **fields,
+  )
+
+
+def drawn(seed: int) -> Episodes:
+  """Groups of 1, 3 and 5 episodes in mixed order, with ties, silences and part scores."""
+  rng = np.random.default_rng(seed)
+  questions = rng.permutation([7, 2, 2, 2, 4, 4, 4, 4, 4])
+  return episodes(
+    rng.choice([0.0, 0.4, 1.0, 1.0], 9),
+    rng.choice([0, 0, 5, 17, 17, 45, 60], 9),
+    questions,
+    read=rng.integers(0, 100, 9).astype(float),
+    turns=rng.integers(0, 4, 9).astype(float),
+    price=0.02,
+    base_loss=rng.uniform(0.5, 3, 9),
+  )
+
+
+def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
+  """Reward of episode `i`: the published one, task score included."""
+  group = [j for j in range(len(e.scores)) if e.questions[j] == e.questions[i]]
+  right = [j for j in group if e.scores[j] == 1]
+  c, long, ls = e.scores[i], e.lengths[i], [e.lengths[j] for j in group]
+  rate = len(right) / len(group)
+  share = lambda x: x[i] / max(x[j] for j in group) if max(x[j] for j in group) else 0.0
+  if name == 'hinge':
+    return c - (e.price * o['limit']) * max(0, long / o['limit'] - 1)
+  if name == 'optima':
+    if long < o['min_tokens']:
+      return -1.0
+    loss = max(e.base_loss[i], o['loss_floor'])
+    return c - o['token_weight'] * share(e.lengths) + o['loss_weight'] / loss
+  if name == 'l1_exact':
+    return c - o['alpha'] * abs(o['target'] - long)
+  if name == 'l1_max':
+    return c * min(1, max(0, o['alpha'] * (o['target'] - long) + o['delta']))
+  if name == 'kimi':
+    if max(ls) == min(ls):
+      return c
+    f = 0.5 - (long - min(ls)) / (max(ls) - min(ls))
+    return c + o['weight'] * (f if c == 1 else min(0, f))
+  if name == 'efficient':
+    own = [e.lengths[j] for j in right]
+    std = np.std(own) if own else 0.0
+    z = (long - np.mean(own)) / std if std else 0.0
+    return c * (1 - o['alpha'] / (1 + math.exp(-z)))
+  if name == 'laser':
+    return c * (1 + o['weight'] * (1 if long <= o['target'] else 0))
+  if name == 'shorter_better':
+    best = min(e.lengths[j] for j in right) if right else np.mean(ls)
+    return o['alpha'] * c - o['beta'] * abs(long - best)
+  if name == 'alp':
+    return c - o['beta'] * long * max(rate, 1 / len(group))
+  if name == 'multiplicative':
+    return c / (1 + o['alpha'] * (long / np.mean(ls) if any(ls) else 0))
+  if name == 'pass_rate_scaled':
+    parts = (
+      o['written_weight'] * share(e.lengths),
+      o['read_weight'] * share(e.read),
+      o['turn_weight'] * share(e.turns),
+    )
+    return c - rate * sum(parts)
+  if name == 'decaying':
+    earlier = [j for j in right if e.lengths[j] < long]
+    return o['decay'] ** len(earlier) if c == 1 else c
+  if name == 'overlong':
+    late = -(long - (o['limit'] - o['buffer'])) / o['buffer']
+    return c + o['weight'] * max(-1, min(0, late))
+  raise AssertionError(name)
+
+
+OTHERS = {
+  'hinge': {'limit': 10.0},
+  'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0, 'loss_floor': 0.4},
+  'l1_exact': {'target': 17.0, 'alpha': 0.01},
+  'l1_max': {'target': 17.0, 'alpha': 0.02, 'delta': 0.4},
+  'kimi': {'weight': 0.7},
+  'efficient': {'alpha': 0.4},
+  'laser': {'target': 17.0, 'weight': 0.2},
+  'shorter_better': {'alpha': 1.0, 'beta': 0.01},
+  'alp': {'beta': 0.005},
+  'multiplicative': {'alpha': 2.0},
+  'pass_rate_scaled': {'written_weight': 0.5, 'read_weight': 0.2, 'turn_weight': 0.1},
+  'decaying': {'decay': 0.8},
+  'overlong': {'limit': 50.0, 'buffer': 20.0, 'weight': 1.0},
+}
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('seed', range(8))
+def test_shape_equals_its_formula(name, seed):
+  e = drawn(seed)
+  for given in (REQUIRED.get(name, {}), OTHERS[name]):
+    term = length_rewards.shape_term(name, given, e)
+    full = length_rewards.defaults(name) | given
+    expected = [by_hand(name, full, e, i) for i in range(9)]
+    np.testing.assert_allclose(e.scores + term, expected, atol=1e-12)
+    assert term.dtype == np.float64
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_order_of_episodes_does_not_matter(name):
+  e, order = drawn(3), np.random.default_rng(0).permutation(9)
+  mixed = Episodes(
+    **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions', 'read', 'turns')},
+    price=e.price,
+    base_loss=e.base_loss[order],
+  )
+  found = length_rewards.shape_term(name, OTHERS[name], e)[order]
+  np.testing.assert_allclose(
+    length_rewards.shape_term(name, OTHERS[name], mixed), found, atol=1e-12
+  )
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('scores', [(1, 1, 1), (0, 0, 0), (1, 0, 0)])
+@pytest.mark.parametrize('lengths', [(0, 0, 0), (4, 4, 4), (0, 4, 9)])
+def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
+  term = length_rewards.shape_term(name, OTHERS[name], episodes(scores, lengths, price=0.1))
+  assert np.isfinite(term).all()
+  if len(set(lengths)) == 1 and len(set(scores)) == 1:
+    assert len(set(term.tolist())) == 1  # equal episodes get equal rewards
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_no_episodes(name):
+  empty = np.zeros(0)
+  e = Episodes(empty, empty, np.zeros(0, int), empty, empty)
+  assert length_rewards.shape_term(name, OTHERS[name], e).shape == (0,)
+
+
+@pytest.mark.parametrize('name', [n for n in NAMES if n not in ('l1_exact', 'optima')])
+def test_right_and_short_is_never_worse_than_right_and_long(name):
+  """l1_exact asks for a length, optima for a least one."""
+  lengths = np.arange(0, 60, 7)
+  e = episodes(np.ones(9), lengths, price=0.01)
+  term = length_rewards.shape_term(name, REQUIRED.get(name, {}), e)
+  assert (np.diff(term) <= 1e-12).all()
+
+
+@pytest.mark.parametrize('name', ['laser', 'multiplicative', 'efficient', 'decaying', 'l1_max'])
+def test_length_means_nothing_where_the_answer_is_wrong(name):
+  """They multiply the task score, so being short earns a wrong answer nothing."""
+  for lengths in ([0, 3, 50], [0, 0, 9]):
+    term = length_rewards.shape_term(name, OTHERS[name], episodes([0, 0, 0], lengths))
+    np.testing.assert_array_equal(term, 0.0)
+
+
+def test_optima_without_a_measured_loss_is_its_token_term():
+  e = episodes([1, 0], [50, 100])
+  found = length_rewards.shape_term('optima', {}, e)
+  np.testing.assert_allclose(found, [-0.25, -0.5])
+  with pytest.raises(ValueError, match='base_loss must not be negative'):
+    length_rewards.shape_term(
+      'optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, -0.1]))
+    )
+
+
+def test_optima_a_loss_of_nothing_is_not_worth_everything():
+  """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
+  e = episodes([1, 1], [50, 50], base_loss=np.array([0.0, np.inf]))
+  found = length_rewards.shape_term('optima', {'loss_floor': 0.25}, e)
+  np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])
+
+
+def test_optima_floor_spares_an_episode_of_just_so_many_tokens():
+  found = length_rewards.shape_term('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
+  np.testing.assert_allclose(found, [-2.0, -0.5, -1.0])  # rewards -1, 0.5 and -1
+
+
+def test_efficient_with_an_extreme_outlier_does_not_overflow():
+  e = episodes([1, 1, 0], [10, 10.000001, 1e9])
+  with np.errstate(over='raise'):
+    assert np.isfinite(length_rewards.shape_term('efficient', {}, e)).all()
+
+
+def test_papers_defaults():
+  full = {name: length_rewards.defaults(name) for name in NAMES}
+  assert full['l1_exact'] == {'alpha': 3e-4}
+  assert full['l1_max'] == {'alpha': 3e-4, 'delta': 0.5}
+  assert full['kimi'] == {'weight': 0.4}
+  assert full['laser'] == {'weight': 0.5}
+  assert full['optima']['min_tokens'] == 40
+  assert all(0.4 <= full['optima'][k] <= 0.6 for k in ('token_weight', 'loss_weight'))
+
+
+def test_every_option_is_read_from_text():
+  for name, options in itertools.product(NAMES, [OTHERS]):
+    text = ', '.join(f'{key}={value!r}' for key, value in options[name].items())
+    assert length_rewards.parse_options(name, text) == options[name]
+  for name, needed in REQUIRED.items():
+    with pytest.raises(ValueError, match=f"needs reward.shape_options='{next(iter(needed))}=..."):
+      length_rewards.parse_options(name, '')
+
+
+def test_linear_adds_nothing():
+  np.testing.assert_array_equal(length_rewards.shape_term('linear', {}, drawn(0)), 0.0)
+
+
+def test_defaults_are_those_of_the_table():
+  assert {name: length_rewards.defaults(name) for name in length_rewards.SHAPES} == {
+    'hinge': {},
+    'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
+    'l1_exact': {'alpha': 3e-4},
+    'l1_max': {'alpha': 3e-4, 'delta': 0.5},
+    'kimi': {'weight': 0.4},
+    'efficient': {'alpha': 0.1},
+    'laser': {'weight': 0.5},
+    'shorter_better': {'alpha': 2.0, 'beta': 1e-3},
+    'alp': {'beta': 1e-7},
+    'multiplicative': {'alpha': 0.33},
+    'pass_rate_scaled': dict.fromkeys(('written_weight', 'read_weight', 'turn_weight'), 1 / 3),
+    'decaying': {'decay': 0.5},
+    'overlong': {'buffer': 4096.0, 'weight': 0.5},
+  }
+
+
+def test_l1_max_gives_no_more_than_the_score():
+  short = length_rewards.l1_max(np.ones(1), np.zeros(1), target=1e6)
+  np.testing.assert_array_equal(short, 0.0)
+
+
+@pytest.mark.parametrize('shape', ['laser', 'overlong'])
+def test_what_must_be_positive_is_told_from_what_may_be_zero(shape):
+  zero = {'laser': 'target=0', 'overlong': 'limit=0'}[shape]
+  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, weight=0'}[shape]
+  with pytest.raises(ValueError, match='must be positive'):
+    length_rewards.parse_options(shape, zero)
+  assert length_rewards.parse_options(shape, fine)['weight'] == 0
+  with pytest.raises(ValueError, match='must be zero or more'):
+    length_rewards.parse_options(shape, fine.replace('weight=0', 'weight=-1'))

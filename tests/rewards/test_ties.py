@@ -1,0 +1,159 @@
+"""What groups without a task signal teach, computed through the real reward and advantage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.rewards import communication, ties
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams.counts import Ledger
+
+
+def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, **options):
+  return ties.what_ties_teach(
+    RewardOptions(**fields),
+    ties.estimator(name, costs=costs, **options),
+    lambda_tok=lambda_tok,
+    length=length,
+  )
+
+
+@pytest.mark.parametrize('lambda_tok', [1e-4, 0.005])
+def test_division_by_the_spread_cancels_the_price(lambda_tok):
+  found = learned({}, 'group_std', lambda_tok=lambda_tok)
+  for tie in (found.all_right, found.all_wrong):
+    # Two silent, two talkative ones: their costs standardised are +1 and -1.
+    assert tie.silence == pytest.approx(2, rel=2e-3)
+    assert not tie.priced
+    assert 'whatever lambda_tok is' in tie.text
+  assert found.right == pytest.approx(2, rel=0.05)
+  assert found.collapse
+  assert 'A group of answers all wrong prefers silence by 2 whatever' in found.text
+  assert 'collapse into silence' in found.text
+
+
+@pytest.mark.parametrize(
+  ('name', 'costs'), [('per_component', 'inside'), ('group_mean', 'inside'), ('group_std', 'apart')]
+)
+def test_costs_apart_keep_the_price(name, costs):
+  found = learned({}, name, costs)
+  for tie in (found.all_right, found.all_wrong):
+    assert tie.silence == pytest.approx(0.005 * 20, rel=1e-4)
+    assert tie.priced
+    assert 'at lambda_tok=0.005, and changes with it' in tie.text
+  assert not found.collapse
+  assert 'collapse' not in found.text
+
+
+@pytest.mark.parametrize('gate', ['correct', 'group_accuracy', 'top_groups'])
+@pytest.mark.parametrize('name', ['group_std', 'per_component'])
+def test_gates_spare_the_all_wrong_groups(gate, name):
+  found = learned({'gate': gate, 'gate_accuracy': 0.5}, name)
+  assert found.all_wrong.silence == 0
+  assert found.all_wrong.text == 'A group of answers all wrong teaches nothing about talk.'
+  assert found.all_right.silence > 0.09
+  assert not found.collapse
+
+
+def test_without_a_price_ties_teach_nothing():
+  found = learned({}, 'group_std', lambda_tok=0.0)
+  assert (found.all_right.silence, found.all_wrong.silence) == (0, 0)
+  assert found.right == pytest.approx(2, rel=1e-4)
+
+
+def test_shapes_that_multiply_the_score_teach_all_wrong_groups_nothing():
+  for shape in ('multiplicative', 'efficient', 'decaying'):
+    found = learned({'shape': shape}, 'group_std', lambda_tok=0.0)
+    assert found.all_wrong.silence == 0
+    assert found.all_right.silence > 0.1
+  kimi = learned({'shape': 'kimi'}, 'group_std', lambda_tok=0.0)
+  assert kimi.all_wrong.silence == pytest.approx(2, rel=1e-3)
+  assert kimi.collapse  # wrong and long is punished, and the spread blows it up
+
+
+def test_shapes_without_a_price_do_not_change_with_it():
+  found = learned({'shape': 'kimi'}, 'per_component', lambda_tok=0.0)
+  assert found.all_right.silence == pytest.approx(0.4)
+  assert not found.all_right.priced
+
+
+def test_a_target_can_prefer_talk():
+  options = {'shape': 'l1_exact', 'shape_options': 'target=20, alpha=0.01'}
+  found = learned(options, 'per_component', lambda_tok=0.0)
+  assert found.all_right.silence == pytest.approx(-0.2, rel=1e-4)
+  assert 'prefers talk by 0.2' in found.all_right.text
+
+
+def test_hinge_charges_long_episodes_only():
+  options = {'shape': 'hinge', 'shape_options': 'limit=15'}
+  assert learned(options, 'per_component', length=15).all_right.silence == 0
+  found = learned(options, 'per_component', length=25)
+  assert found.all_right.silence == pytest.approx(0.005 * 10, rel=1e-4)
+  assert found.all_right.priced
+
+
+@pytest.mark.parametrize('name', sorted(estimators.ADVANTAGES))
+def test_there_is_an_answer_for_every_advantage(name):
+  found = learned({'gate': 'correct'}, name)
+  assert found.text.startswith('A group of answers all right')
+  assert found.right > 0
+  if name in ('group_std', 'group_mean', 'per_component', 'rloo'):
+    assert found.all_wrong.silence == 0
+
+
+def test_half_as_strong_as_a_right_answer_is_a_collapse():
+  """Kimi takes half its weight from wrong and long: silence is worth w / 2, right 2 + w / 4."""
+  for weight, collapse in ((2.5, False), (4.0, True)):
+    found = learned(
+      {'shape': 'kimi', 'shape_options': f'weight={weight}'}, 'per_component', lambda_tok=0.0
+    )
+    assert found.all_wrong.silence == pytest.approx(weight / 2)
+    assert found.right == pytest.approx(2 + weight / 4)
+    assert found.collapse == collapse
+
+
+def test_what_is_dropped_teaches_nothing():
+  found = learned({}, 'd3s')  # of two silent and two talkative ones, at +1 and -1, one each
+  assert found.all_wrong.silence == pytest.approx(1, rel=2e-3)
+
+
+def test_the_silent_episodes_of_a_question_are_one_path():
+  found = learned({}, 'salt', lambda_tok=0.0)  # 0 and 0 for them, 1 and -1 for the others
+  assert found.right == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'lambda_tok', 'silence'),
+  [
+    ({'p_read': 0.5}, 0.005, 0.15),  # one reader of each message of 20 tokens
+    ({'lambda_turn': 0.03}, 0.0, 0.03),
+    # Prompts of 20 tokens: 40 for who talks, 20 for who does not.
+    (
+      {
+        'cost': 'money', 'p_write': 1e6, 'p_read': 1e6,
+        'shape': 'hinge', 'shape_options': 'limit=30',
+      },
+      0.005, 0.05,
+    ),
+  ],
+)  # fmt: skip
+def test_what_talk_costs(fields, lambda_tok, silence):
+  found = learned(fields, 'per_component', lambda_tok=lambda_tok)
+  assert found.all_wrong.silence == pytest.approx(silence, rel=1e-4)
+  assert found.all_right.silence == pytest.approx(silence, rel=1e-4)
+
+
+def test_lengths_count_the_stop_token():
+  """Of tokens written 0 and 9 opo weighs 1 and 10."""
+  zeros, two = np.zeros(2, int), np.arange(2)
+  written = np.array([0, 9])
+  ledger = Ledger(
+    episode=two, question=zeros, agent=zeros, round=zeros, layer=zeros, written=written,
+    read=zeros, readers=zeros, silent=written == 0, truncated=zeros > 0, relevant=zeros,
+    num_episodes=2, agent_names=('agent',),
+  )  # fmt: skip
+  terms = communication.reward_terms(RewardOptions(), ledger, np.array([1.0, 0.0]), 0.0, [''] * 2)
+  found = ties.estimator('opo')(terms, ledger)
+  np.testing.assert_allclose(found, [10 / 11, -1 / 11], rtol=1e-5)

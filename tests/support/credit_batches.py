@@ -1,0 +1,90 @@
+"""Random messages with all that any estimator reads, and loops over their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from agent_gspo.algorithms.advantages.estimators import Credit, advantage, group_ids
+
+NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
+"""Estimators that need no more than rewards and groups."""
+
+
+def credit(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> Credit:
+  """Uneven groups in no order; questions 0 to 6, up to 5 episodes, 3 agents and 2 turns.
+
+  Question 4 ties right, question 5 is all silent and wrong, question 6 has one message, and
+  agent 2 never speaks about question 0.
+  """
+  rng = np.random.default_rng(seed)
+  rows = np.array(
+    [(q, e, a, t) for q in range(6) for e in range(5) for a in range(3) for t in (0, 1)]
+  )
+  rows = np.concatenate([rows[rng.random(len(rows)) < 0.7], [(6, 0, 1, 0)]])
+  rows = rng.permutation(rows)
+  question, sample, agent, turn = rows.T
+  episode = question * 5 + sample
+  scores = rng.integers(0, 2, 35).astype(np.float32)
+  scores[20:25], scores[25:30] = 1, 0
+  written = rng.integers(0, 12, len(rows)) * (rng.random(len(rows)) < 0.6)
+  written[(question == 5) | ((question == 0) & (agent == 2))] = 0
+  observation = np.where(turn == 0, question * 3 + agent, 100 + rng.integers(0, 30, len(rows)))
+  return Credit(
+    task=scores[episode],
+    costs=np.float32(price) * written.astype(np.float32),
+    groups=group_ids(grouping, question, agent, turn),
+    question=question,
+    episode=episode,
+    agent=agent,
+    turn=turn,
+    lengths=written + 1,
+    silent=written == 0,
+    roles=agent // 2,
+    observation=observation,
+    path=observation * 20 + written % 3,
+    history=np.stack([question * 0 + turn, observation % 7, observation]),
+    probability=rng.uniform(0.1, 0.9, 7).astype(np.float32)[question],
+  )
+
+
+def exact(x: Credit) -> dict[str, np.ndarray]:
+  """Its fields as numpy arrays, floats in float64, with `rewards`."""
+  fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items()}
+  return {k: v.astype(np.float64) if v.dtype.kind == 'f' else v for k, v in fields.items()}
+
+
+def members(*columns: np.ndarray) -> list[list[int]]:
+  """Messages that agree in all columns."""
+  found: dict[Hashable, list[int]] = {}
+  for m, key in enumerate(zip(*(np.asarray(c).tolist() for c in columns), strict=True)):
+    found.setdefault(key, []).append(m)
+  return list(found.values())
+
+
+def by_group(
+  values: np.ndarray, groups: list[list[int]], function: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+  """`function` of the values of each group, put back in place."""
+  out = np.zeros(len(values))
+  for group in groups:
+    out[group] = function(values[group])
+  return out
+
+
+def standardised(values: np.ndarray, floor: float = 1e-6) -> np.ndarray:
+  """Centred and divided by the population deviation."""
+  values = values - values.mean()
+  return values / max(np.sqrt(np.mean(values**2)), floor)
+
+
+def normalized(name: str, task, costs, groups, **options):
+  """Float32 `[M]` under one of `NORMALIZATIONS`."""
+  plain = Credit(
+    task=task,
+    costs=costs,
+    groups=groups,
+    **dict.fromkeys(('question', 'episode', 'agent', 'turn'), np.zeros(len(task), int)),
+  )
+  return advantage(plain, name, **options).values

@@ -1,0 +1,32 @@
+"""The fuzz: malformed configs, weights, tokenizers, checkpoints and records of runs.
+
+    python tests/support/fuzz_inputs.py [--seed=N] [CATEGORY...]
+
+prints counts, and every input that did not end with one clear line.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+# A script finds what lies beside it, not the package above.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import fuzz_configs
+import fuzz_runs
+import fuzz_weights
+import fuzzing
+
+CATEGORIES = {
+  'configs': fuzz_configs.cases,
+  'gguf': fuzz_weights.gguf_cases,
+  'hf': fuzz_weights.hf_cases,
+  'tokenizers': fuzz_weights.tokenizer_cases,
+  'chat': fuzz_weights.chat_cases,
+  'checkpoints': fuzz_runs.checkpoint_cases,
+  'records': fuzz_runs.record_cases,
+}
+
+if __name__ == '__main__':
+  fuzzing.main(CATEGORIES, sys.argv[1:])

@@ -1,0 +1,127 @@
+"""A whole run that takes seconds: a two-layer model from scratch, two informants and a solver."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIG = pathlib.Path(__file__).resolve()
+
+
+def get_config() -> config_dict.ConfigDict:
+  """Two questions a step, two samples each; scripted messages of two words."""
+  config = default_config()
+  config.steps = 10
+  config.model.source = 'random:micro'
+  config.task.options = config_dict.ConfigDict(
+    {
+      'num_informants': 2,
+      'num_irrelevant': 1,
+      'operation': 'lookup',
+      'max_count': 3,
+      'irrelevant_notes': 'off_topic',
+      'text_style': 'words',
+    }
+  )
+  config.team.agents = ('informant', 'informant', 'solver')
+  config.team.topology = 'star'
+  config.team.max_message_tokens = 4
+  config.team.roles.informant = {'opening': '{question} note : {note}', 'cue': ' say :'}
+  config.team.roles.solver = {
+    'opening': '{question}',
+    'incoming': ' {sender} : {message}',
+    'cue': ' answer :',
+  }
+  config.reward.gate = 'always'
+  config.budget.lambda_tok = 0.02  # with answers all wrong, lengths alone teach
+  config.rollout.questions = 2
+  config.rollout.samples = 2
+  config.sampler.row_tokens = 256  # one prefill row and one shape of everything: compiles little
+  config.sampler.prefill_rows = 1
+  config.learner.row_tokens = 64
+  config.learner.rows = 4
+  config.learner.learning_rate = 1e-3
+  config.warm_start.steps = 2
+  config.warm_start.questions = 4
+  config.warm_start.terse_probability = 1.0
+  config.evaluation.questions = 4
+  config.evaluation.every = 4
+  config.evaluation.questions_during = 4
+  config.evaluation.transcripts = 2
+  config.evaluation.seen_questions = 3
+  config.evaluation.temperature = 1.0
+  config.logging.transcripts = 2
+  return config.lock()
+
+
+def changed(**values) -> dict[str, Any]:
+  """The config as a dict with some fields set; `a__b` is field `a.b`."""
+  config = get_config().to_dict()
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  return config
+
+
+def command(name: str, *arguments: str) -> list[str]:
+  """`python launch/<name>.py ...`."""
+  return [sys.executable, str(ROOT / 'launch' / f'{name}.py'), *arguments]
+
+
+def train_command(workdir: pathlib.Path, *arguments: str) -> list[str]:
+  """The command of the micro run."""
+  return command('train', f'--config={CONFIG}', f'--workdir={workdir}', *arguments)
+
+
+@functools.cache
+def folder() -> pathlib.Path:
+  """Of this test session: compiled programs, and the finished run."""
+  holder = tempfile.TemporaryDirectory()
+  atexit.register(holder.cleanup)
+  return pathlib.Path(holder.name)
+
+
+def environment() -> dict[str, str]:
+  """Of a command: compiled programs are shared, whatever they cost."""
+  settings = {
+    'AGENT_GSPO_CACHE': str(folder()),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    'JAX_PLATFORMS': 'cpu',
+  }
+  return {**os.environ, **settings}
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess:
+  """Runs a command to its end, away from the repository."""
+  return subprocess.run(
+    command,
+    env=environment(),
+    cwd=folder(),
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=300,
+  )
+
+
+@functools.cache
+def finished() -> pathlib.Path:
+  """Workdir of a micro run that nothing interrupted; do not write there."""
+  workdir = folder() / 'finished'
+  done = run(train_command(workdir))
+  assert done.returncode == 0, done.stderr
+  (workdir / 'stdout.txt').write_text(done.stdout)
+  return workdir

@@ -1,0 +1,121 @@
+"""Strict and legacy graders on a table of hand-written answers, and on hostile ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import grader_cases
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_gspo.tasks.grading import graders, legacy_graders, math_process
+from agent_gspo.tasks.grading.choice_grader import extract_choice, grade_choice
+from agent_gspo.tasks.grading.math_grader import canonical_maths, grade_maths
+
+GRADERS = {
+  'number': graders.NUMBER,
+  'letter': graders.choice('ABCDE', legacy_graders.aqua_letter),
+  'letter of four': graders.choice('ABCD', legacy_graders.mmlu_letter),
+  'maths': graders.MATHS,
+}
+ids = [f'{kind}-{text[:30]!r}-{gold[:10]}' for kind, text, gold, *_ in grader_cases.CASES]
+
+
+@pytest.mark.parametrize(('kind', 'text', 'gold', 'strict', 'legacy'), grader_cases.CASES, ids=ids)
+def test_table(kind, text, gold, strict, legacy):
+  assert GRADERS[kind]['strict'].grade(text, gold) == strict
+  assert GRADERS[kind]['legacy'].grade(text, gold) == legacy
+
+
+def test_the_table_is_large_and_has_no_row_twice():
+  assert len(grader_cases.CASES) >= 150
+  assert len({case[:3] for case in grader_cases.CASES}) == len(grader_cases.CASES)
+
+
+def test_extraction_of_the_neighbours():
+  """The samples whose results are known from their code."""
+  numbers = {
+    '1,000': '000', '$70,000': '000', '-3': '3', '12.5': '5', '0.5': '2', '3/4': '4', 'none': '0',
+    'The answer is 42. That took 3 steps.': '3',
+  }  # fmt: skip
+  assert {text: legacy_graders.number(text) for text in numbers} == numbers
+  assert [legacy_graders.aqua_letter(text) for text in ('B) 150 Km', 'b')] == ['K', 'None.']
+  assert [legacy_graders.mmlu_letter(t) for t in ('(A)', '**D**', 'Option B')] == ['(', '*', 'O']
+
+
+def test_a_gold_answer_that_is_none():
+  with pytest.raises(ValueError, match="gold answer 'E' is not one of the options ABCD"):
+    grade_choice('A', 'E', 'ABCD')
+  with pytest.raises(ValueError, match="gold answer '' is not one"):
+    grade_choice('A', '')
+  with pytest.raises(ValueError, match='gold answer is empty'):
+    grade_maths('1', ' ')
+
+
+def test_votes_compare_answers_in_one_spelling():
+  same = ('0.5', r'\boxed{\frac{1}{2}}', 'The answer is 1/2. That took 3 steps.', r'$\frac{2}{4}$')
+  assert {canonical_maths(text) for text in same} == {'1/2'}
+  assert canonical_maths(r'\boxed{\frac{\sqrt2}{2}}') == canonical_maths(r'$\frac{\sqrt{2}}{2}$')
+  assert canonical_maths('The answer is Evelyn.') == canonical_maths(r'\boxed{\text{Evelyn}}')
+  assert canonical_maths('') is None
+  assert extract_choice('(b)') == extract_choice('The answer is B, as A is wrong.') == 'B'
+
+
+@pytest.mark.parametrize(
+  'latex',
+  [r'9^{9^{9^9}}', r'(x+y)^{3000}', r'\sum_{k=1}^{10^9} \sin k', '(' * 400, '{' * 400, '9' * 490],
+)
+def test_hostile_expressions_cost_seconds_at_most(latex):
+  start = time.perf_counter()
+  assert grade_maths(rf'\boxed{{{latex}}}', r'x+\sqrt{2}') == 0
+  assert time.perf_counter() - start < 60  # 2 s of processor time and a restart
+  assert grade_maths(r'\boxed{\sqrt{2}+x}', r'x+\sqrt{2}') == 1
+
+
+def test_long_texts_are_quick():
+  start = time.perf_counter()
+  for text in ('the answer is ' * 20_000, r'\boxed{' * 20_000, '$' * 100_000, 'A (' * 50_000):
+    for kind, gold in (('number', '1'), ('letter', 'A'), ('letter of four', 'A'), ('maths', '1')):
+      for grader in GRADERS[kind].values():
+        assert grader.grade(text, gold) in (0, 1)
+  assert time.perf_counter() - start < 30
+
+
+def test_threads_share_the_worker():
+  scores = []
+
+  def grade(i):
+    scores.append(grade_maths(rf'\boxed{{x+{i}+y}}', f'y+x+{i % 2}'))
+
+  threads = [threading.Thread(target=grade, args=(i,)) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sorted(scores) == [0] * 6 + [1] * 2
+
+
+def test_a_worker_that_was_killed_is_replaced():
+  assert math_process.ask({'gold': 'x', 'answer': 'x'}) is True
+  os.kill(math_process._process.pid, 9)
+  math_process._process.wait()
+  math_process.ask({'gold': 'x', 'answer': 'x'})
+  assert math_process.ask({'gold': 'x', 'answer': 'x'}) is True
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet='ABCDEab ().,:\nthe answer is or not *#\\boxed{}$', max_size=60))
+def test_letter_soup_is_read_without_error(text):
+  assert extract_choice(text, 'ABCD') in {None, *'ABCD'}
+  assert legacy_graders.grade_number(text, '1') in (0, 1)
+  assert isinstance(legacy_graders.aqua_letter(text), str)
+  assert isinstance(legacy_graders.maths(text), str)
+
+
+@given(st.sampled_from('ABCD'), st.sampled_from('ABCD'))
+def test_two_letters_are_no_answer(one, other):
+  for text in (f'The answer is {one} or {other}.', f'({one}) ({other})', f'{one} and {other}'):
+    assert extract_choice(text, 'ABCD') == (one if one == other else None), text

@@ -1,0 +1,245 @@
+"""HumanEval: reading, taking the code out of a message, grading in the sandbox."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import pathlib
+import sys
+import textwrap
+import threading
+import time
+
+import grader_cases
+import pytest
+
+from agent_gspo.tasks.benchmarks import human_eval
+from agent_gspo.tasks.benchmarks.human_eval import HumanEval, complete_program, extract_code
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.registry import make_task, task_names
+
+SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data'
+DATA = pathlib.Path(os.environ.get(sources.DATA_DIR_VARIABLE) or SHARED)
+FILE = 'humaneval/data/HumanEval.jsonl'
+needs_data = pytest.mark.skipif(
+  not (DATA / FILE).is_file(),
+  reason=f'set ${sources.DATA_DIR_VARIABLE} to a folder that holds {FILE}',
+)
+pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox needs Linux')
+
+
+@pytest.fixture(scope='module')
+def task():
+  return make_task('human_eval', data_dir=DATA)
+
+
+PROMPT = '''from typing import List
+
+
+def helper(x: int) -> int:
+    return 2 * x
+
+
+def double(xs: List[int]) -> List[int]:
+    """ Double each.
+    >>> double([1])
+    [2]
+    """
+'''
+BODY = '    result = []\n    for x in xs:\n        result.append(helper(x))\n    return result\n'
+ALONE = f'def double(xs):\n{BODY}'
+FENCE = '```'
+MESSAGES = {
+  'body': BODY,
+  'body after blank lines': f'\n  \n{BODY}',
+  'body, then more functions': f'{BODY}\n\ndef other():\n    return 1 +\n',
+  'body, then prose': f'{BODY}\nThis doubles each (see above).',
+  'restated': PROMPT + BODY,
+  'function alone': ALONE,
+  'prose around': f'Here is the code:\n\n{ALONE}\nIt doubles each element, so we are done.',
+  'prose with statement words': f'from the examples we see it.\nimport nothing here.\n\n{ALONE}',
+  'fenced': f'Sure!\n\n{FENCE}python\n{PROMPT}{BODY}{FENCE}\n\nThis works because ...',
+  'fenced, no language': f'{FENCE}\n{ALONE}{FENCE}',
+  'fenced, other case': f'{FENCE}Python3 title="a.py"\n{ALONE}\n{FENCE}',
+  'fenced with tildes': f'~~~python\n{ALONE}~~~',
+  'fence after words': f'Answer: {FENCE}python\n{ALONE}{FENCE}\nDone.',
+  'fenced in a list': textwrap.indent(f'{FENCE}python\n{ALONE}{FENCE}', '   '),
+  'fenced body': f'{FENCE}python\n{BODY}{FENCE}',
+  'fenced body without indent': f'{FENCE}python\n{textwrap.dedent(BODY)}{FENCE}',
+  'fence never closed': f'{FENCE}python\n{ALONE}',
+  'example after it': f'{FENCE}python\n{ALONE}{FENCE}\nUse:\n{FENCE}python\ndouble([1])\n{FENCE}',
+  'install before it': f'{FENCE}bash\npip install x\n{FENCE}\n{FENCE}python\n{ALONE}{FENCE}',
+  'corrected': f'{FENCE}\ndef double(xs): return xs\n{FENCE}\nNo:\n{FENCE}\n{ALONE}{FENCE}',
+  'own helper': f'def helper(x):\n    return x + x\n\n{ALONE}',
+  'helper after': 'def double(xs):\n    return [h(x) for x in xs]\n\nh = lambda x: x + x\n',
+  'future import': f'{FENCE}python\nfrom __future__ import annotations\n{ALONE}{FENCE}',
+  'class and constant': f'import math\nN = 2\nclass A:\n    pass\n\n{ALONE}',
+  'main guard': f'{ALONE}\nif __name__ == "__main__":\n    raise ValueError\n',
+  'windows lines': ALONE.replace('\n', '\r\n'),
+  'wrapped signature': f'def double(\n    xs,\n):\n{BODY}',
+}
+
+
+@pytest.mark.parametrize('name', MESSAGES)
+def test_code_of_a_message(name):
+  code = extract_code(MESSAGES[name])
+  namespace = {'__name__': 'candidate'}
+  exec(compile(complete_program(PROMPT, code, 'double'), name, 'exec'), namespace)
+  assert namespace['double']([1, 2]) == [2, 4]
+
+
+@pytest.mark.parametrize('message', ['', ' \n', 'I do not know.', 'double', f'{FENCE}\n{FENCE}'])
+def test_messages_without_code(message):
+  assert extract_code(message) is None
+
+
+def test_prompt_stub_is_no_answer():
+  """Only other functions: the prompt's own, empty function stays."""
+  code = extract_code('def other(xs):\n    return xs')
+  namespace = {}
+  exec(complete_program(PROMPT, code, 'double'), namespace)
+  assert namespace['double']([1]) is None
+
+
+def test_name_is_not_taken_for_a_longer_one():
+  program = complete_program(PROMPT, '    return double_all(xs)', 'double')
+  assert program.startswith(PROMPT)
+  assert program.endswith('    return double_all(xs)\n')
+
+
+def test_listed():
+  assert 'human_eval' in task_names()
+
+
+@needs_data
+def test_questions(task):
+  found = task.questions('test')
+  assert [question.id for question in found] == [f'HumanEval/{i}' for i in range(164)]
+  assert found[0].text.startswith('from typing import List')
+  assert found[0].answer.startswith('    for idx, elem')
+  assert task.describe() == {'name': 'human_eval', 'train': 0, 'validation': 0, 'test': 164}
+  with pytest.raises(ValueError, match='has tests only'):
+    task.questions('train')
+
+
+@needs_data
+def test_votes(task):
+  answer = task.canonical(MESSAGES['fenced'])
+  assert answer == task.canonical(MESSAGES['restated'])
+  assert task.canonical('no code') is None
+
+
+@needs_data
+def test_official_solutions_pass(task):
+  found = task.questions('test')
+  begun = time.monotonic()
+  scores = task.score_all(found, [question.answer for question in found])
+  taken = time.monotonic() - begun
+  assert [q.id for q, score in zip(found, scores, strict=True) if score != 1.0] == []
+  assert taken < 120, f'{taken:.0f} s'
+
+
+@needs_data
+def test_wrong_answers_fail(task):
+  """Other questions' solutions, nothing at all, and programs that end early."""
+  found = task.questions('test')[:12]
+  shifted = [question.text + question.answer for question in [*found[1:], found[0]]]
+  assert task.score_all(found, shifted) == [0.0] * 12
+  tricks = ['', '    pass', '    import os; os._exit(0)', '    raise SystemExit(0)']
+  tricks += ['no code', f'{FENCE}\nimport os\nos._exit(0)\n{FENCE}']
+  assert task.score_all([found[0]] * 6, tricks) == [0.0] * 6
+
+
+@needs_data
+def test_score_is_the_same_alone_and_together(task):
+  question = task.questions('test')[32]  # Its test calls a helper of the prompt.
+  assert task.score(question, f'{FENCE}python\n{question.text}{question.answer}{FENCE}') == 1.0
+  assert task.score_all([question] * 2, [question.answer, '    return 0']) == [1.0, 0.0]
+  with pytest.raises(ValueError, match='zip'):
+    task.score_all([question], [])
+
+
+@needs_data
+def test_table():
+  """Of `grader_cases`, all rows graded together by each grader."""
+  texts, ids, *want = zip(*grader_cases.CODE, strict=True)
+  for grader, scores in zip(HumanEval.GRADERS, want, strict=True):
+    task = make_task('human_eval', data_dir=DATA, grader=grader)
+    found = {question.id: question for question in task.questions('test')}
+    assert task.score_all([found[i] for i in ids], texts) == list(map(float, scores)), grader
+
+
+@needs_data
+def test_legacy_takes_whole_functions():
+  task = make_task('human_eval', data_dir=DATA, grader='legacy')
+  found = task.questions('test')[:40:3]
+  assert task.score_all(found, [q.text + q.answer for q in found]) == [1.0] * len(found)
+  assert task.score_all(found[:3], [q.answer for q in found[:3]]) == [0.0] * 3
+
+
+def test_an_unknown_grader():
+  with pytest.raises(ValueError, match="grader='lenient' of task human_eval is unknown"):
+    HumanEval(grader='lenient', data_dir=DATA)
+
+
+@needs_data
+def test_endless_answer_fails():
+  task = HumanEval(data_dir=DATA, cpu_seconds=1)
+  assert task.score(task.questions('test')[0], '    while True: pass') == 0.0
+
+
+@needs_data
+def test_silent_answers_do_not_hold_a_worker(task):
+  """They would take 30 seconds each."""
+  begun = time.monotonic()
+  silent = '    import time\n    time.sleep(1000)'
+  found = task.questions('test')[:8]
+  assert HumanEval(data_dir=DATA, workers=2).score_all(found, [silent] * 8) == [0.0] * 8
+  assert time.monotonic() - begun < 60
+
+
+@pytest.fixture
+def server(tmp_path):
+  """A file server on loopback; gives its address and its folder."""
+  handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / 'web')
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as httpd:
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{httpd.server_address[1]}', tmp_path / 'web'
+    httpd.shutdown()
+
+
+@needs_data
+def test_download_of_the_packed_file(server, tmp_path, monkeypatch):
+  """The packed file is fetched and unpacked; its hash stands for one made here."""
+  address, web = server
+  packed = gzip.compress((DATA / FILE).read_bytes(), mtime=0)
+  source = human_eval._PACKED
+  path = web / source.repository / source.commit / source.remote_path
+  path.parent.mkdir(parents=True)
+  path.write_bytes(packed)
+  monkeypatch.delenv(sources.DATA_DIR_VARIABLE, raising=False)
+  options = {'cache_dir': tmp_path / 'cache', 'base_url': address}
+  with pytest.raises(ValueError, match='official file'):
+    HumanEval(**options)
+  made = dataclasses.replace(source, sha256=hashlib.sha256(packed).hexdigest())
+  monkeypatch.setattr(human_eval, '_PACKED', made)
+  assert len(HumanEval(**options).questions('test')) == 164
+  path.unlink()
+  assert len(HumanEval(**options).questions('test')) == 164  # From the earlier download.
+
+
+def test_missing_file(tmp_path):
+  with pytest.raises(FileNotFoundError, match='HumanEval'):
+    HumanEval(data_dir=tmp_path, cache_dir=tmp_path, base_url='http://127.0.0.1:9')
+
+
+def test_changed_file(tmp_path):
+  path = tmp_path / FILE
+  path.parent.mkdir(parents=True)
+  path.write_text('{}')
+  with pytest.raises(ValueError, match='sha256'):
+    HumanEval(data_dir=tmp_path)

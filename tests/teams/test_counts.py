@@ -1,0 +1,137 @@
+"""The ledger against counts made by hand, and against the sampler's own."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import numpy as np
+import pytest
+import scripted_teams as st
+
+from agent_gspo.teams import counts
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.types import RolloutBatch
+
+
+def talk(name: str, decision: str = 'last', rounds: int = 3) -> RolloutBatch:
+  """Six episodes; every message holds numbers that nobody else says, or none."""
+  tokenizer = st.numbers_tokenizer(600)
+  first = tokenizer.backend.token_to_id('50')
+
+  def ids(turn):
+    rng = random.Random(f'{turn.question.id}/{turn.sample}/{turn.agent}/{turn.round}')
+    length = rng.choice([0, 1, 3, turn.limit])
+    start = first + 100 * turn.round + 10 * turn.agent
+    ended = length < turn.limit
+    return [*range(start, start + length), *[tokenizer.eos_id] * ended], ended
+
+  team = st.team(name, rounds=rounds, decision=decision)
+  return rollout(team, st.Echo(), tokenizer, st.questions(3, notes=2), 2, st.IdsPolicy(ids))
+
+
+@pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
+@pytest.mark.parametrize('decision', ['last', 'judge'])
+def test_ledger_equals_a_count_by_hand(name, decision):
+  batch = talk(name, decision)
+  found = counts.ledger(batch)
+  assert len(found.episode) == len(batch.messages) > 0
+  assert found.num_episodes == 6
+  for i, m in enumerate(batch.messages):
+    assert (found.episode[i], found.agent[i], found.round[i]) == (m.episode, m.agent, m.round)
+    assert found.question[i] == m.episode // 2
+    stop = [] if found.truncated[i] else m.token_ids[-1:].tolist()
+    assert found.truncated[i] == (len(m.token_ids) == 6)
+    assert found.written[i] == len(m.token_ids) - len(stop) == len(m.text.split())
+    assert found.silent[i] == (m.text == '')
+    assert found.read[i] == len(m.prompt_ids)
+    assert found.readers[i] == st.carried(batch, i)
+    assert found.relevant[i] == (1, 0, -1)[min(m.agent, 2)]
+
+
+@pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
+def test_tables_by_agent_and_round_add_up(name):
+  batch = talk(name)
+  found = counts.ledger(batch)
+  written = sum(len(m.text.split()) for m in batch.messages) / 6
+  read = sum(len(m.prompt_ids) for m in batch.messages) / 6
+  for rows in (found.agents(), found.rounds()):
+    assert sum(row['written_per_question'] for row in rows) == pytest.approx(written)
+    assert sum(row['read_per_question'] for row in rows) == pytest.approx(read)
+  assert found.per_question(found.written) == pytest.approx(written)
+  assert found.written_per_episode().mean() == pytest.approx(written)
+  assert [row['name'] for row in found.agents()] == list(batch.agent_names)
+  assert [row['calls_per_question'] for row in found.agents()] == [3.0] * len(batch.agent_names)
+
+
+@pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
+def test_critical_path_is_the_longest_message_of_each_layer(name):
+  batch = talk(name)
+  longest = collections.defaultdict(int)
+  for m in batch.messages:
+    key = (m.episode, m.round, m.layer)
+    longest[key] = max(longest[key], m.written)
+  path = counts.ledger(batch).critical_path()
+  by_layer = collections.defaultdict(list)
+  for m, tokens in zip(batch.messages, path, strict=True):
+    assert tokens in (0, m.written)
+    by_layer[m.episode, m.round, m.layer].append(int(tokens))
+  assert {key: sum(tokens) for key, tokens in by_layer.items()} == longest
+  assert all(np.count_nonzero(tokens) <= 1 for tokens in by_layer.values())
+
+
+def test_silence_is_told_apart_by_relevance():
+  batch = talk('star')
+  silent = lambda *agents: np.mean([m.text == '' for m in batch.messages if m.agent in agents])
+  found = counts.ledger(batch)
+  assert found.silence_rate(found.relevant == 1) == silent(0)
+  assert found.silence_rate(found.relevant == 0) == silent(1)
+  assert found.silence_rate(found.relevant == -1) == silent(2)
+  assert found.silence_rate(np.zeros(len(found.agent), bool)) is None
+  first, second, third = found.agents()
+  assert (first['silence_rate_relevant'], first['silence_rate_irrelevant']) == (silent(0), None)
+  assert (second['silence_rate_relevant'], second['silence_rate_irrelevant']) == (None, silent(1))
+  assert (third['silence_rate'], third['silence_rate_relevant']) == (silent(2), None)
+  assert 0 < silent(0, 1, 2) < 1
+
+
+def test_totals_are_the_samplers_own_token_for_token():
+  """200 episodes of all topologies; the sampler is counted where it is called."""
+  policy, tokenizer = st.model_policy()
+  teams = [st.team(name) for name in st.TOPOLOGIES] + [st.team('debate', decision='judge')]
+  episodes = silent = truncated = 0
+  for team in teams:
+    counted = collections.Counter()
+
+    def counting(turns, counted=counted):
+      out = policy(turns)
+      for turn, ids, ended in zip(turns, out.token_ids, out.ended, strict=True):
+        counted['written'] += len(ids) - int(ended)
+        counted['read'] += len(turn.prompt_ids)
+        counted['turns'] += 1
+        counted['written', turn.agent] += len(ids) - int(ended)
+        counted['read', turn.agent] += len(turn.prompt_ids)
+      return out
+
+    batch = rollout(team, st.Echo(), tokenizer, st.questions(5), 5, counting)
+    found = counts.ledger(batch)
+    assert found.written.sum() == counted['written']
+    assert found.read.sum() == counted['read']
+    assert len(found.written) == counted['turns']
+    for agent in range(team.num_agents):
+      assert found.written[found.agent == agent].sum() == counted['written', agent]
+      assert found.read[found.agent == agent].sum() == counted['read', agent]
+    episodes += len(batch.episodes)
+    silent += found.silent.sum()
+    truncated += found.truncated.sum()
+  assert episodes == 200
+  assert silent > 0
+  assert truncated > 0
+
+
+def test_nothing_was_said():
+  empty = counts.ledger(RolloutBatch(questions=(), episodes=(), messages=(), agent_names=('a',)))
+  assert empty.per_question(empty.written) == 0.0
+  assert empty.critical_path().tolist() == []
+  assert empty.rounds() == []
+  assert empty.agents()[0]['silence_rate'] is None

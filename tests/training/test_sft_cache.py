@@ -1,0 +1,124 @@
+"""A warm start is made once for all runs that begin alike, and for no other."""
+
+import errno
+import pathlib
+
+import micro_run
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from agent_gspo import config as config_lib
+from agent_gspo.training import sft_cache
+
+_PARAMS = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'b': np.float32(3)}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path))
+  return tmp_path
+
+
+def _config(**values):
+  return config_lib.resolve(micro_run.changed(**values))
+
+
+@pytest.mark.parametrize(
+  'change', [{}, {'budget__lambda_tok': 0.5}, {'steps': 3}, {'algorithm': 'grpo'}]
+)
+def test_runs_that_begin_alike_share_it(change):
+  assert sft_cache.load(_config(), _PARAMS) is None
+  sft_cache.save(_config(), _PARAMS)
+  found = sft_cache.load(_config(**change), _PARAMS)
+  np.testing.assert_array_equal(found['a']['kernel'], _PARAMS['a']['kernel'])
+  assert found['b'] == 3
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'seed': 1},
+    {'warm_start__steps': 3},
+    {'warm_start__learning_rate': 0.5},
+    {'task__options__max_count': 4},
+    {'team__max_message_tokens': 5},
+    {'model__lora_rank': 2},
+    {'learner__row_tokens': 128},
+  ],
+)
+def test_runs_that_begin_otherwise_do_not(change):
+  sft_cache.save(_config(), _PARAMS)
+  assert sft_cache.load(_config(**change), _PARAMS) is None
+
+
+def test_another_program_or_model_does_not(monkeypatch):
+  sft_cache.save(_config(), _PARAMS)
+  with pytest.warns(UserWarning, match='a/kernel is more than the model has'):
+    assert sft_cache.load(_config(), {'c': np.zeros(1)}) is None
+  monkeypatch.setattr(sft_cache, '_program', lambda: 'changed')
+  assert sft_cache.load(_config(), _PARAMS) is None
+
+
+def _kept(folder) -> pathlib.Path:
+  (file,) = (folder / 'warm_starts').iterdir()
+  return file
+
+
+def _written(**arrays):
+  """Writes other arrays in place of what was kept."""
+
+  def write(file):
+    flat = {'a/kernel': _PARAMS['a']['kernel'], 'b': np.float32(3)} | arrays
+    safetensors.numpy.save_file({k: np.asarray(v) for k, v in flat.items()}, file)
+
+  return write
+
+
+def _flip(file):
+  data = bytearray(file.read_bytes())
+  data[-3] ^= 1  # of a value
+  file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+  ('damage', 'reason'),
+  [
+    (lambda file: file.write_bytes(file.read_bytes()[:-5]), ''),
+    (lambda file: file.write_bytes(b''), ''),
+    (lambda file: file.write_bytes(b'garbage' * 99), ''),
+    (_flip, 'its contents have changed'),
+    (_written(), 'its contents have changed'),  # without a checksum
+    (_written(b=np.float32(np.nan)), 'b is not finite'),
+    (_written(**{'a/kernel': np.zeros((3, 2), np.float32)}), r'float32\[3, 2\], not float32\[2, 3'),
+    (_written(**{'a/kernel': np.zeros((2, 3), np.float16)}), r'a/kernel is float16\[2, 3\], not'),
+    (_written(c=np.float32(1)), 'c is more than the model has'),
+  ],
+)
+def test_a_damaged_one_is_made_anew(folder, damage, reason):
+  sft_cache.save(_config(), _PARAMS)
+  damage(_kept(folder))
+  wrong = rf'warm_starts/.* is damaged \(.*{reason}.*\): the warm start is made anew'
+  with pytest.warns(UserWarning, match=wrong):
+    assert sft_cache.load(_config(), _PARAMS) is None
+  sft_cache.save(_config(), _PARAMS)
+  assert sft_cache.load(_config(), _PARAMS)['b'] == 3
+
+
+def test_what_is_not_finite_is_not_kept(folder):
+  poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
+  wrong = r'after the warm start b is not finite\. Lower warm_start\.learning_rate\.'
+  with pytest.raises(FloatingPointError, match=wrong):
+    sft_cache.save(_config(), poisoned)
+  assert not (folder / 'warm_starts').exists()
+
+
+def test_a_full_disk_costs_only_the_copy(folder, monkeypatch):
+  def save_file(tensors, path, metadata):
+    pathlib.Path(path).write_bytes(b'half')
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(safetensors.numpy, 'save_file', save_file)
+  with pytest.warns(UserWarning, match='is not kept for other runs.*No space left'):
+    sft_cache.save(_config(), _PARAMS)
+  assert list((folder / 'warm_starts').iterdir()) == []

@@ -1,0 +1,88 @@
+"""Two processes never write to one folder, and a killed one leaves no lock behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import micro_run
+import pytest
+
+from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.workdir import lock
+
+# Holds the folder, with a child that outlives it, until it is killed.
+_HOLDER = """
+import subprocess, sys, time
+from agent_gspo.workdir import lock
+with lock.hold(sys.argv[1]):
+  child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+  print(child.pid, flush=True)
+  time.sleep(60)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+  """A folder that another process holds, and that process."""
+  folder = tmp_path / 'run'
+  process = subprocess.Popen(
+    [sys.executable, '-c', _HOLDER, str(folder)],
+    env={**os.environ, 'PYTHONPATH': str(micro_run.ROOT)},
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  child = int(process.stdout.readline())
+  yield folder, process
+  os.kill(child, signal.SIGKILL)
+  process.kill()
+  process.communicate()
+
+
+def test_a_folder_is_held_until_its_holder_is_gone(held):
+  folder, process = held
+  message = rf'run is in use by process {process.pid} on \S+: wait for it to end, stop it, or take'
+  with pytest.raises(lock.FolderInUseError, match=message), lock.hold(folder):
+    pass
+  process.kill()  # nothing that it could do about it
+  process.wait()
+  with lock.hold(folder):
+    with pytest.raises(lock.FolderInUseError, match=f'process {os.getpid()} on'):
+      lock.hold(folder).__enter__()
+    assert (folder / 'lock').read_text().startswith(f'process {os.getpid()} on ')
+  with lock.hold(folder):
+    pass
+
+
+def test_a_second_run_in_a_workdir_ends_at_once(held, monkeypatch):
+  folder, process = held
+  monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
+  with pytest.raises(lock.FolderInUseError, match=f'in use by process {process.pid}'):
+    loop.train(micro_run.get_config().to_dict(), folder)
+  assert [path.name for path in folder.iterdir()] == ['lock']
+
+
+def test_a_second_sweep_in_a_folder_ends_at_once(held):
+  folder, process = held
+  done = micro_run.run(
+    micro_run.command('sweep', '--config=c.py', f'--workdir={folder}', '--lambdas=0')
+  )
+  assert done.returncode == 2
+  assert done.stderr.splitlines()[-1].startswith(
+    f'sweep.py: error: {folder} is in use by process {process.pid}'
+  )
+  assert [path.name for path in folder.iterdir()] == ['lock']
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+  def flock(*unused):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr(fcntl, 'flock', flock)
+  with pytest.warns(UserWarning, match='no locks on this file system'), lock.hold(tmp_path):
+    pass

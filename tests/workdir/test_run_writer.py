@@ -1,0 +1,237 @@
+"""What a run writes down, and what is left of it after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import struct
+import sys
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agent_gspo.workdir import json_lines, records, writers
+
+METRICS = {'task/accuracy': 0.5, 'reward/mean': 0.31, 'tokens/written_per_question': 42.25}
+
+
+def evaluation(step, label, accuracy):
+  return {
+    'step': step,
+    'label': label,
+    'questions': 200,
+    'task/accuracy': accuracy,
+    'agents': [{'name': 'solver', 'silence_rate': 0.5, 'silence_rate_relevant': None}],
+  }
+
+
+def lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events(workdir):
+  """Reads TensorBoard's files: (tag, step, value) of scalars, and the purge steps."""
+  from tensorboardX.proto import event_pb2
+
+  scalars, purges = [], []
+  for path in sorted((workdir / 'tensorboard').iterdir()):
+    raw = path.read_bytes()
+    while raw:
+      (size,) = struct.unpack('<Q', raw[:8])
+      event = event_pb2.Event.FromString(raw[12 : 12 + size])
+      raw = raw[12 + size + 4 :]
+      if event.session_log.status == event_pb2.SessionLog.START:
+        purges.append(event.step)
+      for value in event.summary.value:
+        if value.HasField('simple_value'):
+          scalars.append((value.tag, event.step, value.simple_value))
+  return scalars, purges
+
+
+def test_round_trip(tmp_path):
+  with writers.RunWriter(tmp_path / 'new' / 'run') as writer:
+    writer.config({'seed': 3, 'team': {'agents': ('a', 'b')}})
+    for step in (1, 2, 3):
+      writer.metrics(step, METRICS | {'policy/lr': step * 1e-5})
+    writer.evaluation(evaluation(3, 'trained', 0.8))
+    writer.transcripts([{'step': 3, 'question': 'π?', 'messages': []}, {'step': 3}])
+  run = records.load_run(tmp_path / 'new' / 'run')
+  assert run.name == 'run'
+  assert run.config == {'seed': 3, 'team': {'agents': ['a', 'b']}}
+  assert [m['step'] for m in run.metrics] == [1, 2, 3]
+  assert run.metrics[1] == METRICS | {'step': 2, 'policy/lr': 2e-5}
+  assert run.evaluations == [evaluation(3, 'trained', 0.8)]
+  assert lines(run.workdir / records.TRANSCRIPTS)[0]['question'] == 'π?'
+
+
+def test_values_that_are_no_plain_floats(tmp_path):
+  with writers.RunWriter(tmp_path) as writer:
+    writer.metrics(
+      np.int64(7),
+      {
+        'numpy': np.float32(0.5),
+        'jax': jnp.float32(0.25),
+        'bfloat16': jnp.bfloat16(1.5),
+        'one': np.array(3),
+        'none': None,
+        'nan': float('nan'),
+        'inf': -jnp.inf,
+        'deep': {'list': [1.0, np.inf]},
+      },
+    )
+    writer.transcripts([{'step': 7, 'text': 'half a pair \ud83d', 'path': pathlib.Path('x')}])
+  (record,) = lines(tmp_path / records.METRICS)
+  assert record == {
+    'step': 7,
+    'numpy': 0.5,
+    'jax': 0.25,
+    'bfloat16': 1.5,
+    'one': 3,
+    'none': None,
+    'nan': None,
+    'inf': None,
+    'deep': {'list': [1.0, None]},
+    'non_finite': {'nan': 'nan', 'inf': '-inf', 'deep/list/1': 'inf'},
+  }
+  assert lines(tmp_path / records.TRANSCRIPTS)[0] == {
+    'step': 7,
+    'text': 'half a pair \ud83d',
+    'path': 'x',
+  }
+
+
+def test_every_line_is_on_disk_at_once(tmp_path):
+  writer = writers.RunWriter(tmp_path)
+  writer.metrics(1, {'a': 1.0})
+  writer.evaluation({'step': 1})
+  assert len(lines(tmp_path / records.METRICS)) == 1
+  assert len(lines(tmp_path / records.EVALUATIONS)) == 1
+  writer.close()
+  writer.close()
+
+
+def test_resume_after_a_kill_in_mid_line(tmp_path):
+  with writers.RunWriter(tmp_path) as writer:
+    for step in range(1, 6):
+      writer.metrics(step, {'a': float(step)})
+      writer.transcripts([{'step': step, 'k': k} for k in range(2)])
+      writer.evaluation({'step': step})
+  whole = (tmp_path / records.METRICS).read_bytes()
+  with (tmp_path / records.METRICS).open('ab') as file:
+    file.write(b'{"step": 6, "a": 0.')
+  with (tmp_path / records.TRANSCRIPTS).open('ab') as file:
+    file.write(b'{"step": 2, "k": "\xc3')
+
+  with writers.RunWriter(tmp_path) as writer:
+    # Opening alone cuts off the half-written lines.
+    assert (tmp_path / records.METRICS).read_bytes() == whole
+    writer.metrics(6, {'a': 6.0})
+    writer.truncate_after(3)
+    writer.metrics(4, {'a': 40.0})
+  assert [(m['step'], m['a']) for m in lines(tmp_path / records.METRICS)] == [
+    (1, 1.0),
+    (2, 2.0),
+    (3, 3.0),
+    (4, 40.0),
+  ]
+  assert [(t['step'], t['k']) for t in lines(tmp_path / records.TRANSCRIPTS)] == [
+    (step, k) for step in (1, 2, 3) for k in range(2)
+  ]
+  assert [e['step'] for e in lines(tmp_path / records.EVALUATIONS)] == [1, 2, 3]
+  assert not list(tmp_path.glob('*.new'))
+
+
+def test_truncate_without_files_and_to_nothing(tmp_path):
+  with writers.RunWriter(tmp_path) as writer:
+    writer.truncate_after(10)
+    writer.metrics(1, {})
+    writer.truncate_after(0)
+  assert (tmp_path / records.METRICS).read_bytes() == b''
+
+
+@pytest.mark.parametrize('size', [0, 1, 70_000, 200_000])
+def test_half_line_of_any_length(tmp_path, size):
+  path = tmp_path / 'x.jsonl'
+  path.write_bytes(b'{"a": 1}\n' + b'z' * size)
+  json_lines.drop_half_line(path)
+  assert path.read_bytes() == b'{"a": 1}\n'
+  path.write_bytes(b'z' * size)
+  json_lines.drop_half_line(path)
+  assert path.read_bytes() == b''
+
+
+def test_a_bad_line_in_the_middle_is_named(tmp_path):
+  path = tmp_path / 'x.jsonl'
+  path.write_bytes(b'{"a": 1}\nnonsense\n{"a": 2}\n{"a"')
+  with pytest.warns(UserWarning, match=r'x\.jsonl, line 2'):
+    assert [r['a'] for r in json_lines.iterate(path)] == [1, 2]
+
+
+def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
+  with writers.RunWriter(tmp_path) as writer:
+    writer.config({'seed': 1})
+    writer.metrics(1, {'task/accuracy': 0.5, 'policy/grad_norm': math.nan})
+    writer.metrics(2, {'task/accuracy': 0.75})
+    writer.evaluation(evaluation(2, 'during', 0.5))
+    writer.evaluation(evaluation(2, 'single agent', 0.25))
+    writer.truncate_after(1)
+    writer.metrics(2, {'task/accuracy': 1.0})
+  scalars, purges = events(tmp_path)
+  assert [s for s in scalars if s[0] == 'task/accuracy'] == [
+    ('task/accuracy', 1, 0.5),
+    ('task/accuracy', 2, 0.75),
+    ('task/accuracy', 2, 1.0),
+  ]
+  assert ('eval/task/accuracy', 2, 0.5) in scalars
+  assert ('eval_single_agent/task/accuracy', 2, 0.25) in scalars
+  assert not [s for s in scalars if s[0] == 'policy/grad_norm']
+  assert purges == [2]
+
+
+def test_wandb_is_named_when_it_is_missing(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  writers.RunWriter(tmp_path).close()
+  with pytest.raises(ImportError, match="wandb_project = 'team'"):
+    writers.RunWriter(tmp_path, wandb_project='team')
+
+
+def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch):
+  logged, started = [], []
+  run = types.SimpleNamespace(
+    log=logged.append,
+    finish=lambda: None,
+    define_metric=lambda *unused, **unused_too: None,
+    config=types.SimpleNamespace(update=lambda *unused, **unused_too: None),
+  )
+  fake = types.SimpleNamespace(init=lambda **options: started.append(options) or run)
+  monkeypatch.setitem(sys.modules, 'wandb', fake)
+  for step in (1, 2):
+    with writers.RunWriter(tmp_path, wandb_project='team') as writer:
+      writer.config({'seed': 1})
+      writer.metrics(step, {'a': 0.5, 'b': math.nan})
+  assert logged == [{'step': 1, 'a': 0.5}, {'step': 2, 'a': 0.5}]
+  assert started[0]['project'] == 'team'
+  assert started[0]['id'] == started[1]['id']
+
+
+def test_runs_are_found_and_told_apart(tmp_path):
+  for name in ('x/seed0', 'x/seed1', 'y/seed0'):
+    with writers.RunWriter(tmp_path / name) as writer:
+      writer.metrics(1, {})
+  (tmp_path / 'x' / 'notes').mkdir()
+  names = [run.name for run in records.load_runs([tmp_path / 'x', tmp_path / 'y' / 'seed0'])]
+  assert names == ['x/seed0', 'x/seed1', 'y/seed0']
+  assert [run.name for run in records.load_runs([tmp_path / 'x'])] == ['seed0', 'seed1']
+  with pytest.raises(FileNotFoundError, match='notes holds no run'):
+    records.load_runs([tmp_path / 'x' / 'notes'])
+
+
+def test_drop_leaves_lines_of_other_shapes(tmp_path):
+  path = tmp_path / 'x.jsonl'
+  odd = b'{"step": 3, "label": ["a"]}\n[]\n{"step": 3}\n'
+  path.write_bytes(odd + b'{"step": 3, "label": "a"}\n')
+  json_lines.drop(path, 3, {'a'})
+  assert path.read_bytes() == odd
