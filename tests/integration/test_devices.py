@@ -16,7 +16,7 @@ from agent_gspo.training import setup as setup_lib
 _UPDATE = """
 import jax, numpy as np, optax
 import tiny
-from agent_gspo.algorithms import objectives
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding import placement
 from agent_gspo.packing import train_batches
@@ -33,7 +33,7 @@ for devices in (1, 2, 8):
   where = placement.make_placement(devices)
   for name in ('gspo', 'dapo'):
     updater = Updater(
-      Transformer(tiny.CONFIG), objectives.make(name), optax.sgd(0.1), 0.8, entropy=False,
+      Transformer(tiny.CONFIG), losses.make(name), optax.sgd(0.1), 0.8, entropy=False,
       placement=where,
     )
     state = where.everywhere(state_lib.init(tiny.params(), optax.sgd(0.1)))

@@ -165,7 +165,9 @@ def test_objectives_fit_the_update(name, span):
 
 def test_optima_pays_for_what_the_reference_finds_likely():
   trainer = _trainer(
-    reward__shape='optima', reward__shape_options='token_weight=0, min_tokens=0, loss_floor=0.4'
+    budget__lambda_tok=0.0,
+    reward__shape='optima',
+    reward__shape_options='token_weight=0, min_tokens=0, loss_floor=0.4',
   )
   outcome, talk = _step(trainer)
   worst = np.full(len(talk.batch.episodes), np.inf)
