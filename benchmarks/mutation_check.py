@@ -63,6 +63,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/objectives/losses.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
   'algorithms/objectives/packed.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
   'algorithms/selection/posterior.py': ('algorithms/test_selection.py',),
+  'algorithms/options.py': ('algorithms/test_budgets.py',),
   'algorithms/presets.py': (),  # a table
   'algorithms/objectives/ratios.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
   'algorithms/objectives/turn_multipliers.py': ('algorithms/test_turn_multipliers.py',),
@@ -80,7 +81,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 # (module, function, mutation) that no test can tell from the original, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-  ('rewards/bounds.py', '_shape_gap', 'lengths / cost -> lengths'): (
+  ('rewards/bounds.py', '_length_reward_gap', 'lengths / cost -> lengths'): (
     'both shares are divided by the largest of the group, which is that of the dearest episode'
   ),
   ('rewards/length_rewards.py', 'efficient', '30.0 -> 30000.0'): (

@@ -81,7 +81,7 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.rollout.questions = 6
-  config.rollout.samples = 8
+  config.rollout.group_size = 8
   config.rollout.temperature = 0.6
   config.evaluation.temperature = 0.6
   config.evaluation.seen_questions = 100

@@ -54,8 +54,8 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.rollout.questions = 16
-  config.rollout.samples = 8
-  config.sampler.row_tokens = 1024
+  config.rollout.group_size = 8
+  config.sampler.prefill_length = 1024
   config.sampler.prefill_rows = 8
   config.sampler.decode_rows = 256
 
@@ -71,8 +71,8 @@ def get_config() -> config_dict.ConfigDict:
 
   # Messages are long enough here for GSPO's own clip band, which is the default.
   config.learner.minibatches = 4
-  config.learner.row_tokens = 1024
-  config.learner.rows = 8
+  config.learner.pack_length = 1024
+  config.learner.micro_batch_size = 8
   config.learner.learning_rate = 5e-5
   config.learner.warmup_updates = 20
 

@@ -121,7 +121,7 @@ def get_config(benchmark: str = 'gsm8k') -> config_dict.ConfigDict:
   config.evaluation.spread = True
   config.evaluation.batch_questions = 50
 
-  config.sampler.row_tokens = 1024
+  config.sampler.prefill_length = 1024
   config.sampler.prefill_rows = 1
   config.sampler.decode_rows = 24
   return config.lock()

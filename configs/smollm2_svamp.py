@@ -66,7 +66,7 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.rollout.questions = 8
-  config.rollout.samples = 8
+  config.rollout.group_size = 8
   config.rollout.temperature = 0.6
   config.evaluation.temperature = 0.0
 
@@ -79,5 +79,5 @@ def get_config() -> config_dict.ConfigDict:
   config.objective.clip_high = 0.3
   config.learner.learning_rate = 3e-5
   config.learner.warmup_updates = 4
-  config.learner.row_tokens = 384
+  config.learner.pack_length = 384
   return config.lock()

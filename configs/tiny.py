@@ -52,7 +52,7 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.rollout.questions = 16
-  config.rollout.samples = 8
+  config.rollout.group_size = 8
 
   config.advantage.grouping = 'question_turn_agent'
   config.reward.gate = 'group_accuracy'
@@ -62,14 +62,14 @@ def get_config() -> config_dict.ConfigDict:
   config.objective.clip_low = 0.2
   config.objective.clip_high = 0.3
   config.learner.learning_rate = 3e-4
-  config.learner.row_tokens = 192
-  config.learner.rows = 6
+  config.learner.pack_length = 192
+  config.learner.micro_batch_size = 6
 
-  config.warm_start.steps = 600
-  config.warm_start.questions = 16
-  config.warm_start.learning_rate = 5e-3
-  config.warm_start.silence_probability = 0.2
-  config.warm_start.terse_probability = 0.05
+  config.sft.steps = 600
+  config.sft.questions = 16
+  config.sft.learning_rate = 5e-3
+  config.sft.silence_probability = 0.2
+  config.sft.terse_probability = 0.05
 
   config.evaluation.temperature = 1.0
   config.evaluation.seen_questions = 200

@@ -17,9 +17,11 @@ from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from agent_gspo import cache
+from agent_gspo.config import renamed
 
 _SMALLER = (
-  'Lower learner.rows, sampler.decode_rows, sampler.prefill_rows or rollout.samples, set '
+  'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
+  'rollout.group_size, set '
   'model.remat=True, or take a smaller model.'
 )
 
@@ -100,9 +102,13 @@ def _explain(error: Exception, argv: Sequence[str]) -> str:
   text = str(error.args[0] if isinstance(error, KeyError) else error)
   found = re.search(r"""['"](\w+)['"]""", text)
   for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
+    if now := renamed.told(flag.removeprefix('--config.')):
+      return f'{now}.'
     if found and found[1] in flag.split('.'):
       meant = re.search(r'Did you mean "\w+"', text)
       return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
+  if found and (now := renamed.told(found[1])):  # a section that the file sets fields of
+    return f'--config: {now}.'
   return f'--config: {type(error).__name__}: {text}'
 
 

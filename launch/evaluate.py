@@ -35,7 +35,7 @@ _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
-  from agent_gspo import config as config_lib
+  from agent_gspo.config import check as config_lib
   from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import setup as setup_lib

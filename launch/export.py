@@ -30,7 +30,7 @@ def main() -> None:
   """Runs the command."""
   if not _WORKDIR.value or not _OUT.value:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
-  from agent_gspo import config as config_lib
+  from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import checkpoints, disk

@@ -9,125 +9,19 @@ written; the cost that is priced and the cost that is bounded are one and the sa
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import chex
 import jax
 import jax.numpy as jnp
 
-MODES = ('fixed', 'accuracy_floor', 'dual')
+from agent_gspo.algorithms.options import BudgetOptions
 
 # Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
 # (a step's questions), and a price acts with a delay of about five steps.
 _LEVEL, _TREND = 0.5, 0.15
 _NO_ROOM = 1e-6  # of accuracy, for a floor of 1
 _NOTHING = 1e-3  # of the budget: a cost below counts as this much, so that 0 has a logarithm
-
-
-@dataclasses.dataclass(frozen=True)
-class BudgetOptions:
-  """The `budget` section of a config.
-
-  Attributes:
-    mode: one of `MODES`.
-    lambda_tok: price of a unit of cost; its first value under a controller. accuracy_floor lets it
-      start above lambda_max, which holds from the second step on.
-    lambda_max: highest price, > 0 under a controller; accuracy_floor also stays below 1 / the
-      mean cost of an episode; for dual 0.5 to 1 point a budget's worth is enough
-      (`lambda_max * budget_episode`).
-    lambda_min: dual: lowest price of a unit of cost, `-lambda_max` to 0. At 0 the budget is
-      an upper limit; below, a team that spends less than the budget is paid for more, and
-      the budget is held from both sides (to compare methods at equal tokens).
-    floor: accuracy_floor: accuracy to keep.
-    floor_of_best: accuracy_floor: and this share of the best running accuracy.
-    eta: accuracy_floor: lasting price change a step at a full band, as a share of the highest.
-    floor_band: accuracy_floor: at this accuracy above the floor the price is the highest at
-      once, below by as much it is 0; at most half of what lies between the floor and 1.
-    accuracy_decay: of the running accuracy.
-    budget_episode: dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
-    budget_message: dual: mean tokens of a message not to exceed, silent ones included; 0
-      for no limit.
-    tolerance: dual: share of `budget_message` that is let pass.
-    dual_eta: dual: change a step, per 100 % overshoot, of what a budget's worth of cost is
-      charged (`lambda * budget`, in units of task score).
-    dual_lookahead: dual: steps by which the price runs ahead of the trend.
-  """
-
-  mode: str = 'fixed'
-  lambda_tok: float = 0.0
-  lambda_max: float = 0.01
-  lambda_min: float = 0.0
-  floor: float = 0.5
-  floor_of_best: float = 0.0
-  eta: float = 0.002
-  floor_band: float = 0.1
-  accuracy_decay: float = 0.8
-  budget_episode: float = 0.0
-  budget_message: float = 0.0
-  tolerance: float = 0.1
-  dual_eta: float = 0.04
-  dual_lookahead: float = 20.0
-
-  def __post_init__(self):
-    if self.mode not in MODES:
-      raise ValueError(f'budget.mode={self.mode!r} is unknown; use one of {", ".join(MODES)}.')
-    for field, low, high in (
-      ('lambda_tok', 0, math.inf),
-      ('lambda_max', 0, math.inf),
-      ('floor', 0, 1),
-      ('floor_of_best', 0, 1),
-      ('accuracy_decay', 0, 1),
-      ('budget_episode', 0, math.inf),
-      ('budget_message', 0, math.inf),
-      ('tolerance', 0, math.inf),
-      ('dual_lookahead', 0, math.inf),
-    ):
-      value = getattr(self, field)
-      if value < low:
-        raise ValueError(f'budget.{field}={value} is negative.')
-      if value > high:
-        raise ValueError(f'budget.{field}={value} is not between 0 and 1.')
-    for field in ('eta', 'floor_band', 'dual_eta'):
-      if getattr(self, field) <= 0:
-        raise ValueError(f'budget.{field}={getattr(self, field)} must be positive.')
-    if self.mode != 'fixed' and not self.lambda_max:
-      raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
-    if self.mode == 'dual':
-      self._check_dual()
-
-  def _check_dual(self) -> None:
-    if not self.budget_episode and not self.budget_message:
-      raise ValueError(
-        'budget.mode="dual" needs budget.budget_episode or budget.budget_message above 0.'
-      )
-    if self.budget_episode and self.lambda_tok > self.lambda_max:
-      raise ValueError(
-        f'budget.lambda_tok={self.lambda_tok} starts above budget.lambda_max={self.lambda_max}.'
-      )
-    if not -self.lambda_max <= self.lambda_min <= 0:
-      raise ValueError(
-        f'budget.lambda_min={self.lambda_min} is not between -budget.lambda_max='
-        f'{-self.lambda_max} and 0.'
-      )
-
-  @property
-  def highest_lambda_tok(self) -> float:
-    """Highest price of a unit of cost during the run."""
-    moves = self.mode == 'accuracy_floor' or (self.mode == 'dual' and self.budget_episode > 0)
-    return max(self.lambda_tok, self.lambda_max) if moves else self.lambda_tok
-
-  @property
-  def highest_lambda_message(self) -> float:
-    """Highest price of a token of a message beyond `message_limit`."""
-    return self.lambda_max if self.mode == 'dual' and self.budget_message > 0 else 0.0
-
-  @property
-  def message_limit(self) -> float:
-    """Tokens of a message beyond which each pays lambda_message."""
-    if self.mode != 'dual' or not self.budget_message:
-      return math.inf
-    return self.budget_message * (1 + self.tolerance)
 
 
 @chex.dataclass(frozen=True)

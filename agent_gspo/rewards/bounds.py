@@ -39,19 +39,23 @@ def check_bound(
   lambda_max: float,
   team: Team,
   *,
+  lambda_turn: float = 0.0,
+  lambda_rep: float = 0.0,
   lambda_message_max: float = 0.0,
   message_limit: float = math.inf,
 ) -> str:
   """Looks whether a wrong and silent episode can outrank (or equal) a right one.
 
   It compares what the dearest right episode and a wrong and silent one of the same
-  question are given. The loss term of shape 'optima' is not known before the run and is
+  question are given. The loss term of the length reward 'optima' is not known before the run and is
   left out, cost 'money' depends on prompt lengths and is not checked.
 
   Args:
     options: what is charged.
     lambda_max: highest price of a unit of cost during the run.
     team: what an episode can write at most.
+    lambda_turn: price of a message that is not silent.
+    lambda_rep: price of repetition.
     lambda_message_max: highest price of a token beyond `message_limit`.
     message_limit: tokens that a message may have for free.
 
@@ -64,24 +68,24 @@ def check_bound(
   if options.cost == 'money':
     return ''
   cost = max_episode_cost(options, team)
-  shaped = _shape_gap(options, cost, team)
-  if options.shape == 'hinge':
-    cost = max(cost - options.shape_arguments['limit'], 0.0)
+  shaped = _length_reward_gap(options, cost, team)
+  if options.length_reward == 'hinge':
+    cost = max(cost - options.length_reward_arguments['limit'], 0.0)
   caps = np.asarray([team.message_cap(agent) for _, _, layer in team.turns for agent in layer])
   over = float(np.maximum(caps - message_limit, 0.0).sum())
   over = lambda_message_max * over if over else 0.0
   turns = len(caps)
-  others = options.lambda_turn * turns + options.lambda_rep
+  others = lambda_turn * turns + lambda_rep
   worst = lambda_max * cost + others + over + shaped
   if worst < 1 - 1e-9:
     return ''
   parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
   if others:
-    parts += f', and reward.lambda_turn times its {turns} turns, and reward.lambda_rep'
+    parts += f', and budget.lambda_turn times its {turns} turns, and budget.lambda_rep'
   if over:
     parts += f', and lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}'
   if shaped:
-    parts += f', and {shaped:.3g} by reward.shape={options.shape!r}'
+    parts += f', and {shaped:.3g} by reward.length_reward={options.length_reward!r}'
   if options.gate == 'always':
     remedy = _remedy(options, cost, others + over, shaped)
     raise ValueError(
@@ -96,20 +100,20 @@ def check_bound(
 
 def _remedy(options: RewardOptions, cost: float, others: float, shaped: float) -> str:
   if shaped >= 1 - 1e-9:
-    given = length_rewards.defaults(options.shape) | options.shape_arguments
+    given = length_rewards.defaults(options.length_reward) | options.length_reward_arguments
     now = ', '.join(f'{key}={value:g}' for key, value in given.items())
-    return f' Soften reward.shape_options (now {now})'
+    return f' Soften reward.length_reward_options (now {now})'
   if others + shaped < 1 and cost:
     return f' Keep lambda_tok below {(1 - others - shaped) / cost:.2g}'
-  return ' Lower reward.lambda_turn or lambda_rep, or budget.lambda_max'
+  return ' Lower budget.lambda_turn, budget.lambda_rep or budget.lambda_max'
 
 
-def _shape_gap(options: RewardOptions, cost: float, team: Team) -> float:
-  """Most that the shape takes from the dearest right answer, relative to a wrong silence.
+def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float:
+  """Most that the length reward takes from the dearest right answer, relative to a wrong silence.
 
-  Tried in groups of many make-ups, since most shapes compare the episodes of a question.
+  Tried in groups of many make-ups, since most of them compare the episodes of a question.
   """
-  if options.shape in ('linear', 'hinge'):
+  if options.length_reward in ('linear', 'hinge'):
     return 0.0
   turns = sum(len(layer) for _, _, layer in team.turns)
   short = min(1.0, cost)
@@ -129,7 +133,7 @@ def _shape_gap(options: RewardOptions, cost: float, team: Team) -> float:
     read=share,
     turns=np.ceil(share * turns),
   )
-  term = length_rewards.shape_term(options.shape, options.shape_arguments, episodes)
+  term = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   if options.gate == 'correct':
     term = np.where(scores >= 1, term, 0.0)
   first = np.unique(question, return_index=True)[1]

@@ -1,7 +1,7 @@
 """The communication-aware reward of Agent-GSPO (Fan et al. 2025, arXiv 2510.22477).
 
 `r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, with the two
-terms of this project: `- lambda_message * overshoot of the message budget + shape`. Kept as
+terms of this project: `- lambda_message * overshoot of the message budget + length_reward`. Kept as
 named terms, one value a message. `M` messages, `E` episodes.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound, max_episode_cost
-from agent_gspo.rewards.options import COSTS, CREDITS, GATES, SHAPES, RewardOptions
+from agent_gspo.rewards.options import COSTS, CREDITS, GATES, LENGTH_REWARDS, RewardOptions
 from agent_gspo.teams.counts import Ledger
 
 __all__ = [
   'COSTS',
   'CREDITS',
   'GATES',
-  'SHAPES',
+  'LENGTH_REWARDS',
   'RewardOptions',
   'RewardTerms',
   'check_bound',
@@ -46,7 +46,8 @@ class RewardTerms:
     turn_cost: `lambda_turn * turns`.
     repetition_cost: `lambda_rep * repetition`.
     message_cost: `lambda_message * max(0, tokens written - message_limit)`.
-    shape: term of `reward.shape`, to be added, the same for all messages of an episode.
+    length_reward: term of `reward.length_reward`, to be added, the same for all messages of an
+      episode.
   """
 
   task: np.ndarray
@@ -54,13 +55,13 @@ class RewardTerms:
   turn_cost: np.ndarray
   repetition_cost: np.ndarray
   message_cost: np.ndarray
-  shape: np.ndarray
+  length_reward: np.ndarray
 
   @property
   def costs(self) -> np.ndarray:
-    """All that is subtracted from the task score; negative where a shape pays a bonus."""
+    """All that is subtracted from the task score; negative where a length reward pays a bonus."""
     costs = self.token_cost + self.turn_cost + self.repetition_cost + self.message_cost
-    return costs - self.shape
+    return costs - self.length_reward
 
   @property
   def total(self) -> np.ndarray:
@@ -74,6 +75,8 @@ def reward_terms(
   lambda_tok: float,
   texts: Sequence[str],
   *,
+  lambda_turn: float = 0.0,
+  lambda_rep: float = 0.0,
   lambda_message: float = 0.0,
   message_limit: float = math.inf,
   base_loss: np.ndarray | None = None,
@@ -86,9 +89,11 @@ def reward_terms(
     task_scores: float `[E]`, in `[0, 1]`.
     lambda_tok: price of a unit of cost.
     texts: `M` texts of the messages; read only if repetition costs something.
+    lambda_turn: price of a message that is not silent.
+    lambda_rep: price of repetition.
     lambda_message: price of a token of a message beyond `message_limit`.
     message_limit: tokens that a message may have for free, see `budgets`.
-    base_loss: float `[E]`, for shape 'optima', see `length_rewards.Episodes`.
+    base_loss: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
   """
   scores = np.asarray(task_scores, np.float64)
   charged = _gate(options, ledger, scores)
@@ -99,18 +104,18 @@ def reward_terms(
     return (own * charged).astype(np.float32)
 
   silent = np.zeros(len(ledger.episode))
-  repeated = repetition(texts, ledger.episode) if options.lambda_rep else silent
+  repeated = repetition(texts, ledger.episode) if lambda_rep else silent
   over = np.maximum(ledger.written - message_limit, 0.0) if lambda_message else silent
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
-  price = 0.0 if options.shape == 'hinge' else lambda_tok
-  shape = _shape(options, ledger, scores, lambda_tok, base_loss)[ledger.episode]
+  price = 0.0 if options.length_reward == 'hinge' else lambda_tok
+  added = _length_reward(options, ledger, scores, lambda_tok, base_loss)[ledger.episode]
   return RewardTerms(
     task=scores[ledger.episode].astype(np.float32),
     token_cost=credited(price * message_costs(options, ledger)),
-    turn_cost=credited(options.lambda_turn * ~ledger.silent),
-    repetition_cost=credited(options.lambda_rep * repeated),
+    turn_cost=credited(lambda_turn * ~ledger.silent),
+    repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
-    shape=(shape * charged).astype(np.float32),
+    length_reward=(added * charged).astype(np.float32),
   )
 
 
@@ -129,14 +134,14 @@ def episode_costs(options: RewardOptions, ledger: Ledger) -> np.ndarray:
   )
 
 
-def _shape(
+def _length_reward(
   options: RewardOptions,
   ledger: Ledger,
   scores: np.ndarray,
   lambda_tok: float,
   base_loss: np.ndarray | None,
 ) -> np.ndarray:
-  """Term of `reward.shape`, float64 `[E]`."""
+  """Term of `reward.length_reward`, float64 `[E]`."""
   per_episode = lambda x: np.bincount(ledger.episode, weights=x, minlength=ledger.num_episodes)
   episodes = length_rewards.Episodes(
     scores=scores,
@@ -147,7 +152,7 @@ def _shape(
     price=lambda_tok,
     base_loss=base_loss,
   )
-  return length_rewards.shape_term(options.shape, options.shape_arguments, episodes)
+  return length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
 
 
 def _questions(ledger: Ledger) -> np.ndarray:
@@ -158,7 +163,7 @@ def _questions(ledger: Ledger) -> np.ndarray:
 
 
 def _gate(options: RewardOptions, ledger: Ledger, scores: np.ndarray) -> np.ndarray:
-  """Bool `[M]`: where the price and the shape act."""
+  """Bool `[M]`: where prices and the length reward act."""
   if options.gate == 'always':
     return np.ones(len(ledger.episode), bool)
   if options.gate == 'correct':
@@ -204,7 +209,7 @@ def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndar
 
 
 def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:
-  """The terms apart, for `metrics.jsonl`: means over messages (task, shape) and episodes."""
+  """The terms apart, for `metrics.jsonl`: means over messages (task, length) and episodes."""
   # With credit 'episode' every message carries the costs of all.
   carriers = len(terms.task) if options.credit == 'episode' else num_episodes
   per_episode = lambda x: float(x.sum()) / max(carriers, 1)
@@ -214,6 +219,6 @@ def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Ma
     'reward/turn_cost': per_episode(terms.turn_cost),
     'reward/repetition': per_episode(terms.repetition_cost),
     'reward/message_cost': per_episode(terms.message_cost),
-    'reward/shape': float(terms.shape.mean()),
+    'reward/shape': float(terms.length_reward.mean()),
     'reward/mean': float(terms.total.mean()),
   }

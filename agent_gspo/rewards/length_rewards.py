@@ -1,4 +1,4 @@
-"""Shaped rewards from the literature on length: what each adds to the task score.
+"""Rewards of length from the literature: what each adds to the task score.
 
 Every function returns a term float64 `[E]` to be *added* to the task score, so that
 `task + term` is the published reward. `E` episodes; a group is the episodes of one
@@ -22,7 +22,7 @@ Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-  """What a shape may look at, one value an episode, `[E]` each.
+  """What a length reward may look at, one value an episode, `[E]` each.
 
   Attributes:
     scores: task score, in `[0, 1]`.
@@ -48,7 +48,7 @@ def hinge(lengths: Array, price: float, *, limit: float) -> Array:
   """Leash (arXiv 2512.21540): `-lambda max(0, l / L - 1)`.
 
   Here lambda is `price * L`, so that the price keeps its unit (score a token). Its dual
-  update is `budgets.dual`; in this shape the price charges nothing else.
+  update is `budgets.dual`; with it the price charges nothing else.
   """
   return -price * np.maximum(lengths - limit, 0.0)
 
@@ -190,9 +190,9 @@ def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: fl
   return weight * np.clip(-(lengths - (limit - buffer)) / buffer, -1.0, 0.0)
 
 
-SHAPES: dict[str, Callable[..., Array]] = {
-  shape.__name__: shape
-  for shape in (
+LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
+  function.__name__: function
+  for function in (
     hinge,
     optima,
     l1_exact,
@@ -208,50 +208,50 @@ SHAPES: dict[str, Callable[..., Array]] = {
     overlong,
   )
 }
-"""Shaped rewards by name. 'linear', the price alone, is no shape: it adds nothing."""
+"""Length rewards by name. 'linear', the price alone, is none: it adds nothing."""
 
 _POSITIVE = ('limit', 'target', 'buffer', 'decay')
 
 
-def shape_term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
-  """The term of the shape `name`, float64 `[E]`; zeros for 'linear'."""
+def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
+  """The term of the length reward `name`, float64 `[E]`; zeros for 'linear'."""
   if name == 'linear':
     return np.zeros(len(episodes.scores))
   arrays, _ = _arguments(name)
-  return SHAPES[name](*(getattr(episodes, field) for field in arrays), **options)
+  return LENGTH_REWARDS[name](*(getattr(episodes, field) for field in arrays), **options)
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:
-  """Options of a shape from text such as 'target=20, weight=0.5'.
+  """Options of a length reward from text such as 'target=20, weight=0.5'.
 
   Raises:
-    ValueError: an option that the shape does not have, has twice, needs and does not get,
-      or that is no number that makes sense; names `reward.shape_options` and what to write.
+    ValueError: an option that it does not have, has twice, needs and does not get,
+      or that is no number that makes sense; names `reward.length_reward_options` and what to write.
   """
   known = {} if name == 'linear' else _arguments(name)[1]
   found: dict[str, float] = {}
   for item in filter(None, (part.strip() for part in text.split(','))):
     key, _, value = (part.strip() for part in item.partition('='))
-    where = f'reward.shape_options={text!r}: '
+    where = f'reward.length_reward_options={text!r}: '
     if key not in known:
       close = difflib.get_close_matches(key, known, 1)
       meant = f' Did you mean {close[0]!r}?' if close else ''
       has = ', '.join(known) or 'none'
-      raise ValueError(f'{where}shape {name!r} has no option {key!r}; it has {has}.{meant}')
+      raise ValueError(f'{where}{name!r} has no option {key!r}; it has {has}.{meant}')
     if key in found:
       raise ValueError(f'{where}{key!r} is given twice.')
     found[key] = _number(where, key, value)
   missing = [key for key, default in known.items() if default is None and key not in found]
   if missing:
     raise ValueError(
-      f'reward.shape={name!r} needs reward.shape_options={missing[0] + "=..."!r} '
+      f'reward.length_reward={name!r} needs reward.length_reward_options={missing[0] + "=..."!r} '
       f'(in the unit of reward.cost).'
     )
   return found
 
 
 def defaults(name: str) -> dict[str, float]:
-  """Options of a shape that have a default."""
+  """Options of a length reward that have a default."""
   known = {} if name == 'linear' else _arguments(name)[1]
   return {key: value for key, value in known.items() if value is not None}
 
@@ -268,8 +268,8 @@ def _number(where: str, key: str, value: str) -> float:
 
 
 def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
-  """Names of the arrays of a shape, and its options with their defaults (None: required)."""
-  parameters = inspect.signature(SHAPES[name]).parameters.values()
+  """Names of the arrays that one takes, and its options with their defaults (None: required)."""
+  parameters = inspect.signature(LENGTH_REWARDS[name]).parameters.values()
   arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
   options = {
     p.name: None if p.default is p.empty else p.default

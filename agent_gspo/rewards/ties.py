@@ -98,7 +98,12 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
 
 
 def what_ties_teach(
-  options: RewardOptions, estimate: Estimate, *, lambda_tok: float, length: int
+  options: RewardOptions,
+  estimate: Estimate,
+  *,
+  lambda_tok: float,
+  length: int,
+  lambda_turn: float = 0.0,
 ) -> Ties:
   """The answer for a reward and an advantage, for training to print at start.
 
@@ -108,9 +113,10 @@ def what_ties_teach(
       `estimator`.
     lambda_tok: the price; under a controller a typical one.
     length: tokens that a talkative episode writes.
+    lambda_turn: price of a message that is not silent.
   """
-  gaps = _gaps(options, estimate, lambda_tok, length)
-  at_another_price = _gaps(options, estimate, 2 * lambda_tok, length)
+  gaps = _gaps(options, estimate, lambda_tok, length, lambda_turn)
+  at_another_price = _gaps(options, estimate, 2 * lambda_tok, length, lambda_turn)
   ties = {}
   for kind in ('all right', 'all wrong'):
     change = abs(gaps[kind] - at_another_price[kind])
@@ -140,12 +146,18 @@ def _sentence(kind: str, gap: float, priced: bool, right: float, lambda_tok: flo
 
 
 def _gaps(
-  options: RewardOptions, estimate: Estimate, lambda_tok: float, length: int
+  options: RewardOptions,
+  estimate: Estimate,
+  lambda_tok: float,
+  length: int,
+  lambda_turn: float,
 ) -> dict[str, float]:
   """Advantage of silence over talk in each kind of group, and of right over wrong."""
   ledger = _ledger(length)
   scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
-  terms = reward_terms(options, ledger, scores, lambda_tok, [''] * len(scores))
+  terms = reward_terms(
+    options, ledger, scores, lambda_tok, [''] * len(scores), lambda_turn=lambda_turn
+  )
   found = np.asarray(estimate(terms, ledger), float).reshape(len(_SCORES), 4)
   gap = lambda row: float(row[:2].mean() - row[2:].mean())
   gaps = {kind: gap(row) for kind, row in zip(_SCORES, found, strict=True)}

@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from agent_gspo.models.io.fields import is_text
+from agent_gspo.values import is_text
 
 STYLES = ('plain', 'chat')
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-SHARING = ('shared', 'adapters', 'mix')
+from agent_gspo.teams.options import PolicyOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +32,12 @@ class Sharing:
 
 
 def make_sharing(
-  options: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
+  section: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
 ) -> Sharing:
   """The policies that the config's section `policy` asks for.
 
   Args:
-    options: `sharing` (all agents are one policy, each has an adapter, or the frozen ones
-      are the base model and each other one has an adapter), `frozen` (names of agents that do
-      not learn) and `learning_rates` (one an agent, not read for frozen ones; empty:
-      `learning_rate` for all; an agent with rate 0 has an adapter that does not learn).
+    section: see `options.PolicyOptions`.
     names: of the agents.
     lora_rank: of the adapters.
     learning_rate: what `learning_rates` are scaled by.
@@ -48,9 +45,8 @@ def make_sharing(
   Raises:
     ValueError: names field, value and remedy.
   """
-  kind, frozen, rates = (options[k] for k in ('sharing', 'frozen', 'learning_rates'))
-  if kind not in SHARING:
-    raise ValueError(f'policy.sharing={kind!r} is unknown; use one of {", ".join(SHARING)}.')
+  options = PolicyOptions(**section)
+  kind, frozen, rates = options.sharing, options.frozen, options.learning_rates
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if kind == 'shared':
     return Sharing()

@@ -7,14 +7,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo.models.io.fields import shown
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
-from agent_gspo.teams.topology import MAX_TURNS, Topology, make_topology
-
-DECISIONS = ('last', 'majority', 'judge')
-MAX_MESSAGE_TOKENS = 2**20  # as long as the longest contexts
+from agent_gspo.teams.topology import Topology, make_topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +80,26 @@ class Team:
     return next(text for answer, text in votes if counts[answer] == best)
 
 
-def make_team(config: Mapping[str, Any]) -> Team:
+def make_team(section: Mapping[str, Any]) -> Team:
   """Builds a team from the `team` section of a config.
 
   Raises:
     ValueError: anything that does not fit, with the field's name.
   """
-  roles = {name: make_role(name, fields) for name, fields in config['roles'].items()}
-  members = list(config['agents'])
+  options = TeamOptions(**section)
+  roles = {name: make_role(name, fields) for name, fields in options.roles.items()}
+  members = list(options.agents)
   for member in members:
     if not isinstance(member, str):
       raise ValueError(f'team.agents holds {member!r}; each entry must be the name of a role.')
-  decision = config['decision']
-  if decision not in DECISIONS:
-    raise ValueError(f'team.decision={decision!r} is unknown; use one of {", ".join(DECISIONS)}.')
   topology = make_topology(
-    config['topology'],
+    options.topology,
     len(members),
-    rounds=config['rounds'],
-    edges=config['edges'],
-    layers=config['layers'],
+    rounds=options.rounds,
+    edges=options.edges,
+    layers=options.layers,
   )
-  if decision == 'judge':
+  if options.decision == 'judge':
     members.append('judge')
     topology = topology.with_judge()
   for member in members:
@@ -113,13 +108,6 @@ def make_team(config: Mapping[str, Any]) -> Team:
         f'team.agents (or team.decision) names the role {member!r}, which team.roles does not '
         f'define; it defines {", ".join(sorted(roles)) or "none"}.'
       )
-  for field, low, high in (
-    ('max_message_tokens', 1, MAX_MESSAGE_TOKENS),
-    ('max_episode_tokens', 0, MAX_MESSAGE_TOKENS * MAX_TURNS),
-  ):
-    if not low <= config[field] <= high:
-      zero = '' if low else ' (0 means no cap)'
-      raise ValueError(f'team.{field}={shown(config[field])} must be from {low} to {high}{zero}.')
   names = _unique_names(members)
   if len(set(names)) < len(names):
     raise ValueError(
@@ -129,9 +117,9 @@ def make_team(config: Mapping[str, Any]) -> Team:
     roles=tuple(roles[member] for member in members),
     names=names,
     topology=topology,
-    decision=decision,
-    max_message_tokens=config['max_message_tokens'],
-    max_episode_tokens=config['max_episode_tokens'],
+    decision=options.decision,
+    max_message_tokens=options.max_message_tokens,
+    max_episode_tokens=options.max_episode_tokens,
   )
 
 

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from agent_gspo.algorithms.advantages.down_sampling import d3s_token_weights
-from agent_gspo.algorithms.objectives import losses, spans, turn_multipliers
+from agent_gspo.algorithms.objectives import spans, turn_multipliers
 from agent_gspo.packing import train_batches
 from agent_gspo.teams.counts import Ledger
-from agent_gspo.teams.team import Team
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message, TrainBatch
-
-
-def make_objective(
-  options: Mapping[str, Any], team: Team
-) -> Callable[[losses.PackedTokens], losses.Objective]:
-  """The objective that the config's section `objective` describes.
-
-  Raises:
-    ValueError: an option that the objective does not take, or a span that it cannot have.
-  """
-  name = options['name']
-  given = {k: options[k] for k in ('clip_low', 'clip_high') if options[k] is not None}
-  given |= options['options']
-  spec = losses.OBJECTIVES[name]
-  if 'max_length' in spec.options:
-    given.setdefault('max_length', float(team.max_message_tokens))
-  if options['ratio_span'] != 'message' and not spec.spans:
-    raise ValueError(
-      f'objective.ratio_span={options["ratio_span"]!r}: {name!r} takes messages only.'
-    )
-  return losses.make(name, opsm_threshold=options['opsm_threshold'], **given)
-
-
-def updates_a_step(config: Mapping[str, Any], team: Team) -> int:
-  """Optimiser steps a rollout leads to."""
-  parts = len(team.turns) if config['learner']['order'] == 'reverse_turns' else 1
-  return parts * config['learner']['minibatches']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +60,8 @@ class Learner:
     self.updater = updater
     self._pack = functools.partial(
       train_batches.pack_messages,
-      row_tokens=self.options['row_tokens'],
-      rows=self.options['rows'],
+      row_tokens=self.options['pack_length'],
+      rows=self.options['micro_batch_size'],
       adapters=adapters,
       trained=trained,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.reporting import html_report
@@ -159,7 +159,13 @@ class Run:
     options, price = self.config['advantage'], self.trainer.budget.highest_lambda_tok
     estimate = ties.estimator(options['name'], costs=options['costs'], **options['options'])
     length = self.setup.team.max_message_tokens
-    taught = ties.what_ties_teach(self.setup.reward, estimate, lambda_tok=price, length=length)
+    taught = ties.what_ties_teach(
+      self.setup.reward,
+      estimate,
+      lambda_tok=price,
+      length=length,
+      lambda_turn=self.trainer.budget.lambda_turn,
+    )
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
@@ -186,7 +192,7 @@ class Run:
     return state, int(state.step)
 
   def _warm_start(self, state: TrainState, progress: Progress) -> TrainState:
-    steps = self.config['warm_start']['steps']
+    steps = self.config['sft']['steps']
     if not steps or self.resumed:
       return state
     start = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.tasks.base import Task
@@ -86,12 +86,12 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
     for shown, text in _texts(parts.team, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
-  if parts.training and parts.config['warm_start']['steps']:
+  if parts.training and parts.config['sft']['steps']:
     # What the scripted team says.
     words = getattr(parts.task, 'vocabulary', list)()
     if unknown := tokenizer.unknown_words(' '.join(words)):
       raise ValueError(
-        f'warm_start.steps={parts.config["warm_start"]["steps"]}: the word {unknown[0]!r} of task '
+        f'sft.steps={parts.config["sft"]["steps"]}: the word {unknown[0]!r} of task '
         f'{parts.task.name!r} is not in the vocabulary of model.source='
         f'{parts.config["model"]["source"]!r}. Use a model that knows it.'
       )
@@ -180,11 +180,12 @@ def _check_lengths(
         )
       worst = max(worst, (prompt + team.message_cap(agent), question.id))
   needed, question_id = worst
-  row_tokens = parts.config['learner']['row_tokens']
-  if parts.training and needed > row_tokens:
+  longest_row = parts.config['learner']['pack_length']
+  if parts.training and needed > longest_row:
     raise ValueError(
-      f'learner.row_tokens={row_tokens} is too short: question {question_id} can lead to a prompt '
-      f'and message of {needed} tokens. Set learner.row_tokens={-(-needed // 64) * 64} or more.'
+      f'learner.pack_length={longest_row} is too short: question {question_id} can lead to a '
+      f'prompt and message of {needed} tokens. Set '
+      f'learner.pack_length={-(-needed // 64) * 64} or more.'
     )
 
 

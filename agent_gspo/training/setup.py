@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
 from agent_gspo.models import presets
@@ -177,7 +177,7 @@ def build(parts: config_lib.Parts) -> Setup:
     sampler=Sampler(
       model_config,
       max_new_tokens=parts.team.max_message_tokens,
-      row_tokens=config['sampler']['row_tokens'],
+      row_tokens=config['sampler']['prefill_length'],
       prefill_rows=config['sampler']['prefill_rows'],
       decode_rows=config['sampler']['decode_rows'],
       placement=placement,

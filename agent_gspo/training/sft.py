@@ -56,7 +56,7 @@ def warm_start(
   Raises:
     NonFiniteLossError: names the step.
   """
-  options = config['warm_start']
+  options = config['sft']
   optimizer = state_lib.make_optimizer(
     learning_rate=options['learning_rate'],
     updates=options['steps'],
@@ -85,8 +85,8 @@ def warm_start(
     micro_batches = train_batches.pack_messages(
       spoken.messages,
       np.zeros(len(spoken.messages)),
-      row_tokens=config['learner']['row_tokens'],
-      rows=config['learner']['rows'],
+      row_tokens=config['learner']['pack_length'],
+      rows=config['learner']['micro_batch_size'],
       adapters=adapters,
       trained=trained,
     )
@@ -94,7 +94,7 @@ def warm_start(
       state, metrics = updater.minibatch(state, micro_batches)
     except NonFiniteLossError as error:
       raise NonFiniteLossError(
-        f'{error} in step {step + 1} of the warm start. Lower warm_start.learning_rate.'
+        f'{error} in step {step + 1} of the warm start. Lower sft.learning_rate.'
       ) from None
     progress(step + 1, metrics['policy/objective'])
   return state_lib.merge({**state.trainable, **aside}, state.frozen)

@@ -21,8 +21,8 @@ from agent_gspo import cache
 from agent_gspo.models.transformer import Params
 
 # What the parameters after a warm start depend on, beside the program itself.
-_SECTIONS = ('seed', 'model', 'task', 'team', 'policy', 'warm_start')
-_LEARNER = ('row_tokens', 'rows')
+_SECTIONS = ('seed', 'model', 'task', 'team', 'policy', 'sft')
+_LEARNER = ('pack_length', 'micro_batch_size')
 _DIGEST = 'sha256'  # of names and values, in the file's metadata
 
 
@@ -62,7 +62,7 @@ def save(config: Mapping[str, Any], params: Params) -> None:
   flat = {k: np.asarray(v) for k, v in flax.traverse_util.flatten_dict(params, sep='/').items()}
   wrong = _problem(flat, flat)
   if wrong:
-    raise FloatingPointError(f'after the warm start {wrong}. Lower warm_start.learning_rate.')
+    raise FloatingPointError(f'after the warm start {wrong}. Lower sft.learning_rate.')
   file = _file(config)
   part = file.with_suffix(f'.{os.getpid()}')  # runs of a sweep may finish the same one together
   try:
@@ -99,7 +99,7 @@ def _file(config: Mapping[str, Any]) -> pathlib.Path:
   told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
   text = json.dumps([told, jax.__version__, _program()], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
-  return cache.folder() / 'warm_starts' / f'{name}.safetensors'
+  return cache.folder() / 'sft' / f'{name}.safetensors'
 
 
 @functools.cache

@@ -17,8 +17,6 @@ from agent_gspo.models.transformer import Params
 
 Flat = dict[tuple[str, ...], jax.Array]
 
-SCHEDULES = ('constant', 'linear', 'cosine')
-
 
 @chex.dataclass(frozen=True)
 class TrainState:

@@ -10,6 +10,7 @@ import numpy as np
 from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.down_sampling import d3s_share
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.trust_region import etr_clip_scale
 from agent_gspo.algorithms.selection import posterior, rules
 from agent_gspo.models.transformer import Params
@@ -23,6 +24,7 @@ from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import reference_nll
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.update import NonFiniteLossError, Updater
@@ -73,7 +75,7 @@ class Trainer:
     self.questions = setup.task.questions('train')
     options = config['learner']
     self.optimizer = state_lib.make_optimizer(
-      updates=config['steps'] * learner_lib.updates_a_step(config, setup.team),
+      updates=config['steps'] * LearnerOptions(**options).updates_a_step(len(setup.team.turns)),
       adapter_scale=setup.sharing.scale,
       **{
         k: options[k]
@@ -84,7 +86,7 @@ class Trainer:
     )  # fmt: skip
     updater = Updater(
       model=setup.model,
-      objective=learner_lib.make_objective(config['objective'], setup.team),
+      objective=losses.from_config(config['objective'], max_length=setup.team.max_message_tokens),
       optimizer=self.optimizer,
       temperature=config['rollout']['temperature'],
       kl_coef=config['objective']['kl_coef'],
@@ -106,7 +108,9 @@ class Trainer:
       self.optimizer,
       lambda_tok=self.budget.lambda_tok,
       lora=self.config['model']['lora_rank'] > 0,
-      keep_reference=self.config['objective']['kl_coef'] > 0 or self.setup.reward.shape == 'optima',
+      keep_reference=(
+        self.config['objective']['kl_coef'] > 0 or self.setup.reward.length_reward == 'optima'
+      ),
       num_questions=len(self.questions),
     )
     return self.setup.placement.everywhere(state)
@@ -151,7 +155,7 @@ class Trainer:
       setup.task,
       setup.tokenizer,
       [self.questions[int(i)] for i in places],
-      options['samples'],
+      options['group_size'],
       setup.policy(
         state_lib.merge(state.trainable, state.frozen),
         stream='train',
@@ -178,6 +182,8 @@ class Trainer:
       scores,
       float(state.budget.lambda_tok),
       [m.text for m in batch.messages],
+      lambda_turn=self.budget.lambda_turn,
+      lambda_rep=self.budget.lambda_rep,
       lambda_message=float(state.budget.lambda_message),
       message_limit=self.budget.message_limit,
       base_loss=self._base_loss(state, batch),
@@ -226,15 +232,15 @@ class Trainer:
     return Outcome(state=state, metrics=metrics, rewards=terms.total, advantages=lesson.advantages)
 
   def _base_loss(self, state, batch) -> np.ndarray | None:
-    if self.setup.reward.shape != 'optima':
+    if self.setup.reward.length_reward != 'optima':
       return None
     return reference_nll.of_episodes(
       self.learner.updater,
       state,
       batch.messages,
       len(batch.episodes),
-      row_tokens=self.config['learner']['row_tokens'],
-      rows=self.config['learner']['rows'],
+      row_tokens=self.config['learner']['pack_length'],
+      rows=self.config['learner']['micro_batch_size'],
       adapters=self.setup.sharing.adapters,
     )
 
@@ -277,7 +283,8 @@ class Trainer:
   def _update(self, state, lesson, batch, progress):
     """The state, the metrics of each mini-batch and all packed rows."""
     results, packed, learnt = [], [], state
-    total = learner_lib.updates_a_step(self.config, self.setup.team)
+    options = LearnerOptions(**self.config['learner'])
+    total = options.updates_a_step(len(self.setup.team.turns))
     step = int(state.step)
     progress.phase('update', 0, total)
     try:
@@ -295,6 +302,7 @@ class Trainer:
     if not results:
       raise ValueError(
         f'step {step + 1}: no message is left to learn from (advantage.name='
-        f'{self.config["advantage"]["name"]!r} dropped all). Use another or more rollout.samples.'
+        f'{self.config["advantage"]["name"]!r} dropped all). Use another or more '
+        'rollout.group_size.'
       )
     return learnt, results, packed

@@ -15,6 +15,7 @@ import flax.traverse_util
 import jax
 import orbax.checkpoint as ocp
 
+from agent_gspo.config import renamed
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.state import TrainState
 from agent_gspo.workdir import disk, step_folders
@@ -85,6 +86,9 @@ class Checkpoints:
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self._directory, self.latest_step)
+      renamed.refuse(
+        saved.config, f'the checkpoint at step {saved.step} is of an earlier version: '
+      )
       differing = _differences(saved, self._config, lambda field: not _under(field, free))
       self.changes = saved.changes + [
         {'step': saved.step, 'field': field, 'old': old, 'new': new}

@@ -9,7 +9,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
+from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Transformer, init_params
@@ -111,19 +112,19 @@ def model_config(shape: dict[str, int]) -> ModelConfig:
 
 
 def _config(steps: int) -> dict:
-  config = config_lib.default_config()
+  config = default_config()
   config.algorithm = 'gspo'
   config.steps = steps
   config.team.agents, config.team.topology = ('solver',), 'single'
   config.team.max_message_tokens = work.WRITTEN_TOKENS
   config.team.roles.solver = {'opening': '{question}', 'cue': '', 'separator': work.EOS}
-  config.rollout.questions, config.rollout.samples = work.PROMPTS, work.SAMPLES
+  config.rollout.questions, config.rollout.group_size = work.PROMPTS, work.SAMPLES
   config.objective.clip_low, config.objective.clip_high = work.CLIP_LOW, work.CLIP_HIGH
   # All prompts are one row, all samples of a question another: what they share is there once.
-  config.sampler.row_tokens = work.PROMPTS * work.PROMPT_TOKENS
+  config.sampler.prefill_length = work.PROMPTS * work.PROMPT_TOKENS
   config.sampler.prefill_rows = 1
-  config.learner.row_tokens = work.PROMPT_TOKENS + work.SAMPLES * work.WRITTEN_TOKENS
-  config.learner.rows = 2
+  config.learner.pack_length = work.PROMPT_TOKENS + work.SAMPLES * work.WRITTEN_TOKENS
+  config.learner.micro_batch_size = 2
   config.learner.minibatches = 1
   config.learner.learning_rate = work.LEARNING_RATE
   config.learner.b2, config.learner.grad_clip = 0.999, work.GRAD_CLIP

@@ -379,6 +379,8 @@ def test_accuracy_floor_settles_on_the_floor_when_accuracy_follows_the_price_at_
   [
     ({'mode': 'free'}, r"budget.mode='free' is unknown; use one of fixed, accuracy_floor, dual"),
     ({'lambda_tok': -1.0}, r'budget.lambda_tok=-1.0 is negative'),
+    ({'lambda_turn': -1.0}, r'budget.lambda_turn=-1.0 is negative'),
+    ({'lambda_rep': -1.0}, r'budget.lambda_rep=-1.0 is negative'),
     ({'tolerance': -0.1}, r'budget.tolerance=-0.1 is negative'),
     ({'budget_episode': -3.0}, r'budget.budget_episode=-3.0 is negative'),
     ({'dual_lookahead': -3.0}, r'budget.dual_lookahead=-3.0 is negative'),

@@ -8,7 +8,7 @@ import runpy
 
 import pytest
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import sources
 from benchmarks import untrained_benchmarks

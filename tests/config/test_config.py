@@ -12,7 +12,7 @@ import pytest
 import scripted_teams as st
 from micro_run import changed
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
@@ -100,7 +100,7 @@ def test_configs_of_the_repository_are_valid(file):
     ({'evaluation__split': 'dev'}, r"evaluation.split='dev' is unknown; use one of train"),
     ({'seed': -1}, r'seed=-1 must be a whole number from 0 to 4294967295'),
     ({'steps': -1}, r'steps=-1 must be a whole number from 0'),
-    ({'rollout__samples': 0}, r'rollout.samples=0 must be a whole number from 1'),
+    ({'rollout__group_size': 0}, r'rollout.group_size=0 must be a whole number from 1'),
     ({'checkpoint__every': 0}, r'checkpoint.every=0 must be a whole number from 1'),
     ({'rollout__temperature': 0.0}, r'rollout.temperature=0.0 must be positive'),
     ({'learner__learning_rate': -1.0}, r'learner.learning_rate=-1.0 must be positive'),
@@ -108,7 +108,7 @@ def test_configs_of_the_repository_are_valid(file):
     ({'evaluation__temperature': -1.0}, r'evaluation.temperature=-1.0 is negative'),
     ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
     ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),
-    ({'warm_start__terse_probability': 2.0}, r'warm_start.terse_probability=2.0 is not between'),
+    ({'sft__terse_probability': 2.0}, r'sft.terse_probability=2.0 is not between'),
     ({'learner__b1': -1.0}, r'learner.b1=-1.0 must be at least 0 and below 1'),
     ({'learner__b2': 2.0}, r'learner.b2=2.0 must be at least 0 and below 1'),
     ({'learner__b2': 1.0}, r'learner.b2=1.0 must be at least 0 and below 1'),
@@ -123,14 +123,17 @@ def test_configs_of_the_repository_are_valid(file):
     # Counts that nothing could be made of.
     ({'seed': 2**32}, r'seed=4294967296 must be a whole number from 0 to 4294967295'),
     ({'steps': 10**9}, r'steps=1000000000 must be a whole number from 0 to 10000000'),
-    ({'rollout__samples': 10**9}, r'rollout.samples=1000000000 must be .* to 10000\.'),
+    ({'rollout__group_size': 10**9}, r'rollout.group_size=1000000000 must be .* to 10000\.'),
     ({'rollout__questions': 10**9}, r'rollout.questions=1000000000 must be .* to 100000\.'),
     ({'evaluation__questions': 10**9}, r'evaluation.questions=1000000000 must be .* to 100000'),
     ({'model__lora_rank': 10**9}, r'model.lora_rank=1000000000 must be .* to 8192'),
-    ({'learner__row_tokens': 10**9}, r'learner.row_tokens=1000000000 must be .* to 1048576'),
+    ({'learner__pack_length': 10**9}, r'learner.pack_length=1000000000 must be .* to 1048576'),
     ({'team__rounds': 10**9}, r'team.rounds=1000000000: .* takes at most 1000 turns'),
     ({'team__agents': ('solver',) * 101}, r'team.agents names 101 .* at most 100 agents'),
-    ({'team__max_message_tokens': 10**9}, r'team.max_message_tokens=1000000000 must be from 1'),
+    (
+      {'team__max_message_tokens': 10**9},
+      r'team.max_message_tokens=1000000000 must be a whole number from 1',
+    ),
     ({'task__options__train_size': 10**9}, r'has 1000000000 training questions; .* at most 1000'),
     (
       {'steps': 10**7, 'learner__minibatches': 250, 'rollout__questions': 250},
@@ -191,7 +194,7 @@ def test_configs_of_the_repository_are_valid(file):
     ),
     # What does not fit together.
     ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
-    ({'mesh__data': 3}, r'learner.rows=4 is not a multiple of mesh.data=3'),
+    ({'mesh__data': 3}, r'learner.micro_batch_size=4 is not a multiple of mesh.data=3'),
     ({'algorithm': 'ppo'}, r"algorithm='ppo' is unknown; use one of agent_gspo"),
     ({'advantage__options': {'x': 1}}, r"advantage.options.x is unknown; 'per_component' takes"),
     ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a' must be a finite number"),
@@ -211,7 +214,7 @@ def test_configs_of_the_repository_are_valid(file):
     ),
     ({'policy__sharing': 'adapters'}, r"policy.sharing='adapters' needs adapters: set model.lora"),
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
-    ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with warm_start.steps=2"),
+    ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with sft.steps=2"),
     ({'task__options__train_size': 1}, r'rollout.questions=2 is more than the 1 training'),
     ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
     ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
@@ -272,7 +275,7 @@ def test_the_longest_conversations_are_looked_at_in_seconds():
     start = time.process_time()
     parts = config_lib.check(config)
     assert len(parts.team.turns) <= 1000
-    with pytest.raises(ValueError, match=r"model's context is 2048|learner.row_tokens=64 is too"):
+    with pytest.raises(ValueError, match=r"model's context is 2048|learner.pack_length=64 is too"):
       setup_lib.build(parts)
     assert time.process_time() - start < 20
 
@@ -294,7 +297,7 @@ def test_empty_split(split, no_model, tmp_path):
 
 def test_missing_data_folder_and_file(no_model, tmp_path):
   options = {'data_dir': str(tmp_path / 'nowhere'), 'cache_dir': str(tmp_path / 'cache')}
-  config = changed(task__name='gsm8k', task__options=options, warm_start__steps=0)
+  config = changed(task__name='gsm8k', task__options=options, sft__steps=0)
   with pytest.raises(FileNotFoundError, match=r"data_dir='.*nowhere' is not a folder; name the"):
     loop.train(config, tmp_path / 'run')
   config['task']['options'] |= {'data_dir': str(tmp_path), 'base_url': f'file://{tmp_path}/none'}
@@ -304,9 +307,9 @@ def test_missing_data_folder_and_file(no_model, tmp_path):
 
 def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatch):
   monkeypatch.setattr(config_lib, 'make_task', lambda *_, **__: st.Echo())
-  with pytest.raises(ValueError, match=r"warm_start.steps=2, but task 'echo' has no scripted team"):
+  with pytest.raises(ValueError, match=r"sft.steps=2, but task 'echo' has no scripted team"):
     config_lib.check(changed())
-  config = changed(warm_start__steps=0)
+  config = changed(sft__steps=0)
   with pytest.raises(ValueError, match=r"'random:micro' needs a task with a vocabulary of its own"):
     setup_lib.build(config_lib.check(config))
 
@@ -325,7 +328,7 @@ def test_longest_prompt_is_known_beforehand(one_model, rounds, decision):
   roles = changed()['team']['roles']
   roles = {**roles, 'judge': roles['solver']}
   given = {'team__roles': roles, 'team__rounds': rounds, 'team__decision': decision}
-  config = changed(**given, learner__row_tokens=256, task__options__test_size=20)
+  config = changed(**given, learner__pack_length=256, task__options__test_size=20)
   config['task']['options']['train_size'] = 20
   setup = build(config)
   word = setup.tokenizer.encode('has')
@@ -334,10 +337,12 @@ def test_longest_prompt_is_known_beforehand(one_model, rounds, decision):
   batch = rollout(setup.team, setup.task, setup.tokenizer, questions, 1, talk)
   longest = max(m.read + m.written for m in batch.messages)
 
-  config['learner']['row_tokens'] = longest
+  config['learner']['pack_length'] = longest
   build(config)
-  config['learner']['row_tokens'] = longest - 1
-  with pytest.raises(ValueError, match=rf'learner.row_tokens={longest - 1} is too short: question'):
+  config['learner']['pack_length'] = longest - 1
+  with pytest.raises(
+    ValueError, match=rf'learner.pack_length={longest - 1} is too short: question'
+  ):
     build(config)
 
 
@@ -410,9 +415,9 @@ def test_words_that_a_loaded_vocabulary_lacks(tmp_path):
   words = [w for w in parts.task.vocabulary() if w != 'hello']
   roles = ['note', 'say', 'answer', 'informant1', 'informant2', 'solver']
   word_level(list(dict.fromkeys([*words, *roles]))).save(tmp_path)
-  with pytest.raises(ValueError, match=r"warm_start\.steps=2: the word 'hello' of task 'relay' is"):
+  with pytest.raises(ValueError, match=r"sft\.steps=2: the word 'hello' of task 'relay' is"):
     build(changed(model__source=f'hf:{tmp_path}'))
-  build(changed(model__source=f'hf:{tmp_path}', warm_start__steps=0))
+  build(changed(model__source=f'hf:{tmp_path}', sft__steps=0))
 
 
 def test_message_that_leaves_no_room_for_a_prompt(no_model):

@@ -18,7 +18,8 @@ import pretrained
 import pytest
 from ml_collections import config_dict
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
+from agent_gspo.config import default_config
 from agent_gspo.models import transformer
 from agent_gspo.models.io import hf, hf_config
 from agent_gspo.tasks import base
@@ -92,9 +93,9 @@ def _fields(config, prefix='') -> list[str]:
 
 def test_every_field_is_read_somewhere():
   sources = [p for folder in ('agent_gspo', 'launch') for p in (_ROOT / folder).rglob('*.py')]
-  own = pathlib.Path(config_lib.__file__)
-  code = '\n'.join(p.read_text(encoding='utf-8') for p in sources if p != own)
-  fields = _fields(config_lib.default_config().to_dict())
+  own = pathlib.Path(config_lib.__file__).parent
+  code = '\n'.join(p.read_text(encoding='utf-8') for p in sources if p.parent != own)
+  fields = _fields(default_config().to_dict())
   assert len(fields) > 60
   reads = lambda key: re.search(rf"""['"]{key}['"]|\w\.{key}\b(?!\s*=[^=])""", code)
   assert not [field for field in fields if not reads(field.rpartition('.')[2])]
@@ -146,7 +147,7 @@ def test_qwen_config_fits_the_published_model():
   inputs_and_outputs = 2 * (width + width) + 2 * (width + kv) + 3 * (width + mlp)
   assert count(params) - _PUBLISHED_PARAMETERS == 24 * rank * inputs_and_outputs
 
-  shape = config.learner.rows, config.learner.row_tokens
+  shape = config.learner.micro_batch_size, config.learner.pack_length
   ids = jax.ShapeDtypeStruct(shape, jnp.int32)
   mask = jax.ShapeDtypeStruct((*shape, shape[1]), jnp.bool_)
   model = transformer.Transformer(model_config)
@@ -177,9 +178,9 @@ def test_qwen_config_trains_a_narrow_model(cache, tmp_path):
   config['model']['source'] = f'hf:{tmp_path / "model"}'
   config['team']['max_message_tokens'] = 48
   config['team']['roles']['planner']['max_tokens'] = 16
-  config['rollout'] |= {'questions': 4, 'samples': 2}
-  config['learner'] |= {'row_tokens': 512, 'rows': 1}
-  config['sampler'] |= {'row_tokens': 512, 'prefill_rows': 2}
+  config['rollout'] |= {'questions': 4, 'group_size': 2}
+  config['learner'] |= {'pack_length': 512, 'micro_batch_size': 1}
+  config['sampler'] |= {'prefill_length': 512, 'prefill_rows': 2}
   config['evaluation'] |= {'questions': 2, 'every': 0}
   record = loop.train(config, tmp_path / 'run')
   assert (record['label'], record['step'], record['questions']) == ('trained', 1, 2)

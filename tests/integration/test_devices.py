@@ -10,7 +10,7 @@ import micro_run
 import numpy as np
 import pytest
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 
 _UPDATE = """
@@ -89,7 +89,7 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
     os.environ['AGENT_GSPO_CACHE'] = f'{workdir}_cache'  # each makes its own warm start
     for steps, devices in zip((1, 2), meshes):
       config = micro_run.changed(
-        steps=steps, mesh__data=devices, budget__lambda_tok=0.05, rollout__samples=8
+        steps=steps, mesh__data=devices, budget__lambda_tok=0.05, rollout__group_size=8
       )
       loop.train(config, workdir)
     found[name] = [*json_lines.iterate(workdir / 'metrics.jsonl')]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import small_checkpoints
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, lora, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
@@ -182,10 +182,10 @@ def test_mistakes_end_with_one_line_and_status_2(name):
 
 
 def test_loss_that_is_not_finite_ends_with_one_line(tmp_path):
-  done = micro_run.run(micro_run.train_command(tmp_path, '--config.warm_start.learning_rate=1e38'))
+  done = micro_run.run(micro_run.train_command(tmp_path, '--config.sft.learning_rate=1e38'))
   assert done.returncode == 2
   assert done.stderr.startswith('error: objective=')
-  assert done.stderr.endswith('of the warm start. Lower warm_start.learning_rate.\n')
+  assert done.stderr.endswith('of the warm start. Lower sft.learning_rate.\n')
   assert len(done.stderr.splitlines()) == 1
 
 
@@ -205,7 +205,9 @@ def test_too_little_memory_ends_with_one_line(error, monkeypatch, capsys):
     command._guarded(main)
   assert exit_.value.code == 2
   message = capsys.readouterr().err
-  assert re.fullmatch(r'error: out of memory \(.* 8 GiB\)\. Lower learner\.rows, .*\n', message)
+  assert re.fullmatch(
+    r'error: out of memory \(.* 8 GiB\)\. Lower learner\.micro_batch_size, .*\n', message
+  )
 
 
 def test_what_no_user_can_mend_keeps_its_traceback(monkeypatch):

@@ -23,7 +23,7 @@ import pytest
 import small_checkpoints
 from jax.experimental.compilation_cache import compilation_cache
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.reporting import html_report
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
@@ -461,7 +461,7 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
 def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, programs):
   config = micro_run.changed(
     steps=1,
-    warm_start__steps=0,
+    sft__steps=0,
     learner__minibatches=1,
     evaluation__questions=1,
     checkpoint__keep=9,
@@ -491,8 +491,8 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
   first = small_checkpoints.open_(tmp_path / 'checkpoints')
   first.save(small_checkpoints.state(0.0))
   config = micro_run.get_config().to_dict()
-  config['rollout']['samples'] = 3
-  with pytest.raises(ValueError, match=r'rollout.samples: 2 in the checkpoint, 3 now'):
+  config['rollout']['group_size'] = 3
+  with pytest.raises(ValueError, match=r'rollout.group_size: 2 in the checkpoint, 3 now'):
     loop.train(config, tmp_path)
 
 
@@ -503,7 +503,7 @@ def test_parameters_for_another_use(tmp_path):
   assert saved_there.config['model']['source'] == 'random:micro'
   assert saved_there.step == 0
   config = micro_run.get_config().to_dict()
-  config['rollout']['samples'], config['evaluation']['split'] = 7, 'validation'
+  config['rollout']['group_size'], config['evaluation']['split'] = 7, 'validation'
   like = small_checkpoints.params(0.0)
   params = saved_there.restore_params(config, like)
   jax.tree.map(np.testing.assert_array_equal, params, small_checkpoints.params(1.5))

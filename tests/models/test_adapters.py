@@ -16,8 +16,8 @@ import pytest
 import safetensors.numpy
 import tiny
 
-from agent_gspo import config as config_lib
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, transformer
 from agent_gspo.models.io import hf, peft
 from agent_gspo.models.transformer import Transformer

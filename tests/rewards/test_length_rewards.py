@@ -1,4 +1,4 @@
-"""Every shaped reward against its formula, one episode at a time; the groups that trip them."""
+"""Every length reward against its formula, one episode at a time; the groups that trip them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.length_rewards import Episodes
 
-NAMES = sorted(length_rewards.SHAPES)
+NAMES = sorted(length_rewards.LENGTH_REWARDS)
 REQUIRED = {
   'hinge': {'limit': 30.0},
   'l1_exact': {'target': 25.0},
@@ -120,10 +120,10 @@ OTHERS = {
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('seed', range(8))
-def test_shape_equals_its_formula(name, seed):
+def test_length_reward_equals_its_formula(name, seed):
   e = drawn(seed)
   for given in (REQUIRED.get(name, {}), OTHERS[name]):
-    term = length_rewards.shape_term(name, given, e)
+    term = length_rewards.term(name, given, e)
     full = length_rewards.defaults(name) | given
     expected = [by_hand(name, full, e, i) for i in range(9)]
     np.testing.assert_allclose(e.scores + term, expected, atol=1e-12)
@@ -138,17 +138,15 @@ def test_order_of_episodes_does_not_matter(name):
     price=e.price,
     base_loss=e.base_loss[order],
   )
-  found = length_rewards.shape_term(name, OTHERS[name], e)[order]
-  np.testing.assert_allclose(
-    length_rewards.shape_term(name, OTHERS[name], mixed), found, atol=1e-12
-  )
+  found = length_rewards.term(name, OTHERS[name], e)[order]
+  np.testing.assert_allclose(length_rewards.term(name, OTHERS[name], mixed), found, atol=1e-12)
 
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('scores', [(1, 1, 1), (0, 0, 0), (1, 0, 0)])
 @pytest.mark.parametrize('lengths', [(0, 0, 0), (4, 4, 4), (0, 4, 9)])
 def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
-  term = length_rewards.shape_term(name, OTHERS[name], episodes(scores, lengths, price=0.1))
+  term = length_rewards.term(name, OTHERS[name], episodes(scores, lengths, price=0.1))
   assert np.isfinite(term).all()
   if len(set(lengths)) == 1 and len(set(scores)) == 1:
     assert len(set(term.tolist())) == 1  # equal episodes get equal rewards
@@ -158,7 +156,7 @@ def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
 def test_no_episodes(name):
   empty = np.zeros(0)
   e = Episodes(empty, empty, np.zeros(0, int), empty, empty)
-  assert length_rewards.shape_term(name, OTHERS[name], e).shape == (0,)
+  assert length_rewards.term(name, OTHERS[name], e).shape == (0,)
 
 
 @pytest.mark.parametrize('name', [n for n in NAMES if n not in ('l1_exact', 'optima')])
@@ -166,7 +164,7 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
   """l1_exact asks for a length, optima for a least one."""
   lengths = np.arange(0, 60, 7)
   e = episodes(np.ones(9), lengths, price=0.01)
-  term = length_rewards.shape_term(name, REQUIRED.get(name, {}), e)
+  term = length_rewards.term(name, REQUIRED.get(name, {}), e)
   assert (np.diff(term) <= 1e-12).all()
 
 
@@ -174,36 +172,34 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
 def test_length_means_nothing_where_the_answer_is_wrong(name):
   """They multiply the task score, so being short earns a wrong answer nothing."""
   for lengths in ([0, 3, 50], [0, 0, 9]):
-    term = length_rewards.shape_term(name, OTHERS[name], episodes([0, 0, 0], lengths))
+    term = length_rewards.term(name, OTHERS[name], episodes([0, 0, 0], lengths))
     np.testing.assert_array_equal(term, 0.0)
 
 
 def test_optima_without_a_measured_loss_is_its_token_term():
   e = episodes([1, 0], [50, 100])
-  found = length_rewards.shape_term('optima', {}, e)
+  found = length_rewards.term('optima', {}, e)
   np.testing.assert_allclose(found, [-0.25, -0.5])
   with pytest.raises(ValueError, match='base_loss must not be negative'):
-    length_rewards.shape_term(
-      'optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, -0.1]))
-    )
+    length_rewards.term('optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, -0.1])))
 
 
 def test_optima_a_loss_of_nothing_is_not_worth_everything():
   """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
   e = episodes([1, 1], [50, 50], base_loss=np.array([0.0, np.inf]))
-  found = length_rewards.shape_term('optima', {'loss_floor': 0.25}, e)
+  found = length_rewards.term('optima', {'loss_floor': 0.25}, e)
   np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])
 
 
 def test_optima_floor_spares_an_episode_of_just_so_many_tokens():
-  found = length_rewards.shape_term('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
+  found = length_rewards.term('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
   np.testing.assert_allclose(found, [-2.0, -0.5, -1.0])  # rewards -1, 0.5 and -1
 
 
 def test_efficient_with_an_extreme_outlier_does_not_overflow():
   e = episodes([1, 1, 0], [10, 10.000001, 1e9])
   with np.errstate(over='raise'):
-    assert np.isfinite(length_rewards.shape_term('efficient', {}, e)).all()
+    assert np.isfinite(length_rewards.term('efficient', {}, e)).all()
 
 
 def test_papers_defaults():
@@ -221,16 +217,18 @@ def test_every_option_is_read_from_text():
     text = ', '.join(f'{key}={value!r}' for key, value in options[name].items())
     assert length_rewards.parse_options(name, text) == options[name]
   for name, needed in REQUIRED.items():
-    with pytest.raises(ValueError, match=f"needs reward.shape_options='{next(iter(needed))}=..."):
+    with pytest.raises(
+      ValueError, match=f"needs reward.length_reward_options='{next(iter(needed))}=..."
+    ):
       length_rewards.parse_options(name, '')
 
 
 def test_linear_adds_nothing():
-  np.testing.assert_array_equal(length_rewards.shape_term('linear', {}, drawn(0)), 0.0)
+  np.testing.assert_array_equal(length_rewards.term('linear', {}, drawn(0)), 0.0)
 
 
 def test_defaults_are_those_of_the_table():
-  assert {name: length_rewards.defaults(name) for name in length_rewards.SHAPES} == {
+  assert {name: length_rewards.defaults(name) for name in length_rewards.LENGTH_REWARDS} == {
     'hinge': {},
     'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
     'l1_exact': {'alpha': 3e-4},
@@ -252,12 +250,12 @@ def test_l1_max_gives_no_more_than_the_score():
   np.testing.assert_array_equal(short, 0.0)
 
 
-@pytest.mark.parametrize('shape', ['laser', 'overlong'])
-def test_what_must_be_positive_is_told_from_what_may_be_zero(shape):
-  zero = {'laser': 'target=0', 'overlong': 'limit=0'}[shape]
-  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, weight=0'}[shape]
+@pytest.mark.parametrize('name', ['laser', 'overlong'])
+def test_what_must_be_positive_is_told_from_what_may_be_zero(name):
+  zero = {'laser': 'target=0', 'overlong': 'limit=0'}[name]
+  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, weight=0'}[name]
   with pytest.raises(ValueError, match='must be positive'):
-    length_rewards.parse_options(shape, zero)
-  assert length_rewards.parse_options(shape, fine)['weight'] == 0
+    length_rewards.parse_options(name, zero)
+  assert length_rewards.parse_options(name, fine)['weight'] == 0
   with pytest.raises(ValueError, match='must be zero or more'):
-    length_rewards.parse_options(shape, fine.replace('weight=0', 'weight=-1'))
+    length_rewards.parse_options(name, fine.replace('weight=0', 'weight=-1'))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import random
@@ -19,6 +20,9 @@ from agent_gspo.teams import counts
 from agent_gspo.teams.rollout import rollout
 
 LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
+LAMBDA_TURN, LAMBDA_REP = 0.01, 0.03
+# Charged always, where a test does not say otherwise.
+options_of = functools.partial(RewardOptions, gate='always', gate_accuracy=0.0)
 COMBINATIONS = list(
   itertools.product(communication.COSTS, communication.GATES, communication.CREDITS)
 )
@@ -85,7 +89,7 @@ def by_hand(options: RewardOptions, batch, scores, price: float) -> list[float]:
     repeated = (len(grams[index]) - len(new)) / total if total else 0.0
     turn = 0 if m.text == '' else 1
     over = LAMBDA_MESSAGE * max(0, m.written - MESSAGE_LIMIT)
-    own.append(price * cost + options.lambda_turn * turn + options.lambda_rep * repeated + over)
+    own.append(price * cost + LAMBDA_TURN * turn + LAMBDA_REP * repeated + over)
   rewards = []
   for i, m in enumerate(batch.messages):
     total = own[i]
@@ -101,14 +105,12 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
   batch = talk(st.team(name, rounds=2), random_lengths(name))
   scores = [1.0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
   money = {'p_write': 2000.0, 'p_read': 100.0} if cost == 'money' else {'p_read': 0.25}
-  options = RewardOptions(
+  options = options_of(
     cost=cost,
     gate=gate,
     credit=credit,
     gate_accuracy=0.5,
     gate_fraction=0.6,
-    lambda_turn=0.01,
-    lambda_rep=0.03,
     **money,
   )
   ledger = counts.ledger(batch)
@@ -119,6 +121,8 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
     np.array(scores),
     0.002,
     texts,
+    lambda_turn=LAMBDA_TURN,
+    lambda_rep=LAMBDA_REP,
     lambda_message=LAMBDA_MESSAGE,
     message_limit=MESSAGE_LIMIT,
   )
@@ -130,14 +134,14 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
   assert (terms.turn_cost > 0).any()
   assert (terms.repetition_cost > 0).any()
   assert (terms.message_cost > 0).any()
-  assert not terms.shape.any()
+  assert not terms.length_reward.any()
 
 
 def test_gate_opens_at_the_accuracy_it_names():
   batch = talk(st.team('single'), lambda turn: 2)
   scores = np.array([1.0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
   terms = lambda tau: communication.reward_terms(
-    RewardOptions(gate='group_accuracy', gate_accuracy=tau),
+    options_of(gate='group_accuracy', gate_accuracy=tau),
     counts.ledger(batch),
     scores,
     0.1,
@@ -154,7 +158,7 @@ def test_gate_opens_at_the_accuracy_it_names():
 @pytest.mark.parametrize('gate', ['group_accuracy', 'top_groups'])
 def test_episodes_and_questions_without_messages_move_no_gate(gate):
   batch = talk(st.team('single'), lambda turn: 2)
-  options = RewardOptions(gate=gate, gate_accuracy=1.0, gate_fraction=0.5)
+  options = options_of(gate=gate, gate_accuracy=1.0, gate_fraction=0.5)
   full = counts.ledger(batch)
   # An episode that nobody wrote in, and question ids of which every second is not there.
   ledger = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
@@ -170,7 +174,7 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
 def test_a_price_of_zero_costs_nothing():
   batch = talk(st.team('complete'), random_lengths(0))
   terms = communication.reward_terms(
-    RewardOptions(p_read=1.0), counts.ledger(batch), np.ones(12), 0.0, ['x'] * 36
+    options_of(p_read=1.0), counts.ledger(batch), np.ones(12), 0.0, ['x'] * 36
   )
   assert not terms.costs.any()
   np.testing.assert_array_equal(terms.total, 1.0)
@@ -218,7 +222,7 @@ def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
   batch = talk(st.team('single'), lambda turn: 2)
   scores = np.concatenate([np.arange(4) < 4 * a for a in accuracies]).astype(float)
   terms = communication.reward_terms(
-    RewardOptions(gate='top_groups', gate_fraction=fraction),
+    options_of(gate='top_groups', gate_fraction=fraction),
     counts.ledger(batch),
     scores,
     0.1,
@@ -229,17 +233,19 @@ def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
 
 
 @pytest.mark.parametrize('credit', communication.CREDITS)
-def test_shape_is_one_term_of_the_whole_episode(credit):
+def test_length_reward_is_one_term_of_the_whole_episode(credit):
   batch = talk(st.team('star', rounds=2), random_lengths(1))
   ledger, scores = counts.ledger(batch), np.tile([1.0, 0, 1, 1], 3)
-  options = RewardOptions(shape='l1_exact', shape_options='target=7, alpha=0.01', credit=credit)
+  options = options_of(
+    length_reward='l1_exact', length_reward_options='target=7, alpha=0.01', credit=credit
+  )
   terms = communication.reward_terms(options, ledger, scores, 0.003, [''] * len(batch.messages))
   plain = communication.reward_terms(
-    RewardOptions(credit=credit), ledger, scores, 0.003, [''] * len(batch.messages)
+    options_of(credit=credit), ledger, scores, 0.003, [''] * len(batch.messages)
   )
   written = [sum(m.written for m in batch.messages if m.episode == e) for e in range(12)]
   expected = [-0.01 * abs(7 - written[m.episode]) for m in batch.messages]
-  np.testing.assert_allclose(terms.shape, expected, rtol=1e-5)
+  np.testing.assert_allclose(terms.length_reward, expected, rtol=1e-5)
   np.testing.assert_allclose(terms.total, plain.total + expected, rtol=1e-5)
   np.testing.assert_allclose(terms.task - terms.costs, terms.total, rtol=1e-6)
   np.testing.assert_array_equal(communication.episode_costs(options, ledger), written)
@@ -247,51 +253,57 @@ def test_shape_is_one_term_of_the_whole_episode(credit):
 
 def test_hinge_is_the_only_charge_of_its_price():
   batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens an episode
-  options = RewardOptions(shape='hinge', shape_options='limit=7')
+  options = options_of(length_reward='hinge', length_reward_options='limit=7')
   terms = communication.reward_terms(options, counts.ledger(batch), np.ones(12), 0.01, [''] * 36)
   assert not terms.token_cost.any()
   expected = {0: 0.0, 1: 0.0, 2: -0.02, 3: -0.05}
-  for m, value in zip(batch.messages, terms.shape, strict=True):
+  for m, value in zip(batch.messages, terms.length_reward, strict=True):
     assert value == pytest.approx(expected[m.episode % 4], abs=1e-7)
 
 
-def test_the_gate_stands_before_the_shape_too():
+def test_the_gate_stands_before_the_length_reward_too():
   batch = talk(st.team('single'), lambda turn: 3)
   scores = np.array([1.0, 0, 1, 0] + [0.0] * 8)
-  options = RewardOptions(gate='correct', shape='l1_exact', shape_options='target=13, alpha=0.1')
+  options = options_of(
+    gate='correct', length_reward='l1_exact', length_reward_options='target=13, alpha=0.1'
+  )
   terms = communication.reward_terms(options, counts.ledger(batch), scores, 0.0, [''] * 12)
-  np.testing.assert_allclose(terms.shape, -1.0 * scores)
+  np.testing.assert_allclose(terms.length_reward, -1.0 * scores)
 
 
-def test_shapes_read_what_was_read_and_who_spoke():
+def test_length_rewards_read_what_was_read_and_who_spoke():
   batch = talk(st.team('chain'), lambda turn: 2 * (turn.sample % 2 == 0 or turn.agent == 0))
   ledger = counts.ledger(batch)
-  options = RewardOptions(
-    shape='pass_rate_scaled', shape_options='written_weight=0,read_weight=0,turn_weight=0.3'
+  options = options_of(
+    length_reward='pass_rate_scaled',
+    length_reward_options='written_weight=0,read_weight=0,turn_weight=0.3',
   )
   terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
-  for m, value in zip(batch.messages, terms.shape, strict=True):
+  for m, value in zip(batch.messages, terms.length_reward, strict=True):
     assert value == pytest.approx(-0.3 if m.episode % 2 == 0 else -0.1)
-  options = RewardOptions(
-    shape='pass_rate_scaled', shape_options='written_weight=0,read_weight=0.3,turn_weight=0'
+  options = options_of(
+    length_reward='pass_rate_scaled',
+    length_reward_options='written_weight=0,read_weight=0.3,turn_weight=0',
   )
   terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
   read = np.bincount(ledger.episode, ledger.read)
-  for m, value in zip(batch.messages, terms.shape, strict=True):
+  for m, value in zip(batch.messages, terms.length_reward, strict=True):
     first = m.episode // 4 * 4
     most = read[first : first + 4].max()
     assert value == pytest.approx(-0.3 * read[m.episode] / most)
 
 
-def test_base_loss_reaches_the_shape():
+def test_base_loss_reaches_the_length_reward():
   batch = talk(st.team('single'), lambda turn: 2)
-  options = RewardOptions(shape='optima', shape_options='min_tokens=0')
+  options = options_of(length_reward='optima', length_reward_options='min_tokens=0')
   terms = lambda loss: communication.reward_terms(
     options, counts.ledger(batch), np.ones(12), 0.0, [''] * 12, base_loss=loss
   )
   loss = np.linspace(1, 4, 12)
   by_message = loss[[m.episode for m in batch.messages]]
-  np.testing.assert_allclose(terms(loss).shape - terms(None).shape, 0.5 / by_message, rtol=1e-5)
+  np.testing.assert_allclose(
+    terms(loss).length_reward - terms(None).length_reward, 0.5 / by_message, rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
@@ -300,7 +312,7 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   batch = talk(st.team('single'), lambda turn: turn.sample + 1)
   scores = np.array([1.0, 1, 1, 0] * 3)
   terms = communication.reward_terms(
-    RewardOptions(gate=gate), counts.ledger(batch), scores, 0.01, [''] * 12
+    options_of(gate=gate), counts.ledger(batch), scores, 0.01, [''] * 12
   )
   first, second, third, wrong = terms.total[:4]
   assert first > second > third > wrong
@@ -310,8 +322,8 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   assert first > second > third > wrong
 
 
-@pytest.mark.parametrize('shape', communication.SHAPES)
-def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(shape):
+@pytest.mark.parametrize('name', communication.LENGTH_REWARDS)
+def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name):
   """Question 0: nobody speaks, every message is its EOS. Agent 1 never speaks at all."""
 
   def lengths(turn):
@@ -322,8 +334,10 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(shap
   batch = talk(st.team('star'), lengths)
   ledger, scores = counts.ledger(batch), np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
   needed = {'hinge': 'limit=3', 'overlong': 'limit=9, buffer=5'}
-  target = 'target=3' if shape in ('l1_exact', 'l1_max', 'laser') else ''
-  options = RewardOptions(shape=shape, shape_options=needed.get(shape, target), p_read=0.5)
+  target = 'target=3' if name in ('l1_exact', 'l1_max', 'laser') else ''
+  options = options_of(
+    length_reward=name, length_reward_options=needed.get(name, target), p_read=0.5
+  )
   terms = communication.reward_terms(
     options,
     ledger,
@@ -350,7 +364,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(shap
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path'])
 @pytest.mark.parametrize(('p_read', 'cap'), [(0.0, 0), (0.5, 0), (0.5, 9)])
 def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
-  options = RewardOptions(cost=cost, p_read=p_read)
+  options = options_of(cost=cost, p_read=p_read)
   team = st.team(name, rounds=2, max_episode_tokens=cap)
   bound = communication.max_episode_cost(options, team)
   for seed in range(3):
@@ -368,7 +382,7 @@ def test_capped_episode_costs_at_most_its_cap_in_the_dearest_tokens():
     team = st.team('star', max_message_tokens=20, max_episode_tokens=40)
     readers = [team.topology.readers(agent, r) for r, _, layer in team.turns for agent in layer]
     assert len(set(readers)) > 1
-    found = communication.max_episode_cost(RewardOptions(p_read=p_read), team)
+    found = communication.max_episode_cost(options_of(p_read=p_read), team)
     assert found == pytest.approx(40 * (1 + p_read * max(readers)))
 
 
@@ -376,36 +390,37 @@ def test_capped_episode_costs_at_most_its_cap_in_the_dearest_tokens():
 @pytest.mark.parametrize('credit', communication.CREDITS)
 @pytest.mark.parametrize('name', ['single', 'chain', 'complete', 'layered'])
 def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name):
-  options = RewardOptions(cost=cost, p_read=0.5, credit=credit, lambda_turn=0.005, lambda_rep=0.01)
+  options = options_of(cost=cost, p_read=0.5, credit=credit)
+  prices = {'lambda_turn': 0.005, 'lambda_rep': 0.01}
   team = st.team(name, rounds=2)
   turns = sum(len(layer) for _, _, layer in team.turns)
   price = 0.999 * (1 - 0.005 * turns - 0.01) / communication.max_episode_cost(options, team)
-  assert communication.check_bound(options, price, team) == ''
+  assert communication.check_bound(options, price, team, **prices) == ''
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
-    communication.check_bound(options, price * 1.01, team)
+    communication.check_bound(options, price * 1.01, team, **prices)
   for lengths in (lambda turn: turn.limit, random_lengths(name)):
     batch = talk(team, lengths)
     texts = [m.text for m in batch.messages]
     ledger = counts.ledger(batch)
-    right = communication.reward_terms(options, ledger, np.ones(12), price, texts)
+    right = communication.reward_terms(options, ledger, np.ones(12), price, texts, **prices)
     assert right.total.min() > 0  # a wrong and silent episode has reward 0
 
 
 def test_bound_names_the_remedy():
   team = st.team('star', max_message_tokens=20)
-  options = RewardOptions()
+  options = options_of()
   with pytest.raises(
     ValueError, match=r'Keep lambda_tok below 0.017, or set reward.gate="correct"'
   ):
     communication.check_bound(options, 0.02, team)
-  with pytest.raises(ValueError, match=r'Lower reward.lambda_turn or lambda_rep'):
-    communication.check_bound(RewardOptions(lambda_turn=0.5), 0.0, team)
+  with pytest.raises(ValueError, match=r'Lower budget.lambda_turn, budget.lambda_rep or'):
+    communication.check_bound(options_of(), 0.0, team, lambda_turn=0.5)
   for gate, charged in (
     ('correct', 'episodes that solved the task only'),
     ('group_accuracy', 'questions of which 30% of the episodes are right only'),
     ('top_groups', 'the best 20% of the questions of a step only'),
   ):
-    note = communication.check_bound(RewardOptions(gate=gate, gate_accuracy=0.3), 0.02, team)
+    note = communication.check_bound(options_of(gate=gate, gate_accuracy=0.3), 0.02, team)
     assert note.endswith(f'reward.gate={gate!r} charges {charged}.')
     assert 'An episode at all its caps costs 1.2 (lambda_tok=0.02 times 60' in note
   communication.check_bound(options, 0.01, team)
@@ -416,7 +431,7 @@ def test_bound_names_the_remedy():
 
 
 @pytest.mark.parametrize(
-  ('shape', 'safe', 'unsafe'),
+  ('name', 'safe', 'unsafe'),
   [
     ('l1_exact', 'target=5, alpha=0.01', 'target=5, alpha=0.2'),
     ('l1_max', 'target=18, alpha=0.1', 'target=5, alpha=0.1'),
@@ -434,16 +449,18 @@ def test_bound_names_the_remedy():
     ('overlong', 'limit=18, buffer=5', 'limit=18, buffer=5, weight=1'),
   ],
 )
-def test_bound_knows_the_shapes(shape, safe, unsafe):
+def test_bound_knows_the_length_rewards(name, safe, unsafe):
   """A dearest episode of 18 tokens."""
   team = st.team('star')
-  communication.check_bound(RewardOptions(shape=shape, shape_options=safe), 0.0, team)
+  communication.check_bound(options_of(length_reward=name, length_reward_options=safe), 0.0, team)
   if unsafe is None:
     return
-  options = RewardOptions(shape=shape, shape_options=unsafe)
-  with pytest.raises(ValueError, match=f'by reward.shape={shape!r}: .* Soften reward.shape_opt'):
+  options = options_of(length_reward=name, length_reward_options=unsafe)
+  with pytest.raises(
+    ValueError, match=f'by reward.length_reward={name!r}: .* Soften reward.length_reward_opt'
+  ):
     communication.check_bound(options, 0.0, team)
-  if shape != 'optima':  # which punishes right answers as well
+  if name != 'optima':  # which punishes right answers as well
     gated = dataclasses.replace(options, gate='group_accuracy')
     assert 'more than a right answer earns' in communication.check_bound(gated, 0.0, team)
 
@@ -452,7 +469,7 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
   """The refused options, through the reward itself, on one question; the accepted ones do not."""
   batch = talk(st.team('star'), lambda turn: (turn.limit, 0, 1, 0)[turn.sample])
   ledger, scores = counts.ledger(batch), np.tile([1.0, 0.0], 6)
-  for shape, text, wrong_wins in [
+  for name, text, wrong_wins in [
     ('l1_exact', 'target=5, alpha=0.2', True),
     ('l1_exact', 'target=5, alpha=0.01', False),
     ('kimi', 'weight=2.1', True),
@@ -462,43 +479,43 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ('multiplicative', 'alpha=9', False),
     ('decaying', '', False),
   ]:
-    options = RewardOptions(shape=shape, shape_options=text)
+    options = options_of(length_reward=name, length_reward_options=text)
     terms = communication.reward_terms(options, ledger, scores, 0.0, [''] * 36)
     right, wrong = (terms.total[ledger.episode == e].mean() for e in (0, 1))
-    assert (wrong > right) == wrong_wins, (shape, text)
+    assert (wrong > right) == wrong_wins, (name, text)
 
 
-def test_gate_correct_lifts_what_a_shape_takes_from_wrong_answers():
+def test_gate_correct_lifts_what_a_length_reward_takes_from_wrong_answers():
   """A wrong and silent one is 18 short of the target, but nobody charges it for that."""
   team, text = st.team('star'), 'target=36, alpha=0.03'
-  options = RewardOptions(shape='l1_exact', shape_options=text)
+  options = options_of(length_reward='l1_exact', length_reward_options=text)
   assert communication.check_bound(options, 0.0, team) == ''
   text = 'target=38, alpha=0.055'
-  options = RewardOptions(shape='l1_exact', shape_options=text, gate='correct')
+  options = options_of(length_reward='l1_exact', length_reward_options=text, gate='correct')
   assert 'costs 1.1 ' in communication.check_bound(options, 0.0, team)
 
 
 def test_bound_of_the_hinge_and_of_the_message_budget():
   team = st.team('star')  # 3 messages of at most 6 tokens
-  hinge = RewardOptions(shape='hinge', shape_options='limit=8')
+  hinge = options_of(length_reward='hinge', length_reward_options='limit=8')
   communication.check_bound(hinge, 0.099, team)
   with pytest.raises(ValueError, match=r'Keep lambda_tok below 0\.1,'):
     communication.check_bound(hinge, 0.1, team)
   limits = {'message_limit': 4.0}
-  communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.16, **limits)
+  communication.check_bound(options_of(), 0.0, team, lambda_message_max=0.16, **limits)
   with pytest.raises(ValueError, match=r'lambda_message=0.17 on messages beyond 4'):
-    communication.check_bound(RewardOptions(), 0.0, team, lambda_message_max=0.17, **limits)
+    communication.check_bound(options_of(), 0.0, team, lambda_message_max=0.17, **limits)
 
 
 def test_bound_is_missed_by_no_more_than_rounding_errors():
-  """A dearest episode of 18 tokens; a shape of 1 / 8 a token takes 1 from it."""
+  """A dearest episode of 18 tokens; a length reward of 1 / 8 a token takes 1 from it."""
   team, price = st.team('star'), 1 / 18
   with pytest.raises(ValueError, match='>= 1, so'):
-    communication.check_bound(RewardOptions(), price * (1 - 1e-12), team)
-  communication.check_bound(RewardOptions(), price * (1 - 1e-7), team)
+    communication.check_bound(options_of(), price * (1 - 1e-12), team)
+  communication.check_bound(options_of(), price * (1 - 1e-7), team)
   for short, remedy in ((0.0, 'Soften'), (1e-12, 'Soften'), (1e-7, 'Keep lambda_tok below')):
     text = f'target=5, alpha={(1 - short) / 8!r}'
-    options = RewardOptions(shape='l1_exact', shape_options=text)
+    options = options_of(length_reward='l1_exact', length_reward_options=text)
     with pytest.raises(ValueError, match=remedy):
       communication.check_bound(options, 0.01, team)
 
@@ -506,26 +523,28 @@ def test_bound_is_missed_by_no_more_than_rounding_errors():
 def test_remedy_leaves_room_for_what_else_is_charged():
   """18 tokens in 3 messages of 6, 2 of each beyond the limit."""
   team = st.team('star')
-  limits = {'lambda_message_max': 0.05, 'message_limit': 4.0}
-  fields = {'lambda_turn': 0.1, 'shape': 'l1_exact', 'shape_options': 'target=5, alpha=0.01'}
+  limits = {'lambda_turn': 0.1, 'lambda_message_max': 0.05, 'message_limit': 4.0}
+  fields = {'length_reward': 'l1_exact', 'length_reward_options': 'target=5, alpha=0.01'}
   with pytest.raises(ValueError, match=r'>= 1, so') as error:
-    communication.check_bound(RewardOptions(**fields), 0.05, team, **limits)
+    communication.check_bound(options_of(**fields), 0.05, team, **limits)
   found = str(error.value)
-  assert 'turn times its 3 turns, and reward.lambda_rep, and lambda_message=0.05' in found
-  assert "0.08 by reward.shape='l1_exact': 1.58 >= 1" in found  # 0.9 + 0.3 + 0.3 + 0.08
+  assert 'turn times its 3 turns, and budget.lambda_rep, and lambda_message=0.05' in found
+  assert "0.08 by reward.length_reward='l1_exact': 1.58 >= 1" in found  # 0.9 + 0.3 + 0.3 + 0.08
   assert 'Keep lambda_tok below 0.018' in found  # (1 - 0.3 - 0.3 - 0.08) / 18
 
 
 def test_remedy_is_not_a_price_where_the_rest_is_too_dear():
-  fields = {'lambda_turn': 0.2, 'shape': 'l1_exact', 'shape_options': 'target=5, alpha=0.0625'}
-  with pytest.raises(ValueError, match=r'0.5 by .* 1.1 >= 1.* Lower reward.lambda_turn'):
-    communication.check_bound(RewardOptions(**fields), 0.0, st.team('star'))
+  fields = {'length_reward': 'l1_exact', 'length_reward_options': 'target=5, alpha=0.0625'}
+  with pytest.raises(ValueError, match=r'0.5 by .* 1.1 >= 1.* Lower budget.lambda_turn'):
+    communication.check_bound(options_of(**fields), 0.0, st.team('star'), lambda_turn=0.2)
 
 
 def test_bound_knows_that_who_is_silent_took_no_turn():
   weights = 'written_weight=0, read_weight=0, turn_weight='
   for weight, fine in ((1.0, True), (1.5, False)):
-    options = RewardOptions(shape='pass_rate_scaled', shape_options=f'{weights}{weight}')
+    options = options_of(
+      length_reward='pass_rate_scaled', length_reward_options=f'{weights}{weight}'
+    )
     if fine:
       communication.check_bound(options, 0.0, st.team('star'))
     else:
@@ -541,27 +560,46 @@ def test_bound_knows_that_who_is_silent_took_no_turn():
     ({'credit': 'all'}, "reward.credit='all' is unknown; use one of own_cost"),
     ({'p_write': -1.0}, r'reward.p_write=-1.0 is negative'),
     ({'p_read': -1.0}, r'reward.p_read=-1.0 is negative'),
-    ({'lambda_turn': -1.0}, r'reward.lambda_turn=-1.0 is negative'),
-    ({'lambda_rep': -1.0}, r'reward.lambda_rep=-1.0 is negative'),
     ({'gate_fraction': 0.0}, r'reward.gate_fraction=0.0 must be above 0 and at most 1'),
-    ({'shape': 'lazer'}, r"reward.shape='lazer' is unknown; .* Did you mean 'laser'\?"),
-    ({'shape': 'laser'}, r"reward.shape='laser' needs reward.shape_options='target=...'"),
-    ({'shape_options': 'target=3'}, r"shape 'linear' has no option 'target'; it has none"),
     (
-      {'shape': 'laser', 'shape_options': 'targt=3'},
-      r"shape 'laser' has no option 'targt'; it has target, weight. Did you mean 'target'\?",
+      {'length_reward': 'lazer'},
+      r"reward.length_reward='lazer' is unknown; .* Did you mean 'laser'\?",
     ),
-    ({'shape': 'laser', 'shape_options': 'target=3,target=4'}, r"'target' is given twice"),
-    ({'shape': 'laser', 'shape_options': 'target=x'}, r"target='x' is not a number"),
-    ({'shape': 'laser', 'shape_options': 'target=0'}, r'target=0 must be positive'),
-    ({'shape': 'kimi', 'shape_options': 'weight=-1'}, r'weight=-1 must be zero or more'),
-    ({'shape': 'kimi', 'shape_options': 'weight=inf'}, r'weight=inf must be zero or more'),
+    (
+      {'length_reward': 'laser'},
+      r"reward.length_reward='laser' needs reward.length_reward_options='target=...'",
+    ),
+    (
+      {'length_reward_options': 'target=3'},
+      r"target=3': 'linear' has no option 'target'; it has none",
+    ),
+    (
+      {'length_reward': 'laser', 'length_reward_options': 'targt=3'},
+      r"targt=3': 'laser' has no option 'targt'; it has target, weight. Did you mean 'target'\?",
+    ),
+    (
+      {'length_reward': 'laser', 'length_reward_options': 'target=3,target=4'},
+      r"'target' is given twice",
+    ),
+    (
+      {'length_reward': 'laser', 'length_reward_options': 'target=x'},
+      r"target='x' is not a number",
+    ),
+    ({'length_reward': 'laser', 'length_reward_options': 'target=0'}, r'target=0 must be positive'),
+    (
+      {'length_reward': 'kimi', 'length_reward_options': 'weight=-1'},
+      r'weight=-1 must be zero or more',
+    ),
+    (
+      {'length_reward': 'kimi', 'length_reward_options': 'weight=inf'},
+      r'weight=inf must be zero or more',
+    ),
     ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 is not between 0 and 1'),
   ],
 )
 def test_option_errors_name_the_field(fields, message):
   with pytest.raises(ValueError, match=message):
-    RewardOptions(**fields)
+    options_of(**fields)
 
 
 @pytest.mark.parametrize(
@@ -571,8 +609,10 @@ def test_option_errors_name_the_field(fields, message):
     (' target = 2e1 , weight=0.25,', {'target': 20.0, 'weight': 0.25}),
   ],
 )
-def test_shape_options_are_read_from_text(text, options):
-  assert RewardOptions(shape='laser', shape_options=text).shape_arguments == options
+def test_length_reward_options_are_read_from_text(text, options):
+  assert (
+    options_of(length_reward='laser', length_reward_options=text).length_reward_arguments == options
+  )
 
 
 @pytest.mark.parametrize(
@@ -586,14 +626,14 @@ def test_shape_options_are_read_from_text(text, options):
   ],
 )
 def test_a_cost_has_a_unit(fields, unit):
-  assert RewardOptions(**fields).unit == unit
+  assert options_of(**fields).unit == unit
 
 
 @pytest.mark.parametrize('credit', communication.CREDITS)
 def test_summary_keeps_the_terms_apart(credit):
   batch = talk(st.team('star'), lambda turn: 2)
-  options = RewardOptions(
-    lambda_turn=0.01, credit=credit, shape='l1_exact', shape_options='target=11, alpha=0.01'
+  options = options_of(
+    credit=credit, length_reward='l1_exact', length_reward_options='target=11, alpha=0.01'
   )
   terms = communication.reward_terms(
     options,
@@ -601,6 +641,7 @@ def test_summary_keeps_the_terms_apart(credit):
     np.ones(12),
     0.005,
     [''] * 36,
+    lambda_turn=0.01,
     lambda_message=0.004,
     message_limit=1.0,
   )

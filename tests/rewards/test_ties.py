@@ -11,12 +11,13 @@ from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.counts import Ledger
 
 
-def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, **options):
+def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, lambda_turn=0.0, **options):
   return ties.what_ties_teach(
-    RewardOptions(**fields),
+    RewardOptions(**{'gate': 'always'} | fields),
     ties.estimator(name, costs=costs, **options),
     lambda_tok=lambda_tok,
     length=length,
+    lambda_turn=lambda_turn,
   )
 
 
@@ -63,31 +64,31 @@ def test_without_a_price_ties_teach_nothing():
   assert found.right == pytest.approx(2, rel=1e-4)
 
 
-def test_shapes_that_multiply_the_score_teach_all_wrong_groups_nothing():
-  for shape in ('multiplicative', 'efficient', 'decaying'):
-    found = learned({'shape': shape}, 'group_std', lambda_tok=0.0)
+def test_length_rewards_that_multiply_the_score_teach_all_wrong_groups_nothing():
+  for name in ('multiplicative', 'efficient', 'decaying'):
+    found = learned({'length_reward': name}, 'group_std', lambda_tok=0.0)
     assert found.all_wrong.silence == 0
     assert found.all_right.silence > 0.1
-  kimi = learned({'shape': 'kimi'}, 'group_std', lambda_tok=0.0)
+  kimi = learned({'length_reward': 'kimi'}, 'group_std', lambda_tok=0.0)
   assert kimi.all_wrong.silence == pytest.approx(2, rel=1e-3)
   assert kimi.collapse  # wrong and long is punished, and the spread blows it up
 
 
-def test_shapes_without_a_price_do_not_change_with_it():
-  found = learned({'shape': 'kimi'}, 'per_component', lambda_tok=0.0)
+def test_length_rewards_without_a_price_do_not_change_with_it():
+  found = learned({'length_reward': 'kimi'}, 'per_component', lambda_tok=0.0)
   assert found.all_right.silence == pytest.approx(0.4)
   assert not found.all_right.priced
 
 
 def test_a_target_can_prefer_talk():
-  options = {'shape': 'l1_exact', 'shape_options': 'target=20, alpha=0.01'}
+  options = {'length_reward': 'l1_exact', 'length_reward_options': 'target=20, alpha=0.01'}
   found = learned(options, 'per_component', lambda_tok=0.0)
   assert found.all_right.silence == pytest.approx(-0.2, rel=1e-4)
   assert 'prefers talk by 0.2' in found.all_right.text
 
 
 def test_hinge_charges_long_episodes_only():
-  options = {'shape': 'hinge', 'shape_options': 'limit=15'}
+  options = {'length_reward': 'hinge', 'length_reward_options': 'limit=15'}
   assert learned(options, 'per_component', length=15).all_right.silence == 0
   found = learned(options, 'per_component', length=25)
   assert found.all_right.silence == pytest.approx(0.005 * 10, rel=1e-4)
@@ -107,7 +108,9 @@ def test_half_as_strong_as_a_right_answer_is_a_collapse():
   """Kimi takes half its weight from wrong and long: silence is worth w / 2, right 2 + w / 4."""
   for weight, collapse in ((2.5, False), (4.0, True)):
     found = learned(
-      {'shape': 'kimi', 'shape_options': f'weight={weight}'}, 'per_component', lambda_tok=0.0
+      {'length_reward': 'kimi', 'length_reward_options': f'weight={weight}'},
+      'per_component',
+      lambda_tok=0.0,
     )
     assert found.all_wrong.silence == pytest.approx(weight / 2)
     assert found.right == pytest.approx(2 + weight / 4)
@@ -125,22 +128,22 @@ def test_the_silent_episodes_of_a_question_are_one_path():
 
 
 @pytest.mark.parametrize(
-  ('fields', 'lambda_tok', 'silence'),
+  ('fields', 'lambda_tok', 'lambda_turn', 'silence'),
   [
-    ({'p_read': 0.5}, 0.005, 0.15),  # one reader of each message of 20 tokens
-    ({'lambda_turn': 0.03}, 0.0, 0.03),
+    ({'p_read': 0.5}, 0.005, 0.0, 0.15),  # one reader of each message of 20 tokens
+    ({}, 0.0, 0.03, 0.03),
     # Prompts of 20 tokens: 40 for who talks, 20 for who does not.
     (
       {
         'cost': 'money', 'p_write': 1e6, 'p_read': 1e6,
-        'shape': 'hinge', 'shape_options': 'limit=30',
+        'length_reward': 'hinge', 'length_reward_options': 'limit=30',
       },
-      0.005, 0.05,
+      0.005, 0.0, 0.05,
     ),
   ],
 )  # fmt: skip
-def test_what_talk_costs(fields, lambda_tok, silence):
-  found = learned(fields, 'per_component', lambda_tok=lambda_tok)
+def test_what_talk_costs(fields, lambda_tok, lambda_turn, silence):
+  found = learned(fields, 'per_component', lambda_tok=lambda_tok, lambda_turn=lambda_turn)
   assert found.all_wrong.silence == pytest.approx(silence, rel=1e-4)
   assert found.all_right.silence == pytest.approx(silence, rel=1e-4)
 

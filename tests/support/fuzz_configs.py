@@ -14,7 +14,8 @@ from unittest import mock
 import micro_run
 from fuzzing import Case
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
+from agent_gspo.config import default_config
 from agent_gspo.models import load, presets
 from agent_gspo.training import setup as setup_lib
 
@@ -123,7 +124,7 @@ def _text(value: Any) -> str:
 
 
 def _one_field() -> Iterator[Case]:
-  for path, default in _leaves(config_lib.default_config().to_dict()):
+  for path, default in _leaves(default_config().to_dict()):
     names = (path.split('.')[-1], *_ALSO.get(path, ()))
     yield _case(f'{path} deleted', {path: _GONE}, True, names)
     if isinstance(default, dict):
@@ -224,7 +225,7 @@ def _sources() -> Iterator[Case]:
       ('base_url', 3),
       ('zzz', 1),
     ):
-      values = {'task': {'name': task, 'options': {option: value}}, 'warm_start.steps': 0}
+      values = {'task': {'name': task, 'options': {option: value}}, 'sft.steps': 0}
       yield _case(f'{task}: {option}={value!r}', values, True, (option,))
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import micro_run
 from fuzzing import Case
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.workdir import checkpoints, writers
 from launch import compare, report

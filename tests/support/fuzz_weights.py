@@ -550,9 +550,9 @@ def _chat(name: str, template: str, invalid: bool) -> Case:
     for file, content in _folder().items():
       (folder / file).write_bytes(content)
     (folder / 'chat_template.jinja').write_text(template, encoding='utf-8')
-    config = micro_run.changed(model__source=f'hf:{folder}', warm_start__steps=0)
+    config = micro_run.changed(model__source=f'hf:{folder}', sft__steps=0)
     config['task']['options']['text_style'] = 'plain'
-    config['learner']['row_tokens'] = 2048
+    config['learner']['pack_length'] = 2048
     for role in config['team']['roles'].values():
       role['style'] = 'chat'
     fuzz_configs.check(config)

@@ -47,15 +47,17 @@ def get_config() -> config_dict.ConfigDict:
   config.reward.gate = 'always'
   config.budget.lambda_tok = 0.02  # with answers all wrong, lengths alone teach
   config.rollout.questions = 2
-  config.rollout.samples = 2
-  config.sampler.row_tokens = 256  # one prefill row and one shape of everything: compiles little
+  config.rollout.group_size = 2
+  config.sampler.prefill_length = (
+    256  # one prefill row and one shape of everything: compiles little
+  )
   config.sampler.prefill_rows = 1
-  config.learner.row_tokens = 64
-  config.learner.rows = 4
+  config.learner.pack_length = 64
+  config.learner.micro_batch_size = 4
   config.learner.learning_rate = 1e-3
-  config.warm_start.steps = 2
-  config.warm_start.questions = 4
-  config.warm_start.terse_probability = 1.0
+  config.sft.steps = 2
+  config.sft.questions = 4
+  config.sft.terse_probability = 1.0
   config.evaluation.questions = 4
   config.evaluation.every = 4
   config.evaluation.questions_during = 4

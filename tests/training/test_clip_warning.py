@@ -5,7 +5,7 @@ from __future__ import annotations
 import micro_run
 import pytest
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.training import loop
 from agent_gspo.training.metrics import clip_warning
 
@@ -44,7 +44,7 @@ def test_a_run_tells_it_once(tmp_path, capsys):
     'budget__lambda_tok': 0.01,  # so that there are advantages at all
     'objective__clip_low': 1e-9,
     'objective__clip_high': 1e-9,
-    'warm_start__steps': 0,
+    'sft__steps': 0,
     'evaluation__every': 0,
   }
   loop.train(micro_run.changed(**fields), tmp_path / 'run')

@@ -15,14 +15,14 @@ import numpy as np
 import optax
 import pytest
 
-from agent_gspo import config as config_lib
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.config import check as config_lib
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sampling.sampler import Samples
 from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.teams import batches, counts
-from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -33,8 +33,8 @@ from agent_gspo.training.update import Updater
 def _config(**values):
   small = {
     'rollout__questions': 4,
-    'rollout__samples': 4,
-    'warm_start__steps': 0,
+    'rollout__group_size': 4,
+    'sft__steps': 0,
     'model__lora_rank': 2,
   }
   return micro_run.changed(**(small | values))
@@ -145,7 +145,7 @@ def test_objectives_fit_the_update(name, span):
   model = Transformer(model_config)
   updater = Updater(
     model,
-    learner_lib.make_objective(setup.config['objective'], setup.team),
+    losses.from_config(setup.config['objective'], max_length=setup.team.max_message_tokens),
     optax.sgd(1.0),
     temperature=1.0,
   )
@@ -165,9 +165,8 @@ def test_objectives_fit_the_update(name, span):
 
 def test_optima_pays_for_what_the_reference_finds_likely():
   trainer = _trainer(
-    budget__lambda_tok=0.0,
-    reward__shape='optima',
-    reward__shape_options='token_weight=0, min_tokens=0, loss_floor=0.4',
+    reward__length_reward='optima',
+    reward__length_reward_options='token_weight=0, min_tokens=0, loss_floor=0.4',
   )
   outcome, talk = _step(trainer)
   worst = np.full(len(talk.batch.episodes), np.inf)
@@ -186,7 +185,7 @@ def test_optima_pays_for_what_the_reference_finds_likely():
   [
     ({}, False),
     ({'objective__kl_coef': 0.1}, True),
-    ({'reward__shape': 'optima', 'reward__shape_options': 'min_tokens=0'}, True),
+    ({'reward__length_reward': 'optima', 'reward__length_reward_options': 'min_tokens=0'}, True),
     ({'objective__kl_coef': 0.1, 'model__lora_rank': 4}, True),
   ],
 )
@@ -315,7 +314,7 @@ def test_which_tokens_are_trained_depends_on_the_mini_batch_not_on_its_rows(mini
   trained = {}
   for rows in (1, 2, 8):
     trainer = _trainer(
-      advantage__token_share=0.3, learner__rows=rows, learner__minibatches=minibatches
+      advantage__token_share=0.3, learner__micro_batch_size=rows, learner__minibatches=minibatches
     )
     _step(trainer)
     seen = trainer.learner.updater.seen

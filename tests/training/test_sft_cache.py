@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from agent_gspo import config as config_lib
+from agent_gspo.config import check as config_lib
 from agent_gspo.training import sft_cache
 
 _PARAMS = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'b': np.float32(3)}
@@ -39,12 +39,12 @@ def test_runs_that_begin_alike_share_it(change):
   'change',
   [
     {'seed': 1},
-    {'warm_start__steps': 3},
-    {'warm_start__learning_rate': 0.5},
+    {'sft__steps': 3},
+    {'sft__learning_rate': 0.5},
     {'task__options__max_count': 4},
     {'team__max_message_tokens': 5},
     {'model__lora_rank': 2},
-    {'learner__row_tokens': 128},
+    {'learner__pack_length': 128},
   ],
 )
 def test_runs_that_begin_otherwise_do_not(change):
@@ -61,7 +61,7 @@ def test_another_program_or_model_does_not(monkeypatch):
 
 
 def _kept(folder) -> pathlib.Path:
-  (file,) = (folder / 'warm_starts').iterdir()
+  (file,) = (folder / 'sft').iterdir()
   return file
 
 
@@ -98,7 +98,7 @@ def _flip(file):
 def test_a_damaged_one_is_made_anew(folder, damage, reason):
   sft_cache.save(_config(), _PARAMS)
   damage(_kept(folder))
-  wrong = rf'warm_starts/.* is damaged \(.*{reason}.*\): the warm start is made anew'
+  wrong = rf'sft/.* is damaged \(.*{reason}.*\): the warm start is made anew'
   with pytest.warns(UserWarning, match=wrong):
     assert sft_cache.load(_config(), _PARAMS) is None
   sft_cache.save(_config(), _PARAMS)
@@ -107,10 +107,10 @@ def test_a_damaged_one_is_made_anew(folder, damage, reason):
 
 def test_what_is_not_finite_is_not_kept(folder):
   poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
-  wrong = r'after the warm start b is not finite\. Lower warm_start\.learning_rate\.'
+  wrong = r'after the warm start b is not finite\. Lower sft\.learning_rate\.'
   with pytest.raises(FloatingPointError, match=wrong):
     sft_cache.save(_config(), poisoned)
-  assert not (folder / 'warm_starts').exists()
+  assert not (folder / 'sft').exists()
 
 
 def test_a_full_disk_costs_only_the_copy(folder, monkeypatch):
@@ -121,4 +121,4 @@ def test_a_full_disk_costs_only_the_copy(folder, monkeypatch):
   monkeypatch.setattr(safetensors.numpy, 'save_file', save_file)
   with pytest.warns(UserWarning, match='is not kept for other runs.*No space left'):
     sft_cache.save(_config(), _PARAMS)
-  assert list((folder / 'warm_starts').iterdir()) == []
+  assert list((folder / 'sft').iterdir()) == []

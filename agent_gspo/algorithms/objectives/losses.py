@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import chex
 import jax
@@ -20,7 +21,15 @@ import jax.numpy as jnp
 from agent_gspo.algorithms.objectives import aggregation, masks, packed, ratios, surrogates
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
 
-__all__ = ['OBJECTIVES', 'Objective', 'ObjectiveSpec', 'PackedTokens', 'make', 'message_mean']
+__all__ = [
+  'OBJECTIVES',
+  'Objective',
+  'ObjectiveSpec',
+  'PackedTokens',
+  'from_config',
+  'make',
+  'message_mean',
+]
 
 
 @chex.dataclass(frozen=True)
@@ -252,3 +261,28 @@ def make(
   if opsm_threshold is None:
     return bound
   return lambda x: bound(masks.opsm(x, threshold=opsm_threshold))
+
+
+def from_config(
+  section: Mapping[str, Any], *, max_length: int
+) -> Callable[[PackedTokens], Objective]:
+  """The objective that the config's section `objective` describes.
+
+  Args:
+    section: resolved.
+    max_length: tokens of the longest message, for objectives that divide by it.
+
+  Raises:
+    ValueError: an option that the objective does not take, or a span that it cannot have.
+  """
+  name = section['name']
+  given = {k: section[k] for k in ('clip_low', 'clip_high') if section[k] is not None}
+  given |= section['options']
+  spec = OBJECTIVES[name]
+  if 'max_length' in spec.options:
+    given.setdefault('max_length', float(max_length))
+  if section['ratio_span'] != 'message' and not spec.spans:
+    raise ValueError(
+      f'objective.ratio_span={section["ratio_span"]!r}: {name!r} takes messages only.'
+    )
+  return make(name, opsm_threshold=section['opsm_threshold'], **given)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo.values import shown
+
 _LARGEST = 2**31 - 1  # what an array's side can be
 
 
@@ -96,26 +98,6 @@ class Fields:
     """The error of a field that is not what it must be."""
     value = shown(self.values.get(field))
     return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
-
-
-def is_text(value: Any) -> bool:
-  """Whether a value is text that UTF-8 can hold: half a surrogate pair is none."""
-  if not isinstance(value, str):
-    return False
-  try:
-    value.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
-
-
-def shown(value: Any) -> str:
-  """A value in a message: its beginning, if it is long."""
-  try:
-    text = repr(value)
-  except ValueError:  # a whole number of more digits than Python writes
-    text = 'a very long number'
-  return text if len(text) <= 80 else f'{text[:77]}...'
 
 
 def read_object(file: pathlib.Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import numpy as np
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
 from agent_gspo.models.io import gguf_header, tensor_names
-from agent_gspo.models.io.fields import Fields, shown
+from agent_gspo.models.io.fields import Fields
+from agent_gspo.values import shown
 
 _FAMILIES = ('llama', 'qwen2', 'qwen3')
 _ROPE_FACTORS = 'rope_freqs.weight'

@@ -16,9 +16,10 @@ import safetensors.numpy
 
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
-from agent_gspo.models.io.fields import Fields, read_object, shown
+from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.values import shown
 
 _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io.fields import Fields, shown
+from agent_gspo.models.io.fields import Fields
+from agent_gspo.values import shown
 
 _ARCHITECTURES = {
   'llama': 'LlamaForCausalLM',

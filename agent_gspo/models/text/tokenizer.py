@@ -12,8 +12,9 @@ from typing import Any
 
 import tokenizers
 
-from agent_gspo.models.io.fields import Fields, is_text, read_object
+from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.text import chat, tokenizer_backends
+from agent_gspo.values import is_text
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')

