@@ -165,6 +165,7 @@ def test_objectives_fit_the_update(name, span):
 
 def test_optima_pays_for_what_the_reference_finds_likely():
   trainer = _trainer(
+    budget__lambda_tok=0.0,
     reward__length_reward='optima',
     reward__length_reward_options='token_weight=0, min_tokens=0, loss_floor=0.4',
   )
