@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -148,6 +149,7 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
   raise ValueError(f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{meant}')
 
 
+@functools.cache
 def types_of(section: type[Section]) -> dict[str, tuple[type, bool]]:
   """The type of each field's values, and whether None is one of them."""
   hints = typing.get_type_hints(section)

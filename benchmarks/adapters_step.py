@@ -31,6 +31,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Message
 from benchmarks import common
@@ -84,7 +85,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
   config = presets.PRESETS[options.preset].replace(
     vocab_size=_VOCABULARY, lora_rank=options.rank, num_adapters=adapters
   )
-  optimizer = state_lib.make_optimizer(learning_rate=1e-4, updates=100)
+  optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1e-4), updates=100)
   updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   sampler = Sampler(config, max_new_tokens=_WRITTEN, row_tokens=_ROW)
   params = init_params(config, jax.random.key(0))

@@ -107,7 +107,7 @@ def _explain(error: Exception, argv: Sequence[str]) -> str:
     if found and found[1] in flag.split('.'):
       meant = re.search(r'Did you mean "\w+"', text)
       return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
-  if found and (now := renamed.told(found[1])):  # a section that the file sets fields of
+  if found and (now := renamed.told_of_word(found[1])):  # which the file reads
     return f'--config: {now}.'
   return f'--config: {type(error).__name__}: {text}'
 

@@ -27,19 +27,25 @@ def told(field: str) -> str:
   return ''
 
 
-def refuse(config: Mapping[str, Any], whose: str = '') -> None:
+def told_of_word(word: str) -> str:
+  """The same of all fields or sections with this last name: 'samples', 'warm_start'."""
+  return '; '.join(told(field) for field in RENAMED if field.rpartition('.')[2] == word)
+
+
+def refuse(config: Mapping[str, Any], whose: str = '', remedy: str = '') -> None:
   """Refuses a config with fields of an earlier version.
 
   Args:
     config: nested, as a user or an earlier version wrote it.
     whose: what begins the message.
+    remedy: what ends it.
 
   Raises:
     ValueError: names all these fields, old and new.
   """
   old = [told(field) for field in RENAMED if _holds(config, field.split('.'))]
   if old:
-    raise ValueError(f'{whose}{"; ".join(old)}.')
+    raise ValueError(f'{whose}{"; ".join(old)}.{remedy}')
 
 
 def _holds(config: Any, path: list[str]) -> bool:

@@ -22,6 +22,7 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.update import NonFiniteLossError, Updater
 
 
@@ -58,10 +59,12 @@ def warm_start(
   """
   options = config['sft']
   optimizer = state_lib.make_optimizer(
-    learning_rate=options['learning_rate'],
+    LearnerOptions(
+      learning_rate=options['learning_rate'],
+      schedule='cosine',
+      warmup_updates=max(options['steps'] // 20, 1),
+    ),
     updates=options['steps'],
-    schedule='cosine',
-    warmup_updates=max(options['steps'] // 20, 1),
   )
   adapted, aside = config['model']['lora_rank'] > 0, {}
   if adapted and config['model']['source'].startswith('random:'):

@@ -14,6 +14,7 @@ import optax
 from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms.selection import rules
 from agent_gspo.models.transformer import Params
+from agent_gspo.training.options import LearnerOptions
 
 Flat = dict[tuple[str, ...], jax.Array]
 
@@ -82,44 +83,36 @@ def merge(trainable: Flat, frozen: Flat) -> Params:
 
 
 def make_optimizer(
-  *,
-  learning_rate: float,
-  updates: int,
-  schedule: str = 'constant',
-  warmup_updates: int = 0,
-  weight_decay: float = 0.0,
-  b1: float = 0.9,
-  b2: float = 0.99,
-  grad_clip: float = 1.0,
-  adapter_scale: Sequence[float] | None = None,
+  options: LearnerOptions, *, updates: int, adapter_scale: Sequence[float] | None = None
 ) -> optax.GradientTransformation:
   """AdamW with global-norm clipping and a learning-rate schedule.
 
+  Update `k` of the first `warmup_updates` has the rate `learning_rate * k / warmup_updates`; then
+  it stays, or decays to 0 at `updates`. Matrices alone are decayed, decoupled from the gradient.
+
   Args:
-    learning_rate: peak.
+    options: which rates; its other fields are not read.
     updates: optimiser steps of the whole run, for the decaying schedules.
-    schedule: 'constant', or 'linear' or 'cosine' decay to 0 at `updates`.
-    warmup_updates: update `k` of these has the rate `learning_rate * k / warmup_updates`.
-    weight_decay: decoupled, on matrices only.
-    b1, b2: decay of the moments.
-    grad_clip: largest global norm of the gradient.
     adapter_scale: `[N]`, factor on the learning rate of each of `N` adapters, see
       `scale_adapters`; by default 1.
   """
-  decay_updates = max(updates - warmup_updates, 1)
+  peak, warmup = options.learning_rate, options.warmup_updates
+  decay_updates = max(updates - warmup, 1)
   after = {
-    'constant': lambda: optax.constant_schedule(learning_rate),
-    'linear': lambda: optax.linear_schedule(learning_rate, 0.0, decay_updates),
-    'cosine': lambda: optax.cosine_decay_schedule(learning_rate, decay_updates),
-  }[schedule]()
+    'constant': lambda: optax.constant_schedule(peak),
+    'linear': lambda: optax.linear_schedule(peak, 0.0, decay_updates),
+    'cosine': lambda: optax.cosine_decay_schedule(peak, decay_updates),
+  }[options.schedule]()
   rate = after
-  if warmup_updates:
-    ramp = optax.linear_schedule(learning_rate / warmup_updates, learning_rate, warmup_updates - 1)
-    rate = optax.join_schedules([ramp, after], [warmup_updates])
+  if warmup:
+    ramp = optax.linear_schedule(peak / warmup, peak, warmup - 1)
+    rate = optax.join_schedules([ramp, after], [warmup])
   matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
   chain = (
-    optax.clip_by_global_norm(grad_clip),
-    optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=matrices),
+    optax.clip_by_global_norm(options.grad_clip),
+    optax.adamw(
+      rate, b1=options.b1, b2=options.b2, weight_decay=options.weight_decay, mask=matrices
+    ),
   )
   return optax.chain(*chain, *([scale_adapters(adapter_scale)] if adapter_scale else []))
 

@@ -74,16 +74,12 @@ class Trainer:
     self.setup = setup
     self.questions = setup.task.questions('train')
     options = config['learner']
+    learner = LearnerOptions(**options)
     self.optimizer = state_lib.make_optimizer(
-      updates=config['steps'] * LearnerOptions(**options).updates_a_step(len(setup.team.turns)),
+      learner,
+      updates=config['steps'] * learner.updates_a_step(len(setup.team.turns)),
       adapter_scale=setup.sharing.scale,
-      **{
-        k: options[k]
-        for k in (
-          'learning_rate', 'schedule', 'warmup_updates', 'weight_decay', 'b1', 'b2', 'grad_clip'
-        )
-      },
-    )  # fmt: skip
+    )
     updater = Updater(
       model=setup.model,
       objective=losses.from_config(config['objective'], max_length=setup.team.max_message_tokens),

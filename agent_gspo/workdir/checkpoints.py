@@ -87,7 +87,9 @@ class Checkpoints:
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self._directory, self.latest_step)
       renamed.refuse(
-        saved.config, f'the checkpoint at step {saved.step} is of an earlier version: '
+        saved.config,
+        f'the checkpoint at step {saved.step} is of an earlier version: ',
+        ' Use another --workdir.',
       )
       differing = _differences(saved, self._config, lambda field: not _under(field, free))
       self.changes = saved.changes + [

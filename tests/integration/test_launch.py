@@ -24,6 +24,7 @@ from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import Transformer, causal_mask, init_params
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints, json_lines
 from launch import command
 
@@ -37,6 +38,10 @@ _BAD_CONFIGS = {
   'nothing': 'def get_config():\n  return {}\n',
   'half': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  del c.team\n  return c.lock()\n',
+  'old field': 'from agent_gspo.config import default_config\n'
+  'def get_config():\n  c = default_config()\n  c.learner.rows = 4\n  return c.lock()\n',
+  'old section': 'from agent_gspo.config import default_config\n'
+  'def get_config():\n  c = default_config()\n  c.warm_start.steps = 4\n  return c.lock()\n',
   'field': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
 }
@@ -56,6 +61,22 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'unknown section': (
       train('--config.bugdet.lambda_tok=1'),
       '--config.bugdet.lambda_tok: the config has no field \'bugdet\'. Did you mean "budget"?',
+    ),
+    'renamed field': (
+      train('--config.rollout.samples=4'),
+      'config.rollout.samples is now config.rollout.group_size.',
+    ),
+    'field of a renamed section': (
+      train('--config.warm_start.steps=4'),
+      'config.warm_start.steps is now config.sft.steps.',
+    ),
+    'renamed field in file': (
+      bad('old field'),
+      'config.learner.rows is now config.learner.micro_batch_size.',
+    ),
+    'renamed section in file': (
+      bad('old section'),
+      '--config: config.warm_start is now config.sft.',
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),
@@ -148,7 +169,7 @@ def outcomes() -> dict[str, list]:
   few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
   shape = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
   hf.export_hf(shape, init_params(shape, jax.random.key(0)), folder / 'model', many)
-  optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
+  optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
   config = config_lib.resolve(micro_run.get_config().to_dict())
   other = checkpoints.Checkpoints(folder / 'other' / 'checkpoints', config)
   other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, lora=False))

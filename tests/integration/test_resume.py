@@ -30,6 +30,7 @@ from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training import step as step_lib
 from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.update import NonFiniteLossError, Updater
 from agent_gspo.workdir import checkpoints, disk, json_lines
 
@@ -517,6 +518,8 @@ def test_parameters_for_another_use(tmp_path):
 
 def test_updates_do_not_consume_what_the_state_was_made_of():
   params = {'a': {'kernel': jnp.ones(3)}}
-  state = state_lib.init(params, state_lib.make_optimizer(learning_rate=1.0, updates=1))
+  state = state_lib.init(
+    params, state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
+  )
   jax.tree.leaves(state.trainable)[0].delete()
   assert not params['a']['kernel'].is_deleted()

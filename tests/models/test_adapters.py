@@ -28,6 +28,7 @@ from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.update import Updater
 from agent_gspo.types import Question
 from agent_gspo.workdir import checkpoints
@@ -369,7 +370,7 @@ def test_a_frozen_adapter_does_not_move_and_rates_are_its_own():
   steps = {}
   for scale in (None, (1.0, 0.0, 0.25)):
     optimizer = state_lib.make_optimizer(
-      learning_rate=0.01, updates=9, weight_decay=0.1, adapter_scale=scale
+      LearnerOptions(learning_rate=0.01, weight_decay=0.1), updates=9, adapter_scale=scale
     )
     step = jax.jit(functools.partial(_step, optimizer))
     params, opt_state = start, optimizer.init(start)

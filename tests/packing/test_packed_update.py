@@ -17,6 +17,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.packing import train_batches
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.update import NonFiniteLossError, Updater
 
 _TEMPERATURE = 0.7
@@ -496,7 +497,8 @@ def test_lora_trains_adapters_towards_the_reference():
 def test_learning_rate_warms_up_and_decays(warmup):
   params = {('a', 'kernel'): np.ones((2, 2), np.float32)}
   optimizer = state_lib.make_optimizer(
-    learning_rate=0.1, updates=10, schedule='linear', warmup_updates=warmup, b1=0.0, b2=0.0
+    LearnerOptions(learning_rate=0.1, schedule='linear', warmup_updates=warmup, b1=0.0, b2=0.0),
+    updates=10,
   )
   update, opt_state = jax.jit(optimizer.update), optimizer.init(params)
   sizes = []
@@ -511,7 +513,7 @@ def test_learning_rate_warms_up_and_decays(warmup):
 def test_decay_is_for_matrices_and_the_norm_is_clipped():
   params = {'kernel': jnp.ones((2, 2)), 'scale': jnp.ones(2)}
   optimizer = state_lib.make_optimizer(
-    learning_rate=0.1, updates=10, weight_decay=0.5, grad_clip=1.0
+    LearnerOptions(learning_rate=0.1, weight_decay=0.5, grad_clip=1.0), updates=10
   )
   step, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
   np.testing.assert_allclose(step['kernel'], -0.05, rtol=1e-6)

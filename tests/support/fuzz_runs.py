@@ -21,6 +21,7 @@ from fuzzing import Case
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints, writers
 from launch import compare, report
 
@@ -28,7 +29,7 @@ from launch import compare, report
 
 
 def _state(value: float) -> state_lib.TrainState:
-  optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
+  optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
   params = {'a': {'lora_a': jnp.full((2, 3), value)}, 'b': {'kernel': jnp.full(4, value)}}
   return state_lib.init(params, optimizer, lora=True).replace(step=jnp.int32(1))
 

@@ -12,6 +12,7 @@ import micro_run
 import numpy as np
 
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints
 
 
@@ -23,7 +24,7 @@ def params(value: float) -> dict[str, dict[str, jnp.ndarray]]:
 
 def state(value: float, step: int = 0) -> state_lib.TrainState:
   """A state of few arrays, of which one is frozen."""
-  optimizer = state_lib.make_optimizer(learning_rate=1.0, updates=1)
+  optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
   made = state_lib.init(params(value), optimizer, lambda_tok=value, lora=True)
   # As after some steps: none of the optimiser's moments is 0.
   moments = jax.tree.map(
