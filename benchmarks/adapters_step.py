@@ -87,7 +87,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
   )
   optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1e-4), updates=100)
   updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
-  sampler = Sampler(config, max_new_tokens=_WRITTEN, row_tokens=_ROW)
+  sampler = Sampler(config, max_new_tokens=_WRITTEN, prefill_length=_ROW)
   params = init_params(config, jax.random.key(0))
   state = state_lib.init(params, optimizer, lora=True)
   agents, prompts = _prompts(options.agents)

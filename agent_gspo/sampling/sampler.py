@@ -77,7 +77,7 @@ class Sampler:
   Args:
     config: of the model whose parameters will be handed to `__call__`.
     max_new_tokens: longest message, in tokens.
-    row_tokens: columns of a prefill row; longer prompts get longer rows.
+    prefill_length: columns of a prefill row; longer prompts get longer rows.
     prefill_rows: rows that a device computes at a time.
     decode_rows: rows that it decodes together; their cache is most of the memory that sampling
       takes.
@@ -90,7 +90,7 @@ class Sampler:
     config: ModelConfig,
     *,
     max_new_tokens: int,
-    row_tokens: int = 512,
+    prefill_length: int = 512,
     prefill_rows: int = 2,
     decode_rows: int = 96,
     smallest_batch: int = 8,
@@ -98,7 +98,7 @@ class Sampler:
   ):
     self.config = config
     self.max_new_tokens = max_new_tokens
-    self.row_tokens = row_tokens
+    self.prefill_length = prefill_length
     self.prefill_rows = prefill_rows * placement.devices
     self.decode_rows = decode_rows * placement.devices
     # The devices divide every bucket evenly, those that are 1.5 times a power of two as well.
@@ -150,7 +150,7 @@ class Sampler:
     self._check(prompts, limits, temperature, adapters)
     longest = max(map(len, prompts))
     # Rows of different adapters share no prefix: the same tokens have other hidden states there.
-    tree = prefix_tree.pack(prompts, max(self.row_tokens, bucket(longest, 64)), keys=adapters)
+    tree = prefix_tree.pack(prompts, max(self.prefill_length, bucket(longest, 64)), keys=adapters)
     pool = self._fill_pool(params, tree, adapters is not None)
 
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)

@@ -177,7 +177,7 @@ def build(parts: config_lib.Parts) -> Setup:
     sampler=Sampler(
       model_config,
       max_new_tokens=parts.team.max_message_tokens,
-      row_tokens=config['sampler']['prefill_length'],
+      prefill_length=config['sampler']['prefill_length'],
       prefill_rows=config['sampler']['prefill_rows'],
       decode_rows=config['sampler']['decode_rows'],
       placement=placement,

@@ -66,7 +66,9 @@ found = {}
 for devices in (1, 3, 8):
   where = placement.make_placement(devices)
   # Few rows a device: several chunks, and rows that leave before the others end.
-  sampler = Sampler(tiny.CONFIG, max_new_tokens=8, row_tokens=64, decode_rows=8, placement=where)
+  sampler = Sampler(
+    tiny.CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where
+  )
   params = where.everywhere(tiny.params())
   samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
   found[devices] = {

@@ -178,7 +178,7 @@ def test_sequences_share_prefixes_within_a_key_only():
 
 @functools.cache
 def _sampler(config=_ALL) -> Sampler:
-  return Sampler(config, max_new_tokens=6, row_tokens=72)
+  return Sampler(config, max_new_tokens=6, prefill_length=72)
 
 
 @functools.cache

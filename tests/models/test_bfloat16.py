@@ -60,7 +60,7 @@ def test_sampler_and_trainer_differ_little():
   params = tiny.params(_CONFIG)
   rng = np.random.default_rng(1)
   prompts = [rng.integers(0, 300, 20 + n % 3).astype(np.int32) for n in range(16)]
-  found = Sampler(_CONFIG, max_new_tokens=24, row_tokens=128)(
+  found = Sampler(_CONFIG, max_new_tokens=24, prefill_length=128)(
     jax.tree.map(jnp.asarray, params),
     prompts,
     keys.row_keys(keys.stream(0, 'train'), np.arange(16)[:, None]),

@@ -32,7 +32,7 @@ _STOPS = (0, *range(4, 300, 5))
 
 @functools.cache
 def _sampler(**options: int) -> Sampler:
-  return Sampler(tiny.CONFIG, max_new_tokens=_NEW, row_tokens=112, **options)
+  return Sampler(tiny.CONFIG, max_new_tokens=_NEW, prefill_length=112, **options)
 
 
 @functools.cache
@@ -445,7 +445,7 @@ def test_greedy_smollm2_equals_transformers_generate(tmp_path):
   ]
   hf.export_hf(loaded.config, loaded.params, tmp_path, tokenizer)
   expected = _generate(tmp_path, prompts, tokenizer.eos_id, 24)
-  found = Sampler(loaded.config, max_new_tokens=24, row_tokens=128, smallest_batch=4)(
+  found = Sampler(loaded.config, max_new_tokens=24, prefill_length=128, smallest_batch=4)(
     loaded.params,
     prompts,
     keys.row_keys(keys.stream(0, 'eval'), np.c_[:3]),

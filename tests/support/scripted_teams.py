@@ -111,7 +111,7 @@ def model_policy() -> tuple[ModelPolicy, Tokenizer]:
   """A random model that speaks for teams of `numbers_tokenizer`; few shapes compile fast."""
   tokenizer = numbers_tokenizer(20)
   config = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
-  sampler = Sampler(config, max_new_tokens=6, row_tokens=768, prefill_rows=4, smallest_batch=96)
+  sampler = Sampler(config, max_new_tokens=6, prefill_length=768, prefill_rows=4, smallest_batch=96)
   params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
   return ModelPolicy(sampler, params, keys.stream(0, 'train'), step=3, temperature=1.0), tokenizer
 
