@@ -1,24 +1,64 @@
-"""What the documentation points at is there."""
+"""What the documentation points at is there: files by link, code by `path::symbol`."""
 
+import importlib
+import operator
 import pathlib
 import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_FILES = sorted([*ROOT.glob('docs/*.md'), ROOT / 'README.md', ROOT / 'benchmarks/README.md'])
+_FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), ROOT / 'benchmarks/README.md'])
+# What a short path is below, in this order.
+_BASES = ('.', 'agent_gspo', 'agent_gspo/algorithms', 'benchmarks')
+_EXAMPLES = {'agent_gspo/tasks/problems.py'}  # files that a reader is told to write
+
+_each_file = pytest.mark.parametrize('file', _FILES, ids=lambda f: str(f.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize('file', _FILES, ids=lambda f: f.name)
+@_each_file
 def test_links_lead_somewhere(file):
   links = re.findall(r'\]\(([^)#:]+)(#[^)]*)?\)', file.read_text())
   missing = [path for path, _ in links if not (file.parent / path).exists()]
   assert not missing
 
 
-def test_algorithms_are_where_the_table_says():
-  rows = re.findall(r'\.\./(\S+?\.py)#L(\d+)\) `(\w+)`', (ROOT / 'docs/algorithms.md').read_text())
-  assert len(rows) > 50
-  for path, line, name in rows:
-    text = (ROOT / path).read_text().splitlines()[int(line) - 1]
-    assert re.match(rf'(def|class) {name}\b', text), f'{path}:{line} is {text!r}, not {name}'
+@_each_file
+def test_files_that_are_named_exist(file):
+  named = re.findall(r'`([\w/]+/[\w/]*\.(?:py|md|json|yml))\b', file.read_text())
+  assert not [path for path in named if path not in _EXAMPLES and _find(path) is None]
+
+
+@_each_file
+def test_code_is_where_it_is_named(file):
+  """Of `path::symbol` the file exists and has the symbol, and a link leads to that file."""
+  for path, symbol, target in _symbols(file.read_text()):
+    found = _find(path)
+    assert found, f'{path}::{symbol}: no such file'
+    if target:
+      assert (file.parent / target).resolve() == found, f'{path}::{symbol} links to {target}'
+    module = importlib.import_module('.'.join(found.relative_to(ROOT).with_suffix('').parts))
+    try:
+      operator.attrgetter(symbol)(module)
+    except AttributeError as error:
+      raise AssertionError(f'{path}::{symbol}: {error}') from None
+
+
+def test_every_algorithm_is_named_with_its_code():
+  assert len(_symbols((ROOT / 'docs/algorithms.md').read_text())) > 50
+
+
+@_each_file
+def test_no_line_numbers(file):
+  assert not re.findall(r'\.py(?:#L|:)\d+', file.read_text())
+
+
+def _symbols(text: str) -> list[tuple[str, str, str]]:
+  """Path, symbol and the target of the link that it is the text of, '' without one."""
+  found = re.findall(r'`([\w/]+\.py)::([A-Za-z_][\w.]*\w)[^`]*`(?:\]\(([^)#]+)\))?', text)
+  return [(path, symbol, target) for path, symbol, target in found]
+
+
+def _find(path: str) -> pathlib.Path | None:
+  candidates = (ROOT / base / path for base in _BASES)
+  return next((file.resolve() for file in candidates if file.is_file()), None)
