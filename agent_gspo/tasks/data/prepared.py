@@ -72,7 +72,7 @@ def prepare_questions(
     cache_dir: folder for the files; made if need be.
 
   Raises:
-    whatever `read` raises; `OSError` if the folder cannot be written.
+    OSError: the folder cannot be written; what `read` raises comes through as well.
   """
   folder = pathlib.Path(cache_dir) / task
   builder = QuestionsBuilder(read=read, data_dir=folder)
@@ -93,6 +93,7 @@ def prepare_questions(
 def _stored(source: Sequence[Mapping[str, bytes]]) -> Sequence[Question]:
   def make(index: int) -> Question:
     record = source[index]
-    return Question(**{field: record[field].decode() for field in _FIELDS})
+    identifier, text, answer = (record[field].decode() for field in _FIELDS)
+    return Question(id=identifier, text=text, answer=answer)
 
   return LazyQuestions(len(source), make)

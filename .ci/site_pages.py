@@ -1,0 +1,83 @@
+"""Hook of mkdocs: pages from outside docs/, a reference page a room, links for both places.
+
+Documents link to files, as a forge shows them. In the site a link to a document leads to its page,
+one to a module of the package (its text `file.py::symbol` or not) to the docstring in the
+reference, and one to any other file (tests, configs) becomes plain text.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import posixpath
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PACKAGE = 'agent_gspo'
+_PAGES = {  # file of the repository -> page
+  'README.md': 'index.md',
+  'CONTRIBUTING.md': 'contributing.md',
+  'CHANGELOG.md': 'changelog.md',
+  'benchmarks/README.md': 'benchmarks.md',
+}
+_LINK = re.compile(r'(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]*)(?P<anchor>#[^)\s]*)?\)')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+  """Adds the documents outside docs/ and the reference."""
+  for source, page in _PAGES.items():
+    files.append(File.generated(config, page, content=(_ROOT / source).read_text('utf-8')))
+  rooms = {room: _modules(room) for room in _rooms()}
+  for room, modules in rooms.items():
+    text = ''.join(f'\n::: {module}\n' for module in modules)
+    files.append(File.generated(config, f'reference/{room}.md', content=f'# {room}\n{text}'))
+  listed = ''.join(f'- [{room}]({room}.md)\n' for room in rooms)
+  others = ''.join(f'\n::: {module}\n' for module in _single_modules())
+  index = f'# Reference\n\nFrom the docstrings, a page a room.\n\n{listed}{others}'
+  files.append(File.generated(config, 'reference/index.md', content=index))
+  return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+  """Points the links of a document at what the site has."""
+  here = page.file.src_uri
+  source = {page: file for file, page in _PAGES.items()}.get(here, f'docs/{here}')
+
+  def rewritten(match: re.Match[str]) -> str:
+    if not match['path'] or here.startswith('reference/'):
+      return match[0]
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match['path']))
+    if target in _PAGES or target.startswith('docs/'):
+      page = _PAGES.get(target, target.removeprefix('docs/'))
+      path = posixpath.relpath(page, posixpath.dirname(here) or '.')
+      return f'{match["image"]}[{match["text"]}]({path}{match["anchor"] or ""})'
+    if target.startswith(f'{_PACKAGE}/') and target.endswith('.py'):
+      symbol = re.search(r'::([\w.]+)', match['text'])
+      name = '.'.join(filter(None, [_module(pathlib.Path(target)), symbol and symbol[1]]))
+      return f'[{match["text"]}][{name}]'  # autorefs finds it, and a strict build fails where not
+    return match['text']
+
+  parts = re.split(r'(^```.*?^```$)', markdown, flags=re.DOTALL | re.MULTILINE)
+  return ''.join(p if p.startswith('```') else _LINK.sub(rewritten, p) for p in parts)
+
+
+def _rooms() -> list[str]:
+  return sorted(file.parent.name for file in (_ROOT / _PACKAGE).glob('*/__init__.py'))
+
+
+def _modules(room: str) -> list[str]:
+  """Its modules, and the package itself where it says something."""
+  files = sorted((_ROOT / _PACKAGE / room).rglob('*.py'))
+  return [_module(f.relative_to(_ROOT)) for f in files if f.read_text('utf-8').strip()]
+
+
+def _single_modules() -> list[str]:
+  files = sorted((_ROOT / _PACKAGE).glob('*.py'))
+  return [_module(f.relative_to(_ROOT)) for f in files if f.read_text('utf-8').strip()]
+
+
+def _module(file: pathlib.Path) -> str:
+  return '.'.join(file.with_suffix('').parts).removesuffix('.__init__')
