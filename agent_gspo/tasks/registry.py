@@ -73,8 +73,17 @@ def _task_class(name: str) -> type[Task]:
   if name not in _TASKS:
     raise ValueError(f'unknown task {name!r}{_hint(name, _TASKS)}')
   module, attribute = _TASKS[name]
-  # Imported on use: the relay task should not wait for the dataset libraries.
-  return getattr(importlib.import_module(module), attribute)
+  # Imported on use: the relay task should not wait for the dataset libraries, nor need them.
+  try:
+    return getattr(importlib.import_module(module), attribute)
+  except ModuleNotFoundError as error:
+    if (error.name or '').startswith(__package__.partition('.')[0]):
+      raise
+    raise ModuleNotFoundError(
+      f'task {name!r} needs {error.name}, which is not installed; it comes with the extra `data`: '
+      "pip install 'agent_gspo[data]'",
+      name=error.name,
+    ) from error
 
 
 def _hint(given: str, known) -> str:

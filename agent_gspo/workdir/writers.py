@@ -6,9 +6,12 @@ import json
 import pathlib
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_gspo.workdir import disk, json_lines, records
+
+if TYPE_CHECKING:
+  from agent_gspo.workdir import event_file
 
 _MARK = 'non_finite'
 
@@ -40,7 +43,7 @@ class RunWriter:
     self.workdir.mkdir(parents=True, exist_ok=True)
     self._wandb = _start_wandb(wandb_project, self.workdir) if wandb_project else None
     self._files: dict[str, disk.Appender] = {}
-    self._board = None
+    self._board: event_file.EventFile | None = None
     self._purge_step: int | None = None
     for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
       json_lines.drop_half_line(self.workdir / name)
@@ -142,7 +145,7 @@ class RunWriter:
     self._files[name].append(json.dumps(plain, allow_nan=False).encode() + b'\n')
     return plain
 
-  def _tensorboard(self):
+  def _tensorboard(self) -> event_file.EventFile:
     if self._board is None:
       from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
 
@@ -167,7 +170,7 @@ def _start_wandb(project: str, workdir: pathlib.Path):
   except ImportError as error:
     raise ImportError(
       f'wandb_project = {project!r}, but wandb cannot be imported ({error}): '
-      "`pip install wandb`, or set wandb_project to ''"
+      "pip install 'agent_gspo[wandb]', or set wandb_project to ''"
     ) from error
   # The id stands in the workdir, so that a resumed run continues the same W&B run.
   id_file = workdir / 'wandb_id.txt'

@@ -29,15 +29,22 @@ def ask(request: dict[str, str]) -> bool | str | None:
   with _lock:
     process = _running()
     try:
-      process.stdin.write(json.dumps(request) + '\n')
-      process.stdin.flush()
-      line = process.stdout.readline()
+      line = _reply(process, json.dumps(request))
     except BrokenPipeError:
       line = ''
     if line:
       return json.loads(line)
     _stop()
     return None
+
+
+def _reply(process: subprocess.Popen[str], line: str) -> str:
+  """The worker's answer to a line, '' if it has ended."""
+  assert process.stdin is not None
+  assert process.stdout is not None
+  process.stdin.write(line + '\n')
+  process.stdin.flush()
+  return process.stdout.readline()
 
 
 def _running() -> subprocess.Popen[str]:
@@ -52,13 +59,11 @@ def _running() -> subprocess.Popen[str]:
       encoding='utf-8',
     )
     _owner = os.getpid()
-    _process.stdin.write('{"expression": "1"}\n')
-    _process.stdin.flush()
-    if not _process.stdout.readline():
+    if not _reply(_process, '{"expression": "1"}'):
       _stop()
       raise RuntimeError(
         'the grader of mathematical expressions did not start (its error stands above); '
-        'is math-verify installed? `pip install -r requirements.txt`'
+        "is math-verify installed? It comes with the extra `data`: pip install 'agent_gspo[data]'"
       )
   return _process
 
@@ -68,6 +73,8 @@ def _stop() -> None:
   global _process
   if _process is not None and _owner == os.getpid():
     process, _process = _process, None
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.kill()
     with contextlib.suppress(BrokenPipeError):
       process.stdin.close()
