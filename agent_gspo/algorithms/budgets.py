@@ -122,7 +122,7 @@ def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> Budg
       lambda_min=options.lambda_min,
       **rule,
     )
-    state = state.replace(episode=trend, integral_tok=integral, lambda_tok=price)
+    state = dataclasses.replace(state, episode=trend, integral_tok=integral, lambda_tok=price)
   if options.budget_message:
     trend, integral, price = dual(
       state.message,
@@ -131,7 +131,9 @@ def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> Budg
       budget=options.message_limit,
       **rule,
     )
-    state = state.replace(message=trend, integral_message=integral, lambda_message=price)
+    state = dataclasses.replace(
+      state, message=trend, integral_message=integral, lambda_message=price
+    )
   return state
 
 
@@ -206,8 +208,8 @@ def observe(state: BudgetState, accuracy: chex.Numeric, decay: float) -> BudgetS
     decay * state.running_accuracy + (1 - decay) * accuracy,
   )
   best = jnp.maximum(state.best_accuracy, running)
-  return state.replace(
-    running_accuracy=running.astype(jnp.float32), best_accuracy=best.astype(jnp.float32)
+  return dataclasses.replace(
+    state, running_accuracy=running.astype(jnp.float32), best_accuracy=best.astype(jnp.float32)
   )
 
 
@@ -255,8 +257,10 @@ def accuracy_floor(
   share = jnp.where(wound_up, share, jnp.clip(share + eta * margin, 0.0, 1.0))
   highest = 1 / jnp.maximum(cost, 1 / lambda_max)
   price = jnp.clip(share + margin, 0.0, 1.0) * highest
-  return state.replace(
-    integral_tok=(share * lambda_max).astype(jnp.float32), lambda_tok=price.astype(jnp.float32)
+  return dataclasses.replace(
+    state,
+    integral_tok=(share * lambda_max).astype(jnp.float32),
+    lambda_tok=price.astype(jnp.float32),
   )
 
 

@@ -139,12 +139,14 @@ class Harness:
       missing = {q.id for q in part if self.answers.get(key, q.id) is None}
       if missing:
         others = {partners[q.id].id: partners[q.id] for q in part if partners}
-        others = [q for q in others.values() if q not in part]
-        found = self._ask([*part, *others], variant, policy, label)
+        beside = [q for q in others.values() if q not in part]
+        found = self._ask([*part, *beside], variant, policy, label)
         found = [{**record, 'variant': key} for record in found]
         self.answers.add([record for record in found if record['question_id'] in missing])
     self.note(f'{label}: {len(asked)} of {len(asked)} questions')
-    records = [self.answers.get(key, q.id) for q in asked]
+    answered = (self.answers.get(key, q.id) for q in asked)
+    records = [record for record in answered if record is not None]
+    assert len(records) == len(asked)
     head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
     figures = results.figures(records, variant.team.names, self.prices)
     return {**head, 'variant': key, **figures}, records

@@ -7,6 +7,7 @@ noise as in the team.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -33,11 +34,13 @@ class Muted:
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
     heard = [i for i, turn in enumerate(turns) if turn.agent not in self.agents]
-    said = self.policy([turns[i] for i in heard]) if heard else None
     out = _silence(turns)
+    if not heard:
+      return dataclasses.replace(out, prefill_positions=0)
+    said = self.policy([turns[i] for i in heard])
     for place, i in enumerate(heard):
       _copy(said, place, out, i)
-    return dataclasses.replace(out, prefill_positions=said.prefill_positions if said else 0)
+    return dataclasses.replace(out, prefill_positions=said.prefill_positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,7 @@ def run_all(
   rows, same = [], variants.itself(team)
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
-    probe = Probe(name, lambda policy, i=i: Muted(policy, (i,)))
+    probe = Probe(name, functools.partial(Muted, agents=(i,)))
     rows.append(value(loss(name, records, harness.run(name, same, probe=probe)[1]), agent))
   name = 'messages blanked'
   rows.append(loss(name, records, harness.run(name, variants.unheard(team))[1]))

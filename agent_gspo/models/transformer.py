@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
@@ -28,7 +29,7 @@ _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
 
 
-def _operand(x: jax.Array, dtype: str) -> jax.Array:
+def _operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
   """Float32 `x` rounded to `dtype`, in every program alike.
 
   XLA drops casts to bfloat16 and back where it fuses them away, in one program and not in
@@ -98,6 +99,7 @@ def _low_rank(
   """
   if a.ndim == 2:
     return _matmul(_matmul(x, a, dtype), b, dtype)
+  assert adapter is not None  # there are several: each token names its own
   own = adapter[..., None] == jnp.arange(a.shape[0]).reshape((1,) * adapter.ndim + (-1,))
   x, a, b = (_operand(v, dtype) for v in (x, a, b))
   channels = jnp.einsum('...i,nir->...nr', x, a, preferred_element_type=jnp.float32)

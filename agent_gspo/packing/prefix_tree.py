@@ -59,7 +59,7 @@ def pack(
   row_tokens: int,
   loads: Sequence[int] | None = None,
   max_load: int = 0,
-  keys: Sequence[int] | None = None,
+  keys: Sequence[int] | np.ndarray | None = None,
 ) -> TokenTree:
   """Packs `N` non-empty int sequences into rows of `row_tokens` columns.
 
@@ -93,13 +93,13 @@ def pack(
   row_keys: list[list[int]] = []
   row = np.zeros(len(sequences), np.int32)
   columns: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sequences)
-  previous, load = None, 0
+  previous, load = -1, 0
   for n in order:
     sequence = np.asarray(sequences[n])
-    stranger = previous is None or keys[previous] != keys[n]
+    stranger = previous < 0 or keys[previous] != keys[n]
     shared = 0 if stranger else shared_prefix(sequences[previous], sequence)
     load += loads[n]
-    full = previous is None or len(rows[-1]) + len(sequence) - shared > row_tokens
+    full = previous < 0 or len(rows[-1]) + len(sequence) - shared > row_tokens
     if full or load > max_load > 0:
       rows.append([])
       depths.append([])

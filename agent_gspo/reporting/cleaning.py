@@ -50,7 +50,7 @@ def transcript(record: Mapping[str, Any]) -> Cleaned:
   return kept, odd
 
 
-def config(record: Mapping[str, Any]) -> Cleaned:
+def config(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
   """The contents of `config.json`."""
   return _fields(record, {}, _plain)
 

@@ -188,7 +188,7 @@ def _length(items: list[tuple[str, str]]) -> int:
 
 
 def _wrapped(items: list[tuple[str, str]], space: int) -> list[list[tuple[str, str]]]:
-  rows = [[]]
+  rows: list[list[tuple[str, str]]] = [[]]
   for item in items:
     if rows[-1] and _length([*rows[-1], item]) > space:
       rows.append([])

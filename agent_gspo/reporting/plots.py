@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from agent_gspo.reporting import formatting
 from agent_gspo.workdir import records
 
 _COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
-_PANELS = (
+_Style = Literal['-', '--', ':']
+_Panel = tuple[str, tuple[tuple[str, _Style, str], ...], int]  # title, (key, style, name), scale
+
+_PANELS: tuple[_Panel, ...] = (
   ('accuracy', (('task/accuracy', '-', ''),), 100),
   ('tokens written a question', (('tokens/written_per_question', '-', ''),), 1),
   (
@@ -24,7 +27,7 @@ _PANELS = (
     100,
   ),
 )
-_PRICE = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
+_PRICE: _Panel = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
 
 
 def learning_curves(
@@ -64,7 +67,7 @@ def learning_curves(
   panels = (*_PANELS, _PRICE) if controlled else _PANELS
   picture = figure.Figure(figsize=(4 * len(panels), 3.6), layout='constrained')
   backend_agg.FigureCanvasAgg(picture)
-  styles_used = set()
+  styles_used: set[tuple[_Style, str]] = set()
   for axes, (title, curves, scale) in zip(picture.subplots(1, len(panels)), panels, strict=True):
     axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
     axes.set_xlabel('step')
@@ -144,9 +147,9 @@ def frontier(
     trained = setting['trained']
     points = zip(trained['tokens/written_per_question'], trained['task/accuracy'], strict=True)
     _seeds(axes, list(points), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
-  for name, points in (references or {}).items():
-    x, share = np.mean(points, axis=0)
-    _seeds(axes, points, None, 'x', '#666')
+  for name, seeds in (references or {}).items():
+    x, share = np.mean(seeds, axis=0)
+    _seeds(axes, seeds, None, 'x', '#666')
     axes.annotate(name, (x, 100 * share), (6, 5), textcoords='offset points', fontsize=8)
   axes.set_xlabel('tokens written a question')
   axes.set_ylabel('accuracy')
@@ -180,7 +183,7 @@ def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: 
 
 
 def across_runs(
-  runs: Sequence[Sequence[Mapping[str, object]]], key: str, smoothing: int = 1
+  runs: Sequence[Sequence[Mapping[str, Any]]], key: str, smoothing: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Puts one metric of several runs together, step by step.
 
@@ -194,11 +197,13 @@ def across_runs(
   """
   by_step: dict[float, list[float]] = {}
   for metrics in runs:
-    points = [(m['step'], formatting.finite(m.get(key))) for m in metrics]
-    points = [(step, value) for step, value in points if value is not None]
+    read = ((m['step'], formatting.finite(m.get(key))) for m in metrics)
+    points = [(step, value) for step, value in read if value is not None]
     for i, (step, _) in enumerate(points):
       window = [value for _, value in points[max(0, i - smoothing + 1) : i + 1]]
       by_step.setdefault(step, []).append(sum(window) / len(window))
   steps = sorted(by_step)
-  columns = [[f(by_step[s]) for s in steps] for f in (min, lambda v: sum(v) / len(v), max)]
-  return (np.array(steps), *(np.array(column) for column in columns))
+  low, mean, high = (
+    np.array([f(by_step[s]) for s in steps]) for f in (min, lambda v: sum(v) / len(v), max)
+  )
+  return np.array(steps), low, mean, high

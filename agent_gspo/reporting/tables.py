@@ -13,6 +13,7 @@ from rich.table import Table
 from agent_gspo.reporting import formatting
 
 _Write = Callable[[Any], str]
+_Value = Callable[[Any], Any]
 
 
 def closing_table(
@@ -74,7 +75,7 @@ def _figures(
   if with_change:
     table.add_column('change', justify='right', vertical='bottom', no_wrap=True)
 
-  def add(name: str, write: _Write, value: _Write, change: Callable[[Any, Any], str]) -> None:
+  def add(name: str, write: _Write, value: _Value, change: Callable[[Any, Any], str]) -> None:
     cells = [write(record) for record in shown]
     if with_change:
       cells[1:-1] = [cell.partition(' [')[0] for cell in cells[1:-1]]
@@ -119,7 +120,7 @@ def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
   return ', '.join(parts)
 
 
-def _share(key: str) -> tuple[_Write, _Write]:
+def _share(key: str) -> tuple[_Write, _Value]:
   def write(record: Mapping[str, Any]) -> str:
     text = formatting.percent(record.get(key))
     low, high = (formatting.finite(record.get(f'{key}_{end}')) for end in ('low', 'high'))
@@ -128,7 +129,7 @@ def _share(key: str) -> tuple[_Write, _Write]:
   return write, lambda record: record.get(key)
 
 
-def _amount(key: str, decimals: int) -> tuple[_Write, _Write]:
+def _amount(key: str, decimals: int) -> tuple[_Write, _Value]:
   def write(record: Mapping[str, Any]) -> str:
     text = formatting.fixed(record.get(key), decimals)
     low, high = (formatting.fixed(record.get(f'{key}_{end}'), decimals) for end in ('low', 'high'))
@@ -137,14 +138,14 @@ def _amount(key: str, decimals: int) -> tuple[_Write, _Write]:
   return write, lambda record: record.get(key)
 
 
-def _agent_share(name: str, key: str) -> tuple[_Write, _Write]:
+def _agent_share(name: str, key: str) -> tuple[_Write, _Value]:
   return (
     lambda record: formatting.percent(_agent(record, name).get(key)),
     lambda record: _agent(record, name).get(key),
   )
 
 
-def _agent_pair(name: str) -> tuple[_Write, _Write]:
+def _agent_pair(name: str) -> tuple[_Write, _Value]:
   def value(record: Mapping[str, Any]) -> tuple[Any, Any]:
     agent = _agent(record, name)
     return agent.get('silence_rate_relevant'), agent.get('silence_rate_irrelevant')
@@ -152,7 +153,7 @@ def _agent_pair(name: str) -> tuple[_Write, _Write]:
   return lambda record: ' / '.join(map(formatting.percent, value(record))), value
 
 
-def _agent_amount(name: str, key: str) -> tuple[_Write, _Write]:
+def _agent_amount(name: str, key: str) -> tuple[_Write, _Value]:
   return (
     lambda record: formatting.fixed(_agent(record, name).get(key), 1),
     lambda record: _agent(record, name).get(key),

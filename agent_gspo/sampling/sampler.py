@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import chex
 import jax
@@ -105,7 +106,8 @@ class Sampler:
     self.smallest_batch = math.lcm(smallest_batch, 2 * placement.devices)
     self.placement = placement
     model, whole, cut = Transformer(config), placement.whole, placement.cut
-    state = _Decoding(**{f.name: cut for f in dataclasses.fields(_Decoding)}).replace(t=whole)
+    shardings: dict[str, Any] = {f.name: cut for f in dataclasses.fields(_Decoding)}
+    state = _Decoding(**(shardings | {'t': whole}))
     jit = jax.jit
     self._prefill = jit(functools.partial(_prefill, model), donate_argnums=1, out_shardings=whole)
     self._start = jit(functools.partial(_start, model), static_argnums=3, out_shardings=state)
@@ -116,7 +118,8 @@ class Sampler:
 
   def compilations(self) -> int:
     """Number of programs that this sampler has compiled so far."""
-    jitted = (self._prefill, self._start, self._decode, self._keep, self._take)
+    # Any: their types do not tell of the count.
+    jitted: tuple[Any, ...] = (self._prefill, self._start, self._decode, self._keep, self._take)
     return sum(f._cache_size() for f in jitted)
 
   def __call__(
@@ -213,10 +216,12 @@ class Sampler:
       kept[: live.size] = live
       # Layer by layer, each old one let go: there are never two whole caches.
       cache = list(state.cache)
-      state = self._keep(state.replace(cache=()), kept, np.arange(kept.size) < live.size)
+      state = self._keep(
+        dataclasses.replace(state, cache=()), kept, np.arange(kept.size) < live.size
+      )
       for i in range(len(cache)):
         cache[i] = self._take(cache[i], kept)
-      state = state.replace(cache=tuple(cache))
+      state = dataclasses.replace(state, cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
     if temperature < 0:
@@ -258,8 +263,8 @@ class Sampler:
     pool = self.placement.everywhere(pool)
     for first in range(0, len(tree.tokens), step):
       rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
-      inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows])
-      inputs += (tree.keys[rows] if adapted else None,)
+      adapter = tree.keys[rows] if adapted else None
+      inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows], adapter)
       pool = self._prefill(params, pool, self.placement.by_rows(inputs), first)
     return pool
 
@@ -348,7 +353,7 @@ def _decode(model, params, state: _Decoding, control) -> _Decoding:
       columns + at,
       None if state.adapter is None else state.adapter[:, None],
     )
-    state = state.replace(cache=cache, seen=seen)
+    state = dataclasses.replace(state, cache=cache, seen=seen)
     return _write(model, params, state, hidden[:, 0], temperature, stops)
 
   return jax.lax.while_loop(more, step, state)
@@ -357,7 +362,7 @@ def _decode(model, params, state: _Decoding, control) -> _Decoding:
 def _keep_rows(state: _Decoding, kept, real) -> _Decoding:
   """The decode state of the rows `kept`, of which those not `real` are padding."""
   state = jax.tree.map(lambda x: x[kept] if x.ndim else x, state)
-  return state.replace(live=state.live & real)
+  return dataclasses.replace(state, live=state.live & real)
 
 
 def _take_rows(layer, kept):

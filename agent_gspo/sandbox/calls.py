@@ -16,7 +16,7 @@ import types
 
 _MAX_BYTES = 1 << 24
 _MAX_ITEMS = 1_000_000
-_ATOMS = {int: int.__int__, float: float.__float__, str: str.__str__, bytes: bytes.__bytes__}
+_ATOMS: dict = {int: int.__int__, float: float.__float__, str: str.__str__, bytes: bytes.__bytes__}
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -113,7 +113,7 @@ def examine(setup, tests, name, peer):
       raise RuntimeError(value)
     return iter(value) if kind == 'iterable' else value
 
-  namespace = {'__name__': 'tests'}
+  namespace: dict = {'__name__': 'tests'}
   exec(compile(setup, '<setup>', 'exec'), namespace)
   namespace[name] = remote
   exec(compile(tests, '<tests>', 'exec'), namespace)

@@ -125,7 +125,7 @@ def main() -> None:
   os.dup2(nothing, 0)
   os.close(nothing)
   try:
-    status = {'layers': confine(spec)}
+    status: dict[str, object] = {'layers': confine(spec)}
   except OSError as error:
     status = {'error': str(error)}
   os.write(spec['status'], json.dumps(status).encode())
@@ -133,7 +133,7 @@ def main() -> None:
   if 'error' in status:
     os._exit(1)
   module = types.ModuleType('program')
-  module.PEER = spec['peer']
+  vars(module)['PEER'] = spec['peer']
   sys.modules['program'] = module
   exec(compile(spec['program'], '<program>', 'exec'), module.__dict__)
 

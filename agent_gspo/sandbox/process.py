@@ -78,7 +78,10 @@ class Process:
   def __init__(self, popen: subprocess.Popen, status: int, scratch: str):
     self.popen = popen
     self.scratch = scratch
-    descriptors = (status, popen.stdout.fileno(), popen.stderr.fileno())
+    assert popen.stdout is not None
+    assert popen.stderr is not None
+    self._stdout, self._stderr = popen.stdout.fileno(), popen.stderr.fileno()
+    descriptors = (status, self._stdout, self._stderr)
     self.output = {descriptor: bytearray() for descriptor in descriptors}
     self.status = status
     self.killed = False
@@ -96,11 +99,11 @@ class Process:
 
   def stdout(self) -> bytes:
     """Its standard output so far."""
-    return bytes(self.output[self.popen.stdout.fileno()])
+    return bytes(self.output[self._stdout])
 
   def stderr(self) -> bytes:
     """Its standard error so far."""
-    return bytes(self.output[self.popen.stderr.fileno()])
+    return bytes(self.output[self._stderr])
 
   def layers(self) -> dict[str, str]:
     """The layers that it locked itself in with; empty if it was killed before it could."""
@@ -156,6 +159,9 @@ def start(program: str, limits: Limits, peer: tuple[int, int] = (-1, -1)) -> Ite
       )
     finally:
       os.close(status_end)
+    assert popen.stdin is not None
+    assert popen.stdout is not None
+    assert popen.stderr is not None
     stack.enter_context(contextlib.closing(popen.stdout))
     stack.enter_context(contextlib.closing(popen.stderr))
     process = Process(popen, status, scratch)
@@ -232,7 +238,7 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
 
 def _activity(processes: Sequence[Process]) -> tuple[str | int, ...]:
   """What changes when a process gets on; empty if one could get on but is kept waiting."""
-  found = []
+  found: list[str | int] = []
   for process in processes:
     try:
       stat = pathlib.Path(f'/proc/{process.popen.pid}/stat').read_text(encoding='utf-8')

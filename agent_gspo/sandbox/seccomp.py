@@ -145,12 +145,14 @@ def filter_program(machine: str) -> bytes:
     (_LOAD, 0, 0, 0),
   ]
   for numbers in _CALLS.values():
-    if numbers[column] is not None:
-      code += [(_JUMP_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ALLOW)]
+    number = numbers[column]
+    if number is not None:
+      code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
   for call in _CHECKED:
-    if call.numbers[column] is not None:
+    number = call.numbers[column]
+    if number is not None:
       checks = _argument_checks(call)
-      code += [(_JUMP_EQUAL, 0, len(checks), call.numbers[column]), *checks]
+      code += [(_JUMP_EQUAL, 0, len(checks), number), *checks]
   code.append((_RETURN, 0, 0, _REFUSE))
   return b''.join(struct.pack('<HBBI', *instruction) for instruction in code)
 

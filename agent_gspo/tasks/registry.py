@@ -81,7 +81,7 @@ def _task_class(name: str) -> type[Task]:
       raise
     raise ModuleNotFoundError(
       f'task {name!r} needs {error.name}, which is not installed; it comes with the extra `data`: '
-      "pip install 'agent_gspo[data]'",
+      "pip install '.[data]' in the repository",
       name=error.name,
     ) from error
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Episode, Message, Question, RolloutBatch
 
 
 def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
   """One rollout of all questions, in the order given; all of one team."""
-  questions, episodes, messages = [], [], []
+  questions: list[Question] = []
+  episodes: list[Episode] = []
+  messages: list[Message] = []
   for batch in batches:
     messages += [dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages]
     episodes += [

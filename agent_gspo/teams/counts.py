@@ -74,7 +74,7 @@ class Ledger:
 
   def agents(self) -> list[dict[str, float | str | None]]:
     """A row an agent: tokens a question and silence, for tables and `eval.jsonl`."""
-    rows = []
+    rows: list[dict[str, float | str | None]] = []
     for index, name in enumerate(self.agent_names):
       own = self.agent == index
       rows.append(

@@ -92,7 +92,8 @@ class ModelPolicy:
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, turn in enumerate(turns):
       groups.setdefault(turn.stop_ids, []).append(i)
-    token_ids, logprobs = [None] * len(turns), [None] * len(turns)
+    token_ids: list[np.ndarray] = [np.zeros(0, np.int32)] * len(turns)
+    logprobs: list[np.ndarray] = [np.zeros(0, np.float32)] * len(turns)
     ended, positions = np.zeros(len(turns), bool), 0
     for members in groups.values():
       part = self([turns[i] for i in members])

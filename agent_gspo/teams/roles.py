@@ -88,12 +88,12 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
 def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
   """The fields that a template fills in, all of them known and without a format of their own."""
   try:
-    parsed = [piece for piece in string.Formatter().parse(template) if piece[1] is not None]
+    parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     raise ValueError(
       f'{where}={template!r} is no template: {error}. A brace that is meant is written twice.'
     ) from None
-  fields = [field for _, field, _, _ in parsed]
+  fields = [field for _, field, _, _ in parsed if field is not None]
   formats = [f':{form}' if form else f'!{kind}' for _, _, form, kind in parsed if form or kind]
   strange = sorted(set(fields) - known) + formats
   if strange:

@@ -125,7 +125,8 @@ def make_team(section: Mapping[str, Any]) -> Team:
 
 def _unique_names(members: Sequence[str]) -> tuple[str, ...]:
   """'solver' stays 'solver'; several 'informant' become 'informant1', 'informant2', ..."""
-  total, seen, names = collections.Counter(members), collections.Counter(), []
+  seen: collections.Counter[str] = collections.Counter()
+  total, names = collections.Counter(members), []
   for member in members:
     seen[member] += 1
     names.append(member if total[member] == 1 else f'{member}{seen[member]}')

@@ -81,7 +81,7 @@ class Checkpoints:
     self._directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = step_folders.newest_intact(self._directory)
     if self.latest_step is not None:
-      free = _FREE
+      free: tuple[str, ...] = _FREE
       # The learning rate, or what is kept of the samples, depends on the end.
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
@@ -140,11 +140,12 @@ class Checkpoints:
           state=ocp.args.StandardRestore(_abstract(rest)),
         ),
       )
-    without = like.replace(trainable={}, frozen={})
+    without = dataclasses.replace(like, trainable={}, frozen={})
     state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
     for step in self.damaged:
       step_folders.set_aside(self._directory, step)
-    return state.replace(
+    return dataclasses.replace(
+      state,
       trainable={path: restored.params['/'.join(path)] for path in like.trainable},
       frozen={path: restored.params['/'.join(path)] for path in like.frozen},
     )
@@ -235,7 +236,9 @@ def _is_worth_showing(record: logging.LogRecord) -> bool:
 def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
   """Parameters and the rest, under names that do not depend on classes of libraries."""
   params = {'/'.join(path): leaf for path, leaf in {**state.trainable, **state.frozen}.items()}
-  leaves = jax.tree_util.tree_flatten_with_path(state.replace(trainable={}, frozen={}))[0]
+  leaves = jax.tree_util.tree_flatten_with_path(
+    dataclasses.replace(state, trainable={}, frozen={})
+  )[0]
   rest = {f'{i:05d}{jax.tree_util.keystr(path)}': leaf for i, (path, leaf) in enumerate(leaves)}
   return params, rest
 

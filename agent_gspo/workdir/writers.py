@@ -170,7 +170,7 @@ def _start_wandb(project: str, workdir: pathlib.Path):
   except ImportError as error:
     raise ImportError(
       f'wandb_project = {project!r}, but wandb cannot be imported ({error}): '
-      "pip install 'agent_gspo[wandb]', or set wandb_project to ''"
+      "pip install '.[wandb]', or set wandb_project to ''"
     ) from error
   # The id stands in the workdir, so that a resumed run continues the same W&B run.
   id_file = workdir / 'wandb_id.txt'

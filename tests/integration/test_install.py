@@ -40,7 +40,7 @@ def test_a_run_needs_no_extra_and_a_benchmark_names_its_own():
   )
   assert done.returncode == 0, done.stderr
   assert "task 'gsm8k' needs tensorflow_datasets" in done.stdout
-  assert "pip install 'agent_gspo[data]'" in done.stdout
+  assert "pip install '.[data]'" in done.stdout
 
 
 def test_hooks_have_the_version_of_the_linter_that_ci_has():

@@ -7,6 +7,7 @@ defaults. To add one, write the function and a line in `ADVANTAGES`.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,7 +87,7 @@ def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: An
     raise ValueError(f'costs={costs!r} is unknown; use one of {", ".join(COSTS)}.')
   if costs == 'inside':
     return _estimate(credit, name, options)
-  free = _estimate(credit.replace(costs=jnp.zeros_like(credit.costs)), name, options)
+  free = _estimate(dataclasses.replace(credit, costs=jnp.zeros_like(credit.costs)), name, options)
   price = centred(credit.costs, credit.groups)
   back = (free.values == 0) & (jnp.abs(price) > 1e-9)  # equal costs leave rounding errors
   return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
@@ -116,9 +117,10 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def _check(credit: Credit) -> None:
-  columns = {k: v for k, v in credit.items() if v is not None and k != 'history'}
-  chex.assert_rank(list(columns.values()), 1)
-  chex.assert_equal_shape(list(columns.values()))
+  values = (getattr(credit, f.name) for f in dataclasses.fields(credit) if f.name != 'history')
+  columns = [value for value in values if value is not None]
+  chex.assert_rank(columns, 1)
+  chex.assert_equal_shape(columns)
   chex.assert_type([credit.task, credit.costs], float)
   if credit.history is not None:
     chex.assert_shape(credit.history, (None, len(credit.task)))

@@ -95,9 +95,9 @@ def hgpo(
     values.append(group_std(rewards, level, std_floor=std_floor, eps=eps))
     # Ties leave rounding errors, which are not a signal.
     weights.append(jnp.where(jnp.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
-  values, weights = jnp.stack(values), jnp.stack(weights)
-  whole = jnp.sum(weights, axis=0)
-  return jnp.sum(weights * values, axis=0) / jnp.where(whole > 0, whole, 1.0)
+  weight = jnp.stack(weights)
+  whole = jnp.sum(weight, axis=0)
+  return jnp.sum(weight * jnp.stack(values), axis=0) / jnp.where(whole > 0, whole, 1.0)
 
 
 def salt(

@@ -257,10 +257,10 @@ def make(
     raise ValueError(f'objective {name!r} has no option {unknown[0]!r}; it takes {takes}.')
   if missing := [k for k, default in known.items() if default is None and k not in options]:
     raise ValueError(f'objective {name!r} needs option {missing[0]!r}.')
-  bound = functools.partial(OBJECTIVES[name], **options)
+  objective = OBJECTIVES[name]
   if opsm_threshold is None:
-    return bound
-  return lambda x: bound(masks.opsm(x, threshold=opsm_threshold))
+    return lambda x: objective(x, **options)
+  return lambda x: objective(masks.opsm(x, threshold=opsm_threshold), **options)
 
 
 def from_config(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from agent_gspo.algorithms.objectives import ratios
@@ -21,4 +23,4 @@ def opsm(x: PackedTokens, *, threshold: float = 0.5) -> PackedTokens:
     threshold: nats a token.
   """
   stale = (x.advantages < 0) & (ratios.of_sequences(x) < -threshold)
-  return x.replace(advantages=jnp.where(stale, 0.0, x.advantages))
+  return dataclasses.replace(x, advantages=jnp.where(stale, 0.0, x.advantages))

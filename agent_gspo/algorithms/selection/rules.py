@@ -6,6 +6,7 @@ resumed run makes the same ones.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import chex
@@ -58,7 +59,7 @@ def choose(
   if count > free.sum():
     raise ValueError(f'cannot choose {count} different questions of {free.sum()}.')
   chosen = SELECTIONS[name](state, free, count, seed)
-  return chosen, state.replace(drawn=state.drawn + count)
+  return chosen, dataclasses.replace(state, drawn=state.drawn + count)
 
 
 def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -108,7 +109,7 @@ def observe(
   else:
     rho = posterior_lib.spo_decay(divergence)
     new = posterior_lib.observe_spo(state.posterior, question, task, rho=rho)
-  return state.replace(posterior=new)
+  return dataclasses.replace(state, posterior=new)
 
 
 def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:

@@ -186,7 +186,7 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
   if fields.whole('rope.dimension_count', head_dim) != head_dim:
     raise ValueError(f'{where}: partial rotary embeddings are not supported.')
   eps = np.float32(fields.number('attention.layer_norm_rms_epsilon', high=1.0))
-  shape = {
+  shape: dict[str, Any] = {
     'vocab_size': len(tokens),
     'num_layers': fields.whole('block_count', high=MAX_LAYERS),
     'embed_dim': width,

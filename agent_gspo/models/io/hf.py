@@ -177,7 +177,7 @@ def export_hf(
   for old in (*folder.glob('model*.safetensors'), folder / _INDEX):
     old.unlink(missing_ok=True)
   shards = list(_shards(rows, max_shard_bytes))
-  weight_map = {}
+  weight_map: dict[str, str] = {}
   for i, shard in enumerate(shards):
     file = _SINGLE if len(shards) == 1 else f'model-{i + 1:05}-of-{len(shards):05}.safetensors'
     tensors = {row.hf: _to_hf(row, flat[row.ours]) for row in shard}
@@ -214,7 +214,8 @@ def _bytes(row: tensor_names.Name) -> int:
 
 
 def _shards(rows: Iterable[tensor_names.Name], limit: int) -> Iterator[list[tensor_names.Name]]:
-  shard, size = [], 0
+  shard: list[tensor_names.Name] = []
+  size = 0
   for row in rows:
     if shard and size + _bytes(row) > limit:
       yield shard

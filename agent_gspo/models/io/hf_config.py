@@ -43,7 +43,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   _refuse(fields, family)
   theta, scaling = _rope(fields)
   heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
-  shape = {
+  shape: dict[str, Any] = {
     'vocab_size': fields.whole('vocab_size'),
     'num_layers': fields.whole('num_hidden_layers', high=MAX_LAYERS),
     'embed_dim': width,

@@ -46,12 +46,16 @@ class Tokenizer:
     self.backend = backend
     self.chat_template = chat_template
     self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or eos_token), strict=True))
-    ids = {}
+    ids: dict[str, int] = {}
     for name, token in self._names.items():
-      ids[name] = None if token is None else backend.token_to_id(token)
-      if token is not None and ids[name] is None:
+      if token is None:
+        continue
+      found = backend.token_to_id(token)
+      if found is None:
         raise ValueError(f'{name}={token!r} is not in the vocabulary of the tokenizer.')
-    self.bos_id, self.eos_id, self.pad_id = (ids[name] for name in _SPECIAL)
+      ids[name] = found
+    self.bos_id = ids.get('bos_token')
+    self.eos_id, self.pad_id = ids['eos_token'], ids['pad_token']
     # Its vocabulary has no token for what it does not know, as that of a pretrained one has.
     self.is_word_level = isinstance(backend.model, tokenizers.models.WordPiece) and (
       backend.token_to_id(backend.model.unk_token) is None
@@ -82,12 +86,13 @@ class Tokenizer:
       candidates = [_special(fields, name) for fields in sources]
       candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
       names[name] = next((token for token in candidates if token is not None), None)
-    if names['eos_token'] is None:
+    bos, eos, pad = (names[name] for name in _SPECIAL)
+    if eos is None:
       raise ValueError(
         f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
         'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
       )
-    return _named(folder, lambda: cls(backend, chat_template=_template(folder, config), **names))
+    return _named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config)))
 
   @classmethod
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:

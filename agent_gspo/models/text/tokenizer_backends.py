@@ -88,8 +88,9 @@ def bpe_from_gguf(
   if len(vocab) < len(used):
     twice = next(t for t, i in used if vocab[t] != i)
     raise ValueError(f'{where}: {prefix}tokens holds {shown(twice)} twice; the file is damaged.')
-  merges = [tuple(merge.split(' ')) for merge in _texts(fields, 'merges')]
+  texts = _texts(fields, 'merges')
   _check_merges(vocab, fields, 'merges')
+  merges = [(left, right) for left, _, right in (text.partition(' ') for text in texts)]
   backend = _guarded(
     lambda: tokenizers.Tokenizer(
       models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')

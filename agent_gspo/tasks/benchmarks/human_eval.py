@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import gzip
 import hashlib
 import json
@@ -17,18 +18,16 @@ from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.grading import legacy_graders
 from agent_gspo.types import Question
 
-_REPOSITORY = {'repository': 'openai/human-eval', 'commit': '6d43fb9'}
-_PLAIN = sources.Source(
+_source = functools.partial(sources.Source, repository='openai/human-eval', commit='6d43fb9')
+_PLAIN = _source(
   path='humaneval/data/HumanEval.jsonl',
   remote_path='data/HumanEval.jsonl',
   sha256='1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2',
-  **_REPOSITORY,
 )
-_PACKED = sources.Source(  # The repository has the file in this form only.
+_PACKED = _source(  # The repository has the file in this form only.
   path='humaneval/data/HumanEval.jsonl.gz',
   remote_path='data/HumanEval.jsonl.gz',
   sha256='b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef',
-  **_REPOSITORY,
 )
 
 _FENCE = re.compile(r'^[^\n`~]*(```+|~~~+)[^\n`]*\n(.*?)(?:^ *\1|\Z)', re.DOTALL | re.MULTILINE)

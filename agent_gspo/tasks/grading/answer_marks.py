@@ -77,8 +77,9 @@ def conclusion(passage: str, items: Sequence[tuple[int, int]]) -> str | None:
   if so is None or items[-1][0] < so.end():
     return None
   listed = [item for item in items if item[1] <= so.start()]
-  joins = [_JOIN.search(passage[left[1] : right[0]]) for left, right in itertools.pairwise(listed)]
-  if not joins or not all(joins):
+  gaps = [passage[left[1] : right[0]] for left, right in itertools.pairwise(listed)]
+  joins = [join for gap in gaps if (join := _JOIN.search(gap))]
+  if not joins or len(joins) < len(gaps):
     return None
   answered = not joins[-1]['operator'] and not any(join['list'] for join in joins)
   return None if answered else passage[so.end() :]

@@ -130,7 +130,7 @@ def _candidates(text: str) -> Iterator[str | None]:
     alone = _ALONE.match(line)
     yield alone[1].upper() if alone else None
   opening = _OPENING.match(text)
-  if opening and not _OTHER.match(text, opening.end(opening.lastindex)):
+  if opening and not _OTHER.match(text, opening.end(opening.lastindex or 0)):
     listed = {_group(match).upper() for match in _LISTED.finditer(text)}
     yield _group(opening).upper() if len(listed) < 2 else None
   yield _only(text)

@@ -63,7 +63,7 @@ def _running() -> subprocess.Popen[str]:
       _stop()
       raise RuntimeError(
         'the grader of mathematical expressions did not start (its error stands above); '
-        "is math-verify installed? It comes with the extra `data`: pip install 'agent_gspo[data]'"
+        "is math-verify installed? It comes with the extra `data`: pip install '.[data]'"
       )
   return _process
 

@@ -117,7 +117,7 @@ def solver_message(
     over the answers that the delivered facts leave open.
 
   Raises:
-    ValueError: if `delivered` has not one entry an informant.
+    ValueError: if `delivered` has not one entry an informant, or a needed note states no fact.
   """
   if len(delivered) != len(question.notes):
     raise ValueError(
@@ -128,7 +128,10 @@ def solver_message(
   for note, relevant, message in zip(question.notes, question.relevant, delivered, strict=True):
     if not relevant:
       continue
-    owner, count, _ = parse_fact(note)
+    fact = parse_fact(note)
+    if fact is None:
+      raise ValueError(f'note {note!r} is needed, but states no fact')
+    owner, count, _ = fact
     words = message.replace(',', ' ').replace('.', ' ').split()
     if owner in words and str(count) in words:
       known.append(count)

@@ -103,13 +103,13 @@ class RelayTask(base.Task):
         raise ValueError(f'relay: {field}={value!r} must be an integer from {least} to {most}')
     if isinstance(seed, bool) or not isinstance(seed, int):
       raise ValueError(f'relay: seed={seed!r} must be an integer')
-    for field, value, known in (
+    for field, name, known in (
       ('operation', operation, OPERATIONS),
       ('irrelevant_notes', irrelevant_notes, IRRELEVANT_NOTES),
       ('text_style', text_style, TEXT_STYLES),
     ):
-      if value not in known:
-        raise ValueError(f'relay: {field}={value!r} is unknown; use one of {known}')
+      if name not in known:
+        raise ValueError(f'relay: {field}={name!r} is unknown; use one of {known}')
     relevant = num_informants - num_irrelevant
     if operation == 'lookup' and relevant != 1:
       raise ValueError(
