@@ -49,7 +49,7 @@ class Message:
     text: the written tokens decoded, without the stop token.
     readers: number of later turns whose prompt carries this message, its author's own
       included; 0 for a silent one.
-    heard: `(author, round)` of each message that is new in this prompt, silent ones (of
+    read_from: `(author, round)` of each message that is new in this prompt, silent ones (of
       which nothing was delivered) included.
   """
 
@@ -63,7 +63,7 @@ class Message:
   ended: bool
   text: str
   readers: int = 0
-  heard: tuple[tuple[int, int], ...] = ()
+  read_from: tuple[tuple[int, int], ...] = ()
 
   @property
   def written(self) -> int:

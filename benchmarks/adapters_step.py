@@ -32,7 +32,7 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 from agent_gspo.types import Message
 from benchmarks import common
 
@@ -86,7 +86,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
     vocab_size=_VOCABULARY, lora_rank=options.rank, num_adapters=adapters
   )
   optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1e-4), updates=100)
-  updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
+  updater = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   sampler = Sampler(config, max_new_tokens=_WRITTEN, prefill_length=_ROW)
   params = init_params(config, jax.random.key(0))
   state = state_lib.init(params, optimizer, lora=True)
@@ -109,12 +109,12 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
     ]
     batches = train_batches.pack_messages(
       messages,
-      advantages,
-      row_tokens=_ROW,
-      rows=2,
+      pack_length=_ROW,
+      micro_batch_size=2,
       adapters=None if own is None else range(options.agents),
     )
-    state, _ = updater.minibatch(state, batches)
+    batches = train_batches.with_values(batches, advantages=advantages)
+    state, _ = updater.optimizer_step(state, batches)
     jax.block_until_ready(state.trainable)
     end = time.monotonic()
     return {

@@ -26,7 +26,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 from agent_gspo.types import Message
 from benchmarks import common
 
@@ -75,13 +75,14 @@ def main() -> None:
   ]
   signs = np.where(np.arange(len(messages)) % 2, 1.0, -1.0)
   optimizer = optax.sgd(0.0)
-  updater = Updater(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
+  updater = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   state = state_lib.init(params, optimizer)
-  sampler = train_batches.pack_messages(messages, signs, row_tokens=384, rows=2)
-  trainer = updater.score(state, sampler)
+  packed = train_batches.pack_messages(messages, pack_length=384, micro_batch_size=2)
+  sampler = train_batches.with_values(packed, advantages=signs)
+  trainer = train_batches.with_old_logprobs(sampler, updater.logprobs(state, sampler))
   rows = []
   for name, batches in (('sampler', sampler), ('trainer', trainer)):
-    state, metrics = updater.minibatch(state, batches)
+    state, metrics = updater.optimizer_step(state, batches)
     rows.append((name, *(f'{metrics[key]:.1e}' for key in _COLUMNS)))
   print(common.table((f'{options.dtype}, old log-probs of', *_COLUMNS.values()), rows))
 

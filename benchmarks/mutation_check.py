@@ -66,7 +66,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/options.py': ('algorithms/test_budgets.py',),
   'algorithms/presets.py': (),  # a table
   'algorithms/objectives/ratios.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
-  'algorithms/objectives/turn_multipliers.py': ('algorithms/test_turn_multipliers.py',),
+  'algorithms/objectives/minibatch_order.py': ('algorithms/test_minibatch_order.py',),
   'algorithms/selection/rules.py': ('algorithms/test_selection.py',),
   'algorithms/objectives/spans.py': ('algorithms/test_spans.py',),
   'algorithms/objectives/surrogates.py': ('algorithms/test_objectives.py',),
@@ -93,7 +93,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ('rewards/ties.py', 'estimator.estimate', 'ones / 2 -> ones'): (
     'read by spo_single alone, whose whitening takes a constant out'
   ),
-  ('rewards/ties.py', '_ledger', 'zeros - 1 -> zeros + 1'): 'no reward reads `relevant`',
+  ('rewards/ties.py', '_counts', 'zeros - 1 -> zeros + 1'): 'no reward reads `relevant`',
 }
 
 # What a name is exchanged for; a dotted one only in that spelling.

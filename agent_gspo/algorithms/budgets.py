@@ -9,6 +9,7 @@ written; the cost that is priced and the cost that is bounded are one and the sa
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import chex
@@ -264,14 +265,14 @@ def accuracy_floor(
   )
 
 
-def metrics(state: BudgetState) -> dict[str, float]:
-  """The state, for `metrics.jsonl`."""
+def metrics(before: BudgetState, after: BudgetState) -> dict[str, float]:
+  """For `metrics.jsonl`: the prices that a step charged, and what it left of the rest."""
   found = {
-    'budget/lambda_tok': state.lambda_tok,
-    'budget/lambda_message': state.lambda_message,
-    'budget/running_accuracy': state.running_accuracy,
-    'budget/best_accuracy': state.best_accuracy,
-    'budget/integral_tok': state.integral_tok,
-    'budget/integral_message': state.integral_message,
+    'budget/lambda_tok': before.lambda_tok,
+    'budget/lambda_message': before.lambda_message,
+    'budget/running_accuracy': after.running_accuracy,
+    'budget/best_accuracy': after.best_accuracy,
+    'budget/integral_tok': after.integral_tok,
+    'budget/integral_message': after.integral_message,
   }
   return {name: float(value) for name, value in found.items()}

@@ -20,7 +20,7 @@ class AdvantageOptions(Section, name='advantage'):
   costs: str = ''  # inside, apart: whether the estimator sees the price
   grouping: str = ''  # question, question_agent, question_turn_agent
   options: dict = dataclasses.field(default_factory=dict)  # of the estimator, see its signature
-  clip_scale: str = option('', choices=('none', 'etr'))  # etr: a clip range for each message
+  clip_scale: str = ''  # none, etr: a clip range for each message
   token_share: float | None = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
 
 

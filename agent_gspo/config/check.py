@@ -9,7 +9,9 @@ from typing import Any
 
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import behaviour, kl, losses
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.objectives.spans import RATIO_SPANS
+from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection.rules import SELECTIONS
@@ -22,7 +24,6 @@ from agent_gspo.tasks.base import SPLITS, Task
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
-from agent_gspo.training.options import LearnerOptions
 from agent_gspo.values import is_number, shown
 
 # Names that only modules with JAX in them know.
@@ -30,11 +31,13 @@ _NAMES = {
   'advantage.name': tuple(estimators.ADVANTAGES),
   'advantage.costs': estimators.COSTS,
   'advantage.grouping': estimators.GROUPINGS,
+  'advantage.clip_scale': tuple(CLIP_SCALES),
   'selection.name': tuple(SELECTIONS),
   'objective.name': tuple(losses.OBJECTIVES),
   'objective.ratio_span': RATIO_SPANS,
   'objective.tis_level': behaviour.LEVELS,
   'objective.kl_estimator': tuple(kl.LOSS_ESTIMATORS),
+  'learner.order': tuple(ORDERS),
   'evaluation.split': SPLITS,
 }
 _POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
@@ -93,7 +96,7 @@ class Parts:
 
   Attributes:
     config: resolved, see `resolve`.
-    task, team, reward, sharing: of its sections.
+    task, team, reward, budget, sharing: of its sections.
     note: what the user should know of it before the run, '' for nothing.
     training: whether the config is to be trained, not only evaluated.
   """
@@ -102,6 +105,7 @@ class Parts:
   task: Task
   team: Team
   reward: communication.RewardOptions
+  budget: BudgetOptions
   sharing: Sharing
   note: str
   training: bool
@@ -182,6 +186,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     task=task,
     team=team,
     reward=options,
+    budget=budget,
     sharing=sharing,
     note=note,
     training=training,
@@ -237,7 +242,8 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
       "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
       'or objective.tis_cap=0.'
     )
-  updates = config['steps'] * LearnerOptions(**config['learner']).updates_a_step(len(team.turns))
+  order = ORDERS[config['learner']['order']]
+  updates = config['steps'] * order.updates(config['learner']['minibatches'], len(team.turns))
   if updates > _MAX_UPDATES:
     raise ValueError(
       f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '

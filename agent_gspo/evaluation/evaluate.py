@@ -52,7 +52,9 @@ def evaluate(
   return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
 
 
-def asked(task: Task, options: Mapping[str, Any], count: int, split: str = '') -> list[Question]:
+def evaluated_questions(
+  task: Task, options: Mapping[str, Any], count: int, split: str = ''
+) -> list[Question]:
   """The questions of an evaluation of so many.
 
   Args:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.teams.counts import Ledger
+from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.team import Team
 from agent_gspo.types import RolloutBatch
 
@@ -57,8 +57,8 @@ def of_questions(
   return found
 
 
-def ledger(records: Sequence[Record], names: Sequence[str]) -> Ledger:
-  """The accountant's ledger of recorded conversations; record `i` is question and episode `i`.
+def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCounts:
+  """The accountant's counts of recorded conversations; record `i` is question and episode `i`.
 
   Args:
     records: see `of_questions`.
@@ -68,7 +68,7 @@ def ledger(records: Sequence[Record], names: Sequence[str]) -> Ledger:
   column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
   get = lambda key, dtype=np.int64: column((m[key] for _, m in messages), dtype)
   number = {name: i for i, name in enumerate(names)}
-  return Ledger(
+  return MessageCounts(
     episode=column(i for i, _ in messages),
     question=column(i for i, _ in messages),
     agent=column(number[m['agent']] for _, m in messages),
@@ -95,7 +95,7 @@ def figures(
     names: of the agents.
     prices: of tokens; without them there is no figure in money.
   """
-  counts = ledger(records, names)
+  counts = message_counts(records, names)
   scores = np.asarray([record['task_score'] for record in records], float)
   low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
   text = {
@@ -134,7 +134,7 @@ def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
   return {name: float(np.mean(values)), f'{name}_low': low, f'{name}_high': high}
 
 
-def _money(counts: Ledger, prices: Prices | None) -> dict[str, Any]:
+def _money(counts: MessageCounts, prices: Prices | None) -> dict[str, Any]:
   if prices is None:
     return {}
   tokens = prices.written * counts.written + prices.read * counts.read
@@ -144,7 +144,7 @@ def _money(counts: Ledger, prices: Prices | None) -> dict[str, Any]:
   }
 
 
-def _rows(counts: Ledger, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
+def _rows(counts: MessageCounts, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
   """The accountant's rows with the counts of plain text beside them."""
   return [
     row | {f'{key}_per_question': counts.per_question(n, place == i) for key, n in text.items()}

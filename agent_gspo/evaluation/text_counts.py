@@ -37,10 +37,10 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   counts = []
   for message in batch.messages:
     key, role = (message.episode, message.agent), team.roles[message.agent]
-    heard = [(author, spoken.get((key[0], author, r), 0)) for author, r in message.heard]
-    heard = [(author, tokens) for author, tokens in heard if tokens]
+    incoming = [(author, spoken.get((key[0], author, r), 0)) for author, r in message.read_from]
+    incoming = [(author, tokens) for author, tokens in incoming if tokens]
     frame = ''.join(
-      role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in heard
+      role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in incoming
     )
     if key not in carried:
       question = batch.questions[batch.episodes[key[0]].question]
@@ -48,7 +48,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       frame = role.opening.format(question=question.text, note=note) + frame
       carried[key] = sum(map(size, _preamble(role)))
     carried[key] += sum(map(size, (frame + role.cue).split(_SLOT)))
-    carried[key] += sum(tokens for _, tokens in heard)
+    carried[key] += sum(tokens for _, tokens in incoming)
     written = message.written if tokenizer.is_word_level else size(message.text)
     counts.append((carried[key], written))
     carried[key] += written

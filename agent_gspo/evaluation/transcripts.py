@@ -57,7 +57,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'written': message.written,
         'read': message.read,
         'readers': message.readers,
-        'heard': [[batch.agent_names[author], round_] for author, round_ in message.heard],
+        'read_from': [[batch.agent_names[author], round_] for author, round_ in message.read_from],
         'silent': message.silent,
         'ended': message.ended,
         'note': question.notes[message.agent] if holds else '',

@@ -1,4 +1,4 @@
-"""Messages with advantages -> micro-batches of tree rows of one static shape."""
+"""Messages -> micro-batches of tree rows of one static shape, and what each message is given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from agent_gspo.types import Message, TrainBatch
 
 def pack_messages(
   messages: Sequence[Message],
-  advantages: np.ndarray,
   *,
-  row_tokens: int,
-  rows: int,
+  pack_length: int,
+  micro_batch_size: int,
   adapters: Sequence[int] | None = None,
   trained: Collection[int] | None = None,
 ) -> list[TrainBatch]:
-  """Packs messages into micro-batches of `rows` rows of `row_tokens` columns.
+  """Packs messages into micro-batches of `micro_batch_size` rows of `pack_length` columns.
 
   Contexts that messages share stand once a row: the prompt of a group, the few-shot
   examples of a role, the earlier turns of a conversation. Agents with adapters of their own
@@ -27,12 +26,15 @@ def pack_messages(
 
   Args:
     messages: those with at least one sampled token are packed.
-    advantages: float `[M]`.
-    row_tokens: columns `T`; also the loss tokens `L` and message slots `S` of a row.
-    rows: rows `R` of a micro-batch; the last one is filled up with empty rows.
+    pack_length: columns `T`; also the loss tokens `L` and message slots `S` of a row.
+    micro_batch_size: rows `R` of a micro-batch; the last one is filled up with empty rows.
     adapters: the adapter of each agent, -1 for none; by default all have the one that there is.
     trained: agents whose messages are packed, by default all. Those of a frozen agent
       would cost time and move nothing.
+
+  Returns:
+    Micro-batches whose ratios begin with the sampler's log-probs and whose advantages are 0 until
+    `with_values` gives them theirs.
   """
   packed = lambda agent: trained is None or agent in trained
   sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
@@ -42,13 +44,13 @@ def pack_messages(
   inputs = [messages[m].path[:-1] for m in sampled]
   tree = prefix_tree.pack(
     inputs,
-    row_tokens,
+    pack_length,
     loads=[len(messages[m].token_ids) for m in sampled],
-    max_load=row_tokens,
+    max_load=pack_length,
     keys=[adapters[messages[m].agent] for m in sampled] if adapters is not None else None,
   )
-  total = -(-len(tree.tokens) // rows) * rows
-  shape = (total, row_tokens)
+  total = -(-len(tree.tokens) // micro_batch_size) * micro_batch_size
+  shape = (total, pack_length)
   batch = {
     'tokens': _pad_rows(tree.tokens, total),
     'positions': _pad_rows(tree.positions, total),
@@ -76,21 +78,42 @@ def pack_messages(
     batch['loss_mask'][row, span] = 1.0
     batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = message.logprobs
     batch['message'][row, slot] = m
-    batch['advantages'][row, slot] = advantages[m]
     batch['message_mask'][row, slot] = 1.0
     loss_used[row] += count
     slots_used[row] += 1
   if adapters is not None:
     batch['adapters'] = _pad_rows(tree.keys, total)
   return [
-    TrainBatch(**{'adapters': None, **{k: array[i : i + rows] for k, array in batch.items()}})
-    for i in range(0, total, rows)
+    TrainBatch(
+      **{'adapters': None, **{k: array[i : i + micro_batch_size] for k, array in batch.items()}}
+    )
+    for i in range(0, total, micro_batch_size)
   ]
 
 
 def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
   """Repeats the last row; without loss tokens, so what it holds does not matter."""
   return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
+def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> list[TrainBatch]:
+  """The micro-batches with values of their messages.
+
+  Args:
+    micro_batches: of `M` messages that were packed together.
+    **values: float `[M]` by field of `TrainBatch`, of those that hold one a message slot.
+  """
+  return [
+    b.replace(**{field: by_slot(value, b) for field, value in values.items()})
+    for b in micro_batches
+  ]
+
+
+def with_old_logprobs(
+  micro_batches: Sequence[TrainBatch], logprobs: Sequence[np.ndarray]
+) -> list[TrainBatch]:
+  """The micro-batches with ratios that begin with other log-probs, float32 `[R, L]` each."""
+  return [b.replace(old_logprobs=x) for b, x in zip(micro_batches, logprobs, strict=True)]
 
 
 def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:

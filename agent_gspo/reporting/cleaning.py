@@ -44,7 +44,7 @@ def transcript(record: Mapping[str, Any]) -> Cleaned:
   message = dict.fromkeys(('text', 'note'), _text_or_none)
   message |= dict.fromkeys(('written', 'read', 'reward', 'advantage'), _number_or_none)
   message |= dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none)
-  message |= {'agent': _text, 'round': _number, 'heard': _heard}
+  message |= {'agent': _text, 'round': _number, 'read_from': _read_from}
   found = kept.get('messages') or []
   kept['messages'] = list(_members(found, 'messages', message, ('agent',), odd))
   return kept, odd
@@ -103,7 +103,7 @@ def _flag_or_none(value: Any) -> bool:
   return value is None or isinstance(value, bool)
 
 
-def _heard(value: Any) -> bool:
+def _read_from(value: Any) -> bool:
   pairs = isinstance(value, list) and all(isinstance(x, list) and len(x) == 2 for x in value)
   return pairs and all(_text(author) and _number(round_) for author, round_ in value)
 

@@ -31,7 +31,7 @@ def who_hears_whom(transcripts: Sequence[Mapping[str, Any]]) -> list[Edge]:
   """The edges of the team's topology and what travelled along them.
 
   Args:
-    transcripts: as they stand in `transcripts.jsonl`; those without `heard` say nothing.
+    transcripts: as they stand in `transcripts.jsonl`; those without `read_from` say nothing.
 
   Returns:
     Edges by falling number of tokens.
@@ -41,20 +41,20 @@ def who_hears_whom(transcripts: Sequence[Mapping[str, Any]]) -> list[Edge]:
     messages = transcript.get('messages') or []
     written = {(m.get('agent'), m.get('round')): m for m in messages}
     for reader in messages:
-      for author, round_ in reader.get('heard') or ():
+      for author, round_ in reader.get('read_from') or ():
         if (author, round_) in written:
           edge = (author, str(reader.get('agent')))
           turns.setdefault(edge, []).append(written[author, round_])
   edges = []
-  for (source, reader), heard in turns.items():
-    spoken = [m for m in heard if not m.get('silent')]
+  for (source, reader), read in turns.items():
+    spoken = [m for m in read if not m.get('silent')]
     edges.append(
       Edge(
         source=source,
         reader=reader,
         messages=len(spoken) / len(transcripts),
         tokens=sum(m.get('written') or 0 for m in spoken) / len(transcripts),
-        silence=1 - len(spoken) / len(heard),
+        silence=1 - len(spoken) / len(read),
       )
     )
   return sorted(edges, key=lambda edge: -edge.tokens)

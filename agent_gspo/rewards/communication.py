@@ -17,7 +17,7 @@ import numpy as np
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound, max_episode_cost
 from agent_gspo.rewards.options import COSTS, CREDITS, GATES, LENGTH_REWARDS, RewardOptions
-from agent_gspo.teams.counts import Ledger
+from agent_gspo.teams.counts import MessageCounts
 
 __all__ = [
   'COSTS',
@@ -70,7 +70,7 @@ class RewardTerms:
 
 def reward_terms(
   options: RewardOptions,
-  ledger: Ledger,
+  counts: MessageCounts,
   task_scores: np.ndarray,
   lambda_tok: float,
   texts: Sequence[str],
@@ -79,13 +79,13 @@ def reward_terms(
   lambda_rep: float = 0.0,
   lambda_message: float = 0.0,
   message_limit: float = math.inf,
-  base_loss: np.ndarray | None = None,
+  reference_nll: np.ndarray | None = None,
 ) -> RewardTerms:
   """Rewards of all messages of a rollout.
 
   Args:
     options: what is charged.
-    ledger: counts of the messages.
+    counts: counts of the messages.
     task_scores: float `[E]`, in `[0, 1]`.
     lambda_tok: price of a unit of cost.
     texts: `M` texts of the messages; read only if repetition costs something.
@@ -93,94 +93,94 @@ def reward_terms(
     lambda_rep: price of repetition.
     lambda_message: price of a token of a message beyond `message_limit`.
     message_limit: tokens that a message may have for free, see `budgets`.
-    base_loss: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
+    reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
   """
   scores = np.asarray(task_scores, np.float64)
-  charged = _gate(options, ledger, scores)
+  charged = _gate(options, counts, scores)
 
   def credited(own: np.ndarray) -> np.ndarray:
     if options.credit == 'episode':
-      own = np.bincount(ledger.episode, weights=own, minlength=ledger.num_episodes)[ledger.episode]
+      own = np.bincount(counts.episode, weights=own, minlength=counts.num_episodes)[counts.episode]
     return (own * charged).astype(np.float32)
 
-  silent = np.zeros(len(ledger.episode))
-  repeated = repetition(texts, ledger.episode) if lambda_rep else silent
-  over = np.maximum(ledger.written - message_limit, 0.0) if lambda_message else silent
+  silent = np.zeros(len(counts.episode))
+  repeated = repetition(texts, counts.episode) if lambda_rep else silent
+  over = np.maximum(counts.written - message_limit, 0.0) if lambda_message else silent
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
   price = 0.0 if options.length_reward == 'hinge' else lambda_tok
-  added = _length_reward(options, ledger, scores, lambda_tok, base_loss)[ledger.episode]
+  added = _length_reward(options, counts, scores, lambda_tok, reference_nll)[counts.episode]
   return RewardTerms(
-    task=scores[ledger.episode].astype(np.float32),
-    token_cost=credited(price * message_costs(options, ledger)),
-    turn_cost=credited(lambda_turn * ~ledger.silent),
+    task=scores[counts.episode].astype(np.float32),
+    token_cost=credited(price * message_costs(options, counts)),
+    turn_cost=credited(lambda_turn * ~counts.silent),
     repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
     length_reward=(added * charged).astype(np.float32),
   )
 
 
-def message_costs(options: RewardOptions, ledger: Ledger) -> np.ndarray:
+def message_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
   """Unweighted cost of each message, float64 `[M]`, before any gate."""
   if options.cost == 'money':
-    return (options.p_write * ledger.written + options.p_read * ledger.read) / 1e6
-  written = ledger.critical_path() if options.cost == 'critical_path' else ledger.written
-  return options.p_write * written + options.p_read * written * ledger.readers
+    return (options.p_write * counts.written + options.p_read * counts.read) / 1e6
+  written = counts.critical_path() if options.cost == 'critical_path' else counts.written
+  return options.p_write * written + options.p_read * written * counts.readers
 
 
-def episode_costs(options: RewardOptions, ledger: Ledger) -> np.ndarray:
+def episode_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
   """Unweighted cost of each episode, float64 `[E]`, before any gate: what a budget bounds."""
   return np.bincount(
-    ledger.episode, weights=message_costs(options, ledger), minlength=ledger.num_episodes
+    counts.episode, weights=message_costs(options, counts), minlength=counts.num_episodes
   )
 
 
 def _length_reward(
   options: RewardOptions,
-  ledger: Ledger,
+  counts: MessageCounts,
   scores: np.ndarray,
   lambda_tok: float,
-  base_loss: np.ndarray | None,
+  reference_nll: np.ndarray | None,
 ) -> np.ndarray:
   """Term of `reward.length_reward`, float64 `[E]`."""
-  per_episode = lambda x: np.bincount(ledger.episode, weights=x, minlength=ledger.num_episodes)
+  per_episode = lambda x: np.bincount(counts.episode, weights=x, minlength=counts.num_episodes)
   episodes = length_rewards.Episodes(
     scores=scores,
-    lengths=episode_costs(options, ledger),
-    questions=_questions(ledger),
-    read=per_episode(ledger.read),
-    turns=per_episode(~ledger.silent),
+    lengths=episode_costs(options, counts),
+    questions=_questions(counts),
+    read=per_episode(counts.read),
+    turns=per_episode(~counts.silent),
     price=lambda_tok,
-    base_loss=base_loss,
+    reference_nll=reference_nll,
   )
   return length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
 
 
-def _questions(ledger: Ledger) -> np.ndarray:
+def _questions(counts: MessageCounts) -> np.ndarray:
   """Question of each episode, int `[E]`; -1 for one without messages."""
-  question = np.full(ledger.num_episodes, -1)
-  question[ledger.episode] = ledger.question
+  question = np.full(counts.num_episodes, -1)
+  question[counts.episode] = counts.question
   return question
 
 
-def _gate(options: RewardOptions, ledger: Ledger, scores: np.ndarray) -> np.ndarray:
+def _gate(options: RewardOptions, counts: MessageCounts, scores: np.ndarray) -> np.ndarray:
   """Bool `[M]`: where prices and the length reward act."""
   if options.gate == 'always':
-    return np.ones(len(ledger.episode), bool)
+    return np.ones(len(counts.episode), bool)
   if options.gate == 'correct':
-    return scores[ledger.episode] >= 1.0
+    return scores[counts.episode] >= 1.0
   # Mean over messages would weigh talkative episodes more: one entry an episode.
-  question = _questions(ledger)
+  question = _questions(counts)
   spoken = question >= 0
   right = np.bincount(question[spoken], weights=scores[spoken])
   size = np.bincount(question[spoken])
   accuracy = right / np.maximum(size, 1)
   if options.gate == 'group_accuracy':
-    return accuracy[ledger.question] >= options.gate_accuracy
+    return accuracy[counts.question] >= options.gate_accuracy
   # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are let in as well,
   # but none without a right answer: there the price would only teach silence.
   ranked = np.sort(accuracy[size > 0])[::-1]
   last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
-  return (accuracy[ledger.question] >= last) & (accuracy[ledger.question] > 0)
+  return (accuracy[counts.question] >= last) & (accuracy[counts.question] > 0)
 
 
 def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:

@@ -31,7 +31,7 @@ class Episodes:
     read: tokens read (all prompts of the episode).
     turns: messages that are not silent.
     price: a scalar, `lambda_tok`.
-    base_loss: highest mean loss (nats a token) of the episode's messages under the base
+    reference_nll: highest mean loss (nats a token) of the episode's messages under the base
       model; None where nobody measured it.
   """
 
@@ -41,7 +41,7 @@ class Episodes:
   read: Array
   turns: Array
   price: float = 0.0
-  base_loss: Array | None = None
+  reference_nll: Array | None = None
 
 
 def hinge(lengths: Array, price: float, *, limit: float) -> Array:
@@ -57,7 +57,7 @@ def optima(
   scores: Array,
   lengths: Array,
   questions: Array,
-  base_loss: Array | None,
+  reference_nll: Array | None,
   *,
   token_weight: float = 0.5,
   loss_weight: float = 0.5,
@@ -68,13 +68,13 @@ def optima(
 
   An episode of fewer than `min_tokens` has reward -1 whatever its score. A loss below
   `loss_floor` counts as so much: a message that the base model is sure of would be worth
-  more than any answer. Without `base_loss` the second term is 0.
+  more than any answer. Without `reference_nll` the second term is 0.
   """
   term = -token_weight * _ratio(lengths, _group_max(lengths, questions))
-  if base_loss is not None:
-    if not (np.asarray(base_loss) >= 0).all():
-      raise ValueError('base_loss must not be negative: it is a mean of -log probabilities.')
-    term = term + loss_weight / np.maximum(base_loss, loss_floor)
+  if reference_nll is not None:
+    if not (np.asarray(reference_nll) >= 0).all():
+      raise ValueError('reference_nll must not be negative: it is a mean of -log probabilities.')
+    term = term + loss_weight / np.maximum(reference_nll, loss_floor)
   return np.where(lengths < min_tokens, -1.0 - scores, term)
 
 
@@ -265,6 +265,11 @@ def _number(where: str, key: str, value: str) -> float:
   if not math.isfinite(number) or number < 0 or (key in _POSITIVE and number == 0):
     raise ValueError(f'{where}{key}={value} must be {low}.')
   return number
+
+
+def read_by(name: str) -> tuple[str, ...]:
+  """Fields of `Episodes` that a shape reads."""
+  return () if name == 'linear' else tuple(_arguments(name)[0])
 
 
 def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:

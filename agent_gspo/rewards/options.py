@@ -50,6 +50,11 @@ class RewardOptions(Section, name='reward'):
     return length_rewards.parse_options(self.length_reward, self.length_reward_options)
 
   @property
+  def needs_reference(self) -> bool:
+    """Whether the length reward asks what the reference policy thinks of the messages."""
+    return 'reference_nll' in length_rewards.read_by(self.length_reward)
+
+  @property
   def unit(self) -> str:
     """What one unit of cost, and so of a budget, is."""
     if self.cost == 'money':

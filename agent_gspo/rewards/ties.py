@@ -18,9 +18,9 @@ import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards.communication import RewardOptions, RewardTerms, reward_terms
-from agent_gspo.teams.counts import Ledger
+from agent_gspo.teams.counts import MessageCounts
 
-Estimate = Callable[[RewardTerms, Ledger], chex.Array]
+Estimate = Callable[[RewardTerms, MessageCounts], chex.Array]
 """Advantage `[M]` of the messages of a batch: what the trainer does between reward and update."""
 
 _SCORES = {'all right': (1, 1, 1, 1), 'all wrong': (0, 0, 0, 0), 'mixed': (1, 0, 1, 0)}
@@ -72,26 +72,26 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
     name, costs, **options: see `estimators.advantage`.
   """
 
-  def estimate(terms: RewardTerms, ledger: Ledger) -> chex.Array:
-    question, ones = jnp.asarray(ledger.question), jnp.ones(len(ledger.question))
-    credit = estimators.Credit(
+  def estimate(terms: RewardTerms, counts: MessageCounts) -> chex.Array:
+    question, ones = jnp.asarray(counts.question), jnp.ones(len(counts.question))
+    inputs = estimators.AdvantageInputs(
       task=jnp.asarray(terms.task),
       costs=jnp.asarray(terms.costs),
       groups=question,
       question=question,
-      episode=jnp.asarray(ledger.episode),
-      agent=jnp.asarray(ledger.agent),
-      turn=jnp.asarray(ledger.round),
-      lengths=jnp.asarray(ledger.written + 1),
-      silent=jnp.asarray(ledger.silent),
-      roles=jnp.asarray(ledger.agent),
+      episode=jnp.asarray(counts.episode),
+      agent=jnp.asarray(counts.agent),
+      turn=jnp.asarray(counts.round),
+      lengths=jnp.asarray(counts.written + 1),
+      silent=jnp.asarray(counts.silent),
+      roles=jnp.asarray(counts.agent),
       observation=question,
       # Silent episodes of a question are one path, talkative ones differ.
-      path=jnp.where(jnp.asarray(ledger.silent), question - len(ones), jnp.asarray(ledger.episode)),
+      path=jnp.where(jnp.asarray(counts.silent), question - len(ones), jnp.asarray(counts.episode)),
       history=question[None],
       probability=ones / 2,
     )
-    found = estimators.advantage(credit, name, costs=costs, **options)
+    found = estimators.advantage(inputs, name, costs=costs, **options)
     return found.values * found.kept
 
   return estimate
@@ -153,24 +153,24 @@ def _gaps(
   lambda_turn: float,
 ) -> dict[str, float]:
   """Advantage of silence over talk in each kind of group, and of right over wrong."""
-  ledger = _ledger(length)
+  counts = _counts(length)
   scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
   terms = reward_terms(
-    options, ledger, scores, lambda_tok, [''] * len(scores), lambda_turn=lambda_turn
+    options, counts, scores, lambda_tok, [''] * len(scores), lambda_turn=lambda_turn
   )
-  found = np.asarray(estimate(terms, ledger), float).reshape(len(_SCORES), 4)
+  found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
   gap = lambda row: float(row[:2].mean() - row[2:].mean())
   gaps = {kind: gap(row) for kind, row in zip(_SCORES, found, strict=True)}
   mixed = found[-1]
   return gaps | {'right': float(mixed[[0, 2]].mean() - mixed[[1, 3]].mean())}
 
 
-def _ledger(length: int) -> Ledger:
+def _counts(length: int) -> MessageCounts:
   """Three questions, four episodes of one message each: two silent ones, two talkative ones."""
   count = 4 * len(_SCORES)
   zeros = np.zeros(count, int)
   written = np.tile([0, 0, length, length], len(_SCORES))
-  return Ledger(
+  return MessageCounts(
     episode=np.arange(count),
     question=np.arange(count) // 4,
     agent=zeros,

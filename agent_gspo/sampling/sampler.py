@@ -105,7 +105,7 @@ class Sampler:
     # The devices divide every bucket evenly, those that are 1.5 times a power of two as well.
     self.smallest_batch = math.lcm(smallest_batch, 2 * placement.devices)
     self.placement = placement
-    model, whole, cut = Transformer(config), placement.whole, placement.cut
+    model, whole, cut = Transformer(config), placement.replicated, placement.batch_sharded
     shardings: dict[str, Any] = {f.name: cut for f in dataclasses.fields(_Decoding)}
     state = _Decoding(**(shardings | {'t': whole}))
     jit = jax.jit
@@ -193,7 +193,7 @@ class Sampler:
     limit[: chunk.size] = limits[chunk]
     some = chunk[np.minimum(np.arange(rows), chunk.size - 1)]
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
-    return self.placement.by_rows((source, length, limit, keys[some], adapter))
+    return self.placement.shard_batch((source, length, limit, keys[some], adapter))
 
   def _finish(self, params, state: _Decoding, n: int, control):
     """Tokens, log-probs and counts of the first `n` rows, decoded until each has ended."""
@@ -260,12 +260,12 @@ class Sampler:
       ),
       jnp.zeros((total, width, c.embed_dim), c.dtype),
     )
-    pool = self.placement.everywhere(pool)
+    pool = self.placement.replicate(pool)
     for first in range(0, len(tree.tokens), step):
       rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
       adapter = tree.keys[rows] if adapted else None
       inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows], adapter)
-      pool = self._prefill(params, pool, self.placement.by_rows(inputs), first)
+      pool = self._prefill(params, pool, self.placement.shard_batch(inputs), first)
     return pool
 
 

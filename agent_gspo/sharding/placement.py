@@ -26,22 +26,22 @@ class Placement:
     return 1 if self.mesh is None else self.mesh.size
 
   @property
-  def whole(self) -> NamedSharding | None:
+  def replicated(self) -> NamedSharding | None:
     """Of arrays that each device has; None where the default is meant."""
     return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
   @property
-  def cut(self) -> NamedSharding | None:
+  def batch_sharded(self) -> NamedSharding | None:
     """Of arrays cut along their first axis, which the devices divide evenly."""
     return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec('data'))
 
-  def everywhere(self, tree: Any) -> Any:
+  def replicate(self, tree: Any) -> Any:
     """The arrays of a tree, whole on each device; numpy's are put there."""
-    return jax.device_put(tree, self.whole)
+    return jax.device_put(tree, self.replicated)
 
-  def by_rows(self, tree: Any) -> Any:
+  def shard_batch(self, tree: Any) -> Any:
     """The arrays of a tree, cut along their first axis."""
-    return tree if self.mesh is None else jax.device_put(tree, self.cut)
+    return tree if self.mesh is None else jax.device_put(tree, self.batch_sharded)
 
 
 ONE_DEVICE = Placement()

@@ -10,7 +10,7 @@ from agent_gspo.types import RolloutBatch
 
 
 @dataclasses.dataclass(frozen=True)
-class Ledger:
+class MessageCounts:
   """One row a message; all arrays are `[M]`.
 
   Attributes:
@@ -102,7 +102,7 @@ class Ledger:
     ]
 
 
-def ledger(batch: RolloutBatch) -> Ledger:
+def count_messages(batch: RolloutBatch) -> MessageCounts:
   """Counts the messages of a rollout."""
   messages = batch.messages
   column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
@@ -111,7 +111,7 @@ def ledger(batch: RolloutBatch) -> Ledger:
   for m, q in zip(messages, question, strict=True):
     flags = batch.questions[q].relevant
     relevant.append(int(flags[m.agent]) if m.agent < len(flags) else -1)
-  return Ledger(
+  return MessageCounts(
     episode=column(m.episode for m in messages),
     question=column(question),
     agent=column(m.agent for m in messages),

@@ -144,7 +144,7 @@ class _Table:
       logprobs=np.asarray(logprobs, np.float32),
       ended=ended,
       text=self.tokenizer.decode(written),
-      heard=tuple(
+      read_from=tuple(
         turn_
         for turn_ in self.team.topology.reads(agent, turn.round)
         if (episode, *turn_) in self.by_turn

@@ -42,6 +42,18 @@ class Interruption:
     if pending:
       raise KeyboardInterrupt
 
+  @contextlib.contextmanager
+  def allowed(self) -> Iterator[None]:
+    """A part of a `deferred` block that the first signal does break into."""
+    if self._pending:
+      self._pending = False
+      raise KeyboardInterrupt
+    deferring, self._deferring = self._deferring, False
+    try:
+      yield
+    finally:
+      self._deferring = deferring
+
   def _handle(self, unused_number, unused_frame) -> None:
     if self._deferring and not self._pending:
       self._pending = True

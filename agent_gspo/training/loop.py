@@ -21,10 +21,10 @@ from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft_cache
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.programs import NonFiniteLossError
 from agent_gspo.training.sft import warm_start
 from agent_gspo.training.state import TrainState
-from agent_gspo.training.step import Conversations, Trainer
-from agent_gspo.training.update import NonFiniteLossError
+from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, lock, records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter
@@ -78,7 +78,7 @@ class Run:
       workdir / 'checkpoints', config, config['checkpoint']['keep'], allow_changes
     )
     self.setup = setup_lib.build(parts)
-    self.trainer = Trainer(self.setup)
+    self.programs = setup_lib.make_programs(self.setup)
     self.writer = RunWriter(workdir, wandb_project=config['logging']['wandb_project'])
     self.warned = False  # of a clip band that is too narrow: once is enough
 
@@ -122,11 +122,8 @@ class Run:
             # Here and not after the step: a run that was killed in between does it as well.
             if every and step and step % every == 0:
               self._evaluate_state(state, 'during', progress)
-            talk = self.trainer.roll_out(state, progress)
             with self.interruption.deferred():
-              state, metrics = self._learn(state, talk, progress)
-              self.writer.metrics(step + 1, metrics)
-              progress.step(step + 1, metrics)
+              state = self._step(state, progress)
               if (step + 1) % config['checkpoint']['every'] == 0:
                 self.checkpoints.save(state)
           with self.interruption.deferred():
@@ -156,7 +153,7 @@ class Run:
 
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""
-    options, price = self.config['advantage'], self.trainer.budget.highest_lambda_tok
+    options, price = self.config['advantage'], self.setup.budget.highest_lambda_tok
     estimate = ties.estimator(options['name'], costs=options['costs'], **options['options'])
     length = self.setup.team.max_message_tokens
     taught = ties.what_ties_teach(
@@ -183,7 +180,7 @@ class Run:
 
   def _begin(self) -> tuple[TrainState, int]:
     """A fresh state, or that of the newest checkpoint."""
-    state = self.trainer.init(self.setup.params)
+    state = setup_lib.init_state(self.setup, self.programs, self.setup.params)
     self.resumed = self.checkpoints.latest_step is not None
     if self.resumed:
       state = self.checkpoints.restore(state)
@@ -213,18 +210,18 @@ class Run:
       )
       sft_cache.save(self.config, params)
       done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
-    state = self.trainer.init(params)
+    state = setup_lib.init_state(self.setup, self.programs, params)
     with self.interruption.deferred():
       self.checkpoints.save(state)
     progress.note(done)
     return state
 
-  def _learn(
-    self, state: TrainState, talk: Conversations, progress: Progress
-  ) -> tuple[TrainState, dict[str, float]]:
-    """Learns from conversations and keeps some of them."""
+  def _step(self, state: TrainState, progress: Progress) -> TrainState:
+    """A training step, and what is kept of it."""
     try:
-      outcome = self.trainer.learn(state, talk, progress)
+      result = train_step(
+        self.setup, self.programs, state, progress, interruptible=self.interruption.allowed
+      )
     except NonFiniteLossError as error:
       saved = self.checkpoints.latest_step
       good = 'there is no checkpoint yet.'
@@ -234,21 +231,28 @@ class Run:
           '--config.learner.learning_rate and --allow_changes=learner.learning_rate.'
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
-    if not self.warned and (warning := metrics_lib.clip_warning(self.config, outcome.metrics)):
-      progress.note(f'step {int(outcome.state.step)}: {warning}')
+    step = int(result.state.step)
+    if not self.warned and (warning := metrics_lib.clip_warning(self.config, result.metrics)):
+      progress.note(f'step {step}: {warning}')
       self.warned = True
-    kept = range(min(self.config['logging']['transcripts'], len(talk.batch.episodes)))
+    self._keep(step, result)
+    progress.step(step, result.metrics)
+    return result.state
+
+  def _keep(self, step: int, result: StepResult) -> None:
+    """Writes the first conversations and the metrics of a step."""
+    kept = range(min(self.config['logging']['transcripts'], len(result.rollout.episodes)))
     self.writer.transcripts(
       transcripts.records(
-        talk.batch,
+        result.rollout,
         kept,
-        step=int(outcome.state.step),
+        step=step,
         split='train',
-        rewards=outcome.rewards,
-        advantages=outcome.advantages,
+        rewards=result.rewards,
+        advantages=result.advantages,
       )
     )
-    return outcome.state, outcome.metrics
+    self.writer.metrics(step, result.metrics)
 
   def _evaluate_state(self, state: TrainState, label: str, progress: Progress) -> dict[str, Any]:
     params = state_lib.merge(state.trainable, state.frozen)

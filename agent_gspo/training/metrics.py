@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,25 +12,77 @@ import jax
 import numpy as np
 
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.teams.counts import Ledger
+from agent_gspo.packing import train_batches
+from agent_gspo.rewards import communication
+from agent_gspo.rewards.communication import RewardTerms
+from agent_gspo.teams import batches
+from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.training.advantages import MessageAdvantages
+from agent_gspo.training.collect import CollectedRollout
+from agent_gspo.training.minibatches import Minibatch
+from agent_gspo.training.setup import Setup
 
 _NOISE_CLIPPED = 0.02  # of the messages, in a first mini-batch
 
 
-def of_talk(ledger: Ledger) -> dict[str, float]:
+class Clock:
+  """How long the phases of a step take."""
+
+  def __init__(self):
+    self._seconds: dict[str, float] = {}
+    self._last = time.monotonic()
+
+  def lap(self, phase: str) -> None:
+    """A phase ends, and the next one begins."""
+    now = time.monotonic()
+    self._seconds[phase], self._last = now - self._last, now
+
+  def metrics(self) -> dict[str, float]:
+    """Seconds by phase and in all."""
+    seconds = {f'time/{phase}_s': value for phase, value in self._seconds.items()}
+    return {**seconds, 'time/step_s': sum(self._seconds.values())}
+
+
+def of_step(
+  setup: Setup,
+  rollout: CollectedRollout,
+  counts: MessageCounts,
+  rewards: RewardTerms,
+  advantages: MessageAdvantages,
+  minibatches: Sequence[Minibatch],
+  updates: Sequence[Mapping[str, float]],
+) -> dict[str, float]:
+  """What a step showed, but for prices and time; the arguments are those of `train_step`."""
+  messages = rollout.batch.messages
+  micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
+  return {
+    'advantage/tied_groups': advantages.tied_groups,
+    'advantage/abs_mean': float(np.abs(advantages.values).mean()),
+    'advantage/kept': float(advantages.kept.mean()),
+    **communication.summary(setup.reward, rewards, counts.num_episodes),
+    'task/accuracy': float(batches.task_scores(rollout.batch)[0].mean()),
+    'selection/questions_asked': float(rollout.questions_asked),
+    **of_rollout(counts),
+    **train_batches.positions(messages, micro_batches),
+    **of_updates(updates),
+    'memory/peak_mb': peak_mb(),
+  }
+
+
+def of_rollout(counts: MessageCounts) -> dict[str, float]:
   """Tokens and silence of a rollout; what does not apply is left out."""
-  everybody = np.ones(len(ledger.agent), bool)
+  everybody = np.ones(len(counts.agent), bool)
   rates = {
-    'comm/silence_rate': ledger.silence_rate(everybody),
-    'comm/silence_rate_relevant': ledger.silence_rate(ledger.relevant == 1),
-    'comm/silence_rate_irrelevant': ledger.silence_rate(ledger.relevant == 0),
-    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in ledger.agents()},
+    'comm/silence_rate': counts.silence_rate(everybody),
+    'comm/silence_rate_relevant': counts.silence_rate(counts.relevant == 1),
+    'comm/silence_rate_irrelevant': counts.silence_rate(counts.relevant == 0),
+    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in counts.agents()},
   }
   return {
-    'tokens/written_per_question': ledger.per_question(ledger.written),
-    'tokens/read_per_question': ledger.per_question(ledger.read),
-    'comm/tokens_per_message': float(ledger.written.mean()),
-    'comm/truncated_rate': float(ledger.truncated.mean()),
+    'tokens/written_per_question': counts.per_question(counts.written),
+    'tokens/read_per_question': counts.per_question(counts.read),
+    'comm/tokens_per_message': float(counts.written.mean()),
+    'comm/truncated_rate': float(counts.truncated.mean()),
     **{k: v for k, v in rates.items() if v is not None},
   }
 

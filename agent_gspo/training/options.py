@@ -15,7 +15,7 @@ class LearnerOptions(Section, name='learner'):
   pack_length: int = option(384, least=16, most=2**20)  # columns of a packed row
   micro_batch_size: int = option(2, least=1, most=2**16)  # packed rows of a micro-batch
   # Of mini-batches; reverse_turns: one a turn, the last first. Empty: the algorithm's.
-  order: str = option('', choices=('shuffled', 'reverse_turns'))
+  order: str = ''
   # trainer: recomputed before the first mini-batch. Empty: trainer in bfloat16, else sampler.
   old_logprobs: str = option('', choices=('sampler', 'trainer'))
   entropy: bool = True  # measure the policy's entropy
@@ -26,10 +26,6 @@ class LearnerOptions(Section, name='learner'):
   b1: float = option(0.9, least=0, below=1)  # decay of the gradient's running mean
   b2: float = option(0.99, least=0, below=1)  # and of its running square
   grad_clip: float = option(1.0, above=0)  # largest global norm
-
-  def updates_a_step(self, turns: int) -> int:
-    """Optimiser steps that a rollout of so many turns leads to."""
-    return self.minibatches * (turns if self.order == 'reverse_turns' else 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,10 +71,10 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> None:
 def _questions(parts: config_lib.Parts) -> list[Question]:
   """Those of the evaluations and the first to train on."""
   options = parts.config['evaluation']
-  found = evaluation.asked(parts.task, options, options['questions'])
+  found = evaluation.evaluated_questions(parts.task, options, options['questions'])
   if parts.training:
-    found += evaluation.asked(parts.task, options, options['questions_during'])
-    found += evaluation.asked(parts.task, options, options['seen_questions'], 'train')
+    found += evaluation.evaluated_questions(parts.task, options, options['questions_during'])
+    found += evaluation.evaluated_questions(parts.task, options, options['seen_questions'], 'train')
     train = parts.task.questions('train')
     found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
   return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
@@ -15,27 +18,25 @@ from agent_gspo.models import presets
 from agent_gspo.models.load import check_spec, load_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
-from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement
-from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ModelPolicy
-from agent_gspo.teams.sharing import Sharing
-from agent_gspo.teams.team import Team
 from agent_gspo.training import prompt_checks
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
+from agent_gspo.training.programs import Programs
+from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
 
 BASELINES = ('constant answer', 'single agent')
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
-  """A model and a team that are ready to talk.
+class Setup(config_lib.Parts):
+  """What a config describes, with its model: a team that is ready to talk.
 
   Attributes:
-    config: of the run.
-    task, team, reward, sharing: built from it.
     model: the decoder, with adapters if the config asks for them.
     params: where the run starts, before any warm start.
     tokenizer: of the model.
@@ -44,17 +45,17 @@ class Setup:
     source: exactly which weights these are.
   """
 
-  config: Mapping[str, Any]
-  task: Task
-  team: Team
-  reward: RewardOptions
-  sharing: Sharing
   model: Transformer
   params: Params
   tokenizer: Tokenizer
   sampler: Sampler
   placement: Placement
   source: str
+
+  @functools.cached_property
+  def questions(self) -> Sequence[Question]:
+    """The training split."""
+    return self.task.questions('train')
 
   def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
     """The team's voice under some parameters.
@@ -67,16 +68,16 @@ class Setup:
     """
     return ModelPolicy(
       sampler=self.sampler,
-      params=self.placement.everywhere(params),
+      params=self.placement.replicate(params),
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
       adapters=self.sharing.adapters,
     )
 
-  def asked(self, count: int, split: str = '') -> list[Question]:
+  def evaluated_questions(self, count: int, split: str = '') -> list[Question]:
     """The questions of an evaluation of so many, of the split that is evaluated by default."""
-    return evaluation.asked(self.task, self.config['evaluation'], count, split)
+    return evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
 
   def evaluate(
     self,
@@ -101,7 +102,7 @@ class Setup:
       who.team,
       self.task,
       self.tokenizer,
-      [who.question(question) for question in self.asked(questions, split)],
+      [who.question(question) for question in self.evaluated_questions(questions, split)],
       who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,
@@ -124,7 +125,9 @@ class Setup:
 
     A team of one has no single agent to compare with.
     """
-    constant = evaluation.constant_answer(self.asked(questions), self.config['evaluation']['split'])
+    constant = evaluation.constant_answer(
+      self.evaluated_questions(questions), self.config['evaluation']['split']
+    )
     found = [{'step': 0, **constant}]
     if self.team.num_agents > 1:
       label = BASELINES[1]
@@ -166,11 +169,7 @@ def build(parts: config_lib.Parts) -> Setup:
   if options['lora_rank']:
     params = _with_adapters(model_config, params, config['seed'])
   return Setup(
-    config=config,
-    task=parts.task,
-    team=parts.team,
-    reward=parts.reward,
-    sharing=parts.sharing,
+    **vars(parts),
     model=Transformer(model_config),
     params=params,
     tokenizer=loaded.tokenizer,
@@ -185,6 +184,41 @@ def build(parts: config_lib.Parts) -> Setup:
     placement=placement,
     source=loaded.source,
   )
+
+
+def make_programs(setup: Setup) -> Programs:
+  """The compiled parts of the update that the config describes."""
+  config, options = setup.config, setup.config['learner']
+  updates = ORDERS[options['order']].updates(options['minibatches'], len(setup.team.turns))
+  optimizer = state_lib.make_optimizer(
+    LearnerOptions(**options),
+    updates=config['steps'] * updates,
+    adapter_scale=setup.sharing.scale,
+  )
+  own = ('kl_coef', 'kl_estimator', 'tis_cap', 'tis_level')
+  return Programs(
+    setup.model,
+    losses.from_config(config['objective'], max_length=setup.team.max_message_tokens),
+    optimizer,
+    config['rollout']['temperature'],
+    placement=setup.placement,
+    entropy=options['entropy'],
+    **{name: config['objective'][name] for name in own},
+  )
+
+
+def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
+  """The state at step 0 from some parameters, on the devices."""
+  config = setup.config
+  state = state_lib.init(
+    params,
+    programs.optimizer,
+    lambda_tok=setup.budget.lambda_tok,
+    lora=config['model']['lora_rank'] > 0,
+    keep_reference=config['objective']['kl_coef'] > 0 or setup.reward.needs_reference,
+    num_questions=len(setup.questions),
+  )
+  return setup.placement.replicate(state)
 
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:

@@ -23,7 +23,7 @@ from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.update import NonFiniteLossError, Updater
+from agent_gspo.training.programs import NonFiniteLossError, Programs
 
 
 def warm_start(
@@ -72,7 +72,7 @@ def warm_start(
     aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
     params, adapted = lora.one_adapter(params, -1), False
     model = Transformer(model.config.without_adapters())
-  updater = Updater(
+  programs = Programs(
     model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
   )
   state = state_lib.init(params, optimizer, lora=adapted)
@@ -87,14 +87,13 @@ def warm_start(
     spoken = rollout(team, task, tokenizer, batch, 1, ScriptedPolicy(script, tokenizer))
     micro_batches = train_batches.pack_messages(
       spoken.messages,
-      np.zeros(len(spoken.messages)),
-      row_tokens=config['learner']['pack_length'],
-      rows=config['learner']['micro_batch_size'],
+      pack_length=config['learner']['pack_length'],
+      micro_batch_size=config['learner']['micro_batch_size'],
       adapters=adapters,
       trained=trained,
     )
     try:
-      state, metrics = updater.minibatch(state, micro_batches)
+      state, metrics = programs.optimizer_step(state, micro_batches)
     except NonFiniteLossError as error:
       raise NonFiniteLossError(
         f'{error} in step {step + 1} of the warm start. Lower sft.learning_rate.'

@@ -9,6 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 
+from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig
@@ -20,8 +21,8 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.sharing import make_sharing
 from agent_gspo.teams.team import make_team
-from agent_gspo.training.setup import Setup
-from agent_gspo.training.step import Trainer
+from agent_gspo.training import train_step
+from agent_gspo.training.setup import Setup, init_state, make_programs
 from agent_gspo.types import Question
 from benchmarks.peers import work
 
@@ -64,6 +65,7 @@ def main() -> None:
     task=Words(work.questions(steps)),
     team=team,
     reward=RewardOptions(**config['reward']),
+    budget=BudgetOptions(**config['budget']),
     sharing=make_sharing(
       config['policy'], team.names, lora_rank=0, learning_rate=work.LEARNING_RATE
     ),
@@ -73,24 +75,25 @@ def main() -> None:
     sampler=Sampler(model, max_new_tokens=work.WRITTEN_TOKENS, **config['sampler']),
     placement=ONE_DEVICE,
     source='',
+    note='',
+    training=True,
   )
-  trainer = Trainer(setup)
-  state = trainer.init(params)
-  roll_out = clock.timed('rollout', trainer.roll_out)
+  programs = make_programs(setup)
+  state = init_state(setup, programs, params)
+  train_step.collect = clock.timed('rollout', train_step.collect)
 
-  def learn(*arguments):
-    outcome = trainer.learn(*arguments)
-    jax.block_until_ready(outcome.state.trainable)
-    return outcome
+  def update(*arguments):
+    state, metrics = optimizer_steps(*arguments)
+    jax.block_until_ready(state.trainable)
+    return state, metrics
 
-  learn = clock.timed('update', learn)
+  optimizer_steps, train_step.update = train_step.update, clock.timed('update', update)
   clock.start()
   for _ in range(steps):
-    talk = roll_out(state, Quiet())
-    outcome = learn(state, talk, Quiet())
-    state = outcome.state
-    clock.wrote(sum(len(message.token_ids) for message in talk.batch.messages))
-    assert outcome.metrics['policy/grad_norm'] > 0
+    result = train_step.train_step(setup, programs, state, Quiet())
+    state = result.state
+    clock.wrote(sum(len(message.token_ids) for message in result.rollout.messages))
+    assert result.metrics['policy/grad_norm'] > 0
     clock.end_step()
   clock.report({'jax': jax.__version__})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from credit_batches import NORMALIZATIONS, credit, normalized
+from advantage_batches import NORMALIZATIONS, normalized, some_inputs
 
 from agent_gspo.algorithms.advantages import estimators as lib
 
@@ -168,16 +168,16 @@ _NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
 _OWN_GROUPS = ('public_baseline', 'agent_turn', 'counterfactual')
 
 
-def _select(x: lib.Credit, where: np.ndarray) -> lib.Credit:
+def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
   """The messages `where`, in that order."""
   chosen = {k: np.asarray(v)[..., where] for k, v in x.items()}
   chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
-  return lib.Credit(**chosen)
+  return lib.AdvantageInputs(**chosen)
 
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
 def test_any_order_of_messages_gives_the_same(name):
-  x = credit(7, 'question_agent')
+  x = some_inputs(7, 'question_agent')
   order = np.random.default_rng(0).permutation(len(x.task))
   found = lib.advantage(x, name)
   again = lib.advantage(_select(x, order), name)
@@ -191,7 +191,7 @@ def test_any_order_of_messages_gives_the_same(name):
 
 @pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
 def test_message_that_nothing_is_compared_with_has_no_advantage(name):
-  x = credit(7, 'question_agent')
+  x = some_inputs(7, 'question_agent')
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
   np.testing.assert_array_equal(found.values, 0)
   if name not in (*_OWN_GROUPS, 'hgpo'):  # and among others
@@ -210,7 +210,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
 @pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
 def test_rewards_that_all_tie_give_no_advantage(name, reward):
   """Above all not a rounding error divided by a rounding error."""
-  x = credit(7)
+  x = some_inputs(7)
   full = lambda value: np.full(len(x.task), value, np.float32)
   options = {'best': np.float32(reward)} if name == 'ngrpo' else {}
   tied = x.replace(task=full(reward), costs=full(0), probability=full(0.3))
@@ -219,8 +219,8 @@ def test_rewards_that_all_tie_give_no_advantage(name, reward):
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
 def test_group_in_which_all_are_silent_and_wrong(name):
-  """Question 5 of `credit`; alone in the batch, so that no statistic of others moves it."""
-  x = credit(7)
+  """Question 5 of `some_inputs`; alone in the batch, so that no statistic of others moves it."""
+  x = some_inputs(7)
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 5)), name)
   expected = -1 / np.sqrt(5) if name == 'ngrpo' else 0  # five zeros and a one
   np.testing.assert_allclose(found.values, expected, atol=1e-6)
@@ -228,7 +228,7 @@ def test_group_in_which_all_are_silent_and_wrong(name):
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
 def test_costs_apart_keep_the_meaning_of_lambda(name):
-  x = credit(8, 'question_agent')
+  x = some_inputs(8, 'question_agent')
   free = x.replace(costs=np.zeros_like(x.costs))
   base = lib.advantage(free, name)
   np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').values, base.values)
@@ -245,7 +245,7 @@ def test_costs_apart_keep_the_meaning_of_lambda(name):
 
 
 def test_costs_inside_are_part_of_the_reward():
-  x = credit(8)
+  x = some_inputs(8)
   whole = x.replace(task=x.task - x.costs, costs=np.zeros_like(x.costs))
   np.testing.assert_array_equal(x.rewards, whole.task)
   for name in ('group_std', 'opo', 'gigpo'):
@@ -258,7 +258,7 @@ def test_costs_inside_are_part_of_the_reward():
 
 def test_solved_groups_still_feel_a_price_under_costs_apart():
   """ngrpo drops them; the price brings them back."""
-  x = credit(8)
+  x = some_inputs(8)
   solved = _select(x, np.flatnonzero(x.question == 4))
   assert (
     np.asarray(lib.advantage(solved.replace(costs=solved.costs * 0), 'ngrpo').kept) == 0
@@ -271,7 +271,7 @@ def test_solved_groups_still_feel_a_price_under_costs_apart():
 def test_equal_costs_bring_nothing_back():
   """0.013 in each of 24 messages has a mean that is off by a rounding error."""
   zeros, ones = np.zeros(24, int), np.ones(24, np.float32)
-  solved = lib.Credit(
+  solved = lib.AdvantageInputs(
     task=ones, costs=ones, groups=zeros, question=zeros,
     episode=np.arange(24), agent=zeros, turn=zeros,
   )  # fmt: skip
@@ -298,12 +298,12 @@ def test_equal_costs_bring_nothing_back():
 )
 def test_missing_field_is_named(name, field):
   assert field in lib.fields_of(name)
-  with pytest.raises(ValueError, match=f"'{name}' reads credit.{field}"):
-    lib.advantage(credit().replace(**{field: None}), name)
+  with pytest.raises(ValueError, match=f"'{name}' reads inputs.{field}"):
+    lib.advantage(some_inputs().replace(**{field: None}), name)
 
 
 def test_fields_must_fit_each_other():
-  x = credit()
+  x = some_inputs()
   for changes in ({'lengths': x.lengths[1:]}, {'history': x.history[:, 1:]}, {'task': x.question}):
     with pytest.raises(AssertionError):
       lib.advantage(x.replace(**changes), 'group_mean')
@@ -313,6 +313,6 @@ def test_options_are_the_keyword_parameters():
   assert lib.options_of('mc_grpo') == {'mad_floor': 0.1, 'eps': 1e-3}
   assert lib.options_of('group_mean') == {}
   assert lib.fields_of('per_component') == ('task', 'costs', 'groups')
-  x = credit()
+  x = some_inputs()
   found = lib.advantage(x, 'group_std', std_floor=10.0).values
   np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from credit_batches import by_group, credit, exact, members, standardised
+from advantage_batches import by_group, exact, members, some_inputs, standardised
 
 from agent_gspo.algorithms.advantages import difficulty
 from agent_gspo.algorithms.advantages import estimators as lib
@@ -12,7 +12,7 @@ from agent_gspo.algorithms.advantages import estimators as lib
 
 @pytest.fixture(scope='module', params=['question', 'question_agent', 'question_turn_agent'])
 def x(request):
-  return credit(3, request.param)
+  return some_inputs(3, request.param)
 
 
 def _alone(function, rewards, *more, **options):

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from credit_batches import by_group, credit, exact, members, standardised
+from advantage_batches import by_group, exact, members, some_inputs, standardised
 
 from agent_gspo.algorithms.advantages import down_sampling
 from agent_gspo.algorithms.advantages import estimators as lib
@@ -34,7 +34,7 @@ def test_d3s_keeps_the_subset_of_largest_variance(share, seed):
 
 
 def test_d3s_counts_within_each_group():
-  x = credit(5, 'question_agent')
+  x = some_inputs(5, 'question_agent')
   e = exact(x)
   found = lib.advantage(x, 'd3s', share=0.4)
   kept = np.asarray(found.kept)

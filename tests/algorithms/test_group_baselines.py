@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from credit_batches import by_group, credit, exact, members, standardised
+from advantage_batches import by_group, exact, members, some_inputs, standardised
 
 from agent_gspo.algorithms.advantages import estimators as lib
 from agent_gspo.algorithms.advantages import group_baselines
@@ -13,7 +13,7 @@ from agent_gspo.algorithms.advantages import group_baselines
 _GROUPS = np.zeros(4, int)
 
 
-def _values(name: str, x: lib.Credit, **options) -> np.ndarray:
+def _values(name: str, x: lib.AdvantageInputs, **options) -> np.ndarray:
   found = lib.advantage(x, name, **options)
   np.testing.assert_array_equal(found.kept, 1)
   return np.asarray(found.values)
@@ -25,7 +25,7 @@ def _whitened(values: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope='module', params=['question', 'question_agent', 'question_turn_agent'])
 def x(request):
-  return credit(2, request.param)
+  return some_inputs(2, request.param)
 
 
 def test_group_std_divides_by_the_largest_of_spread_floor_and_eps():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from credit_batches import credit, members
+from advantage_batches import members, some_inputs
 
 from agent_gspo.algorithms.advantages import groups as lib
 
@@ -13,7 +13,7 @@ from agent_gspo.algorithms.advantages import groups as lib
 @pytest.fixture(scope='module')
 def batch():
   """`(values, groups, question, episode, turn)` of random messages."""
-  x = credit(1, 'question_agent')
+  x = some_inputs(1, 'question_agent')
   values = np.random.default_rng(0).normal(size=len(x.task)).astype(np.float32)
   return values, x.groups, x.question, x.episode, x.turn
 

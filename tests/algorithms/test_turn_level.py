@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from credit_batches import by_group, credit, exact, members, standardised
+from advantage_batches import by_group, exact, members, some_inputs, standardised
 
 from agent_gspo.algorithms.advantages import estimators as lib
 from agent_gspo.algorithms.advantages import turn_level
@@ -12,10 +12,10 @@ from agent_gspo.algorithms.advantages import turn_level
 
 @pytest.fixture(scope='module', params=['question', 'question_turn_agent'])
 def x(request):
-  return credit(4, request.param)
+  return some_inputs(4, request.param)
 
 
-def _values(name: str, x: lib.Credit, **options) -> np.ndarray:
+def _values(name: str, x: lib.AdvantageInputs, **options) -> np.ndarray:
   found = lib.advantage(x, name, **options)
   np.testing.assert_array_equal(found.kept, 1)
   return np.asarray(found.values)

@@ -14,7 +14,7 @@ from agent_gspo.evaluation import compare, evaluate, harness, results, statistic
 from agent_gspo.evaluation.variants import itself
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams import counts
+from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.teams.rollout import rollout
 
@@ -68,7 +68,7 @@ def talk(name, rounds=2, decision='last'):
 def test_records_hold_all_that_the_ledger_counts(name):
   team, tokenizer, batch = talk(name, decision='judge' if name == 'debate' else 'last')
   records = json.loads(json.dumps(results.of_questions(batch, team, tokenizer, **HEAD)))
-  again, counted = results.ledger(records, team.names), counts.ledger(batch)
+  again, counted = results.message_counts(records, team.names), count_messages(batch)
   order = np.argsort(counted.episode, kind='stable')  # records go episode by episode
   for field in dataclasses.fields(counted):
     expected = getattr(counted, field.name)

@@ -21,7 +21,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding import placement
 from agent_gspo.packing import train_batches
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 
 rng = np.random.default_rng(0)
 draw = lambda n: rng.integers(5, 300, n).astype(np.int32)
@@ -32,21 +32,22 @@ found = {}
 for devices in (1, 2, 8):
   where = placement.make_placement(devices)
   for name in ('gspo', 'dapo'):
-    updater = Updater(
+    updater = Programs(
       Transformer(tiny.CONFIG), losses.make(name), optax.sgd(0.1), 0.8, entropy=False,
       placement=where,
     )
-    state = where.everywhere(state_lib.init(tiny.params(), optax.sgd(0.1)))
-    batches = train_batches.pack_messages(messages, weights, row_tokens=24, rows=8)
-    scored = updater.score(state, batches)
-    state, metrics = updater.minibatch(state, batches)
+    state = where.replicate(state_lib.init(tiny.params(), optax.sgd(0.1)))
+    packed = train_batches.pack_messages(messages, pack_length=24, micro_batch_size=8)
+    batches = train_batches.with_values(packed, advantages=weights)
+    scored = updater.logprobs(state, batches)
+    state, metrics = updater.optimizer_step(state, batches)
     used = len(jax.tree.leaves(state.trainable)[0].sharding.device_set)
     flat = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(state.trainable)])
     found[f'{name} {devices}'] = [
       used, metrics['policy/objective'], metrics['policy/grad_norm'],
       metrics['policy/clip_fraction'],
       float(np.abs(flat).sum()), float((flat * np.cos(np.arange(flat.size))).sum()),
-      float(sum(np.abs(b.old_logprobs).sum() for b in scored)),
+      float(sum(np.abs(x).sum() for x in scored)),
     ]
 """
 
@@ -69,7 +70,7 @@ for devices in (1, 3, 8):
   sampler = Sampler(
     tiny.CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where
   )
-  params = where.everywhere(tiny.params())
+  params = where.replicate(tiny.params())
   samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
   found[devices] = {
     'tokens': [ids.tolist() for ids in samples.token_ids],

@@ -28,10 +28,10 @@ from agent_gspo.reporting import html_report
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
-from agent_gspo.training import step as step_lib
+from agent_gspo.training import train_step as step_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.update import NonFiniteLossError, Updater
+from agent_gspo.training.programs import NonFiniteLossError, Programs
 from agent_gspo.workdir import checkpoints, disk, json_lines
 
 STEPS = micro_run.get_config().steps
@@ -136,15 +136,15 @@ def programs(monkeypatch, tmp_path):
 @pytest.fixture
 def compiled(monkeypatch, programs):
   """And what a run traced serves the next one."""
-  setup, updaters = _setup(), []
+  setup, made, make_programs = _setup(), [], setup_lib.make_programs
 
-  def same_updater(**arguments):
-    updaters.append(updaters[0] if updaters else Updater(**arguments))
-    return updaters[0]
+  def same_programs(setup):
+    made.append(made[0] if made else make_programs(setup))
+    return made[0]
 
   again = lambda parts: dataclasses.replace(setup, config=parts.config)
   monkeypatch.setattr(setup_lib, 'build', again)
-  monkeypatch.setattr(step_lib, 'Updater', same_updater)
+  monkeypatch.setattr(setup_lib, 'make_programs', same_programs)
 
 
 def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
@@ -196,7 +196,7 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   shutil.copytree(micro_run.finished(), workdir)
   files = ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl', 'config.json')
   before = {name: (workdir / name).read_bytes() for name in files}
-  monkeypatch.setattr(Updater, 'minibatch', lambda *_: pytest.fail('trained'))
+  monkeypatch.setattr(Programs, 'optimizer_step', lambda *_: pytest.fail('trained'))
   monkeypatch.setattr(setup_lib.Setup, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
   record = loop.train(micro_run.get_config().to_dict(), workdir)
   assert record['label'] == 'trained'
@@ -276,16 +276,16 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   go = lambda: loop.train(config, tmp_path)
 
   # In the warm start: a half-taught model must not be taken for a taught one.
-  minibatch = Updater.minibatch
+  optimizer_step = Programs.optimizer_step
 
-  def interrupted_minibatch(*arguments):
+  def interrupted_step(*arguments):
     signal.raise_signal(signal.SIGINT)
-    return minibatch(*arguments)
+    return optimizer_step(*arguments)
 
-  monkeypatch.setattr(Updater, 'minibatch', interrupted_minibatch)
+  monkeypatch.setattr(Programs, 'optimizer_step', interrupted_step)
   with pytest.raises(KeyboardInterrupt):
     go()
-  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  monkeypatch.setattr(Programs, 'optimizer_step', optimizer_step)
   assert (
     'interrupted before anything was finished; the same command starts' in capsys.readouterr().out
   )
@@ -314,39 +314,38 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
     if len(calls) == 6:  # the second mini-batch of step 3
       signal.raise_signal(signal.SIGINT)
       signal.raise_signal(signal.SIGINT)
-    return minibatch(*arguments)
+    return optimizer_step(*arguments)
 
-  monkeypatch.setattr(Updater, 'minibatch', impatient)
+  monkeypatch.setattr(Programs, 'optimizer_step', impatient)
   with pytest.raises(KeyboardInterrupt):
     go()
-  monkeypatch.setattr(Updater, 'minibatch', minibatch)
+  monkeypatch.setattr(Programs, 'optimizer_step', optimizer_step)
   assert 'saved step 2; the same command goes on from there' in capsys.readouterr().out
   assert saved(tmp_path)[0] == 2
 
   # A loss that is not finite: the last good checkpoint stays, the batch is named.
-  roll_out = step_lib.Trainer.roll_out
+  collect = step_lib.collect
 
-  def poisoned(self, state, progress):
-    talk = roll_out(self, state, progress)
-    batch = talk.batch
+  def poisoned(setup, state, progress):
+    rollout = collect(setup, state, progress)
+    batch = rollout.batch
     if state.step == 4:
-      asked.extend(q.id for q in batch.questions)
       first = batch.messages[0]
+      asked.append(batch.questions[batch.episodes[first.episode].question].id)
       first = dataclasses.replace(first, logprobs=first.logprobs + np.nan)
       batch = dataclasses.replace(batch, messages=(first, *batch.messages[1:]))
-    return dataclasses.replace(talk, batch=batch)
+    return dataclasses.replace(rollout, batch=batch)
 
   asked = []
-  monkeypatch.setattr(step_lib.Trainer, 'roll_out', poisoned)
+  monkeypatch.setattr(step_lib, 'collect', poisoned)
   message = (
     r'of 2 of step 5, questions relay-.*Lower learner.learning_rate.*checkpoint 4 is good: to go '
     r'on .* --config.learner.learning_rate and --allow_changes=learner.learning_rate\.'
   )
   with pytest.raises(NonFiniteLossError, match=message) as raised:
     go()
-  monkeypatch.setattr(step_lib.Trainer, 'roll_out', roll_out)
-  assert len(asked) == 2
-  assert all(question in str(raised.value) for question in asked)
+  monkeypatch.setattr(step_lib, 'collect', collect)
+  assert asked[0] in str(raised.value)
   assert saved(tmp_path)[0] == 4
 
   # Killed in the middle of writing an evaluation: what is there of it is not kept twice.

@@ -29,7 +29,7 @@ from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 from agent_gspo.types import Question
 from agent_gspo.workdir import checkpoints
 
@@ -278,16 +278,17 @@ def _messages():
 def _pack(agents=(0, 1, 2, 3), **options):
   messages, advantages = _messages()
   chosen = [m for m, message in enumerate(messages) if message.agent in agents]
-  return train_batches.pack_messages(
-    [messages[m] for m in chosen], advantages[chosen], row_tokens=48, rows=2, **options
+  packed = train_batches.pack_messages(
+    [messages[m] for m in chosen], pack_length=48, micro_batch_size=2, **options
   )
+  return train_batches.with_values(packed, advantages=advantages[chosen])
 
 
 @functools.cache
-def _updater(config, kl_coef=0.0) -> Updater:
+def _updater(config, kl_coef=0.0) -> Programs:
   """With plain gradient descent of rate 1: the step is the gradient."""
   objective = functools.partial(losses.gspo, clip_low=0.5, clip_high=0.5)
-  return Updater(Transformer(config), objective, optax.sgd(1.0), 0.8, kl_coef, entropy=False)
+  return Programs(Transformer(config), objective, optax.sgd(1.0), 0.8, kl_coef, entropy=False)
 
 
 def _state(params):
@@ -296,12 +297,12 @@ def _state(params):
 
 def _scores(updater, params, batches):
   """Log-probs of each message by its (old) log-probs, which tell the messages apart."""
-  scored = updater.score(_state(params), batches)
+  scored = updater.logprobs(_state(params), batches)
   found = {}
   for batch, new in zip(batches, scored, strict=True):
     for r, slot in zip(*np.nonzero(batch.message_mask), strict=True):
       mine = (batch.loss_mask[r] > 0) & (batch.loss_message[r] == slot)
-      found[tuple(batch.old_logprobs[r, mine].tolist())] = new.old_logprobs[r, mine]
+      found[tuple(batch.old_logprobs[r, mine].tolist())] = new[r, mine]
   return found
 
 
@@ -339,7 +340,7 @@ def test_gradient_of_all_agents_is_that_of_each_alone():
   state = _state(_params())
   state = state.replace(reference=jax.tree.map(np.zeros_like, state.trainable))
   batches = _pack(adapters=_ADAPTERS, trained={0, 2, 3})
-  state, metrics = _updater(_ALL, kl).minibatch(state, batches)
+  state, metrics = _updater(_ALL, kl).optimizer_step(state, batches)
   start = flax.traverse_util.flatten_dict(_params())
   found = {path: start[path] - np.asarray(x) for path, x in state.trainable.items()}
   divergence = objective = 0.0
@@ -348,7 +349,7 @@ def test_gradient_of_all_agents_is_that_of_each_alone():
     alone = _state(_of(n))
     alone = alone.replace(reference=jax.tree.map(np.zeros_like, alone.trainable))
     before = jax.tree.map(np.array, alone.trainable)
-    alone, one = _updater(_ONE, kl).minibatch(alone, _pack([agent]))
+    alone, one = _updater(_ONE, kl).optimizer_step(alone, _pack([agent]))
     divergence += one['policy/kl'] / 3
     objective += one['policy/objective'] / 3
     for path, x in alone.trainable.items():

@@ -20,7 +20,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 
 _CONFIG = tiny.CONFIG.replace(dtype='bfloat16', num_layers=4)
 
@@ -71,9 +71,9 @@ def test_sampler_and_trainer_differ_little():
     tiny.message(prompt, ids, logprobs, ended=False)
     for prompt, ids, logprobs in zip(prompts, found.token_ids, found.logprobs, strict=True)
   ]
-  updater = Updater(Transformer(_CONFIG), losses.gspo, optax.sgd(0.0), 1.0, entropy=False)
-  batches = train_batches.pack_messages(messages, np.zeros(16), row_tokens=96, rows=2)
-  trainer = updater.score(state_lib.init(params, optax.sgd(0.0)), batches)
-  gap = [np.abs(t.old_logprobs - s.old_logprobs) for t, s in zip(trainer, batches, strict=True)]
+  updater = Programs(Transformer(_CONFIG), losses.gspo, optax.sgd(0.0), 1.0, entropy=False)
+  batches = train_batches.pack_messages(messages, pack_length=96, micro_batch_size=2)
+  trainer = updater.logprobs(state_lib.init(params, optax.sgd(0.0)), batches)
+  gap = [np.abs(t - s.old_logprobs) for t, s in zip(trainer, batches, strict=True)]
   mean = sum(x.sum() for x in gap) / sum(b.loss_mask.sum() for b in batches)
   assert 0 < mean < 1e-3

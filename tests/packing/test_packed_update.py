@@ -18,7 +18,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.update import NonFiniteLossError, Updater
+from agent_gspo.training.programs import NonFiniteLossError, Programs
 
 _TEMPERATURE = 0.7
 _LOW, _HIGH = 0.02, 0.03
@@ -62,12 +62,16 @@ def _messages():
 
 def _pack(rows: int = 2, messages=None, advantages=None):
   known, weights = _messages()
-  return train_batches.pack_messages(
-    known if messages is None else messages,
-    weights if advantages is None else advantages,
-    row_tokens=_ROW,
-    rows=rows,
+  packed = train_batches.pack_messages(
+    known if messages is None else messages, pack_length=_ROW, micro_batch_size=rows
   )
+  weights = weights if advantages is None else advantages
+  return train_batches.with_values(packed, advantages=weights)
+
+
+def _scored(programs, batches):
+  """The batches with the trainer's own log-probs as the old ones."""
+  return train_batches.with_old_logprobs(batches, programs.logprobs(_state(), batches))
 
 
 # The reference: every message in a row of its own.
@@ -132,7 +136,7 @@ def _plain_step(config=tiny.CONFIG, kl_coef: float = 0.0):
 @functools.cache
 def _updater(config=tiny.CONFIG, kl_coef: float = 0.0):
   """With plain gradient descent of rate 1: the step is the gradient."""
-  return Updater(
+  return Programs(
     model=Transformer(config),
     objective=functools.partial(losses.gspo, clip_low=_LOW, clip_high=_HIGH),
     optimizer=optax.sgd(1.0),
@@ -242,7 +246,7 @@ def test_shapes_are_static_and_rows_filled_up():
     for batch in batches:
       assert {x.shape for x in batch.values() if x is not None} == {(rows, _ROW)}
     assert sum(b.message_mask.sum() for b in batches) == 16
-  assert train_batches.pack_messages([], np.zeros(0), row_tokens=_ROW, rows=2) == []
+  assert train_batches.pack_messages([], pack_length=_ROW, micro_batch_size=2) == []
 
 
 def test_what_sharing_saves_is_reported():
@@ -265,7 +269,7 @@ def test_loss_and_gradient_equal_those_of_plain_rows(expected):
   old, loss, gradient, (ratio, clipped, _) = expected
   batches = _pack(messages=_with_old(old))
   assert len(batches) > 1
-  after, metrics = _updater().minibatch(_state(), batches)
+  after, metrics = _updater().optimizer_step(_state(), batches)
   np.testing.assert_allclose(metrics['policy/objective'], -loss, atol=1e-5)
   np.testing.assert_allclose(metrics['policy/ratio_mean'], ratio.mean(), atol=1e-5)
   np.testing.assert_allclose(metrics['policy/ratio_error_max'], abs(ratio - 1).max(), atol=1e-5)
@@ -302,7 +306,7 @@ def test_cutting_and_order_of_rows_change_nothing(how, expected):
     ]
   else:
     batches = _pack(rows=1, messages=messages)
-  after, metrics = _updater().minibatch(_state(), batches)
+  after, metrics = _updater().optimizer_step(_state(), batches)
   np.testing.assert_allclose(metrics['policy/objective'], -loss, atol=1e-5)
   _close(_gradient(tiny.params(), _params(after)), gradient)
 
@@ -312,7 +316,7 @@ def test_order_of_messages_changes_nothing(expected):
   order = np.random.default_rng(1).permutation(len(_messages()[0]))
   messages = _with_old(old)
   batches = _pack(messages=[messages[m] for m in order], advantages=_messages()[1][order])
-  after, metrics = _updater().minibatch(_state(), batches)
+  after, metrics = _updater().optimizer_step(_state(), batches)
   np.testing.assert_allclose(metrics['policy/objective'], -loss, atol=1e-5)
   _close(_gradient(tiny.params(), _params(after)), gradient)
 
@@ -336,7 +340,7 @@ def test_what_fills_unused_columns_changes_nothing(expected):
         advantages=np.where(batch.message_mask > 0, batch.advantages, 9).astype(np.float32),
       )
     )
-  after, metrics = _updater().minibatch(_state(), batches)
+  after, metrics = _updater().optimizer_step(_state(), batches)
   np.testing.assert_allclose(metrics['policy/objective'], -loss, atol=1e-5)
   _close(_gradient(tiny.params(), _params(after)), gradient)
 
@@ -345,13 +349,13 @@ def test_first_ratio_is_one_and_the_second_step_is_off_policy():
   """K = 2: old log-probs by the trainer's own scoring, then two steps on the same samples."""
   updater = _updater()
   weights = 0.05 * _messages()[1]  # a step that leaves some messages within the clip band
-  batches = updater.score(_state(), _pack(advantages=weights))
-  state, first = updater.minibatch(_state(), batches)
+  batches = _scored(updater, _pack(advantages=weights))
+  state, first = updater.optimizer_step(_state(), batches)
   assert first['policy/ratio_error_max'] < 1e-5
   assert first['policy/logprob_gap_max'] < 1e-5
   assert first['policy/clip_fraction'] == 0
   before = _params(state)
-  state, second = updater.minibatch(state, batches)
+  state, second = updater.optimizer_step(state, batches)
   assert second['policy/ratio_error_max'] > 1e-3
   assert 0 < second['policy/clip_fraction'] < 1
 
@@ -365,8 +369,8 @@ def test_first_ratio_is_one_and_the_second_step_is_off_policy():
 def test_difference_to_the_sampler_is_measured_whatever_the_ratio_begins_with(expected):
   old, *_ = expected
   batches = _pack(messages=_with_old(old))
-  _, plain = _updater().minibatch(_state(), batches)
-  _, rescored = _updater().minibatch(_state(), _updater().score(_state(), batches))
+  _, plain = _updater().optimizer_step(_state(), batches)
+  _, rescored = _updater().optimizer_step(_state(), _scored(_updater(), batches))
   assert rescored['policy/logprob_gap_max'] < 1e-5  # the trainer's with itself
   found = metrics_lib.of_updates([rescored, plain])  # as the first mini-batch says
   gap = np.abs(old - _plain_logprobs(tiny.CONFIG, tiny.params(), _TEMPERATURE))
@@ -377,7 +381,7 @@ def test_difference_to_the_sampler_is_measured_whatever_the_ratio_begins_with(ex
 
 def test_score_gives_the_models_logprobs_at_the_temperature():
   batches = _pack()
-  scored = _updater().score(_state(), batches)
+  scored = _scored(_updater(), batches)
   by_text = {}
   for batch, new in zip(batches, scored, strict=True):
     assert new.old_logprobs.dtype == np.float32
@@ -399,15 +403,15 @@ def test_score_gives_the_models_logprobs_at_the_temperature():
 def test_tokens_without_weight_are_not_trained():
   batches = _pack()
   weigh = lambda factor: [b.replace(token_weights=factor * b.loss_mask) for b in batches]
-  plain, ones = (_updater().minibatch(_state(), x)[0] for x in (batches, weigh(1)))
+  plain, ones = (_updater().optimizer_step(_state(), x)[0] for x in (batches, weigh(1)))
   _close(_params(ones), _params(plain))
-  _, metrics = _updater().minibatch(_state(), weigh(0))
+  _, metrics = _updater().optimizer_step(_state(), weigh(0))
   assert metrics['policy/grad_norm'] == 0
 
 
 def test_entropy_is_that_of_the_predictions():
   rows = _plain_rows()
-  _, metrics = _updater().minibatch(_state(), _pack())
+  _, metrics = _updater().optimizer_step(_state(), _pack())
   total = 0.0
   logits = jax.jit(functools.partial(tiny.logits, tiny.CONFIG))
   for row, mask in zip(rows['tokens'], rows['mask'], strict=True):
@@ -424,7 +428,7 @@ def test_loss_that_is_not_finite_is_an_error(field):
   batches = _pack()
   batches[-1] = batches[-1].replace(**{field: np.full_like(batches[-1][field], np.nan)})
   with pytest.raises(NonFiniteLossError, match='objective=nan'):
-    _updater().minibatch(_state(), batches)
+    _updater().optimizer_step(_state(), batches)
 
 
 @pytest.mark.parametrize('kind', [np.array, jnp.array])
@@ -432,8 +436,8 @@ def test_parameters_handed_in_stay_as_they_are(kind):
   """The step consumes the state's own arrays, not those that the state was made from."""
   params = jax.tree.map(kind, tiny.params())
   state = _state(params=params)
-  state, _ = _updater().minibatch(state, _pack())
-  _updater().minibatch(state, _pack())
+  state, _ = _updater().optimizer_step(state, _pack())
+  _updater().optimizer_step(state, _pack())
   _close(params, tiny.params(), atol=0)
 
 
@@ -457,9 +461,10 @@ def test_the_reference_of_adapters_is_where_they_began():
   params, _ = _adapted()
   state = state_lib.init(params, optax.sgd(1.0), lora=True, keep_reference=True)
   updater, batches = _updater(_LORA, _KL), _pack()
-  state, first = updater.minibatch(state, updater.score(state, batches))
+  scored = train_batches.with_old_logprobs(batches, updater.logprobs(state, batches))
+  state, first = updater.optimizer_step(state, scored)
   assert first['policy/kl'] < 1e-9
-  _, second = updater.minibatch(state, batches)
+  _, second = updater.optimizer_step(state, batches)
   assert second['policy/kl'] > 1e-6
 
 
@@ -475,7 +480,7 @@ def test_lora_trains_adapters_towards_the_reference():
   step = _plain_step(_LORA, _KL)
   (loss, (_, _, divergence)), gradient = step(params, old, base=base)
   updater = _updater(_LORA, _KL)
-  state, metrics = updater.minibatch(state, _pack(messages=_with_old(old)))
+  state, metrics = updater.optimizer_step(state, _pack(messages=_with_old(old)))
 
   np.testing.assert_allclose(metrics['policy/kl'], divergence.mean(), rtol=1e-4)
   assert metrics['policy/kl'] > 1e-2

@@ -103,7 +103,7 @@ def test_who_hears_whom():
 def test_transcripts_without_hearing_have_no_edges():
   deaf = [episode(step) for step in range(6)]
   for t in deaf:
-    del t['messages'][1]['heard']
+    del t['messages'][1]['read_from']
   assert graph.who_hears_whom(deaf) == []
 
 

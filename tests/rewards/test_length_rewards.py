@@ -44,7 +44,7 @@ def drawn(seed: int) -> Episodes:
     read=rng.integers(0, 100, 9).astype(float),
     turns=rng.integers(0, 4, 9).astype(float),
     price=0.02,
-    base_loss=rng.uniform(0.5, 3, 9),
+    reference_nll=rng.uniform(0.5, 3, 9),
   )
 
 
@@ -60,7 +60,7 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
   if name == 'optima':
     if long < o['min_tokens']:
       return -1.0
-    loss = max(e.base_loss[i], o['loss_floor'])
+    loss = max(e.reference_nll[i], o['loss_floor'])
     return c - o['token_weight'] * share(e.lengths) + o['loss_weight'] / loss
   if name == 'l1_exact':
     return c - o['alpha'] * abs(o['target'] - long)
@@ -136,7 +136,7 @@ def test_order_of_episodes_does_not_matter(name):
   mixed = Episodes(
     **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions', 'read', 'turns')},
     price=e.price,
-    base_loss=e.base_loss[order],
+    reference_nll=e.reference_nll[order],
   )
   found = length_rewards.term(name, OTHERS[name], e)[order]
   np.testing.assert_allclose(length_rewards.term(name, OTHERS[name], mixed), found, atol=1e-12)
@@ -180,13 +180,15 @@ def test_optima_without_a_measured_loss_is_its_token_term():
   e = episodes([1, 0], [50, 100])
   found = length_rewards.term('optima', {}, e)
   np.testing.assert_allclose(found, [-0.25, -0.5])
-  with pytest.raises(ValueError, match='base_loss must not be negative'):
-    length_rewards.term('optima', {}, episodes([1, 0], [50, 100], base_loss=np.array([1.0, -0.1])))
+  with pytest.raises(ValueError, match='reference_nll must not be negative'):
+    length_rewards.term(
+      'optima', {}, episodes([1, 0], [50, 100], reference_nll=np.array([1.0, -0.1]))
+    )
 
 
 def test_optima_a_loss_of_nothing_is_not_worth_everything():
   """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
-  e = episodes([1, 1], [50, 50], base_loss=np.array([0.0, np.inf]))
+  e = episodes([1, 1], [50, 50], reference_nll=np.array([0.0, np.inf]))
   found = length_rewards.term('optima', {'loss_floor': 0.25}, e)
   np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])
 

@@ -11,12 +11,12 @@ import random
 import numpy as np
 import pytest
 import scripted_teams as st
-from credit_batches import NORMALIZATIONS, normalized
+from advantage_batches import NORMALIZATIONS, normalized
 
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.communication import RewardOptions
-from agent_gspo.teams import counts
+from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.rollout import rollout
 
 LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
@@ -113,11 +113,11 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
     gate_fraction=0.6,
     **money,
   )
-  ledger = counts.ledger(batch)
+  counts = count_messages(batch)
   texts = [m.text for m in batch.messages]
   terms = communication.reward_terms(
     options,
-    ledger,
+    counts,
     np.array(scores),
     0.002,
     texts,
@@ -142,7 +142,7 @@ def test_gate_opens_at_the_accuracy_it_names():
   scores = np.array([1.0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
   terms = lambda tau: communication.reward_terms(
     options_of(gate='group_accuracy', gate_accuracy=tau),
-    counts.ledger(batch),
+    count_messages(batch),
     scores,
     0.1,
     [m.text for m in batch.messages],
@@ -159,13 +159,13 @@ def test_gate_opens_at_the_accuracy_it_names():
 def test_episodes_and_questions_without_messages_move_no_gate(gate):
   batch = talk(st.team('single'), lambda turn: 2)
   options = options_of(gate=gate, gate_accuracy=1.0, gate_fraction=0.5)
-  full = counts.ledger(batch)
+  full = count_messages(batch)
   # An episode that nobody wrote in, and question ids of which every second is not there.
-  ledger = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
+  counts = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
   scores = np.array([0.0] * 4 + [1.0] * 8)
   same = dataclasses.replace(full, num_episodes=13)
   more = np.append(scores, 0.0)
-  for found, own in ((full, scores), (same, more), (ledger, more)):
+  for found, own in ((full, scores), (same, more), (counts, more)):
     with np.errstate(all='raise'):
       terms = communication.reward_terms(options, found, own, 0.1, [''] * 12)
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
@@ -174,7 +174,7 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
 def test_a_price_of_zero_costs_nothing():
   batch = talk(st.team('complete'), random_lengths(0))
   terms = communication.reward_terms(
-    options_of(p_read=1.0), counts.ledger(batch), np.ones(12), 0.0, ['x'] * 36
+    options_of(p_read=1.0), count_messages(batch), np.ones(12), 0.0, ['x'] * 36
   )
   assert not terms.costs.any()
   np.testing.assert_array_equal(terms.total, 1.0)
@@ -223,7 +223,7 @@ def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
   scores = np.concatenate([np.arange(4) < 4 * a for a in accuracies]).astype(float)
   terms = communication.reward_terms(
     options_of(gate='top_groups', gate_fraction=fraction),
-    counts.ledger(batch),
+    count_messages(batch),
     scores,
     0.1,
     [''] * 12,
@@ -235,26 +235,26 @@ def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
 @pytest.mark.parametrize('credit', communication.CREDITS)
 def test_length_reward_is_one_term_of_the_whole_episode(credit):
   batch = talk(st.team('star', rounds=2), random_lengths(1))
-  ledger, scores = counts.ledger(batch), np.tile([1.0, 0, 1, 1], 3)
+  counts, scores = count_messages(batch), np.tile([1.0, 0, 1, 1], 3)
   options = options_of(
     length_reward='l1_exact', length_reward_options='target=7, alpha=0.01', credit=credit
   )
-  terms = communication.reward_terms(options, ledger, scores, 0.003, [''] * len(batch.messages))
+  terms = communication.reward_terms(options, counts, scores, 0.003, [''] * len(batch.messages))
   plain = communication.reward_terms(
-    options_of(credit=credit), ledger, scores, 0.003, [''] * len(batch.messages)
+    options_of(credit=credit), counts, scores, 0.003, [''] * len(batch.messages)
   )
   written = [sum(m.written for m in batch.messages if m.episode == e) for e in range(12)]
   expected = [-0.01 * abs(7 - written[m.episode]) for m in batch.messages]
   np.testing.assert_allclose(terms.length_reward, expected, rtol=1e-5)
   np.testing.assert_allclose(terms.total, plain.total + expected, rtol=1e-5)
   np.testing.assert_allclose(terms.task - terms.costs, terms.total, rtol=1e-6)
-  np.testing.assert_array_equal(communication.episode_costs(options, ledger), written)
+  np.testing.assert_array_equal(communication.episode_costs(options, counts), written)
 
 
 def test_hinge_is_the_only_charge_of_its_price():
   batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens an episode
   options = options_of(length_reward='hinge', length_reward_options='limit=7')
-  terms = communication.reward_terms(options, counts.ledger(batch), np.ones(12), 0.01, [''] * 36)
+  terms = communication.reward_terms(options, count_messages(batch), np.ones(12), 0.01, [''] * 36)
   assert not terms.token_cost.any()
   expected = {0: 0.0, 1: 0.0, 2: -0.02, 3: -0.05}
   for m, value in zip(batch.messages, terms.length_reward, strict=True):
@@ -267,26 +267,26 @@ def test_the_gate_stands_before_the_length_reward_too():
   options = options_of(
     gate='correct', length_reward='l1_exact', length_reward_options='target=13, alpha=0.1'
   )
-  terms = communication.reward_terms(options, counts.ledger(batch), scores, 0.0, [''] * 12)
+  terms = communication.reward_terms(options, count_messages(batch), scores, 0.0, [''] * 12)
   np.testing.assert_allclose(terms.length_reward, -1.0 * scores)
 
 
 def test_length_rewards_read_what_was_read_and_who_spoke():
   batch = talk(st.team('chain'), lambda turn: 2 * (turn.sample % 2 == 0 or turn.agent == 0))
-  ledger = counts.ledger(batch)
+  counts = count_messages(batch)
   options = options_of(
     length_reward='pass_rate_scaled',
     length_reward_options='written_weight=0,read_weight=0,turn_weight=0.3',
   )
-  terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
+  terms = communication.reward_terms(options, counts, np.ones(12), 0.0, [''] * 36)
   for m, value in zip(batch.messages, terms.length_reward, strict=True):
     assert value == pytest.approx(-0.3 if m.episode % 2 == 0 else -0.1)
   options = options_of(
     length_reward='pass_rate_scaled',
     length_reward_options='written_weight=0,read_weight=0.3,turn_weight=0',
   )
-  terms = communication.reward_terms(options, ledger, np.ones(12), 0.0, [''] * 36)
-  read = np.bincount(ledger.episode, ledger.read)
+  terms = communication.reward_terms(options, counts, np.ones(12), 0.0, [''] * 36)
+  read = np.bincount(counts.episode, counts.read)
   for m, value in zip(batch.messages, terms.length_reward, strict=True):
     first = m.episode // 4 * 4
     most = read[first : first + 4].max()
@@ -297,7 +297,7 @@ def test_base_loss_reaches_the_length_reward():
   batch = talk(st.team('single'), lambda turn: 2)
   options = options_of(length_reward='optima', length_reward_options='min_tokens=0')
   terms = lambda loss: communication.reward_terms(
-    options, counts.ledger(batch), np.ones(12), 0.0, [''] * 12, base_loss=loss
+    options, count_messages(batch), np.ones(12), 0.0, [''] * 12, reference_nll=loss
   )
   loss = np.linspace(1, 4, 12)
   by_message = loss[[m.episode for m in batch.messages]]
@@ -312,7 +312,7 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   batch = talk(st.team('single'), lambda turn: turn.sample + 1)
   scores = np.array([1.0, 1, 1, 0] * 3)
   terms = communication.reward_terms(
-    options_of(gate=gate), counts.ledger(batch), scores, 0.01, [''] * 12
+    options_of(gate=gate), count_messages(batch), scores, 0.01, [''] * 12
   )
   first, second, third, wrong = terms.total[:4]
   assert first > second > third > wrong
@@ -332,7 +332,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     return 1 + turn.sample
 
   batch = talk(st.team('star'), lengths)
-  ledger, scores = counts.ledger(batch), np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
+  counts, scores = count_messages(batch), np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
   needed = {'hinge': 'limit=3', 'overlong': 'limit=9, buffer=5'}
   target = 'target=3' if name in ('l1_exact', 'l1_max', 'laser') else ''
   options = options_of(
@@ -340,7 +340,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
   )
   terms = communication.reward_terms(
     options,
-    ledger,
+    counts,
     scores,
     0.01,
     [m.text for m in batch.messages],
@@ -348,10 +348,10 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     message_limit=2.0,
   )
   for part in (terms.token_cost, terms.turn_cost, terms.message_cost):
-    assert not part[ledger.silent].any()
+    assert not part[counts.silent].any()
   assert np.isfinite(terms.total).all()
-  assert ledger.silent[ledger.agent == 1].all()
-  groups = estimators.group_ids('question_agent', ledger.question, ledger.agent, ledger.round)
+  assert counts.silent[counts.agent == 1].all()
+  groups = estimators.group_ids('question_agent', counts.question, counts.agent, counts.round)
   for normalize in NORMALIZATIONS:
     found = normalized(normalize, terms.task, terms.costs, groups)
     assert np.isfinite(np.asarray(found)).all()
@@ -368,10 +368,10 @@ def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
   team = st.team(name, rounds=2, max_episode_tokens=cap)
   bound = communication.max_episode_cost(options, team)
   for seed in range(3):
-    ledger = counts.ledger(talk(team, random_lengths(seed), samples=1))
-    costs = communication.message_costs(options, ledger)
-    assert np.bincount(ledger.episode, costs).max() <= bound + 1e-9
-  everything = counts.ledger(talk(team, lambda turn: turn.limit, samples=1))
+    counts = count_messages(talk(team, random_lengths(seed), samples=1))
+    costs = communication.message_costs(options, counts)
+    assert np.bincount(counts.episode, costs).max() <= bound + 1e-9
+  everything = count_messages(talk(team, lambda turn: turn.limit, samples=1))
   reached = np.bincount(everything.episode, communication.message_costs(options, everything)).max()
   if not cap:
     assert reached == pytest.approx(bound)
@@ -401,8 +401,8 @@ def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name
   for lengths in (lambda turn: turn.limit, random_lengths(name)):
     batch = talk(team, lengths)
     texts = [m.text for m in batch.messages]
-    ledger = counts.ledger(batch)
-    right = communication.reward_terms(options, ledger, np.ones(12), price, texts, **prices)
+    counts = count_messages(batch)
+    right = communication.reward_terms(options, counts, np.ones(12), price, texts, **prices)
     assert right.total.min() > 0  # a wrong and silent episode has reward 0
 
 
@@ -468,7 +468,7 @@ def test_bound_knows_the_length_rewards(name, safe, unsafe):
 def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
   """The refused options, through the reward itself, on one question; the accepted ones do not."""
   batch = talk(st.team('star'), lambda turn: (turn.limit, 0, 1, 0)[turn.sample])
-  ledger, scores = counts.ledger(batch), np.tile([1.0, 0.0], 6)
+  counts, scores = count_messages(batch), np.tile([1.0, 0.0], 6)
   for name, text, wrong_wins in [
     ('l1_exact', 'target=5, alpha=0.2', True),
     ('l1_exact', 'target=5, alpha=0.01', False),
@@ -480,8 +480,8 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ('decaying', '', False),
   ]:
     options = options_of(length_reward=name, length_reward_options=text)
-    terms = communication.reward_terms(options, ledger, scores, 0.0, [''] * 36)
-    right, wrong = (terms.total[ledger.episode == e].mean() for e in (0, 1))
+    terms = communication.reward_terms(options, counts, scores, 0.0, [''] * 36)
+    right, wrong = (terms.total[counts.episode == e].mean() for e in (0, 1))
     assert (wrong > right) == wrong_wins, (name, text)
 
 
@@ -637,7 +637,7 @@ def test_summary_keeps_the_terms_apart(credit):
   )
   terms = communication.reward_terms(
     options,
-    counts.ledger(batch),
+    count_messages(batch),
     np.ones(12),
     0.005,
     [''] * 36,

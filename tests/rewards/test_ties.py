@@ -8,7 +8,7 @@ import pytest
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards import communication, ties
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import Ledger
+from agent_gspo.teams.counts import MessageCounts
 
 
 def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, lambda_turn=0.0, **options):
@@ -152,11 +152,11 @@ def test_lengths_count_the_stop_token():
   """Of tokens written 0 and 9 opo weighs 1 and 10."""
   zeros, two = np.zeros(2, int), np.arange(2)
   written = np.array([0, 9])
-  ledger = Ledger(
+  counts = MessageCounts(
     episode=two, question=zeros, agent=zeros, round=zeros, layer=zeros, written=written,
     read=zeros, readers=zeros, silent=written == 0, truncated=zeros > 0, relevant=zeros,
     num_episodes=2, agent_names=('agent',),
   )  # fmt: skip
-  terms = communication.reward_terms(RewardOptions(), ledger, np.array([1.0, 0.0]), 0.0, [''] * 2)
-  found = ties.estimator('opo')(terms, ledger)
+  terms = communication.reward_terms(RewardOptions(), counts, np.array([1.0, 0.0]), 0.0, [''] * 2)
+  found = ties.estimator('opo')(terms, counts)
   np.testing.assert_allclose(found, [10 / 11, -1 / 11], rtol=1e-5)

@@ -21,7 +21,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.sampling import categorical, keys
 from agent_gspo.sampling.sampler import Sampler, bucket
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
 
 _ROWS = 200
 _NEW = 8
@@ -222,11 +222,11 @@ def test_logprobs_are_those_of_the_trainer(everything):
     )
   ]
   optimizer = optax.sgd(1.0)
-  updater = Updater(Transformer(tiny.CONFIG), losses.gspo, optimizer, _TEMPERATURE, entropy=False)
-  batches = train_batches.pack_messages(messages, np.zeros(_ROWS), row_tokens=128, rows=4)
-  scored = updater.score(state_lib.init(_params(), optimizer, lora=False), batches)
+  updater = Programs(Transformer(tiny.CONFIG), losses.gspo, optimizer, _TEMPERATURE, entropy=False)
+  batches = train_batches.pack_messages(messages, pack_length=128, micro_batch_size=4)
+  scored = updater.logprobs(state_lib.init(_params(), optimizer, lora=False), batches)
   for sampler, trainer in zip(batches, scored, strict=True):
-    np.testing.assert_allclose(sampler.old_logprobs, trainer.old_logprobs, atol=1e-4)
+    np.testing.assert_allclose(sampler.old_logprobs, trainer, atol=1e-4)
   assert sum(b.loss_mask.sum() for b in batches) == sum(map(len, everything.token_ids))
 
 

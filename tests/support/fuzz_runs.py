@@ -152,7 +152,7 @@ def _episode(i: int, **head: Any) -> dict[str, Any]:
     'messages': [
       {**said, 'agent': 'holder', 'text': '12 bolts', 'written': 3, 'note': '12', 'relevant': True},
       {
-        **{**said, 'agent': 'solver', 'heard': [['holder', 0]], 'text': 'The answer is 12'},
+        **{**said, 'agent': 'solver', 'read_from': [['holder', 0]], 'text': 'The answer is 12'},
         **{'written': 5, 'note': '', 'relevant': None},
       },
     ],

@@ -38,7 +38,7 @@ def episode(step, text='The crate holds 12 bolts.', right=True):
       {
         'agent': 'solver',
         'round': 0,
-        'heard': [['holder', 0]],
+        'read_from': [['holder', 0]],
         'text': 'The answer is 12',
         'written': 5,
         'read': 30,

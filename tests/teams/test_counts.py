@@ -1,4 +1,4 @@
-"""The ledger against counts made by hand, and against the sampler's own."""
+"""The counts against counts made by hand, and against the sampler's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scripted_teams as st
 
-from agent_gspo.teams import counts
+from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import RolloutBatch
 
@@ -34,7 +34,7 @@ def talk(name: str, decision: str = 'last', rounds: int = 3) -> RolloutBatch:
 @pytest.mark.parametrize('decision', ['last', 'judge'])
 def test_ledger_equals_a_count_by_hand(name, decision):
   batch = talk(name, decision)
-  found = counts.ledger(batch)
+  found = count_messages(batch)
   assert len(found.episode) == len(batch.messages) > 0
   assert found.num_episodes == 6
   for i, m in enumerate(batch.messages):
@@ -52,7 +52,7 @@ def test_ledger_equals_a_count_by_hand(name, decision):
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
 def test_tables_by_agent_and_round_add_up(name):
   batch = talk(name)
-  found = counts.ledger(batch)
+  found = count_messages(batch)
   written = sum(len(m.text.split()) for m in batch.messages) / 6
   read = sum(len(m.prompt_ids) for m in batch.messages) / 6
   for rows in (found.agents(), found.rounds()):
@@ -71,7 +71,7 @@ def test_critical_path_is_the_longest_message_of_each_layer(name):
   for m in batch.messages:
     key = (m.episode, m.round, m.layer)
     longest[key] = max(longest[key], m.written)
-  path = counts.ledger(batch).critical_path()
+  path = count_messages(batch).critical_path()
   by_layer = collections.defaultdict(list)
   for m, tokens in zip(batch.messages, path, strict=True):
     assert tokens in (0, m.written)
@@ -83,7 +83,7 @@ def test_critical_path_is_the_longest_message_of_each_layer(name):
 def test_silence_is_told_apart_by_relevance():
   batch = talk('star')
   silent = lambda *agents: np.mean([m.text == '' for m in batch.messages if m.agent in agents])
-  found = counts.ledger(batch)
+  found = count_messages(batch)
   assert found.silence_rate(found.relevant == 1) == silent(0)
   assert found.silence_rate(found.relevant == 0) == silent(1)
   assert found.silence_rate(found.relevant == -1) == silent(2)
@@ -114,7 +114,7 @@ def test_totals_are_the_samplers_own_token_for_token():
       return out
 
     batch = rollout(team, st.Echo(), tokenizer, st.questions(5), 5, counting)
-    found = counts.ledger(batch)
+    found = count_messages(batch)
     assert found.written.sum() == counted['written']
     assert found.read.sum() == counted['read']
     assert len(found.written) == counted['turns']
@@ -130,7 +130,7 @@ def test_totals_are_the_samplers_own_token_for_token():
 
 
 def test_nothing_was_said():
-  empty = counts.ledger(RolloutBatch(questions=(), episodes=(), messages=(), agent_names=('a',)))
+  empty = count_messages(RolloutBatch(questions=(), episodes=(), messages=(), agent_names=('a',)))
   assert empty.per_question(empty.written) == 0.0
   assert empty.critical_path().tolist() == []
   assert empty.rounds() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 
 import flax
 import numpy as np
@@ -14,9 +15,11 @@ import tiny
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import lora
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.training import reference_nll
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.programs import Programs
+from agent_gspo.types import RolloutBatch
 
 _TEMPERATURE, _EOS = 0.7, 0
 _BASE = tiny.CONFIG.replace(num_layers=1)
@@ -43,22 +46,21 @@ def _loss(params, message) -> float:
 
 
 def _of_episodes(config, state, reference, messages=None, adapters=None):
-  updater = Updater(
+  updater = Programs(
     model=Transformer(config),
     objective=functools.partial(losses.gspo, clip_low=0.1, clip_high=0.1),
     optimizer=optax.sgd(1.0),
     temperature=_TEMPERATURE,
   )
   messages = _messages() if messages is None else messages
-  return reference_nll.of_episodes(
-    updater,
-    state.replace(reference=reference),
-    messages,
-    3,
-    row_tokens=32,
-    rows=2,
-    adapters=adapters,
+  setup = types.SimpleNamespace(
+    reward=RewardOptions(length_reward='optima', length_reward_options='min_tokens=0'),
+    config={'learner': {'pack_length': 32, 'micro_batch_size': 2}},
+    sharing=types.SimpleNamespace(adapters=adapters),
   )
+  batch = RolloutBatch(questions=(), episodes=(None,) * 3, messages=tuple(messages), agent_names=())
+  state = state.replace(reference=reference)
+  return reference_nll.of_episodes(setup, updater, state, batch)
 
 
 @pytest.mark.parametrize('adapted', [False, True])

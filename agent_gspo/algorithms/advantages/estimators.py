@@ -1,7 +1,7 @@
 """Advantages of messages: one front for every estimator.
 
 An estimator is a pure function of arrays `[M]`. Its positional parameters are named after the
-fields of `Credit` that it reads; its keyword parameters are its options, with the paper's
+fields of `AdvantageInputs` that it reads; its keyword parameters are its options, with the paper's
 defaults. To add one, write the function and a line in `ADVANTAGES`.
 """
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo.algorithms.advantages.difficulty import a_grae, mc_grpo, ngrpo
-from agent_gspo.algorithms.advantages.down_sampling import d3s
+from agent_gspo.algorithms.advantages.down_sampling import d3s, d3s_share
 from agent_gspo.algorithms.advantages.group_baselines import (
   batch_std,
   group_mean,
@@ -32,7 +32,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
   spo_single,
 )
 from agent_gspo.algorithms.advantages.groups import GROUPINGS, centred, group_ids, tied_groups
-from agent_gspo.algorithms.advantages.inputs import Advantage, Credit
+from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.algorithms.advantages.turn_level import (
   agent_turn,
   counterfactual,
@@ -66,38 +66,45 @@ ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
 
 COSTS = ('inside', 'apart')
 
+# (estimator, option) -> its value when a share of the run is over, from the value that is given.
+OPTION_SCHEDULES: dict[tuple[str, str], Callable[[float, float], float]] = {
+  ('d3s', 'share'): lambda done, first: d3s_share(done, start=first),
+}
 
-def advantage(credit: Credit, name: str, *, costs: str = 'inside', **options: Any) -> Advantage:
+
+def advantage(
+  inputs: AdvantageInputs, name: str, *, costs: str = 'inside', **options: Any
+) -> Advantage:
   """Advantages of the messages of a rollout under a named estimator.
 
   Args:
-    credit: of the rollout.
+    inputs: of the rollout.
     name: of `ADVANTAGES`.
     costs: 'inside' feeds `task - costs` to the estimator. 'apart' feeds the task score alone
-      and subtracts the costs, centred within `credit.groups`, from what comes out: lambda then
+      and subtracts the costs, centred within `inputs.groups`, from what comes out: lambda then
       keeps its meaning under any estimator (in a group of one there is no price). A message
       that was dropped since its advantage is 0 comes back if its price is not.
     **options: of the estimator, see `options_of`.
 
   Raises:
-    ValueError: `costs` is unknown, or a field of `credit` that the estimator reads is None.
+    ValueError: `costs` is unknown, or a field of `inputs` that the estimator reads is None.
   """
-  _check(credit)
+  _check(inputs)
   if costs not in COSTS:
     raise ValueError(f'costs={costs!r} is unknown; use one of {", ".join(COSTS)}.')
   if costs == 'inside':
-    return _estimate(credit, name, options)
-  free = _estimate(dataclasses.replace(credit, costs=jnp.zeros_like(credit.costs)), name, options)
-  price = centred(credit.costs, credit.groups)
+    return _estimate(inputs, name, options)
+  free = _estimate(dataclasses.replace(inputs, costs=jnp.zeros_like(inputs.costs)), name, options)
+  price = centred(inputs.costs, inputs.groups)
   back = (free.values == 0) & (jnp.abs(price) > 1e-9)  # equal costs leave rounding errors
   return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
 
 
-def _estimate(credit: Credit, name: str, options: Mapping[str, Any]) -> Advantage:
-  fields = {field: getattr(credit, field) for field in fields_of(name)}
+def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) -> Advantage:
+  fields = {field: getattr(inputs, field) for field in fields_of(name)}
   for field, value in fields.items():
     if value is None:
-      raise ValueError(f'advantage {name!r} reads credit.{field}, which is None.')
+      raise ValueError(f'advantage {name!r} reads inputs.{field}, which is None.')
   found = ADVANTAGES[name](**fields, **options)
   if isinstance(found, Advantage):
     return found
@@ -105,7 +112,7 @@ def _estimate(credit: Credit, name: str, options: Mapping[str, Any]) -> Advantag
 
 
 def fields_of(name: str) -> tuple[str, ...]:
-  """Fields of `Credit` that an estimator reads."""
+  """Fields of `AdvantageInputs` that an estimator reads."""
   parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
   return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
@@ -116,14 +123,29 @@ def options_of(name: str) -> dict[str, Any]:
   return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def _check(credit: Credit) -> None:
-  values = (getattr(credit, f.name) for f in dataclasses.fields(credit) if f.name != 'history')
+def options_at(name: str, given: Mapping[str, Any], done: float) -> dict[str, Any]:
+  """Options of an estimator at a point of a run: those given, the scheduled ones at their value.
+
+  Args:
+    name: of `ADVANTAGES`.
+    given: options that are set; the others have their defaults.
+    done: share of the run that is over, in `[0, 1]`.
+  """
+  options = dict(given)
+  for (estimator, option), value_at in OPTION_SCHEDULES.items():
+    if estimator == name:
+      options[option] = value_at(done, given.get(option, options_of(name)[option]))
+  return options
+
+
+def _check(inputs: AdvantageInputs) -> None:
+  values = (getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name != 'history')
   columns = [value for value in values if value is not None]
   chex.assert_rank(columns, 1)
   chex.assert_equal_shape(columns)
-  chex.assert_type([credit.task, credit.costs], float)
-  if credit.history is not None:
-    chex.assert_shape(credit.history, (None, len(credit.task)))
+  chex.assert_type([inputs.task, inputs.costs], float)
+  if inputs.history is not None:
+    chex.assert_shape(inputs.history, (None, len(inputs.task)))
 
 
 __all__ = [
@@ -131,10 +153,11 @@ __all__ = [
   'COSTS',
   'GROUPINGS',
   'Advantage',
-  'Credit',
+  'AdvantageInputs',
   'advantage',
   'fields_of',
   'group_ids',
+  'options_at',
   'options_of',
   'tied_groups',
 ]

@@ -7,7 +7,7 @@ import jax
 
 
 @chex.dataclass(frozen=True)
-class Credit:
+class AdvantageInputs:
   """One entry a message, no padding; `M` messages, `K` lengths of history.
 
   Fields that default to None are read by some estimators only (see `advantages.fields_of`).

@@ -29,8 +29,8 @@ def agent_turn(
 
   `R_m = task - sum of the author's costs from this turn on`: the task score is paid at the
   end, what was spent before is no later message's doing. `A = (R - mu_agent) / sigma_agent`
-  over all messages of the agent in the batch; `Credit.groups` is not read. `costs` are each
-  message's own. As in `group_std`, lambda cancels for an agent whose task scores all tie.
+  over all messages of the agent in the batch; `AdvantageInputs.groups` is not read. `costs` are
+  each message's own. As in `group_std`, lambda cancels for an agent whose task scores all tie.
   """
   returns = task - group_lib.to_go(costs, group_lib.joint_ids(episode, agent), turn)
   return group_std(returns, group_lib.joint_ids(agent), std_floor=std_floor, eps=eps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -29,3 +31,16 @@ def etr_clip_scale(
   chex.assert_equal_shape([advantages, solve_rate])
   strength = 1.0 + by_advantage * jnp.minimum(jnp.abs(advantages), cap)
   return strength * (1.0 + by_difficulty * 4.0 * solve_rate * (1.0 - solve_rate))
+
+
+def no_clip_scale(advantages: chex.Array, solve_rate: chex.Array) -> jax.Array:
+  """One clip range for all: float32 ones `[M]`."""
+  del solve_rate
+  return jnp.ones_like(advantages)
+
+
+CLIP_SCALES: dict[str, Callable[[chex.Array, chex.Array], jax.Array]] = {
+  'none': no_clip_scale,
+  'etr': etr_clip_scale,
+}
+"""By name: from advantages and solve rates `[M]`, factors `[M]` of each message's clip range."""

@@ -1,8 +1,29 @@
-"""Turn products of SeeUPO: what updating later turns first does to an earlier turn."""
+"""In which order mini-batches are trained, and what earlier ones do to later ones."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """How the messages of a rollout are cut into mini-batches, besides between questions.
+
+  Attributes:
+    by_turn: whether each turn of the conversations has mini-batches of its own, the last first.
+    multipliers: from `ratio`, `episode` and `turn` `[M]`, factors `[M]` of the advantages, taken
+      before each mini-batch; None for no factors. See `seeupo_multipliers`.
+  """
+
+  by_turn: bool = False
+  multipliers: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+
+  def updates(self, minibatches: int, turns: int) -> int:
+    """Optimiser steps that a rollout of so many turns leads to."""
+    return minibatches * (turns if self.by_turn else 1)
 
 
 def seeupo_multipliers(
@@ -32,3 +53,9 @@ def seeupo_multipliers(
   from_here_on = np.cumsum(log_ratio[:, ::-1], axis=1)[:, ::-1]
   later = (from_here_on - log_ratio)[row, column]
   return np.clip(np.exp(later), low, high).astype(np.float32)
+
+
+ORDERS = {
+  'shuffled': Order(),
+  'reverse_turns': Order(by_turn=True, multipliers=seeupo_multipliers),
+}

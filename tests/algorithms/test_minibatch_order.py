@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent_gspo.algorithms.objectives.turn_multipliers import seeupo_multipliers
+from agent_gspo.algorithms.objectives.minibatch_order import seeupo_multipliers
 
 
 def test_seeupo_multipliers():

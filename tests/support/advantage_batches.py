@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from agent_gspo.algorithms.advantages.estimators import Credit, advantage, group_ids
+from agent_gspo.algorithms.advantages.estimators import AdvantageInputs, advantage, group_ids
 
 NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
 """Estimators that need no more than rewards and groups."""
 
 
-def credit(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> Credit:
+def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> AdvantageInputs:
   """Uneven groups in no order; questions 0 to 6, up to 5 episodes, 3 agents and 2 turns.
 
   Question 4 ties right, question 5 is all silent and wrong, question 6 has one message, and
@@ -31,7 +31,7 @@ def credit(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> Cr
   written = rng.integers(0, 12, len(rows)) * (rng.random(len(rows)) < 0.6)
   written[(question == 5) | ((question == 0) & (agent == 2))] = 0
   observation = np.where(turn == 0, question * 3 + agent, 100 + rng.integers(0, 30, len(rows)))
-  return Credit(
+  return AdvantageInputs(
     task=scores[episode],
     costs=np.float32(price) * written.astype(np.float32),
     groups=group_ids(grouping, question, agent, turn),
@@ -49,7 +49,7 @@ def credit(seed: int = 0, grouping: str = 'question', price: float = 0.01) -> Cr
   )
 
 
-def exact(x: Credit) -> dict[str, np.ndarray]:
+def exact(x: AdvantageInputs) -> dict[str, np.ndarray]:
   """Its fields as numpy arrays, floats in float64, with `rewards`."""
   fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items()}
   return {k: v.astype(np.float64) if v.dtype.kind == 'f' else v for k, v in fields.items()}
@@ -81,7 +81,7 @@ def standardised(values: np.ndarray, floor: float = 1e-6) -> np.ndarray:
 
 def normalized(name: str, task, costs, groups, **options):
   """Float32 `[M]` under one of `NORMALIZATIONS`."""
-  plain = Credit(
+  plain = AdvantageInputs(
     task=task,
     costs=costs,
     groups=groups,

@@ -15,19 +15,22 @@ import numpy as np
 import optax
 import pytest
 
-from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sampling.sampler import Samples
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.teams import batches, counts
+from agent_gspo.teams import batches
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.training import collect as collect_lib
 from agent_gspo.training import prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
-from agent_gspo.training import step as step_lib
-from agent_gspo.training.update import Updater
+from agent_gspo.training.collect import collect
+from agent_gspo.training.minibatches import pack_minibatches
+from agent_gspo.training.programs import NonFiniteLossError
+from agent_gspo.training.train_step import train_step
 
 
 def _config(**values):
@@ -72,11 +75,7 @@ class _Setup(setup_lib.Setup):
 def _setup(**values) -> setup_lib.Setup:
   parts = config_lib.check(_config(**values))
   return _Setup(
-    config=parts.config,
-    task=parts.task,
-    team=parts.team,
-    reward=parts.reward,
-    sharing=parts.sharing,
+    **vars(parts),
     model=None,
     params={'a': {'lora_b': jnp.zeros(2)}},
     tokenizer=prompt_checks.tokenizer_from_scratch(parts.task, parts.team, 'random:micro'),
@@ -86,53 +85,56 @@ def _setup(**values) -> setup_lib.Setup:
   )
 
 
-class _Updater:
+class _Programs:
   """Each optimiser step moves all log-probs of trained tokens by `move`."""
+
+  optimizer = optax.sgd(1.0)
 
   def __init__(self, move: float = 0.1):
     self.move, self.done, self.seen = move, 0, []
 
-  def minibatch(self, state, batches):
-    self.seen.append(batches)
+  def optimizer_step(self, state, micro_batches):
+    self.seen.append(micro_batches)
     self.done += 1
     metrics = {k: 1.0 for k in ('ratio_mean', 'ratio_error_max', 'logprob_gap_mean', 'grad_norm')}
     metrics |= {'sampler_gap_mean': 1.0, 'sampler_gap_max': 1.0, 'clip_fraction': 0.0}
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
-  def entropies(self, state, batches):
-    return [np.abs(b.old_logprobs) * b.loss_mask for b in batches]
+  def entropies(self, state, micro_batches):
+    return [np.abs(b.old_logprobs) * b.loss_mask for b in micro_batches]
 
-  def score(self, state, batches):
-    return [
-      b.replace(old_logprobs=(b.old_logprobs + self.done * self.move) * b.loss_mask)
-      for b in batches
-    ]
+  def logprobs(self, state, micro_batches):
+    return [(b.sampler_logprobs + self.done * self.move) * b.loss_mask for b in micro_batches]
 
 
-def _trainer(updater=None, **values):
-  trainer = step_lib.Trainer(_setup(**values))
-  trainer.learner.updater = updater or _Updater()
-  return trainer
+def _state(setup, step: int = 0):
+  state = setup_lib.init_state(setup, _Programs(), setup.params)
+  return state.replace(step=jnp.int32(step))
 
 
-def _step(trainer):
-  state = trainer.init(trainer.setup.params)
-  talk = trainer.roll_out(state, _Progress())
-  return trainer.learn(state, talk, _Progress()), talk
+def _step(programs, step: int = 0, **values):
+  """A step from the first state, of programs that remember what they were given."""
+  setup = _setup(**values)
+  return train_step(setup, programs, _state(setup, step), _Progress())
+
+
+def _collected(**values):
+  setup = _setup(**values)
+  return collect(setup, _state(setup), _Progress())
 
 
 @pytest.mark.parametrize('algorithm', PRESETS)
 def test_every_algorithm_takes_a_step(algorithm):
-  trainer = _trainer(algorithm=algorithm, budget__lambda_tok=0.01)
-  outcome, talk = _step(trainer)
-  assert int(outcome.state.step) == 1
-  assert np.isfinite(outcome.advantages).all()
-  assert np.abs(outcome.advantages).max() > 0
-  assert all(np.isfinite(v) for v in outcome.metrics.values())
-  assert len(talk.batch.questions) == 4
-  trained = [b for step in trainer.learner.updater.seen for b in step]
+  programs = _Programs()
+  result = _step(programs, algorithm=algorithm, budget__lambda_tok=0.01)
+  assert int(result.state.step) == 1
+  assert np.isfinite(result.advantages).all()
+  assert np.abs(result.advantages).max() > 0
+  assert all(np.isfinite(v) for v in result.metrics.values())
+  assert len(result.rollout.questions) == 4
+  trained = [b for step in programs.seen for b in step]
   assert sum(b.message_mask.sum() for b in trained) == pytest.approx(
-    outcome.metrics['advantage/kept'] * len(talk.batch.messages)
+    result.metrics['advantage/kept'] * len(result.rollout.messages)
   )
 
 
@@ -140,45 +142,38 @@ def test_every_algorithm_takes_a_step(algorithm):
 @pytest.mark.parametrize('span', ['message', 'episode'])
 def test_objectives_fit_the_update(name, span):
   """Traced, not compiled: shapes and options of the real update."""
-  setup = _setup(algorithm=name, objective__ratio_span=span)
+  fields = {'algorithm': name, 'objective__ratio_span': span, 'advantage__token_share': 0.5}
+  setup, seen = _setup(**fields), _Programs()
   model_config = model_presets.PRESETS['micro'].replace(vocab_size=30)
-  model = Transformer(model_config)
-  updater = Updater(
-    model,
-    losses.from_config(setup.config['objective'], max_length=setup.team.max_message_tokens),
-    optax.sgd(1.0),
-    temperature=1.0,
-  )
-  trainer = _trainer(algorithm=name, objective__ratio_span=span, advantage__token_share=0.5)
-  _step(trainer)
-  (batch, *_), *_ = trainer.learner.updater.seen
+  setup = dataclasses.replace(setup, model=Transformer(model_config))
+  loss = setup_lib.make_programs(setup).loss
+  _step(seen, **fields)
+  (batch, *_), *_ = seen.seen
   assert (batch.span_share is None) == (span == 'message')
   assert batch.token_weights is not None
   params = jax.eval_shape(lambda: init_params(model_config, jax.random.key(0)))
   state = jax.eval_shape(lambda p: state_lib.init(p, optax.sgd(1.0)), params)
-  gradient, sums = jax.eval_shape(
-    jax.grad(updater._objective, has_aux=True), state.trainable, {}, None, batch
-  )
+  gradient, sums = jax.eval_shape(jax.grad(loss, has_aux=True), state.trainable, {}, None, batch)
   assert set(gradient) == set(state.trainable)
   assert sums['objective'].shape == ()
 
 
 def test_optima_pays_for_what_the_reference_finds_likely():
-  trainer = _trainer(
+  result = _step(
+    _Programs(),
     budget__lambda_tok=0.0,
     reward__length_reward='optima',
     reward__length_reward_options='token_weight=0, min_tokens=0, loss_floor=0.4',
   )
-  outcome, talk = _step(trainer)
-  worst = np.full(len(talk.batch.episodes), np.inf)
-  for m in talk.batch.messages:
+  worst = np.full(len(result.rollout.episodes), np.inf)
+  for m in result.rollout.messages:
     if not m.silent:
       loss = -m.logprobs.mean()  # the stand-in scores as the sampler did
       worst[m.episode] = loss if np.isinf(worst[m.episode]) else max(loss, worst[m.episode])
-  scores, _ = batches.task_scores(talk.batch)
+  scores, _ = batches.task_scores(result.rollout)
   expected = scores + 0.5 / np.maximum(worst, 0.4)
-  episode = [m.episode for m in talk.batch.messages]
-  np.testing.assert_allclose(outcome.rewards, expected[episode], rtol=1e-5)
+  episode = [m.episode for m in result.rollout.messages]
+  np.testing.assert_allclose(result.rewards, expected[episode], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +186,7 @@ def test_optima_pays_for_what_the_reference_finds_likely():
   ],
 )
 def test_a_reference_policy_is_held_where_somebody_asks_for_it(asks, kept):
-  trainer = _trainer(**{'model__lora_rank': 0, **asks})
-  state = trainer.init(trainer.setup.params)
+  state = _state(_setup(**{'model__lora_rank': 0, **asks}))
   assert (state.reference is not None) == kept
   if kept:  # a copy, since updates consume what is trained
     jax.tree.map(lambda x: x.delete(), state.trainable)
@@ -202,7 +196,7 @@ def test_a_reference_policy_is_held_where_somebody_asks_for_it(asks, kept):
 def test_evaluations_ask_the_first_questions_or_evenly_from_the_split():
   found = [_setup(evaluation__spread=spread) for spread in (False, True)]
   split = found[0].task.questions('test')
-  first, evenly = ([q.id for q in setup.asked(4)] for setup in found)
+  first, evenly = ([q.id for q in setup.evaluated_questions(4)] for setup in found)
   assert first == [split[i].id for i in range(4)]
   assert evenly == [split[i * len(split) // 4].id for i in range(4)]
   assert first != evenly
@@ -248,37 +242,36 @@ def _messages_of(batches):
 
 
 def test_minibatches_part_the_messages():
-  trainer = _trainer(learner__minibatches=3)
-  outcome, _talk = _step(trainer)
-  seen = trainer.learner.updater.seen
-  assert len(seen) == 3
+  programs = _Programs()
+  result = _step(programs, learner__minibatches=3)
+  assert len(programs.seen) == 3
   # A message's slot carries its own advantage, whatever the order of packing.
-  expected = np.sort(outcome.advantages)
-  found = np.sort(np.concatenate([b.advantages[b.message_mask > 0] for s in seen for b in s]))
+  expected = np.sort(result.advantages)
+  packed = [b for step in programs.seen for b in step]
+  found = np.sort(np.concatenate([b.advantages[b.message_mask > 0] for b in packed]))
   np.testing.assert_allclose(found, expected)
 
 
 def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others():
-  trainer = _trainer(_Updater(move=0.1), algorithm='seeupo', learner__minibatches=1)
-  outcome, talk = _step(trainer)
-  seen = trainer.learner.updater.seen
-  ledger = counts.ledger(talk.batch)
-  last = np.flatnonzero(ledger.turn == ledger.turn.max())
-  assert len(seen) == 2  # informants and solver
-  assert sum(b.message_mask.sum() for b in seen[0]) == len(last)
-  solver = np.sort(np.concatenate([b.advantages[b.message_mask > 0] for b in seen[0]]))
-  np.testing.assert_allclose(solver, np.sort(outcome.advantages[last]), rtol=1e-6)
-  informants = np.concatenate([b.advantages[b.message_mask > 0] for b in seen[1]])
+  programs = _Programs(move=0.1)
+  result = _step(programs, algorithm='seeupo', learner__minibatches=1)
+  counts = count_messages(result.rollout)
+  last = np.flatnonzero(counts.turn == counts.turn.max())
+  assert len(programs.seen) == 2  # informants and solver
+  assert sum(b.message_mask.sum() for b in programs.seen[0]) == len(last)
+  solver = np.concatenate([b.advantages[b.message_mask > 0] for b in programs.seen[0]])
+  np.testing.assert_allclose(np.sort(solver), np.sort(result.advantages[last]), rtol=1e-6)
+  informants = np.concatenate([b.advantages[b.message_mask > 0] for b in programs.seen[1]])
   # Every token of the solver went up by 0.1 nats, so its ratio is e^0.1.
-  first = np.flatnonzero(ledger.turn == 0)
-  expected = outcome.advantages[first] * np.exp(0.1)
+  first = np.flatnonzero(counts.turn == 0)
+  expected = result.advantages[first] * np.exp(0.1)
   np.testing.assert_allclose(np.sort(informants), np.sort(expected), rtol=1e-5)
 
 
 def test_an_episode_is_one_sequence():
-  trainer = _trainer(_Updater(move=0.1), objective__ratio_span='episode', learner__minibatches=2)
-  _step(trainer)
-  first, second = trainer.learner.updater.seen
+  programs = _Programs(move=0.1)
+  _step(programs, objective__ratio_span='episode', learner__minibatches=2)
+  first, second = programs.seen
   for part, moved in ((first, 0.0), (second, 0.1)):
     inside = np.concatenate([b.message_mask.reshape(-1) for b in part]) > 0
     ratio = np.concatenate([b.span_log_ratio.reshape(-1) for b in part])[inside]
@@ -289,24 +282,18 @@ def test_an_episode_is_one_sequence():
 
 
 def test_old_logprobs_of_the_trainer_are_taken_before_the_first_update():
-  sampled = _trainer(_Updater(move=1.0))
-  rescored = _trainer(_Updater(move=1.0), learner__old_logprobs='trainer')
-  for trainer in (sampled, rescored):
-    _step(trainer)
-  for a, b in zip(sampled.learner.updater.seen, rescored.learner.updater.seen, strict=True):
+  sampled, rescored = _Programs(move=1.0), _Programs(move=1.0)
+  _step(sampled)
+  _step(rescored, learner__old_logprobs='trainer')
+  for a, b in zip(sampled.seen, rescored.seen, strict=True):
     for x, y in zip(a, b, strict=True):
       np.testing.assert_allclose(x.old_logprobs, y.old_logprobs)  # no step was done yet
 
 
 def test_dropped_messages_are_not_trained():
-  trainer = _trainer(algorithm='d3s')
-  state = trainer.init(trainer.setup.params)
   kept = []
   for step in (0, 5, 10):  # of 10: ever more is kept
-    state = state.replace(step=jnp.int32(step))
-    talk = trainer.roll_out(state, _Progress())
-    outcome = trainer.learn(state, talk, _Progress())
-    kept.append(outcome.metrics['advantage/kept'])
+    kept.append(_step(_Programs(), step, algorithm='d3s').metrics['advantage/kept'])
   assert kept == pytest.approx([0.5, 0.75, 1.0], abs=0.1)
 
 
@@ -314,86 +301,94 @@ def test_dropped_messages_are_not_trained():
 def test_which_tokens_are_trained_depends_on_the_mini_batch_not_on_its_rows(minibatches):
   trained = {}
   for rows in (1, 2, 8):
-    trainer = _trainer(
-      advantage__token_share=0.3, learner__micro_batch_size=rows, learner__minibatches=minibatches
-    )
-    _step(trainer)
-    seen = trainer.learner.updater.seen
-    assert len(seen) == minibatches
-    for part in seen:
+    programs = _Programs()
+    fields = {'learner__micro_batch_size': rows, 'learner__minibatches': minibatches}
+    _step(programs, advantage__token_share=0.3, **fields)
+    assert len(programs.seen) == minibatches
+    for part in programs.seen:
       weights, mask = (np.concatenate([b[k] for b in part]) for k in ('token_weights', 'loss_mask'))
       assert set(weights[mask > 0]) == {0.0, 1.0}
       assert weights.sum() == pytest.approx(0.3 * mask.sum(), abs=1)
       assert not weights[mask == 0].any()
     trained[rows] = [
-      sorted(t for b in part for t in b.old_logprobs[b.token_weights > 0]) for part in seen
+      sorted(t for b in part for t in b.old_logprobs[b.token_weights > 0]) for part in programs.seen
     ]
   assert trained[1] == trained[2] == trained[8]
 
 
 def test_tied_questions_make_room_for_others():
-  plain = _trainer(selection__resample=0)
-  _, talk = _step(plain)
-  picky = _trainer(selection__resample=5)
-  outcome, chosen = _step(picky)
-  assert len(chosen.batch.questions) == len(talk.batch.questions) == 4
-  assert outcome.metrics['selection/questions_asked'] >= 4
-  assert int(outcome.state.selection.drawn) == chosen.asked
+  setup = _setup(selection__resample=5)
+  chosen = collect(setup, _state(setup), _Progress())
+  assert len(chosen.batch.questions) == len(_collected(selection__resample=0).batch.questions) == 4
+  result = _step(_Programs(), selection__resample=5)
+  assert result.metrics['selection/questions_asked'] == chosen.questions_asked >= 4
+  assert int(result.state.selection.drawn) == chosen.questions_asked
   scores = np.asarray([e.task_score for e in chosen.batch.episodes]).reshape(4, 4)
   assert (scores.max(axis=1) > scores.min(axis=1)).all()
   ids = [q.id for q in chosen.batch.questions]
-  assert [plain.questions[int(i)].id for i in chosen.places] == ids
+  assert [setup.questions[int(i)].id for i in chosen.question_index] == ids
 
 
 @pytest.mark.parametrize('name', ['uniform', 'vade', 'spo'])
-def test_a_step_asks_no_question_twice(name):
+def test_a_step_asks_no_question_twice(name, monkeypatch):
   """It would be answered with the same noise again."""
-  trainer = _trainer(
+  setup = _setup(
     selection__name=name,
     selection__resample=3,
     rollout__questions=3,
     learner__minibatches=1,
     task__options__train_size=8,
   )
-  trainer.setup.task.score = lambda question, answer: 0.0  # all tie, so all are asked that can be
-  state = trainer.init(trainer.setup.params)
-  asked = []
-  converse = trainer._converse
-  trainer._converse = lambda state, places, p: asked.append(places) or converse(state, places, p)
-  talk = trainer.roll_out(state, _Progress())
-  assert [len(places) for places in asked] == [3, 3]  # only two others are left after them
-  assert len(set(np.concatenate(asked).tolist())) == talk.asked == 6
-  np.testing.assert_array_equal(talk.places, asked[-1])  # and are trained on as they are
+  setup.task.score = lambda question, answer: 0.0  # all tie, so all are asked that can be
+  drawn, rollout = [], collect_lib.rollout
+
+  def converse(team, task, tokenizer, questions, *rest):
+    drawn.append([q.id for q in questions])
+    return rollout(team, task, tokenizer, questions, *rest)
+
+  monkeypatch.setattr(collect_lib, 'rollout', converse)
+  found = collect(setup, _state(setup), _Progress())
+  assert [len(ids) for ids in drawn] == [3, 3]  # only two others are left after them
+  assert len({*drawn[0], *drawn[1]}) == found.questions_asked == 6
+  assert [q.id for q in found.batch.questions] == drawn[-1]  # and are trained on as they are
 
 
 def test_choice_of_questions_depends_on_the_state_alone():
-  trainer = _trainer(selection__name='vade')
-  state = trainer.init(trainer.setup.params)
-  first = trainer.roll_out(state, _Progress())
-  again = trainer.roll_out(state, _Progress())
+  first, again = (_collected(selection__name='vade') for _ in range(2))
   assert [q.id for q in first.batch.questions] == [q.id for q in again.batch.questions]
-  after = trainer.learn(state, first, _Progress()).state
+  after = _step(_Programs(), selection__name='vade').state
   evidence = np.asarray(after.selection.posterior.a + after.selection.posterior.b)
-  assert (evidence[first.places] > 2.5).all()  # four episodes were seen
+  assert (evidence[first.question_index] > 2.5).all()  # four episodes were seen
 
 
 def test_frozen_agents_are_not_packed():
-  trainer = _trainer(policy__sharing='mix', policy__frozen=('solver',))
-  _outcome, talk = _step(trainer)
-  total = sum(b.message_mask.sum() for s in trainer.learner.updater.seen for b in s)
-  assert total == sum(m.agent != 2 for m in talk.batch.messages)
+  programs = _Programs()
+  result = _step(programs, policy__sharing='mix', policy__frozen=('solver',))
+  total = sum(b.message_mask.sum() for step in programs.seen for b in step)
+  assert total == sum(m.agent != 2 for m in result.rollout.messages)
 
 
-def test_lessons_without_messages_say_why():
-  trainer = _trainer()
-  state = trainer.init(trainer.setup.params)
-  talk = trainer.roll_out(state, _Progress())
+def test_a_step_without_messages_says_why():
+  setup = _setup()
+  batch = collect(setup, _state(setup), _Progress()).batch
   batch = dataclasses.replace(
-    talk.batch,
+    batch,
     messages=tuple(
       dataclasses.replace(m, token_ids=m.token_ids[:0], logprobs=m.logprobs[:0], ended=False)
-      for m in talk.batch.messages
+      for m in batch.messages
     ),
   )
+  everything = np.ones(len(batch.messages), bool)
   with pytest.raises(ValueError, match=r'step 1: no message is left to learn from'):
-    trainer.learn(state, dataclasses.replace(talk, batch=batch), _Progress())
+    pack_minibatches(setup, _state(setup), batch, count_messages(batch), everything)
+
+
+def test_the_update_names_the_questions_of_a_loss_that_is_not_finite():
+  class Broken(_Programs):
+    def optimizer_step(self, state, micro_batches):
+      if self.done:
+        raise NonFiniteLossError('objective=nan')
+      return super().optimizer_step(state, micro_batches)
+
+  with pytest.raises(NonFiniteLossError, match=r'nan in mini-batch 2 of 2 of step 1, questions r'):
+    _step(Broken())

@@ -1,0 +1,182 @@
+"""The loss of packed messages, as it is traced: log-probs, objective, penalties, measures.
+
+`R` rows of `T` columns, `L` loss tokens and `S` message slots, see `types.TrainBatch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.algorithms.objectives import behaviour, kl
+from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
+from agent_gspo.models.transformer import Transformer
+from agent_gspo.packing import prefix_tree
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.state import Flat
+from agent_gspo.training.update_metrics import LENGTH_RANGES
+from agent_gspo.types import TrainBatch
+
+_HEAD_CHUNK = 384  # loss tokens whose logits are in memory at a time
+
+Sums = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLoss:
+  """A pure function of parameters and a micro-batch; the attributes are what it is made of.
+
+  Attributes:
+    model: the policy.
+    objective: what is maximised, from packed tokens.
+    temperature: of the rollout; log-probs are taken at the same one.
+    kl_coef: weight of the penalty towards the reference policy; 0 runs no reference.
+    kl_estimator: of `kl.LOSS_ESTIMATORS`.
+    tis_cap: highest weight that corrects for a sampler unlike the trainer, see
+      `behaviour.truncated_weights`; 0 for no correction.
+    tis_level: of `behaviour.LEVELS`.
+    entropy: whether to measure it (one more pass over the logits).
+  """
+
+  model: Transformer
+  objective: Callable[[PackedTokens], Objective]
+  temperature: float
+  kl_coef: float = 0.0
+  kl_estimator: str = 'k3'
+  tis_cap: float = 0.0
+  tis_level: str = 'message'
+  entropy: bool = True
+
+  def __call__(
+    self, trainable: Flat, frozen: Flat, reference: Flat | None, batch: TrainBatch
+  ) -> tuple[jax.Array, Sums]:
+    """Minus the objective's total over a micro-batch, not yet divided by any count.
+
+    Args:
+      trainable, frozen: parameters of the policy.
+      reference: what is trained of the reference policy; read if `kl_coef > 0`.
+      batch: packed messages.
+
+    Returns:
+      A float32 scalar, and the sums and maxima (`*_max`) that metrics are made of.
+    """
+    logprobs, entropy = self.token_logprobs(trainable, frozen, batch)
+    rows, slots = batch.advantages.shape
+    flat = lambda values: None if values is None else values.reshape(-1)
+    x = PackedTokens(
+      logprobs=logprobs.reshape(-1),
+      old_logprobs=flat(batch.old_logprobs),
+      message_ids=(batch.loss_message + slots * jnp.arange(rows)[:, None]).reshape(-1),
+      token_mask=flat(batch.loss_mask),
+      advantages=flat(batch.advantages),
+      message_mask=flat(batch.message_mask),
+      clip_scale=flat(batch.clip_scale),
+      token_weights=flat(batch.token_weights),
+      span_log_ratio=flat(batch.span_log_ratio),
+      span_share=flat(batch.span_share),
+    )
+    sampler_logprobs, sums = flat(batch.sampler_logprobs), {}
+    if self.tis_cap:
+      weights, truncated = behaviour.truncated_weights(
+        x, sampler_logprobs, cap=self.tis_cap, level=self.tis_level
+      )
+      x = x.replace(importance=weights)
+      by_message = lambda values: jnp.sum(message_mean(values, x) * x.message_mask)
+      sums = {'tis_weight': by_message(weights), 'tis_truncated': by_message(truncated)}
+    divergence = jnp.float32(0)
+    if self.kl_coef:
+      reference_logprobs, _ = self.token_logprobs(reference, frozen, batch)
+      estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
+      difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
+      x = x.replace(token_penalty=self.kl_coef * difference)
+      divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
+    result = self.objective(x)
+    sums |= _sums(x, result, entropy) | _gaps(x, sampler_logprobs)
+    sums['kl'] = jax.lax.stop_gradient(divergence)
+    return -result.total, sums
+
+  def token_logprobs(
+    self, trainable: Flat, frozen: Flat, batch: TrainBatch
+  ) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of each loss token and entropy where it was sampled, nats, float32 `[R, L]` each."""
+    model, variables = self.model, {'params': state_lib.merge(trainable, frozen)}
+    mask = prefix_tree.mask(batch.subtree_end)
+    hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=batch.adapters)
+    hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
+
+    @jax.checkpoint
+    def of_chunk(hidden, target):
+      logits = model.apply(variables, hidden, method='logits') / self.temperature
+      logprobs = jax.nn.log_softmax(logits, axis=-1)
+      chosen = jnp.take_along_axis(logprobs, target[:, None], axis=-1)[:, 0]
+      if not self.entropy:
+        return chosen, jnp.zeros_like(chosen)
+      logprobs = jax.lax.stop_gradient(logprobs)
+      return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+
+    def of_chunk_if_used(chunk):
+      hidden, target, used = chunk
+      skip = lambda hidden, target: (jnp.zeros(target.shape), jnp.zeros(target.shape))
+      return jax.lax.cond(used.any(), of_chunk, skip, hidden, target)
+
+    rows, slots = batch.loss_target.shape
+    size = min(_HEAD_CHUNK, slots)
+    pad = (-rows * slots) % size
+    cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape(
+      -1, size, *x.shape[1:]
+    )
+    flat = lambda x: x.reshape(rows * slots, *x.shape[2:])
+    chunks = (cut(flat(hidden)), cut(flat(batch.loss_target)), cut(flat(batch.loss_mask) > 0))
+    logprobs, entropy = jax.lax.map(of_chunk_if_used, chunks)
+    restore = lambda x: x.reshape(-1)[: rows * slots].reshape(rows, slots)
+    return restore(logprobs), restore(entropy)
+
+  def no_sums(self) -> Sums:
+    """What `__call__` sums up, before the first micro-batch."""
+    names = (
+      'objective',
+      'count',
+      'messages',
+      'tokens',
+      'ratio',
+      'ratio_error_max',
+      'clipped',
+      'entropy',
+    )
+    names += ('gap', 'gap_max', 'sampler_gap', 'sampler_gap_max', 'kl')
+    names += ('tis_weight', 'tis_truncated') if self.tis_cap else ()
+    names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
+    return {name: jnp.float32(0) for name in names}
+
+
+def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
+  """What the metrics are made of: sums over messages and tokens, and maxima."""
+  tokens = x.token_mask
+  length = jax.ops.segment_sum(tokens, x.message_ids, x.advantages.shape[0])
+  sums = {
+    'objective': result.total,
+    'count': result.count,
+    'messages': jnp.sum(x.message_mask),
+    'tokens': tokens.sum(),
+    'ratio': result.ratio.sum(),
+    'ratio_error_max': jnp.max(jnp.abs(result.ratio - 1.0) * x.message_mask),
+    'clipped': result.clipped.sum(),
+    'entropy': jnp.sum(entropy.reshape(-1) * tokens),
+  }
+  for low, high in LENGTH_RANGES:
+    inside = x.message_mask * (length >= low) * (length < high)
+    sums[f'clipped_{low}'] = jnp.sum(result.clipped * inside)
+    sums[f'count_{low}'] = jnp.sum(inside)
+  return jax.tree.map(jax.lax.stop_gradient, sums)
+
+
+def _gaps(x: PackedTokens, sampler_logprobs: jax.Array) -> Sums:
+  """How far log-probs are from the old ones and from the sampler's, over tokens."""
+  found = {}
+  for name, other in (('gap', x.old_logprobs), ('sampler_gap', sampler_logprobs)):
+    gap = jax.lax.stop_gradient(jnp.abs(x.logprobs - other) * x.token_mask)
+    found |= {name: gap.sum(), f'{name}_max': gap.max()}
+  return found

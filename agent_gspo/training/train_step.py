@@ -1,0 +1,115 @@
+"""One training step of a team, in the order in which a paper would tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms.selection import rules
+from agent_gspo.reporting.progress import Progress
+from agent_gspo.rewards import communication
+from agent_gspo.teams import batches
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.training import metrics as metrics_lib
+from agent_gspo.training import reference_nll
+from agent_gspo.training.advantages import message_advantages
+from agent_gspo.training.collect import collect
+from agent_gspo.training.minibatches import pack_minibatches
+from agent_gspo.training.programs import Programs
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import TrainState
+from agent_gspo.training.update import update
+from agent_gspo.types import RolloutBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+  """What a training step leaves.
+
+  Attributes:
+    state: after the step.
+    metrics: for `metrics.jsonl`.
+    rollout: the conversations it learnt from, `M` messages.
+    rewards, advantages: float32 `[M]`.
+  """
+
+  state: TrainState
+  metrics: dict[str, float]
+  rollout: RolloutBatch
+  rewards: np.ndarray
+  advantages: np.ndarray
+
+
+def train_step(
+  setup: Setup,
+  programs: Programs,
+  state: TrainState,
+  progress: Progress,
+  interruptible: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> StepResult:
+  """Rollout, counts, rewards, advantages, packing, update, next prices (arXiv 2510.22477).
+
+  Args:
+    setup: the team, its task and the resolved config.
+    programs: the compiled parts of the update.
+    state: before the step; what is trained of it is consumed by the update.
+    progress: is told what is being done.
+    interruptible: opens a block that Ctrl-C may break into; nothing has changed by its end.
+
+  Raises:
+    NonFiniteLossError: names the mini-batch, the step and the questions.
+    ValueError: the advantage dropped every message.
+  """
+  config, clock = setup.config, metrics_lib.Clock()
+  with interruptible():  # the team talks: `group_size` conversations about each question
+    rollout = collect(setup, state, progress)
+  batch, counts = rollout.batch, count_messages(rollout.batch)
+  scores, question = batches.task_scores(batch)
+  clock.lap('rollout')
+
+  progress.phase('score')
+  rewards = communication.reward_terms(  # of each message: the task score, less what was said
+    setup.reward,
+    counts,
+    scores,
+    lambda_tok=float(state.budget.lambda_tok),
+    lambda_message=float(state.budget.lambda_message),
+    message_limit=setup.budget.message_limit,
+    texts=[message.text for message in batch.messages],
+    reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
+  )
+  advantages = message_advantages(setup, state, rollout, counts, rewards)
+  clock.lap('score')
+
+  minibatches = pack_minibatches(setup, state, batch, counts, advantages.kept)
+  state, updates = update(setup, programs, state, minibatches, counts, advantages, progress)
+
+  next_budget = budgets.update(
+    setup.budget,
+    state.budget,
+    budgets.Observation(
+      accuracy=float(scores.mean()),
+      episode_cost=float(communication.episode_costs(setup.reward, counts).mean()),
+      message_tokens=float(counts.written.mean()),
+    ),
+  )
+  next_selection = rules.observe(
+    config['selection']['name'],
+    rollout.selection,
+    rollout.question_index[question],
+    scores,
+    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates])),
+  )
+  clock.lap('update')
+
+  metrics = {
+    **metrics_lib.of_step(setup, rollout, counts, rewards, advantages, minibatches, updates),
+    **budgets.metrics(state.budget, next_budget),
+    **clock.metrics(),
+  }
+  state = state.replace(step=state.step + 1, budget=next_budget, selection=next_selection)
+  return StepResult(state, metrics, batch, rewards.total, advantages.values)
