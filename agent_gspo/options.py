@@ -150,7 +150,7 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 @functools.cache
-def types_of(section: type[Section]) -> dict[str, tuple[type, bool]]:
+def types_of(section: Any) -> dict[str, tuple[type, bool]]:
   """The type of each field's values, and whether None is one of them."""
   hints = typing.get_type_hints(section)
   found = {}

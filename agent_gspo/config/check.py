@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from agent_gspo import plugins
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import behaviour, kl, losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
@@ -55,10 +56,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   check_choice('algorithm', config['algorithm'], tuple(PRESETS))
   preset = PRESETS[config['algorithm']]
-  config = copy.deepcopy(dict(config))
+  filled: dict[str, Any] = copy.deepcopy(dict(config))
   # In bfloat16 sampler and trainer differ by more than GSPO's own clip band.
-  old_logprobs = 'trainer' if config['model']['dtype'] == 'bfloat16' else 'sampler'
-  own_objective = config['objective']['name'] in ('', preset.objective)
+  old_logprobs = 'trainer' if filled['model']['dtype'] == 'bfloat16' else 'sampler'
+  own_objective = filled['objective']['name'] in ('', preset.objective)
   for section, field, value in (
     ('objective', 'name', preset.objective),
     ('objective', 'clip_low', preset.clip_low if own_objective else None),
@@ -74,10 +75,10 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     ('learner', 'order', preset.order),
     ('learner', 'old_logprobs', old_logprobs),
   ):
-    if config[section][field] in ('', None):
-      config[section][field] = value
-  _fill_correction(config)
-  return config
+    if filled[section][field] in ('', None):
+      filled[section][field] = value
+  _fill_correction(filled)
+  return filled
 
 
 def _fill_correction(config: dict[str, Any]) -> None:
@@ -85,8 +86,8 @@ def _fill_correction(config: dict[str, Any]) -> None:
   options = config['objective']
   if options['tis_cap'] is None:
     options['tis_cap'] = 2.0 if config['learner']['old_logprobs'] == 'trainer' else 0.0
-  if not options['tis_level'] and options['name'] in losses.OBJECTIVES:
-    sequence = losses.OBJECTIVES[options['name']].sequence_ratio
+  if not options['tis_level']:
+    sequence = losses.spec(options['name']).sequence_ratio
     options['tis_level'] = 'message' if sequence else 'token'
 
 
@@ -126,7 +127,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   config = resolve(config)
   for field, known in _NAMES.items():
     section, _, key = field.partition('.')
-    check_choice(field, config[section][key], known)
+    plugins.check_name(field, config[section][key], known)
   if config['rollout']['questions'] < config['learner']['minibatches']:
     raise ValueError(
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
@@ -223,7 +224,7 @@ def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, 
 def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   name = config['advantage']['name']
   _check_options(config, 'advantage', estimators.options_of(name))
-  _check_options(config, 'objective', losses.OBJECTIVES[config['objective']['name']].options)
+  _check_options(config, 'objective', losses.spec(config['objective']['name']).options)
   losses.from_config(config['objective'], max_length=team.max_message_tokens)
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:

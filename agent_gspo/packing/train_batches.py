@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -104,7 +105,7 @@ def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> li
     **values: float `[M]` by field of `TrainBatch`, of those that hold one a message slot.
   """
   return [
-    b.replace(**{field: by_slot(value, b) for field, value in values.items()})
+    dataclasses.replace(b, **{field: by_slot(value, b) for field, value in values.items()})
     for b in micro_batches
   ]
 
@@ -113,7 +114,9 @@ def with_old_logprobs(
   micro_batches: Sequence[TrainBatch], logprobs: Sequence[np.ndarray]
 ) -> list[TrainBatch]:
   """The micro-batches with ratios that begin with other log-probs, float32 `[R, L]` each."""
-  return [b.replace(old_logprobs=x) for b, x in zip(micro_batches, logprobs, strict=True)]
+  return [
+    dataclasses.replace(b, old_logprobs=x) for b, x in zip(micro_batches, logprobs, strict=True)
+  ]
 
 
 def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:

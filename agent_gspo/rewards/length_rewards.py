@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from agent_gspo import plugins
+
 Array = np.ndarray
 
 
@@ -218,7 +220,7 @@ def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
   if name == 'linear':
     return np.zeros(len(episodes.scores))
   arrays, _ = _arguments(name)
-  return LENGTH_REWARDS[name](*(getattr(episodes, field) for field in arrays), **options)
+  return length_reward(name)(*(getattr(episodes, field) for field in arrays), **options)
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:
@@ -267,6 +269,15 @@ def _number(where: str, key: str, value: str) -> float:
   return number
 
 
+def length_reward(name: str) -> Callable[..., Array]:
+  """A named one: key of `LENGTH_REWARDS`, or 'module:function' of a user's own.
+
+  Raises:
+    ValueError: there is no such length reward.
+  """
+  return plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
+
+
 def read_by(name: str) -> tuple[str, ...]:
   """Fields of `Episodes` that a shape reads."""
   return () if name == 'linear' else tuple(_arguments(name)[0])
@@ -274,7 +285,7 @@ def read_by(name: str) -> tuple[str, ...]:
 
 def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
   """Names of the arrays that one takes, and its options with their defaults (None: required)."""
-  parameters = inspect.signature(LENGTH_REWARDS[name]).parameters.values()
+  parameters = inspect.signature(length_reward(name)).parameters.values()
   arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
   options = {
     p.name: None if p.default is p.empty else p.default

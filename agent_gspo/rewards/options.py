@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from agent_gspo import plugins
 from agent_gspo.options import Section, option
 from agent_gspo.rewards import length_rewards
 
@@ -37,11 +38,12 @@ class RewardOptions(Section, name='reward'):
   # the whole episode.
   credit: str = option('own_cost', choices=CREDITS)
   # What else depends on the length of the episode; linear: nothing, the price alone.
-  length_reward: str = option('linear', choices=LENGTH_REWARDS)
+  length_reward: str = 'linear'  # of LENGTH_REWARDS, or 'module:function'
   length_reward_options: str = ''  # of the length reward: 'target=20, weight=0.5'
 
   def __post_init__(self):
     super().__post_init__()
+    plugins.check_name('reward.length_reward', self.length_reward, LENGTH_REWARDS)
     length_rewards.parse_options(self.length_reward, self.length_reward_options)
 
   @property

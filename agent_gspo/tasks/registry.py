@@ -6,8 +6,10 @@ import difflib
 import importlib
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
+from agent_gspo import plugins
 from agent_gspo.tasks.base import Task
 
 _TASKS = {
@@ -44,7 +46,7 @@ def make_task(name: str, /, **options: Any) -> Task:
   """Builds a task.
 
   Args:
-    name: one of `task_names()`.
+    name: one of `task_names()`, or 'module:Class' of your own.
     **options: keyword arguments of the task's class.
 
   Raises:
@@ -69,7 +71,9 @@ def _kind(option: str, value: Any) -> str:
   return (kinds | {list: 'a list', tuple: 'a list'}).get(type(value), '')
 
 
-def _task_class(name: str) -> type[Task]:
+def _task_class(name: str) -> Callable[..., Task]:
+  if plugins.is_plugin(name):
+    return plugins.load_function(name, 'task.name')
   if name not in _TASKS:
     raise ValueError(f'unknown task {name!r}{_hint(name, _TASKS)}')
   module, attribute = _TASKS[name]

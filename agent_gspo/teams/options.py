@@ -18,6 +18,7 @@ class TeamOptions(Section, name='team'):
 
   agents: tuple = ('solver',)  # the role of each agent
   roles: dict = dataclasses.field(default_factory=dict)  # name -> fields of teams.roles.Role
+  role_set: str = ''  # 'module:NAME', a dict of further roles as `roles` is
   topology: str = 'single'  # see teams.topology.make_topology
   rounds: int = option(1, least=1)  # at most topology.MAX_TURNS turns together
   edges: tuple = ()  # of topology 'dag': (author, reader) pairs

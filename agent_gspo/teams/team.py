@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent_gspo import plugins
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.prompts import PromptWriter
@@ -87,7 +88,8 @@ def make_team(section: Mapping[str, Any]) -> Team:
     ValueError: anything that does not fit, with the field's name.
   """
   options = TeamOptions(**section)
-  roles = {name: make_role(name, fields) for name, fields in options.roles.items()}
+  described = {**_role_set(options.role_set), **options.roles}
+  roles = {name: make_role(name, fields) for name, fields in described.items()}
   members = list(options.agents)
   for member in members:
     if not isinstance(member, str):
@@ -121,6 +123,18 @@ def make_team(section: Mapping[str, Any]) -> Team:
     max_message_tokens=options.max_message_tokens,
     max_episode_tokens=options.max_episode_tokens,
   )
+
+
+def _role_set(name: str) -> Mapping[str, Any]:
+  """The user's own roles, by name; none where there is no set."""
+  if not name:
+    return {}
+  if not plugins.is_plugin(name):
+    raise ValueError(f'team.role_set={name!r} must be module:NAME, of a dict of roles.')
+  found = plugins.load(name, 'team.role_set')
+  if not isinstance(found, Mapping):
+    raise ValueError(f'team.role_set={name!r} is a {type(found).__name__}, no dict of roles.')
+  return found
 
 
 def _unique_names(members: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 
+from agent_gspo import plugins
+
 Edge = tuple[int, int]
 TOPOLOGIES = ('single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag')
 # Far beyond what a context holds; what is more is a slip, and would take for ever to look at.
@@ -135,6 +137,7 @@ def make_topology(
   - 'debate': nobody reads within a round, everybody reads everybody's last one.
   - 'layered': `layers` gives the sizes of the layers; each reads the whole layer before.
   - 'dag': `edges` as given.
+  - 'module:function': your own, called with `num_agents` and `rounds`, returns a `Topology`.
 
   From the second round on, all but debate let the readers' answers flow back: whoever was
   read sees, in the next round, what its readers wrote. Nobody reads a message twice.
@@ -142,8 +145,7 @@ def make_topology(
   Raises:
     ValueError: unknown name, or arguments that do not fit it.
   """
-  if name not in TOPOLOGIES:
-    raise ValueError(f'team.topology={name!r} is unknown; use one of {", ".join(TOPOLOGIES)}.')
+  plugins.check_name('team.topology', name, TOPOLOGIES)
   if edges and name != 'dag':
     raise ValueError(f'team.edges is for team.topology="dag"; {name!r} makes its own edges.')
   if layers and name != 'layered':
@@ -154,6 +156,8 @@ def make_topology(
       f'team.agents names {n} and team.rounds={rounds}: a team has at most {MAX_AGENTS} agents and '
       f'takes at most {MAX_TURNS} turns in a conversation. Lower team.rounds.'
     )
+  if plugins.is_plugin(name):
+    return _own(name, n, rounds)
   if name == 'single':
     if n != 1:
       raise ValueError(f'team.topology="single" has one agent, but team.agents names {n}.')
@@ -176,6 +180,19 @@ def make_topology(
         raise ValueError(f'team.edges: {edge!r} is no (author, reader) pair of agent numbers.')
     forward = frozenset((i, j) for i, j in edges)
   return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
+
+
+def _own(name: str, num_agents: int, rounds: int) -> Topology:
+  """What a user's function makes, which must be of this many agents and rounds."""
+  made = plugins.load_function(name, 'team.topology')(num_agents=num_agents, rounds=rounds)
+  if not isinstance(made, Topology):
+    raise ValueError(f'team.topology={name!r} returned a {type(made).__name__}, no Topology.')
+  if (made.num_agents, made.rounds) != (num_agents, rounds):
+    raise ValueError(
+      f'team.topology={name!r} returned {made.num_agents} agents and {made.rounds} rounds; '
+      f'team.agents and team.rounds ask for {num_agents} and {rounds}.'
+    )
+  return made
 
 
 def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:

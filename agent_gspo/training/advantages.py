@@ -79,7 +79,7 @@ def message_advantages(
     values=values,
     kept=np.asarray(found.kept) > 0,
     clip_scale=np.asarray(CLIP_SCALES[options['clip_scale']](values, solve_rate), np.float32),
-    tied_groups=estimators.tied_groups(rewards.task, inputs.groups),
+    tied_groups=estimators.tied_groups(rewards.task, np.asarray(inputs.groups)),
   )
 
 

@@ -41,7 +41,8 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
   """
   options = setup.config['selection']
   missing, selection = setup.config['rollout']['questions'], state.selection
-  found, kept, asked = [], [], []
+  found, kept = [], []
+  asked: list[int] = []
   retries = options['resample']
   while missing:
     drawn, selection = rules.choose(
@@ -55,7 +56,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
       good = np.flatnonzero(rules.informative(scores, question, missing))
       if missing - len(good) > len(setup.questions) - len(asked):
         good = np.arange(missing)
-    found.append(batches.select(batch, good) if len(good) < missing else batch)
+    found.append(batches.select(batch, good.tolist()) if len(good) < missing else batch)
     kept.append(drawn[good])
     missing, retries = missing - len(good), retries - 1
   return CollectedRollout(

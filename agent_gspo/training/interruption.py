@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 
 class Interruption:
@@ -18,7 +19,7 @@ class Interruption:
   def __init__(self):
     self._deferring = False
     self._pending = False
-    self._previous: dict[int, object] = {}
+    self._previous: dict[int, Any] = {}
 
   def __enter__(self) -> Interruption:
     if threading.current_thread() is threading.main_thread():

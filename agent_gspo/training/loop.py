@@ -161,14 +161,14 @@ class Run:
       estimate,
       lambda_tok=price,
       length=length,
-      lambda_turn=self.trainer.budget.lambda_turn,
+      lambda_turn=self.setup.budget.lambda_turn,
     )
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
     """Saves the last finished step, if there is one and it is whole."""
-    whole = state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    if whole:  # a second Ctrl-C breaks into a step, which has consumed the state before it
+    # A second Ctrl-C breaks into a step, which has consumed the state before it.
+    if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
     saved = self.checkpoints.latest_step

@@ -72,7 +72,7 @@ def of_step(
 def of_rollout(counts: MessageCounts) -> dict[str, float]:
   """Tokens and silence of a rollout; what does not apply is left out."""
   everybody = np.ones(len(counts.agent), bool)
-  rates = {
+  rates: dict[str, Any] = {
     'comm/silence_rate': counts.silence_rate(everybody),
     'comm/silence_rate_relevant': counts.silence_rate(counts.relevant == 1),
     'comm/silence_rate_irrelevant': counts.silence_rate(counts.relevant == 0),
@@ -117,7 +117,7 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
   if clipped <= _NOISE_CLIPPED:
     return None
   options, learner = config['objective'], config['learner']
-  known = losses.OBJECTIVES[options['name']].options
+  known = losses.spec(options['name']).options
   low, high = (known[k] if options[k] is None else options[k] for k in ('clip_low', 'clip_high'))
   remedy = "Set learner.old_logprobs='trainer'"
   if learner['old_logprobs'] == 'trainer':

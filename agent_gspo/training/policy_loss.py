@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +67,7 @@ class PolicyLoss:
     """
     logprobs, entropy = self.token_logprobs(trainable, frozen, batch)
     rows, slots = batch.advantages.shape
-    flat = lambda values: None if values is None else values.reshape(-1)
+    flat: Callable[[Any], Any] = lambda values: None if values is None else values.reshape(-1)
     x = PackedTokens(
       logprobs=logprobs.reshape(-1),
       old_logprobs=flat(batch.old_logprobs),
@@ -78,20 +80,21 @@ class PolicyLoss:
       span_log_ratio=flat(batch.span_log_ratio),
       span_share=flat(batch.span_share),
     )
-    sampler_logprobs, sums = flat(batch.sampler_logprobs), {}
+    sampler_logprobs = flat(batch.sampler_logprobs)
+    sums: Sums = {}
     if self.tis_cap:
       weights, truncated = behaviour.truncated_weights(
         x, sampler_logprobs, cap=self.tis_cap, level=self.tis_level
       )
-      x = x.replace(importance=weights)
+      x = dataclasses.replace(x, importance=weights)
       by_message = lambda values: jnp.sum(message_mean(values, x) * x.message_mask)
       sums = {'tis_weight': by_message(weights), 'tis_truncated': by_message(truncated)}
     divergence = jnp.float32(0)
-    if self.kl_coef:
+    if self.kl_coef and reference is not None:
       reference_logprobs, _ = self.token_logprobs(reference, frozen, batch)
       estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
       difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
-      x = x.replace(token_penalty=self.kl_coef * difference)
+      x = dataclasses.replace(x, token_penalty=self.kl_coef * difference)
       divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
     result = self.objective(x)
     sums |= _sums(x, result, entropy) | _gaps(x, sampler_logprobs)
@@ -102,14 +105,15 @@ class PolicyLoss:
     self, trainable: Flat, frozen: Flat, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each loss token and entropy where it was sampled, nats, float32 `[R, L]` each."""
-    model, variables = self.model, {'params': state_lib.merge(trainable, frozen)}
+    variables = {'params': state_lib.merge(trainable, frozen)}
+    apply: Callable[..., Any] = functools.partial(self.model.apply, variables)
     mask = prefix_tree.mask(batch.subtree_end)
-    hidden, _ = model.apply(variables, batch.tokens, batch.positions, mask, adapter=batch.adapters)
+    hidden, _ = apply(batch.tokens, batch.positions, mask, adapter=batch.adapters)
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
 
     @jax.checkpoint
     def of_chunk(hidden, target):
-      logits = model.apply(variables, hidden, method='logits') / self.temperature
+      logits = apply(hidden, method='logits') / self.temperature
       logprobs = jax.nn.log_softmax(logits, axis=-1)
       chosen = jnp.take_along_axis(logprobs, target[:, None], axis=-1)[:, 0]
       if not self.entropy:
@@ -136,7 +140,7 @@ class PolicyLoss:
 
   def no_sums(self) -> Sums:
     """What `__call__` sums up, before the first micro-batch."""
-    names = (
+    names: tuple[str, ...] = (
       'objective',
       'count',
       'messages',
@@ -175,7 +179,7 @@ def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
 
 def _gaps(x: PackedTokens, sampler_logprobs: jax.Array) -> Sums:
   """How far log-probs are from the old ones and from the sampler's, over tokens."""
-  found = {}
+  found: Sums = {}
   for name, other in (('gap', x.old_logprobs), ('sampler_gap', sampler_logprobs)):
     gap = jax.lax.stop_gradient(jnp.abs(x.logprobs - other) * x.token_mask)
     found |= {name: gap.sum(), f'{name}_max': gap.max()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ class Programs:
       raise NonFiniteLossError(
         f'objective={objective}, gradient norm={metrics["policy/grad_norm"]}'
       )
-    return state.replace(trainable=trainable, opt_state=opt_state), metrics
+    return dataclasses.replace(state, trainable=trainable, opt_state=opt_state), metrics
 
   def logprobs(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
     """The trainer's log-prob of each loss token under `state`, float32 `[R, L]` a batch."""

@@ -88,7 +88,7 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
   if parts.training and parts.config['sft']['steps']:
     # What the scripted team says.
-    words = getattr(parts.task, 'vocabulary', list)()
+    words: list[str] = getattr(parts.task, 'vocabulary', list)()
     if unknown := tokenizer.unknown_words(' '.join(words)):
       raise ValueError(
         f'sft.steps={parts.config["sft"]["steps"]}: the word {unknown[0]!r} of task '

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from agent_gspo.packing import train_batches
@@ -38,9 +40,9 @@ def of_episodes(
     adapters=setup.sharing.adapters,
   )
   total = np.zeros(len(said))
-  scored = programs.logprobs(state.replace(trainable=state.reference), micro_batches)
+  scored = programs.logprobs(dataclasses.replace(state, trainable=state.reference), micro_batches)
   for b, logprobs in zip(micro_batches, scored, strict=True):
-    message = np.take_along_axis(b.message, b.loss_message, axis=1)
+    message = np.take_along_axis(np.asarray(b.message), np.asarray(b.loss_message), axis=1)
     np.add.at(total, message, -logprobs.astype(np.float64) * b.loss_mask)
   mean = total / np.asarray([len(m.token_ids) for m in said])
   highest = np.full(len(batch.episodes), -np.inf)

@@ -102,7 +102,7 @@ def warm_start(
   return state_lib.merge({**state.trainable, **aside}, state.frozen)
 
 
-def _speak(task: Task, options: Mapping[str, Any], rng: random.Random, turn: Turn) -> str:
+def _speak(task: Any, options: Mapping[str, Any], rng: random.Random, turn: Turn) -> str:
   informants = len(turn.question.notes)
   return task.scripted_turn(
     turn.question,

@@ -111,5 +111,7 @@ def train_step(
     **budgets.metrics(state.budget, next_budget),
     **clock.metrics(),
   }
-  state = state.replace(step=state.step + 1, budget=next_budget, selection=next_selection)
+  state = dataclasses.replace(
+    state, step=state.step + 1, budget=next_budget, selection=next_selection
+  )
   return StepResult(state, metrics, batch, rewards.total, advantages.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -92,7 +93,7 @@ def _old_logprobs(
   """What ratios begin with, float32 `[R, L]` a micro-batch: the sampler's or the trainer's own."""
   if setup.config['learner']['old_logprobs'] == 'trainer':
     return programs.logprobs(state, micro_batches)
-  return [batch.sampler_logprobs for batch in micro_batches]
+  return [np.asarray(batch.sampler_logprobs) for batch in micro_batches]
 
 
 def _with_spans(
@@ -114,7 +115,8 @@ def _with_token_weights(
 
   Of all tokens of the mini-batch: those of a micro-batch depend on how rows were cut.
   """
-  mask, slot = (np.stack([b[k] for b in micro_batches]) for k in ('loss_mask', 'loss_message'))
+  mask = np.stack([b.loss_mask for b in micro_batches])
+  slot = np.stack([b.loss_message for b in micro_batches])
   advantages = np.stack([b.advantages for b in micro_batches])
   row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)
   weights = d3s_token_weights(
@@ -124,8 +126,10 @@ def _with_token_weights(
     mask.reshape(-1),
     share=share,
   )
-  weights = np.asarray(weights).reshape(mask.shape)
-  return [b.replace(token_weights=w) for b, w in zip(micro_batches, weights, strict=True)]
+  chosen = np.asarray(weights).reshape(mask.shape)
+  return [
+    dataclasses.replace(b, token_weights=w) for b, w in zip(micro_batches, chosen, strict=True)
+  ]
 
 
 def _log_ratios(
@@ -134,7 +138,7 @@ def _log_ratios(
   """Sum of `log pi - log pi_old` and tokens of each of `count` messages, float64 `[count]`."""
   total, tokens = np.zeros(count), np.zeros(count)
   for new, b in zip(programs.logprobs(state, micro_batches), micro_batches, strict=True):
-    message = np.take_along_axis(b.message, b.loss_message, axis=1)
+    message = np.take_along_axis(np.asarray(b.message), np.asarray(b.loss_message), axis=1)
     np.add.at(total, message, (new - b.old_logprobs) * b.loss_mask)
     np.add.at(tokens, message, b.loss_mask)
   return total, tokens

@@ -16,6 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from agent_gspo import plugins
 from agent_gspo.algorithms.advantages.difficulty import a_grae, mc_grpo, ngrpo
 from agent_gspo.algorithms.advantages.down_sampling import d3s, d3s_share
 from agent_gspo.algorithms.advantages.group_baselines import (
@@ -105,21 +106,30 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   for field, value in fields.items():
     if value is None:
       raise ValueError(f'advantage {name!r} reads inputs.{field}, which is None.')
-  found = ADVANTAGES[name](**fields, **options)
+  found = estimator(name)(**fields, **options)
   if isinstance(found, Advantage):
     return found
   return Advantage(values=found, kept=jnp.ones_like(found))
 
 
+def estimator(name: str) -> Callable[..., jax.Array | Advantage]:
+  """A named estimator: key of `ADVANTAGES`, or 'module:function' of a user's own.
+
+  Raises:
+    ValueError: there is no such estimator.
+  """
+  return plugins.find(ADVANTAGES, name, 'advantage.name')
+
+
 def fields_of(name: str) -> tuple[str, ...]:
   """Fields of `AdvantageInputs` that an estimator reads."""
-  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  parameters = inspect.signature(estimator(name)).parameters.values()
   return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
 
 def options_of(name: str) -> dict[str, Any]:
   """Options of an estimator with their defaults."""
-  parameters = inspect.signature(ADVANTAGES[name]).parameters.values()
+  parameters = inspect.signature(estimator(name)).parameters.values()
   return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 

@@ -18,6 +18,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from agent_gspo import plugins
 from agent_gspo.algorithms.objectives import aggregation, masks, packed, ratios, surrogates
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
 
@@ -29,6 +30,7 @@ __all__ = [
   'from_config',
   'make',
   'message_mean',
+  'spec',
 ]
 
 
@@ -236,28 +238,39 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
 }
 
 
+def spec(name: str) -> ObjectiveSpec:
+  """A named objective: key of `OBJECTIVES`, or 'module:function' of a user's own.
+
+  A function of your own takes `PackedTokens`, and its options as keywords. It is taken for one
+  with ratios of tokens; hand in an `ObjectiveSpec` to say otherwise.
+
+  Raises:
+    ValueError: there is no such objective.
+  """
+  found = plugins.find(OBJECTIVES, name, 'objective.name')
+  return found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
+
+
 def make(
   name: str, *, opsm_threshold: float | None = None, **options: float
 ) -> Callable[[PackedTokens], Objective]:
   """A named objective with its options bound, behind the off-policy mask if one is wanted.
 
   Args:
-    name: key of `OBJECTIVES`.
+    name: see `spec`.
     opsm_threshold: of `masks.opsm`; None for no mask.
     **options: see `ObjectiveSpec.options`.
 
   Raises:
     ValueError: an unknown name, an option that it does not take, or one that is missing.
   """
-  if name not in OBJECTIVES:
-    raise ValueError(f'objective {name!r} is unknown; use one of {", ".join(OBJECTIVES)}.')
-  known = OBJECTIVES[name].options
+  objective = spec(name)
+  known = objective.options
   if unknown := sorted(set(options) - set(known)):
     takes = ', '.join(known) or 'none'
     raise ValueError(f'objective {name!r} has no option {unknown[0]!r}; it takes {takes}.')
   if missing := [k for k, default in known.items() if default is None and k not in options]:
     raise ValueError(f'objective {name!r} needs option {missing[0]!r}.')
-  objective = OBJECTIVES[name]
   if opsm_threshold is None:
     return lambda x: objective(x, **options)
   return lambda x: objective(masks.opsm(x, threshold=opsm_threshold), **options)
@@ -278,10 +291,10 @@ def from_config(
   name = section['name']
   given = {k: section[k] for k in ('clip_low', 'clip_high') if section[k] is not None}
   given |= section['options']
-  spec = OBJECTIVES[name]
-  if 'max_length' in spec.options:
+  objective = spec(name)
+  if 'max_length' in objective.options:
     given.setdefault('max_length', float(max_length))
-  if section['ratio_span'] != 'message' and not spec.spans:
+  if section['ratio_span'] != 'message' and not objective.spans:
     raise ValueError(
       f'objective.ratio_span={section["ratio_span"]!r}: {name!r} takes messages only.'
     )

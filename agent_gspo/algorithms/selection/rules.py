@@ -13,6 +13,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
+from agent_gspo import plugins
 from agent_gspo.algorithms.selection import posterior as posterior_lib
 from agent_gspo.algorithms.selection.posterior import Posterior
 
@@ -41,7 +42,7 @@ def choose(
   """The next questions, and the state that knows they were drawn.
 
   Args:
-    name: of `SELECTIONS`.
+    name: of `SELECTIONS`, or 'module:function' of your own with their arguments.
     state: of the run.
     count: number of questions.
     seed: of the run.
@@ -58,7 +59,12 @@ def choose(
   free[list(asked)] = False
   if count > free.sum():
     raise ValueError(f'cannot choose {count} different questions of {free.sum()}.')
-  chosen = SELECTIONS[name](state, free, count, seed)
+  rule = plugins.find(SELECTIONS, name, 'selection.name')
+  chosen = np.asarray(rule(state, free, count, seed))
+  if len(set(chosen.tolist())) != count or not free[chosen].all():
+    raise ValueError(
+      f'selection.name={name!r} chose {chosen.tolist()}, not {count} different free questions.'
+    )
   return chosen, dataclasses.replace(state, drawn=state.drawn + count)
 
 
