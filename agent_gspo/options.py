@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -149,7 +148,6 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
   raise ValueError(f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{meant}')
 
 
-@functools.cache
 def types_of(section: Any) -> dict[str, tuple[type, bool]]:
   """The type of each field's values, and whether None is one of them."""
   hints = typing.get_type_hints(section)
