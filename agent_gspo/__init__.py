@@ -1,0 +1,53 @@
+"""Teams of language-model agents that learn to solve tasks with few tokens (arXiv 2510.22477).
+
+What is offered here is imported when it is first used, so `import agent_gspo` costs nothing:
+
+    import agent_gspo
+
+    config = agent_gspo.default_config()
+    agent_gspo.train(config.to_dict(), 'runs/first')
+
+`agent_gspo.algorithms` holds objectives and advantages as pure functions of arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# Name -> where it lives.
+_PUBLIC = {
+  'Message': 'agent_gspo.types',
+  'ObjectiveSpec': 'agent_gspo.algorithms.objectives.losses',
+  'Question': 'agent_gspo.types',
+  'Role': 'agent_gspo.teams.roles',
+  'RolloutBatch': 'agent_gspo.types',
+  'Task': 'agent_gspo.tasks.base',
+  'Team': 'agent_gspo.teams.team',
+  'Tokenizer': 'agent_gspo.models.text.tokenizer',
+  'Topology': 'agent_gspo.teams.topology',
+  'build': 'agent_gspo.training.setup',
+  'check': 'agent_gspo.config.check',
+  'default_config': 'agent_gspo.config.defaults',
+  'load_model': 'agent_gspo.models.load',
+  'make_task': 'agent_gspo.tasks.registry',
+  'make_team': 'agent_gspo.teams.team',
+  'rollout': 'agent_gspo.teams.rollout',
+  'train': 'agent_gspo.training.loop',
+  'train_step': 'agent_gspo.training.train_step',
+}
+_MODULES = ('algorithms',)
+
+__all__ = [*_MODULES, *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+  if name in _MODULES:
+    return importlib.import_module(f'{__name__}.{name}')
+  if name not in _PUBLIC:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

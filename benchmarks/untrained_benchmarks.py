@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from agent_gspo.commands import evaluation_folder
 from agent_gspo.evaluation import statistics
 from agent_gspo.tasks.registry import make_task
 from benchmarks import common
-from launch import evaluation_folder
 
 _CONFIG = common.ROOT / 'configs' / 'smollm2_benchmarks.py'
 _BENCHMARKS = ('mmlu', 'gsm8k', 'multiarith', 'svamp', 'aqua', 'human_eval', 'math500')

@@ -1,0 +1,40 @@
+"""Objectives, advantages, budgets and selection rules: arrays in, arrays out.
+
+Usable without anything else of this package, as in docs/library.md. Names are imported when they
+are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_OBJECTIVES = 'agent_gspo.algorithms.objectives.'
+_ADVANTAGES = 'agent_gspo.algorithms.advantages.'
+# Name -> where it lives.
+_PUBLIC = {
+  **dict.fromkeys(
+    ('OBJECTIVES', 'Objective', 'ObjectiveSpec', 'cispo', 'dapo', 'dr_grpo', 'gmpo', 'grpo', 'gspo',
+     'gspo_token', 'imitation', 'luspo', 'make', 'reinforce', 'sapo'),
+    _OBJECTIVES + 'losses',
+  ),
+  'PackedTokens': _OBJECTIVES + 'packed',
+  'opsm': _OBJECTIVES + 'masks',
+  'truncated_weights': _OBJECTIVES + 'behaviour',
+  **dict.fromkeys(('k1', 'k2', 'k3'), _OBJECTIVES + 'kl'),
+  **dict.fromkeys(('ADVANTAGES', 'advantage'), _ADVANTAGES + 'estimators'),
+  **dict.fromkeys(('Advantage', 'AdvantageInputs'), _ADVANTAGES + 'inputs'),
+  'PRESETS': 'agent_gspo.algorithms.presets',
+}  # fmt: skip
+
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _PUBLIC:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -41,6 +41,7 @@ _NAMES = {
   'learner.order': tuple(ORDERS),
   'evaluation.split': SPLITS,
 }
+_OPEN = ('advantage.name', 'selection.name', 'objective.name')  # to 'module:function' as well
 _POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
   'bound', 'clip_high', 'clip_low', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
@@ -127,7 +128,11 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   config = resolve(config)
   for field, known in _NAMES.items():
     section, _, key = field.partition('.')
-    plugins.check_name(field, config[section][key], known)
+    name = config[section][key]
+    if field in _OPEN and plugins.is_plugin(name):
+      plugins.load(name, field)
+    else:
+      check_choice(field, name, known)
   if config['rollout']['questions'] < config['learner']['minibatches']:
     raise ValueError(
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='

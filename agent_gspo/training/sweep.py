@@ -16,7 +16,7 @@ from typing import Any
 from agent_gspo.reporting import formatting
 from agent_gspo.workdir import records
 
-_TRAIN = pathlib.Path(__file__).resolve().parents[2] / 'launch' / 'train.py'
+_TRAIN = (sys.executable, '-m', 'agent_gspo.commands.train')
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
 
@@ -145,7 +145,7 @@ def _check_begun(point: Point, arguments: Sequence[str]) -> None:
 
 
 def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) -> bool:
-  command = [sys.executable, str(_TRAIN), f'--workdir={point.workdir}', *arguments]
+  command = [*_TRAIN, f'--workdir={point.workdir}', *arguments]
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
   (point.workdir / _ARGUMENTS).write_text('\n'.join(arguments) + '\n', encoding='utf-8')

@@ -14,10 +14,10 @@ import micro_run
 import pytest
 import talkative_run
 
+from agent_gspo.commands import compare, evaluation_folder
 from agent_gspo.reporting import comparison, tables
 from agent_gspo.tasks import base, registry
 from agent_gspo.workdir import json_lines
-from launch import compare, evaluation_folder
 
 ARGUMENTS = (
   f'--config={talkative_run.CONFIG}',
@@ -154,7 +154,7 @@ def test_reading_what_is_not_there(tmp_path):
 
 def compare_command(monkeypatch, *systems):
   monkeypatch.setattr(sys, 'argv', ['compare.py', *map(str, systems)])
-  compare.main()
+  compare.cli()
 
 
 def test_compare_two_systems(monkeypatch, capsys):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import small_checkpoints
 
+from agent_gspo.commands import command
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, lora, presets
 from agent_gspo.models.io import hf
@@ -26,7 +27,6 @@ from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints, json_lines
-from launch import command
 
 MICRO = f'--config={micro_run.CONFIG}'
 

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import micro_run
 from fuzzing import Case
 
+from agent_gspo.commands import compare, report
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints, writers
-from launch import compare, report
 
 # Checkpoints
 
@@ -211,7 +211,7 @@ def _record_case(
   def run(place: pathlib.Path) -> None:
     line = command(place)
     with mock.patch.object(sys, 'argv', line):
-      {'report': report, 'compare': compare}[line[0]].main()
+      {'report': report, 'compare': compare}[line[0]].cli()
 
   return Case(name, run, invalid, (), command)
 

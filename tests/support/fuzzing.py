@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from launch import command
+from agent_gspo.commands import command
 
 CPU_SECONDS = 10  # a case takes milliseconds; what takes longer never ends
 
@@ -78,7 +78,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def outcome(case: Case) -> Outcome:
-  """Runs a case in a folder of its own, through the very handler of launch/command.py."""
+  """Runs a case in a folder of its own, through the commands' very handler."""
   errors = io.StringIO()
   with tempfile.TemporaryDirectory() as folder:
     place, start = pathlib.Path(folder), time.process_time()

@@ -35,7 +35,7 @@ lines = (json.dumps(r) + '\\n' for r in (start, record, seen))
 def script(tmp_path, monkeypatch):
   path = tmp_path / 'train.py'
   path.write_text(_TRAIN)
-  monkeypatch.setattr(sweep, '_TRAIN', path)
+  monkeypatch.setattr(sweep, '_TRAIN', (sys.executable, str(path)))
   return path
 
 

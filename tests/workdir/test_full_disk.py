@@ -8,8 +8,8 @@ import pytest
 import small_checkpoints
 from full_disk import full
 
+from agent_gspo.commands import evaluation_folder
 from agent_gspo.workdir import disk, json_lines, records, writers
-from launch import evaluation_folder
 
 
 def test_a_line_that_does_not_fit_names_its_file(tmp_path):

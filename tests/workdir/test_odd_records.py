@@ -307,14 +307,14 @@ _TAKEN = {
 @pytest.fixture
 def command(monkeypatch):
   """Runs launch/report.py here and gives its exit status."""
-  import launch.report
+  import agent_gspo.commands.report
 
   monkeypatch.setattr(warnings, 'formatwarning', warnings.formatwarning)
 
   def run(*arguments: str) -> int:
     monkeypatch.setattr(sys, 'argv', ['report.py', *arguments])
     try:
-      launch.report.main()
+      agent_gspo.commands.report.cli()
     except SystemExit as exit_:
       return exit_.code
     return 0

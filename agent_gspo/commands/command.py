@@ -1,4 +1,4 @@
-"""What the commands of this folder share: flags, clear errors, exit codes, compiled programs.
+"""What the commands share: flags, clear errors, exit codes, compiled programs.
 
 What a user can mend ends with one line and exit status 2; AGENT_GSPO_TRACEBACK=1 shows where
 it was raised. Ctrl-C ends with 130.
@@ -49,9 +49,12 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   raise ValueError('--config: get_config() of that file must return a ConfigDict.')
 
 
-def run(main: Callable[[], None]) -> None:
-  """Parses the flags and runs a command."""
+def run(main: Callable[[], None], usage: str | None) -> None:
+  """Parses the flags and runs a command; `usage` is what --help begins with."""
+  sys.modules['__main__'].__doc__ = usage
   warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())  # where a user's own modules lie, see `plugins`
   app.run(lambda _: _guarded(main), flags_parser=_parse_flags)
 
 
@@ -61,13 +64,13 @@ def _guarded(main: Callable[[], None]) -> None:
   try:
     main()
   except (ValueError, OSError, FloatingPointError, ImportError) as error:
-    _fail(str(error), error)
+    fail(str(error), error)
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except Exception as error:
     if not _is_out_of_memory(error):
       raise
-    _fail(f'out of memory ({error}). {_SMALLER}', error)
+    fail(f'out of memory ({error}). {_SMALLER}', error)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -87,11 +90,11 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
-    _fail(_last_line(str(error)), error)  # of an error in the config file: its traceback's end
+    fail(_last_line(str(error)), error)  # of an error in the config file: its traceback's end
   except Exception as error:  # as the config file or ml_collections raised it
-    _fail(_explain(error, argv), error)
+    fail(_explain(error, argv), error)
   if len(rest) > 1:
-    _fail(f'unexpected argument {rest[1]!r}; options are written --name=value.')
+    fail(f'unexpected argument {rest[1]!r}; options are written --name=value.')
   return rest
 
 
@@ -112,7 +115,8 @@ def _explain(error: Exception, argv: Sequence[str]) -> str:
   return f'--config: {type(error).__name__}: {text}'
 
 
-def _fail(text: str, error: Exception | None = None) -> NoReturn:
+def fail(text: str, error: Exception | None = None) -> NoReturn:
+  """Ends with one line on stderr and exit status 2."""
   if error is not None and os.environ.get('AGENT_GSPO_TRACEBACK'):
     raise error
   print('error:', ' '.join(text.split()), file=sys.stderr)

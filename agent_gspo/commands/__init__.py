@@ -1,0 +1,1 @@
+"""The commands, which launch/ and the console scripts run."""

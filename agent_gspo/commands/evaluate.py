@@ -1,0 +1,161 @@
+"""Evaluates a team, untrained or from a checkpoint, beside what simpler systems give.
+
+    python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
+      [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
+
+Without --workdir the team is the untrained one. Questions, their number and the temperature
+are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and the figures
+(result.json); the same command goes on where it was stopped. See docs/evaluation.md.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+from absl import flags
+
+from agent_gspo.commands import command
+
+_CONFIG = command.define_config()
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
+_OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
+_BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
+_MATCH = flags.DEFINE_string(
+  'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
+)
+_PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
+_WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
+_READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
+
+
+def main() -> None:
+  """Runs the command."""
+  config = command.load_config(_CONFIG)
+  from agent_gspo.commands import evaluation_folder
+  from agent_gspo.config import check as config_lib
+  from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
+  from agent_gspo.reporting import comparison, formatting, tables
+  from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import checkpoints
+
+  start = time.monotonic()
+  parts = config_lib.check(config, training=False)
+  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
+  matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
+  saved = None
+  if _WORKDIR.value:
+    saved = checkpoints.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+    saved.check_params(config)
+  setup = setup_lib.build(parts)
+  params, step, label = setup.params, 0, 'untrained'
+  if saved:
+    params, step = saved.restore_params(config, params), saved.step
+    label = f'step {step}'
+  run = _harness(setup, params, step)
+  fingerprint = _fingerprint(setup, params, step)
+  if _OUT.value:
+    run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
+
+  whole, records = run.run(label, variants.itself(setup.team))
+  target = matched.get('tokens/written_per_question')
+  found = [whole, evaluate.constant_answer(run.asked, run.split)]
+  left_out = {}
+  for name in names:
+    try:
+      found.append(reference_systems.baseline(run, name, whole, target))
+    except ValueError as error:  # what does not fit this team does not stop the others
+      left_out[name] = str(error)
+  probed = probes.run_all(run, whole, records) if _PROBES.value else []
+  if _OUT.value:
+    ids = [record['question_id'] for record in records]
+    result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
+    run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
+  shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
+  shown += [comparison.probe_table(probed)] if probed else []
+  for table in shown:
+    print(tables.render_text(table, width=160))
+  print(f'{len(records)} questions in {formatting.duration(time.monotonic() - start)}')
+  for name, reason in left_out.items():
+    print(f'left out --baseline={name}: {" ".join(reason.split())}', file=sys.stderr)
+  if left_out:
+    raise SystemExit(1)
+
+
+def _names(known, agents: int) -> list[str]:
+  """The baselines that were asked for; a team of one is its own single agent."""
+  names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
+  for name in names:
+    if name not in known:
+      raise ValueError(f'--baseline={name} is unknown; use {", ".join(known)}, or all.')
+  return [name for name in names if agents > 1 or name != 'single']
+
+
+def _harness(setup, params, step: int):
+  from agent_gspo.evaluation.harness import Harness
+
+  options = setup.config['evaluation']
+  return Harness(
+    team=setup.team,
+    task=setup.task,
+    tokenizer=setup.tokenizer,
+    policy=lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t),
+    split=options['split'],
+    questions=options['questions'],
+    temperature=options['temperature'],
+    diverse_temperature=setup.config['rollout']['temperature'],
+    seed=setup.config['seed'],
+    batch_questions=options['batch_questions'],
+    spread=options['spread'],
+    step=step,
+    prices=_prices(setup),
+    note=_show,
+  )
+
+
+def _fingerprint(setup, params, step: int):
+  """What the answers depend on; neither the number of questions nor their batches do."""
+  from agent_gspo.evaluation import harness, variants
+
+  config = setup.config
+  # Where files lie changes nothing: their content is checked.
+  places = ('data_dir', 'cache_dir', 'base_url')
+  options = {k: v for k, v in config['task']['options'].items() if k not in places}
+  return {
+    'model': setup.source,
+    'dtype': config['model']['dtype'],
+    'weights': harness.digest_of_weights(params),
+    'step': step,
+    'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
+    'team': harness.describe(variants.itself(setup.team)),
+    'task': {'name': config['task']['name'], 'options': options},
+    'split': config['evaluation']['split'],
+    'temperature': config['evaluation']['temperature'],
+    'seed': config['seed'],
+  }
+
+
+def _prices(setup):
+  """From the flags, else from the reward, if it counts money."""
+  from agent_gspo.evaluation.results import Prices
+
+  if _WRITTEN.value is not None or _READ.value is not None:
+    return Prices(_WRITTEN.value or 0.0, _READ.value or 0.0, 'flags')
+  if setup.reward.cost == 'money':
+    return Prices(setup.reward.p_write, setup.reward.p_read, 'config.reward')
+  return None
+
+
+def _show(text: str) -> None:
+  if sys.stderr.isatty():
+    print(f'\r\x1b[K{text}', end='', file=sys.stderr)
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main, __doc__)
+
+
+if __name__ == '__main__':
+  cli()

@@ -1,0 +1,111 @@
+"""docs/library.md: the package as a library, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import micro_run
+import pytest
+
+import agent_gspo
+from agent_gspo.config import check as config_lib
+
+_BLOCKS = re.findall(
+  r'```python\n(.*?)```', (micro_run.ROOT / 'docs' / 'library.md').read_text(), re.S
+)
+
+
+def _python(*arguments, cwd, **settings) -> subprocess.CompletedProcess:
+  environment = {**micro_run.environment(), 'PYTHONPATH': str(micro_run.ROOT), **settings}
+  return subprocess.run(
+    [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+  )
+
+
+def test_the_import_is_light():
+  code = (
+    'import sys, time; start = time.perf_counter(); import agent_gspo;'
+    'assert not {"jax", "flax", "numpy", "ml_collections"} & set(sys.modules);'
+    'print(time.perf_counter() - start)'
+  )
+  seconds = [float(_python('-c', code, cwd=micro_run.ROOT).stdout) for _ in range(3)]
+  assert min(seconds) < 0.2
+
+
+def test_every_public_name_is_there():
+  code = (
+    'import agent_gspo\n'
+    'for module in (agent_gspo, agent_gspo.algorithms):\n'
+    '  assert set(module.__all__) <= set(dir(module))\n'
+    '  for name in module.__all__: assert getattr(module, name) is not None\n'
+    'print(len(agent_gspo.__all__))\n'
+  )
+  done = _python('-c', code, cwd=micro_run.ROOT)
+  assert done.returncode == 0, done.stderr
+  assert int(done.stdout) < 25
+  with pytest.raises(AttributeError, match='nothing_like_it'):
+    agent_gspo.nothing_like_it  # noqa: B018
+
+
+@pytest.mark.parametrize('block', _BLOCKS[:2])
+def test_algorithms_work_alone(block, tmp_path):
+  """Without models, teams, tasks or a config of ours being imported."""
+  check = (
+    '\nimport sys\nrooms = {m.split(".")[1] for m in sys.modules if m.startswith("agent_gspo.")}\n'
+    'assert not rooms & {"models", "teams", "tasks", "training", "config", "sampling"}, rooms\n'
+  )
+  done = _python('-c', block + check, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout
+
+
+def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
+  _, _, mine, config = _BLOCKS
+  (tmp_path / 'mine.py').write_text(mine)
+  (tmp_path / 'config.py').write_text(config)
+  command = ('-m', 'agent_gspo.commands.train', '--config=config.py', '--workdir=run')
+  done = _python(*command, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  steps = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').open()]
+  assert [step['step'] for step in steps] == [1, 2]
+  # The tax of 0.02 a token is in the reward, and the optimiser moved.
+  assert all(step['reward/shape'] < 0 for step in steps)
+  assert steps[0]['policy/grad_norm'] > 0
+  transcripts = [json.loads(line) for line in (tmp_path / 'run' / 'transcripts.jsonl').open()]
+  trained = [t['question_id'] for t in transcripts if t['split'] == 'train']
+  assert trained[0] == '0+0'  # the first question of the split, in order
+  wrong = _python(*command[:-1], '--workdir=r2', '--config.task.name=mine:Nothing', cwd=tmp_path)
+  assert wrong.returncode == 2
+  assert wrong.stderr.startswith("error: task.name='mine:Nothing': module 'mine' holds no 'Nothing")
+  assert not (tmp_path / 'r2').exists()
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'message'),
+  [
+    ('task__name', 'no_such_module:Task', r"task.name='no_such_module:Task': module .* PYTHONPATH"),
+    ('team__topology', 'os:sep', r"team.topology='os:sep' is a str, no function or class"),
+    ('team__topology', 'builtins:dict', r"team.topology='builtins:dict' returned a dict, no Top"),
+    ('team__role_set', 'os:sep', r"team.role_set='os:sep' is a str, no dict of roles"),
+    ('team__role_set', 'roles', r"team.role_set='roles' must be module:NAME"),
+    ('objective__name', 'os:nothing', r"objective.name='os:nothing': module 'os' holds no"),
+    ('advantage__name', ':x', r"advantage.name=':x'"),
+    ('reward__length_reward', 'a:', r"reward.length_reward='a:'"),
+    ('selection__name', 'os:nothing', r"selection.name='os:nothing': module 'os' holds no"),
+  ],
+)
+def test_a_wrong_name_is_refused_before_a_model_is_made(field, value, message):
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(micro_run.changed(**{field: value}))
+
+
+def test_a_rule_that_draws_a_question_twice_is_refused(monkeypatch, tmp_path):
+  from agent_gspo.algorithms.selection import rules
+
+  (tmp_path / 'twice_drawn.py').write_text('def rule(state, free, count, seed): return [0] * count')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(ValueError, match=r'chose \[0, 0\], not 2 different free questions'):
+    rules.choose('twice_drawn:rule', rules.init(5), 2, seed=0)
