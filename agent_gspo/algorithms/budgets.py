@@ -265,6 +265,17 @@ def accuracy_floor(
   )
 
 
+def prices(options: BudgetOptions, state: BudgetState) -> dict[str, float]:
+  """What talk costs in a step, by the names that `rewards.communication.reward_terms` has."""
+  return {
+    'lambda_tok': float(state.lambda_tok),
+    'lambda_turn': options.lambda_turn,
+    'lambda_rep': options.lambda_rep,
+    'lambda_message': float(state.lambda_message),
+    'message_limit': options.message_limit,
+  }
+
+
 def metrics(before: BudgetState, after: BudgetState) -> dict[str, float]:
   """For `metrics.jsonl`: the prices that a step charged, and what it left of the rest."""
   found = {

@@ -18,11 +18,10 @@ from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import reference_nll
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
-from agent_gspo.training.minibatches import pack_minibatches
+from agent_gspo.training.minibatches import pack_minibatches, update_on_minibatches
 from agent_gspo.training.programs import Programs
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
-from agent_gspo.training.update import update
 from agent_gspo.types import RolloutBatch
 
 
@@ -76,9 +75,7 @@ def train_step(
     setup.reward,
     counts,
     scores,
-    lambda_tok=float(state.budget.lambda_tok),
-    lambda_message=float(state.budget.lambda_message),
-    message_limit=setup.budget.message_limit,
+    **budgets.prices(setup.budget, state.budget),
     texts=[message.text for message in batch.messages],
     reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
   )
@@ -86,7 +83,9 @@ def train_step(
   clock.lap('score')
 
   minibatches = pack_minibatches(setup, state, batch, counts, advantages.kept)
-  state, updates = update(setup, programs, state, minibatches, counts, advantages, progress)
+  state, updates = update_on_minibatches(
+    setup, programs, state, minibatches, counts, advantages, progress
+  )
 
   next_budget = budgets.update(
     setup.budget,

@@ -87,7 +87,10 @@ def main() -> None:
     jax.block_until_ready(state.trainable)
     return state, metrics
 
-  optimizer_steps, train_step.update = train_step.update, clock.timed('update', update)
+  optimizer_steps, train_step.update_on_minibatches = (
+    train_step.update_on_minibatches,
+    clock.timed('update', update),
+  )
   clock.start()
   for _ in range(steps):
     result = train_step.train_step(setup, programs, state, Quiet())

@@ -241,6 +241,24 @@ def _messages_of(batches):
   return np.concatenate([b.message[b.message_mask > 0] for b in batches])
 
 
+def test_every_price_is_charged():
+  fields = {'lambda_tok': 0.02, 'lambda_turn': 0.03, 'lambda_rep': 0.05}
+  fields |= {'mode': 'dual', 'budget_message': 0.5, 'lambda_max': 0.02}
+  setup = _setup(**{f'budget__{name}': value for name, value in fields.items()})
+  state = _state(setup)
+  state = state.replace(budget=state.budget.replace(lambda_message=jnp.float32(0.01)))
+  result = train_step(setup, _Programs(), state, _Progress())
+  counts = count_messages(result.rollout)
+  over = np.maximum(counts.written - 0.55, 0)
+  expected = {
+    'token_cost': 0.02 * counts.written.sum(),
+    'turn_cost': 0.03 * (~counts.silent).sum(),
+    'message_cost': 0.01 * over.sum(),
+  }
+  for name, total in expected.items():
+    assert result.metrics[f'reward/{name}'] == pytest.approx(total / counts.num_episodes), name
+
+
 def test_minibatches_part_the_messages():
   programs = _Programs()
   result = _step(programs, learner__minibatches=3)
