@@ -21,8 +21,7 @@ from agent_gspo.config import renamed
 
 _SMALLER = (
   'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
-  'rollout.group_size, set '
-  'model.remat=True, or take a smaller model.'
+  'rollout.group_size, set model.remat=True, or take a smaller model.'
 )
 
 

@@ -16,7 +16,7 @@ LENGTH_REWARDS = ('linear', *length_rewards.LENGTH_REWARDS)
 
 @dataclasses.dataclass(frozen=True)
 class RewardOptions(Section, name='reward'):
-  """What is charged for, and when; the prices are in the section `budget`.
+  """What counts as cost, and when it is charged; how much, says the section `budget`.
 
   The cost is also the unit of the budgets: 'tokens' counts tokens written with the default
   prices, and with `p_write=0, p_read=1` the tokens that others read of them.
