@@ -1,11 +1,14 @@
 """What the documentation points at is there: files by link, code by `path::symbol`."""
 
 import importlib
+import inspect
 import operator
 import pathlib
 import re
 
 import pytest
+
+from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), ROOT / 'benchmarks/README.md'])
@@ -62,3 +65,12 @@ def _symbols(text: str) -> list[tuple[str, str, str]]:
 def _find(path: str) -> pathlib.Path | None:
   candidates = (ROOT / base / path for base in _BASES)
   return next((file.resolve() for file in candidates if file.is_file()), None)
+
+
+def test_the_page_on_the_training_step_shows_it_as_it_is():
+  shown = re.search(r'```python\n(.*?)```', (ROOT / 'docs/training_step.md').read_text(), re.S)
+  source = inspect.getsource(train_step.train_step)
+  assert shown
+  assert shown[1] == source
+  body = source.partition('"""\n')[2].partition('"""\n')[2]  # behind the docstring
+  assert len([line for line in body.splitlines() if line.strip()]) <= 56  # one screen
