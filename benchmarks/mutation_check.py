@@ -111,8 +111,8 @@ _SWAPS |= {
   'packed.message_mean': 'packed.message_sum',
   'packed.weighted_mean': 'packed.message_mean',
   'packed.message_sum': 'packed.message_mean',
-  'aggregation.message_mean': 'aggregation.token_sum',
-  'aggregation.token_sum': 'aggregation.message_mean',
+  'aggregation.sequence_mean': 'aggregation.token_sum',
+  'aggregation.token_sum': 'aggregation.sequence_mean',
   'aggregation.token_mean': 'aggregation.token_sum',
 }
 _OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add}

@@ -139,7 +139,7 @@ def shorter_better(
 def alp(scores: Array, lengths: Array, questions: Array, *, beta: float = 1e-7) -> Array:
   """Adaptive length penalty (arXiv 2506.05256): `-beta l max(solve rate, 1 / G)`."""
   floor = 1.0 / _group_size(questions)
-  return -beta * lengths * np.maximum(_solve_rate(scores, questions), floor)
+  return -beta * lengths * np.maximum(_share_right(scores, questions), floor)
 
 
 def multiplicative(
@@ -170,7 +170,7 @@ def pass_rate_scaled(
   """
   parts = ((written_weight, lengths), (read_weight, read), (turn_weight, turns))
   share = sum(weight * _ratio(x, _group_max(x, questions)) for weight, x in parts)
-  return -_solve_rate(scores, questions) * share
+  return -_share_right(scores, questions) * share
 
 
 def decaying(scores: Array, lengths: Array, questions: Array, *, decay: float = 0.5) -> Array:
@@ -324,5 +324,5 @@ def _group_min(values: Array, questions: Array) -> Array:
   return -_group_max(-np.asarray(values, float), questions)
 
 
-def _solve_rate(scores: Array, questions: Array) -> Array:
+def _share_right(scores: Array, questions: Array) -> Array:
   return _group_mean((scores >= 1).astype(float), questions)

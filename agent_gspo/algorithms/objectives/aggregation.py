@@ -21,7 +21,7 @@ def _sequences(x: PackedTokens) -> jax.Array:
   return x.message_mask if x.span_share is None else x.message_mask * x.span_share
 
 
-def message_mean(values: jax.Array, x: PackedTokens) -> Aggregate:
+def sequence_mean(values: jax.Array, x: PackedTokens) -> Aggregate:
   """Mean over sequences of the mean over their tokens: every sequence weighs the same."""
   share = _sequences(x)
   return jnp.sum(share * packed.weighted_mean(values, x)), jnp.sum(share)

@@ -83,7 +83,7 @@ def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) ->
   `J = mean_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)`.
   The mean is over sequences, never over tokens.
   """
-  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.message_mean)
+  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.sequence_mean)
 
 
 def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
@@ -93,7 +93,7 @@ def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e
   `J = mean_i mean_t min(s_it A_it, clip(s_it) A_it)`. Here `A_it = A_i`, where value and
   gradient equal those of `gspo`.
   """
-  return _compose(x, ratios.sequence_token, _clip(clip_low, clip_high), aggregation.message_mean)
+  return _compose(x, ratios.sequence_token, _clip(clip_low, clip_high), aggregation.sequence_mean)
 
 
 def luspo(x: PackedTokens, *, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Objective:
@@ -110,7 +110,7 @@ def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> O
 
   Token-level ratios, `J = mean_i mean_t min(r_it A_i, clip(r_it) A_i)`.
   """
-  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.message_mean)
+  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.sequence_mean)
 
 
 def dr_grpo(
@@ -160,7 +160,7 @@ def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> O
   if x.span_log_ratio is not None:
     raise ValueError('gmpo takes no spans: set the ratio span to "message".')
   surrogate = functools.partial(surrogates.geometric_mean, low=clip_low, high=clip_high)
-  return _compose(x, ratios.token, surrogate, aggregation.message_mean)
+  return _compose(x, ratios.token, surrogate, aggregation.sequence_mean)
 
 
 def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
@@ -172,7 +172,7 @@ def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.
   surrogate = functools.partial(
     surrogates.soft_gate, tau_positive=tau_positive, tau_negative=tau_negative
   )
-  return _compose(x, ratios.token, surrogate, aggregation.message_mean)
+  return _compose(x, ratios.token, surrogate, aggregation.sequence_mean)
 
 
 def reinforce(x: PackedTokens) -> Objective:
