@@ -18,10 +18,12 @@ from ml_collections import config_dict
 
 from agent_gspo.config import default_config
 
-# Talkative on purpose, in several lengths: what is never tried cannot be learnt. One example
-# is silent; it stands first, where it is copied least.
+# Talkative on purpose, in several lengths: what is never tried cannot be learnt. Two examples are
+# silent; they stand first, where they are copied least. With one of them the team was silent on
+# one idle note in seven at first, and one of two seeds lost silence within two steps.
 _INFORMANT_EXAMPLES = (
   ('Note: The soup is cold.\n', ''),
+  ('Note: The lamp is new.\n', ''),
   (
     'Note: Birds can fly.\n',
     ' Hello team, my note says that birds can fly. I hope that this helps you.',

@@ -155,6 +155,7 @@ def test_qwen_config_fits_the_published_model():
   assert (hidden.shape, hidden.dtype) == ((*shape, width), jnp.bfloat16)
 
 
+@pytest.mark.slow
 def test_qwen_config_trains_a_narrow_model(cache, tmp_path):
   """One small step of its team: chat template, adapters, bfloat16, remat, random weights."""
   config = plain(_ROOT / 'configs' / 'qwen_gsm8k.py', cache)

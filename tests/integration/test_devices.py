@@ -139,6 +139,7 @@ def test_device_count_changes_no_sample(devices):
   assert len({len(ids) for ids in one['tokens']}) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['four', 'four, then one'])
 def test_device_count_changes_no_run(name):
   """Warm start, evaluations, rollouts and updates; a checkpoint goes on with other devices."""

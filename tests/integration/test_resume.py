@@ -147,6 +147,7 @@ def compiled(monkeypatch, programs):
   monkeypatch.setattr(setup_lib, 'make_programs', same_programs)
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
   micro_run.finished()
   command = micro_run.train_command(tmp_path, '--config.checkpoint.every=3')
@@ -170,6 +171,7 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
   assert_same_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_reference_policy_is_where_the_run_began(tmp_path, programs):
   """That is after the warm start, and a resumed run still has it."""
   config = micro_run.changed(

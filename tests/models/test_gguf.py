@@ -443,6 +443,7 @@ def test_factors_that_are_no_scaling(tmp_path):
       ours.load_gguf(file)
 
 
+@pytest.mark.slow
 def test_smollm2_has_the_weights_that_transformers_reads():
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')

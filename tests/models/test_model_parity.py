@@ -282,6 +282,7 @@ def test_rope_fields_of_transformers_4_and_5_mean_the_same():
   assert old.rope_theta == 500_000.0
 
 
+@pytest.mark.slow
 def test_smollm2_gives_torch_logits_after_export(tmp_path):
   model = pretrained.smollm()
   hf.export_hf(model.config, model.params, tmp_path, model.tokenizer)
