@@ -64,10 +64,10 @@ def evaluated_questions(
     split: of which they are; that of the options by default.
   """
   found = task.questions(split or options['split'])
-  return [found[i] for i in places(len(found), count, spread=options['spread'])]
+  return [found[i] for i in question_indices(len(found), count, spread=options['spread'])]
 
 
-def places(size: int, count: int, *, spread: bool) -> list[int]:
+def question_indices(size: int, count: int, *, spread: bool) -> list[int]:
   """Which questions of a split are asked.
 
   Args:

@@ -69,7 +69,7 @@ class Harness:
     policy: (temperature, name of the stream of noise) -> the team's voice.
     split: of the questions.
     questions: how many of them.
-    spread: see `evaluate.places`.
+    spread: see `evaluate.question_indices`.
     temperature: of sampling.
     diverse_temperature: for samples that must differ, above 0.
     seed: of random choices.
@@ -100,10 +100,10 @@ class Harness:
   def asked(self) -> list[Question]:
     """The questions."""
     split = self.task.questions(self.split)
-    return [split[i] for i in self._places(len(split))]
+    return [split[i] for i in self._question_indices(len(split))]
 
-  def _places(self, size: int) -> list[int]:
-    return evaluate.places(size, self.questions, spread=self.spread)
+  def _question_indices(self, size: int) -> list[int]:
+    return evaluate.question_indices(size, self.questions, spread=self.spread)
 
   def run(
     self,
@@ -171,7 +171,7 @@ class Harness:
     if len(split) < 2:
       raise ValueError('shuffled messages need a split of at least two questions.')
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
-    return {split[i].id: split[other(i)] for i in self._places(len(split))}
+    return {split[i].id: split[other(i)] for i in self._question_indices(len(split))}
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
     """Scores of sampled graphs, each on one training question; equal graphs talk together."""

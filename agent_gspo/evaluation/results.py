@@ -58,7 +58,7 @@ def of_questions(
 
 
 def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCounts:
-  """The accountant's counts of recorded conversations; record `i` is question and episode `i`.
+  """The counts of recorded conversations; record `i` is question and episode `i`.
 
   Args:
     records: see `of_questions`.
@@ -145,7 +145,7 @@ def _money(counts: MessageCounts, prices: Prices | None) -> dict[str, Any]:
 
 
 def _rows(counts: MessageCounts, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
-  """The accountant's rows with the counts of plain text beside them."""
+  """Rows of counts with those of plain text beside them."""
   return [
     row | {f'{key}_per_question': counts.per_question(n, place == i) for key, n in text.items()}
     for i, row in enumerate(rows)

@@ -19,11 +19,11 @@ def rollout(
   task: Task,
   tokenizer: Tokenizer,
   questions: Sequence[Question],
-  samples: int,
+  group_size: int,
   policy: Policy,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RolloutBatch:
-  """Holds `samples` conversations about each question.
+  """Holds `group_size` conversations about each question.
 
   All agents of a layer, over all episodes, speak in one call of `policy`.
 
@@ -32,11 +32,11 @@ def rollout(
     task: grades the answers.
     tokenizer: of the policy.
     questions: `B` questions.
-    samples: episodes a question (`G`).
+    group_size: episodes a question (`G`).
     policy: writes the messages.
     progress: called with (layers done, layers in all).
   """
-  table = _Table(team, tokenizer, questions, samples)
+  table = _Table(team, tokenizer, questions, group_size)
   for done, (round_, place, layer) in enumerate(team.turns):
     progress(done, len(team.turns))
     table.take_turns(round_, place, layer, policy)
@@ -60,9 +60,9 @@ def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
 class _Table:
   """The conversations while they are going on."""
 
-  def __init__(self, team, tokenizer, questions, samples):
+  def __init__(self, team, tokenizer, questions, group_size):
     self.team, self.tokenizer = team, tokenizer
-    self.questions, self.samples = tuple(questions), samples
+    self.questions, self.group_size = tuple(questions), group_size
     self.writers = team.prompt_writers(tokenizer)
     self.messages: list[Message] = []
     self.by_turn: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> message
@@ -70,7 +70,7 @@ class _Table:
       (e, a): self.writers[a].begin(
         question.text, question.notes[a] if a < len(question.notes) else ''
       )
-      for e, question in enumerate(q for q in self.questions for _ in range(samples))
+      for e, question in enumerate(q for q in self.questions for _ in range(group_size))
       for a in range(team.num_agents)
     }
     # Messages that an agent's prompt carries by now, for counting readers.
@@ -80,7 +80,7 @@ class _Table:
 
   @property
   def num_episodes(self) -> int:
-    return len(self.questions) * self.samples
+    return len(self.questions) * self.group_size
 
   def take_turns(self, round_: int, place: int, layer: Sequence[int], policy: Policy) -> None:
     turns, owners = [], []
@@ -117,8 +117,8 @@ class _Table:
     for index in self.carried[episode, agent]:
       self.readers[index] += 1
     return Turn(
-      question=self.questions[episode // self.samples],
-      sample=episode % self.samples,
+      question=self.questions[episode // self.group_size],
+      sample=episode % self.group_size,
       agent=agent,
       round=round_,
       prompt_ids=self.conversations[episode, agent].prompt(incoming),
@@ -155,13 +155,13 @@ class _Table:
     self.messages.append(message)
 
   def finish(self, task: Task) -> RolloutBatch:
-    asked = [e // self.samples for e in range(self.num_episodes)]
+    asked = [e // self.group_size for e in range(self.num_episodes)]
     answers = [self._answer(e, task) for e in range(self.num_episodes)]
     scores = task.score_all([self.questions[q] for q in asked], answers)
     return RolloutBatch(
       questions=self.questions,
       episodes=tuple(
-        Episode(question=q, sample=e % self.samples, answer=answer, task_score=score)
+        Episode(question=q, sample=e % self.group_size, answer=answer, task_score=score)
         for e, (q, answer, score) in enumerate(zip(asked, answers, scores, strict=True))
       ),
       messages=tuple(

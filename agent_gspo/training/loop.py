@@ -22,7 +22,7 @@ from agent_gspo.training import sft_cache
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.programs import NonFiniteLossError
-from agent_gspo.training.sft import warm_start
+from agent_gspo.training.sft import imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, lock, records
@@ -197,7 +197,7 @@ class Run:
     params = sft_cache.load(self.config, setup.params)
     done = 'warm start: kept from a run that began alike'
     if params is None:
-      params = warm_start(
+      params = imitate(
         setup.model,
         state_lib.merge(state.trainable, state.frozen),
         setup.task,

@@ -26,7 +26,7 @@ from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import NonFiniteLossError, Programs
 
 
-def warm_start(
+def imitate(
   model: Transformer,
   params: Params,
   task: Task,

@@ -65,7 +65,7 @@ def talk(name, rounds=2, decision='last'):
 
 
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
-def test_records_hold_all_that_the_ledger_counts(name):
+def test_records_hold_all_that_is_counted(name):
   team, tokenizer, batch = talk(name, decision='judge' if name == 'debate' else 'last')
   records = json.loads(json.dumps(results.of_questions(batch, team, tokenizer, **HEAD)))
   again, counted = results.message_counts(records, team.names), count_messages(batch)

@@ -32,7 +32,7 @@ def talk(name: str, decision: str = 'last', rounds: int = 3) -> RolloutBatch:
 
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
 @pytest.mark.parametrize('decision', ['last', 'judge'])
-def test_ledger_equals_a_count_by_hand(name, decision):
+def test_counts_equal_a_count_by_hand(name, decision):
   batch = talk(name, decision)
   found = count_messages(batch)
   assert len(found.episode) == len(batch.messages) > 0
