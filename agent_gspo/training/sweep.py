@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import itertools
+import os
 import pathlib
 import re
 import statistics
@@ -17,6 +18,7 @@ from agent_gspo.reporting import formatting
 from agent_gspo.workdir import records
 
 _TRAIN = (sys.executable, '-m', 'agent_gspo.commands.train')
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2]  # the folder above it, if not installed
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
 
@@ -152,7 +154,12 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
   note(f'begin {name}')
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
     status = subprocess.run(
-      command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False
+      command,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      stdin=subprocess.DEVNULL,
+      env={**os.environ, 'PYTHONPATH': f'{os.environ.get("PYTHONPATH", "")}:{_PACKAGE}'},
+      check=False,
     ).returncode
   if status:
     note(f'FAILED {name} with status {status}: see {point.workdir / LOG}')
