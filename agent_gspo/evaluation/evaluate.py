@@ -41,15 +41,34 @@ def evaluate(
     The record for `eval.jsonl` (see `results.figures`) and the conversations behind it.
   """
   start = time.monotonic()
-  batches = []
+  records, batches = [], []
   for first in range(0, len(questions), batch_questions):
     progress(first, len(questions))
     part = questions[first : first + batch_questions]
-    batches.append(rollout(team, task, tokenizer, part, 1, policy))
+    found, batch = converse(team, task, tokenizer, part, policy, step=0, split='')
+    records += found
+    batches.append(batch)
   progress(len(questions), len(questions))
-  batch = join(batches)
-  records = results.of_questions(batch, team, tokenizer, step=0, split='')
-  return {**results.figures(records, team.names), 'seconds': time.monotonic() - start}, batch
+  figures = {**results.figures(records, team.names), 'seconds': time.monotonic() - start}
+  return figures, join(batches)
+
+
+def converse(
+  team: Team,
+  task: Task,
+  tokenizer: Tokenizer,
+  questions: Sequence[Question],
+  policy: Policy,
+  **head: Any,
+) -> tuple[list[dict[str, Any]], RolloutBatch]:
+  """One conversation about each question at once: a record of each, and the conversations.
+
+  Args:
+    team, task, tokenizer, questions, policy: as of `evaluate`.
+    **head: `step`, `split` and `label` of the records, see `results.of_questions`.
+  """
+  batch = rollout(team, task, tokenizer, questions, 1, policy)
+  return results.of_questions(batch, team, tokenizer, **head), batch
 
 
 def evaluated_questions(

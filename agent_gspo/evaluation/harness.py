@@ -154,10 +154,8 @@ class Harness:
   def _ask(self, questions, variant, policy, label) -> list[dict[str, Any]]:
     start = time.monotonic()
     dealt = [variant.question(q) for q in questions]
-    batch = rollout(variant.team, self.task, self.tokenizer, dealt, 1, policy)
-    found = results.of_questions(
-      batch, variant.team, self.tokenizer, step=self.step, split=self.split, label=label
-    )
+    head = {'step': self.step, 'split': self.split, 'label': label}
+    found, _ = evaluate.converse(variant.team, self.task, self.tokenizer, dealt, policy, **head)
     seconds = (time.monotonic() - start) / len(questions)
     return [{**record, 'seconds': seconds} for record in found]
 
