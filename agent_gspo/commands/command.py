@@ -81,7 +81,7 @@ def _use_compilation_cache() -> None:
   """Compiled programs are kept, so that a second run starts at once."""
   import jax
 
-  if not jax.config.jax_compilation_cache_dir:
+  if not getattr(jax.config, 'jax_compilation_cache_dir', None):  # jax types it nowhere
     jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
 
 
