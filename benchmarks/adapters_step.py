@@ -86,7 +86,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
     vocab_size=_VOCABULARY, lora_rank=options.rank, num_adapters=adapters
   )
   optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1e-4), updates=100)
-  updater = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
+  programs = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   sampler = Sampler(config, max_new_tokens=_WRITTEN, prefill_length=_ROW)
   params = init_params(config, jax.random.key(0))
   state = state_lib.init(params, optimizer, lora=True)
@@ -114,7 +114,7 @@ def _step(options: argparse.Namespace, adapters: int) -> Callable[[], dict[str, 
       adapters=None if own is None else range(options.agents),
     )
     batches = train_batches.with_values(batches, advantages=advantages)
-    state, _ = updater.optimizer_step(state, batches)
+    state, _ = programs.optimizer_step(state, batches)
     jax.block_until_ready(state.trainable)
     end = time.monotonic()
     return {

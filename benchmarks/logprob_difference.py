@@ -75,14 +75,14 @@ def main() -> None:
   ]
   signs = np.where(np.arange(len(messages)) % 2, 1.0, -1.0)
   optimizer = optax.sgd(0.0)
-  updater = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
+  programs = Programs(Transformer(config), losses.gspo, optimizer, 1.0, entropy=False)
   state = state_lib.init(params, optimizer)
   packed = train_batches.pack_messages(messages, pack_length=384, micro_batch_size=2)
   sampler = train_batches.with_values(packed, advantages=signs)
-  trainer = train_batches.with_old_logprobs(sampler, updater.logprobs(state, sampler))
+  trainer = train_batches.with_old_logprobs(sampler, programs.logprobs(state, sampler))
   rows = []
   for name, batches in (('sampler', sampler), ('trainer', trainer)):
-    state, metrics = updater.optimizer_step(state, batches)
+    state, metrics = programs.optimizer_step(state, batches)
     rows.append((name, *(f'{metrics[key]:.1e}' for key in _COLUMNS)))
   print(common.table((f'{options.dtype}, old log-probs of', *_COLUMNS.values()), rows))
 

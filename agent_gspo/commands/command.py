@@ -1,6 +1,7 @@
 """What the commands share: flags, clear errors, exit codes, compiled programs.
 
-What a user can mend ends with one line and exit status 2; AGENT_GSPO_TRACEBACK=1 shows where
+What a user can mend ends with one line (usage before it where arguments are missing) and exit
+status 2; AGENT_GSPO_TRACEBACK=1 shows where
 it was raised. Ctrl-C ends with 130.
 """
 
@@ -48,9 +49,12 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   raise ValueError('--config: get_config() of that file must return a ConfigDict.')
 
 
-def run(main: Callable[[], None], usage: str | None) -> None:
-  """Parses the flags and runs a command; `usage` is what --help begins with."""
-  sys.modules['__main__'].__doc__ = usage
+def run(main: Callable[[], None]) -> None:
+  """Parses the flags of `main`'s module and runs it; --help shows that module's docstring."""
+  module = sys.modules[main.__module__]
+  sys.modules['__main__'].__doc__ = module.__doc__
+  for flag in flags.FLAGS.get_key_flags_for_module(module):
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
   warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
   if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())  # where a user's own modules lie, see `plugins`

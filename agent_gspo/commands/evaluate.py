@@ -154,7 +154,7 @@ def _show(text: str) -> None:
 
 def cli() -> None:
   """Parses the flags and runs the command."""
-  command.run(main, __doc__)
+  command.run(main)
 
 
 if __name__ == '__main__':

@@ -84,7 +84,7 @@ def _write_peft(setup, params, out: str) -> None:
 
 def cli() -> None:
   """Parses the flags and runs the command."""
-  command.run(main, __doc__)
+  command.run(main)
 
 
 if __name__ == '__main__':

@@ -30,7 +30,7 @@ def main() -> None:
 
 def cli() -> None:
   """Parses the flags and runs the command."""
-  command.run(main, __doc__)
+  command.run(main)
 
 
 if __name__ == '__main__':

@@ -130,7 +130,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     section, _, key = field.partition('.')
     name = config[section][key]
     if field in _OPEN and plugins.is_plugin(name):
-      plugins.load(name, field)
+      plugins.load_function(name, field)
     else:
       check_choice(field, name, known)
   if config['rollout']['questions'] < config['learner']['minibatches']:
@@ -228,6 +228,7 @@ def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, 
 
 def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   name = config['advantage']['name']
+  estimators.check(name)
   _check_options(config, 'advantage', estimators.options_of(name))
   _check_options(config, 'objective', losses.spec(config['objective']['name']).options)
   losses.from_config(config['objective'], max_length=team.max_message_tokens)

@@ -270,21 +270,25 @@ def _number(where: str, key: str, value: str) -> float:
 
 
 def length_reward(name: str) -> Callable[..., Array]:
-  """A named one: key of `LENGTH_REWARDS`, or 'module:function' of a user's own.
+  """A length reward by name: key of `LENGTH_REWARDS`, or 'module:function' of a user's own.
 
   Raises:
     ValueError: there is no such length reward.
   """
-  return plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
+  found = plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
+  if plugins.is_plugin(name):
+    known = [field.name for field in dataclasses.fields(Episodes)]
+    plugins.check_parameters(name, 'reward.length_reward', found, known)
+  return found
 
 
 def read_by(name: str) -> tuple[str, ...]:
-  """Fields of `Episodes` that a shape reads."""
+  """Fields of `Episodes` that a length reward reads."""
   return () if name == 'linear' else tuple(_arguments(name)[0])
 
 
 def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
-  """Names of the arrays that one takes, and its options with their defaults (None: required)."""
+  """Names of the arrays that a length reward takes, and its options; None: without a default."""
   parameters = inspect.signature(length_reward(name)).parameters.values()
   arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
   options = {

@@ -60,7 +60,10 @@ def make_task(name: str, /, **options: Any) -> Task:
     expected = _kind(option, known[option])
     if expected and _kind(option, value) != expected:
       raise ValueError(f'option {option}={value!r} of task {name} must be {expected}')
-  return _task_class(name)(**options)
+  task = _task_class(name)(**options)
+  if not isinstance(task, Task):
+    raise ValueError(f'task.name={name!r} makes a {type(task).__name__}, no agent_gspo.Task.')
+  return task
 
 
 def _kind(option: str, value: Any) -> str:

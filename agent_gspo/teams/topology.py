@@ -184,7 +184,14 @@ def make_topology(
 
 def _own(name: str, num_agents: int, rounds: int) -> Topology:
   """What a user's function makes, which must be of this many agents and rounds."""
-  made = plugins.load_function(name, 'team.topology')(num_agents=num_agents, rounds=rounds)
+  function = plugins.load_function(name, 'team.topology')
+  try:
+    made = function(num_agents=num_agents, rounds=rounds)
+  except Exception as error:  # whatever the user's function raises
+    raise ValueError(
+      f'team.topology={name!r}, called with num_agents={num_agents} and rounds={rounds}: '
+      f'{type(error).__name__}: {error}'
+    ) from error
   if not isinstance(made, Topology):
     raise ValueError(f'team.topology={name!r} returned a {type(made).__name__}, no Topology.')
   if (made.num_agents, made.rounds) != (num_agents, rounds):

@@ -90,7 +90,9 @@ class PolicyLoss:
       by_message = lambda values: jnp.sum(message_mean(values, x) * x.message_mask)
       sums = {'tis_weight': by_message(weights), 'tis_truncated': by_message(truncated)}
     divergence = jnp.float32(0)
-    if self.kl_coef and reference is not None:
+    if self.kl_coef:
+      if reference is None:
+        raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       reference_logprobs, _ = self.token_logprobs(reference, frozen, batch)
       estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
       difference = estimate(x.logprobs, reference_logprobs.reshape(-1))

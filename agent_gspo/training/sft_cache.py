@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from agent_gspo import cache
+from agent_gspo import cache, plugins
 from agent_gspo.models.transformer import Params
 
 # What the parameters after a warm start depend on, beside the program itself.
@@ -97,7 +97,8 @@ def _digest(flat: Mapping[str, np.ndarray]) -> str:
 
 def _file(config: Mapping[str, Any]) -> pathlib.Path:
   told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
-  text = json.dumps([told, jax.__version__, _program()], sort_keys=True)
+  own = plugins.digest(told)
+  text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
   return cache.folder() / 'sft' / f'{name}.safetensors'
 

@@ -17,8 +17,9 @@ from typing import Any
 from agent_gspo.reporting import formatting
 from agent_gspo.workdir import records
 
-_TRAIN = (sys.executable, '-m', 'agent_gspo.commands.train')
-_PACKAGE = pathlib.Path(__file__).resolve().parents[2]  # the folder above it, if not installed
+# Of this very package, whatever another one lies in the folder that the sweep is run in.
+_TRAIN = (sys.executable, '-P', '-m', 'agent_gspo.commands.train')
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2]
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
 
@@ -152,13 +153,14 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
   point.workdir.mkdir(parents=True, exist_ok=True)
   (point.workdir / _ARGUMENTS).write_text('\n'.join(arguments) + '\n', encoding='utf-8')
   note(f'begin {name}')
+  path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
     status = subprocess.run(
       command,
       stdout=log,
       stderr=subprocess.STDOUT,
       stdin=subprocess.DEVNULL,
-      env={**os.environ, 'PYTHONPATH': f'{os.environ.get("PYTHONPATH", "")}:{_PACKAGE}'},
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path))},
       check=False,
     ).returncode
   if status:

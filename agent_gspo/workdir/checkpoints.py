@@ -38,7 +38,9 @@ CHANGEABLE = (
 # Fields that say what parameters are. A model from scratch has the words of its task and
 # prompts as its vocabulary.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
-_MODEL_FROM_SCRATCH = (*_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles')
+_MODEL_FROM_SCRATCH = (
+  *_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set'
+)  # fmt: skip
 
 
 class Checkpoints:

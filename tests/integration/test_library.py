@@ -11,6 +11,7 @@ import micro_run
 import pytest
 
 import agent_gspo
+from agent_gspo import plugins
 from agent_gspo.config import check as config_lib
 
 _BLOCKS = re.findall(
@@ -83,21 +84,51 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   assert not (tmp_path / 'r2').exists()
 
 
+_ODD = {
+  'odd': (
+    'def asks(rewards, cost): return rewards\n'
+    'def open_(rewards, **options): return rewards\n'
+    'def needs(rewards, *, scale): return rewards\n'
+    'def empty(num_agents, rounds): return {}\n'
+    'def fails(num_agents=0, rounds=0): return {}["nothing"]\n'
+  ),
+  'broken': 'def f(:',
+  'raises': 'raise ValueError("no")',
+}
+
+
 @pytest.mark.parametrize(
   ('field', 'value', 'message'),
   [
     ('task__name', 'no_such_module:Task', r"task.name='no_such_module:Task': module .* PYTHONPATH"),
     ('team__topology', 'os:sep', r"team.topology='os:sep' is a str, no function or class"),
-    ('team__topology', 'builtins:dict', r"team.topology='builtins:dict' returned a dict, no Top"),
+    ('team__topology', 'odd:empty', r"team.topology='odd:empty' returned a dict, no Topology"),
     ('team__role_set', 'os:sep', r"team.role_set='os:sep' is a str, no dict of roles"),
     ('team__role_set', 'roles', r"team.role_set='roles' must be module:NAME"),
     ('objective__name', 'os:nothing', r"objective.name='os:nothing': module 'os' holds no"),
     ('advantage__name', ':x', r"advantage.name=':x'"),
     ('reward__length_reward', 'a:', r"reward.length_reward='a:'"),
     ('selection__name', 'os:nothing', r"selection.name='os:nothing': module 'os' holds no"),
+    ('selection__name', 'math:pi', r"selection.name='math:pi' is a float, no function or class"),
+    ('advantage__name', 'math:pi', r"advantage.name='math:pi' is a float, no function or class"),
+    ('advantage__name', 'odd:asks', r'parameter cost is none of task, .* Options come behind a st'),
+    ('advantage__name', 'odd:open_', r'parameter \*\*options: write each parameter by its name'),
+    ('advantage__name', 'odd:needs', r"option 'scale' needs a number as its default"),
+    ('reward__length_reward', 'odd:asks', r'parameter rewards is none of scores, lengths'),
+    ('team__topology', 'odd:fails', r"rounds=1: KeyError: 'nothing'"),
+    ('task__name', 'odd:fails', r'odd:fails'),
+    ('task__name', 'builtins:dict', r'builtins:dict'),
+    ('objective__name', 'broken:f', r"module 'broken' cannot be imported \(SyntaxError"),
+    ('objective__name', 'raises:f', r"module 'raises' cannot be imported \(ValueError: no"),
   ],
 )
-def test_a_wrong_name_is_refused_before_a_model_is_made(field, value, message):
+def test_a_wrong_name_is_refused_before_a_model_is_made(
+  field, value, message, tmp_path, monkeypatch
+):
+  for name, text in _ODD.items():
+    (tmp_path / f'{name}.py').write_text(text)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+  monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ValueError, match=message):
     config_lib.check(micro_run.changed(**{field: value}))
 
@@ -109,3 +140,24 @@ def test_a_rule_that_draws_a_question_twice_is_refused(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ValueError, match=r'chose \[0, 0\], not 2 different free questions'):
     rules.choose('twice_drawn:rule', rules.init(5), 2, seed=0)
+
+
+def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
+  file = tmp_path / 'changing.py'
+  monkeypatch.syspath_prepend(tmp_path)
+  found = []
+  for text in ('A = 1', 'A = 1', 'A = 2'):
+    file.write_text(text)
+    plugins.load('changing:A', 'team.role_set')
+    found.append(plugins.digest({'team': {'role_set': 'changing:A', 'topology': 'star'}}))
+  assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+  ('command', 'flag'),
+  [('train', '--allow_changes'), ('evaluate', '--baseline'), ('export', '--out')],
+)
+def test_help_lists_the_flags(command, flag):
+  done = _python(str(micro_run.ROOT / 'launch' / f'{command}.py'), '--help', cwd=micro_run.ROOT)
+  assert f'python launch/{command}.py' in done.stdout
+  assert flag in done.stdout

@@ -293,7 +293,7 @@ def test_length_rewards_read_what_was_read_and_who_spoke():
     assert value == pytest.approx(-0.3 * read[m.episode] / most)
 
 
-def test_base_loss_reaches_the_length_reward():
+def test_reference_nll_reaches_the_length_reward():
   batch = talk(st.team('single'), lambda turn: 2)
   options = options_of(length_reward='optima', length_reward_options='min_tokens=0')
   terms = lambda loss: communication.reward_terms(

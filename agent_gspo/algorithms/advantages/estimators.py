@@ -121,6 +121,20 @@ def estimator(name: str) -> Callable[..., jax.Array | Advantage]:
   return plugins.find(ADVANTAGES, name, 'advantage.name')
 
 
+def check(name: str) -> None:
+  """Refuses an estimator of the user's own that asks for what there is not.
+
+  Raises:
+    ValueError: a positional parameter that is no field of `AdvantageInputs`, or an option without
+      a default.
+  """
+  known = [f.name for f in dataclasses.fields(AdvantageInputs)] + ['rewards']
+  plugins.check_parameters(name, 'advantage.name', estimator(name), known)
+  for option, default in options_of(name).items():
+    if not isinstance(default, bool | int | float):
+      raise ValueError(f'advantage.name={name!r}: option {option!r} needs a number as its default.')
+
+
 def fields_of(name: str) -> tuple[str, ...]:
   """Fields of `AdvantageInputs` that an estimator reads."""
   parameters = inspect.signature(estimator(name)).parameters.values()
