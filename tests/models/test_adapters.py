@@ -288,7 +288,9 @@ def _pack(agents=(0, 1, 2, 3), **options):
 def _updater(config, kl_coef=0.0) -> Programs:
   """With plain gradient descent of rate 1: the step is the gradient."""
   objective = functools.partial(losses.gspo, clip_low=0.5, clip_high=0.5)
-  return Programs(Transformer(config), objective, optax.sgd(1.0), 0.8, kl_coef, entropy=False)
+  return Programs(
+    Transformer(config), objective, optax.sgd(1.0), 0.8, kl_coef=kl_coef, entropy=False
+  )
 
 
 def _state(params):

@@ -74,7 +74,7 @@ def test_a_second_sweep_in_a_folder_ends_at_once(held):
   )
   assert done.returncode == 2
   assert done.stderr.splitlines()[-1].startswith(
-    f'sweep.py: error: {folder} is in use by process {process.pid}'
+    f'error: {folder} is in use by process {process.pid}'
   )
   assert [path.name for path in folder.iterdir()] == ['lock']
 
