@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -316,3 +318,30 @@ def test_options_are_the_keyword_parameters():
   x = some_inputs()
   found = lib.advantage(x, 'group_std', std_floor=10.0).values
   np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)
+
+
+def test_a_scheduled_option_has_its_value_at_a_point_of_the_run():
+  assert lib.options_at('d3s', {}, 0.5) == {'share': 0.75}  # from 0.5, the default, to all
+  assert lib.options_at('d3s', {'share': 0.2}, 1.0) == {'share': 1.0}
+  assert lib.options_at('rloo', {}, 0.5) == {}
+  assert lib.options_at('mc_grpo', {'eps': 0.1}, 0.5) == {'eps': 0.1}
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('rewards, groups, *, scale=1.0', None),
+    ('task, costs', None),
+    ('rewards, price', 'parameter price is none of task, costs, .*, rewards'),
+    ('rewards, *, scale', "option 'scale' needs a number"),
+  ],
+)
+def test_an_estimator_of_ones_own_reads_what_there_is(text, message, tmp_path, monkeypatch):
+  (tmp_path / 'own_estimator.py').write_text(f'def f({text}): return None')
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'own_estimator', raising=False)
+  if message is None:
+    lib.check('own_estimator:f')
+    return
+  with pytest.raises(ValueError, match=message):
+    lib.check('own_estimator:f')
