@@ -5,13 +5,14 @@ that it cannot see. All five are the same pretrained model behind two few-shot p
 
   python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 
-Measured on two cores of an AMD EPYC, 2026-11-20, one seed, 200 held-out questions, 95 %
-intervals: accuracy 21.5 % [16.4, 27.7] -> 97.0 % [93.6, 98.6]; tokens written a question 50.1
-[48.5, 51.6] -> 21.3 [21.1, 21.5]; silent with an idle note 36 -> 99 %, with a needed one 0.5 ->
-0 %. From a cold start the training batch is at 42 % (from 29 %) after 4 min 26 s, at 85 % after
-5 min 8 s (steps 3 and 4). The whole took 17 min 39 s in a fresh clone with nothing cached
-and other work on the machine, 10.7 GB of memory; on idle cores 32 s a step (rollout 8 s, update
-25 s), the first one, which compiles, 85 s.
+Measured with `python launch/sweep.py --config=configs/quickstart.py --workdir=runs/prices
+--lambdas=0.02,0 --seeds=0,1,2` on two cores of an AMD EPYC, 2026-11-22, 200 held-out questions
+(mean, lowest and highest of 3 seeds): accuracy 27.5 [23.5, 33.0] -> 93.2 [88.0, 96.5] %, tokens
+written a question 34.8 [34.0, 35.9] -> 27.1 [22.3, 36.6], silent with an idle note
+51.4 [49.5, 53.8] -> 99.7 [99.2, 100.0] % (of training: 96.0 [91.5, 100.0]), with a needed
+one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price (seeds 0 and 1): accuracy 89.0 [88.0,
+90.0] %, 24.0 [22.4, 25.6] tokens, silent with an idle note 86.2 [72.5, 100.0] %. On idle cores a step takes
+35 s (rollout 9 s, update 26 s), the first one, which compiles, 85 s; 10 GB of memory.
 """
 
 from ml_collections import config_dict
