@@ -10,6 +10,7 @@ from __future__ import annotations
 import pathlib
 import posixpath
 import re
+from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -30,12 +31,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
   """Adds the documents outside docs/ and the reference."""
   for source, page in _PAGES.items():
     files.append(File.generated(config, page, content=(_ROOT / source).read_text('utf-8')))
-  rooms = {room: _modules(room) for room in _rooms()}
+  package = _ROOT / _PACKAGE
+  rooms = {room: _modules((package / room).rglob('*.py')) for room in _rooms()}
   for room, modules in rooms.items():
     text = ''.join(f'\n::: {module}\n' for module in modules)
     files.append(File.generated(config, f'reference/{room}.md', content=f'# {room}\n{text}'))
   listed = ''.join(f'- [{room}]({room}.md)\n' for room in rooms)
-  others = ''.join(f'\n::: {module}\n' for module in _single_modules())
+  others = ''.join(f'\n::: {module}\n' for module in _modules(package.glob('*.py')))
   index = f'# Reference\n\nFrom the docstrings, a page a room.\n\n{listed}{others}'
   files.append(File.generated(config, 'reference/index.md', content=index))
   return files
@@ -68,15 +70,9 @@ def _rooms() -> list[str]:
   return sorted(file.parent.name for file in (_ROOT / _PACKAGE).glob('*/__init__.py'))
 
 
-def _modules(room: str) -> list[str]:
-  """Its modules, and the package itself where it says something."""
-  files = sorted((_ROOT / _PACKAGE / room).rglob('*.py'))
-  return [_module(f.relative_to(_ROOT)) for f in files if f.read_text('utf-8').strip()]
-
-
-def _single_modules() -> list[str]:
-  files = sorted((_ROOT / _PACKAGE).glob('*.py'))
-  return [_module(f.relative_to(_ROOT)) for f in files if f.read_text('utf-8').strip()]
+def _modules(files: Iterable[pathlib.Path]) -> list[str]:
+  """Those that say something; an empty `__init__.py` does not."""
+  return [_module(f.relative_to(_ROOT)) for f in sorted(files) if f.read_text('utf-8').strip()]
 
 
 def _module(file: pathlib.Path) -> str:

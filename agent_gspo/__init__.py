@@ -12,8 +12,9 @@ What is offered here is imported when it is first used, so `import agent_gspo` c
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from agent_gspo import lazy
 
 # Name -> where it lives.
 _PUBLIC = {
@@ -26,6 +27,7 @@ _PUBLIC = {
   'Team': 'agent_gspo.teams.team',
   'Tokenizer': 'agent_gspo.models.text.tokenizer',
   'Topology': 'agent_gspo.teams.topology',
+  'algorithms': 'agent_gspo.algorithms',
   'build': 'agent_gspo.training.setup',
   'check': 'agent_gspo.config.check',
   'default_config': 'agent_gspo.config.defaults',
@@ -36,17 +38,12 @@ _PUBLIC = {
   'train': 'agent_gspo.training.loop',
   'train_step': 'agent_gspo.training.train_step',
 }
-_MODULES = ('algorithms',)
 
-__all__ = [*_MODULES, *_PUBLIC]
+__all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-  if name in _MODULES:
-    return importlib.import_module(f'{__name__}.{name}')
-  if name not in _PUBLIC:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  return getattr(importlib.import_module(_PUBLIC[name]), name)
+  return lazy.find(__name__, _PUBLIC, name)
 
 
 def __dir__() -> list[str]:

@@ -80,7 +80,9 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
   return found
 
 
-def check_parameters(name: str, field: str, function: Callable[..., Any], known: Collection[str]):
+def check_parameters(
+  name: str, field: str, function: Callable[..., Any], known: Collection[str]
+) -> None:
   """Refuses a function of the user's own that asks for what it cannot be given.
 
   Args:

@@ -25,9 +25,14 @@ def is_whole(value: Any) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)
 
 
+def is_real(value: Any) -> bool:
+  """Whether a value is a number, not finite ones included; True and False are none."""
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def is_number(value: Any) -> bool:
   """Whether a value is a number, and one that float32 holds: with that it will be computed."""
-  if not isinstance(value, int | float) or isinstance(value, bool):
+  if not is_real(value):
     return False
   return value == 0 or float(_FLOAT32.tiny) <= abs(value) <= float(_FLOAT32.max)
 

@@ -6,8 +6,9 @@ are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from agent_gspo import lazy
 
 _OBJECTIVES = 'agent_gspo.algorithms.objectives.'
 _ADVANTAGES = 'agent_gspo.algorithms.advantages.'
@@ -31,9 +32,7 @@ __all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _PUBLIC:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  return getattr(importlib.import_module(_PUBLIC[name]), name)
+  return lazy.find(__name__, _PUBLIC, name)
 
 
 def __dir__() -> list[str]:

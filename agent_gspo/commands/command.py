@@ -1,8 +1,7 @@
 """What the commands share: flags, clear errors, exit codes, compiled programs.
 
 What a user can mend ends with one line (usage before it where arguments are missing) and exit
-status 2; AGENT_GSPO_TRACEBACK=1 shows where
-it was raised. Ctrl-C ends with 130.
+status 2; AGENT_GSPO_TRACEBACK=1 shows where it was raised. Ctrl-C ends with 130.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Any field can be set from here: --config.budget.lambda_tok=0.002. The same command goes on
 where it was stopped. Where a run became unstable, it also goes on with another learning rate (or
-what else `checkpoint.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
+what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
 --allow_changes=learner.learning_rate; config.json then tells from which step on.
 """
 
@@ -12,7 +12,6 @@ from agent_gspo.commands import command
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
-
 _CHANGES = flags.DEFINE_list(
   'allow_changes', [], 'Fields that may have another value than in the run so far.'
 )

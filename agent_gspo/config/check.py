@@ -27,21 +27,23 @@ from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.values import is_number, shown
 
-# Names that only modules with JAX in them know.
+# What only modules with JAX in them know: tables that are open to 'module:function' as well,
+_TABLES: dict[str, Mapping[str, Any]] = {
+  'advantage.name': estimators.ADVANTAGES,
+  'selection.name': SELECTIONS,
+  'objective.name': losses.OBJECTIVES,
+}
+# and names that there are no others of.
 _NAMES = {
-  'advantage.name': tuple(estimators.ADVANTAGES),
   'advantage.costs': estimators.COSTS,
   'advantage.grouping': estimators.GROUPINGS,
   'advantage.clip_scale': tuple(CLIP_SCALES),
-  'selection.name': tuple(SELECTIONS),
-  'objective.name': tuple(losses.OBJECTIVES),
   'objective.ratio_span': RATIO_SPANS,
   'objective.tis_level': behaviour.LEVELS,
   'objective.kl_estimator': tuple(kl.LOSS_ESTIMATORS),
   'learner.order': tuple(ORDERS),
   'evaluation.split': SPLITS,
 }
-_OPEN = ('advantage.name', 'selection.name', 'objective.name')  # to 'module:function' as well
 _POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
   'bound', 'clip_high', 'clip_low', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
@@ -126,13 +128,10 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   """
   _check_sections(config)
   config = resolve(config)
+  for field, table in _TABLES.items():
+    plugins.find(table, _value(config, field), field)
   for field, known in _NAMES.items():
-    section, _, key = field.partition('.')
-    name = config[section][key]
-    if field in _OPEN and plugins.is_plugin(name):
-      plugins.load_function(name, field)
-    else:
-      check_choice(field, name, known)
+    check_choice(field, _value(config, field), known)
   if config['rollout']['questions'] < config['learner']['minibatches']:
     raise ValueError(
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
@@ -207,6 +206,11 @@ def _check_sections(config: Mapping[str, Any]) -> None:
   RunOptions(**{field: config[field] for field in run})
   for name, options in SECTIONS.items():
     options.read(config[name])
+
+
+def _value(config: Mapping[str, Any], field: str) -> Any:
+  section, _, key = field.partition('.')
+  return config[section][key]
 
 
 def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, Any]) -> None:

@@ -124,6 +124,17 @@ def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:
   return np.where(batch.message_mask > 0, np.asarray(values)[batch.message], 0).astype(np.float32)
 
 
+def message_sums(
+  micro_batches: Sequence[TrainBatch], values: Sequence[np.ndarray], count: int
+) -> np.ndarray:
+  """Sums values of loss tokens, a float `[R, L]` a micro-batch, by message: float64 `[count]`."""
+  sums = np.zeros(count)
+  for batch, value in zip(micro_batches, values, strict=True):
+    message = np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
+    np.add.at(sums, message, value * batch.loss_mask)
+  return sums
+
+
 def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:
   """How much the tree saved: positions computed, and with one row a message."""
   computed = sum(b.tokens.size for b in micro_batches)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.reporting import formatting
+from agent_gspo.values import is_real
 
 Check = Callable[[Any], bool]
 # A cleaned record, None where nothing is left of it; and the names of what was left out.
@@ -83,8 +84,7 @@ def _members(
 
 def _number(value: Any) -> bool:
   """Python's whole numbers have no end, a browser's do."""
-  number = isinstance(value, int | float) and not isinstance(value, bool)
-  return number and formatting.finite(value) is not None
+  return is_real(value) and formatting.finite(value) is not None
 
 
 def _number_or_none(value: Any) -> bool:

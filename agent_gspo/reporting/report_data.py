@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_gspo import values
 from agent_gspo.reporting import formatting, graph
 from agent_gspo.workdir import json_lines, records
 
@@ -81,7 +82,9 @@ def thin_out(
     The steps `[n]`, and for every key its values `[n]`, None where it has none. Of a longer
     run a point is the mean over a slice of steps, and stands at the slice's last step.
   """
-  keys = sorted({key for m in metrics for key, value in m.items() if _is_number(value)} - {'step'})
+  keys = sorted(
+    {key for m in metrics for key, value in m.items() if values.is_real(value)} - {'step'}
+  )
   slices = [metrics[i * len(metrics) // most : (i + 1) * len(metrics) // most] for i in range(most)]
   if len(metrics) <= most:
     slices = [[m] for m in metrics]
@@ -131,7 +134,3 @@ def _rounded(value: Any) -> Any:
 def _mean(values: Sequence[Any]) -> float | None:
   numbers = [x for x in map(formatting.finite, values) if x is not None]
   return _rounded(sum(numbers) / len(numbers)) if numbers else None
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)

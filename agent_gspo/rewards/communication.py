@@ -85,7 +85,7 @@ def reward_terms(
 
   Args:
     options: what is charged.
-    counts: counts of the messages.
+    counts: who wrote and who read each message.
     task_scores: float `[E]`, in `[0, 1]`.
     lambda_tok: price of a unit of cost.
     texts: `M` texts of the messages; read only if repetition costs something.

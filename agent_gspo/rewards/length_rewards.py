@@ -66,10 +66,10 @@ def optima(
   min_tokens: float = 40.0,
   loss_floor: float = 0.1,
 ) -> Array:
-  """Optima (arXiv 2410.08115): `-a l / max_group(l) + b / loss under the base model`.
+  """Optima (arXiv 2410.08115): `-a l / max_group(l) + b / loss under the reference policy`.
 
   An episode of fewer than `min_tokens` has reward -1 whatever its score. A loss below
-  `loss_floor` counts as so much: a message that the base model is sure of would be worth
+  `loss_floor` counts as so much: a message that the reference is sure of would be worth
   more than any answer. Without `reference_nll` the second term is 0.
   """
   term = -token_weight * _ratio(lengths, _group_max(lengths, questions))

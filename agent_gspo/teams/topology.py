@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from agent_gspo import plugins
+from agent_gspo.values import is_whole
 
 Edge = tuple[int, int]
 TOPOLOGIES = ('single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag')
@@ -176,7 +177,7 @@ def make_topology(
   else:
     for edge in edges:
       pair = isinstance(edge, list | tuple) and len(edge) == 2
-      if not pair or not all(type(i) is int for i in edge):
+      if not pair or not all(map(is_whole, edge)):
         raise ValueError(f'team.edges: {edge!r} is no (author, reader) pair of agent numbers.')
     forward = frozenset((i, j) for i, j in edges)
   return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
@@ -203,8 +204,7 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
 
 
 def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:
-  whole = all(type(size) is int for size in sizes)
-  if not whole or sum(sizes) != num_agents or min(sizes, default=0) < 1:
+  if not all(map(is_whole, sizes)) or sum(sizes) != num_agents or min(sizes, default=0) < 1:
     raise ValueError(
       f'team.layers={tuple(sizes)} must be positive sizes that add up to the {num_agents} '
       'agents of team.agents.'

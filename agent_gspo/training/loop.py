@@ -41,7 +41,7 @@ def train(
   Args:
     config: plain nested dict, see `agent_gspo.config.default_config`.
     workdir: of the run.
-    allow_changes: fields of `checkpoint.CHANGEABLE` that may have another value than in the
+    allow_changes: fields of `checkpoints.CHANGEABLE` that may have another value than in the
       run so far; `config.json` tells from which step on.
 
   Returns:

@@ -203,9 +203,10 @@ def _log_ratios(
   programs: Programs, state: TrainState, micro_batches: Sequence[TrainBatch], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Sum of `log pi - log pi_old` and tokens of each of `count` messages, float64 `[count]`."""
-  total, tokens = np.zeros(count), np.zeros(count)
-  for new, b in zip(programs.logprobs(state, micro_batches), micro_batches, strict=True):
-    message = np.take_along_axis(np.asarray(b.message), np.asarray(b.loss_message), axis=1)
-    np.add.at(total, message, (new - b.old_logprobs) * b.loss_mask)
-    np.add.at(tokens, message, b.loss_mask)
+  scored = programs.logprobs(state, micro_batches)
+  changes = [new - b.old_logprobs for new, b in zip(scored, micro_batches, strict=True)]
+  total = train_batches.message_sums(micro_batches, changes, count)
+  tokens = train_batches.message_sums(
+    micro_batches, [np.asarray(b.loss_mask) for b in micro_batches], count
+  )
   return total, tokens

@@ -27,6 +27,23 @@ _HEAD_CHUNK = 384  # loss tokens whose logits are in memory at a time
 Sums = dict[str, jax.Array]
 
 
+_SUMS = (
+  'objective',
+  'count',
+  'messages',
+  'tokens',
+  'ratio',
+  'ratio_error_max',
+  'clipped',
+  'entropy',
+  'gap',
+  'gap_max',
+  'sampler_gap',
+  'sampler_gap_max',
+  'kl',
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
   """A pure function of parameters and a micro-batch; the attributes are what it is made of.
@@ -142,18 +159,7 @@ class PolicyLoss:
 
   def no_sums(self) -> Sums:
     """What `__call__` sums up, before the first micro-batch."""
-    names: tuple[str, ...] = (
-      'objective',
-      'count',
-      'messages',
-      'tokens',
-      'ratio',
-      'ratio_error_max',
-      'clipped',
-      'entropy',
-    )
-    names += ('gap', 'gap_max', 'sampler_gap', 'sampler_gap_max', 'kl')
-    names += ('tis_weight', 'tis_truncated') if self.tis_cap else ()
+    names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
     names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
     return {name: jnp.float32(0) for name in names}
 

@@ -39,11 +39,9 @@ def of_episodes(
     micro_batch_size=setup.config['learner']['micro_batch_size'],
     adapters=setup.sharing.adapters,
   )
-  total = np.zeros(len(said))
   scored = programs.logprobs(dataclasses.replace(state, trainable=state.reference), micro_batches)
-  for b, logprobs in zip(micro_batches, scored, strict=True):
-    message = np.take_along_axis(np.asarray(b.message), np.asarray(b.loss_message), axis=1)
-    np.add.at(total, message, -logprobs.astype(np.float64) * b.loss_mask)
+  losses = [-logprobs.astype(np.float64) for logprobs in scored]
+  total = train_batches.message_sums(micro_batches, losses, len(said))
   mean = total / np.asarray([len(m.token_ids) for m in said])
   highest = np.full(len(batch.episodes), -np.inf)
   np.maximum.at(highest, np.asarray([m.episode for m in said], int), mean)

@@ -325,12 +325,17 @@ def test_raw_file_is_valid(tmp_path):
 @pytest.mark.parametrize('name', _DAMAGES)
 def test_damage_is_named(name, tmp_path):
   damage, message = _DAMAGES[name]
-  content = raw_gguf.valid()
-  damage(content)
-  file = tmp_path / 'm.gguf'
-  file.write_bytes(content.data())
+  file = _damaged(damage, tmp_path)
   with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}: .*{message}'):
     ours.load_gguf(file)
+
+
+def _damaged(damage, folder):
+  content = raw_gguf.valid()
+  damage(content)
+  file = folder / 'm.gguf'
+  file.write_bytes(content.data())
+  return file
 
 
 def _list(kind: int, values: list):
@@ -410,10 +415,7 @@ _TOKENIZER_DAMAGES = {
 @pytest.mark.parametrize('name', _TOKENIZER_DAMAGES)
 def test_damage_of_the_tokenizer_is_named(name, tmp_path):
   damage, message = _TOKENIZER_DAMAGES[name]
-  content = raw_gguf.valid()
-  damage(content)
-  file = tmp_path / 'm.gguf'
-  file.write_bytes(content.data())
+  file = _damaged(damage, tmp_path)
   with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}.*{message}'):
     load.load_model(f'gguf:{file}')
 

@@ -67,9 +67,9 @@ ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
 
 COSTS = ('inside', 'apart')
 
-# (estimator, option) -> its value when a share of the run is over, from the value that is given.
-OPTION_SCHEDULES: dict[tuple[str, str], Callable[[float, float], float]] = {
-  ('d3s', 'share'): lambda done, first: d3s_share(done, start=first),
+# Estimator -> option -> its value when a share of the run is over, from the value that is given.
+OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {
+  'd3s': {'share': lambda done, first: d3s_share(done, start=first)},
 }
 
 
@@ -156,9 +156,8 @@ def options_at(name: str, given: Mapping[str, Any], done: float) -> dict[str, An
     done: share of the run that is over, in `[0, 1]`.
   """
   options = dict(given)
-  for (estimator, option), value_at in OPTION_SCHEDULES.items():
-    if estimator == name:
-      options[option] = value_at(done, given.get(option, options_of(name)[option]))
+  for option, value_at in OPTION_SCHEDULES.get(name, {}).items():
+    options[option] = value_at(done, given.get(option, options_of(name)[option]))
   return options
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.values import shown
+from agent_gspo.values import is_real, is_whole, shown
 
 _LARGEST = 2**31 - 1  # what an array's side can be
 
@@ -51,7 +51,7 @@ class Fields:
       ValueError: it is absent without a default, or something else.
     """
     value = self.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if not is_whole(value) or not low <= value <= high:
       raise self.wrong(field, f'a whole number from {low} to {high}')
     return value
 
@@ -64,9 +64,8 @@ class Fields:
       ValueError: it is absent without a default, or something else.
     """
     value = self.get(field, default)
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
     # Compared before it is converted: whole numbers can be longer than any float.
-    fits = fits and value < min(high, float(np.finfo(np.float32).max))
+    fits = is_real(value) and value < min(high, float(np.finfo(np.float32).max))
     if not fits or not low < np.float32(value):
       between = f'above {low:g}' + (f' and below {high:g}' if math.isfinite(high) else '')
       raise self.wrong(field, f'a finite number {between}')

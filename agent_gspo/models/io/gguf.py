@@ -14,11 +14,10 @@ import numpy as np
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io import gguf_header, tensor_names
+from agent_gspo.models.io import families, gguf_header, tensor_names
 from agent_gspo.models.io.fields import Fields
 from agent_gspo.values import shown
 
-_FAMILIES = ('llama', 'qwen2', 'qwen3')
 _ROPE_FACTORS = 'rope_freqs.weight'
 
 
@@ -163,10 +162,10 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
       has a value that it cannot have.
   """
   family = metadata.get('general.architecture')
-  if family not in _FAMILIES:
+  if not isinstance(family, str) or family not in families.FAMILIES:
     raise ValueError(
       f'{where}: general.architecture={shown(family)} is not supported, only '
-      f'{", ".join(_FAMILIES)}.'
+      f'{", ".join(families.FAMILIES)}.'
     )
   prefix = f'{family}.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
@@ -198,13 +197,4 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     'norm_eps': float(str(eps)),  # through text: 1e-05, not float32's 9.999999747378752e-06
     'max_positions': fields.whole('context_length'),
   }
-  try:
-    return ModelConfig(
-      family=family,
-      tie_embeddings=tied,
-      qkv_bias=family == 'qwen2',
-      qk_norm=family == 'qwen3',
-      **shape,
-    )
-  except ValueError as error:
-    raise ValueError(f'{where}: {error}') from error
+  return families.make_config(family, where, tie_embeddings=tied, **shape)

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
+from agent_gspo.models.io.families import FAMILIES, make_config
 from agent_gspo.models.io.fields import Fields
 from agent_gspo.values import shown
 
-_ARCHITECTURES = {
-  'llama': 'LlamaForCausalLM',
-  'qwen2': 'Qwen2ForCausalLM',
-  'qwen3': 'Qwen3ForCausalLM',
-}
 # What a config.json may leave out, by transformers' own defaults.
 _MAX_POSITIONS = {'llama': 2048, 'qwen2': 32768, 'qwen3': 32768}
 _HEAD_DIM = {'qwen3': 128}
@@ -33,9 +29,9 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   """
   fields = Fields(hf, where)
   family = hf.get('model_type')
-  if not isinstance(family, str) or family not in _ARCHITECTURES:
+  if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
-      f'{where}: model_type={shown(family)} is not supported, only {", ".join(_ARCHITECTURES)}.'
+      f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
     )
   missing = [field for field in _REQUIRED if hf.get(field) is None]
   if missing:
@@ -55,17 +51,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'tie_embeddings': fields.flag('tie_word_embeddings', False),
     'max_positions': fields.whole('max_position_embeddings', _MAX_POSITIONS[family]),
   }
-  try:
-    return ModelConfig(
-      family=family,
-      rope_theta=theta,
-      rope_scaling=scaling,
-      qkv_bias=family == 'qwen2',
-      qk_norm=family == 'qwen3',
-      **shape,
-    )
-  except ValueError as error:
-    raise ValueError(f'{where}: {error}') from error
+  return make_config(family, where, rope_theta=theta, rope_scaling=scaling, **shape)
 
 
 _REQUIRED = (
@@ -119,7 +105,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
   """The contents of a config.json, in the form that transformers 4 and 5 both read."""
   c = config
   hf = {
-    'architectures': [_ARCHITECTURES[c.family]],
+    'architectures': [FAMILIES[c.family]],
     'model_type': c.family,
     'vocab_size': c.vocab_size,
     'num_hidden_layers': c.num_layers,

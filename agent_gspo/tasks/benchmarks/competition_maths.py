@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
 
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits, parse_lines
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.cuts import bucket
 from agent_gspo.tasks.grading import answer_marks, graders
@@ -20,10 +19,6 @@ _TRAIN = sources.Source(
   remote_path='data/MATH/train.json',
   sha256='5a6ad0797d888927999b4085ed34c9567df978b2a762fdc2e630248a58447206',
 )
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  return [json.loads(line) for line in path.read_text(encoding='utf-8').rstrip('\n').split('\n')]
 
 
 def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Splits:
@@ -64,7 +59,7 @@ class Math500(OfficialTask):
   @classmethod
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits = _held_in(paths[0], ('train/', 'test/'))
-    for record in _lines(paths[1]):
+    for record in parse_lines(paths[1].read_text(encoding='utf-8')):
       name = record['unique_id'].removesuffix('.json')
       splits['test'].append(
         Question(id=f'math-{name}', text=record['problem'].strip(), answer=record['answer'].strip())
@@ -95,7 +90,7 @@ class Math(OfficialTask):
   @classmethod
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits = _held_in(paths[0], ('train/',))
-    for record in _lines(paths[1]):
+    for record in parse_lines(paths[1].read_text(encoding='utf-8')):
       gold = next(answer_marks.boxed(record['solution'])).strip()
       splits['test'].append(
         Question(id=f'math-{record["idx"]}', text=record['problem'].strip(), answer=gold)

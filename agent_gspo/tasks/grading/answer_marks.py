@@ -90,6 +90,11 @@ def _braced(text: str) -> str:
   text = text.lstrip()
   if not text.startswith('{'):
     return text.split()[0] if text.split() else ''
+  return in_braces(text)
+
+
+def in_braces(text: str) -> str:
+  """What stands in the braces that `text` starts with; all the rest if they never close."""
   depth = 0
   for i, char in enumerate(text):
     depth += (char == '{') - (char == '}')

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from agent_gspo.tasks.grading import answer_marks
+
 _NUMBER = re.compile(r'-?[0-9]*\.?[0-9]+')
 _MAX_TEXT = 20_000
 
@@ -93,12 +95,7 @@ def _boxed(text: str) -> str:
   behind = text.rpartition('boxed')[2]
   if not behind.startswith('{'):
     return behind.partition('$')[0].strip()
-  depth = 0
-  for i, char in enumerate(behind):
-    depth += (char == '{') - (char == '}')
-    if depth == 0:
-      return behind[1:i]
-  return behind[1:]
+  return answer_marks.in_braces(behind)
 
 
 _REMOVED = ('\n', '\\!', '\\left', '\\right', '^{\\circ}', '^\\circ', '\\$')

@@ -19,6 +19,7 @@ from agent_gspo.tasks import base
 from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
 from agent_gspo.tasks.relay import grammar, script
 from agent_gspo.types import Question
+from agent_gspo.values import is_whole
 
 OPERATIONS = ('sum', 'lookup')
 IRRELEVANT_NOTES = ('other_owner', 'off_topic', 'empty')
@@ -99,9 +100,9 @@ class RelayTask(base.Task):
       ('max_count', max_count, 1, 1000),
       *((f'{split}_size', size, 0, 10**9) for split, size in sizes.items()),
     ):
-      if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+      if not is_whole(value) or not least <= value <= most:
         raise ValueError(f'relay: {field}={value!r} must be an integer from {least} to {most}')
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_whole(seed):
       raise ValueError(f'relay: seed={seed!r} must be an integer')
     for field, name, known in (
       ('operation', operation, OPERATIONS),

@@ -1,0 +1,33 @@
+"""The families of models that are read and written, and what sets them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_gspo.models.config import ModelConfig
+
+# Name in config.json and GGUF -> class in transformers.
+FAMILIES = {
+  'llama': 'LlamaForCausalLM',
+  'qwen2': 'Qwen2ForCausalLM',
+  'qwen3': 'Qwen3ForCausalLM',
+}
+
+
+def make_config(family: str, where: str, **shape: Any) -> ModelConfig:
+  """The architecture of a family's model.
+
+  Args:
+    family: of `FAMILIES`.
+    where: the file that describes it, for messages.
+    **shape: the other fields of `ModelConfig`.
+
+  Raises:
+    ValueError: fields that do not go together.
+  """
+  try:
+    return ModelConfig(
+      family=family, qkv_bias=family == 'qwen2', qk_norm=family == 'qwen3', **shape
+    )
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
