@@ -10,8 +10,8 @@ Measured with `python launch/sweep.py --config=configs/quickstart.py --workdir=r
 (mean, lowest and highest of 3 seeds): accuracy 27.5 [23.5, 33.0] -> 93.2 [88.0, 96.5] %, tokens
 written a question 34.8 [34.0, 35.9] -> 27.1 [22.3, 36.6], silent with an idle note
 51.4 [49.5, 53.8] -> 99.7 [99.2, 100.0] % (of training: 96.0 [91.5, 100.0]), with a needed
-one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price (seeds 0 and 1): accuracy 89.0 [88.0,
-90.0] %, 24.0 [22.4, 25.6] tokens, silent with an idle note 86.2 [72.5, 100.0] %. On idle
+one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price: accuracy 90.0 [88.0, 92.0] %,
+29.2 [22.4, 39.6] tokens, silent with an idle note 87.9 [72.5, 100.0] %. On idle
 cores a step takes 35 s (rollout 9 s, update 26 s), the first one 85 s; 10 GB of memory.
 """
 
