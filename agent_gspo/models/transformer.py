@@ -9,11 +9,14 @@ float32, so that the three agree on a log-prob as far as bfloat16 lets them.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from agent_gspo.models import rope
@@ -39,6 +42,28 @@ def _operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return x
   kind = jnp.finfo(dtype)
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Where a compiled decoder has its arrays on a mesh, said where the compiler would guess wrong.
+
+  Attributes:
+    rows: of the residual stream: each device has its rows of it whole.
+    kernels: of kernels as they are kept and as they are used, by name; empty where that is the
+      same. In between they are gathered, in the dtype of the operands, once a layer and pass.
+  """
+
+  rows: NamedSharding | PartitionSpec
+  kernels: Mapping[str, tuple[NamedSharding, NamedSharding]]
+
+  def residual(self, x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, self.rows)
+
+  def gathered(self, kernel: jax.Array, name: str) -> jax.Array:
+    for sharding in self.kernels.get(name, ()):
+      kernel = jax.lax.with_sharding_constraint(kernel, sharding)
+    return kernel
 
 
 def _matmul(x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
@@ -68,12 +93,16 @@ class Linear(nn.Module):
   config: ModelConfig
   features: int
   use_bias: bool = False
+  layout: Layout | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    y = _matmul(x, kernel, c.dtype)
+    operand = _operand(kernel, c.dtype)
+    if self.layout is not None:
+      operand = self.layout.gathered(operand, self.name or '')
+    y = _matmul(x, operand, c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.reshape((1,) * (x.ndim - 1) + (-1,))
@@ -111,14 +140,15 @@ class Attention(nn.Module):
   """Grouped-query attention under an explicit mask."""
 
   config: ModelConfig
+  layout: Layout | None = None
 
   @nn.compact
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
     c = self.config
     batch, length, _ = x.shape
-    heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, name=name)(x, adapter).reshape(
-      batch, length, n, c.head_dim
-    )
+    heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, self.layout, name=name)(
+      x, adapter
+    ).reshape(batch, length, n, c.head_dim)
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
     if c.qk_norm:
       q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
@@ -132,7 +162,7 @@ class Attention(nn.Module):
       )
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
     out = _attend(q, k, v, mask).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
-    return Linear(c, c.embed_dim, name='o')(out, adapter), (k, v)
+    return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter), (k, v)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -163,27 +193,32 @@ class MLP(nn.Module):
   """SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
 
   config: ModelConfig
+  layout: Layout | None = None
 
   @nn.compact
   def __call__(self, x, adapter):
     c = self.config
-    gate = nn.silu(Linear(c, c.mlp_dim, name='gate')(x, adapter))
-    up = Linear(c, c.mlp_dim, name='up')(x, adapter)
-    return Linear(c, c.embed_dim, name='down')(gate * up, adapter)
+    linear = lambda name, features: Linear(c, features, layout=self.layout, name=name)
+    gate = nn.silu(linear('gate', c.mlp_dim)(x, adapter))
+    up = linear('up', c.mlp_dim)(x, adapter)
+    return linear('down', c.embed_dim)(gate * up, adapter)
 
 
 class Block(nn.Module):
   """Pre-norm attention and MLP, each added to the residual stream."""
 
   config: ModelConfig
+  layout: Layout | None = None
 
   @nn.compact
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
     c = self.config
     y = RMSNorm(c.norm_eps, name='attn_norm')(x)
-    y, kv = Attention(c, name='attn')(y, cos, sin, mask, cache, write_at, adapter)
+    y, kv = Attention(c, self.layout, name='attn')(y, cos, sin, mask, cache, write_at, adapter)
     x += y
-    return x + MLP(c, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter), kv
+    if self.layout is not None:
+      x = self.layout.residual(x)
+    return x + MLP(c, self.layout, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter), kv
 
 
 class Transformer(nn.Module):
@@ -192,15 +227,20 @@ class Transformer(nn.Module):
   `apply({'params': params}, tokens, positions, mask)` gives the final hidden states;
   `apply(..., hidden, method='logits')` turns those that are needed into logits, so
   that the LM head runs only where somebody reads it.
+
+  Attributes:
+    config: its shape.
+    layout: on a mesh, see `partition.layout`.
   """
 
   config: ModelConfig
+  layout: Layout | None = None
 
   def setup(self):
     c = self.config
     block = nn.remat(Block) if c.remat else Block
     self.embed = nn.Embed(c.vocab_size, c.embed_dim, embedding_init=_EMBED_INIT)
-    self.layers = [block(c) for _ in range(c.num_layers)]
+    self.layers = [block(c, self.layout) for _ in range(c.num_layers)]
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tie_embeddings:
       # The head is never adapted: LoRA's cost there is the vocabulary.
@@ -236,6 +276,8 @@ class Transformer(nn.Module):
     if adapter is None and c.num_adapters > 1:
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
     x = self.embed(tokens)
+    if self.layout is not None:
+      x = self.layout.residual(x)
     cos, sin = rope.rotation(c, positions)
     kv = []
     for i, layer in enumerate(self.layers):

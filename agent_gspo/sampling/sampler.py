@@ -4,14 +4,16 @@ Prompts are prefilled as token trees, so whatever they share (few-shot examples,
 question, the samples of a group) is computed once. Their keys and values are then
 gathered into one cache row a sample, and many rows decode together until each has ended.
 Rows that have ended leave the batch whenever half of it has.
+
+On a mesh each of its `row_shards` has prompts of its own, and trees, keys and values of these
+alone: an array of rows is a block of rows a shard, and what moves rows moves them within a block.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
@@ -19,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import KVCache, Params, Transformer
 from agent_gspo.packing import prefix_tree
@@ -83,7 +86,7 @@ class Sampler:
     decode_rows: rows that it decodes together; their cache is most of the memory that sampling
       takes.
     smallest_batch: rows of the smallest decode batch, of all devices.
-    placement: of rows; each device has the prompts' keys and values whole.
+    placement: of rows, and of the heads of keys and values.
   """
 
   def __init__(
@@ -100,27 +103,33 @@ class Sampler:
     self.config = config
     self.max_new_tokens = max_new_tokens
     self.prefill_length = prefill_length
-    self.prefill_rows = prefill_rows * placement.devices
-    self.decode_rows = decode_rows * placement.devices
-    # The devices divide every bucket evenly, those that are 1.5 times a power of two as well.
-    self.smallest_batch = math.lcm(smallest_batch, 2 * placement.devices)
-    self.placement = placement
-    model, whole, cut = Transformer(config), placement.replicated, placement.batch_sharded
-    shardings: dict[str, Any] = {f.name: cut for f in dataclasses.fields(_Decoding)}
-    state = _Decoding(**(shardings | {'t': whole}))
-    jit = jax.jit
-    self._prefill = jit(functools.partial(_prefill, model), donate_argnums=1, out_shardings=whole)
-    self._start = jit(functools.partial(_start, model), static_argnums=3, out_shardings=state)
-    self._decode = jit(functools.partial(_decode, model), donate_argnums=1, out_shardings=state)
-    # A partial of its own: jit shares its cache between wrappers of one function.
-    self._keep = jit(functools.partial(_keep_rows), out_shardings=state)
-    self._take = jit(functools.partial(_take_rows), out_shardings=cut)
+    self.prefill_rows = prefill_rows
+    self.decode_rows = decode_rows
+    self.smallest_batch = -(-smallest_batch // placement.row_shards)
+    self.placement, self.shards = placement, placement.row_shards
+    rows = placement.rows
+    model = Transformer(config, partition.layout(config, placement, rows))
+    cache = partition.cache_sharding(config, placement)
+    shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(_Decoding)}
+    state = self.decoding = _Decoding(**(shardings | {'cache': cache, 't': placement.replicated}))
+    self.pool = jax.jit(
+      functools.partial(_empty_pool, config), static_argnums=(0, 1), out_shardings=(cache, rows)
+    )
+    program = lambda function, *fixed, **options: jax.jit(
+      functools.partial(function, *fixed, self.shards), **options
+    )
+    self.prefill = program(_prefill, model, donate_argnums=1, out_shardings=(cache, rows))
+    self.start = program(_start, model, static_argnums=3, out_shardings=state)
+    self.decode = program(_decode, model, donate_argnums=1, out_shardings=state)
+    self.keep = program(_keep_rows, out_shardings=state)
+    self.take = program(_take_rows, out_shardings=cache)
 
   def compilations(self) -> int:
     """Number of programs that this sampler has compiled so far."""
     # Any: their types do not tell of the count.
-    jitted: tuple[Any, ...] = (self._prefill, self._start, self._decode, self._keep, self._take)
-    return sum(f._cache_size() for f in jitted)
+    rollout: tuple[Any, ...] = (self.pool, self.prefill, self.start, self.decode)
+    moves: tuple[Any, ...] = (self.keep, self.take)
+    return sum(f._cache_size() for f in rollout + moves)
 
   def __call__(
     self,
@@ -136,7 +145,7 @@ class Sampler:
     """Samples one continuation for each of `N` prompts.
 
     Args:
-      params: of the model, on all devices.
+      params: of the model, where `partition.place` puts them.
       prompts: `N` non-empty int arrays; equal ones are prefilled once.
       keys: `[N]`, one a row (see `keys.row_keys`); row noise depends on nothing else.
       temperature: >= 0; 0 is greedy. A new value compiles nothing.
@@ -151,76 +160,97 @@ class Sampler:
     """
     limits = np.full(len(prompts), self.max_new_tokens) if limits is None else np.asarray(limits)
     self._check(prompts, limits, temperature, adapters)
-    longest = max(map(len, prompts))
-    # Rows of different adapters share no prefix: the same tokens have other hidden states there.
-    tree = prefix_tree.pack(prompts, max(self.prefill_length, bucket(longest, 64)), keys=adapters)
-    pool = self._fill_pool(params, tree, adapters is not None)
+    n, longest = len(prompts), max(map(len, prompts))
+    # A block of prompts a shard: the samples of a group stand side by side, so they stay together.
+    blocks = np.array_split(np.arange(n), self.shards)
+    width = max(self.prefill_length, bucket(longest, 64))
+    trees = [
+      prefix_tree.pack(
+        [prompts[n] for n in some],
+        width,
+        # Those of different adapters share no prefix: equal tokens have other hidden states there.
+        keys=None if adapters is None else adapters[some],
+      )
+      # A shard without a prompt computes another's.
+      for some in (block if block.size else np.arange(1) for block in blocks)
+    ]
+    pool = self._fill_pool(params, trees, adapters is not None)
 
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = stop_ids
     control = (jnp.float32(temperature), stops)
-    n, columns = len(prompts), bucket(longest, 32)
+    columns = bucket(longest, 32)
     tokens = np.zeros((n, self.max_new_tokens), np.int32)
     logprobs = np.zeros((n, self.max_new_tokens), np.float32)
     count = np.zeros(n, np.int32)
-    for first in range(0, n, self.decode_rows):
-      chunk = np.arange(first, min(first + self.decode_rows, n))
-      rows = self._rows(tree, chunk, columns, limits, keys, adapters)
-      state = self._start(params, pool, (*rows, *control), self.max_new_tokens)
-      if chunk[-1] == n - 1:
-        del pool
-      tokens[chunk], logprobs[chunk], count[chunk] = self._finish(
-        params, state, chunk.size, control
+    longest_block = len(blocks[0])
+    for first in range(0, longest_block, self.decode_rows):
+      last = min(first + self.decode_rows, longest_block)
+      owner = _padded(
+        [block[first:last] for block in blocks], bucket(last - first, self.smallest_batch)
       )
+      rows = self._rows(trees, owner, first, columns, limits, keys, adapters)
+      state = self.start(params, pool, (*rows, *control), self.max_new_tokens)
+      if last == longest_block:
+        del pool
+      self._finish(params, state, owner, control, (tokens, logprobs, count))
 
-    last = tokens[np.arange(n), np.maximum(count - 1, 0)]
+    final = tokens[np.arange(n), np.maximum(count - 1, 0)]
     return Samples(
       token_ids=[row[:c] for row, c in zip(tokens, count, strict=True)],
       logprobs=[row[:c] for row, c in zip(logprobs, count, strict=True)],
-      ended=np.isin(last, np.asarray(stop_ids)) & (count > 0),
-      prefill_positions=tree.used,
+      ended=np.isin(final, np.asarray(stop_ids)) & (count > 0),
+      prefill_positions=sum(tree.used for tree in trees),
     )
 
-  def _rows(self, tree: prefix_tree.TokenTree, chunk, columns, limits, keys, adapters):
-    """What `_start` is told about the prompts `chunk`, filled up to a bucket of rows."""
-    rows = bucket(chunk.size, self.smallest_batch)
-    source = np.zeros((rows, columns), np.int32)
-    length = np.ones(rows, np.int32)
-    for i, n in enumerate(chunk):
-      length[i] = len(tree.columns[n])
-      source[i, : length[i]] = tree.row[n] * tree.tokens.shape[1] + tree.columns[n]
-    limit = np.zeros(rows, np.int32)
-    limit[: chunk.size] = limits[chunk]
-    some = chunk[np.minimum(np.arange(rows), chunk.size - 1)]
+  def _rows(self, trees, owner: np.ndarray, first: int, columns, limits, keys, adapters):
+    """What `_start` is told about the prompts `owner` `[shards, rows]`, `first` of each tree on."""
+    source = np.zeros((*owner.shape, columns), np.int32)
+    length = np.ones(owner.shape, np.int32)
+    for shard, tree in enumerate(trees):
+      for i in range((owner[shard] >= 0).sum()):
+        at = tree.columns[first + i]
+        length[shard, i] = len(at)
+        source[shard, i, : len(at)] = tree.row[first + i] * tree.tokens.shape[1] + at
+    limit = np.where(owner < 0, 0, limits[owner])
+    # Rows of padding have the noise and the adapter of any other.
+    some = np.maximum(owner, 0).reshape(-1)
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
-    return self.placement.shard_batch((source, length, limit, keys[some], adapter))
+    flat = lambda x: x.reshape(-1, *x.shape[2:]).astype(np.int32)
+    return self.placement.shard_rows((flat(source), flat(length), flat(limit), keys[some], adapter))
 
-  def _finish(self, params, state: _Decoding, n: int, control):
-    """Tokens, log-probs and counts of the first `n` rows, decoded until each has ended."""
-    tokens = np.zeros((n, self.max_new_tokens), np.int32)
-    logprobs = np.zeros((n, self.max_new_tokens), np.float32)
-    count = np.zeros(n, np.int32)
-    owner = np.arange(n)  # which row of these each row of the decode batch is
+  def _finish(self, params, state: _Decoding, owner: np.ndarray, control, out) -> None:
+    """Decodes until each row has ended.
+
+    Args:
+      params: of the model.
+      state: of the rows.
+      owner: int `[shards, rows]`, the prompt that each row belongs to; -1 for padding.
+      control: temperature and stop ids.
+      out: tokens, log-probs and counts by prompt, which are written into.
+    """
     while True:
-      rows = state.live.shape[0]
+      rows = owner.shape[1]
       shrink_at = rows // 2 if rows > self.smallest_batch else 0
-      state = self._decode(params, state, (jnp.int32(shrink_at), *control))
-      tokens[owner] = np.asarray(state.tokens)[: len(owner)]
-      logprobs[owner] = np.asarray(state.logprobs)[: len(owner)]
-      count[owner] = np.asarray(state.count)[: len(owner)]
-      live = np.nonzero(np.asarray(state.live))[0]
-      if not live.size:
-        return tokens, logprobs, count
-      owner = owner[live]
-      kept = np.zeros(bucket(live.size, self.smallest_batch), np.int32)
-      kept[: live.size] = live
+      state = self.decode(params, state, (jnp.int32(shrink_at), *control))
+      real = owner >= 0
+      for found, values in zip(out, (state.tokens, state.logprobs, state.count), strict=True):
+        found[owner[real]] = np.asarray(values)[real.reshape(-1)]
+      live = np.asarray(state.live).reshape(owner.shape)
+      if not live.any():
+        return
+      kept = _padded(
+        [np.flatnonzero(x) for x in live], bucket(live.sum(axis=1).max(), self.smallest_batch)
+      )
+      owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
+      real, kept = self.placement.shard_rows(
+        (kept.reshape(-1) >= 0, np.maximum(kept, 0).reshape(-1))
+      )
       # Layer by layer, each old one let go: there are never two whole caches.
       cache = list(state.cache)
-      state = self._keep(
-        dataclasses.replace(state, cache=()), kept, np.arange(kept.size) < live.size
-      )
+      state = self.keep(dataclasses.replace(state, cache=()), kept, real)
       for i in range(len(cache)):
-        cache[i] = self._take(cache[i], kept)
+        cache[i] = self.take(cache[i], kept)
       state = dataclasses.replace(state, cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
@@ -248,39 +278,55 @@ class Sampler:
         'prompt (examples, rounds) or lower max_message_tokens.'
       )
 
-  def _fill_pool(self, params, tree: prefix_tree.TokenTree, adapted: bool):
-    """Runs the rows a few at a time into one buffer of keys, values and hidden states."""
-    c, step = self.config, self.prefill_rows
-    width = tree.tokens.shape[1]
-    total = bucket(-(-len(tree.tokens) // step), 1) * step
-    kv_shape = (total, c.num_kv_heads, width, c.head_dim)
-    pool = (
-      tuple(
-        (jnp.zeros(kv_shape, c.dtype), jnp.zeros(kv_shape, c.dtype)) for _ in range(c.num_layers)
-      ),
-      jnp.zeros((total, width, c.embed_dim), c.dtype),
-    )
-    pool = self.placement.replicate(pool)
-    for first in range(0, len(tree.tokens), step):
-      rows = np.arange(first, first + step).clip(max=len(tree.tokens) - 1)
-      adapter = tree.keys[rows] if adapted else None
-      inputs = (tree.tokens[rows], tree.positions[rows], tree.subtree_end[rows], adapter)
-      pool = self._prefill(params, pool, self.placement.shard_batch(inputs), first)
+  def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], adapted: bool):
+    """Runs rows of each tree, a few at a time, into one buffer of keys, values, hidden states."""
+    step, count = self.prefill_rows, max(len(tree.tokens) for tree in trees)
+    pool = self.pool(self.shards * bucket(-(-count // step), 1) * step, trees[0].tokens.shape[1])
+    for first in range(0, count, step):
+      some = np.arange(first, first + step)
+      tokens, positions, subtree_end, adapter = (
+        np.concatenate([x[some.clip(max=len(x) - 1)] for x in of_trees])
+        for of_trees in zip(
+          *((t.tokens, t.positions, t.subtree_end, t.keys) for t in trees), strict=True
+        )
+      )
+      inputs = (tokens, positions, subtree_end, adapter if adapted else None)
+      pool = self.prefill(params, pool, self.placement.shard_rows(inputs), first)
     return pool
 
 
-def _prefill(model, params, pool, inputs, first):
-  tokens, positions, subtree_end, adapter = inputs
-  mask = prefix_tree.mask(subtree_end)
-  hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
-  return jax.tree.map(
-    lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0),
-    pool,
-    (kv, hidden),
+def _padded(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
+  """Int arrays as the rows of one, filled up with -1."""
+  return np.stack([np.pad(block, (0, width - len(block)), constant_values=-1) for block in blocks])
+
+
+def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
+  """`function` on the block of rows of each shard."""
+  if shards == 1:
+    return function
+  split = lambda x: x.reshape(shards, -1, *x.shape[1:])
+  join = lambda x: x.reshape(-1, *x.shape[2:])
+  mapped = jax.vmap(function)
+  return lambda *args: jax.tree.map(join, mapped(*jax.tree.map(split, args)))
+
+
+def _empty_pool(c: ModelConfig, rows: int, width: int):
+  kv = lambda: jnp.zeros((rows, c.num_kv_heads, width, c.head_dim), c.dtype)
+  return (
+    tuple((kv(), kv()) for _ in range(c.num_layers)),
+    jnp.zeros((rows, width, c.embed_dim), c.dtype),
   )
 
 
-def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
+def _prefill(model, shards, params, pool, inputs, first):
+  tokens, positions, subtree_end, adapter = inputs
+  mask = prefix_tree.mask(subtree_end)
+  hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
+  write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0)
+  return jax.tree.map(_by_block(write, shards), pool, (kv, hidden))
+
+
+def _start(model, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
   source, length, limit, keys, adapter, temperature, stops = rows
   n, columns = source.shape
@@ -288,10 +334,10 @@ def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
   row, column = source // hidden.shape[1], source % hidden.shape[1]
   widen = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0))
 
-  def gather(x):
+  def gather(x, row, column):
     return jnp.pad(x[row, :, column].swapaxes(1, 2), widen)
 
-  cache = jax.tree.map(gather, kv)
+  cache = jax.tree.map(lambda x: _by_block(gather, shards)(x, row, column), kv)
   seen = jnp.arange(columns)[None, :] < length[:, None]
   state = _Decoding(
     cache=cache,
@@ -307,7 +353,8 @@ def _start(model, params, pool, rows, max_new_tokens) -> _Decoding:
     t=jnp.int32(0),
   )
   last = jnp.arange(n), length - 1
-  return _write(model, params, state, hidden[row[last], column[last]], temperature, stops)
+  ends = _by_block(lambda x, row, column: x[row, column], shards)
+  return _write(model, params, state, ends(hidden, row[last], column[last]), temperature, stops)
 
 
 def _write(model, params, state, hidden, temperature, stops) -> _Decoding:
@@ -332,13 +379,13 @@ def _write(model, params, state, hidden, temperature, stops) -> _Decoding:
   )
 
 
-def _decode(model, params, state: _Decoding, control) -> _Decoding:
-  """Decodes until `shrink_at` rows or fewer are live (0: until all have ended)."""
+def _decode(model, shards, params, state: _Decoding, control) -> _Decoding:
+  """Decodes until `shrink_at` rows a shard or fewer are live (0: until all have ended)."""
   shrink_at, temperature, stops = control
   columns = state.seen.shape[1] - state.tokens.shape[1]
 
   def more(state):
-    return state.live.sum() > shrink_at
+    return state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at
 
   def step(state):
     at = state.t - 1  # the token to read: the last one written
@@ -359,12 +406,12 @@ def _decode(model, params, state: _Decoding, control) -> _Decoding:
   return jax.lax.while_loop(more, step, state)
 
 
-def _keep_rows(state: _Decoding, kept, real) -> _Decoding:
-  """The decode state of the rows `kept`, of which those not `real` are padding."""
-  state = jax.tree.map(lambda x: x[kept] if x.ndim else x, state)
+def _keep_rows(shards, state: _Decoding, kept, real) -> _Decoding:
+  """The decode state of the rows `kept` of each block, of which those not `real` are padding."""
+  state = jax.tree.map(lambda x: _take_rows(shards, x, kept) if x.ndim else x, state)
   return dataclasses.replace(state, live=state.live & real)
 
 
-def _take_rows(layer, kept):
-  """The rows `kept` of a layer's cache."""
-  return jax.tree.map(lambda x: x[kept], layer)
+def _take_rows(shards, tree, kept):
+  """The rows `kept` of each block of the arrays of a tree."""
+  return jax.tree.map(lambda x: _by_block(lambda x, kept: x[kept], shards)(x, kept), tree)

@@ -1,18 +1,28 @@
-"""Where arrays live: parameters on every device, rows of a batch shared out among them."""
+"""The mesh of devices, and how rows and whole arrays lie on it.
+
+Three axes: rows of a batch are cut over `data` and `fsdp`, parameters over `fsdp` and `tensor` (by
+the table in `models.partition`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+AXES = ('data', 'fsdp', 'tensor')
+ROWS = ('data', 'fsdp')
+"""Axes that share the rows of a batch."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """A mesh with one axis, `data`; gradients are summed over it by the compiler.
+  """A mesh with the axes `AXES`; sums over devices are the compiler's.
 
   Attributes:
     mesh: of the devices; None leaves everything on the default device.
@@ -21,44 +31,165 @@ class Placement:
   mesh: Mesh | None = None
 
   @property
-  def devices(self) -> int:
-    """Number of devices."""
-    return 1 if self.mesh is None else self.mesh.size
+  def row_shards(self) -> int:
+    """Number of devices, or groups of them, that have rows of their own."""
+    return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in ROWS)
+
+  def sharding(self, *spec: Any) -> NamedSharding | None:
+    """Of arrays cut so; None where there is no mesh."""
+    return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(*spec))
+
+  @property
+  def spans_processes(self) -> bool:
+    """Whether some of the devices are another process's."""
+    return self.mesh is not None and self.mesh.is_multi_process
 
   @property
   def replicated(self) -> NamedSharding | None:
-    """Of arrays that each device has; None where the default is meant."""
-    return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+    """Of arrays that each device has."""
+    return self.sharding()
 
   @property
-  def batch_sharded(self) -> NamedSharding | None:
-    """Of arrays cut along their first axis, which the devices divide evenly."""
-    return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec('data'))
+  def rows(self) -> NamedSharding | None:
+    """Of arrays whose first axis is one of rows, which `row_shards` divides."""
+    return self.sharding(ROWS)
 
-  def replicate(self, tree: Any) -> Any:
-    """The arrays of a tree, whole on each device; numpy's are put there."""
-    return jax.device_put(tree, self.replicated)
+  def put(self, tree: Any, shardings: Any) -> Any:
+    """The arrays of a tree, placed; numpy's travel a device's share at a time.
 
-  def shard_batch(self, tree: Any) -> Any:
+    Args:
+      tree: arrays, of which those that are not placed yet are the same in all processes.
+      shardings: a tree like it, or one sharding for all; None for the default device.
+    """
+    if not self.spans_processes:
+      return jax.device_put(tree, shardings)
+
+    def of(x: Any, sharding: NamedSharding) -> jax.Array:
+      if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+      x = np.asarray(x)
+      return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    if isinstance(shardings, NamedSharding):
+      return jax.tree.map(lambda x: of(x, shardings), tree)
+    return jax.tree.map(of, tree, shardings)
+
+  def shard_rows(self, tree: Any) -> Any:
     """The arrays of a tree, cut along their first axis."""
-    return tree if self.mesh is None else jax.device_put(tree, self.batch_sharded)
+    return tree if self.mesh is None else self.put(tree, self.rows)
+
+  @property
+  def replicas(self) -> int:
+    """Number of copies of the parameters that are trained apart, see `by_replica`."""
+    return 1 if self.mesh is None or self._cut_by_fsdp else self.mesh.shape['data']
+
+  @property
+  def replica_rows(self) -> NamedSharding | PartitionSpec | None:
+    """Within `by_replica`, of arrays whose first axis is one of rows."""
+    return PartitionSpec() if self.mesh is not None and not self._cut_by_fsdp else self.rows
+
+  def by_replica(self, function: Callable[..., Any], whole: int) -> Callable[..., Any]:
+    """`function`, run by each replica of the parameters on its own part of the other arguments.
+
+    Between replicas the compiler exchanges nothing; within one it cuts arrays over `tensor`. Where
+    parameters are cut over `fsdp`, all devices are one replica.
+
+    Args:
+      function: what it returns, and its arguments but the first few, are cut along the first axis
+        of each array.
+      whole: arguments that each replica has.
+    """
+    return function if self._cut_by_fsdp else self._manual(function, ('data',), whole)
+
+  def by_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Within `by_replica`: `function`, run by each device on its own rows.
+
+    Args:
+      function: its first argument is whole on each device, the others have rows along the first
+        axis of each array, and so has what it returns.
+    """
+    return self._manual(function, ROWS, 1) if self._cut_by_fsdp else function
+
+  @property
+  def _cut_by_fsdp(self) -> bool:
+    return self.mesh is not None and self.mesh.shape['fsdp'] > 1
+
+  def _manual(
+    self, function: Callable[..., Any], axes: tuple[str, ...], whole: int
+  ) -> Callable[..., Any]:
+    """`function` of the part that devices have along some axes, the others left to the compiler."""
+    if self.mesh is None:
+      return function
+    mesh, cut = self.mesh, PartitionSpec(axes)
+
+    def mapped(*args: Any) -> Any:
+      return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=(*[PartitionSpec()] * whole, *[cut] * (len(args) - whole)),
+        out_specs=cut,
+        axis_names=frozenset(axes),
+        # Unchecked, the gradient of what is whole is summed over devices once, at the end.
+        check_vma=False,
+      )(*args)
+
+    return mapped
 
 
 ONE_DEVICE = Placement()
 
 
-def make_placement(devices: int) -> Placement:
-  """A placement on the first so many devices of this host.
+def make_placement(shape: Mapping[str, int]) -> Placement:
+  """A placement on the first devices there are; several processes use all of theirs.
+
+  Args:
+    shape: size by axis of `AXES`, one of them -1 for what is left.
 
   Raises:
-    ValueError: there are fewer.
+    ValueError: there are fewer devices, or they cannot be shared out so.
   """
-  if devices == 1:
-    return ONE_DEVICE
-  found = jax.devices()
-  if devices > len(found):
+  devices = jax.devices()
+  sizes = _sizes(shape, len(devices), devices[0].platform)
+  total = math.prod(sizes)
+  if jax.process_count() > 1 and total < len(devices):
     raise ValueError(
-      f'mesh.data={devices}, but there are {len(found)} devices ({found[0].platform}). Set it to '
-      f'{len(found)} at most.'
+      f'{_told(shape)}: {total} devices, but the {jax.process_count()} processes have '
+      f'{len(devices)}, all of which take part. Set one axis to -1 for what is left.'
     )
-  return Placement(Mesh(np.asarray(found[:devices]), ('data',)))
+  if total == 1:
+    return ONE_DEVICE
+  return Placement(Mesh(np.asarray(devices[:total]).reshape(sizes), AXES))
+
+
+def own_devices(placement: Placement) -> Placement:
+  """The part of a placement in which this process samples, without the others.
+
+  It has as much of `tensor` and `fsdp` as fits the process, rows over what is left.
+  """
+  if not placement.spans_processes:
+    return placement
+  assert placement.mesh is not None
+  own = jax.local_devices()
+  tensor = math.gcd(placement.mesh.shape['tensor'], len(own))
+  fsdp = math.gcd(placement.mesh.shape['fsdp'], len(own) // tensor)
+  return Placement(Mesh(np.asarray(own).reshape(-1, fsdp, tensor), AXES))
+
+
+def _sizes(shape: Mapping[str, int], found: int, platform: str) -> list[int]:
+  sizes, told = [shape[axis] for axis in AXES], _told(shape)
+  fixed = math.prod(size for size in sizes if size != -1)
+  if fixed > found:
+    raise ValueError(
+      f'{told}: {fixed} devices, but there are {found} ({platform}). Their product can be {found} '
+      'at most.'
+    )
+  if -1 in sizes and found % fixed:
+    raise ValueError(
+      f'{told}: there are {found} devices ({platform}), which {fixed} does not divide. Use sizes '
+      'whose product does.'
+    )
+  return [found // fixed if size == -1 else size for size in sizes]
+
+
+def _told(shape: Mapping[str, int]) -> str:
+  return ', '.join(f'mesh.{axis}={shape[axis]}' for axis in AXES)

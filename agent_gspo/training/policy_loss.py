@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo.algorithms.objectives import behaviour, kl
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
-from agent_gspo.models.transformer import Transformer
+from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.packing import prefix_tree
+from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
 from agent_gspo.training.update_metrics import LENGTH_RANGES
@@ -58,6 +59,7 @@ class PolicyLoss:
       `behaviour.truncated_weights`; 0 for no correction.
     tis_level: of `behaviour.LEVELS`.
     entropy: whether to measure it (one more pass over the logits).
+    placement: of rows. What follows the decoder is local to a device.
   """
 
   model: Transformer
@@ -68,6 +70,7 @@ class PolicyLoss:
   tis_cap: float = 0.0
   tis_level: str = 'message'
   entropy: bool = True
+  placement: Placement = ONE_DEVICE
 
   def __call__(
     self, trainable: Flat, frozen: Flat, reference: Flat | None, batch: TrainBatch
@@ -82,7 +85,27 @@ class PolicyLoss:
     Returns:
       A float32 scalar, and the sums and maxima (`*_max`) that metrics are made of.
     """
-    logprobs, entropy = self.token_logprobs(trainable, frozen, batch)
+    policies = [trainable]
+    if self.kl_coef:
+      if reference is None:
+        raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
+      policies.append(reference)
+    heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
+    total, sums = self.placement.by_rows(self._of_rows)(heads, hidden, batch)
+    merge = lambda name, values: values.max() if name.endswith('_max') else values.sum()
+    return total.sum(), {name: merge(name, values) for name, values in sums.items()}
+
+  def _of_rows(
+    self, heads: tuple[Params, ...], hidden: tuple[jax.Array, ...], batch: TrainBatch
+  ) -> tuple[jax.Array, Sums]:
+    """`[1]` each: loss and sums of some rows, to which all of their messages belong.
+
+    Args:
+      heads: parameters of the LM head: of the policy, and of the reference policy if there is one.
+      hidden: final hidden states `[R, T, D]` of the same.
+      batch: packed messages.
+    """
+    logprobs, entropy = self._token_logprobs(heads[0], hidden[0], batch)
     rows, slots = batch.advantages.shape
     flat: Callable[[Any], Any] = lambda values: None if values is None else values.reshape(-1)
     x = PackedTokens(
@@ -108,9 +131,7 @@ class PolicyLoss:
       sums = {'tis_weight': by_message(weights), 'tis_truncated': by_message(truncated)}
     divergence = jnp.float32(0)
     if self.kl_coef:
-      if reference is None:
-        raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
-      reference_logprobs, _ = self.token_logprobs(reference, frozen, batch)
+      reference_logprobs, _ = self._token_logprobs(heads[1], hidden[1], batch)
       estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
       difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
       x = dataclasses.replace(x, token_penalty=self.kl_coef * difference)
@@ -118,21 +139,37 @@ class PolicyLoss:
     result = self.objective(x)
     sums |= _sums(x, result, entropy) | _gaps(x, sampler_logprobs)
     sums['kl'] = jax.lax.stop_gradient(divergence)
-    return -result.total, sums
+    return jax.tree.map(lambda x: x.reshape(1), (-result.total, sums))
 
   def token_logprobs(
     self, trainable: Flat, frozen: Flat, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each loss token and entropy where it was sampled, nats, float32 `[R, L]` each."""
-    variables = {'params': state_lib.merge(trainable, frozen)}
-    apply: Callable[..., Any] = functools.partial(self.model.apply, variables)
-    mask = prefix_tree.mask(batch.subtree_end)
-    hidden, _ = apply(batch.tokens, batch.positions, mask, adapter=batch.adapters)
+    head, hidden = self._hidden(trainable, frozen, batch)
+    return self.placement.by_rows(self._token_logprobs)(head, hidden, batch)
+
+  def _hidden(self, trainable: Flat, frozen: Flat, batch: TrainBatch) -> tuple[Params, jax.Array]:
+    """Parameters of the LM head, and the final hidden states `[R, T, D]`."""
+    params = state_lib.merge(trainable, frozen)
+    hidden, _ = self.model.apply(
+      {'params': params},
+      batch.tokens,
+      batch.positions,
+      prefix_tree.mask(batch.subtree_end),
+      adapter=batch.adapters,
+    )
+    head = 'lm_head' if 'lm_head' in params else 'embed'
+    return {head: params[head]}, hidden
+
+  def _token_logprobs(
+    self, head: Params, hidden: jax.Array, batch: TrainBatch
+  ) -> tuple[jax.Array, jax.Array]:
+    """`token_logprobs` from hidden states, a chunk of loss tokens at a time."""
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
 
-    @jax.checkpoint
     def of_chunk(hidden, target):
-      logits = apply(hidden, method='logits') / self.temperature
+      logits: Any = self.model.apply({'params': head}, hidden, method='logits')
+      logits /= self.temperature
       logprobs = jax.nn.log_softmax(logits, axis=-1)
       chosen = jnp.take_along_axis(logprobs, target[:, None], axis=-1)[:, 0]
       if not self.entropy:
@@ -140,6 +177,8 @@ class PolicyLoss:
       logprobs = jax.lax.stop_gradient(logprobs)
       return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
 
+    # Around the condition: inside it, the head would be a residual of it, stacked once a chunk.
+    @jax.checkpoint
     def of_chunk_if_used(chunk):
       hidden, target, used = chunk
       skip = lambda hidden, target: (jnp.zeros(target.shape), jnp.zeros(target.shape))
@@ -157,11 +196,11 @@ class PolicyLoss:
     restore = lambda x: x.reshape(-1)[: rows * slots].reshape(rows, slots)
     return restore(logprobs), restore(entropy)
 
-  def no_sums(self) -> Sums:
+  def no_sums(self) -> dict[str, np.float32]:
     """What `__call__` sums up, before the first micro-batch."""
     names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
     names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
-    return {name: jnp.float32(0) for name in names}
+    return dict.fromkeys(names, np.float32(0))
 
 
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:

@@ -12,12 +12,16 @@ import numpy as np
 import optax
 
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens
+from agent_gspo.models import partition
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import update_metrics
-from agent_gspo.training.policy_loss import PolicyLoss
-from agent_gspo.training.state import TrainState
+from agent_gspo.training.policy_loss import PolicyLoss, Sums
+from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
+
+Totals = tuple[Flat, Sums]
+"""Gradients and sums, `[replicas, ...]` each."""
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -30,7 +34,9 @@ class Programs:
   Attributes:
     optimizer: of the trainable parameters.
     loss: of a micro-batch.
-    placement: of the rows of micro-batches.
+    accumulate, apply: compiled; gradients and sums of one more micro-batch, and the optimiser's
+      step on them.
+    placement: of parameters and gradients, and of the rows of micro-batches.
   """
 
   def __init__(
@@ -50,15 +56,21 @@ class Programs:
       objective: what is maximised, from packed tokens.
       optimizer: of the trainable parameters.
       temperature: of the rollout.
-      placement: of the rows of micro-batches.
+      placement: of parameters and gradients, and of the rows of micro-batches.
       **options: further attributes of `PolicyLoss`.
     """
-    self.loss = PolicyLoss(model, objective, temperature, **options)
+    self.loss = PolicyLoss(model, objective, temperature, placement=placement, **options)
     self.optimizer, self.placement = optimizer, placement
-    self._accumulate = jax.jit(self._accumulated, donate_argnums=3)
-    self._apply = jax.jit(self._applied, donate_argnums=(0, 1))
-    self._logprobs = jax.jit(lambda *of: self.loss.token_logprobs(*of)[0] * of[-1].loss_mask)
-    self._entropies = jax.jit(lambda *of: self.loss.token_logprobs(*of)[1] * of[-1].loss_mask)
+    self._config = model.config
+    self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
+    self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
+    self._no_totals = jax.jit(self.no_totals)
+    whole = placement.replicated if placement.spans_processes else None  # all of them read it
+    scores = lambda i: jax.jit(
+      placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[i] * of[-1].loss_mask, 2),
+      out_shardings=whole,
+    )
+    self._logprobs, self._entropies = scores(0), scores(1)
 
   def optimizer_step(
     self, state: TrainState, micro_batches: Sequence[TrainBatch]
@@ -78,14 +90,14 @@ class Programs:
     Raises:
       NonFiniteLossError: loss or gradient is not finite.
     """
-    totals = jax.tree.map(jnp.zeros_like, state.trainable), self.loss.no_sums()
-    for batch in map(self.placement.shard_batch, micro_batches):
-      totals = self._accumulate(state.trainable, state.frozen, state.reference, totals, batch)
-    grads, sums = totals
-    count = float(sums['count'])
-    objective = float(sums['objective']) / max(count, 1.0)
-    trainable, opt_state, grad_norm = self._apply(state.trainable, state.opt_state, grads, count)
-    metrics = update_metrics.of_sums({k: float(v) for k, v in sums.items()}, float(grad_norm))
+    totals = self._no_totals(state.trainable)
+    for batch in map(self.placement.shard_rows, micro_batches):
+      totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
+    trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
+    found = {name: float(value) for name, value in sums.items()}
+    grad_norm = found.pop('grad_norm')
+    objective = found['objective'] / max(found['count'], 1.0)
+    metrics = update_metrics.of_sums(found, grad_norm)
     if not (np.isfinite(objective) and np.isfinite(metrics['policy/grad_norm'])):
       raise NonFiniteLossError(
         f'objective={objective}, gradient norm={metrics["policy/grad_norm"]}'
@@ -94,7 +106,7 @@ class Programs:
 
   def logprobs(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
     """The trainer's log-prob of each loss token under `state`, float32 `[R, L]` a batch."""
-    placed = map(self.placement.shard_batch, micro_batches)
+    placed = map(self.placement.shard_rows, micro_batches)
     return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]
 
   def entropies(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
@@ -105,21 +117,45 @@ class Programs:
     """
     if not self.loss.entropy:
       raise ValueError('Programs.entropies needs entropy=True.')
-    placed = map(self.placement.shard_batch, micro_batches)
+    placed = map(self.placement.shard_rows, micro_batches)
     return [np.asarray(self._entropies(state.trainable, state.frozen, b)) for b in placed]
 
-  def _accumulated(self, trainable, frozen, reference, totals, batch: TrainBatch):
-    """`totals` (gradients, sums) and those of one more micro-batch."""
-    grads, sums = jax.grad(self.loss, has_aux=True)(trainable, frozen, reference, batch)
-    old_grads, old_sums = totals
-    sums = {
-      k: jnp.maximum(old_sums[k], v) if k.endswith('_max') else old_sums[k] + v
-      for k, v in sums.items()
-    }
-    return jax.tree.map(jnp.add, old_grads, grads), sums
+  def no_totals(self, trainable: Flat) -> Totals:
+    """What `accumulate` adds to, before the first micro-batch; each replica has its own."""
+    zeros = lambda x: jnp.zeros((self.placement.replicas, *x.shape), x.dtype)
+    grads = jax.tree.map(zeros, trainable)
+    return self._cut_totals((grads, jax.tree.map(zeros, self.loss.no_sums())))
 
-  def _applied(self, trainable, opt_state, grads, count):
-    """Parameters, optimiser state and gradient norm after one step on `grads / count`."""
-    grads = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), grads)
+  def _accumulated(self, trainable, frozen, reference, totals: Totals, batch: TrainBatch) -> Totals:
+    """`totals` and the gradients and sums of one more micro-batch."""
+
+    def of_replica(trainable, frozen, reference, totals, batch):
+      grads, sums = jax.grad(self.loss, has_aux=True)(trainable, frozen, reference, batch)
+      old_grads, old_sums = totals
+      return jax.tree.map(jnp.add, old_grads, jax.tree.map(lambda g: g[None], grads)), {
+        name: (jnp.maximum if name.endswith('_max') else jnp.add)(old_sums[name], value[None])
+        for name, value in sums.items()
+      }
+
+    mapped = self.placement.by_replica(of_replica, whole=3)
+    return self._cut_totals(mapped(trainable, frozen, reference, totals, batch))
+
+  def _applied(self, trainable, opt_state, totals: Totals):
+    """Parameters and optimiser state after one step on the mean gradient; sums, `grad_norm`."""
+    grads, sums = totals
+    sums = {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
+    count = jnp.maximum(sums['count'], 1.0)
+    # Summed over replicas here, once a mini-batch.
+    grads = self._cut(jax.tree.map(lambda g: g.sum(axis=0) / count, grads))
     updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
-    return optax.apply_updates(trainable, updates), opt_state, optax.tree.norm(grads)
+    trainable = optax.apply_updates(trainable, updates)
+    sums['grad_norm'] = optax.tree.norm(grads)
+    return self._cut(trainable), self._cut(opt_state), sums
+
+  def _cut(self, tree: Any) -> Any:
+    shardings = partition.shardings(tree, self._config, self.placement)
+    return tree if shardings is None else jax.lax.with_sharding_constraint(tree, shardings)
+
+  def _cut_totals(self, totals: Totals) -> Totals:
+    shardings = partition.replica_shardings(totals, self._config, self.placement)
+    return totals if shardings is None else jax.lax.with_sharding_constraint(totals, shardings)

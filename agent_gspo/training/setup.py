@@ -14,13 +14,13 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
-from agent_gspo.models import presets
+from agent_gspo.models import partition, presets
 from agent_gspo.models.load import check_spec, load_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
-from agent_gspo.sharding.placement import Placement, make_placement
+from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.training import prompt_checks
 from agent_gspo.training import state as state_lib
@@ -42,6 +42,7 @@ class Setup(config_lib.Parts):
     tokenizer: of the model.
     sampler: of the model.
     placement: of the parameters, and of the rows of batches.
+    own: the part of it where this process samples.
     source: exactly which weights these are.
   """
 
@@ -50,6 +51,7 @@ class Setup(config_lib.Parts):
   tokenizer: Tokenizer
   sampler: Sampler
   placement: Placement
+  own: Placement
   source: str
 
   @functools.cached_property
@@ -68,7 +70,7 @@ class Setup(config_lib.Parts):
     """
     return ModelPolicy(
       sampler=self.sampler,
-      params=self.placement.replicate(params),
+      params=partition.own_copy(params, self.model.config, self.own),
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
@@ -149,7 +151,9 @@ def build(parts: config_lib.Parts) -> Setup:
   """
   config = parts.config
   options = config['model']
-  placement = make_placement(config['mesh']['data'])
+  placement = make_placement(config['mesh'])
+  own = own_devices(placement)
+  config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
   kind, name = check_spec(options['source'])
   if kind == 'random':
@@ -170,7 +174,9 @@ def build(parts: config_lib.Parts) -> Setup:
     params = _with_adapters(model_config, params, config['seed'])
   return Setup(
     **vars(parts),
-    model=Transformer(model_config),
+    model=Transformer(
+      model_config, partition.layout(model_config, placement, placement.replica_rows)
+    ),
     params=params,
     tokenizer=loaded.tokenizer,
     sampler=Sampler(
@@ -179,9 +185,10 @@ def build(parts: config_lib.Parts) -> Setup:
       prefill_length=config['sampler']['prefill_length'],
       prefill_rows=config['sampler']['prefill_rows'],
       decode_rows=config['sampler']['decode_rows'],
-      placement=placement,
+      placement=own,
     ),
     placement=placement,
+    own=own,
     source=loaded.source,
   )
 
@@ -208,17 +215,22 @@ def make_programs(setup: Setup) -> Programs:
 
 
 def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
-  """The state at step 0 from some parameters, on the devices."""
+  """The state at step 0 from some parameters, each array on its devices from the first."""
   config = setup.config
-  state = state_lib.init(
-    params,
+  return state_lib.init(
+    partition.place(params, setup.model.config, setup.placement),
     programs.optimizer,
+    shardings=lambda state: partition.shardings(state, setup.model.config, setup.placement),
     lambda_tok=setup.budget.lambda_tok,
     lora=config['model']['lora_rank'] > 0,
     keep_reference=config['objective']['kl_coef'] > 0 or setup.reward.needs_reference,
     num_questions=len(setup.questions),
   )
-  return setup.placement.replicate(state)
+
+
+def place_state(setup: Setup, state: TrainState) -> TrainState:
+  """A state some of whose arrays were made on the host, all of them on their devices."""
+  return partition.place(state, setup.model.config, setup.placement)
 
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:

@@ -11,7 +11,7 @@ import flax.traverse_util
 import numpy as np
 
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.models import lora
+from agent_gspo.models import lora, partition
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.packing import train_batches
@@ -71,11 +71,17 @@ def imitate(
     flat = flax.traverse_util.flatten_dict(params)
     aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
     params, adapted = lora.one_adapter(params, -1), False
-    model = Transformer(model.config.without_adapters())
+    bare = model.config.without_adapters()
+    model = Transformer(bare, partition.layout(bare, placement, placement.replica_rows))
   programs = Programs(
     model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
   )
-  state = state_lib.init(params, optimizer, lora=adapted)
+  state = state_lib.init(
+    params,
+    optimizer,
+    lora=adapted,
+    shardings=lambda state: partition.shardings(state, model.config, placement),
+  )
   adapters = sharing.adapters if adapted else None
   trained = adapters and {agent for agent, adapter in enumerate(adapters) if adapter >= 0}
   questions = task.questions('train')

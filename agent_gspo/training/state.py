@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chex
@@ -50,6 +50,7 @@ def init(
   lora: bool = False,
   keep_reference: bool = False,
   num_questions: int = 1,
+  shardings: Callable[[TrainState], Any] = lambda state: None,
 ) -> TrainState:
   """State at step 0.
 
@@ -60,21 +61,26 @@ def init(
     lora: train the adapters only.
     keep_reference: also hold what is trained of `params` as the reference policy.
     num_questions: of the training split.
+    shardings: where each array of a state of such shapes is born.
   """
-  flat = flax.traverse_util.flatten_dict(params)
-  trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
-  # A copy: updates consume these buffers, and `params` stay the caller's.
-  copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
-  trainable = copy()
-  return TrainState(
-    step=jnp.int32(0),
-    trainable=trainable,
-    frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
-    opt_state=optimizer.init(trainable),
-    reference=copy() if keep_reference else None,
-    budget=budgets.init(lambda_tok),
-    selection=rules.init(num_questions),
-  )
+
+  def make(params: Params) -> TrainState:
+    flat = flax.traverse_util.flatten_dict(params)
+    trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
+    # A copy: updates consume these buffers, and `params` stay the caller's.
+    copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
+    trainable = copy()
+    return TrainState(
+      step=jnp.int32(0),
+      trainable=trainable,
+      frozen={k: v for k, v in flat.items() if k not in trained},
+      opt_state=optimizer.init(trainable),
+      reference=copy() if keep_reference else None,
+      budget=budgets.init(lambda_tok),
+      selection=rules.init(num_questions),
+    )
+
+  return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, params)))(params)
 
 
 def merge(trainable: Flat, frozen: Flat) -> Params:

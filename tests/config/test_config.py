@@ -194,7 +194,12 @@ def test_configs_of_the_repository_are_valid(file):
     ),
     # What does not fit together.
     ({'learner__minibatches': 3}, r'learner.minibatches=3 is more than rollout.questions=2'),
-    ({'mesh__data': 3}, r'learner.micro_batch_size=4 is not a multiple of mesh.data=3'),
+    (
+      {'mesh__data': 3},
+      r'learner.micro_batch_size=4 is not a multiple of mesh.data \* mesh.fsdp = 3',
+    ),
+    ({'mesh__tensor': 0}, r'mesh.tensor=0: an axis has one device or more'),
+    ({'mesh__data': -1, 'mesh__fsdp': -1}, r'one axis alone can have what is left'),
     ({'algorithm': 'ppo'}, r"algorithm='ppo' is unknown; use one of agent_gspo"),
     ({'advantage__options': {'x': 1}}, r"advantage.options.x is unknown; 'per_component' takes"),
     ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a' must be a finite number"),

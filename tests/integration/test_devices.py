@@ -13,10 +13,17 @@ import pytest
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 
+ONE = (1, 1, 1)
+# data, fsdp, tensor; not all axes of the model are multiples of 8, nor of 3.
+SOME = [(2, 2, 2), (3, 1, 2)]
+OTHERS = [(8, 1, 1), (2, 4, 1), (1, 1, 8), (1, 3, 1)]
+MESHES = [*SOME, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in OTHERS)]
+
 _UPDATE = """
 import jax, numpy as np, optax
 import tiny
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.models import partition
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding import placement
 from agent_gspo.packing import train_batches
@@ -29,21 +36,23 @@ old = lambda n: -rng.random(n).astype(np.float32)
 messages = [tiny.message(draw(6), draw(n), old(n)) for n in (1, 3, 5) * 8]
 weights = rng.normal(size=len(messages)).astype(np.float32)
 found = {}
-for devices in (1, 2, 8):
-  where = placement.make_placement(devices)
+for mesh in MESHES:
+  where = placement.make_placement(dict(zip(placement.AXES, mesh)))
   for name in ('gspo', 'dapo'):
     updater = Programs(
-      Transformer(tiny.CONFIG), losses.make(name), optax.sgd(0.1), 0.8, entropy=False,
-      placement=where,
+      Transformer(tiny.CONFIG, partition.layout(tiny.CONFIG, where, where.replica_rows)),
+      losses.make(name), optax.sgd(0.1), 0.8,
+      entropy=False, placement=where,
     )
-    state = where.replicate(state_lib.init(tiny.params(), optax.sgd(0.1)))
-    packed = train_batches.pack_messages(messages, pack_length=24, micro_batch_size=8)
+    shardings = lambda tree: partition.shardings(tree, tiny.CONFIG, where)
+    state = state_lib.init(tiny.params(), optax.sgd(0.1), shardings=shardings)
+    packed = train_batches.pack_messages(messages, pack_length=24, micro_batch_size=24)
     batches = train_batches.with_values(packed, advantages=weights)
     scored = updater.logprobs(state, batches)
     state, metrics = updater.optimizer_step(state, batches)
     used = len(jax.tree.leaves(state.trainable)[0].sharding.device_set)
     flat = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(state.trainable)])
-    found[f'{name} {devices}'] = [
+    found[f'{name} {mesh}'] = [
       used, metrics['policy/objective'], metrics['policy/grad_norm'],
       metrics['policy/clip_fraction'],
       float(np.abs(flat).sum()), float((flat * np.cos(np.arange(flat.size))).sum()),
@@ -55,6 +64,7 @@ for devices in (1, 2, 8):
 _SAMPLE = """
 import jax, numpy as np
 import tiny
+from agent_gspo.models import partition
 from agent_gspo.sharding import placement
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
@@ -64,18 +74,17 @@ prompts = [rng.integers(0, 300, n).astype(np.int32) for n in range(5, 45) for _ 
 columns = [(0, 7, n, 0, 0) for n in range(len(prompts))]
 noise = keys.row_keys(keys.stream(0, 'train'), np.asarray(columns))
 found = {}
-for devices in (1, 3, 8):
-  where = placement.make_placement(devices)
+for mesh in MESHES:
+  where = placement.make_placement(dict(zip(placement.AXES, mesh)))
   # Few rows a device: several chunks, and rows that leave before the others end.
   sampler = Sampler(
     tiny.CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where
   )
-  params = where.replicate(tiny.params())
+  params = partition.place(tiny.params(), tiny.CONFIG, where)
   samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
-  found[devices] = {
+  found[str(mesh)] = {
     'tokens': [ids.tolist() for ids in samples.token_ids],
     'logprobs': [float(x.sum()) for x in samples.logprobs],
-    'decode_rows': sampler.decode_rows,
   }
 """
 
@@ -99,11 +108,16 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
 """
 
 
+def _found(script: str, mesh: tuple[int, int, int]) -> dict:
+  return _run(script, tuple(OTHERS if mesh in OTHERS else SOME))
+
+
 @functools.cache
-def _run(script: str) -> dict:
-  """What a script leaves in `found`."""
+def _run(script: str, meshes: tuple[tuple[int, int, int], ...] = ()) -> dict:
+  """What a script leaves in `found`, for one device and some meshes."""
   support = micro_run.ROOT / 'tests' / 'support'
   head = f'import json, sys\nsys.path[:0] = [{str(micro_run.ROOT)!r}, {str(support)!r}]\n'
+  head += f'MESHES = {[ONE, *meshes]}\n'
   done = subprocess.run(
     [sys.executable, '-c', f'{head}{script}\nprint(json.dumps(found))'],
     env={
@@ -119,21 +133,19 @@ def _run(script: str) -> dict:
 
 
 @pytest.mark.parametrize('name', ['gspo', 'dapo'])
-@pytest.mark.parametrize('devices', [2, 8])
-def test_device_count_changes_no_update(name, devices):
-  found = _run(_UPDATE)
-  used, *figures = found[f'{name} {devices}']
-  assert used == devices
-  assert figures == pytest.approx(found[f'{name} 1'][1:], rel=1e-4)
+@pytest.mark.parametrize('mesh', MESHES)
+def test_mesh_changes_no_update(name, mesh):
+  found = _found(_UPDATE, mesh)
+  used, *figures = found[f'{name} {mesh}']
+  assert used == np.prod(mesh)
+  assert figures == pytest.approx(found[f'{name} {ONE}'][1:], rel=1e-4)
   assert figures[1] > 0.01  # there is a gradient to compare
 
 
-@pytest.mark.parametrize('devices', [3, 8])
-def test_device_count_changes_no_sample(devices):
-  """Also a count that is no power of two."""
-  found = _run(_SAMPLE)
-  one, many = found['1'], found[f'{devices}']
-  assert many['decode_rows'] == devices * one['decode_rows']
+@pytest.mark.parametrize('mesh', MESHES)
+def test_mesh_changes_no_sample(mesh):
+  found = _found(_SAMPLE, mesh)
+  one, many = found[str(ONE)], found[str(mesh)]
   assert many['tokens'] == one['tokens']
   assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
   assert len({len(ids) for ids in one['tokens']}) > 5

@@ -14,6 +14,7 @@ import micro_run
 import numpy as np
 import optax
 import pytest
+import tiny
 
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
@@ -76,11 +77,12 @@ def _setup(**values) -> setup_lib.Setup:
   parts = config_lib.check(_config(**values))
   return _Setup(
     **vars(parts),
-    model=None,
+    model=Transformer(tiny.CONFIG),
     params={'a': {'lora_b': jnp.zeros(2)}},
     tokenizer=prompt_checks.tokenizer_from_scratch(parts.task, parts.team, 'random:micro'),
     sampler=None,
     placement=ONE_DEVICE,
+    own=ONE_DEVICE,
     source='',
   )
 

@@ -1,0 +1,163 @@
+"""How the arrays of a model are cut over a mesh: one table of rules.
+
+Each matrix is cut over both `fsdp` and `tensor`: over `tensor` along the axis that lets a device
+compute its own heads, its part of the MLP or of the vocabulary (Megatron-LM, arXiv 1909.08053),
+over `fsdp` along the other one (ZeRO stage 3, arXiv 1910.02054). What an axis does not divide stays
+whole along it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.io import tensor_names
+from agent_gspo.models.transformer import Layout
+from agent_gspo.sharding.placement import ROWS, Placement
+
+# End of a parameter's path -> axis of the mesh for each of its last axes. A name that is not here
+# (norms) is whole on each device.
+_RULES = tuple(
+  (re.compile(rf'(?:^|/)(?:{path})$'), axes)
+  for path, axes in (
+    ('embed/embedding', ('tensor', 'fsdp')),
+    ('lm_head/kernel', ('fsdp', 'tensor')),
+    ('(?:q|k|v|gate|up)/kernel', ('fsdp', 'tensor')),
+    ('(?:q|k|v)/bias', ('tensor',)),
+    ('(?:o|down)/kernel', ('tensor', 'fsdp')),
+    ('(?:q|k|v|gate|up)/lora_a', ('fsdp', None)),
+    ('(?:q|k|v|gate|up)/lora_b', (None, 'tensor')),
+    ('(?:o|down)/lora_a', ('tensor', None)),
+    ('(?:o|down)/lora_b', (None, 'fsdp')),
+  )
+)
+
+
+def parameter_spec(
+  path: str, shape: tuple[int, ...], config: ModelConfig, placement: Placement
+) -> PartitionSpec:
+  """How a parameter is cut.
+
+  Args:
+    path: names joined by '/'; what stands before the parameter's own does not matter, so the
+      moments of an optimiser are cut as their parameters are.
+    shape: of the parameter; LoRA adapters may be stacked in front.
+    config: of the model.
+    placement: on a mesh.
+  """
+  for pattern, axes in _RULES:
+    if pattern.search(path) and len(shape) >= len(axes):
+      break
+  else:
+    return PartitionSpec()
+  assert placement.mesh is not None
+  # A device has whole heads.
+  heads = {
+    'q': config.num_heads,
+    'k': config.num_kv_heads,
+    'v': config.num_kv_heads,
+    'o': config.num_heads,
+  }.get(path.split('/')[-2])
+  cut: list[str | None] = [None] * (len(shape) - len(axes))
+  for axis, size in zip(axes, shape[-len(axes) :], strict=True):
+    divided = heads if axis == 'tensor' and heads else size
+    cut.append(axis if axis and divided % placement.mesh.shape[axis] == 0 else None)
+  return PartitionSpec(*cut)
+
+
+def shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
+  """The sharding of each array of a tree, None where there is no mesh.
+
+  Args:
+    tree: parameters, nested or flat by path, or a state that holds such (shapes are enough).
+      Other arrays are whole on each device.
+    config: of the model.
+    placement: of the arrays.
+  """
+  if placement.mesh is None:
+    return None
+  mesh = placement.mesh
+
+  def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+    names = '/'.join(name for key in path for name in _names(key))
+    return NamedSharding(mesh, parameter_spec(names, leaf.shape, config, placement))
+
+  return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
+  """The same of arrays that each replica has one of: `[replicas, ...]`."""
+  if placement.mesh is None:
+    return None
+  axis = None if placement.mesh.shape['fsdp'] > 1 else 'data'
+  one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+  prefixed = lambda sharding: placement.sharding(axis, *sharding.spec)
+  return jax.tree.map(prefixed, shardings(one, config, placement))
+
+
+def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
+  """The arrays of a tree where they belong; numpy's are put there, a device's share at a time."""
+  return placement.put(tree, shardings(tree, config, placement))
+
+
+def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
+  """Parameters on this process's own devices, `own`, from those of all processes.
+
+  Each process gets all parameters, cut over its devices; where they lie so already, nothing moves.
+  Arrays of this process alone are placed.
+  """
+  if all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in jax.tree.leaves(tree)):
+    return place(tree, config, own)
+  assert own.mesh is not None
+  devices = np.asarray(jax.devices()).reshape(-1, *own.mesh.devices.shape)
+  everywhere = Mesh(devices, ('process', *own.mesh.axis_names))
+
+  def of(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    moved = jax.device_put(x, NamedSharding(everywhere, sharding.spec))
+    parts = [shard.data for shard in moved.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+
+  return jax.tree.map(of, tree, shardings(tree, config, own))
+
+
+def layout(
+  config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
+) -> Layout | None:
+  """What the decoder is told of a mesh; None where there is none.
+
+  Args:
+    config: of the model.
+    placement: of its parameters.
+    rows: sharding of arrays of rows where it is compiled.
+  """
+  if placement.mesh is None or rows is None:
+    return None
+  on_mesh = functools.partial(NamedSharding, placement.mesh)
+  kernels = {}
+  # Named by their module: the same in every layer.
+  for row in tensor_names.table(config) if placement.mesh.shape['fsdp'] > 1 else ():
+    *_, module, kind = row.ours.split('/')
+    if kind == 'kernel' and module != 'lm_head':  # the head is computed by rows
+      kept = parameter_spec(row.ours, row.shape, config, placement)
+      used = [None if axis == 'fsdp' else axis for axis in kept]
+      kernels[module] = on_mesh(kept), on_mesh(PartitionSpec(*used))
+  return Layout(rows, kernels)
+
+
+def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:
+  """Of keys and values `[rows, num_kv_heads, columns, head_dim]`; None where there is no mesh."""
+  if placement.mesh is None:
+    return None
+  whole = config.num_kv_heads % placement.mesh.shape['tensor']
+  return placement.sharding(ROWS, None if whole else 'tensor')
+
+
+def _names(key: Any) -> tuple[str, ...]:
+  name = getattr(key, 'key', getattr(key, 'name', ''))
+  return name if isinstance(name, tuple) else (str(name),)
