@@ -4,6 +4,9 @@ Any field can be set from here: --config.budget.lambda_tok=0.002. The same comma
 where it was stopped. Where a run became unstable, it also goes on with another learning rate (or
 what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
 --allow_changes=learner.learning_rate; config.json then tells from which step on.
+
+On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
+--coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same --workdir.
 """
 
 from absl import flags
@@ -12,6 +15,11 @@ from agent_gspo.commands import command
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', '', 'Of several processes: address of the first one, host:port.'
+)
+_PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
+_PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
 _CHANGES = flags.DEFINE_list(
   'allow_changes', [], 'Fields that may have another value than in the run so far.'
 )
@@ -22,8 +30,10 @@ def main() -> None:
   config = command.load_config(_CONFIG)
   if not _WORKDIR.value:
     raise ValueError('--workdir is missing; name a folder for the run.')
+  from agent_gspo.sharding import hosts
   from agent_gspo.training.loop import train
 
+  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
   train(config, _WORKDIR.value, _CHANGES.value)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from agent_gspo.evaluation import results
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.sharding import hosts
 from agent_gspo.tasks.base import Task, most_common_share
-from agent_gspo.teams.batches import join
+from agent_gspo.teams.batches import join, merge
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
@@ -32,7 +33,7 @@ def evaluate(
     team: who talks.
     task: grades the answers.
     tokenizer: of the policy.
-    questions: held-out questions.
+    questions: held-out questions; each process asks its share of them.
     policy: writes the messages.
     batch_questions: questions at a time; changes nothing but memory and speed.
     progress: called with (questions done, questions in all).
@@ -45,9 +46,10 @@ def evaluate(
   for first in range(0, len(questions), batch_questions):
     progress(first, len(questions))
     part = questions[first : first + batch_questions]
-    found, batch = converse(team, task, tokenizer, part, policy, step=0, split='')
-    records += found
-    batches.append(batch)
+    own = converse(team, task, tokenizer, part[hosts.share(len(part))], policy, step=0, split='')
+    found, conversations = zip(*hosts.gather(own), strict=True)
+    records += [record for some in found for record in some]
+    batches.append(merge(conversations))
   progress(len(questions), len(questions))
   figures = {**results.figures(records, team.names), 'seconds': time.monotonic() - start}
   return figures, join(batches)

@@ -29,6 +29,15 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
   )
 
 
+def merge(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+  """The same, with the messages in the order in which one rollout of them all writes them."""
+  if len(batches) == 1:
+    return batches[0]
+  joined = join(batches)
+  order = lambda m: (m.round, m.layer, m.episode)  # agents of a layer stand in order already
+  return dataclasses.replace(joined, messages=tuple(sorted(joined.messages, key=order)))
+
+
 def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
   """The rollout of some of its questions, in the order given."""
   place = {int(q): i for i, q in enumerate(questions)}

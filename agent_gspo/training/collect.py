@@ -8,6 +8,7 @@ import numpy as np
 
 from agent_gspo.algorithms.selection import rules
 from agent_gspo.reporting.progress import Progress
+from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import state as state_lib
@@ -70,7 +71,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
 def _converse(
   setup: Setup, state: TrainState, question_index: np.ndarray, progress: Progress
 ) -> RolloutBatch:
-  """`group_size` conversations about each of some training questions."""
+  """`group_size` conversations about each of some training questions; a process holds its share."""
   options = setup.config['rollout']
   policy = setup.policy(
     state_lib.merge(state.trainable, state.frozen),
@@ -78,12 +79,13 @@ def _converse(
     step=int(state.step),
     temperature=options['temperature'],
   )
-  return rollout(
+  own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
-    [setup.questions[int(i)] for i in question_index],
+    [setup.questions[int(i)] for i in question_index[hosts.share(len(question_index))]],
     options['group_size'],
     policy,
     lambda done, total: progress.phase('rollout', done, total),
   )
+  return batches.merge(hosts.gather(own))

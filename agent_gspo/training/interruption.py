@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -14,10 +14,12 @@ class Interruption:
 
   Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
   end (a second one does not wait).
+
+  A patient one raises in `meet` alone: where several processes must stop after the same step.
   """
 
-  def __init__(self):
-    self._deferring = False
+  def __init__(self, patient: bool = False):
+    self._patient, self._deferring = patient, patient
     self._pending = False
     self._previous: dict[int, Any] = {}
 
@@ -34,6 +36,9 @@ class Interruption:
   @contextlib.contextmanager
   def deferred(self) -> Iterator[None]:
     """A block that the first signal does not break into."""
+    if self._patient:
+      yield
+      return
     self._deferring = True
     try:
       yield
@@ -43,9 +48,21 @@ class Interruption:
     if pending:
       raise KeyboardInterrupt
 
+  def meet(self, any_of: Callable[[bool], bool]) -> None:
+    """Raises where a signal has come to any of several processes; all of them call it.
+
+    Args:
+      any_of: whether it is so in one of the processes.
+    """
+    if self._patient and any_of(self._pending):
+      raise KeyboardInterrupt
+
   @contextlib.contextmanager
   def allowed(self) -> Iterator[None]:
     """A part of a `deferred` block that the first signal does break into."""
+    if self._patient:
+      yield
+      return
     if self._pending:
       self._pending = False
       raise KeyboardInterrupt

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pathlib
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
@@ -16,6 +19,7 @@ from agent_gspo.reporting import html_report
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
+from agent_gspo.sharding import hosts
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft_cache
@@ -27,7 +31,7 @@ from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, lock, records
 from agent_gspo.workdir.checkpoints import Checkpoints
-from agent_gspo.workdir.writers import RunWriter
+from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 
 def train(
@@ -56,7 +60,7 @@ def train(
     KeyboardInterrupt: after saving the last finished step.
   """
   parts = config_lib.check(config)
-  with lock.hold(workdir):
+  with lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext():
     run = Run(parts, pathlib.Path(workdir), allow_changes)
     try:
       return run.go()
@@ -79,7 +83,10 @@ class Run:
     )
     self.setup = setup_lib.build(parts)
     self.programs = setup_lib.make_programs(self.setup)
-    self.writer = RunWriter(workdir, wandb_project=config['logging']['wandb_project'])
+    wandb_project = config['logging']['wandb_project']
+    self.writer = (
+      RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
+    )
     self.warned = False  # of a clip band that is too narrow: once is enough
 
   def close(self) -> None:
@@ -97,10 +104,12 @@ class Run:
     changes = self.checkpoints.changes
     told = {'changes': changes} if changes else {}
     self.writer.config({**config, 'model_source': self.setup.source, **told})
-    with Interruption() as self.interruption:
+    # Several processes must stop together: a signal waits for the end of a step.
+    with Interruption(patient=hosts.count() > 1) as self.interruption:
       fresh, start = self._begin()
       title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
-      with Progress(config['steps'], start, title) as progress:
+      console = None if hosts.is_first() else Console(file=io.StringIO())
+      with Progress(config['steps'], start, title, console=console) as progress:
         state = None
         try:
           if self.note:
@@ -126,6 +135,7 @@ class Run:
               state = self._step(state, progress)
               if (step + 1) % config['checkpoint']['every'] == 0:
                 self.checkpoints.save(state)
+            self.interruption.meet(hosts.any_of)
           with self.interruption.deferred():
             self.checkpoints.save(state)
           record = self._evaluate_state(state, 'trained', progress)
@@ -141,8 +151,11 @@ class Run:
 
   def _show(self, record: Mapping[str, Any], progress: Progress) -> None:
     """The closing table and the report; what goes wrong with them costs no run that is done."""
+    evaluations = self._evaluations()
+    if not hosts.is_first():
+      return
     try:
-      progress.note(self._closing_table(record))
+      progress.note(self._closing_table(record, evaluations))
       report = html_report.write_report(self.workdir, self.workdir / 'report.html')
       progress.note(f'curves and transcripts: {report}')
     except Exception as error:
@@ -194,7 +207,9 @@ class Run:
       return state
     start = time.monotonic()
     setup = self.setup
-    params = sft_cache.load(self.config, setup.params)
+    # One process may have kept it, another one not.
+    alone = hosts.count() == 1
+    params = sft_cache.load(self.config, setup.params) if alone else None
     done = 'warm start: kept from a run that began alike'
     if params is None:
       params = imitate(
@@ -208,7 +223,8 @@ class Run:
         setup.placement,
         lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
       )
-      sft_cache.save(self.config, params)
+      if alone:
+        sft_cache.save(self.config, params)
       done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = setup_lib.init_state(self.setup, self.programs, params)
     with self.interruption.deferred():
@@ -237,7 +253,7 @@ class Run:
       self.warned = True
     self._keep(step, result)
     progress.step(step, result.metrics)
-    return result.state
+    return setup_lib.place_state(self.setup, result.state)
 
   def _keep(self, step: int, result: StepResult) -> None:
     """Writes the first conversations and the metrics of a step."""
@@ -289,9 +305,9 @@ class Run:
     return record
 
   def _evaluations(self) -> list[dict[str, Any]]:
-    return records.evaluations(self.workdir)
+    return hosts.agreed(lambda: records.evaluations(self.workdir))
 
-  def _closing_table(self, trained: Mapping[str, Any]):
-    by_label = {record.get('label'): record for record in self._evaluations()}
+  def _closing_table(self, trained: Mapping[str, Any], evaluations: list[dict[str, Any]]):
+    by_label = {record.get('label'): record for record in evaluations}
     baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
     return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)

@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from agent_gspo.config import renamed
 from agent_gspo.models.transformer import Params
+from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
 from agent_gspo.workdir import disk, step_folders
 
@@ -81,7 +82,9 @@ class Checkpoints:
     self.changes: list[dict[str, Any]] = []
     self._config, self._directory, self._keep = _as_json(config), directory.absolute(), keep
     self._directory.mkdir(parents=True, exist_ok=True)
-    self.latest_step, self.damaged = step_folders.newest_intact(self._directory)
+    self.latest_step, self.damaged = hosts.agreed(
+      lambda: step_folders.newest_intact(self._directory)
+    )
     if self.latest_step is not None:
       free: tuple[str, ...] = _FREE
       # The learning rate, or what is kept of the samples, depends on the end.
@@ -111,11 +114,17 @@ class Checkpoints:
     if step == self.latest_step:
       return
     params, rest = _split(state)
+    adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
+      step_folders.staging(self._directory)
+    )
+    if hosts.is_first():
+      adding = step_folders.adding(self._directory, step, self._keep)
     with (
       disk.writing(f'checkpoint {step}', self._directory),
-      step_folders.adding(self._directory, step, self._keep) as folder,
+      adding as folder,
       _orbax() as orbax,
     ):
+      hosts.any_of(False)  # the first has cleaned up before any of them writes
       # This waits for the disk: the update donates its buffers, and on CPU a background writer
       # would still be reading them.
       orbax.save(
@@ -144,7 +153,7 @@ class Checkpoints:
       )
     without = dataclasses.replace(like, trainable={}, frozen={})
     state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
-    for step in self.damaged:
+    for step in self.damaged if hosts.is_first() else ():
       step_folders.set_aside(self._directory, step)
     return dataclasses.replace(
       state,

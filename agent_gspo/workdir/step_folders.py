@@ -84,6 +84,11 @@ def problem(folder: pathlib.Path) -> str | None:
   return None
 
 
+def staging(directory: pathlib.Path) -> pathlib.Path:
+  """Where a checkpoint is written, before it has its step's name."""
+  return directory / _UNFINISHED
+
+
 @contextlib.contextmanager
 def adding(directory: pathlib.Path, step: int, keep: int) -> Iterator[pathlib.Path]:
   """Gives a folder to write a checkpoint to; in the end it becomes that of `step`.
@@ -97,14 +102,14 @@ def adding(directory: pathlib.Path, step: int, keep: int) -> Iterator[pathlib.Pa
     keep: newest checkpoints to keep, the new one included.
   """
   clean(directory)
-  staging = directory / _UNFINISHED
+  folder = staging(directory)
   try:
-    yield staging
-    _seal(staging)
+    yield folder
+    _seal(folder)
   except BaseException:
     clean(directory)  # a full disk has room again
     raise
-  staging.rename(directory / str(step))
+  folder.rename(directory / str(step))
   _sync(directory)
   for old in steps(directory)[:-keep]:
     # Renamed first: a folder with a step's name is never half of a checkpoint.

@@ -164,6 +164,34 @@ class RunWriter:
       self._board = None
 
 
+class SilentWriter(RunWriter):
+  """That of a process which is not the first: it writes nothing."""
+
+  def __init__(self):
+    """Opens nothing."""
+
+  def config(self, config: Mapping[str, Any]) -> None:
+    """Nothing."""
+
+  def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+    """Nothing."""
+
+  def evaluation(self, record: Mapping[str, Any]) -> None:
+    """Nothing."""
+
+  def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
+    """Nothing."""
+
+  def truncate_after(self, step: int) -> None:
+    """Nothing."""
+
+  def drop(self, step: int, labels: Collection[str]) -> None:
+    """Nothing."""
+
+  def close(self) -> None:
+    """Nothing."""
+
+
 def _start_wandb(project: str, workdir: pathlib.Path):
   try:
     import wandb

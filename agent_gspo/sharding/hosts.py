@@ -1,0 +1,96 @@
+"""Several processes of one run: how they find each other, and what they tell each other.
+
+Every process runs the same program. What each does alone (conversations, grading) it tells the
+others by `gather`; what one alone may decide (which checkpoint there is) it tells them by `agreed`.
+Each of these is a meeting: all processes must come, in the same order. With one process all of it
+costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+T = TypeVar('T')
+
+
+def connect(coordinator: str = '', processes: int = 0, index: int = -1) -> None:
+  """Joins the other processes; the first thing a process does with JAX.
+
+  Without arguments JAX asks Slurm or the TPU's own environment, where there is one; elsewhere this
+  process is alone. Whatever ends one process ends all of them.
+
+  Args:
+    coordinator: address of process 0, `host:port`.
+    processes: number of them.
+    index: of this one.
+
+  Raises:
+    ValueError: some of the arguments are given, but not all; or they do not fit together.
+  """
+  told = {
+    'coordinator': bool(coordinator),
+    'num_processes': processes > 0,
+    'process_id': index >= 0,
+  }
+  if all(told.values()):
+    if index >= processes:
+      raise ValueError(f'--process_id={index} must be below --num_processes={processes}.')
+    jax.distributed.initialize(coordinator, processes, index)
+  elif any(told.values()):
+    missing = ', '.join(f'--{name}' for name, given in told.items() if not given)
+    raise ValueError(f'{missing} missing: give all of {", ".join(f"--{name}" for name in told)}.')
+  elif _is_one_of_several(os.environ):
+    jax.distributed.initialize()
+
+
+def _is_one_of_several(environ: Mapping[str, str]) -> bool:
+  """Whether Slurm or a TPU pod slice started this process beside others."""
+  return (
+    int(environ.get('SLURM_NTASKS', '1')) > 1
+    or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
+  )
+
+
+def count() -> int:
+  """Number of processes."""
+  return jax.process_count()
+
+
+def is_first() -> bool:
+  """Whether this process writes the files of the run."""
+  return jax.process_index() == 0
+
+
+def share(n: int) -> slice:
+  """Which of `n` things are this process's to do; shares differ by one at most."""
+  index, processes = jax.process_index(), jax.process_count()
+  return slice(n * index // processes, n * (index + 1) // processes)
+
+
+def gather(value: T) -> list[T]:
+  """The value of each process, in their order."""
+  if count() == 1:
+    return [value]
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  sizes = multihost_utils.process_allgather(np.asarray(data.size))
+  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded[: data.size] = data
+  found = multihost_utils.process_allgather(padded)
+  return [pickle.loads(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
+
+
+def agreed(decide: Callable[[], T]) -> T:
+  """What the first process finds; the others do not look."""
+  return gather(decide() if is_first() else None)[0]  # type: ignore[return-value]
+
+
+def any_of(flag: bool) -> bool:
+  """Whether it is so in one process at least."""
+  return any(gather(flag))
