@@ -1,0 +1,314 @@
+"""Compiles the project's own programs for TPUs, without a TPU, and says what they cost.
+
+    pip install ".[tpu]"    # libtpu, which holds the compiler
+    python benchmarks/tpu_compile.py --program=update --topology=v5e:2x4 \\
+      --mesh=data=8,fsdp=1,tensor=1 --model=qwen2.5-0.5b --rows=64 --row_tokens=1024 --json=FILE
+
+Programs: `update` (gradients of a micro-batch of `rows` packed rows), `optimizer` (AdamW on them),
+`prefill` (`rows` rows of prompts into the pool) and `decode` (one token for each of `rows` messages
+with caches of `columns`). bfloat16 with float32 parameters and moments, blocks recomputed in the
+backward pass. It prints what it writes to the file, all of it for one device:
+
+- temporaries_bytes, arguments_bytes, outputs_bytes: the compiler's memory analysis. What does not
+  fit is an error, which is written down instead.
+- useful_flops: of the matrix products that the algorithm asks for; compiled_flops: of those in the
+  program, with what is recomputed and what is masked. An update counts all loss tokens as used.
+- hbm_bytes, estimate_s: traffic, and the compiler's own estimate of the time.
+- collectives: by kind how often, and the bytes that a device gets.
+- rematerialized: warnings of the partitioner that it copies a whole array to cut it otherwise.
+
+One core, 20 to 150 s. Estimates compare variants of a program; they promise no times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+os.environ |= {
+  'JAX_PLATFORMS': 'cpu',  # what runs here; programs are compiled for the topology
+  'TPU_SKIP_MDS_QUERY': '1',  # there is no TPU to ask
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.models import partition
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.packing import train_batches
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding.placement import AXES, ONE_DEVICE, Placement
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
+from agent_gspo.training.programs import Programs
+from agent_gspo.types import Message
+from benchmarks.hlo_text import Module
+from benchmarks.model_shapes import MODELS
+
+_CLOCK_HZ = {'v4': 1.05e9, 'v5e': 1.5e9, 'v5p': 1.75e9, 'v6e': 1.75e9}
+
+
+def main() -> None:
+  """Runs the command."""
+  options = _options()
+  if importlib.util.find_spec('libtpu') is None:
+    raise SystemExit('libtpu is not installed, and it holds the compiler: pip install ".[tpu]"')
+  placement, device = _placement(options)
+  config = MODELS[options.model].replace(dtype='bfloat16', remat=True, lora_rank=options.lora_rank)
+  shards = placement.row_shards
+  if options.rows % shards:
+    raise SystemExit(f'--rows={options.rows} is not a multiple of data * fsdp = {shards}')
+  lower = {'update': _update, 'optimizer': _update, 'prefill': _prefill, 'decode': _decode}
+  start = time.monotonic()
+  log: list[str] = []
+  with _standard_error(log):
+    lowered = lower[options.program](_Target(options, config, placement, device))
+    try:
+      found = _figures(lowered.compile(), options)
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      found = {'error': _does_not_fit(str(error))}
+  found['rematerialized'] = ''.join(log).count('Involuntary full rematerialization')
+  found |= {
+    'useful_flops': _useful_flops(options, config) / _devices(options),
+    'compile_s': round(time.monotonic() - start, 1),
+    'versions': {'jax': jax.__version__, 'libtpu': importlib.metadata.version('libtpu')},
+  }
+  text = json.dumps({**vars(options), **found}, indent=2)
+  print(text)
+  if options.json:
+    pathlib.Path(options.json).write_text(text + '\n', encoding='utf-8')
+  if 'error' in found:
+    raise SystemExit(1)
+
+
+def _options() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  programs = ('update', 'optimizer', 'prefill', 'decode')
+  parser.add_argument('--program', choices=programs, default='update')
+  parser.add_argument('--topology', default='v5e:2x4', help='as v5e:2x4, v5p:2x2x1, v6e:2x4')
+  parser.add_argument('--mesh', default='data=8,fsdp=1,tensor=1', help='sizes of the axes')
+  parser.add_argument('--model', choices=MODELS, default='qwen2.5-0.5b')
+  parser.add_argument('--lora_rank', type=int, default=0, help='0 trains all parameters')
+  parser.add_argument('--rows', type=int, default=64, help='packed rows, or messages to decode')
+  parser.add_argument('--row_tokens', type=int, default=1024, help='of a packed row')
+  parser.add_argument('--columns', type=int, default=640, help='of a cache: prompt and message')
+  parser.add_argument('--new_tokens', type=int, default=128, help='of the columns, for the message')
+  parser.add_argument('--text', default='', help='file for the compiled text')
+  parser.add_argument('--json', default='', help='file to write')
+  return parser.parse_args()
+
+
+def _sizes(options: argparse.Namespace) -> list[int]:
+  found = re.fullmatch(r'data=(\d+),fsdp=(\d+),tensor=(\d+)', options.mesh)
+  if found is None:
+    raise SystemExit(f'--mesh={options.mesh} is not of the form data=8,fsdp=1,tensor=1')
+  return [int(size) for size in found.groups()]
+
+
+def _devices(options: argparse.Namespace) -> int:
+  return math.prod(_sizes(options))
+
+
+def _placement(options: argparse.Namespace) -> tuple[Placement, Any]:
+  """The mesh on the first devices of the topology, as a run makes it, and the first of them."""
+  if options.topology.partition(':')[0] not in _CLOCK_HZ:
+    raise SystemExit(f'--topology={options.topology}: the kinds are {", ".join(_CLOCK_HZ)}')
+  count = _devices(options)
+  topology = topologies.get_topology_desc(platform='tpu', topology_name=options.topology)
+  if count > len(topology.devices):
+    raise SystemExit(
+      f'--mesh={options.mesh} has {count} devices, --topology={options.topology} '
+      f'{len(topology.devices)}'
+    )
+  devices = np.asarray(topology.devices[:count]).reshape(_sizes(options))
+  return Placement(Mesh(devices, AXES)) if count > 1 else ONE_DEVICE, topology.devices[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+  """What is compiled, and for what."""
+
+  options: argparse.Namespace
+  config: ModelConfig
+  placement: Placement
+  device: Any
+
+  def abstract(self, tree: Any, shardings: Any) -> Any:
+    """Shapes of a tree with shardings, or with one for all of them; None is the one device."""
+    if shardings is None:
+      shardings = jax.sharding.SingleDeviceSharding(self.device)
+    if isinstance(shardings, jax.sharding.Sharding):
+      one = shardings
+      shardings = jax.tree.map(lambda unused: one, tree)
+    at = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(at, tree, shardings)
+
+  def array(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return self.abstract(jax.ShapeDtypeStruct(shape, dtype), sharding)
+
+  def params(self) -> Any:
+    shapes = jax.eval_shape(functools.partial(init_params, self.config), jax.random.key(0))
+    return self.abstract(shapes, partition.shardings(shapes, self.config, self.placement))
+
+  def sampler(self) -> Sampler:
+    return Sampler(self.config, max_new_tokens=self.options.new_tokens, placement=self.placement)
+
+  def pool(self, sampler: Sampler, rows: int, width: int) -> Any:
+    kv, hidden = jax.eval_shape(lambda: sampler.pool(rows, width))
+    return (
+      self.abstract(kv, sampler.decoding.cache),
+      self.abstract(hidden, self.placement.rows),
+    )
+
+
+def _update(target: _Target) -> Any:
+  """The gradients of a micro-batch, or the optimiser's step."""
+  options, config, placement = target.options, target.config, target.placement
+  optimizer = state_lib.make_optimizer(LearnerOptions(), updates=1)
+  layout = partition.layout(config, placement, placement.replica_rows)
+  programs = Programs(Transformer(config, layout), losses.gspo, optimizer, 1.0, placement=placement)
+  make = functools.partial(state_lib.init, optimizer=optimizer, lora=config.lora_rank > 0)
+  shapes = jax.eval_shape(make, target.params())
+  state = target.abstract(shapes, partition.shardings(shapes, config, placement))
+  totals = jax.eval_shape(programs.no_totals, state.trainable)
+  totals = target.abstract(totals, partition.replica_shardings(totals, config, placement))
+  if options.program == 'optimizer':
+    return programs.apply.lower(state.trainable, state.opt_state, totals)
+  batch = target.abstract(_micro_batch(options.rows, options.row_tokens), placement.rows)
+  return programs.accumulate.lower(state.trainable, state.frozen, None, totals, batch)
+
+
+def _micro_batch(rows: int, row_tokens: int) -> Any:
+  """A micro-batch as they are packed."""
+  ids = np.zeros(2, np.int32)
+  message = Message(0, 0, 0, 0, ids, ids, np.zeros(2, np.float32), True, '')
+  packed = train_batches.pack_messages([message], pack_length=row_tokens, micro_batch_size=rows)
+  return packed[0]
+
+
+def _prefill(target: _Target) -> Any:
+  """Rows of prompts, into a pool that holds these rows."""
+  sampler, options = target.sampler(), target.options
+  row = target.array((options.rows, options.row_tokens), jnp.int32, target.placement.rows)
+  pool = target.pool(sampler, options.rows, options.row_tokens)
+  return sampler.prefill.lower(target.params(), pool, (row, row, row, None), 0)
+
+
+def _decode(target: _Target) -> Any:
+  """The decode loop, whose body is counted once."""
+  sampler, options = target.sampler(), target.options
+  n, columns = options.rows, options.columns - options.new_tokens
+  if columns < 1:
+    raise SystemExit(f'--columns={options.columns} must be more than --new_tokens')
+  whole = target.placement.replicated
+  keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), n))
+  per_row = jax.ShapeDtypeStruct((n,), jnp.int32)
+  source = jax.ShapeDtypeStruct((n, columns), jnp.int32)
+  temperature, stops = target.array((), jnp.float32, whole), target.array((8,), jnp.int32, whole)
+  params, rows = target.params(), (source, per_row, per_row, keys, None, temperature, stops)
+  pool = target.pool(sampler, target.placement.row_shards, columns)
+  shapes = jax.eval_shape(lambda *of: sampler.start(*of, options.new_tokens), params, pool, rows)
+  if target.placement.mesh is None:
+    state = target.abstract(shapes, None)
+  else:
+    state = jax.tree.map(
+      lambda sharding, part: target.abstract(part, sharding), sampler.decoding, shapes
+    )
+  return sampler.decode.lower(
+    params, state, (target.array((), jnp.int32, whole), temperature, stops)
+  )
+
+
+def _figures(compiled: Any, options: argparse.Namespace) -> dict[str, Any]:
+  """What the compiler and the compiled text say, for one device."""
+  memory = compiled.memory_analysis()
+  found: dict[str, Any] = {
+    'temporaries_bytes': memory.temp_size_in_bytes,
+    'arguments_bytes': memory.argument_size_in_bytes,
+    'outputs_bytes': memory.output_size_in_bytes,
+    'aliased_bytes': memory.alias_size_in_bytes,
+  }
+  try:
+    text = compiled.as_text()
+    if options.text:
+      pathlib.Path(options.text).write_text(text, encoding='utf-8')
+    module = Module(text)
+  except jax.errors.JaxRuntimeError as error:  # on v5p it may not be had
+    return {**found, 'no_text': str(error).splitlines()[0]}
+  clock = _CLOCK_HZ[options.topology.partition(':')[0]]
+  return {
+    **found,
+    'compiled_flops': module.flops(),
+    'hbm_bytes': module.hbm_bytes(),
+    'estimate_s': module.cycles() / clock,
+    'collectives': module.collectives(),
+  }
+
+
+def _useful_flops(options: argparse.Namespace, c: ModelConfig) -> float:
+  """Of the matrix products that the algorithm asks for, on all devices together."""
+  heads = c.num_heads * c.head_dim
+  attention = c.embed_dim * (2 * heads + 2 * c.num_kv_heads * c.head_dim)
+  body = c.num_layers * (attention + 3 * c.embed_dim * c.mlp_dim)  # weights
+  head = c.embed_dim * c.vocab_size
+  rows, length = options.rows, options.row_tokens
+  if options.program == 'optimizer':
+    return 0.0
+  if options.program == 'decode':
+    return rows * (2.0 * (body + head) + 4.0 * c.num_layers * heads * options.columns)
+  scores = 2.0 * c.num_layers * heads * length  # of a position, which sees half of the row
+  if options.program == 'prefill':
+    return rows * length * (2.0 * body + scores)
+  # Under LoRA no gradient of the weights themselves.
+  passes = 2 if c.lora_rank else 3
+  return rows * length * (passes * 2.0 * (body + head) + 3 * scores)
+
+
+def _does_not_fit(message: str) -> str:
+  used = re.search(r'Used [\d.]+[KMGT] of [\d.]+[KMGT] hbm[^.]*\.[^.]*\.', message)
+  return used[0] if used else message.splitlines()[0]
+
+
+@contextlib.contextmanager
+def _standard_error(log: list[str]) -> Iterator[None]:
+  """Keeps what the compiler, which is no Python, writes there; shown afterwards."""
+  with tempfile.TemporaryFile() as file:
+    shown = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(shown, 2)
+      os.close(shown)
+      file.seek(0)
+      log.append(file.read().decode(errors='replace'))
+      sys.stderr.write(log[-1])
+
+
+if __name__ == '__main__':
+  main()
