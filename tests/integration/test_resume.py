@@ -234,6 +234,7 @@ def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
   assert f'python launch/report.py {workdir}' in output
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, capsys, compiled):
   workdir = tmp_path / 'run'
   config = micro_run.changed(checkpoint__every=7)
@@ -460,6 +461,7 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
     small_checkpoints.open_(tmp_path, allow_changes=['seed'], seed=1, **lower)
 
 
+@pytest.mark.slow
 def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, programs):
   config = micro_run.changed(
     steps=1,

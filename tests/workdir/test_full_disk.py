@@ -61,6 +61,7 @@ def test_an_evaluation_folder_names_its_file(tmp_path):
     folder.add([{'question_id': 'q', 'variant': 'v'}])
 
 
+@pytest.mark.slow
 def test_an_export_names_its_folder(tmp_path):
   folders = f'--workdir={micro_run.finished()}', f'--out={tmp_path / "model"}'
   limited = ['bash', '-c', 'ulimit -f 50; exec "$@"', 'bash']  # blocks of 1024 bytes
