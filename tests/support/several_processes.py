@@ -1,0 +1,121 @@
+"""Several processes on loopback, each with host devices of its own, that train one run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import socket
+import subprocess
+import time
+
+import micro_run
+import pytest
+
+from agent_gspo.workdir import json_lines
+
+_STEPS = 3
+_OPTIONS = (
+  f'--config.steps={_STEPS}',
+  '--config.rollout.questions=4',
+  '--config.evaluation.every=2',
+  '--config.checkpoint.every=1',
+)
+# Of the clock, of the machine, and what is rounding altogether.
+_FREE = ('time/', 'memory/', 'seconds', 'policy/ratio_first_minibatch_error')
+_FREE += ('policy/sampler_trainer_diff',)
+
+
+def _free_port() -> int:
+  with socket.socket() as some:
+    some.bind(('127.0.0.1', 0))
+    return some.getsockname()[1]
+
+
+def _mesh(devices: int) -> list[str]:
+  """All three axes as soon as there are enough devices."""
+  fsdp, tensor = min(devices, 2), max(devices // 4, 1)
+  return ['--config.mesh.data=-1', f'--config.mesh.fsdp={fsdp}', f'--config.mesh.tensor={tensor}']
+
+
+def start(workdir: pathlib.Path, processes: int, devices: int) -> list[subprocess.Popen]:
+  """The processes of a run with so many devices each, started together."""
+  environment = {
+    **micro_run.environment(),
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+  }
+  together = []
+  if processes > 1:
+    together = [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={processes}']
+  return [
+    subprocess.Popen(
+      micro_run.train_command(
+        workdir,
+        *_OPTIONS,
+        *_mesh(processes * devices),
+        *together,
+        *([f'--process_id={index}'] if together else []),
+      ),
+      env=environment,
+      cwd=micro_run.folder(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for index in range(processes)
+  ]
+
+
+def ends(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
+  """Exit status and output of each."""
+  found = []
+  for process in started:
+    output, _ = process.communicate(timeout=280)
+    found.append((process.returncode, output))
+  return found
+
+
+def run(workdir: pathlib.Path, processes: int, devices: int) -> None:
+  for status, output in ends(start(workdir, processes, devices)):
+    assert status == 0, output[-3000:]
+
+
+def assert_same_figures(workdir: pathlib.Path, reference: pathlib.Path) -> None:
+  for name in ('metrics.jsonl', 'eval.jsonl'):
+    found, expected = ([*json_lines.iterate(w / name)] for w in (workdir, reference))
+    assert len(found) == len(expected), name
+    for one, other in zip(expected, found, strict=True):
+      assert one.keys() == other.keys()
+      for key, value in one.items():
+        if isinstance(value, float) and not key.startswith(_FREE):
+          assert other[key] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, key)
+  texts = [
+    [
+      m['text']
+      for record in json_lines.iterate(w / 'transcripts.jsonl')
+      for m in record['messages']
+    ]
+    for w in (workdir, reference)
+  ]
+  assert texts[0] == texts[1]
+  assert [r['step'] for r in json_lines.iterate(workdir / 'metrics.jsonl')] == [1, 2, 3]
+
+
+@functools.cache
+def alone() -> pathlib.Path:
+  """Workdir of the run of one process with four devices; do not write there."""
+  workdir = micro_run.folder() / 'four_devices'
+  run(workdir, 1, 4)
+  return workdir
+
+
+def wait_for_lines(workdir: pathlib.Path, lines: int, started: list[subprocess.Popen]) -> None:
+  file, until = workdir / 'metrics.jsonl', time.monotonic() + 240
+  while time.monotonic() < until:
+    with contextlib.suppress(FileNotFoundError):
+      if len(file.read_bytes().splitlines()) >= lines:
+        return
+    if started[0].poll() is not None:
+      break
+    time.sleep(0.05)
+  raise AssertionError(f'no {lines} lines: {ends(started)}')
