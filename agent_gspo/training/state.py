@@ -73,14 +73,15 @@ def init(
     return TrainState(
       step=jnp.int32(0),
       trainable=trainable,
-      frozen={k: v for k, v in flat.items() if k not in trained},
+      frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
       opt_state=optimizer.init(trainable),
       reference=copy() if keep_reference else None,
       budget=budgets.init(lambda_tok),
       selection=rules.init(num_questions),
     )
 
-  return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, params)))(params)
+  found = shardings(jax.eval_shape(make, params))
+  return make(params) if found is None else jax.jit(make, out_shardings=found)(params)
 
 
 def merge(trainable: Flat, frozen: Flat) -> Params:

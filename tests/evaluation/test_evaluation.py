@@ -182,6 +182,7 @@ def test_pieces_that_spell_no_word_count_as_they_were_sampled():
 # Every token is counted where it is sampled
 
 
+@pytest.mark.slow
 def test_reported_tokens_are_the_samplers_own_on_200_episodes():
   policy, tokenizer = st.model_policy()
   counted = collections.Counter()

@@ -79,6 +79,7 @@ def test_figures_are_those_of_the_records():
   assert debate['comm/calls_per_question'] == 6.0
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
   folder, _ = evaluated()
   lines = (folder / 'results.jsonl').read_bytes().splitlines(keepends=True)

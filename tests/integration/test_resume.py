@@ -250,6 +250,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, cap
   assert_same_run(workdir)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, compiled):
   micro_run.finished()
   config = micro_run.changed(checkpoint__every=4)

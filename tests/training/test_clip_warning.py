@@ -37,6 +37,7 @@ def test_it_names_the_band_and_the_remedy(fields, remedy):
   assert 'clip_low=0.1 ' in _warning(0.28, objective__clip_low=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_tells_it_once(tmp_path, capsys):
   """In float32 too, if the band is narrow enough."""
   fields = {

@@ -63,6 +63,7 @@ def _of_episodes(config, state, reference, messages=None, adapters=None):
   return reference_nll.of_episodes(setup, updater, state, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('adapted', [False, True])
 def test_highest_mean_loss_of_what_was_said(adapted):
   """The policy has moved; the reference, here with adapters that do nothing, has not."""
