@@ -95,7 +95,7 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
   """The same of arrays that each replica has one of: `[replicas, ...]`."""
   if placement.mesh is None:
     return None
-  axis = None if placement.mesh.shape['fsdp'] > 1 else 'data'
+  axis = None if placement.cut_by_fsdp else 'data'
   one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
   prefixed = lambda sharding: placement.sharding(axis, *sharding.spec)
   return jax.tree.map(prefixed, shardings(one, config, placement))
@@ -128,20 +128,20 @@ def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
 
 def layout(
   config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
-) -> Layout | None:
-  """What the decoder is told of a mesh; None where there is none.
+) -> Layout:
+  """What the decoder is told of a mesh.
 
   Args:
     config: of the model.
     placement: of its parameters.
     rows: sharding of arrays of rows where it is compiled.
   """
-  if placement.mesh is None or rows is None:
-    return None
+  if placement.mesh is None:
+    return Layout()
   on_mesh = functools.partial(NamedSharding, placement.mesh)
   kernels = {}
   # Named by their module: the same in every layer.
-  for row in tensor_names.table(config) if placement.mesh.shape['fsdp'] > 1 else ():
+  for row in tensor_names.table(config) if placement.cut_by_fsdp else ():
     *_, module, kind = row.ours.split('/')
     if kind == 'kernel' and module != 'lm_head':  # the head is computed by rows
       kept = parameter_spec(row.ours, row.shape, config, placement)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from agent_gspo.models.config import ModelConfig
 
 
-def _llama(layers: int, width: int, heads: int, kv_heads: int, mlp: int) -> ModelConfig:
+def decoder(
+  layers: int, width: int, heads: int, kv_heads: int, mlp: int, **others: Any
+) -> ModelConfig:
+  """A decoder whose heads share its width; `others` are further fields."""
   return ModelConfig(
-    family='llama',
-    vocab_size=0,
     num_layers=layers,
     embed_dim=width,
     num_heads=heads,
     num_kv_heads=kv_heads,
     head_dim=width // heads,
     mlp_dim=mlp,
-    max_positions=2048,
+    **others,
   )
 
 
+_llama = functools.partial(decoder, family='llama', vocab_size=0, max_positions=2048)
 PRESETS = {
   'micro': _llama(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
   'tiny': _llama(layers=3, width=96, heads=4, kv_heads=2, mlp=256),

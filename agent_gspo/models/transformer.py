@@ -49,16 +49,18 @@ class Layout:
   """Where a compiled decoder has its arrays on a mesh, said where the compiler would guess wrong.
 
   Attributes:
-    rows: of the residual stream: each device has its rows of it whole.
+    rows: of the residual stream: each device has its rows of it whole. None without a mesh.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
   """
 
-  rows: NamedSharding | PartitionSpec
-  kernels: Mapping[str, tuple[NamedSharding, NamedSharding]]
+  rows: NamedSharding | PartitionSpec | None = None
+  kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
+    default_factory=dict
+  )
 
   def residual(self, x: jax.Array) -> jax.Array:
-    return jax.lax.with_sharding_constraint(x, self.rows)
+    return x if self.rows is None else jax.lax.with_sharding_constraint(x, self.rows)
 
   def gathered(self, kernel: jax.Array, name: str) -> jax.Array:
     for sharding in self.kernels.get(name, ()):
@@ -93,16 +95,13 @@ class Linear(nn.Module):
   config: ModelConfig
   features: int
   use_bias: bool = False
-  layout: Layout | None = None
+  layout: Layout = Layout()
 
   @nn.compact
   def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    operand = _operand(kernel, c.dtype)
-    if self.layout is not None:
-      operand = self.layout.gathered(operand, self.name or '')
-    y = _matmul(x, operand, c.dtype)
+    y = _matmul(x, self.layout.gathered(_operand(kernel, c.dtype), self.name or ''), c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.reshape((1,) * (x.ndim - 1) + (-1,))
@@ -140,7 +139,7 @@ class Attention(nn.Module):
   """Grouped-query attention under an explicit mask."""
 
   config: ModelConfig
-  layout: Layout | None = None
+  layout: Layout = Layout()
 
   @nn.compact
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
@@ -193,7 +192,7 @@ class MLP(nn.Module):
   """SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
 
   config: ModelConfig
-  layout: Layout | None = None
+  layout: Layout = Layout()
 
   @nn.compact
   def __call__(self, x, adapter):
@@ -208,16 +207,14 @@ class Block(nn.Module):
   """Pre-norm attention and MLP, each added to the residual stream."""
 
   config: ModelConfig
-  layout: Layout | None = None
+  layout: Layout = Layout()
 
   @nn.compact
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
     c = self.config
     y = RMSNorm(c.norm_eps, name='attn_norm')(x)
     y, kv = Attention(c, self.layout, name='attn')(y, cos, sin, mask, cache, write_at, adapter)
-    x += y
-    if self.layout is not None:
-      x = self.layout.residual(x)
+    x = self.layout.residual(x + y)
     return x + MLP(c, self.layout, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter), kv
 
 
@@ -230,11 +227,11 @@ class Transformer(nn.Module):
 
   Attributes:
     config: its shape.
-    layout: on a mesh, see `partition.layout`.
+    layout: on a mesh that of `partition.layout`.
   """
 
   config: ModelConfig
-  layout: Layout | None = None
+  layout: Layout = Layout()
 
   def setup(self):
     c = self.config
@@ -275,9 +272,7 @@ class Transformer(nn.Module):
     c = self.config
     if adapter is None and c.num_adapters > 1:
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
-    x = self.embed(tokens)
-    if self.layout is not None:
-      x = self.layout.residual(x)
+    x = self.layout.residual(self.embed(tokens))
     cos, sin = rope.rotation(c, positions)
     kv = []
     for i, layer in enumerate(self.layers):

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo import values
 from agent_gspo.reporting import formatting, graph
+from agent_gspo.values import is_real
 from agent_gspo.workdir import json_lines, records
 
 MAX_TRANSCRIPTS = 300
@@ -82,9 +82,7 @@ def thin_out(
     The steps `[n]`, and for every key its values `[n]`, None where it has none. Of a longer
     run a point is the mean over a slice of steps, and stands at the slice's last step.
   """
-  keys = sorted(
-    {key for m in metrics for key, value in m.items() if values.is_real(value)} - {'step'}
-  )
+  keys = sorted({key for m in metrics for key, value in m.items() if is_real(value)} - {'step'})
   slices = [metrics[i * len(metrics) // most : (i + 1) * len(metrics) // most] for i in range(most)]
   if len(metrics) <= most:
     slices = [[m] for m in metrics]

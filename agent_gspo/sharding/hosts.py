@@ -91,6 +91,11 @@ def agreed(decide: Callable[[], T]) -> T:
   return gather(decide() if is_first() else None)[0]  # type: ignore[return-value]
 
 
+def barrier() -> None:
+  """Waits until all processes are here."""
+  gather(None)
+
+
 def any_of(flag: bool) -> bool:
   """Whether it is so in one process at least."""
   return any(gather(flag))

@@ -78,15 +78,24 @@ class Placement:
     """The arrays of a tree, cut along their first axis."""
     return tree if self.mesh is None else self.put(tree, self.rows)
 
+  def constrain(self, tree: Any, shardings: Any) -> Any:
+    """The arrays that a compiled function computes, placed there; `shardings` as of `put`."""
+    return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, shardings)
+
+  @property
+  def cut_by_fsdp(self) -> bool:
+    """Whether no device has all of the parameters, `tensor` aside."""
+    return self.mesh is not None and self.mesh.shape['fsdp'] > 1
+
   @property
   def replicas(self) -> int:
     """Number of copies of the parameters that are trained apart, see `by_replica`."""
-    return 1 if self.mesh is None or self._cut_by_fsdp else self.mesh.shape['data']
+    return 1 if self.mesh is None or self.cut_by_fsdp else self.mesh.shape['data']
 
   @property
   def replica_rows(self) -> NamedSharding | PartitionSpec | None:
     """Within `by_replica`, of arrays whose first axis is one of rows."""
-    return PartitionSpec() if self.mesh is not None and not self._cut_by_fsdp else self.rows
+    return PartitionSpec() if self.mesh is not None and not self.cut_by_fsdp else self.rows
 
   def by_replica(self, function: Callable[..., Any], whole: int) -> Callable[..., Any]:
     """`function`, run by each replica of the parameters on its own part of the other arguments.
@@ -99,7 +108,7 @@ class Placement:
         of each array.
       whole: arguments that each replica has.
     """
-    return function if self._cut_by_fsdp else self._manual(function, ('data',), whole)
+    return function if self.cut_by_fsdp else self._manual(function, ('data',), whole)
 
   def by_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Within `by_replica`: `function`, run by each device on its own rows.
@@ -108,11 +117,7 @@ class Placement:
       function: its first argument is whole on each device, the others have rows along the first
         axis of each array, and so has what it returns.
     """
-    return self._manual(function, ROWS, 1) if self._cut_by_fsdp else function
-
-  @property
-  def _cut_by_fsdp(self) -> bool:
-    return self.mesh is not None and self.mesh.shape['fsdp'] > 1
+    return self._manual(function, ROWS, 1) if self.cut_by_fsdp else function
 
   def _manual(
     self, function: Callable[..., Any], axes: tuple[str, ...], whole: int

@@ -92,8 +92,7 @@ class PolicyLoss:
       policies.append(reference)
     heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
     total, sums = self.placement.by_rows(self._of_rows)(heads, hidden, batch)
-    merge = lambda name, values: values.max() if name.endswith('_max') else values.sum()
-    return total.sum(), {name: merge(name, values) for name, values in sums.items()}
+    return total.sum(), merge(sums)
 
   def _of_rows(
     self, heads: tuple[Params, ...], hidden: tuple[jax.Array, ...], batch: TrainBatch
@@ -201,6 +200,11 @@ class PolicyLoss:
     names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
     names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
     return dict.fromkeys(names, np.float32(0))
+
+
+def merge(sums: Sums) -> Sums:
+  """Scalars, from sums and maxima `[n]` of `n` parts of a batch."""
+  return {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
 
 
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:

@@ -16,7 +16,7 @@ from agent_gspo.models import partition
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import update_metrics
-from agent_gspo.training.policy_loss import PolicyLoss, Sums
+from agent_gspo.training.policy_loss import PolicyLoss, Sums, merge
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 
@@ -143,7 +143,7 @@ class Programs:
   def _applied(self, trainable, opt_state, totals: Totals):
     """Parameters and optimiser state after one step on the mean gradient; sums, `grad_norm`."""
     grads, sums = totals
-    sums = {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
+    sums = merge(sums)
     count = jnp.maximum(sums['count'], 1.0)
     # Summed over replicas here, once a mini-batch.
     grads = self._cut(jax.tree.map(lambda g: g.sum(axis=0) / count, grads))
@@ -153,9 +153,9 @@ class Programs:
     return self._cut(trainable), self._cut(opt_state), sums
 
   def _cut(self, tree: Any) -> Any:
-    shardings = partition.shardings(tree, self._config, self.placement)
-    return tree if shardings is None else jax.lax.with_sharding_constraint(tree, shardings)
+    return self.placement.constrain(tree, partition.shardings(tree, self._config, self.placement))
 
   def _cut_totals(self, totals: Totals) -> Totals:
-    shardings = partition.replica_shardings(totals, self._config, self.placement)
-    return totals if shardings is None else jax.lax.with_sharding_constraint(totals, shardings)
+    return self.placement.constrain(
+      totals, partition.replica_shardings(totals, self._config, self.placement)
+    )

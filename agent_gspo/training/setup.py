@@ -42,7 +42,6 @@ class Setup(config_lib.Parts):
     tokenizer: of the model.
     sampler: of the model.
     placement: of the parameters, and of the rows of batches.
-    own: the part of it where this process samples.
     source: exactly which weights these are.
   """
 
@@ -51,7 +50,6 @@ class Setup(config_lib.Parts):
   tokenizer: Tokenizer
   sampler: Sampler
   placement: Placement
-  own: Placement
   source: str
 
   @functools.cached_property
@@ -70,7 +68,7 @@ class Setup(config_lib.Parts):
     """
     return ModelPolicy(
       sampler=self.sampler,
-      params=partition.own_copy(params, self.model.config, self.own),
+      params=partition.own_copy(params, self.model.config, self.sampler.placement),
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
@@ -152,7 +150,6 @@ def build(parts: config_lib.Parts) -> Setup:
   config = parts.config
   options = config['model']
   placement = make_placement(config['mesh'])
-  own = own_devices(placement)
   config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
   kind, name = check_spec(options['source'])
@@ -185,10 +182,9 @@ def build(parts: config_lib.Parts) -> Setup:
       prefill_length=config['sampler']['prefill_length'],
       prefill_rows=config['sampler']['prefill_rows'],
       decode_rows=config['sampler']['decode_rows'],
-      placement=own,
+      placement=own_devices(placement),
     ),
     placement=placement,
-    own=own,
     source=loaded.source,
   )
 

@@ -71,8 +71,7 @@ def imitate(
     flat = flax.traverse_util.flatten_dict(params)
     aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
     params, adapted = lora.one_adapter(params, -1), False
-    bare = model.config.without_adapters()
-    model = Transformer(bare, partition.layout(bare, placement, placement.replica_rows))
+    model = model.clone(config=model.config.without_adapters())
   programs = Programs(
     model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
   )

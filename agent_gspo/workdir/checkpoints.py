@@ -124,7 +124,7 @@ class Checkpoints:
       adding as folder,
       _orbax() as orbax,
     ):
-      hosts.any_of(False)  # the first has cleaned up before any of them writes
+      hosts.barrier()  # the first has cleaned up before any of them writes
       # This waits for the disk: the update donates its buffers, and on CPU a background writer
       # would still be reading them.
       orbax.save(

@@ -82,7 +82,6 @@ def _setup(**values) -> setup_lib.Setup:
     tokenizer=prompt_checks.tokenizer_from_scratch(parts.task, parts.team, 'random:micro'),
     sampler=None,
     placement=ONE_DEVICE,
-    own=ONE_DEVICE,
     source='',
   )
 

@@ -6,7 +6,7 @@ import json
 import pathlib
 
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits, parse_lines
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.cuts import bucket
 from agent_gspo.tasks.grading import answer_marks, graders
@@ -59,7 +59,7 @@ class Math500(OfficialTask):
   @classmethod
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits = _held_in(paths[0], ('train/', 'test/'))
-    for record in parse_lines(paths[1].read_text(encoding='utf-8')):
+    for record in sources.parse_lines(paths[1].read_text(encoding='utf-8')):
       name = record['unique_id'].removesuffix('.json')
       splits['test'].append(
         Question(id=f'math-{name}', text=record['problem'].strip(), answer=record['answer'].strip())
@@ -90,7 +90,7 @@ class Math(OfficialTask):
   @classmethod
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits = _held_in(paths[0], ('train/',))
-    for record in parse_lines(paths[1].read_text(encoding='utf-8')):
+    for record in sources.parse_lines(paths[1].read_text(encoding='utf-8')):
       gold = next(answer_marks.boxed(record['solution'])).strip()
       splits['test'].append(
         Question(id=f'math-{record["idx"]}', text=record['problem'].strip(), answer=gold)

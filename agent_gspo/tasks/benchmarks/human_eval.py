@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from agent_gspo import sandbox
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.official import parse_lines
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.grading import legacy_graders
 from agent_gspo.types import Question
@@ -91,7 +90,7 @@ class HumanEval(base.Task):
     self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
     self._workers = workers or len(os.sched_getaffinity(0))
     sandbox.mechanisms()
-    records = parse_lines(_official_text(data_dir, cache_dir, base_url))
+    records = sources.parse_lines(_official_text(data_dir, cache_dir, base_url))
     self._records = {record['task_id']: record for record in records}
     self._questions = tuple(
       Question(id=record['task_id'], text=record['prompt'], answer=record['canonical_solution'])

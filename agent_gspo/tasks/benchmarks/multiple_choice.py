@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.mmlu_files import CHECKSUMS
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits, parse_lines
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.cuts import bucket
 from agent_gspo.tasks.grading import graders, legacy_graders
@@ -52,7 +52,7 @@ class AQuA(OfficialTask):
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits: Splits = {split: [] for split in base.SPLITS}
     for path, official in zip(paths, ('dev', 'test'), strict=True):
-      for index, record in enumerate(parse_lines(path.read_text(encoding='utf-8'))):
+      for index, record in enumerate(sources.parse_lines(path.read_text(encoding='utf-8'))):
         asked = record['question'].strip()
         # The file writes an option as "A)150" or "A) 150".
         text = with_options(asked, [option[2:].strip() for option in record['options']])

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import abc
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agent_gspo import cache
 from agent_gspo.tasks import base
@@ -24,12 +22,6 @@ from agent_gspo.tasks.grading.graders import Grader
 from agent_gspo.types import Question
 
 Splits = dict[str, list[Question]]
-
-
-def parse_lines(text: str) -> list[dict[str, Any]]:
-  """The records of a JSON-lines file."""
-  # Not splitlines(): a text may hold a Unicode line separator.
-  return [json.loads(line) for line in text.rstrip('\n').split('\n')]
 
 
 class OfficialTask(base.Task):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits, parse_lines
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.cuts import bucket
 from agent_gspo.tasks.grading import graders
@@ -49,7 +49,7 @@ class GSM8K(OfficialTask):
   def read(cls, *paths: pathlib.Path) -> Splits:
     splits: Splits = {split: [] for split in base.SPLITS}
     for path, official in zip(paths, ('train', 'test'), strict=True):
-      for index, record in enumerate(parse_lines(path.read_text(encoding='utf-8'))):
+      for index, record in enumerate(sources.parse_lines(path.read_text(encoding='utf-8'))):
         text = record['question'].strip()
         gold = record['answer'].rpartition('####')[2].strip().replace(',', '')
         held_out = official == 'train' and bucket(text) < 7

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import http.client
+import json
 import os
 import pathlib
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 from agent_gspo import cache
 
@@ -44,6 +46,12 @@ class Source:
     return tuple(
       f'{base}/{self.repository}/{ref}/{self.remote_path}' for ref in (self.commit, 'HEAD')
     )
+
+
+def parse_lines(text: str) -> list[dict[str, Any]]:
+  """The records of a JSON-lines file."""
+  # Not splitlines(): a text may hold a Unicode line separator.
+  return [json.loads(line) for line in text.rstrip('\n').split('\n')]
 
 
 def data_folder(data_dir: str | os.PathLike | None = None) -> pathlib.Path | None:
