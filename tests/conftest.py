@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import jax
+import micro_run
 import pytest
 
 _SETTINGS = {
@@ -13,11 +17,26 @@ _SETTINGS = {
 }
 
 
+def pytest_configure(config):
+  """A folder of the session, which xdist's workers inherit."""
+  if micro_run.SESSION not in os.environ:
+    holder = tempfile.TemporaryDirectory()
+    os.environ[micro_run.SESSION] = holder.name
+    config.add_cleanup(lambda: os.environ.pop(micro_run.SESSION))
+    config.add_cleanup(holder.cleanup)
+
+
 @pytest.fixture(scope='session', autouse=True)
-def _strict_jax():
-  """Strict shapes and full precision, so that tolerances mean the same on every device."""
-  before = {name: getattr(jax.config, name) for name in _SETTINGS}
-  for name, value in _SETTINGS.items():
+def _jax_settings():
+  """Strict shapes and full precision; and what one test compiles serves all of the session.
+
+  So tolerances mean the same on every device. A folder of programs that is set already stays.
+  """
+  settings = dict(_SETTINGS)
+  if not jax.config.jax_compilation_cache_dir:
+    settings |= {name.lower(): value for name, value in micro_run.programs().items()}
+  before = {name: getattr(jax.config, name) for name in settings}
+  for name, value in settings.items():
     jax.config.update(name, value)
   yield
   for name, value in before.items():

@@ -21,7 +21,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import small_checkpoints
-from jax.experimental.compilation_cache import compilation_cache
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.reporting import html_report
@@ -119,23 +118,14 @@ def _setup() -> setup_lib.Setup:
 
 
 @pytest.fixture
-def programs(monkeypatch, tmp_path):
-  """What the commands compiled serves this process. No warm start is kept from elsewhere."""
+def no_warm_start(monkeypatch, tmp_path):
+  """None is kept from elsewhere."""
   monkeypatch.setenv('AGENT_GSPO_CACHE', str(tmp_path / 'cache'))
-  names = ('compilation_cache_dir', 'persistent_cache_min_compile_time_secs')
-  before = {f'jax_{name}': getattr(jax.config, f'jax_{name}') for name in names}
-  jax.config.update('jax_compilation_cache_dir', str(micro_run.folder() / 'compiled'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
 
 
 @pytest.fixture
-def compiled(monkeypatch, programs):
-  """And what a run traced serves the next one."""
+def compiled(monkeypatch, no_warm_start):
+  """None either, and what a run traced serves the next one."""
   setup, made, make_programs = _setup(), [], setup_lib.make_programs
 
   def same_programs(setup):
@@ -172,7 +162,7 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
 
 
 @pytest.mark.slow
-def test_the_reference_policy_is_where_the_run_began(tmp_path, programs):
+def test_the_reference_policy_is_where_the_run_began(tmp_path, no_warm_start):
   """That is after the warm start, and a resumed run still has it."""
   config = micro_run.changed(
     steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
@@ -272,6 +262,7 @@ def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, c
   assert_same_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   """One run, stopped five times where most is at stake, by its own signal handlers."""
   micro_run.finished()
@@ -463,7 +454,7 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, programs):
+def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, no_warm_start):
   config = micro_run.changed(
     steps=1,
     sft__steps=0,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -18,6 +19,8 @@ from agent_gspo.config import default_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIG = pathlib.Path(__file__).resolve()
+SESSION = 'AGENT_GSPO_TEST_SESSION'
+"""Variable of the environment: a folder that all workers of a test session share."""
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -89,21 +92,37 @@ def train_command(workdir: pathlib.Path, *arguments: str) -> list[str]:
 
 @functools.cache
 def folder() -> pathlib.Path:
-  """Of this test session: compiled programs, and the finished run."""
+  """Of this worker of the test session."""
   holder = tempfile.TemporaryDirectory()
   atexit.register(holder.cleanup)
   return pathlib.Path(holder.name)
 
 
-def environment() -> dict[str, str]:
-  """Of a command: compiled programs are shared, whatever they cost."""
-  settings = {
-    'AGENT_GSPO_CACHE': str(folder()),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    'JAX_PLATFORMS': 'cpu',
+def programs() -> dict[str, Any]:
+  """JAX's settings that share compiled programs, whatever they cost."""
+  return {
+    'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(os.environ[SESSION]) / 'compiled'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': 0,
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': -1,
   }
-  return {**os.environ, **settings}
+
+
+def environment() -> dict[str, str]:
+  """Of a command."""
+  settings = {'AGENT_GSPO_CACHE': str(folder()), 'JAX_PLATFORMS': 'cpu'}
+  return {**os.environ, **settings, **{name: str(value) for name, value in programs().items()}}
+
+
+def shared(name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
+  """A folder that the first worker makes that asks for it; do not write there."""
+  folder = pathlib.Path(os.environ[SESSION]) / name
+  done = folder.with_suffix('.done')
+  with folder.with_suffix('.lock').open('w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not done.exists():
+      make(folder)
+      done.touch()
+  return folder
 
 
 def run(command: Sequence[str]) -> subprocess.CompletedProcess:
@@ -119,11 +138,12 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess:
   )
 
 
-@functools.cache
 def finished() -> pathlib.Path:
   """Workdir of a micro run that nothing interrupted; do not write there."""
-  workdir = folder() / 'finished'
+  return shared('finished', _finish)
+
+
+def _finish(workdir: pathlib.Path) -> None:
   done = run(train_command(workdir))
   assert done.returncode == 0, done.stderr
   (workdir / 'stdout.txt').write_text(done.stdout)
-  return workdir

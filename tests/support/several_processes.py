@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import socket
 import subprocess
@@ -101,12 +100,9 @@ def assert_same_figures(workdir: pathlib.Path, reference: pathlib.Path) -> None:
   assert [r['step'] for r in json_lines.iterate(workdir / 'metrics.jsonl')] == [1, 2, 3]
 
 
-@functools.cache
 def alone() -> pathlib.Path:
   """Workdir of the run of one process with four devices; do not write there."""
-  workdir = micro_run.folder() / 'four_devices'
-  run(workdir, 1, 4)
-  return workdir
+  return micro_run.shared('four_devices', lambda workdir: run(workdir, 1, 4))
 
 
 def wait_for_lines(workdir: pathlib.Path, lines: int, started: list[subprocess.Popen]) -> None:
