@@ -261,3 +261,8 @@ def test_what_must_be_positive_is_told_from_what_may_be_zero(name):
   assert length_rewards.parse_options(name, fine)['weight'] == 0
   with pytest.raises(ValueError, match='must be zero or more'):
     length_rewards.parse_options(name, fine.replace('weight=0', 'weight=-1'))
+
+
+def test_what_a_length_reward_reads():
+  assert length_rewards.read_by('linear') == ()
+  assert 'reference_nll' in length_rewards.read_by('optima')

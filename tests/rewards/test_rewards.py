@@ -655,3 +655,8 @@ def test_summary_keeps_the_terms_apart(credit):
   messages = 3 if credit == 'episode' else 1
   costs = messages * (2 * 0.005 + 0.01 + 0.004)
   assert found['reward/mean'] == pytest.approx(1 - costs - 0.05)
+
+
+def test_only_a_length_reward_that_reads_the_reference_needs_it():
+  assert RewardOptions(length_reward='optima').needs_reference
+  assert not RewardOptions(length_reward='linear').needs_reference
