@@ -147,7 +147,10 @@ def layout(
       kept = parameter_spec(row.ours, row.shape, config, placement)
       used = [None if axis == 'fsdp' else axis for axis in kept]
       kernels[module] = on_mesh(kept), on_mesh(PartitionSpec(*used))
-  return Layout(rows, kernels)
+  lookup = None
+  if placement.cut_by_fsdp and config.embed_dim % placement.mesh.shape['fsdp'] == 0:
+    lookup = on_mesh(PartitionSpec('data')), on_mesh(PartitionSpec('data', None, 'fsdp'))
+  return Layout(rows, lookup, kernels)
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:

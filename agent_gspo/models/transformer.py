@@ -10,7 +10,7 @@ float32, so that the three agree on a log-prob as far as bfloat16 lets them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -50,17 +50,27 @@ class Layout:
 
   Attributes:
     rows: of the residual stream: each device has its rows of it whole. None without a mesh.
+    lookup: where the embedding's width is cut: of all tokens, and of their part of each embedding,
+      which each device looks up in its part of the table before devices exchange them by rows.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
   """
 
   rows: NamedSharding | PartitionSpec | None = None
+  lookup: tuple[NamedSharding, NamedSharding] | None = None
   kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
     default_factory=dict
   )
 
   def residual(self, x: jax.Array) -> jax.Array:
     return x if self.rows is None else jax.lax.with_sharding_constraint(x, self.rows)
+
+  def looked_up(self, embed: Callable[[jax.Array], jax.Array], tokens: jax.Array) -> jax.Array:
+    if self.lookup is None:
+      return self.residual(embed(tokens))
+    of_tokens, of_embeddings = self.lookup
+    x = embed(jax.lax.with_sharding_constraint(tokens, of_tokens))
+    return self.residual(jax.lax.with_sharding_constraint(x, of_embeddings))
 
   def gathered(self, kernel: jax.Array, name: str) -> jax.Array:
     for sharding in self.kernels.get(name, ()):
@@ -272,7 +282,7 @@ class Transformer(nn.Module):
     c = self.config
     if adapter is None and c.num_adapters > 1:
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
-    x = self.layout.residual(self.embed(tokens))
+    x = self.layout.looked_up(self.embed, tokens)
     cos, sin = rope.rotation(c, positions)
     kv = []
     for i, layer in enumerate(self.layers):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -30,10 +31,14 @@ class Placement:
 
   mesh: Mesh | None = None
 
+  def size(self, axis: str) -> int:
+    """Of an axis of `AXES`; 1 without a mesh."""
+    return 1 if self.mesh is None else self.mesh.shape[axis]
+
   @property
   def row_shards(self) -> int:
     """Number of devices, or groups of them, that have rows of their own."""
-    return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in ROWS)
+    return math.prod(self.size(axis) for axis in ROWS)
 
   def sharding(self, *spec: Any) -> NamedSharding | None:
     """Of arrays cut so; None where there is no mesh."""
@@ -85,12 +90,12 @@ class Placement:
   @property
   def cut_by_fsdp(self) -> bool:
     """Whether no device has all of the parameters, `tensor` aside."""
-    return self.mesh is not None and self.mesh.shape['fsdp'] > 1
+    return self.size('fsdp') > 1
 
   @property
   def replicas(self) -> int:
     """Number of copies of the parameters that are trained apart, see `by_replica`."""
-    return 1 if self.mesh is None or self.cut_by_fsdp else self.mesh.shape['data']
+    return 1 if self.cut_by_fsdp else self.size('data')
 
   @property
   def replica_rows(self) -> NamedSharding | PartitionSpec | None:
@@ -108,21 +113,35 @@ class Placement:
         of each array.
       whole: arguments that each replica has.
     """
-    return function if self.cut_by_fsdp else self._manual(function, ('data',), whole)
+    if self.cut_by_fsdp:
+      return function
+    return self._manual(function, ('data',), (PartitionSpec(),) * whole)
 
-  def by_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+  def by_rows(self, function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
     """Within `by_replica`: `function`, run by each device on its own rows.
 
     Args:
       function: its first argument is whole on each device, the others have rows along the first
         axis of each array, and so has what it returns.
+      kept: shardings of the first argument. It is gathered once, before the function, and its
+        gradient summed once, after it, each device getting its part.
     """
-    return self._manual(function, ROWS, 1) if self.cut_by_fsdp else function
+    if not self.cut_by_fsdp:
+      return function
+    specs = jax.tree.map(lambda sharding: _along(sharding.spec, ROWS), kept)
+
+    def gathering(part: Any, *args: Any) -> Any:
+      return function(jax.tree.map(_gathered, part, specs), *args)
+
+    return self._manual(gathering, ROWS, (specs,))
 
   def _manual(
-    self, function: Callable[..., Any], axes: tuple[str, ...], whole: int
+    self, function: Callable[..., Any], axes: tuple[str, ...], first: tuple[Any, ...]
   ) -> Callable[..., Any]:
-    """`function` of the part that devices have along some axes, the others left to the compiler."""
+    """`function` of the part that devices have along some axes, the others left to the compiler.
+
+    `first` are the specs of its first arguments; the others have rows.
+    """
     if self.mesh is None:
       return function
     mesh, cut = self.mesh, PartitionSpec(axes)
@@ -131,7 +150,7 @@ class Placement:
       return jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=(*[PartitionSpec()] * whole, *[cut] * (len(args) - whole)),
+        in_specs=(*first, *[cut] * (len(args) - len(first))),
         out_specs=cut,
         axis_names=frozenset(axes),
         # Unchecked, the gradient of what is whole is summed over devices once, at the end.
@@ -178,6 +197,21 @@ def own_devices(placement: Placement) -> Placement:
   tensor = math.gcd(placement.mesh.shape['tensor'], len(own))
   fsdp = math.gcd(placement.mesh.shape['fsdp'], len(own) // tensor)
   return Placement(Mesh(np.asarray(own).reshape(-1, fsdp, tensor), AXES))
+
+
+def _along(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
+  """The part of a spec that is of some axes of the mesh."""
+  return PartitionSpec(*(axis if axis in axes else None for axis in spec))
+
+
+def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
+  """The whole of an array, of which each device has a part."""
+  for i, axis in enumerate(spec):
+    if axis is not None:
+      # Stacked in front, so that gradients are scattered along an axis that no tile of a TPU cuts.
+      parts = jnp.moveaxis(jax.lax.all_gather(part, axis), 0, i)
+      part = parts.reshape(*part.shape[:i], -1, *part.shape[i + 1 :])
+  return part
 
 
 def _sizes(shape: Mapping[str, int], found: int, platform: str) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent_gspo.algorithms.objectives import behaviour, kl
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
+from agent_gspo.models import partition
 from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
@@ -23,7 +24,7 @@ from agent_gspo.training.state import Flat
 from agent_gspo.training.update_metrics import LENGTH_RANGES
 from agent_gspo.types import TrainBatch
 
-_HEAD_CHUNK = 384  # loss tokens whose logits are in memory at a time
+HEAD_CHUNK = 384  # loss tokens whose logits are in memory at a time
 
 Sums = dict[str, jax.Array]
 
@@ -91,7 +92,7 @@ class PolicyLoss:
         raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       policies.append(reference)
     heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
-    total, sums = self.placement.by_rows(self._of_rows)(heads, hidden, batch)
+    total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, batch)
     return total.sum(), merge(sums)
 
   def _of_rows(
@@ -145,7 +146,12 @@ class PolicyLoss:
   ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each loss token and entropy where it was sampled, nats, float32 `[R, L]` each."""
     head, hidden = self._hidden(trainable, frozen, batch)
-    return self.placement.by_rows(self._token_logprobs)(head, hidden, batch)
+    return self._by_rows(self._token_logprobs, head)(head, hidden, batch)
+
+  def _by_rows(self, function: Callable[..., Any], heads: Any) -> Callable[..., Any]:
+    """`function` of LM heads and rows, run by each device on its own rows."""
+    kept = partition.shardings(heads, self.model.config, self.placement)
+    return self.placement.by_rows(function, kept)
 
   def _hidden(self, trainable: Flat, frozen: Flat, batch: TrainBatch) -> tuple[Params, jax.Array]:
     """Parameters of the LM head, and the final hidden states `[R, T, D]`."""
@@ -184,7 +190,7 @@ class PolicyLoss:
       return jax.lax.cond(used.any(), of_chunk, skip, hidden, target)
 
     rows, slots = batch.loss_target.shape
-    size = min(_HEAD_CHUNK, slots)
+    size = min(HEAD_CHUNK, slots)
     pad = (-rows * slots) % size
     cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape(
       -1, size, *x.shape[1:]
