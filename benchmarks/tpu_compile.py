@@ -53,7 +53,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.models import partition
+from agent_gspo.models import flops, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.packing import train_batches
@@ -270,23 +270,16 @@ def _figures(compiled: Any, options: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def _useful_flops(options: argparse.Namespace, c: ModelConfig) -> float:
+def _useful_flops(options: argparse.Namespace, config: ModelConfig) -> float:
   """Of the matrix products that the algorithm asks for, on all devices together."""
-  heads = c.num_heads * c.head_dim
-  attention = c.embed_dim * (2 * heads + 2 * c.num_kv_heads * c.head_dim)
-  body = c.num_layers * (attention + 3 * c.embed_dim * c.mlp_dim)  # weights
-  head = c.embed_dim * c.vocab_size
-  rows, length = options.rows, options.row_tokens
-  if options.program == 'optimizer':
-    return 0.0
-  if options.program == 'decode':
-    return rows * (2.0 * (body + head) + 4.0 * c.num_layers * heads * options.columns)
-  scores = 2.0 * c.num_layers * heads * length  # of a position, which sees half of the row
-  if options.program == 'prefill':
-    return rows * length * (2.0 * body + scores)
-  # Under LoRA no gradient of the weights themselves.
-  passes = 2 if c.lora_rank else 3
-  return rows * length * (passes * 2.0 * (body + head) + 3 * scores)
+  rows, positions = options.rows, options.rows * options.row_tokens
+  seen = options.row_tokens / 2  # a position sees half of its row
+  return {
+    'optimizer': lambda: 0.0,
+    'decode': lambda: flops.forward(config, rows, options.columns, rows),
+    'prefill': lambda: flops.forward(config, positions, seen, 0),
+    'update': lambda: flops.update(config, positions, seen, positions),
+  }[options.program]()
 
 
 def _does_not_fit(message: str) -> str:

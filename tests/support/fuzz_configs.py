@@ -42,18 +42,18 @@ _ALSO = {'model.source': ('model=',), 'task.name': ('unknown task',)}
 def check(config: dict[str, Any]) -> None:
   """All that a run does with its config before it computes: a model from scratch stays unmade."""
   with (
-    mock.patch.object(setup_lib, 'load_model', _unmade),
+    mock.patch.object(setup_lib, 'open_model', _unmade),
     mock.patch.object(setup_lib, '_with_adapters', lambda config, params, seed: params),
   ):
     setup_lib.build(config_lib.check(config))
 
 
-def _unmade(source: str, tokenizer=None, seed: int = 0) -> load.LoadedModel:
+def _unmade(source: str, tokenizer=None, seed: int = 0) -> load.Model:
   kind, name = load.check_spec(source)
   if kind != 'random':
-    return load.load_model(source, tokenizer, seed)
+    return load.open_model(source, tokenizer, seed)
   shape = presets.PRESETS[name].replace(vocab_size=tokenizer.vocab_size)
-  return load.LoadedModel(shape, {}, tokenizer, source)
+  return load.Model(shape, tokenizer, source, dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from agent_gspo.models.io import hf
 _TEXT = 'ab\n 12 <|end|> é'
 
 
-def _read(model: load.LoadedModel) -> None:
+def _read(model: load.Model) -> None:
   """What is read of a tokenizer when a run begins."""
   model.tokenizer.decode(model.tokenizer.encode(_TEXT))
   _ = model.tokenizer.fingerprint

@@ -22,11 +22,11 @@ def smollm_file() -> pathlib.Path:
 
 
 @functools.cache
-def _load() -> load.LoadedModel:
+def _load() -> load.Model:
   return load.load_model(f'pypi:{SMOLLM}')
 
 
-def smollm() -> load.LoadedModel:
+def smollm() -> load.Model:
   """The loaded model, read once a test session; do not change its arrays."""
   smollm_file()
   return _load()

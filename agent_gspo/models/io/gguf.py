@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -27,22 +27,22 @@ class GGUFModel:
 
   Attributes:
     config: architecture.
-    params: nested dict of float32 numpy arrays.
     metadata: key -> value; the tokenizer's are under `tokenizer.`.
+    read: gives the parameters, a nested dict of float32 numpy arrays.
   """
 
   config: ModelConfig
-  params: dict[str, Any]
   metadata: dict[str, Any]
+  read: Callable[[], dict[str, Any]]
 
 
-def load_gguf(file: str | os.PathLike[str]) -> GGUFModel:
-  """Reads a file of architecture llama, qwen2 or qwen3.
+def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
+  """Reads the header of a file of architecture llama, qwen2 or qwen3.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: not GGUF, damaged, another architecture, tensors that do not fit the metadata,
-      or weights that are not finite.
+    ValueError: not GGUF, damaged, another architecture or tensors that do not fit the metadata;
+      when parameters are read, also weights that are not finite.
   """
   path = pathlib.Path(file)
   if not path.is_file():
@@ -66,11 +66,14 @@ def load_gguf(file: str | os.PathLike[str]) -> GGUFModel:
       array = _unpermute(array, heads)
     return tensor_names.to_ours(row, array, where[row.gguf])
 
-  # numpy releases the GIL in its inner loops, and dequantising is nearly all of the time.
-  with futures.ThreadPoolExecutor() as pool:
-    arrays = pool.map(read, rows)
-    params = {row.ours: array for row, array in zip(rows, arrays, strict=True)}
-  return GGUFModel(config, tensor_names.unflatten(params), metadata)
+  def read_all() -> dict[str, Any]:
+    # numpy releases the GIL in its inner loops, and dequantising is nearly all of the time.
+    with futures.ThreadPoolExecutor() as pool:
+      arrays = pool.map(read, rows)
+      params = {row.ours: array for row, array in zip(rows, arrays, strict=True)}
+    return tensor_names.unflatten(params)
+
+  return GGUFModel(config, metadata, read_all)
 
 
 def _check_layout(

@@ -64,6 +64,19 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
   return pathlib.Path(found), f'{hub_id}@{pathlib.Path(found).name}'
 
 
+def read_config(path: str | os.PathLike[str]) -> ModelConfig:
+  """Reads the config.json of a folder.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, or the architecture is not supported.
+  """
+  file = pathlib.Path(path) / 'config.json'
+  if not file.is_file():
+    raise FileNotFoundError(f'{file}: no such file. Give the folder of a Hugging Face model.')
+  return config_from_hf(read_object(file), str(file))
+
+
 def load_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   """Reads a folder with config.json and one or several safetensors files.
 
@@ -73,14 +86,11 @@ def load_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
 
   Raises:
     FileNotFoundError: the folder or a file in it is missing.
-    ValueError: the architecture is not supported, a file is damaged, or tensors do not fit the
-      architecture or are not finite.
+    ValueError: as `read_config`; or a file is damaged, or tensors do not fit the architecture or
+      are not finite.
   """
   folder = pathlib.Path(path)
-  file = folder / 'config.json'
-  if not file.is_file():
-    raise FileNotFoundError(f'{file}: no such file. Give the folder of a Hugging Face model.')
-  config = config_from_hf(read_object(file), str(file))
+  config = read_config(folder)
   rows = {row.hf: row for row in tensor_names.table(config)}
   params: dict[str, np.ndarray] = {}
   found, head = set(), None

@@ -96,7 +96,7 @@ class Tokenizer:
 
   @classmethod
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
-    """Reads the metadata of a GGUF file (`gguf.load_gguf(...).metadata`).
+    """Reads the metadata of a GGUF file (`gguf.open_gguf(...).metadata`).
 
     Args:
       metadata: key -> value.

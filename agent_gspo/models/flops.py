@@ -1,0 +1,38 @@
+"""Floating-point operations of a decoder's matrix products."""
+
+from __future__ import annotations
+
+from agent_gspo.models.config import ModelConfig
+
+
+def body_weights(config: ModelConfig) -> int:
+  """Weights of the decoder's matrix products, the embedding and the LM head aside."""
+  heads = config.num_heads * config.head_dim
+  attention = config.embed_dim * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
+  return config.num_layers * (attention + 3 * config.embed_dim * config.mlp_dim)
+
+
+def forward(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
+  """Of one pass forward.
+
+  Args:
+    config: of the model.
+    positions: that go through the decoder.
+    seen: keys that a position attends to, on average.
+    predicted: positions whose logits are computed.
+  """
+  scores = 4.0 * config.num_layers * config.num_heads * config.head_dim * seen
+  head = 2.0 * config.embed_dim * config.vocab_size
+  return positions * (2.0 * body_weights(config) + scores) + predicted * head
+
+
+def update(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
+  """Of one pass forward and back; what is computed again in the backward pass is not counted.
+
+  Under LoRA the weights themselves have no gradients. Arguments as of `forward`.
+  """
+  weights = 2.0 * (
+    positions * body_weights(config) + predicted * config.embed_dim * config.vocab_size
+  )
+  rest = forward(config, positions, seen, predicted) - weights
+  return (2 if config.lora_rank else 3) * weights + 3 * rest

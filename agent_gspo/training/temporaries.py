@@ -1,0 +1,64 @@
+"""Estimates of the memory that compiled programs take beside their arguments and results.
+
+A compiler decides what it keeps at a time. These sums name the arrays that do not fit a cache, as
+many of each as TPU's compiler was seen to hold at its peak (`benchmarks/tpu_fit.py` compares them).
+All sizes are bytes on one device.
+"""
+
+from __future__ import annotations
+
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.sharding.placement import Placement
+from agent_gspo.training.policy_loss import HEAD_CHUNK
+
+_FLOAT = 4
+
+
+def of_update(
+  config: ModelConfig, placement: Placement, rows: int, length: int, gradients: int
+) -> int:
+  """Of the gradients of a micro-batch.
+
+  Args:
+    config: of the model.
+    placement: of its parameters.
+    rows: of the micro-batch that a device has.
+    length: columns of a row.
+    gradients: bytes of the gradients that it keeps.
+  """
+  tensor = placement.size('tensor')
+  positions = rows * length
+  layer = _layer(config, tensor, rows, length)
+  kept = config.num_layers * (
+    positions * config.embed_dim * _FLOAT if config.remat else _kept(config, tensor, rows, length)
+  )
+  embedding = config.vocab_size * config.embed_dim * _FLOAT // tensor
+  logits = min(HEAD_CHUNK, positions) * config.vocab_size * _FLOAT // tensor
+  # The head's gradient grows chunk by chunk; under fsdp the head itself is gathered as well.
+  head = 3 * logits + embedding * ((not config.lora_rank) + placement.cut_by_fsdp)
+  return max(kept + max(head, layer), gradients + layer)
+
+
+def of_forward(config: ModelConfig, placement: Placement, rows: int, length: int) -> int:
+  """Of a pass over rows without gradients: `rows` of a device, `length` columns each."""
+  return _layer(config, placement.size('tensor'), rows, length)
+
+
+def of_decode(config: ModelConfig, placement: Placement, rows: int) -> int:
+  """Of the decode loop of so many rows of a device."""
+  return 3 * rows * config.vocab_size * _FLOAT // placement.size('tensor')
+
+
+def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
+  """Of one layer while it is computed: attention scores, or the MLP's width."""
+  scores = rows * config.num_heads * length**2 * _FLOAT // tensor
+  mlp = rows * length * config.mlp_dim * _FLOAT // tensor
+  return 3 * max(scores, mlp)
+
+
+def _kept(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
+  """What a layer keeps for its gradient where it is not computed again."""
+  heads = (config.num_heads + config.num_kv_heads) * config.head_dim
+  width = 6 * config.embed_dim + (2 * heads + 4 * config.mlp_dim) // tensor
+  scores = rows * config.num_heads * length**2 * _FLOAT // tensor
+  return rows * length * width * _FLOAT + scores

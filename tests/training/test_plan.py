@@ -1,0 +1,139 @@
+"""What a plan counts is what a run allocates, and what cannot fit is refused in time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import pytest
+import tiny
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.models import flops, load
+from agent_gspo.models.transformer import Transformer, causal_mask
+from agent_gspo.packing import train_batches
+from agent_gspo.sharding.placement import ONE_DEVICE
+from agent_gspo.training import loop, plan, temporaries
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.prompt_checks import PromptLengths
+
+
+def _nbytes(tree) -> int:
+  return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+@pytest.fixture(scope='module')
+def setup():
+  config = micro_run.changed(objective__kl_coef=0.1)
+  return setup_lib.build(config_lib.check(config))
+
+
+def test_state_and_gradients_are_those_of_the_run(setup):
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  assert setup.plan.state == {
+    'parameters': _nbytes(state.trainable),
+    'frozen parameters': 0,
+    'moments': _nbytes(state.opt_state),
+    'reference policy': _nbytes(state.reference),
+  }
+  gradients, _ = programs.no_totals(state.trainable)
+  for program in setup.plan.programs[2:]:
+    assert program.arrays == {'gradients': _nbytes(gradients)}
+
+
+def test_pool_and_cache_are_those_of_the_sampler(setup):
+  sampler = setup.sampler
+  reading, writing = plan.rollout_programs(sampler, width=256, rows=3, columns=64, messages=8)
+  pool = _nbytes(sampler.pool(3, 256))
+  cache, _ = sampler.pool(8, 64 + sampler.max_new_tokens)
+  assert sum(reading.arrays.values()) == pool
+  assert sum(writing.arrays.values()) == pool + _nbytes(cache)
+
+
+def test_a_rollout_reads_no_more_prompts_than_planned(setup):
+  """And nearly as many as in its first layer, where prompts do not depend on messages."""
+  config = setup.config['rollout']
+  questions = list(setup.questions[: config['questions']])
+  prompts = [
+    np.asarray(writer.begin(q.text, q.notes[agent]).prompt([]))
+    for q in questions
+    for agent, writer in enumerate(setup.team.prompt_writers(setup.tokenizer)[:2])
+  ]
+  longest = [PromptLengths(max(map(len, prompts)), (max(map(len, prompts)),))] * 2
+  read, written = plan._load((0, 1), 0, longest, config['questions'], config['group_size'])
+  assert sum(map(len, prompts)) <= read <= 1.3 * sum(map(len, prompts))
+  assert written == 2 * config['questions'] * config['group_size']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', [False, True])
+def test_temporaries_are_near_those_of_this_machines_compiler(remat):
+  """Which is not the one they are fitted to: within a factor of two."""
+  setup = setup_lib.build(config_lib.check(micro_run.changed(model__remat=remat)))
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  rows, length = 8, 512
+  messages = [tiny.message(np.arange(5, 9, dtype=np.int32), np.ones(2, np.int32), np.zeros(2))]
+  (batch,) = train_batches.pack_messages(messages, pack_length=length, micro_batch_size=rows)
+  totals = programs.no_totals(state.trainable)
+  lowered = programs.accumulate.lower(state.trainable, state.frozen, None, totals, batch)
+  found = lowered.compile().memory_analysis().temp_size_in_bytes
+  config = setup.model.config
+  gradients = _nbytes(state.trainable)
+  estimate = temporaries.of_update(config, ONE_DEVICE, rows, length, gradients)
+  assert 0.5 < estimate / found < 2
+
+
+@pytest.mark.parametrize('predicted', [0, 96])
+def test_flops_are_those_that_the_compiler_counts(predicted):
+  config = tiny.CONFIG.replace(embed_dim=64, head_dim=32, num_heads=2, num_kv_heads=1, mlp_dim=256)
+  model, length = Transformer(config), 96
+  tokens = jnp.zeros((1, length), jnp.int32)
+  mask = causal_mask(jnp.full(1, length), length)
+
+  def run(params):
+    hidden, _ = model.apply({'params': params}, tokens, tokens, mask)
+    if not predicted:
+      return hidden
+    return model.apply({'params': params}, hidden, method='logits')
+
+  params = jax.eval_shape(lambda: load.init_params(config, jax.random.key(0)))
+  counted = jax.jit(run).lower(params).compile().cost_analysis()['flops']
+  # All pairs are computed, masked ones too.
+  assert flops.forward(config, length, length, predicted) == pytest.approx(counted, rel=0.1)
+
+
+def test_an_update_costs_three_passes_and_without_weights_two(setup):
+  config = setup.model.config
+  forward = flops.forward(config, 100, 50, 100)
+  assert flops.update(config, 100, 50, 100) == pytest.approx(3 * forward)
+  with_adapters = flops.update(config.replace(lora_rank=4), 100, 50, 100)
+  assert 2 * forward < with_adapters < 3 * forward
+
+
+def test_what_cannot_fit_is_refused_before_weights_are_read(monkeypatch, tmp_path):
+  monkeypatch.setattr(load.Model, 'params', property(lambda self: pytest.fail('weights were read')))
+  monkeypatch.setattr(plan, '_memory', lambda: 3 * 2**20)
+  with pytest.raises(ValueError, match=r'does not fit: the update needs about .* Lower learner\.'):
+    loop.train(micro_run.changed(), tmp_path)
+  config = micro_run.changed(evaluation__batch_questions=1000)
+  with pytest.raises(ValueError, match=r'reading prompts needs .* Lower sampler\.prefill_rows'):
+    setup_lib.build(config_lib.check(config, training=False))
+  monkeypatch.setattr(plan, '_memory', lambda: 2**20)
+  with pytest.raises(ValueError, match=r'Raise mesh\.fsdp, or train adapters alone'):
+    loop.train(micro_run.changed(), tmp_path)
+
+
+def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
+  monkeypatch.setattr(load.Model, 'params', property(lambda self: pytest.fail('weights were read')))
+  loop.print_plan(micro_run.changed())
+  told = capsys.readouterr().out.splitlines()
+  assert told[0].startswith('memory a device: ')
+  assert 'in the update; always parameters' in told[0]
+  for line, name in zip(
+    told[1:], ('reading prompts', 'writing messages', 'the update'), strict=False
+  ):
+    assert line.strip().startswith(f'{name}: ')
+  assert told[-1].startswith('a step: at most ')
