@@ -170,9 +170,9 @@ def make(
     programs += learner_programs(
       model,
       placement,
+      state,
       rows=learner['micro_batch_size'] // placement.row_shards,
       length=learner['pack_length'],
-      gradients=state['parameters'],
     )
     learnt = batch * sum(
       p.opening + group * (p.turns[-1] - p.opening + team.message_cap(agent))
@@ -250,19 +250,27 @@ def rollout_programs(
 
 
 def learner_programs(
-  model: ModelConfig, placement: Placement, *, rows: int, length: int, gradients: int
+  model: ModelConfig, placement: Placement, state: Mapping[str, int], *, rows: int, length: int
 ) -> tuple[Program, ...]:
   """Those of an update.
 
   Args:
     model: its shape.
     placement: of its parameters.
+    state: of `state_bytes`.
     rows: of a micro-batch that a device has.
     length: columns of a row.
-    gradients: bytes of them on a device: as much as of what is trained.
   """
+  gradients = state['parameters']
   smaller = 'Lower learner.micro_batch_size or learner.pack_length, or set model.remat=True.'
-  estimate = temporaries.of_update(model, placement, rows, length, gradients)
+  estimate = temporaries.of_update(
+    model,
+    placement,
+    rows,
+    length,
+    parameters=gradients + state['frozen parameters'],
+    gradients=gradients,
+  )
   return (
     Program('the update', {'gradients': gradients}, estimate, smaller),
     Program("the optimiser's step", {'gradients': gradients}, gradients, smaller),

@@ -15,7 +15,13 @@ _FLOAT = 4
 
 
 def of_update(
-  config: ModelConfig, placement: Placement, rows: int, length: int, gradients: int
+  config: ModelConfig,
+  placement: Placement,
+  rows: int,
+  length: int,
+  *,
+  parameters: int,
+  gradients: int,
 ) -> int:
   """Of the gradients of a micro-batch.
 
@@ -24,7 +30,8 @@ def of_update(
     placement: of its parameters.
     rows: of the micro-batch that a device has.
     length: columns of a row.
-    gradients: bytes of the gradients that it keeps.
+    parameters: bytes of those that it keeps.
+    gradients: of what is trained of them.
   """
   tensor = placement.size('tensor')
   positions = rows * length
@@ -32,11 +39,17 @@ def of_update(
   kept = config.num_layers * (
     positions * config.embed_dim * _FLOAT if config.remat else _kept(config, tensor, rows, length)
   )
-  embedding = config.vocab_size * config.embed_dim * _FLOAT // tensor
   logits = min(HEAD_CHUNK, positions) * config.vocab_size * _FLOAT // tensor
-  # The head's gradient grows chunk by chunk; under fsdp the head itself is gathered as well.
-  head = 3 * logits + embedding * ((not config.lora_rank) + placement.cut_by_fsdp)
-  return max(kept + max(head, layer), gradients + layer)
+  weights = config.vocab_size * config.embed_dim * _FLOAT // tensor
+  trained = not config.lora_rank
+  if not placement.cut_by_fsdp:
+    head = 3 * logits + trained * weights  # its gradient
+    return max(kept + max(head, layer), gradients // 2 + layer)
+  # The head is gathered; its gradient is there as it grows, as what a chunk adds to it, and on its
+  # way to the devices that keep it.
+  head = 3 * logits + (weights * 7 // 2 if trained else weights)
+  operands = 0 if config.dtype == 'float32' else parameters // 2
+  return kept + max(head, layer) + gradients // 2 + operands
 
 
 def of_forward(config: ModelConfig, placement: Placement, rows: int, length: int) -> int:

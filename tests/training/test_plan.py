@@ -81,8 +81,10 @@ def test_temporaries_are_near_those_of_this_machines_compiler(remat):
   lowered = programs.accumulate.lower(state.trainable, state.frozen, None, totals, batch)
   found = lowered.compile().memory_analysis().temp_size_in_bytes
   config = setup.model.config
-  gradients = _nbytes(state.trainable)
-  estimate = temporaries.of_update(config, ONE_DEVICE, rows, length, gradients)
+  size = _nbytes(state.trainable)
+  estimate = temporaries.of_update(
+    config, ONE_DEVICE, rows, length, parameters=size, gradients=size
+  )
   assert 0.5 < estimate / found < 2
 
 

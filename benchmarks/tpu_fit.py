@@ -1,0 +1,218 @@
+"""What fits which TPU slice: the compiler's memory of an update and a decode, beside the plan's.
+
+    pip install ".[tpu]"
+    python benchmarks/tpu_fit.py --jobs=2                    # all cells not done yet: hours
+    python benchmarks/tpu_fit.py --models=qwen2.5-0.5b --slices=v5e-8 --programs=update
+    python benchmarks/tpu_fit.py --table                     # of what is done, compiles nothing
+
+A cell is a model, a slice, a program and a row length; each is compiled by `tpu_compile.py` in a
+process of its own and kept in benchmarks/results/tpu_fit.json, so a run goes on where it stopped.
+Models up to 0.5B share rows out (`data`), the others are cut up (`fsdp`). A device has 4096
+positions of a micro-batch, or 32 messages of 1024 columns (8 of 4096).
+
+Compared is all that a device holds meanwhile: arguments, results and temporaries, and the moments,
+which the update does not touch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+os.environ |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=16'}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding.placement import AXES, Placement
+from agent_gspo.training import plan
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
+from benchmarks.model_shapes import MODELS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / 'benchmarks' / 'results' / 'tpu_fit.json'
+SLICES = {  # as Google names them -> topology, chips, usable HBM of a chip in GiB
+  'v5e-8': ('v5e:2x4', 8, 15.75),
+  'v5e-16': ('v5e:4x4', 16, 15.75),
+  'v5p-8': ('v5p:2x2x1', 4, 95.0),
+  'v5p-32': ('v5p:2x2x4', 16, 95.0),
+  'v6e-8': ('v6e:2x4', 8, 31.25),
+}
+
+VARIANTS = (
+  ('smollm2-135m', 0),
+  ('qwen2.5-0.5b', 0),
+  ('qwen2.5-1.5b', 0),
+  ('qwen2.5-7b', 0),
+  ('qwen2.5-7b', 16),
+  ('qwen2.5-32b', 16),
+)  # model, rank of its adapters
+_POSITIONS, _NEW_TOKENS = 4096, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One program of one model on one slice."""
+
+  program: str
+  slice: str
+  model: str
+  lora_rank: int
+  length: int
+
+  @property
+  def name(self) -> str:
+    return ' '.join(map(str, dataclasses.astuple(self)))
+
+  @property
+  def axis(self) -> str:
+    return 'data' if self.model in ('smollm2-135m', 'qwen2.5-0.5b') else 'fsdp'
+
+  @property
+  def rows(self) -> int:
+    """Of a device."""
+    return (8 if self.program == 'decode' else 1) * _POSITIONS // self.length
+
+  def arguments(self) -> list[str]:
+    topology, chips, _ = SLICES[self.slice]
+    sizes = {axis: chips if axis == self.axis else 1 for axis in AXES}
+    return [
+      f'--program={self.program}',
+      f'--topology={topology}',
+      f'--mesh={",".join(f"{axis}={size}" for axis, size in sizes.items())}',
+      f'--model={self.model}',
+      f'--lora_rank={self.lora_rank}',
+      f'--rows={self.rows * chips}',
+      f'--row_tokens={self.length}',
+      f'--columns={self.length}',
+      f'--new_tokens={_NEW_TOKENS}',
+    ]
+
+
+def main() -> None:
+  """Runs the command."""
+  options = _options()
+  found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+  cells = [
+    Cell(program, slice_, model, rank, length)
+    for program in options.programs
+    for length in options.lengths
+    for slice_ in options.slices
+    for model, rank in VARIANTS
+    if f'{model}:{rank}' in options.models
+  ]
+  if not options.table:
+    lock = threading.Lock()
+
+    def compile_one(cell: Cell) -> None:
+      result = _compiled(cell)
+      with lock:
+        found[cell.name] = result
+        RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + '\n')
+      print(f'{cell.name}: {result}', flush=True)  # hours lie between the first and the table
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+      list(pool.map(compile_one, [cell for cell in cells if cell.name not in found]))
+  _print_table([cell for cell in cells if cell.name in found], found)
+
+
+def _options() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  names = [f'{model}:{rank}' for model, rank in VARIANTS]
+  parser.add_argument('--programs', nargs='+', default=('update', 'decode'))
+  parser.add_argument('--slices', nargs='+', choices=SLICES, default=tuple(SLICES))
+  parser.add_argument('--models', nargs='+', choices=names, default=names, help='name:lora_rank')
+  parser.add_argument('--lengths', nargs='+', type=int, default=(1024, 4096))
+  parser.add_argument('--jobs', type=int, default=1, help='compiled at a time; each takes a core')
+  parser.add_argument('--table', action='store_true', help='compile nothing')
+  return parser.parse_args()
+
+
+def _compiled(cell: Cell) -> dict[str, Any]:
+  """Bytes on a device, or why it does not compile."""
+  with tempfile.NamedTemporaryFile('r', suffix='.json') as file:
+    done = subprocess.run(
+      [
+        sys.executable,
+        str(ROOT / 'benchmarks' / 'tpu_compile.py'),
+        *cell.arguments(),
+        f'--json={file.name}',
+      ],
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    text = file.read()
+  if not text:
+    return {'error': done.stderr.strip().splitlines()[-1]}
+  told = json.loads(text)
+  if 'error' in told:
+    return {'error': told['error'], 'compile_s': told['compile_s']}
+  held = told['arguments_bytes'] + told['outputs_bytes'] - told['aliased_bytes']
+  return {
+    'temporaries_bytes': told['temporaries_bytes'],
+    'others_bytes': held,
+    'estimate_s': told.get('estimate_s'),
+    'compile_s': told['compile_s'],
+  }
+
+
+def _planned(cell: Cell) -> tuple[int, int]:
+  """Bytes on a device by the plan, and those of the moments."""
+  _, chips, _ = SLICES[cell.slice]
+  shape = [chips if axis == cell.axis else 1 for axis in AXES]
+  placement = Placement(Mesh(np.asarray(jax.devices()[:chips]).reshape(shape), AXES))
+  model = MODELS[cell.model].replace(dtype='bfloat16', remat=True, lora_rank=cell.lora_rank)
+  optimizer = state_lib.make_optimizer(LearnerOptions(), updates=1)
+  state = plan.state_bytes(model, placement, optimizer)
+  if cell.program == 'update':
+    update, _ = plan.learner_programs(model, placement, state, rows=cell.rows, length=cell.length)
+    return sum(state.values()) + update.bytes, state['moments']
+  sampler = Sampler(model, max_new_tokens=_NEW_TOKENS, placement=placement)
+  columns = cell.length - _NEW_TOKENS
+  _, writing = plan.rollout_programs(
+    sampler, width=columns, rows=1, columns=columns, messages=cell.rows
+  )
+  writing = dataclasses.replace(writing, arrays={'cache': writing.arrays['cache']})
+  return sum(state.values()) + writing.bytes, state['moments']
+
+
+def _print_table(cells: list[Cell], found: dict[str, Any]) -> None:
+  print('| program | rows of | slice | model | compiler, GiB a device | plan | plan / compiler |')
+  print('| --- | ---: | --- | --- | ---: | ---: | ---: |')
+  worst = 0.0
+  for cell in cells:
+    result, (planned, moments) = found[cell.name], _planned(cell)
+    name = f'{cell.model}, LoRA' if cell.lora_rank else cell.model
+    head = f'| {cell.program} | {cell.length} | {cell.slice} | {name} |'
+    if 'error' in result:
+      needed = re.search(r'temporaries \(([\d.]+)G\)', result['error'])
+      told = f'does not fit ({needed[1]} of temporaries)' if needed else result['error']
+      print(f'{head} {told} | {planned / 2**30:.2f} | |')
+      continue
+    held = result['temporaries_bytes'] + result['others_bytes'] + moments
+    fits = '' if held <= SLICES[cell.slice][2] * 2**30 else ' (too much, with the moments)'
+    worst = max(worst, abs(math.log(planned / held)))
+    print(f'{head} {held / 2**30:.2f}{fits} | {planned / 2**30:.2f} | {planned / held:.2f} |')
+  print(f'plan and compiler differ by {math.exp(worst) - 1:.0%} at most')
+
+
+if __name__ == '__main__':
+  main()
