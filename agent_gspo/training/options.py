@@ -25,6 +25,8 @@ class LearnerOptions(Section, name='learner'):
   weight_decay: float = option(0.0, least=0)
   b1: float = option(0.9, least=0, below=1)  # decay of the gradient's running mean
   b2: float = option(0.99, least=0, below=1)  # and of its running square
+  # Of that mean; bfloat16 takes half the memory.
+  b1_dtype: str = option('float32', choices=('float32', 'bfloat16'))
   grad_clip: float = option(1.0, above=0)  # largest global norm
 
 

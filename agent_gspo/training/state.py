@@ -118,7 +118,12 @@ def make_optimizer(
   chain = (
     optax.clip_by_global_norm(options.grad_clip),
     optax.adamw(
-      rate, b1=options.b1, b2=options.b2, weight_decay=options.weight_decay, mask=matrices
+      rate,
+      b1=options.b1,
+      b2=options.b2,
+      weight_decay=options.weight_decay,
+      mask=matrices,
+      mu_dtype=options.b1_dtype,
     ),
   )
   return optax.chain(*chain, *([scale_adapters(adapter_scale)] if adapter_scale else []))

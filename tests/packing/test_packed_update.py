@@ -527,3 +527,21 @@ def test_decay_is_for_matrices_and_the_norm_is_clipped():
   _, opt_state = optimizer.update(huge, optimizer.init(params), params)
   moments = optax.tree.get(opt_state, 'mu')
   np.testing.assert_allclose(_norm(moments), 0.1, rtol=1e-5)  # (1 - b1) * grad_clip
+
+
+def test_a_mean_in_bfloat16_takes_half_its_memory_and_moves_the_same():
+  params = {'w': jnp.linspace(-1.0, 1.0, 64)}
+  moved, sizes = [], []
+  for dtype in ('float32', 'bfloat16'):
+    options = LearnerOptions(learning_rate=0.1, b1_dtype=dtype)
+    optimizer = state_lib.make_optimizer(options, updates=3)
+    state, x = optimizer.init(params), params
+    for seed in range(3):
+      grads = {'w': jax.random.normal(jax.random.key(seed), (64,))}
+      updates, state = optimizer.update(grads, state, x)
+      x = optax.apply_updates(x, updates)
+    moved.append(x['w'] - params['w'])
+    sizes.append(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim))
+  assert sizes == [2 * 64 * 4, 64 * 4 + 64 * 2]
+  np.testing.assert_allclose(moved[1], moved[0], atol=2e-3)
+  assert np.abs(moved[0] - moved[1]).max() > 0
