@@ -231,7 +231,8 @@ def rollout_programs(
   pool = sum(_pool_bytes(sampler, rows, width))
   cache, _ = _pool_bytes(sampler, messages, columns + sampler.max_new_tokens)
   of_prompts = temporaries.of_forward(model, placement, step, width)
-  of_tokens = temporaries.of_decode(model, placement, messages)
+  weights = sum(x.size for x in jax.tree.leaves(_params(model)))
+  of_tokens = temporaries.of_decode(model, placement, messages, weights)
   return (
     Program(
       'reading prompts',

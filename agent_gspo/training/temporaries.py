@@ -57,9 +57,13 @@ def of_forward(config: ModelConfig, placement: Placement, rows: int, length: int
   return _layer(config, placement.size('tensor'), rows, length)
 
 
-def of_decode(config: ModelConfig, placement: Placement, rows: int) -> int:
-  """Of the decode loop of so many rows of a device."""
-  return 3 * rows * config.vocab_size * _FLOAT // placement.size('tensor')
+def of_decode(config: ModelConfig, placement: Placement, rows: int, weights: int) -> int:
+  """Of the decode loop of so many rows of a device; `weights` is how many the model has.
+
+  In bfloat16 they are cast before the loop, under fsdp gathered as well, and kept through it.
+  """
+  operands = 0 if config.dtype == 'float32' else 2 * weights
+  return (operands + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')
 
 
 def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
