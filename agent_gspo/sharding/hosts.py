@@ -3,21 +3,27 @@
 Every process runs the same program. What each does alone (conversations, grading) it tells the
 others by `gather`; what one alone may decide (which checkpoint there is) it tells them by `agreed`.
 Each of these is a meeting: all processes must come, in the same order. With one process all of it
-costs nothing.
+costs nothing. Devices carry what is told, so only main threads may meet like this; other threads
+have `ThreadMeetings`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
+from jax._src import distributed  # where its coordination service is; there is no public name
 from jax.experimental import multihost_utils
 
 T = TypeVar('T')
+_MEETINGS = itertools.count()
+_FINE = 'fine'
 
 
 def connect(coordinator: str = '', processes: int = 0, index: int = -1) -> None:
@@ -99,3 +105,41 @@ def barrier() -> None:
 def any_of(flag: bool) -> bool:
   """Whether it is so in one process at least."""
   return any(gather(flag))
+
+
+class ThreadMeetings:
+  """Meetings of one thread of each process, beside whatever the main threads do.
+
+  They go by JAX's coordination service: no device takes part. All processes must make these
+  objects in the same order.
+  """
+
+  def __init__(self, seconds: float):
+    """Makes a row of meetings.
+
+    Args:
+      seconds: to wait at most for the others at each.
+    """
+    self._key, self._met = f'agent_gspo/meetings/{next(_MEETINGS)}', 0
+    self._milliseconds = int(1000 * seconds)
+
+  def meet(self, problem: str = '') -> str:
+    """Waits for the others; gives what is wrong with the first that has a problem, '' if none has.
+
+    Args:
+      problem: what is wrong with this process; with one, it does not wait.
+    """
+    if count() == 1:
+      return problem
+    key, client = f'{self._key}/{self._met}', cast(Any, distributed.global_state.client)
+    self._met += 1
+    if problem:
+      with contextlib.suppress(Exception):  # the service may have ended, and the others with it
+        client.key_value_set(f'{key}/{jax.process_index()}', problem)
+      return problem
+    client.key_value_set(f'{key}/{jax.process_index()}', _FINE)
+    told = (
+      client.blocking_key_value_get(f'{key}/{index}', self._milliseconds)
+      for index in range(count())
+    )
+    return next((text for text in told if text != _FINE), '')

@@ -6,6 +6,7 @@ import contextlib
 import io
 import pathlib
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -102,7 +103,18 @@ class Run:
     self.warned = False  # of a clip band that is too narrow: once is enough
 
   def close(self) -> None:
-    self.writer.close()
+    """Ends what is under way; after a run that went well, nothing is."""
+    try:
+      self._end_saving()
+    finally:
+      self.writer.close()
+
+  def _end_saving(self) -> None:
+    """Waits for the save under way, where something else has ended the run."""
+    try:
+      self.checkpoints.wait()
+    except disk.WriteError as error:
+      warnings.warn(str(error), stacklevel=2)
 
   def way_on(self) -> str:
     """What to do when the disk is full."""
@@ -157,6 +169,7 @@ class Run:
             self._evaluate_state(state, records.SEEN, progress)
           if untrained == 'last':
             self._evaluate_once(self.setup.params, 0, 'untrained', progress)
+          self.checkpoints.wait()
         except KeyboardInterrupt:
           self._save_interrupted(state, progress)
           raise
@@ -198,6 +211,7 @@ class Run:
     if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
+    self.checkpoints.wait()
     saved = self.checkpoints.latest_step
     progress.note(
       'interrupted before anything was finished; the same command starts anew'
@@ -253,6 +267,7 @@ class Run:
         self.setup, self.programs, state, progress, interruptible=self.interruption.allowed
       )
     except NonFiniteLossError as error:
+      self._end_saving()
       saved = self.checkpoints.latest_step
       good = 'there is no checkpoint yet.'
       if saved is not None:

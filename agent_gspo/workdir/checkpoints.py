@@ -13,6 +13,7 @@ from typing import Any
 
 import flax.traverse_util
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from agent_gspo.config import renamed
@@ -20,6 +21,7 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
 from agent_gspo.workdir import disk, step_folders
+from agent_gspo.workdir.background import Background
 
 # Fields that may differ between the run that saved and the one that resumes: they
 # change neither the parameters nor what is sampled in the steps to come (another mesh: but
@@ -44,11 +46,16 @@ _MODEL_FROM_SCRATCH = (
 )  # fmt: skip
 
 
+# Longest time that the processes of a run wait for each other's part of a checkpoint; one that
+# has died ends them much earlier.
+_PATIENCE_SECONDS = 4 * 3600
+
+
 class Checkpoints:
   """The checkpoints of one run.
 
   Attributes:
-    latest_step: step of the newest intact checkpoint, None if there is none.
+    latest_step: step of the newest intact checkpoint on the disk, None if there is none.
     damaged: of each newer, damaged one what is wrong with it.
     changes: of the config in mid-run, oldest first: `step` (finished before), `field`, `old`
       and `new` value.
@@ -103,31 +110,34 @@ class Checkpoints:
         if field in allow_changes
       ]
       _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
+    self._background, self._taken_step = Background(), self.latest_step
 
   def save(self, state: TrainState) -> None:
-    """Writes the state; does nothing if its step is saved already.
+    """Copies the state, which is the caller's again, and writes it in the background.
+
+    Waits for the save before. Does nothing if this step is saved already, or being saved.
 
     Raises:
-      WriteError: the disk does not take it; the checkpoints there were are still there.
+      WriteError: the disk did not take the one before, or does not take the beginning of this
+        one; the checkpoints there were are still there.
     """
     step = int(state.step)
-    if step == self.latest_step:
+    if step == self._taken_step:
       return
-    params, rest = _split(state)
+    self.wait()
+    params, rest = _split(_unshared(state))
     adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
       step_folders.staging(self._directory)
     )
     if hosts.is_first():
       adding = step_folders.adding(self._directory, step, self._keep)
-    with (
-      disk.writing(f'checkpoint {step}', self._directory),
-      adding as folder,
-      _orbax() as orbax,
-    ):
+    meetings = hosts.ThreadMeetings(_PATIENCE_SECONDS)
+    with contextlib.ExitStack() as work:
+      work.enter_context(disk.writing(f'checkpoint {step}', self._directory))
+      folder = work.enter_context(adding)
+      orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
       hosts.barrier()  # the first has cleaned up before any of them writes
-      # This waits for the disk: the update donates its buffers, and on CPU a background writer
-      # would still be reading them.
-      orbax.save(
+      orbax.save(  # has copied what lies on an accelerator when it returns
         folder,
         args=ocp.args.Composite(
           params=ocp.args.StandardSave(params),
@@ -135,6 +145,37 @@ class Checkpoints:
           config=ocp.args.JsonSave({**self._config, 'changes': self.changes}),
         ),
       )
+      rest_of_it = work.pop_all()
+    self._taken_step = step
+    self._background.start(lambda: self._finish(step, orbax, rest_of_it, meetings))
+
+  def wait(self) -> None:
+    """Waits until the save under way is on the disk.
+
+    Raises:
+      WriteError: the disk did not take it; the checkpoints there were are still there.
+    """
+    try:
+      self._background.wait()
+    except Exception:
+      self._taken_step = self.latest_step
+      raise
+
+  def _finish(
+    self,
+    step: int,
+    orbax: ocp.AsyncCheckpointer,
+    rest_of_it: contextlib.ExitStack,
+    meetings: hosts.ThreadMeetings,
+  ) -> None:
+    """What the background does of a save; all processes end it alike."""
+    try:
+      with rest_of_it:  # the first seals the folder, gives it its name, removes old ones
+        orbax.wait_until_finished()
+    except BaseException as error:
+      meetings.meet(problem=str(error) or type(error).__name__)
+      raise
+    _meet(meetings)
     self.latest_step = step
 
   def restore(self, like: TrainState) -> TrainState:
@@ -229,13 +270,50 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
   return Saved(folder, step, restored.config, changes)
 
 
+def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer:
+  """Writes in the background, where processes wait for each other without their devices."""
+  options = ocp.options.AsyncOptions(
+    timeout_secs=_PATIENCE_SECONDS,
+    barrier_sync_fn=lambda **unused: _meet(meetings),
+    create_directories_asynchronously=False,  # or save() returns before a full disk is noticed
+  )
+  return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+
+
+def _meet(meetings: hosts.ThreadMeetings) -> None:
+  if problem := meetings.meet():
+    raise disk.WriteError(problem)
+
+
+def _unshared(state: TrainState) -> TrainState:
+  """A state none of whose buffers on the CPU is one that an update may be given to write to.
+
+  What Orbax takes of an array on the CPU is a view of its buffer; of one on an accelerator it is a
+  copy in the host's memory. What is frozen is given to no update.
+  """
+  own = jax.tree.map(_copy_on_cpu, dataclasses.replace(state, frozen={}))
+  return dataclasses.replace(own, frozen=state.frozen)
+
+
+def _copy_on_cpu(array: Any) -> Any:
+  if not isinstance(array, jax.Array):  # Orbax copies numpy's, and a number cannot change
+    return array
+  device: Any = next(iter(array.sharding.device_set))
+  if device.platform != 'cpu':
+    return array
+  parts = [jax.device_put(np.array(s.data), s.device) for s in array.addressable_shards]
+  return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
 @contextlib.contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
+def _orbax(
+  make: Callable[[], Any] = lambda: ocp.Checkpointer(ocp.CompositeCheckpointHandler()),
+) -> Iterator[Any]:
   """Orbax, without the tracebacks of its threads: what one of them meets, the call raises."""
   logging.getLogger('absl').addFilter(_is_worth_showing)
   shown = sys.unraisablehook
   sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
+  with make() as orbax:
     yield orbax
   sys.unraisablehook = shown  # not after an error: other writes still end, to nobody's interest
 

@@ -61,6 +61,7 @@ def test_a_run_of_an_earlier_version_is_refused_with_all_new_names(tmp_path, mon
   config = micro_run.get_config().to_dict()
   first = checkpoints.Checkpoints(tmp_path / 'checkpoints', _old(config))
   first.save(small_checkpoints.state(0.0))
+  first.wait()
   with pytest.raises(
     ValueError,
     match=r'^the checkpoint at step 0 is of an earlier version: config.rollout.samples is now '

@@ -173,6 +173,7 @@ def outcomes() -> dict[str, list]:
   config = config_lib.resolve(micro_run.get_config().to_dict())
   other = checkpoints.Checkpoints(folder / 'other' / 'checkpoints', config)
   other.save(state_lib.init({'a': jnp.zeros(1)}, optimizer, lora=False))
+  other.wait()
   shutil.copytree(folder / 'other', folder / 'damaged')
   small_checkpoints.DAMAGES['metadata deleted'](folder / 'damaged' / 'checkpoints' / '0')
   cases = _cases(folder)

@@ -247,8 +247,11 @@ def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, c
   save = checkpoints.Checkpoints.save
 
   def save_to_a_full_disk(self, state):
+    """The disk is full until the background has met it; the run is told at its next save."""
     with full_disk.full(10_000 if state.step == 8 else resource.RLIM_INFINITY):
       save(self, state)
+      if state.step == 8:
+        self._background._thread.join()
 
   monkeypatch.setattr(checkpoints.Checkpoints, 'save', save_to_a_full_disk)
   message = (
@@ -393,6 +396,7 @@ def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
   assert checkpoints.latest_step is None
   for step in range(4):
     checkpoints.save(small_checkpoints.state(step + 0.5, step))
+    checkpoints.wait()
   assert sorted(p.name for p in (tmp_path / 'c').iterdir()) == ['2', '3']
   again = small_checkpoints.open_(tmp_path / 'c', keep=2)
   restored = again.restore(small_checkpoints.state(0.0))
@@ -406,6 +410,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   edges = {'topology': 'dag', 'edges': ((0, 2), (1, 2))}
   first = small_checkpoints.open_(tmp_path / 'c', team=edges)
   first.save(small_checkpoints.state(0.0))
+  first.wait()
   # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
   small_checkpoints.open_(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7})
   found = r'at step 0 .* \(budget.lambda_tok: 0.02 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
@@ -415,6 +420,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   linear = {'learner': {'schedule': 'linear'}, 'team': edges}
   other = small_checkpoints.open_(tmp_path / 'd', **linear)
   other.save(small_checkpoints.state(0.0))
+  other.wait()
   with pytest.raises(ValueError, match=r'steps: 10 in the checkpoint, 99 now'):
     small_checkpoints.open_(tmp_path / 'd', **linear, steps=99)
 
@@ -422,6 +428,7 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
 def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
   first = small_checkpoints.open_(tmp_path, keep=2)
   first.save(small_checkpoints.state(0.0, 1))
+  first.wait()
   lower = {'learner': {'learning_rate': 1e-4, 'grad_clip': 0.5}}
   fields = ['learner.learning_rate', 'learner.grad_clip']
   way_on = r'learning_rate: 0.001 in the .* --allow_changes=learner.grad_clip,learner.learning_rate'
@@ -438,6 +445,7 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
   ]
   assert changed.changes == expected
   changed.save(small_checkpoints.state(0.0, 2))
+  changed.wait()
   # From here on it is the run's own config; the same command still works.
   assert small_checkpoints.open_(tmp_path, **lower).changes == expected
   assert small_checkpoints.open_(tmp_path, allow_changes=fields, **lower).changes == expected
@@ -486,6 +494,7 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
   monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
   first = small_checkpoints.open_(tmp_path / 'checkpoints')
   first.save(small_checkpoints.state(0.0))
+  first.wait()
   config = micro_run.get_config().to_dict()
   config['rollout']['group_size'] = 3
   with pytest.raises(ValueError, match=r'rollout.group_size: 2 in the checkpoint, 3 now'):
@@ -495,6 +504,7 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
 def test_parameters_for_another_use(tmp_path):
   first = small_checkpoints.open_(tmp_path / 'c')
   first.save(small_checkpoints.state(1.5))
+  first.wait()
   saved_there = checkpoints.newest(tmp_path / 'c')
   assert saved_there.config['model']['source'] == 'random:micro'
   assert saved_there.step == 0

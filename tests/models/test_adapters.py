@@ -520,6 +520,7 @@ def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   saver = checkpoints.Checkpoints(folder / 'checkpoints', config)
   saver.save(_state(params))
+  saver.wait()
   return folder, setup, params
 
 

@@ -40,7 +40,9 @@ def _checkpoints() -> dict[str, bytes]:
   config = config_lib.resolve(micro_run.get_config().to_dict())
   with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(scratch, 'checkpoints')
-    checkpoints.Checkpoints(folder, config).save(_state(1.5))
+    made = checkpoints.Checkpoints(folder, config)
+    made.save(_state(1.5))
+    made.wait()
     return _files(folder)
 
 

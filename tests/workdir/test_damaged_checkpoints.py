@@ -25,6 +25,7 @@ def saved(tmp_path_factory) -> pathlib.Path:
   checkpoints = small_checkpoints.open_(folder, keep=2)
   for step in (1, 2):
     checkpoints.save(small_checkpoints.state(step + 0.5, step))
+    checkpoints.wait()
   return folder
 
 
@@ -53,6 +54,7 @@ def test_a_run_goes_on_from_the_one_before(folder, name):
   assert_holds(checkpoints, 1.5, 1)
   assert sorted(p.name for p in folder.iterdir()) == ['1', '2.damaged']
   checkpoints.save(small_checkpoints.state(7.5, 2))  # the same step again
+  checkpoints.wait()
   assert_holds(small_checkpoints.open_(folder, keep=2), 7.5, 2)
 
 
@@ -88,6 +90,7 @@ def test_a_damaged_one_twice_is_kept_once(folder):
       checkpoints = small_checkpoints.open_(folder, keep=2)
     checkpoints.restore(small_checkpoints.state(0.0))
     checkpoints.save(small_checkpoints.state(2.5, 2))
+    checkpoints.wait()
   assert sorted(p.name for p in folder.iterdir()) == ['1', '2', '2.damaged']
 
 
@@ -110,9 +113,11 @@ def test_checksums_are_those_of_sha256sum(folder):
   }
 
 
+_WRITTEN = ['1', '2', 'unfinished.orbax-checkpoint-tmp']
 # Where a process is killed while it saves, and what is there then.
 _KILLED = {
-  'while arrays are written': ('checkpoints.ocp.Checkpointer.save', 0, ['1', '2']),
+  'while arrays are copied': ('checkpoints.ocp.AsyncCheckpointer.save', 0, ['1', '2']),
+  'when arrays are written': ('checkpoints.ocp.CompositeCheckpointHandler.finalize', 0, _WRITTEN),
   'before the checksums': ('step_folders._seal', 0, ['1', '2', 'unfinished']),
   'before it gets its name': ('pathlib.Path.rename', 0, ['1', '2', 'unfinished']),
   'before the oldest goes': ('pathlib.Path.rename', 1, ['1', '2', '3']),
@@ -135,6 +140,7 @@ def save_and_die(folder, function, calls):
     return real(*arguments, **options)
   setattr(eval(path), name, killed)
   kept.save(small_checkpoints.state(3.5, 3))
+  kept.wait()
   os._exit(0)
 
 for case in json.load(sys.stdin):
@@ -168,5 +174,6 @@ def test_killed_while_saving(saved, tmp_path):
     newest = 3 if '3' in there else 2
     assert_holds(again, newest + 0.5, newest)
     again.save(small_checkpoints.state(9.5, newest + 1))
+    again.wait()
     assert_holds(small_checkpoints.open_(folder, keep=2), 9.5, newest + 1)
     assert sorted(p.name for p in folder.iterdir()) == [str(newest), str(newest + 1)], name

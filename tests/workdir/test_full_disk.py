@@ -83,12 +83,16 @@ def test_errors_of_other_kinds_pass():
 def test_a_checkpoint_that_does_not_fit_leaves_the_others(tmp_path, capfd):
   checkpoints = small_checkpoints.open_(tmp_path, keep=2)
   checkpoints.save(small_checkpoints.state(1.5, 1))
-  with full(30), pytest.raises(disk.WriteError, match=f'checkpoint 2 .* {tmp_path}: File too'):
+  checkpoints.wait()
+  with full(30):
     checkpoints.save(small_checkpoints.state(2.5, 2))
+    with pytest.raises(disk.WriteError, match=f'checkpoint 2 .* {tmp_path}: File too'):
+      checkpoints.wait()
   assert capfd.readouterr().err == ''
   again = small_checkpoints.open_(tmp_path, keep=2)
   assert (again.latest_step, again.damaged) == (1, {})
   again.save(small_checkpoints.state(2.5, 2))
+  again.wait()
   restored = small_checkpoints.open_(tmp_path).restore(small_checkpoints.state(0.0))
   expected = small_checkpoints.params(2.5)['a']['lora_a']
   np.testing.assert_array_equal(restored.trainable['a', 'lora_a'], expected)
