@@ -1,11 +1,12 @@
 """Evaluates a team, untrained or from a checkpoint, beside what simpler systems give.
 
     python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
-      [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
+      [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
 
-Without --workdir the team is the untrained one. Questions, their number and the temperature
-are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and the figures
-(result.json); the same command goes on where it was stopped. See docs/evaluation.md.
+Without --workdir the team is the untrained one; --step names another checkpoint than the newest:
+its step, or "best", which is what the run's own evaluations found the best. Questions, their number
+and the temperature are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and
+the figures (result.json); the same command goes on where it was stopped. See docs/evaluation.md.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from agent_gspo.commands import command
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
+_STEP = flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".')
 _OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
 _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
 _MATCH = flags.DEFINE_string(
@@ -45,8 +47,10 @@ def main() -> None:
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
   saved = None
+  if _STEP.value and not _WORKDIR.value:
+    raise ValueError(f'--step={_STEP.value}: of which run? Give its --workdir.')
   if _WORKDIR.value:
-    saved = checkpoints.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+    saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
     saved.check_params(config)
   setup = setup_lib.build(parts)
   params, step, label = setup.params, 0, 'untrained'

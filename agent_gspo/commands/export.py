@@ -3,7 +3,8 @@
     python launch/export.py --workdir=runs/quickstart --out=models/quickstart
     python launch/export.py --workdir=runs/team --agent=solver --format=peft --out=models/solver
 
-The newest intact checkpoint is taken, with the config that it was made with. `hf` is a whole model,
+The newest intact checkpoint is taken, or that of --step=N, or (--step=best) the one that the run's
+own evaluations found the best; and the config that it was made with. `hf` is a whole model,
 adapters merged into its weights; `peft` is the adapter alone, and beside it in `base` the model
 that it adapts, if that has no Hugging Face folder of its own. Where each agent has a policy,
 --agent says whose is written.
@@ -18,6 +19,7 @@ from agent_gspo.commands import command
 FORMATS = ('hf', 'peft')
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run.')
+_STEP = flags.DEFINE_string('step', None, 'Which checkpoint: its step, or "best".')
 _OUT = flags.DEFINE_string('out', None, 'Folder for the model; made if it does not exist.')
 _AGENT = flags.DEFINE_string('agent', None, 'Whose policy, where they are several.')
 _FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adapter alone.')
@@ -32,7 +34,7 @@ def main() -> None:
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import checkpoints, disk
 
-  saved = checkpoints.newest(pathlib.Path(_WORKDIR.value) / 'checkpoints')
+  saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
   parts = config_lib.check(saved.config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)

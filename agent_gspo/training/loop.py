@@ -91,8 +91,9 @@ class Run:
   ):
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
+    saving = config['checkpoint']
     self.checkpoints = Checkpoints(
-      workdir / 'checkpoints', config, config['checkpoint']['keep'], allow_changes
+      workdir / 'checkpoints', config, saving['keep'], allow_changes, saving['keep_best']
     )
     self.setup = setup_lib.build(parts)
     self.programs = setup_lib.make_programs(self.setup)
@@ -152,14 +153,13 @@ class Run:
           untrained = config['evaluation']['untrained']
           if untrained == 'first' and not start:  # later that team is gone
             self._evaluate_state(state, 'untrained', progress)
-          every = config['evaluation']['every']
           for step in range(start, config['steps']):
             # Here and not after the step: a run that was killed in between does it as well.
-            if every and step and step % every == 0:
-              self._evaluate_state(state, 'during', progress)
+            if self._is_evaluated(step):
+              self._evaluate_state(state, records.DURING, progress)
             with self.interruption.deferred():
               state = self._step(state, progress)
-              if (step + 1) % config['checkpoint']['every'] == 0:
+              if self._is_saved(step + 1):
                 self.checkpoints.save(state)
             self.interruption.meet(hosts.any_of)
           with self.interruption.deferred():
@@ -175,6 +175,17 @@ class Run:
           raise
         self._show(record, progress)
     return record
+
+  def _is_evaluated(self, step: int) -> bool:
+    """Whether the state after so many steps is evaluated before the next one."""
+    every = self.config['evaluation']['every']
+    return every > 0 and step > 0 and step % every == 0
+
+  def _is_saved(self, step: int) -> bool:
+    """Whether the state after so many steps is saved, wherever the run ends."""
+    options = self.config['checkpoint']
+    may_be_best = options['keep_best'] > 0 and self._is_evaluated(step)
+    return step % options['every'] == 0 or may_be_best
 
   def _show(self, record: Mapping[str, Any], progress: Progress) -> None:
     """The closing table and the report; what goes wrong with them costs no run that is done."""
@@ -311,7 +322,9 @@ class Run:
       if (record.get('step'), record.get('label')) == (step, label):
         return record
     options = self.config['evaluation']
-    which = {'during': 'questions_during', records.SEEN: 'seen_questions'}.get(label, 'questions')
+    which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
+      label, 'questions'
+    )
     questions, split = options[which], 'train' if label == records.SEEN else options['split']
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
     record, batch = self.setup.evaluate(

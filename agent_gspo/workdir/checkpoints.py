@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from agent_gspo.config import renamed
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
-from agent_gspo.workdir import disk, step_folders
+from agent_gspo.workdir import best, disk, step_folders
 from agent_gspo.workdir.background import Background
 
 # Fields that may differ between the run that saved and the one that resumes: they
@@ -67,14 +68,16 @@ class Checkpoints:
     config: Mapping[str, Any],
     keep: int = 2,
     allow_changes: Collection[str] = (),
+    keep_best: int = 0,
   ):
     """Opens the directory, which need not exist.
 
     Args:
-      directory: of the checkpoints.
+      directory: of the checkpoints; what evaluations found lies in the folder above it.
       config: resolved config of this run, a nested dict of plain values.
       keep: newest checkpoints to keep.
       allow_changes: fields of `CHANGEABLE` that may differ from the checkpoint's.
+      keep_best: best checkpoints to keep, be they among the newest or not (see `best`).
 
     Raises:
       ValueError: the newest intact checkpoint was made with another config, or none is intact;
@@ -87,7 +90,8 @@ class Checkpoints:
           'another --workdir.'
         )
     self.changes: list[dict[str, Any]] = []
-    self._config, self._directory, self._keep = _as_json(config), directory.absolute(), keep
+    self._config, self._directory = _as_json(config), directory.absolute()
+    self._keep, self._keep_best = keep, keep_best
     self._directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = hosts.agreed(
       lambda: step_folders.newest_intact(self._directory)
@@ -130,7 +134,7 @@ class Checkpoints:
       step_folders.staging(self._directory)
     )
     if hosts.is_first():
-      adding = step_folders.adding(self._directory, step, self._keep)
+      adding = step_folders.adding(self._directory, step, self._kept)
     meetings = hosts.ThreadMeetings(_PATIENCE_SECONDS)
     with contextlib.ExitStack() as work:
       work.enter_context(disk.writing(f'checkpoint {step}', self._directory))
@@ -177,6 +181,11 @@ class Checkpoints:
       raise
     _meet(meetings)
     self.latest_step = step
+
+  def _kept(self, steps: list[int]) -> list[int]:
+    """Which checkpoints stay, as evaluations are at this moment."""
+    ranked = best.best_first(self._directory.parent) if self._keep_best else []
+    return steps[-self._keep :] + [s for s in ranked if s in steps][: self._keep_best]
 
   def restore(self, like: TrainState) -> TrainState:
     """The newest intact checkpoint, as a state with the shapes and placement of `like`.
@@ -260,6 +269,43 @@ def newest(directory: pathlib.Path) -> Saved:
   if step is None:
     raise FileNotFoundError(f'{directory} holds no checkpoint; give the --workdir of a run.')
   return _open(directory, step)
+
+
+def chosen(directory: pathlib.Path, which: str | None) -> Saved:
+  """A checkpoint by name.
+
+  Args:
+    directory: of the checkpoints of a run.
+    which: a step; or 'best', the best intact one of those that the run has evaluated (see
+      `best`); or None, the newest intact one. Damaged ones that are passed over are warned about.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    ValueError: there is none such; names those that there are.
+  """
+  there = step_folders.steps(directory)
+  if which is None or not there:
+    return newest(directory)
+  names = ', '.join(map(str, there))
+  if which == 'best':
+    for step in (step for step in best.best_first(directory.parent) if step in there):
+      if (reason := step_folders.problem(directory / str(step))) is None:
+        return _open(directory, step)
+      warnings.warn(f'{directory / str(step)} is damaged ({reason}): skipped', stacklevel=2)
+    raise ValueError(
+      f'--step=best: no intact checkpoint of {directory} has been evaluated in training (see '
+      f'checkpoint.keep_best). There are steps {names}.'
+    )
+  if which not in map(str, there):
+    raise ValueError(
+      f'--step={which}: {directory} holds no such checkpoint. There are steps {names}; or give '
+      'best.'
+    )
+  if reason := step_folders.problem(directory / which):
+    raise ValueError(
+      f'--step={which}: {directory / which} is damaged ({reason}). There are steps {names}.'
+    )
+  return _open(directory, int(which))
 
 
 def _open(directory: pathlib.Path, step: int) -> Saved:

@@ -20,6 +20,8 @@ CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
+# Label of an evaluation between training steps.
+DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
 

@@ -15,7 +15,7 @@ import pathlib
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 SUMS = 'SHA256SUMS'
 _UNFINISHED = 'unfinished'
@@ -90,16 +90,18 @@ def staging(directory: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def adding(directory: pathlib.Path, step: int, keep: int) -> Iterator[pathlib.Path]:
+def adding(
+  directory: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
+) -> Iterator[pathlib.Path]:
   """Gives a folder to write a checkpoint to; in the end it becomes that of `step`.
 
-  Whatever stops the block, the checkpoints there were are still there. Those beyond the
-  newest `keep` go only when the new one is on the disk.
+  Whatever stops the block, the checkpoints there were are still there. Those that are
+  not to be kept go only when the new one is on the disk.
 
   Args:
     directory: of the checkpoints.
     step: of the new one, which must not be there.
-    keep: newest checkpoints to keep, the new one included.
+    kept: of the steps that there are, the new one included and in rising order, those to keep.
   """
   clean(directory)
   folder = staging(directory)
@@ -111,7 +113,8 @@ def adding(directory: pathlib.Path, step: int, keep: int) -> Iterator[pathlib.Pa
     raise
   folder.rename(directory / str(step))
   _sync(directory)
-  for old in steps(directory)[:-keep]:
+  there = steps(directory)
+  for old in sorted(set(there).difference(kept(there))):
     # Renamed first: a folder with a step's name is never half of a checkpoint.
     (directory / str(old)).rename(directory / _REMOVED)
     clean(directory)

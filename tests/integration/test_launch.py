@@ -152,6 +152,18 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['export', f'--workdir={folder}/damaged', f'--out={folder}/out'],
       "'params/_METADATA' is missing). Put the files back from a copy; or remove that folder",
     ),
+    'no such step to export': (
+      ['export', f'--workdir={folder}/other', f'--out={folder}/out', '--step=7'],
+      '--step=7: ' + f'{folder}/other/checkpoints holds no such checkpoint. There are steps 0; or',
+    ),
+    'no evaluated step': (
+      ['evaluate', MICRO, f'--workdir={folder}/other', '--step=best'],
+      'has been evaluated in training (see checkpoint.keep_best). There are steps 0.',
+    ),
+    'step of no run': (
+      ['evaluate', MICRO, '--step=best'],
+      '--step=best: of which run? Give its --workdir.',
+    ),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }
 

@@ -35,13 +35,17 @@ def state(value: float, step: int = 0) -> state_lib.TrainState:
 
 
 def open_(
-  folder: pathlib.Path, keep: int = 1, allow_changes: Collection[str] = (), **sections
+  folder: pathlib.Path,
+  keep: int = 1,
+  allow_changes: Collection[str] = (),
+  keep_best: int = 0,
+  **sections,
 ) -> checkpoints.Checkpoints:
   """Those of the micro run in a folder; `sections` of its config may be set, or added to."""
   config = micro_run.get_config().to_dict()
   for section, fields in sections.items():
     config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields
-  return checkpoints.Checkpoints(folder, config, keep, allow_changes)
+  return checkpoints.Checkpoints(folder, config, keep, allow_changes, keep_best)
 
 
 def _largest(folder: pathlib.Path) -> pathlib.Path:

@@ -1,0 +1,35 @@
+"""Which steps of a run are the best, by its own evaluations."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+from agent_gspo.values import is_real, is_whole
+from agent_gspo.workdir import json_lines, records
+
+
+def best_first(workdir: json_lines.PathLike) -> list[int]:
+  """Steps that were evaluated during training, the best first.
+
+  The best has the highest accuracy (`task/accuracy` of its record labelled "during"); of those
+  alike the one that writes fewest tokens a question, of those the latest.
+
+  Args:
+    workdir: of the run, which may be going on.
+  """
+  scores: dict[int, tuple[float, float, int]] = {}
+  for _, record in json_lines.numbered(pathlib.Path(workdir) / records.EVALUATIONS):
+    if (
+      record is not None and record.get('label') == records.DURING and is_whole(record.get('step'))
+    ):
+      step = record['step']
+      accuracy = _number(record.get('task/accuracy'), -math.inf)
+      written = _number(record.get('tokens/written_per_question'), math.inf)
+      scores[step] = (accuracy, -written, step)  # of an evaluation done twice the later one
+  return sorted(scores, key=lambda step: scores[step], reverse=True)
+
+
+def _number(value: Any, otherwise: float) -> float:
+  return float(value) if is_real(value) and not math.isnan(value) else otherwise

@@ -1,0 +1,123 @@
+"""The best checkpoints stay beside the newest ones, and can be asked for."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import micro_run
+import pytest
+import small_checkpoints
+
+from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.workdir import best, checkpoints, records, step_folders
+
+
+def _record(step: int, accuracy: float | None, written: float | None = 9.0, label='during') -> str:
+  return json.dumps(
+    {
+      'step': step,
+      'label': label,
+      'task/accuracy': accuracy,
+      'tokens/written_per_question': written,
+    }
+  )
+
+
+def _evaluated(workdir: pathlib.Path, *lines: str) -> None:
+  with (workdir / records.EVALUATIONS).open('a') as file:
+    file.writelines(f'{line}\n' for line in lines)
+
+
+def _saved(workdir: pathlib.Path, steps, scores: dict[int, float], **keep) -> pathlib.Path:
+  """The checkpoints of a run that saves at each step and evaluates those that have a score."""
+  folder = workdir / 'checkpoints'
+  saver = small_checkpoints.open_(folder, **keep)
+  for step in steps:
+    saver.save(small_checkpoints.state(step + 0.5, step))
+    saver.wait()
+    if step in scores:
+      _evaluated(workdir, _record(step, scores[step]))
+  return folder
+
+
+def test_accuracy_then_tokens_then_the_later(tmp_path):
+  assert best.best_first(tmp_path) == []
+  _evaluated(
+    tmp_path,
+    _record(0, 1.0, label='untrained'),
+    _record(1, 0.5, 8.0),
+    _record(2, 0.5, 7.0),
+    _record(3, 0.25, 1.0),
+    _record(4, 0.5, 8.0),
+    _record(5, 0.1),
+    _record(9, 1.0, label='trained'),
+    _record(6, None),
+    _record(7, 0.5, None),
+    'what is no record',
+    '{"label": "during", "step": [8], "task/accuracy": 1.0}',
+    _record(5, 0.75),  # once more: this one counts
+    '{"label": "during", "step": 10, "task/acc',  # as it is being written
+  )
+  assert best.best_first(tmp_path) == [5, 2, 4, 1, 7, 3, 6]
+
+
+def test_the_best_stay_beside_the_newest(tmp_path):
+  scores = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.6, 6: 0.5}
+  folder = _saved(tmp_path, range(1, 8), scores, keep=2, keep_best=2)
+  assert step_folders.steps(folder) == [2, 4, 6, 7]
+  # The best may be among the newest, and a run that keeps fewer removes what is then too much.
+  folder = _saved(tmp_path, range(8, 10), {8: 0.95}, keep=2, keep_best=1)
+  assert step_folders.steps(folder) == [8, 9]
+
+
+def test_none_is_kept_unless_it_is_asked_for(tmp_path):
+  assert step_folders.steps(_saved(tmp_path, range(1, 5), {1: 1.0}, keep=2)) == [3, 4]
+
+
+def test_one_is_chosen_by_name(tmp_path, capsys):
+  folder = _saved(tmp_path, range(1, 4), {1: 0.2, 2: 0.9}, keep=3)
+  chosen = lambda which: checkpoints.chosen(folder, which).step
+  assert (chosen(None), chosen('best'), chosen('1')) == (3, 2, 1)
+  for which in ('4', '-1', '01', 'newest', ''):
+    with pytest.raises(
+      ValueError, match=rf'--step={which}: .*no such checkpoint. There are steps 1, 2, 3; or give'
+    ):
+      chosen(which)
+  small_checkpoints.DAMAGES['state flipped'](folder / '2')
+  with pytest.raises(ValueError, match=r'--step=2: .*/2 is damaged \(.*There are steps 1, 2, 3\.'):
+    chosen('2')
+  with pytest.warns(UserWarning, match='2 is damaged'):
+    assert chosen('best') == 1
+  (tmp_path / records.EVALUATIONS).unlink()
+  with pytest.raises(ValueError, match=r'--step=best: no intact .*evaluated.*There are steps 1, 2'):
+    chosen('best')
+  with pytest.raises(FileNotFoundError, match='holds no checkpoint; give the --workdir'):
+    checkpoints.chosen(tmp_path / 'none', 'best')
+
+
+def test_a_run_saves_what_it_evaluates(tmp_path, monkeypatch):
+  scores, evaluate = {1: 0.2, 2: 0.6, 3: 0.4}, setup_lib.Setup.evaluate
+
+  def scored(self, *arguments, **options):
+    record, batch = evaluate(self, *arguments, **options)
+    return {**record, 'task/accuracy': scores.get(record['step'], 1.0)}, batch
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', scored)
+  config = micro_run.changed(
+    steps=4,
+    sft__steps=0,
+    learner__minibatches=1,
+    evaluation__untrained='last',
+    evaluation__seen_questions=0,
+    evaluation__every=1,
+    evaluation__questions=2,
+    evaluation__questions_during=2,
+    checkpoint__every=100,
+    checkpoint__keep=1,
+    checkpoint__keep_best=1,
+  )
+  loop.train(config, tmp_path)
+  assert step_folders.steps(tmp_path / 'checkpoints') == [2, 4]
+  assert checkpoints.chosen(tmp_path / 'checkpoints', 'best').step == 2
