@@ -15,13 +15,26 @@ class Interruption:
   Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
   end (a second one does not wait).
 
-  A patient one raises in `meet` alone: where several processes must stop after the same step.
+  Where several processes must stop at the same place, it raises in `meet` and at the end of
+  `allowed` alone, to which all of them come.
+
+  Attributes:
+    tell: called with what a signal waits for ("this update") when it has to wait, in a thread of
+      its own: what the signal broke into may hold the terminal.
   """
 
-  def __init__(self, patient: bool = False):
-    self._patient, self._deferring = patient, patient
+  def __init__(self, any_of: Callable[[bool], bool] | None = None):
+    """Prepares; signals are caught from `__enter__` on.
+
+    Args:
+      any_of: whether something is so in one of several processes; None if there is one process.
+    """
+    self._any_of = any_of
+    self._deferring = self._patient = any_of is not None
     self._pending = False
+    self._what = 'what is under way'
     self._previous: dict[int, Any] = {}
+    self.tell: Callable[[str], None] = lambda what: None
 
   def __enter__(self) -> Interruption:
     if threading.current_thread() is threading.main_thread():
@@ -34,34 +47,46 @@ class Interruption:
       signal.signal(number, handler)
 
   @contextlib.contextmanager
-  def deferred(self) -> Iterator[None]:
-    """A block that the first signal does not break into."""
-    if self._patient:
+  def named(self, what: str) -> Iterator[None]:
+    """A block that `tell` calls so; nothing else."""
+    before, self._what = self._what, what
+    try:
       yield
+    finally:
+      self._what = before
+
+  @contextlib.contextmanager
+  def deferred(self, what: str) -> Iterator[None]:
+    """A block that the first signal does not break into; `what` it is."""
+    if self._patient:
+      with self.named(what):
+        yield
       return
     self._deferring = True
     try:
-      yield
+      with self.named(what):
+        yield
     finally:
       self._deferring = False
       pending, self._pending = self._pending, False
     if pending:
       raise KeyboardInterrupt
 
-  def meet(self, any_of: Callable[[bool], bool]) -> None:
-    """Raises where a signal has come to any of several processes; all of them call it.
-
-    Args:
-      any_of: whether it is so in one of the processes.
-    """
-    if self._patient and any_of(self._pending):
+  def meet(self) -> None:
+    """Raises where a signal has come to any of several processes; all of them call it."""
+    if self._any_of is not None and self._any_of(self._pending):
       raise KeyboardInterrupt
 
   @contextlib.contextmanager
-  def allowed(self) -> Iterator[None]:
-    """A part of a `deferred` block that the first signal does break into."""
+  def allowed(self, what: str) -> Iterator[None]:
+    """A part of a `deferred` block that the first signal does break into.
+
+    With several processes they meet at its end.
+    """
     if self._patient:
-      yield
+      with self.named(what):
+        yield
+      self.meet()
       return
     if self._pending:
       self._pending = False
@@ -75,6 +100,7 @@ class Interruption:
   def _handle(self, unused_number, unused_frame) -> None:
     if self._deferring and not self._pending:
       self._pending = True
+      threading.Thread(target=self.tell, args=(self._what,), daemon=True).start()
       return
     self._pending = False
     raise KeyboardInterrupt

@@ -61,14 +61,19 @@ def train(
     KeyboardInterrupt: after saving the last finished step.
   """
   parts = config_lib.check(config)
-  with lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext():
-    run = Run(parts, pathlib.Path(workdir), allow_changes)
+  with (
+    lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
+    # Several processes must stop together: a signal waits until they meet.
+    Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
+  ):
+    run = Run(parts, pathlib.Path(workdir), allow_changes, interruption)
     try:
       return run.go()
     except disk.WriteError as error:
       raise disk.WriteError(f'{error}. {run.way_on()}') from error
     finally:
-      run.close()
+      with interruption.deferred('the last save'):
+        run.close()
 
 
 def print_plan(config: Mapping[str, Any]) -> None:
@@ -87,10 +92,15 @@ class Run:
   """One process of one run."""
 
   def __init__(
-    self, parts: config_lib.Parts, workdir: pathlib.Path, allow_changes: Collection[str]
+    self,
+    parts: config_lib.Parts,
+    workdir: pathlib.Path,
+    allow_changes: Collection[str],
+    interruption: Interruption,
   ):
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
+    self.interruption = interruption
     saving = config['checkpoint']
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, saving['keep'], allow_changes, saving['keep_best']
@@ -129,51 +139,54 @@ class Run:
     changes = self.checkpoints.changes
     told = {'changes': changes} if changes else {}
     self.writer.config({**config, 'model_source': self.setup.source, **told})
-    # Several processes must stop together: a signal waits for the end of a step.
-    with Interruption(patient=hosts.count() > 1) as self.interruption:
-      fresh, start = self._begin()
-      title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
-      console = None if hosts.is_first() else Console(file=io.StringIO())
-      with Progress(config['steps'], start, title, console=console) as progress:
-        state = None
-        try:
-          if self.note:
-            progress.note(self.note)
-          if self.setup.plan is not None:
-            progress.note('\n'.join(self.setup.plan.lines()))
-          progress.note(self._ties())
-          if self.resumed:
-            progress.note(f'resumed from the checkpoint at step {start}')
-          for step, reason in self.checkpoints.damaged.items():
-            progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
-          for change in changes:
-            progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
+    fresh, start = self._begin()
+    title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
+    console = None if hosts.is_first() else Console(file=io.StringIO())
+    with Progress(config['steps'], start, title, console=console) as progress:
+      self.interruption.tell = lambda what: progress.note(
+        f'interrupted: stopping after {what} (a second signal stops at once)'
+      )
+      state = None
+      try:
+        if self.note:
+          progress.note(self.note)
+        if self.setup.plan is not None:
+          progress.note('\n'.join(self.setup.plan.lines()))
+        progress.note(self._ties())
+        if self.resumed:
+          progress.note(f'resumed from the checkpoint at step {start}')
+        for step, reason in self.checkpoints.damaged.items():
+          progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
+        for change in changes:
+          progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
+        with self.interruption.named('the warm start'):
           state = self._warm_start(fresh, progress)
-          del fresh  # or its memory would stay taken
-          untrained = config['evaluation']['untrained']
-          if untrained == 'first' and not start:  # later that team is gone
-            self._evaluate_state(state, 'untrained', progress)
-          for step in range(start, config['steps']):
-            # Here and not after the step: a run that was killed in between does it as well.
-            if self._is_evaluated(step):
-              self._evaluate_state(state, records.DURING, progress)
-            with self.interruption.deferred():
-              state = self._step(state, progress)
-              if self._is_saved(step + 1):
-                self.checkpoints.save(state)
-            self.interruption.meet(hosts.any_of)
-          with self.interruption.deferred():
-            self.checkpoints.save(state)
-          record = self._evaluate_state(state, 'trained', progress)
-          if config['evaluation']['seen_questions']:
-            self._evaluate_state(state, records.SEEN, progress)
-          if untrained == 'last':
-            self._evaluate_once(self.setup.params, 0, 'untrained', progress)
-          self.checkpoints.wait()
-        except KeyboardInterrupt:
-          self._save_interrupted(state, progress)
-          raise
-        self._show(record, progress)
+        self.interruption.meet()
+        del fresh  # or its memory would stay taken
+        untrained = config['evaluation']['untrained']
+        if untrained == 'first' and not start:  # later that team is gone
+          self._evaluate_state(state, 'untrained', progress)
+        for step in range(start, config['steps']):
+          # Here and not after the step: a run that was killed in between does it as well.
+          if self._is_evaluated(step):
+            self._evaluate_state(state, records.DURING, progress)
+          with self.interruption.deferred('this update'):
+            state = self._step(state, progress)
+            if self._is_saved(step + 1):
+              self.checkpoints.save(state)
+          self.interruption.meet()
+        with self.interruption.deferred('this save'):
+          self.checkpoints.save(state)
+        record = self._evaluate_state(state, 'trained', progress)
+        if config['evaluation']['seen_questions']:
+          self._evaluate_state(state, records.SEEN, progress)
+        if untrained == 'last':
+          self._evaluate_once(self.setup.params, 0, 'untrained', progress)
+        self.checkpoints.wait()
+      except KeyboardInterrupt:
+        self._save_interrupted(state, progress)
+        raise
+      self._show(record, progress)
     return record
 
   def _is_evaluated(self, step: int) -> bool:
@@ -266,7 +279,7 @@ class Run:
         sft_cache.save(self.config, params)
       done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = setup_lib.init_state(self.setup, self.programs, params)
-    with self.interruption.deferred():
+    with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
     return state
@@ -275,7 +288,11 @@ class Run:
     """A training step, and what is kept of it."""
     try:
       result = train_step(
-        self.setup, self.programs, state, progress, interruptible=self.interruption.allowed
+        self.setup,
+        self.programs,
+        state,
+        progress,
+        interruptible=lambda: self.interruption.allowed('this rollout'),
       )
     except NonFiniteLossError as error:
       self._end_saving()
@@ -327,12 +344,13 @@ class Run:
     )
     questions, split = options[which], 'train' if label == records.SEEN else options['split']
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
-    record, batch = self.setup.evaluate(
-      params, label=label, step=step, questions=questions, split=split, progress=show
-    )
-    baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
+    with self.interruption.named('this evaluation'):
+      record, batch = self.setup.evaluate(
+        params, label=label, step=step, questions=questions, split=split, progress=show
+      )
+      baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
     kept = range(min(options['transcripts'], len(batch.episodes)))
-    with self.interruption.deferred():
+    with self.interruption.deferred('this evaluation'):
       # What a killed process has written of this evaluation; its record comes last.
       self.writer.drop(step, {label, *(b['label'] for b in baselines)})
       self.writer.transcripts(transcripts.records(batch, kept, step=step, split=split, label=label))
@@ -344,6 +362,7 @@ class Run:
       f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
       f'{record["comm/silence_rate"]:.0%} silent'
     )
+    self.interruption.meet()
     return record
 
   def _evaluations(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pathlib
+import queue
 import resource
 import shutil
 import signal
@@ -18,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import micro_run
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+import run_comparison
 import small_checkpoints
+from run_comparison import records, saved
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.reporting import html_report
@@ -31,41 +33,14 @@ from agent_gspo.training import train_step as step_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import NonFiniteLossError, Programs
-from agent_gspo.workdir import checkpoints, disk, json_lines
+from agent_gspo.workdir import checkpoints, disk
 
 STEPS = micro_run.get_config().steps
 
 
-def saved(workdir: pathlib.Path, step: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
-  """Step and all arrays of a checkpoint, by default the newest, as they lie on the disk."""
-  with ocp.CheckpointManager((workdir / 'checkpoints').absolute()) as manager:
-    items = {name: ocp.args.StandardRestore() for name in ('params', 'state')}
-    step = manager.latest_step() if step is None else step
-    found = manager.restore(step, args=ocp.args.Composite(**items))
-  return step, {f'{name}/{k}': np.asarray(v) for name in items for k, v in found[name].items()}
-
-
-def records(workdir: pathlib.Path, name: str) -> list[dict]:
-  """The records of a file without what depends on the clock and the machine."""
-  clock = ('time/', 'memory/', 'seconds')
-  return [
-    {key: value for key, value in record.items() if not key.startswith(clock)}
-    for record in json_lines.iterate(workdir / name)
-  ]
-
-
 def assert_same_run(workdir: pathlib.Path) -> None:
-  """Compares a finished run with the one that nothing interrupted."""
-  reference = micro_run.finished()
-  step, arrays = saved(workdir)
-  expected_step, expected = saved(reference)
-  assert step == expected_step == STEPS
-  assert arrays.keys() == expected.keys()
-  for name, array in arrays.items():
-    np.testing.assert_array_equal(array, expected[name], err_msg=name)
-  for name in ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl'):
-    assert records(workdir, name) == records(reference, name), name
-  assert [r['step'] for r in records(workdir, 'metrics.jsonl')] == list(range(1, STEPS + 1))
+  """Compares a finished micro run with the one that nothing interrupted."""
+  run_comparison.assert_same_run(workdir, micro_run.finished(), STEPS)
 
 
 def stop(command: list[str], workdir: pathlib.Path, lines: int, number: int) -> tuple[int, str]:
@@ -372,7 +347,7 @@ def test_interruption_waits_for_the_end_of_a_block():
   done = []
 
   def block(interruption, *signals):
-    with interruption.deferred():
+    with interruption.deferred('this'):
       for number in signals:
         signal.raise_signal(number)
         done.append(number)
@@ -389,6 +364,65 @@ def test_interruption_waits_for_the_end_of_a_block():
     assert done == [signal.SIGTERM, signal.SIGINT]
     block(interruption)
   assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_several_processes_meet_where_nothing_is_lost():
+  told, elsewhere = queue.Queue(), []
+  with Interruption(lambda flag: flag or bool(elsewhere)) as interruption:
+    interruption.tell = told.put
+    interruption.meet()
+    with interruption.deferred('an update'):
+      signal.raise_signal(signal.SIGTERM)
+    assert told.get(timeout=5) == 'an update'
+    with pytest.raises(KeyboardInterrupt):
+      interruption.meet()
+  with Interruption(lambda flag: flag or bool(elsewhere)) as interruption:
+    with interruption.deferred('an update'), interruption.allowed('a rollout'):
+      pass
+    with pytest.raises(KeyboardInterrupt), interruption.allowed('a rollout'):
+      elsewhere.append(signal.SIGTERM)  # to another process
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):  # the second one does not wait
+      signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, capsys, compiled):
+  """As one of several would, to whom a signal comes at bad moments."""
+  micro_run.finished()
+  monkeypatch.setattr(loop, 'Interruption', lambda unused: Interruption(lambda flag: flag))
+  config = micro_run.get_config().to_dict()
+  go = lambda: loop.train(config, tmp_path)
+
+  def interrupt(owner, name, what, expected, calls=1):
+    """Goes until a signal comes at a call of a function, whose end it waits for."""
+    real, left = getattr(owner, name), [None] * calls
+
+    def interrupted(*arguments, **options):
+      left and left.pop()
+      if not left:
+        signal.raise_signal(signal.SIGTERM)
+        left.append(None)
+        monkeypatch.setattr(owner, name, real)
+      return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      go()
+    output = ' '.join(capsys.readouterr().out.split())
+    assert f'interrupted: stopping after {what} (a second signal stops at once)' in output
+    assert f'saved step {expected}; the same command goes on from there' in output
+    assert saved(tmp_path)[0] == expected
+
+  interrupt(Programs, 'optimizer_step', 'the warm start', 0)
+  assert not (tmp_path / 'eval.jsonl').exists()
+  interrupt(setup_lib.Setup, 'evaluate', 'this evaluation', 0)
+  assert records(tmp_path, 'eval.jsonl')[-1]['label'] == 'untrained'
+  interrupt(step_lib, 'collect', 'this rollout', 2, calls=3)
+  interrupt(Programs, 'optimizer_step', 'this update', 3)
+  interrupt(setup_lib.Setup, 'evaluate', 'this evaluation', 4)
+  go()
+  assert_same_run(tmp_path)
 
 
 def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
