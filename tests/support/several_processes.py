@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import time
+from typing import IO
 
 import micro_run
 import pytest
@@ -37,7 +38,9 @@ def _mesh(devices: int) -> list[str]:
   return ['--config.mesh.data=-1', f'--config.mesh.fsdp={fsdp}', f'--config.mesh.tensor={tensor}']
 
 
-def start(workdir: pathlib.Path, processes: int, devices: int) -> list[subprocess.Popen]:
+def start(
+  workdir: pathlib.Path, processes: int, devices: int, output: int | IO[bytes] = subprocess.PIPE
+) -> list[subprocess.Popen]:
   """The processes of a run with so many devices each, started together."""
   environment = {
     **micro_run.environment(),
@@ -57,7 +60,7 @@ def start(workdir: pathlib.Path, processes: int, devices: int) -> list[subproces
       ),
       env=environment,
       cwd=micro_run.folder(),
-      stdout=subprocess.PIPE,
+      stdout=output,
       stderr=subprocess.STDOUT,
       text=True,
     )
