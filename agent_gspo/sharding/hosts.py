@@ -9,7 +9,6 @@ have `ThreadMeetings`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pickle
@@ -121,25 +120,22 @@ class ThreadMeetings:
       seconds: to wait at most for the others at each.
     """
     self._key, self._met = f'agent_gspo/meetings/{next(_MEETINGS)}', 0
-    self._milliseconds = int(1000 * seconds)
+    self._milliseconds, self._problem = int(1000 * seconds), ''
 
   def meet(self, problem: str = '') -> str:
-    """Waits for the others; gives what is wrong with the first that has a problem, '' if none has.
+    """Waits for the others; gives the first process's problem that has one, '' if none has.
+
+    After a problem there is no further meeting: this gives the same again, at once.
 
     Args:
-      problem: what is wrong with this process; with one, it does not wait.
+      problem: what is wrong with this process.
     """
-    if count() == 1:
-      return problem
-    key, client = f'{self._key}/{self._met}', cast(Any, distributed.global_state.client)
+    if count() == 1 or self._problem:
+      return self._problem or problem
+    client = cast(Any, distributed.global_state.client)
+    keys = [f'{self._key}/{self._met}/{index}' for index in range(count())]
     self._met += 1
-    if problem:
-      with contextlib.suppress(Exception):  # the service may have ended, and the others with it
-        client.key_value_set(f'{key}/{jax.process_index()}', problem)
-      return problem
-    client.key_value_set(f'{key}/{jax.process_index()}', _FINE)
-    told = (
-      client.blocking_key_value_get(f'{key}/{index}', self._milliseconds)
-      for index in range(count())
-    )
-    return next((text for text in told if text != _FINE), '')
+    client.key_value_set(keys[jax.process_index()], problem or _FINE)
+    told = [client.blocking_key_value_get(key, self._milliseconds) for key in keys]
+    self._problem = next((text for text in told if text != _FINE), '')
+    return self._problem

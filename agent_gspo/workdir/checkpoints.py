@@ -173,12 +173,11 @@ class Checkpoints:
     meetings: hosts.ThreadMeetings,
   ) -> None:
     """What the background does of a save; all processes end it alike."""
-    try:
+    with _told(meetings):
       with rest_of_it:  # the first seals the folder, gives it its name, removes old ones
-        orbax.wait_until_finished()
-    except BaseException as error:
-      meetings.meet(problem=str(error) or type(error).__name__)
-      raise
+        # All end their parts before the first removes a folder that one could not write to.
+        with _told(meetings), disk.writing(f'checkpoint {step}', self._directory):
+          orbax.wait_until_finished()
     _meet(meetings)
     self.latest_step = step
 
@@ -326,7 +325,18 @@ def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer
   return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
 
 
+@contextlib.contextmanager
+def _told(meetings: hosts.ThreadMeetings) -> Iterator[None]:
+  """What goes wrong in the block is told to the other processes, who raise it as well."""
+  try:
+    yield
+  except BaseException as error:
+    meetings.meet(str(error) or type(error).__name__)
+    raise
+
+
 def _meet(meetings: hosts.ThreadMeetings) -> None:
+  """Waits for the other processes, and raises what is wrong with one of them."""
   if problem := meetings.meet():
     raise disk.WriteError(problem)
 

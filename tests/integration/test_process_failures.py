@@ -1,9 +1,12 @@
 """What ends one of several processes ends all of them, and the rerun goes on."""
 
+import re
 import signal
 
 import pytest
 import several_processes
+
+from agent_gspo.workdir import step_folders
 
 
 @pytest.mark.slow
@@ -30,3 +33,19 @@ def test_sigterm_to_one_process_saves_and_ends_all(tmp_path):
   assert [status for status, _ in ends] == [130, 130], ends
   several_processes.run(workdir, 1, 4)  # with another number of processes
   several_processes.assert_same_figures(workdir, several_processes.alone())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('full', [0, 1])
+def test_a_disk_that_is_full_for_one_process_ends_all_with_its_line(tmp_path, full):
+  """Its part of a checkpoint is written by a thread; those of the others wait for that."""
+  workdir = tmp_path / 'run'
+  limited = ['bash', '-c', 'ulimit -f 20; exec "$@"', 'bash']  # blocks of 1024 bytes
+  started = several_processes.start(
+    workdir, 2, 1, under=lambda index: limited if index == full else []
+  )
+  for status, output in several_processes.ends(started):
+    assert status == 2, output
+    line = rf'error: checkpoint 0 could not be written to {workdir}/checkpoints: File too large\. '
+    assert re.search(line + 'There is no checkpoint yet: make room', output), output
+  assert step_folders.steps(workdir / 'checkpoints') == []

@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from typing import IO
 
 import micro_run
@@ -39,9 +40,21 @@ def _mesh(devices: int) -> list[str]:
 
 
 def start(
-  workdir: pathlib.Path, processes: int, devices: int, output: int | IO[bytes] = subprocess.PIPE
+  workdir: pathlib.Path,
+  processes: int,
+  devices: int,
+  output: int | IO[bytes] = subprocess.PIPE,
+  under: Callable[[int], list[str]] = lambda index: [],
 ) -> list[subprocess.Popen]:
-  """The processes of a run with so many devices each, started together."""
+  """The processes of a run with so many devices each, started together.
+
+  Args:
+    workdir: of the run.
+    processes: how many.
+    devices: of each.
+    output: where to.
+    under: of each process the command that runs its command, if there is one.
+  """
   environment = {
     **micro_run.environment(),
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
@@ -51,7 +64,8 @@ def start(
     together = [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={processes}']
   return [
     subprocess.Popen(
-      micro_run.train_command(
+      under(index)
+      + micro_run.train_command(
         workdir,
         *_OPTIONS,
         *_mesh(processes * devices),
