@@ -52,7 +52,7 @@ def imitate(
     config: of the run. Of a pretrained model with adapters these alone are trained; of one
       from scratch all but them, so that it is the base that they adapt.
     placement: of `params`, and of the rows of micro-batches.
-    progress: called with (finished steps, mean log-prob a token).
+    progress: called with (finished steps, loss in nats a token).
 
   Raises:
     NonFiniteLossError: names the step.
@@ -103,7 +103,7 @@ def imitate(
       raise NonFiniteLossError(
         f'{error} in step {step + 1} of the warm start. Lower sft.learning_rate.'
       ) from None
-    progress(step + 1, metrics['policy/objective'])
+    progress(step + 1, -metrics['policy/objective'])
   return state_lib.merge({**state.trainable, **aside}, state.frozen)
 
 
