@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 
@@ -131,7 +132,11 @@ def clean(directory: pathlib.Path) -> None:
   """Removes what a process that was killed left of a checkpoint."""
   for name in (_UNFINISHED, _REMOVED):
     for path in directory.glob(f'{name}*'):
-      shutil.rmtree(path, ignore_errors=True)
+      for _ in range(20):  # writers that a full disk did not stop may still add to it
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+          break
+        time.sleep(0.05)
 
 
 def _seal(folder: pathlib.Path) -> None:

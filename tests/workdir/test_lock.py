@@ -61,7 +61,7 @@ def test_a_folder_is_held_until_its_holder_is_gone(held):
 
 def test_a_second_run_in_a_workdir_ends_at_once(held, monkeypatch):
   folder, process = held
-  monkeypatch.setattr(setup_lib, 'load_model', lambda *_, **__: pytest.fail('loaded a model'))
+  monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
   with pytest.raises(lock.FolderInUseError, match=f'in use by process {process.pid}'):
     loop.train(micro_run.get_config().to_dict(), folder)
   assert [path.name for path in folder.iterdir()] == ['lock']
