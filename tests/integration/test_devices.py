@@ -142,6 +142,7 @@ def test_mesh_changes_no_update(name, mesh):
   assert figures[1] > 0.01  # there is a gradient to compare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', MESHES)
 def test_mesh_changes_no_sample(mesh):
   found = _found(_SAMPLE, mesh)

@@ -336,6 +336,7 @@ def test_logprobs_of_all_agents_equal_those_of_each_alone():
   assert np.abs(first[0] - first[1]).max() > 0.05  # equal words, different agents
 
 
+@pytest.mark.slow
 def test_gradient_of_all_agents_is_that_of_each_alone():
   """Also of the KL term, towards the model without adapters."""
   kl = 0.3
@@ -528,6 +529,7 @@ def _export(folder, out, *options):
   return micro_run.run(micro_run.command('export', f'--workdir={folder}', f'--out={out}', *options))
 
 
+@pytest.mark.slow
 def test_export_command_writes_the_policy_of_one_agent(workdir, tmp_path):
   folder, setup, params = workdir
   done = _export(folder, tmp_path / 'solver', '--agent=solver', '--format=peft')

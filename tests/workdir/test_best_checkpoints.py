@@ -97,6 +97,7 @@ def test_one_is_chosen_by_name(tmp_path, capsys):
     checkpoints.chosen(tmp_path / 'none', 'best')
 
 
+@pytest.mark.slow
 def test_a_run_saves_what_it_evaluates(tmp_path, monkeypatch):
   scores, evaluate = {1: 0.2, 2: 0.6, 3: 0.4}, setup_lib.Setup.evaluate
 
