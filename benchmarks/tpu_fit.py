@@ -2,7 +2,7 @@
 
     pip install ".[tpu]"
     python benchmarks/tpu_fit.py --jobs=2                    # all cells not done yet: hours
-    python benchmarks/tpu_fit.py --models=qwen2.5-0.5b --slices=v5e-8 --programs=update
+    python benchmarks/tpu_fit.py --models=qwen2.5-0.5b:0 --slices=v5e-8 --programs=update
     python benchmarks/tpu_fit.py --table                     # of what is done, compiles nothing
 
 A cell is a model, a slice, a program and a row length; each is compiled by `tpu_compile.py` in a

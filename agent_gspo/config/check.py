@@ -114,6 +114,11 @@ class Parts:
   note: str
   training: bool
 
+  @property
+  def keeps_reference(self) -> bool:
+    """Whether something asks for the policy that the run began with."""
+    return self.config['objective']['kl_coef'] > 0 or self.reward.needs_reference
+
 
 def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   """Builds the cheap parts and checks the rest, before a model is loaded.

@@ -31,8 +31,6 @@ def update(config: ModelConfig, positions: int, seen: float, predicted: int) -> 
 
   Under LoRA the weights themselves have no gradients. Arguments as of `forward`.
   """
-  weights = 2.0 * (
-    positions * body_weights(config) + predicted * config.embed_dim * config.vocab_size
-  )
-  rest = forward(config, positions, seen, predicted) - weights
-  return (2 if config.lora_rank else 3) * weights + 3 * rest
+  weights = forward(config, positions, 0, predicted)
+  scores = forward(config, positions, seen, predicted) - weights
+  return (2 if config.lora_rank else 3) * weights + 3 * scores

@@ -148,7 +148,10 @@ def layout(
       used = [None if axis == 'fsdp' else axis for axis in kept]
       kernels[module] = on_mesh(kept), on_mesh(PartitionSpec(*used))
   lookup = None
-  if placement.cut_by_fsdp and config.embed_dim % placement.mesh.shape['fsdp'] == 0:
+  table = parameter_spec(
+    'embed/embedding', (config.vocab_size, config.embed_dim), config, placement
+  )
+  if placement.cut_by_fsdp and table[-1] == 'fsdp':
     lookup = on_mesh(PartitionSpec('data')), on_mesh(PartitionSpec('data', None, 'fsdp'))
   return Layout(rows, lookup, kernels)
 

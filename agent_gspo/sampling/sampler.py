@@ -131,6 +131,22 @@ class Sampler:
     moves: tuple[Any, ...] = (self.keep, self.take)
     return sum(f._cache_size() for f in rollout + moves)
 
+  def prompt_columns(self, longest: int) -> int:
+    """Columns of a row of prompts, the longest of which has so many tokens."""
+    return max(self.prefill_length, bucket(longest, 64))
+
+  def pool_rows(self, rows: int) -> int:
+    """Rows of a shard's pool that holds so many rows of prompts."""
+    return bucket(-(-rows // self.prefill_rows), 1) * self.prefill_rows
+
+  def cache_columns(self, longest: int) -> int:
+    """Columns of a cache for prompts of so many tokens at most, without those of messages."""
+    return bucket(longest, 32)
+
+  def batch_rows(self, messages: int) -> int:
+    """Rows of a shard's batch that decodes so many messages."""
+    return bucket(messages, self.smallest_batch)
+
   def __call__(
     self,
     params: Params,
@@ -163,7 +179,7 @@ class Sampler:
     n, longest = len(prompts), max(map(len, prompts))
     # A block of prompts a shard: the samples of a group stand side by side, so they stay together.
     blocks = np.array_split(np.arange(n), self.shards)
-    width = max(self.prefill_length, bucket(longest, 64))
+    width = self.prompt_columns(longest)
     trees = [
       prefix_tree.pack(
         [prompts[n] for n in some],
@@ -179,16 +195,14 @@ class Sampler:
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = stop_ids
     control = (jnp.float32(temperature), stops)
-    columns = bucket(longest, 32)
+    columns = self.cache_columns(longest)
     tokens = np.zeros((n, self.max_new_tokens), np.int32)
     logprobs = np.zeros((n, self.max_new_tokens), np.float32)
     count = np.zeros(n, np.int32)
     longest_block = len(blocks[0])
     for first in range(0, longest_block, self.decode_rows):
       last = min(first + self.decode_rows, longest_block)
-      owner = _padded(
-        [block[first:last] for block in blocks], bucket(last - first, self.smallest_batch)
-      )
+      owner = _padded([block[first:last] for block in blocks], self.batch_rows(last - first))
       rows = self._rows(trees, owner, first, columns, limits, keys, adapters)
       state = self.start(params, pool, (*rows, *control), self.max_new_tokens)
       if last == longest_block:
@@ -239,9 +253,7 @@ class Sampler:
       live = np.asarray(state.live).reshape(owner.shape)
       if not live.any():
         return
-      kept = _padded(
-        [np.flatnonzero(x) for x in live], bucket(live.sum(axis=1).max(), self.smallest_batch)
-      )
+      kept = _padded([np.flatnonzero(x) for x in live], self.batch_rows(live.sum(axis=1).max()))
       owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
       real, kept = self.placement.shard_rows(
         (kept.reshape(-1) >= 0, np.maximum(kept, 0).reshape(-1))
@@ -281,7 +293,7 @@ class Sampler:
   def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], adapted: bool):
     """Runs rows of each tree, a few at a time, into one buffer of keys, values, hidden states."""
     step, count = self.prefill_rows, max(len(tree.tokens) for tree in trees)
-    pool = self.pool(self.shards * bucket(-(-count // step), 1) * step, trees[0].tokens.shape[1])
+    pool = self.pool(self.shards * self.pool_rows(count), trees[0].tokens.shape[1])
     for first in range(0, count, step):
       some = np.arange(first, first + step)
       tokens, positions, subtree_end, adapter = (

@@ -36,6 +36,11 @@ class Placement:
     return 1 if self.mesh is None else self.mesh.shape[axis]
 
   @property
+  def devices(self) -> int:
+    """Number of devices."""
+    return math.prod(self.size(axis) for axis in AXES)
+
+  @property
   def row_shards(self) -> int:
     """Number of devices, or groups of them, that have rows of their own."""
     return math.prod(self.size(axis) for axis in ROWS)

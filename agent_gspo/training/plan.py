@@ -16,7 +16,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import init_params
-from agent_gspo.sampling.sampler import Sampler, bucket
+from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
 from agent_gspo.training import state as state_lib
@@ -133,13 +133,7 @@ def make(
     prompts: of each agent.
   """
   config, team, model = parts.config, parts.team, sampler.config
-  state = state_bytes(
-    model,
-    placement,
-    optimizer,
-    reference=parts.training
-    and (config['objective']['kl_coef'] > 0 or parts.reward.needs_reference),
-  )
+  state = state_bytes(model, placement, optimizer, reference=parts.keeps_reference)
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   options = config['evaluation']
@@ -149,15 +143,15 @@ def make(
   loads = [_load(layer, round_, prompts, batch, group) for round_, _, layer in team.turns]
   shards = sampler.shards * hosts.count()
   longest = max(max(p.turns) for p in prompts)
-  width = max(sampler.prefill_length, bucket(longest, 64))
+  width = sampler.prompt_columns(longest)
   rows = -(-max(read for read, _ in loads) // (width * shards))
   messages = -(-max(spoken for _, spoken in loads) // shards)
   programs = rollout_programs(
     sampler,
     width=width,
-    rows=rows,
-    columns=bucket(longest, 32),
-    messages=bucket(min(messages, sampler.decode_rows), sampler.smallest_batch),
+    rows=sampler.pool_rows(rows),
+    columns=sampler.cache_columns(longest),
+    messages=sampler.batch_rows(min(messages, sampler.decode_rows)),
   )
   caps = sum(team.message_cap(agent) for _, _, layer in team.turns for agent in layer)
   read, written = sum(read for read, _ in loads), batch * group * caps
@@ -184,7 +178,7 @@ def make(
     work += flops.update(model, learnt, seen, written)
     work += scored * flops.forward(model, learnt, seen, written)
   return Plan(
-    devices=jax.device_count() if placement.mesh is not None else 1,
+    devices=placement.devices,
     state=state,
     programs=programs,
     memory=_memory(),
@@ -287,6 +281,7 @@ def _load(
   return questions * read, questions * group * len(layer)
 
 
+@functools.cache  # traced once: half a second of the start of a run
 def _params(model: ModelConfig) -> Any:
   return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
 

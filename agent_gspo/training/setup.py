@@ -253,7 +253,7 @@ def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
     shardings=lambda state: partition.shardings(state, setup.model.config, setup.placement),
     lambda_tok=setup.budget.lambda_tok,
     lora=config['model']['lora_rank'] > 0,
-    keep_reference=config['objective']['kl_coef'] > 0 or setup.reward.needs_reference,
+    keep_reference=setup.keeps_reference,
     num_questions=len(setup.questions),
   )
 
