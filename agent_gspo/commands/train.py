@@ -23,6 +23,9 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
 _PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
+_HEARTBEAT = flags.DEFINE_integer(
+  'heartbeat_timeout_s', 100, 'Seconds without a sign after which a process counts as dead.'
+)
 _PLAN = flags.DEFINE_bool(
   'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
 )
@@ -37,13 +40,15 @@ def main() -> None:
   if not _WORKDIR.value and not _PLAN.value:
     raise ValueError('--workdir is missing; name a folder for the run.')
   from agent_gspo.sharding import hosts
-  from agent_gspo.training import loop
+  from agent_gspo.training import interruption, loop
 
-  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _HEARTBEAT.value)
   if _PLAN.value:
     loop.print_plan(config)
   else:
     loop.train(config, str(_WORKDIR.value), _CHANGES.value)
+    if hosts.count() > 1:
+      interruption.ignore()  # one that died while it waits for the others would fail them all
 
 
 def cli() -> None:

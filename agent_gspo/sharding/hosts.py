@@ -25,7 +25,9 @@ _MEETINGS = itertools.count()
 _FINE = 'fine'
 
 
-def connect(coordinator: str = '', processes: int = 0, index: int = -1) -> None:
+def connect(
+  coordinator: str = '', processes: int = 0, index: int = -1, heartbeat_seconds: int = 100
+) -> None:
   """Joins the other processes; the first thing a process does with JAX.
 
   Without arguments JAX asks Slurm or the TPU's own environment, where there is one; elsewhere this
@@ -35,10 +37,14 @@ def connect(coordinator: str = '', processes: int = 0, index: int = -1) -> None:
     coordinator: address of process 0, `host:port`.
     processes: number of them.
     index: of this one.
+    heartbeat_seconds: a process that gives no sign for so long has died, so the others end; the
+      default is JAX's own.
 
   Raises:
     ValueError: some of the arguments are given, but not all; or they do not fit together.
   """
+  if heartbeat_seconds < 1:
+    raise ValueError(f'--heartbeat_timeout_s={heartbeat_seconds} must be at least 1.')
   told = {
     'coordinator': bool(coordinator),
     'num_processes': processes > 0,
@@ -47,12 +53,14 @@ def connect(coordinator: str = '', processes: int = 0, index: int = -1) -> None:
   if all(told.values()):
     if index >= processes:
       raise ValueError(f'--process_id={index} must be below --num_processes={processes}.')
-    jax.distributed.initialize(coordinator, processes, index)
+    jax.distributed.initialize(
+      coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds
+    )
   elif any(told.values()):
     missing = ', '.join(f'--{name}' for name, given in told.items() if not given)
     raise ValueError(f'{missing} missing: give all of {", ".join(f"--{name}" for name in told)}.')
   elif _is_one_of_several(os.environ):
-    jax.distributed.initialize()
+    jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_seconds)
 
 
 def _is_one_of_several(environ: Mapping[str, str]) -> bool:

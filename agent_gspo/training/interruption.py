@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interruption:
   """Turns SIGINT and SIGTERM into `KeyboardInterrupt`, but not while state is changing.
@@ -38,7 +40,7 @@ class Interruption:
 
   def __enter__(self) -> Interruption:
     if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGINT, signal.SIGTERM):
+      for number in _NUMBERS:
         self._previous[number] = signal.signal(number, self._handle)
     return self
 
@@ -104,3 +106,9 @@ class Interruption:
       return
     self._pending = False
     raise KeyboardInterrupt
+
+
+def ignore() -> None:
+  """From here on signals change nothing: for a process whose work is done."""
+  for number in _NUMBERS:
+    signal.signal(number, signal.SIG_IGN)

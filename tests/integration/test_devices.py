@@ -38,7 +38,7 @@ weights = rng.normal(size=len(messages)).astype(np.float32)
 found = {}
 for mesh in MESHES:
   where = placement.make_placement(dict(zip(placement.AXES, mesh)))
-  for name in ('gspo', 'dapo'):
+  for name in LOSSES:
     updater = Programs(
       Transformer(tiny.CONFIG, partition.layout(tiny.CONFIG, where, where.replica_rows)),
       losses.make(name), optax.sgd(0.1), 0.8,
@@ -108,16 +108,18 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
 """
 
 
-def _found(script: str, mesh: tuple[int, int, int]) -> dict:
-  return _run(script, tuple(OTHERS if mesh in OTHERS else SOME))
+def _found(script: str, mesh: tuple[int, int, int], *losses: str) -> dict:
+  return _run(script, tuple(OTHERS if mesh in OTHERS else SOME), losses)
 
 
 @functools.cache
-def _run(script: str, meshes: tuple[tuple[int, int, int], ...] = ()) -> dict:
+def _run(
+  script: str, meshes: tuple[tuple[int, int, int], ...] = (), losses: tuple[str, ...] = ()
+) -> dict:
   """What a script leaves in `found`, for one device and some meshes."""
   support = micro_run.ROOT / 'tests' / 'support'
   head = f'import json, sys\nsys.path[:0] = [{str(micro_run.ROOT)!r}, {str(support)!r}]\n'
-  head += f'MESHES = {[ONE, *meshes]}\n'
+  head += f'MESHES, LOSSES = {[ONE, *meshes]}, {losses}\n'
   done = subprocess.run(
     [sys.executable, '-c', f'{head}{script}\nprint(json.dumps(found))'],
     env={
@@ -132,10 +134,10 @@ def _run(script: str, meshes: tuple[tuple[int, int, int], ...] = ()) -> dict:
   return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize('name', ['gspo', 'dapo'])
+@pytest.mark.parametrize('name', ['gspo', pytest.param('dapo', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('mesh', MESHES)
 def test_mesh_changes_no_update(name, mesh):
-  found = _found(_UPDATE, mesh)
+  found = _found(_UPDATE, mesh, name)
   used, *figures = found[f'{name} {mesh}']
   assert used == np.prod(mesh)
   assert figures == pytest.approx(found[f'{name} {ONE}'][1:], rel=1e-4)

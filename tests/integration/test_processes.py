@@ -1,6 +1,8 @@
 """Several processes on loopback are one run: its figures, its files, its devices."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 import several_processes
@@ -33,12 +35,20 @@ def test_a_run_of_eight_devices_goes_on_with_others(tmp_path, processes, devices
   several_processes.assert_same_figures(workdir, several_processes.alone())
 
 
+def test_a_signal_that_comes_after_the_end_changes_nothing():
+  """A process that died while it waits for the others would make all of them fail."""
+  sent = 'for n in (signal.SIGTERM, signal.SIGINT): os.kill(os.getpid(), n)'
+  script = 'import os, signal; from agent_gspo.training import interruption; interruption.ignore()'
+  assert subprocess.run([sys.executable, '-c', f'{script}\n{sent}'], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
     (('127.0.0.1:1', 0, -1), '--num_processes, --process_id missing'),
     (('', 2, 0), '--coordinator missing'),
     (('127.0.0.1:1', 2, 2), '--process_id=2 must be below --num_processes=2'),
+    (('', 0, -1, 0), '--heartbeat_timeout_s=0 must be at least 1'),
   ],
 )
 def test_half_a_description_is_refused(arguments, message):

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='the sandbox nee
 
 # Walls are wide, since the machine may be shared; ends are checked by what caused them.
 LIMITS = sandbox.Limits(cpu_seconds=1, wall_seconds=30.0)
+# For programs that would idle for ever; by default it takes two seconds to find out.
+IDLE = sandbox.Limits(wall_seconds=99, idle_seconds=0.5)
 SHORT = sandbox.Limits(cpu_seconds=20, wall_seconds=2.0, idle_seconds=99.0)
 ATTEMPTS = textwrap.dedent("""
   import ctypes, os, sys
@@ -138,14 +140,14 @@ SILENT = {
 @pytest.mark.parametrize('name', SILENT)
 def test_silent_program(name):
   begun = time.monotonic()
-  assert sandbox.run(SILENT[name], sandbox.Limits(wall_seconds=99)).stopped == 'idle'
+  assert sandbox.run(SILENT[name], IDLE).stopped == 'idle'
   assert time.monotonic() - begun < 30
 
 
 @pytest.mark.parametrize('place', ['import time; time.sleep(1000)\n', ''])
 def test_silent_solution(place):
   solution = f'{place}import time\ndef f(x): time.sleep(1000)'
-  outcome = sandbox.run_tests(solution, 'f', TESTS, limits=sandbox.Limits(wall_seconds=99))
+  outcome = sandbox.run_tests(solution, 'f', TESTS, limits=IDLE)
   assert outcome.stopped == 'idle'
 
 

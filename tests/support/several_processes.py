@@ -62,6 +62,7 @@ def start(
   together = []
   if processes > 1:
     together = [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={processes}']
+    together.append('--heartbeat_timeout_s=10')  # or each kill would be noticed after 100
   return [
     subprocess.Popen(
       under(index)

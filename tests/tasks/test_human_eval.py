@@ -197,9 +197,9 @@ def test_silent_answers_do_not_hold_a_worker(task):
   """They would take 30 seconds each."""
   begun = time.monotonic()
   silent = '    import time\n    time.sleep(1000)'
-  found = task.questions('test')[:8]
-  assert HumanEval(data_dir=DATA, workers=2).score_all(found, [silent] * 8) == [0.0] * 8
-  assert time.monotonic() - begun < 60
+  found = task.questions('test')[:4]
+  assert HumanEval(data_dir=DATA, workers=2).score_all(found, [silent] * 4) == [0.0] * 4
+  assert time.monotonic() - begun < 30
 
 
 @pytest.fixture
