@@ -56,6 +56,7 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import flops, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.ops.attention import IMPLEMENTATIONS
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import AXES, ONE_DEVICE, Placement
@@ -75,7 +76,9 @@ def main() -> None:
   if importlib.util.find_spec('libtpu') is None:
     raise SystemExit('libtpu is not installed, and it holds the compiler: pip install ".[tpu]"')
   placement, device = _placement(options)
-  config = MODELS[options.model].replace(dtype='bfloat16', remat=True, lora_rank=options.lora_rank)
+  config = MODELS[options.model].replace(
+    dtype='bfloat16', remat=True, lora_rank=options.lora_rank, attention=options.attention
+  )
   shards = placement.row_shards
   if options.rows % shards:
     raise SystemExit(f'--rows={options.rows} is not a multiple of data * fsdp = {shards}')
@@ -114,6 +117,7 @@ def _options() -> argparse.Namespace:
   parser.add_argument('--mesh', default='data=8,fsdp=1,tensor=1', help='sizes of the axes')
   parser.add_argument('--model', choices=MODELS, default='qwen2.5-0.5b')
   parser.add_argument('--lora_rank', type=int, default=0, help='0 trains all parameters')
+  parser.add_argument('--attention', choices=IMPLEMENTATIONS[1:], default='tpu')
   parser.add_argument('--rows', type=int, default=64, help='packed rows, or messages to decode')
   parser.add_argument('--row_tokens', type=int, default=1024, help='of a packed row')
   parser.add_argument('--columns', type=int, default=640, help='of a cache: prompt and message')

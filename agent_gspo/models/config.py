@@ -46,6 +46,7 @@ class ModelConfig:
     num_adapters: sets of adapters (`N`). With 1 all tokens go through it; with more, each
       token says by an id which one is its own.
     remat: recompute each block in the backward pass instead of storing it.
+    attention: of `ops.attention.IMPLEMENTATIONS`.
   """
 
   family: str
@@ -68,6 +69,7 @@ class ModelConfig:
   lora_alpha: float = 32.0
   num_adapters: int = 1
   remat: bool = False
+  attention: str = 'auto'
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from agent_gspo.ops.attention import IMPLEMENTATIONS
 from agent_gspo.options import Section, option
 
 
@@ -17,3 +18,4 @@ class ModelOptions(Section, name='model'):
   # Of operands of matrix products; 'bfloat16' on accelerators.
   dtype: str = option('float32', choices=('float32', 'bfloat16'))
   remat: bool = False  # recompute blocks in the backward pass: less memory, more time
+  attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device and length of rows

@@ -153,7 +153,20 @@ def layout(
   )
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
     lookup = on_mesh(PartitionSpec('data')), on_mesh(PartitionSpec('data', None, 'fsdp'))
-  return Layout(rows, lookup, kernels)
+  return Layout(rows, lookup, kernels, _of_heads(config, placement, rows))
+
+
+def _of_heads(
+  config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
+) -> tuple[Mesh | None, PartitionSpec] | None:
+  """How each device computes its own rows' and heads' attention, see `Layout.heads`."""
+  if config.attention == 'reference':
+    return None
+  tensor = placement.size('tensor')
+  heads = 'tensor' if config.num_kv_heads % tensor == 0 else None
+  if isinstance(rows, NamedSharding):
+    return placement.mesh, PartitionSpec(ROWS, heads)
+  return (None, PartitionSpec(None, heads)) if tensor > 1 and heads else None
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:

@@ -1,7 +1,7 @@
 """One decoder for the Llama, Qwen2 and Qwen3 families, applied as a pure function.
 
-The mask is an argument: the same module runs a prompt, a tree of samples that share
-their context, and one decoding step against a cache.
+The mask is an argument, a description of who sees whom: the same module runs a prompt, a tree of
+samples that share their context, and one decoding step against a cache.
 
 Operands of matrix products are rounded to `config.dtype`, sums and all that is elementwise are
 float32, so that the three agree on a log-prob as far as bfloat16 lets them.
@@ -10,17 +10,20 @@ float32, so that the three agree on a log-prob as far as bfloat16 lets them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops.attention import masks
+from agent_gspo.ops.attention.attend import attend
+from agent_gspo.ops.precision import matmul, operand
 
 Params = Any
 KVCache = tuple[tuple[jax.Array, jax.Array], ...]
@@ -30,18 +33,6 @@ KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 # would start their residual stream an order of magnitude too quiet.
 _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
-
-
-def _operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-  """Float32 `x` rounded to `dtype`, in every program alike.
-
-  XLA drops casts to bfloat16 and back where it fuses them away, in one program and not in
-  another (`xla_allow_excess_precision`); a reduced precision it keeps.
-  """
-  if x.dtype == dtype:
-    return x
-  kind = jnp.finfo(dtype)
-  return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +45,9 @@ class Layout:
       which each device looks up in its part of the table before devices exchange them by rows.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
+    heads: the mesh, None for that of the `shard_map` around, and how queries, keys and values
+      `[B, K, ...]` are cut over its axes; of these cuts each device computes its own attention.
+      None leaves that to the compiler.
   """
 
   rows: NamedSharding | PartitionSpec | None = None
@@ -61,6 +55,7 @@ class Layout:
   kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
     default_factory=dict
   )
+  heads: tuple[Mesh | None, PartitionSpec] | None = None
 
   def residual(self, x: jax.Array) -> jax.Array:
     return x if self.rows is None else jax.lax.with_sharding_constraint(x, self.rows)
@@ -72,15 +67,26 @@ class Layout:
     x = embed(jax.lax.with_sharding_constraint(tokens, of_tokens))
     return self.residual(jax.lax.with_sharding_constraint(x, of_embeddings))
 
+  def by_heads(self, attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`attention(q, k, v, mask)`, which no compiler can cut where it is a kernel."""
+    if self.heads is None:
+      return attention
+    mesh, of_heads = self.heads
+    rows = PartitionSpec(*of_heads[:1])
+    axes = [axis for cut in of_heads for axis in (cut if isinstance(cut, tuple) else (cut,))]
+    return jax.shard_map(
+      attention,
+      mesh=mesh,
+      in_specs=(of_heads, of_heads, of_heads, rows),
+      out_specs=of_heads,
+      axis_names=frozenset(axis for axis in axes if axis is not None),
+      check_vma=False,
+    )
+
   def gathered(self, kernel: jax.Array, name: str) -> jax.Array:
     for sharding in self.kernels.get(name, ()):
       kernel = jax.lax.with_sharding_constraint(kernel, sharding)
     return kernel
-
-
-def _matmul(x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
-  """Float32 `x @ kernel` of operands in `dtype`."""
-  return jnp.matmul(_operand(x, dtype), _operand(kernel, dtype), preferred_element_type=jnp.float32)
 
 
 class RMSNorm(nn.Module):
@@ -111,7 +117,7 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    y = _matmul(x, self.layout.gathered(_operand(kernel, c.dtype), self.name or ''), c.dtype)
+    y = matmul(x, self.layout.gathered(operand(kernel, c.dtype), self.name or ''), c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.reshape((1,) * (x.ndim - 1) + (-1,))
@@ -136,17 +142,17 @@ def _low_rank(
   between: two matrix products and no copy of weights a token.
   """
   if a.ndim == 2:
-    return _matmul(_matmul(x, a, dtype), b, dtype)
+    return matmul(matmul(x, a, dtype), b, dtype)
   assert adapter is not None  # there are several: each token names its own
   own = adapter[..., None] == jnp.arange(a.shape[0]).reshape((1,) * adapter.ndim + (-1,))
-  x, a, b = (_operand(v, dtype) for v in (x, a, b))
+  x, a, b = (operand(v, dtype) for v in (x, a, b))
   channels = jnp.einsum('...i,nir->...nr', x, a, preferred_element_type=jnp.float32)
-  channels = _operand(jnp.where(own[..., None], channels, 0), dtype)
+  channels = operand(jnp.where(own[..., None], channels, 0), dtype)
   return jnp.einsum('...nr,nro->...o', channels, b, preferred_element_type=jnp.float32)
 
 
 class Attention(nn.Module):
-  """Grouped-query attention under an explicit mask."""
+  """Grouped-query attention with rotary positions."""
 
   config: ModelConfig
   layout: Layout = Layout()
@@ -163,39 +169,16 @@ class Attention(nn.Module):
       q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
     q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
     k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
-    q, k, v = (_operand(x, c.dtype) for x in (q, k, v))
+    q, k, v = (operand(x, c.dtype) for x in (q, k, v))
     if cache is not None:
       k, v = (
         jax.lax.dynamic_update_slice_in_dim(old, new, write_at, axis=2)
         for old, new in zip(cache, (k, v), strict=True)
       )
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
-    out = _attend(q, k, v, mask).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
+    attention = self.layout.by_heads(functools.partial(attend, implementation=c.attention))
+    out = attention(q, k, v, mask).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
     return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter), (k, v)
-
-
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-  """Float32 softmax attention of scaled queries `[B, K, g, T, d]` over `[B, K, S, d]`.
-
-  The `g` query heads of one key head are one matrix, and the softmax is divided out
-  after the values: both keep the big `[T, S]` scores to one pass through memory.
-  """
-  b, heads, g, t, d = q.shape
-  scores = jnp.einsum(
-    'bknd,bksd->bkns', q.reshape(b, heads, g * t, d), k, preferred_element_type=jnp.float32
-  ).reshape(b, heads, g, t, -1)
-  scores += jnp.where(mask, 0.0, -1e30)[:, None, None]
-  weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-  total = weights.sum(axis=-1)[..., None]
-  weights = _operand(weights, v.dtype)
-  if t == 1:
-    # One query a row has no matrix product in it; as a sum it fuses (14x faster on CPU).
-    weights, v = weights.astype(jnp.float32), v.astype(jnp.float32)
-    out = (weights[:, :, :, 0, :, None] * v[:, :, None]).sum(axis=3)[:, :, :, None, :]
-  else:
-    weights = weights.reshape(b, heads, g * t, -1)
-    out = jnp.einsum('bkns,bksd->bknd', weights, v, preferred_element_type=jnp.float32)
-  return out.reshape(b, heads, g, t, d) / total
 
 
 class MLP(nn.Module):
@@ -257,7 +240,7 @@ class Transformer(nn.Module):
     self,
     tokens: jax.Array,
     positions: jax.Array,
-    mask: jax.Array,
+    mask: masks.Mask,
     cache: KVCache | None = None,
     write_at: jax.Array | int = 0,
     adapter: jax.Array | None = None,
@@ -267,8 +250,8 @@ class Transformer(nn.Module):
     Args:
       tokens: int32 `[B, T]`.
       positions: int32 `[B, T]`, rotary position of each token.
-      mask: bool `[B, T, S]`, which of the `S` keys each token sees; `S = T` without a
-        cache, else the cache's length.
+      mask: which of the `S` keys each token sees: a `TreeMask` (`S = T`), or with a cache of `S`
+        columns a `CacheMask`.
       cache: keys and values `[B, heads, S, d]` a layer; the new ones are written to columns
         `write_at .. write_at + T - 1` before they are read.
       write_at: scalar, first column to write.
@@ -289,12 +272,12 @@ class Transformer(nn.Module):
       layer_cache = None if cache is None else cache[i]
       x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter)
       kv.append(layer_kv)
-    return _operand(self.final_norm(x), c.dtype), tuple(kv)
+    return operand(self.final_norm(x), c.dtype), tuple(kv)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
     """Float32 logits `[..., V]` of hidden states `[..., D]`."""
     if self.config.tie_embeddings:
-      return _matmul(hidden, self.embed.embedding.T, self.config.dtype)
+      return matmul(hidden, self.embed.embedding.T, self.config.dtype)
     return self.lm_head(hidden)
 
   def init_everything(self, tokens, positions, mask):
@@ -307,14 +290,6 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
   """Random parameters (std `1 / sqrt(inputs)`; norms 1; adapters He-uniform and 0)."""
   one = jnp.zeros((1, 1), jnp.int32)
   variables = Transformer(config).init(
-    key, one, one, jnp.ones((1, 1, 1), bool), method='init_everything'
+    key, one, one, masks.causal(jnp.ones(1), 1), method='init_everything'
   )
   return variables['params']
-
-
-def causal_mask(lengths: jax.Array, width: int) -> jax.Array:
-  """Bool `[B, T, T]` for right-padded rows of int32 lengths `[B]`, `T = width`."""
-  column = jnp.arange(width)
-  return (column[None, :, None] >= column[None, None, :]) & (
-    column[None, None, :] < lengths[:, None, None]
-  )

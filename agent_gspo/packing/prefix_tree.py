@@ -3,7 +3,7 @@
 Sorted sequences written one after the other, each without the prefix it has in common
 with the one before, are the depth-first walk of their prefix tree. In that order the
 descendants of a token are one contiguous run behind it, so a single number a token,
-`subtree_end`, says everything about visibility:
+`subtree_end`, says everything about visibility (`ops.attention.masks.TreeMask`):
 
     token i sees token j   iff   j <= i < subtree_end[j]
 
@@ -19,8 +19,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -141,11 +139,3 @@ def _subtree_end(depth: np.ndarray) -> np.ndarray:
       end[open_columns.pop()] = column
     open_columns.append(column)
   return end
-
-
-def mask(subtree_end: jax.Array) -> jax.Array:
-  """Bool `[R, T, T]`: which columns each column sees, from int32 `[R, T]`."""
-  column = jnp.arange(subtree_end.shape[1])
-  return (column[None, None, :] <= column[None, :, None]) & (
-    column[None, :, None] < subtree_end[:, None, :]
-  )

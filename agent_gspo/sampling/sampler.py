@@ -24,6 +24,7 @@ import numpy as np
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import KVCache, Params, Transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
@@ -332,7 +333,7 @@ def _empty_pool(c: ModelConfig, rows: int, width: int):
 
 def _prefill(model, shards, params, pool, inputs, first):
   tokens, positions, subtree_end, adapter = inputs
-  mask = prefix_tree.mask(subtree_end)
+  mask = masks.TreeMask(subtree_end)
   hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
   write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0)
   return jax.tree.map(_by_block(write, shards), pool, (kv, hidden))
@@ -407,7 +408,7 @@ def _decode(model, shards, params, state: _Decoding, control) -> _Decoding:
       {'params': params},
       token,
       (state.length + at)[:, None],
-      seen[:, None, :],
+      masks.CacheMask(seen),
       state.cache,
       columns + at,
       None if state.adapter is None else state.adapter[:, None],

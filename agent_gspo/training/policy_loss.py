@@ -17,7 +17,7 @@ from agent_gspo.algorithms.objectives import behaviour, kl
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
 from agent_gspo.models import partition
 from agent_gspo.models.transformer import Params, Transformer
-from agent_gspo.packing import prefix_tree
+from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
@@ -160,7 +160,7 @@ class PolicyLoss:
       {'params': params},
       batch.tokens,
       batch.positions,
-      prefix_tree.mask(batch.subtree_end),
+      TreeMask(batch.subtree_end),
       adapter=batch.adapters,
     )
     head = 'lm_head' if 'lm_head' in params else 'embed'

@@ -204,6 +204,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     model.config.replace(
       dtype=options['dtype'],
       remat=options['remat'],
+      attention=options['attention'],
       lora_rank=options['lora_rank'],
       lora_alpha=options['lora_alpha'],
       num_adapters=parts.sharing.num_adapters,

@@ -22,6 +22,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models import transformer
 from agent_gspo.models.io import hf, hf_config
+from agent_gspo.ops.attention import masks
 from agent_gspo.tasks import base
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.training import loop
@@ -149,7 +150,7 @@ def test_qwen_config_fits_the_published_model():
 
   shape = config.learner.micro_batch_size, config.learner.pack_length
   ids = jax.ShapeDtypeStruct(shape, jnp.int32)
-  mask = jax.ShapeDtypeStruct((*shape, shape[1]), jnp.bool_)
+  mask = masks.TreeMask(ids)
   model = transformer.Transformer(model_config)
   hidden, _ = jax.eval_shape(lambda p, *x: model.apply({'params': p}, *x), params, ids, ids, mask)
   assert (hidden.shape, hidden.dtype) == ((*shape, width), jnp.bfloat16)

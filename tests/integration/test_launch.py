@@ -22,7 +22,8 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, lora, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
-from agent_gspo.models.transformer import Transformer, causal_mask, init_params
+from agent_gspo.models.transformer import Transformer, init_params
+from agent_gspo.ops.attention import masks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
@@ -329,7 +330,7 @@ def _logits(config, params):
   tokens = jnp.arange(24, dtype=jnp.int32).reshape(2, 12)
   positions = jnp.broadcast_to(jnp.arange(12), (2, 12))
   model, variables = Transformer(config), {'params': params}
-  mask = causal_mask(jnp.array([12, 12]), 12)
+  mask = masks.causal(jnp.array([12, 12]), 12)
   hidden, _ = model.apply(variables, tokens, positions, mask)
   return model.apply(variables, hidden, method='logits')
 
@@ -392,7 +393,7 @@ def test_export_is_what_transformers_loads(tmp_path):
   tokens, length = jnp.asarray([ids], jnp.int32), len(ids)
   ours = Transformer(like.config)
   hidden, _ = ours.apply(
-    {'params': params}, tokens, jnp.arange(length)[None], causal_mask(jnp.array([length]), length)
+    {'params': params}, tokens, jnp.arange(length)[None], masks.causal(jnp.array([length]), length)
   )
   logits = ours.apply({'params': params}, hidden, method='logits')[0]
   np.testing.assert_allclose(logits, theirs, atol=1e-4)

@@ -21,6 +21,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, transformer
 from agent_gspo.models.io import hf, peft
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
@@ -70,7 +71,7 @@ def _forward(config, params, tokens, mask, adapter=None):
 
 def _rows(count: int, width: int):
   tokens = np.random.default_rng(1).integers(0, 300, (count, width)).astype(np.int32)
-  return tokens, np.tile(np.tril(np.ones((width, width), bool)), (count, 1, 1))
+  return tokens, masks.causal(np.full(count, width), width)
 
 
 # The model.
@@ -164,7 +165,7 @@ def test_sequences_share_prefixes_within_a_key_only():
   keys_ = [0, 1, -1, 0, 1, -1]
   tree = prefix_tree.pack(sequences, 32, keys=keys_)
   assert tree.used == 3 * (6 + 2)
-  seen = np.asarray(prefix_tree.mask(tree.subtree_end))
+  seen = np.asarray(masks.TreeMask(tree.subtree_end).dense())
   for n, (row, columns) in enumerate(zip(tree.row, tree.columns, strict=True)):
     np.testing.assert_array_equal(tree.keys[row, columns], keys_[n])
     np.testing.assert_array_equal(tree.tokens[row, columns], sequences[n])

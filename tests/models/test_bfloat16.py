@@ -5,6 +5,8 @@ The sampler and the trainer then tell a token nearly the same, whatever XLA fuse
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -14,8 +16,8 @@ import pytest
 import tiny
 
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.models import transformer
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops.attention import masks, reference
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
@@ -46,14 +48,16 @@ def test_attention_rounds_its_weights_once(queries):
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(ml_dtypes.bfloat16)
   q, k, v = draw(2, 2, 3, queries, 8), draw(2, 2, 200, 8), draw(2, 2, 200, 8)
-  mask = rng.random((2, queries, 200)) < 0.8
-  found = jax.jit(transformer._attend)(*map(jnp.asarray, (q, k, v, mask)))
+  seen = rng.random((2, 200)) < 0.8
+  attend = jax.jit(functools.partial(reference.attend, sum_values=True))
+  found = attend(*map(jnp.asarray, (q, k, v)), masks.CacheMask(jnp.asarray(seen)))
   scores = np.einsum('bkgtd,bksd->bkgts', _rounded(q), _rounded(k))
-  scores = np.where(mask[:, None, None], scores, -np.inf)
+  scores = np.where(seen[:, None, None, None], scores, -np.inf)
   weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
   expected = np.einsum('bkgts,bksd->bkgtd', _rounded(weights), _rounded(v))
   expected /= weights.sum(axis=-1, keepdims=True)
-  np.testing.assert_allclose(found, expected, atol=3e-5)
+  # The result is rounded as well.
+  np.testing.assert_allclose(_rounded(found), expected, rtol=2**-8, atol=1e-5)
 
 
 def test_sampler_and_trainer_differ_little():

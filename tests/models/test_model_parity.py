@@ -13,6 +13,7 @@ import pytest
 from agent_gspo.models import transformer
 from agent_gspo.models.io import hf, tensor_names
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
+from agent_gspo.ops.attention import masks
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -63,7 +64,7 @@ def _logits(config, params, ids: np.ndarray) -> np.ndarray:
   """Ours, float32 `[B, T, V]`, at full precision on any device."""
   batch, length = ids.shape
   positions = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
-  mask = transformer.causal_mask(jnp.full(batch, length), length)
+  mask = masks.causal(jnp.full(batch, length), length)
   model = transformer.Transformer(config)
   with jax.default_matmul_precision('highest'):
     hidden, _ = model.apply({'params': params}, ids, positions, mask)

@@ -14,6 +14,7 @@ import tiny
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import state as state_lib
@@ -102,7 +103,7 @@ def _plain_logprobs(config, params, temperature):
   count, width = tokens.shape[0], tokens.shape[1] - 1
   model = Transformer(config)
   positions = jnp.tile(jnp.arange(width), (count, 1))
-  mask = jnp.tile(jnp.tril(jnp.ones((width, width), bool)), (count, 1, 1))
+  mask = masks.causal(jnp.full(count, width), width)
   hidden, _ = model.apply({'params': params}, tokens[:, :-1], positions, mask)
   logits = model.apply({'params': params}, hidden, method='logits') / temperature
   chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_gspo.models import transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
 
 _ROW = 14
@@ -53,7 +54,7 @@ def test_each_sequence_can_be_read_back(sequences):
 @given(_SEQUENCES)
 def test_each_token_sees_exactly_its_own_path(sequences):
   tree = prefix_tree.pack(sequences, _ROW)
-  seen = np.asarray(prefix_tree.mask(tree.subtree_end))
+  seen = np.asarray(masks.TreeMask(tree.subtree_end).dense())
   np.testing.assert_array_equal(seen, _visible(tree))
   in_use = np.zeros(tree.tokens.shape, bool)
   for row, columns in zip(tree.row, tree.columns, strict=True):
@@ -146,7 +147,7 @@ def test_hidden_states_are_those_of_rows_without_sharing():
   tree = prefix_tree.pack(sequences, 40)
   assert tree.used < sum(map(len, sequences)) - 20
   apply = functools.partial(jax.jit(_hidden), tiny.params())
-  hidden = apply(tree.tokens, tree.positions, np.asarray(prefix_tree.mask(tree.subtree_end)))
+  hidden = apply(tree.tokens, tree.positions, masks.TreeMask(tree.subtree_end))
 
   # What stands in the padding is nobody's business.
   in_use = np.zeros(tree.tokens.shape, bool)
@@ -154,7 +155,7 @@ def test_hidden_states_are_those_of_rows_without_sharing():
     in_use[row, columns] = True
   assert not in_use.all()
   dirty = dataclasses.replace(tree, tokens=np.where(in_use, tree.tokens, 17))
-  other = apply(dirty.tokens, dirty.positions, np.asarray(prefix_tree.mask(dirty.subtree_end)))
+  other = apply(dirty.tokens, dirty.positions, masks.TreeMask(dirty.subtree_end))
   np.testing.assert_array_equal(np.asarray(other)[in_use], np.asarray(hidden)[in_use])
 
   width = max(map(len, sequences))
@@ -162,7 +163,8 @@ def test_hidden_states_are_those_of_rows_without_sharing():
   for n, sequence in enumerate(sequences):
     alone[n, : len(sequence)] = sequence
   positions = np.tile(np.arange(width, dtype=np.int32), (len(sequences), 1))
-  expected = apply(alone, positions, np.tril(np.ones((len(sequences), width, width), bool)))
+  mask = masks.causal(np.full(len(sequences), width), width)
+  expected = apply(alone, positions, mask)
   for n, sequence in enumerate(sequences):
     np.testing.assert_allclose(
       hidden[tree.row[n], tree.columns[n]], expected[n, : len(sequence)], atol=1e-5

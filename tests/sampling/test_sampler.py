@@ -17,6 +17,7 @@ import tiny
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models.io import hf
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import categorical, keys
 from agent_gspo.sampling.sampler import Sampler, bucket
@@ -92,7 +93,7 @@ def _full_logits():
 
   def run(params, tokens):
     count, width = tokens.shape
-    mask = jnp.tile(jnp.tril(jnp.ones((width, width), bool)), (count, 1, 1))
+    mask = masks.causal(jnp.full(count, width), width)
     positions = jnp.tile(jnp.arange(width), (count, 1))
     model = Transformer(tiny.CONFIG)
     hidden, _ = model.apply({'params': params}, tokens, positions, mask)

@@ -10,6 +10,7 @@ import numpy as np
 
 from agent_gspo.models import transformer
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops.attention import masks
 from agent_gspo.types import Message
 
 CONFIG = ModelConfig(
@@ -48,7 +49,7 @@ def logits(config: ModelConfig, tree, sequence) -> jax.Array:
   ids = jnp.asarray(sequence, jnp.int32)[None]
   length = ids.shape[1]
   model = transformer.Transformer(config)
-  mask = jnp.tril(jnp.ones((1, length, length), bool))
+  mask = masks.causal(jnp.array([length]), length)
   hidden, _ = model.apply({'params': tree}, ids, jnp.arange(length)[None], mask)
   return model.apply({'params': tree}, hidden, method='logits')[0]
 

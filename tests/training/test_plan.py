@@ -11,7 +11,8 @@ import tiny
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops, load
-from agent_gspo.models.transformer import Transformer, causal_mask
+from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training import loop, plan, temporaries
@@ -93,7 +94,7 @@ def test_flops_are_those_that_the_compiler_counts(predicted):
   config = tiny.CONFIG.replace(embed_dim=64, head_dim=32, num_heads=2, num_kv_heads=1, mlp_dim=256)
   model, length = Transformer(config), 96
   tokens = jnp.zeros((1, length), jnp.int32)
-  mask = causal_mask(jnp.full(1, length), length)
+  mask = masks.causal(jnp.full(1, length), length)
 
   def run(params):
     hidden, _ = model.apply({'params': params}, tokens, tokens, mask)

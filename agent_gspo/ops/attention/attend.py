@@ -1,0 +1,58 @@
+"""Attention by the implementation that the device, or the config, asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, reference
+from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
+
+_ACCELERATORS = ('tpu', 'gpu')
+_SCORES_BYTES = 1 << 26  # of one call, up to which the reference keeps them all
+
+
+def attend(
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, implementation: str = 'auto'
+) -> jax.Array:
+  """Attention of `q` to `k` and `v`.
+
+  Args:
+    q, k, v, mask: see the package.
+    implementation: of trees; caches have one, the reference. 'reference' keeps all scores,
+      'blockwise' a block of them, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 alone).
+      'auto' takes what the default device has, elsewhere 'blockwise' where scores are large.
+  """
+  if implementation == 'auto':
+    implementation = _best(q, k)
+  if isinstance(mask, CacheMask):
+    return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
+  return _tree_attention(implementation)(q, k, v, mask.subtree_end)
+
+
+def _best(q: jax.Array, k: jax.Array) -> str:
+  backend = jax.default_backend()
+  if backend in _ACCELERATORS and (backend, q.dtype) != ('gpu', jnp.float32):
+    return backend
+  scores = 4 * q.size // q.shape[-1] * k.shape[-2]
+  return 'reference' if scores <= _SCORES_BYTES else 'blockwise'
+
+
+def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
+  if implementation == 'reference':
+    return lambda q, k, v, end: reference.attend(q, k, v, TreeMask(end))
+  if implementation == 'blockwise':
+    return blockwise.attend
+  if implementation == 'tpu':
+    from agent_gspo.ops.attention import tpu  # Pallas takes half a second to import
+
+    return tpu.attend
+  if implementation == 'gpu':
+    from agent_gspo.ops.attention import gpu
+
+    return gpu.attend
+  raise ValueError(
+    f'attention={implementation!r} is unknown; use one of {", ".join(IMPLEMENTATIONS)}.'
+  )

@@ -1,0 +1,130 @@
+"""Tree attention a block of scores at a time, in plain JAX: memory is linear in the row's length.
+
+Blocks that no query sees are skipped. The backward pass computes the scores again, from the
+logarithm of their sum (FlashAttention-2, arXiv 2307.08691).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.ops.attention import padding
+from agent_gspo.ops.precision import operand
+
+BLOCK = 256
+"""Queries, and keys, of a block."""
+
+_LOW = -1e30
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array) -> jax.Array:
+  """See `agent_gspo.ops.attention`; the mask is that of `subtree_end`, int32 `[B, T]`."""
+  length = q.shape[3]
+  q, k, v, subtree_end = padding.to_multiple(BLOCK, q, k, v, subtree_end)
+  return _attend(q, k, v, subtree_end)[:, :, :, :length]
+
+
+@jax.custom_vjp
+def _attend(q, k, v, subtree_end):
+  return _forward(q, k, v, subtree_end)[0]
+
+
+def _forward(q, k, v, subtree_end):
+  """The result, and the logarithm of the scores' sum `[B, K, g, T]`."""
+
+  def of_queries(i):
+    q_i = _block(q, i, 3)
+    none = q_i[..., 0].astype(jnp.float32)
+
+    def add(j, state):
+      highest, total, out = state
+      scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)
+      new = jnp.maximum(highest, scores.max(axis=-1))
+      weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
+      values = _product('bkgts,bksd->bkgtd', operand(weights, v.dtype), _block(v, j, 2))
+      return (
+        new,
+        total * rescale + weights.sum(axis=-1),
+        out * rescale[..., None] + values,
+      )
+
+    start = (jnp.full_like(none, _LOW), jnp.zeros_like(none), jnp.zeros_like(q_i, jnp.float32))
+    highest, total, out = _over_keys(i, subtree_end, add, start)
+    return operand(out / total[..., None], v.dtype), highest + jnp.log(total)
+
+  return tuple(_joined(x) for x in jax.lax.map(of_queries, jnp.arange(q.shape[3] // BLOCK)))
+
+
+def _keep(q, k, v, subtree_end):
+  out, log_total = _forward(q, k, v, subtree_end)
+  return out, (q, k, v, subtree_end, out, log_total)
+
+
+def _backward(kept, gradient):
+  q, k, v, subtree_end, out, log_total = kept
+  # What the weights' gradients have in common, for their sum is always 1.
+  common = _product('bkgtd,bkgtd->bkgt', out, gradient)
+
+  def of_queries(state, i):
+    q_i, gradient_i = _block(q, i, 3), _block(gradient, i, 3)
+    log_total_i, common_i = _block(log_total, i, 3), _block(common, i, 3)
+
+    def add(j, state):
+      dq, dk, dv = state
+      k_j = _block(k, j, 2)
+      weights = jnp.exp(_scores(q_i, k_j, subtree_end, i, j) - log_total_i[..., None])
+      dweights = _product('bkgtd,bksd->bkgts', gradient_i, _block(v, j, 2))
+      dscores = operand(weights * (dweights - common_i[..., None]), q.dtype)
+      weights = operand(weights, v.dtype)
+      return (
+        dq + _product('bkgts,bksd->bkgtd', dscores, k_j),
+        _add_block(dk, j, _product('bkgts,bkgtd->bksd', dscores, q_i)),
+        _add_block(dv, j, _product('bkgts,bkgtd->bksd', weights, gradient_i)),
+      )
+
+    dq, *state = _over_keys(i, subtree_end, add, (jnp.zeros_like(q_i, jnp.float32), *state))
+    return tuple(state), operand(dq, q.dtype)
+
+  none = jnp.zeros(k.shape, jnp.float32)
+  (dk, dv), dq = jax.lax.scan(of_queries, (none, none), jnp.arange(q.shape[3] // BLOCK))
+  return _joined(dq), operand(dk, k.dtype), operand(dv, v.dtype), None
+
+
+_attend.defvjp(_keep, _backward)
+
+
+def _over_keys(i: jax.Array, subtree_end: jax.Array, add: Any, state: Any) -> Any:
+  """`state = add(j, state)` for each block of keys that block `i` of queries sees any of."""
+  ends = subtree_end.reshape(subtree_end.shape[0], -1, BLOCK).max(axis=(0, 2))
+
+  def maybe(j, state):
+    return jax.lax.cond(ends[j] > i * BLOCK, lambda: add(j, state), lambda: state)
+
+  return jax.lax.fori_loop(0, i + 1, maybe, state)
+
+
+def _scores(q_i, k_j, subtree_end, i, j):
+  """Float32 `[B, K, g, BLOCK, BLOCK]`, far below all others where a query does not see a key."""
+  of = jnp.arange(BLOCK)
+  query, key = (i * BLOCK + of)[None, :, None], (j * BLOCK + of)[None, None, :]
+  seen = (key <= query) & (query < _block(subtree_end, j, 1)[:, None, :])
+  return _product('bkgtd,bksd->bkgts', q_i, k_j) + jnp.where(seen, 0.0, _LOW)[:, None, None]
+
+
+def _block(x: jax.Array, i: jax.Array, axis: int) -> jax.Array:
+  return jax.lax.dynamic_slice_in_dim(x, i * BLOCK, BLOCK, axis)
+
+
+def _add_block(x: jax.Array, i: jax.Array, change: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x, _block(x, i, 2) + change, i * BLOCK, 2)
+
+
+def _joined(blocks: jax.Array) -> jax.Array:
+  """`[n, B, K, g, BLOCK, ...]` as `[B, K, g, n * BLOCK, ...]`."""
+  x = jnp.moveaxis(blocks, 0, 3)
+  return x.reshape(*x.shape[:3], -1, *x.shape[5:])

@@ -1,0 +1,37 @@
+"""Tree attention by cuDNN, for NVIDIA GPUs of the Ampere generation and later."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+
+from agent_gspo.ops.attention.masks import TreeMask
+
+
+def attend(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  subtree_end: jax.Array,
+  *,
+  implementation: Literal['cudnn', 'xla'] = 'cudnn',
+) -> jax.Array:
+  """See `agent_gspo.ops.attention`; operands are bfloat16 or float16.
+
+  The mask becomes a `[B, 1, T, T]` array, one for all heads; scores stay on the chip.
+
+  Args:
+    q, k, v, subtree_end: see there; int32 `[B, T]`.
+    implementation: of `jax.nn.dot_product_attention`; 'xla' runs anywhere, for tests.
+  """
+  b, heads, g, t, d = q.shape
+  out = jax.nn.dot_product_attention(
+    q.transpose(0, 3, 1, 2, 4).reshape(b, t, heads * g, d),
+    k.swapaxes(1, 2),
+    v.swapaxes(1, 2),
+    mask=TreeMask(subtree_end).dense()[:, None],
+    scale=1.0,
+    implementation=implementation,
+  )
+  return out.reshape(b, t, heads, g, d).transpose(0, 2, 3, 1, 4)

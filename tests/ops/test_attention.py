@@ -1,0 +1,145 @@
+"""Every implementation of attention gives the reference's results and gradients."""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from agent_gspo.ops.attention import attend, blockwise, gpu, masks, reference, tpu
+from agent_gspo.packing import prefix_tree
+
+_TREES = {  # sequences that share a row of 80 columns
+  'one text': [range(1, 60)],
+  'samples of a prompt': [[*range(1, 20), 90 + n, *range(30, 30 + 4 * n)] for n in range(5)],
+  'branches of one token': [[*range(1, 30), 40 + n] for n in range(40)],
+  'single tokens': [[n] for n in range(1, 40)],
+  'strangers': [range(20 * n, 20 * n + 19) for n in range(1, 4)],
+  'a tree that fills its row': [range(1, 81)],
+}
+_OTHERS = {
+  'blockwise': blockwise.attend,
+  'tpu': functools.partial(tpu.attend, interpret=True),
+  'gpu': functools.partial(gpu.attend, implementation='xla'),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+  """Rows here have several blocks; those of the kernel are at least a tile wide."""
+  monkeypatch.setattr(blockwise, 'BLOCK', 16)
+  monkeypatch.setattr(tpu, 'BLOCK', 128)
+
+
+def _ends(name: str, width: int = 80) -> jax.Array:
+  """Of one row, and of one that is all padding."""
+  tree = prefix_tree.pack([np.asarray(x, np.int32) for x in _TREES[name]], width)
+  assert len(tree.tokens) == 1
+  padding = np.arange(1, width + 1, dtype=np.int32)[None]
+  return jnp.asarray(np.concatenate([tree.subtree_end, padding]))
+
+
+def _inputs(rows: int, width: int, *, heads: int = 2, group: int = 3, dtype=jnp.float32, seed=0):
+  rng = np.random.default_rng(seed)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  q = draw(rows, heads, group, width, 8)
+  return q, draw(rows, heads, width, 8), draw(rows, heads, width, 8), draw(*q.shape)
+
+
+def _value_and_gradients(attention, q, k, v, weights):
+  def weighted(q, k, v):
+    out = attention(q, k, v)
+    return (out.astype(jnp.float32) * weights).sum(), out
+
+  gradients, out = jax.jit(jax.grad(weighted, (0, 1, 2), has_aux=True))(q, k, v)
+  return out, gradients
+
+
+def _assert_like_the_reference(name, ends, inputs):
+  dense = lambda q, k, v: reference.attend(q, k, v, masks.TreeMask(ends))
+  expected, expected_gradients = _value_and_gradients(dense, *inputs)
+  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, ends), *inputs)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  chex.assert_trees_all_close(gradients, expected_gradients, atol=1e-4)
+
+
+@pytest.mark.parametrize('tree', _TREES)
+@pytest.mark.parametrize('name', _OTHERS)
+def test_like_the_reference(name, tree):
+  _assert_like_the_reference(name, _ends(tree), _inputs(2, 80))
+
+
+@pytest.mark.parametrize('tree', ['samples of a prompt', 'strangers'])
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_over_several_blocks_some_of_which_nobody_sees(name, tree):
+  _assert_like_the_reference(name, _ends(tree, 300), _inputs(2, 300, group=2))
+
+
+@hypothesis.settings(deadline=None, max_examples=15)
+@hypothesis.given(st.data())
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_random_trees(name, data):
+  tokens = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+  sequences = data.draw(st.lists(tokens, min_size=1, max_size=8))
+  tree = prefix_tree.pack([np.asarray(x, np.int32) for x in sequences], 40)
+  ends = jnp.asarray(np.resize(tree.subtree_end, (3, 40)))  # of any number of rows, three
+  seed = data.draw(st.integers(0, 99))
+  _assert_like_the_reference(name, ends, _inputs(3, 40, heads=1, group=2, seed=seed))
+
+
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_bfloat16_is_as_near_as_it_gets(name):
+  ends = _ends('samples of a prompt')
+  q, k, v, weights = _inputs(2, 80, dtype=jnp.bfloat16)
+  wide = tuple(x.astype(jnp.float32) for x in (q, k, v, weights))
+  dense = lambda q, k, v: reference.attend(q, k, v, masks.TreeMask(ends))
+  expected, expected_gradients = _value_and_gradients(dense, *wide)
+  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, ends), q, k, v, wide[3])
+  assert found.dtype == jnp.bfloat16
+  near = functools.partial(np.testing.assert_allclose, rtol=0.02, atol=0.03)
+  near(found.astype(jnp.float32), expected)
+  for one, other in zip(gradients, expected_gradients, strict=True):
+    assert one.dtype == jnp.bfloat16
+    near(one.astype(jnp.float32), other, atol=0.06)
+
+
+def test_a_causal_mask_is_that_of_rows_with_padding():
+  seen = np.asarray(masks.causal(jnp.array([3, 5]), 5).dense())
+  for row, length in zip(seen, (3, 5), strict=True):
+    np.testing.assert_array_equal(row[:length, :length], np.tril(np.ones((length, length), bool)))
+    assert not row[:length, length:].any()
+
+
+def test_queries_see_what_their_cache_mask_says():
+  q, k, v, _ = _inputs(2, 6)
+  seen = jnp.asarray([[True, False, True, True, False, False], [True] * 6])
+  for one_by_one in (False, True):
+    out = reference.attend(q[:, :, :, :1], k, v, masks.CacheMask(seen), sum_values=one_by_one)
+    for row in range(2):
+      kept = np.flatnonzero(seen[row])
+      scores = np.einsum('kgtd,ksd->kgts', q[row, :, :, :1], k[row][:, kept])
+      weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+      expected = np.einsum('kgts,ksd->kgtd', weights, v[row][:, kept])
+      np.testing.assert_allclose(out[row], expected, atol=1e-5)
+
+
+def test_long_rows_keep_no_scores():
+  """Compiled, not run: a row of 8192 columns, whose scores alone would be 4 GiB."""
+  shape = jax.ShapeDtypeStruct
+  arguments = shape((1, 2, 8, 8192, 8), jnp.float32), shape((1, 2, 8192, 8), jnp.float32)
+  mask = masks.TreeMask(shape((1, 8192), jnp.int32))
+  loss = lambda q, k, v, mask: attend.attend(q, k, v, mask).sum()
+  compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(arguments[0], *arguments[1:] * 2, mask)
+  assert compiled.compile().memory_analysis().temp_size_in_bytes < 64 * 2**20
+
+
+def test_an_implementation_that_there_is_not():
+  q, k, v, _ = _inputs(1, 4)
+  with pytest.raises(ValueError, match="attention='flash' is unknown; use one of auto, reference"):
+    attend.attend(q, k, v, masks.causal(jnp.array([4]), 4), 'flash')
