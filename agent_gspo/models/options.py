@@ -18,4 +18,4 @@ class ModelOptions(Section, name='model'):
   # Of operands of matrix products; 'bfloat16' on accelerators.
   dtype: str = option('float32', choices=('float32', 'bfloat16'))
   remat: bool = False  # recompute blocks in the backward pass: less memory, more time
-  attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device and length of rows
+  attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device

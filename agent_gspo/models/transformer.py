@@ -293,3 +293,14 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     key, one, one, masks.causal(jnp.ones(1), 1), method='init_everything'
   )
   return variables['params']
+
+
+def head_params(params: Params) -> Params:
+  """The part of the parameters that makes logits."""
+  head = 'lm_head' if 'lm_head' in params else 'embed'
+  return {head: params[head]}
+
+
+def head_kernel(params: Params) -> jax.Array:
+  """`[D, V]`, what hidden states are multiplied by for logits; `head_params` are enough."""
+  return params['lm_head']['kernel'] if 'lm_head' in params else params['embed']['embedding'].T

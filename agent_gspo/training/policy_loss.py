@@ -16,15 +16,14 @@ import numpy as np
 from agent_gspo.algorithms.objectives import behaviour, kl
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
 from agent_gspo.models import partition
-from agent_gspo.models.transformer import Params, Transformer
+from agent_gspo.models.transformer import Params, Transformer, head_kernel, head_params
+from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
 from agent_gspo.training.update_metrics import LENGTH_RANGES
 from agent_gspo.types import TrainBatch
-
-HEAD_CHUNK = 384  # loss tokens whose logits are in memory at a time
 
 Sums = dict[str, jax.Array]
 
@@ -59,7 +58,7 @@ class PolicyLoss:
     tis_cap: highest weight that corrects for a sampler unlike the trainer, see
       `behaviour.truncated_weights`; 0 for no correction.
     tis_level: of `behaviour.LEVELS`.
-    entropy: whether to measure it (one more pass over the logits).
+    entropy: whether to measure it.
     placement: of rows. What follows the decoder is local to a device.
   """
 
@@ -163,43 +162,24 @@ class PolicyLoss:
       TreeMask(batch.subtree_end),
       adapter=batch.adapters,
     )
-    head = 'lm_head' if 'lm_head' in params else 'embed'
-    return {head: params[head]}, hidden
+    return head_params(params), hidden
 
   def _token_logprobs(
     self, head: Params, hidden: jax.Array, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
-    """`token_logprobs` from hidden states, a chunk of loss tokens at a time."""
-    hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
-
-    def of_chunk(hidden, target):
-      logits: Any = self.model.apply({'params': head}, hidden, method='logits')
-      logits /= self.temperature
-      logprobs = jax.nn.log_softmax(logits, axis=-1)
-      chosen = jnp.take_along_axis(logprobs, target[:, None], axis=-1)[:, 0]
-      if not self.entropy:
-        return chosen, jnp.zeros_like(chosen)
-      logprobs = jax.lax.stop_gradient(logprobs)
-      return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-
-    # Around the condition: inside it, the head would be a residual of it, stacked once a chunk.
-    @jax.checkpoint
-    def of_chunk_if_used(chunk):
-      hidden, target, used = chunk
-      skip = lambda hidden, target: (jnp.zeros(target.shape), jnp.zeros(target.shape))
-      return jax.lax.cond(used.any(), of_chunk, skip, hidden, target)
-
+    """`token_logprobs` from hidden states."""
     rows, slots = batch.loss_target.shape
-    size = min(HEAD_CHUNK, slots)
-    pad = (-rows * slots) % size
-    cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape(
-      -1, size, *x.shape[1:]
+    hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
+    found = lm_head.token_logprobs(
+      hidden.reshape(rows * slots, -1),
+      head_kernel(head),
+      batch.loss_target.reshape(-1),
+      batch.loss_mask.reshape(-1) > 0,
+      temperature=self.temperature,
+      entropy=self.entropy,
     )
-    flat = lambda x: x.reshape(rows * slots, *x.shape[2:])
-    chunks = (cut(flat(hidden)), cut(flat(batch.loss_target)), cut(flat(batch.loss_mask) > 0))
-    logprobs, entropy = jax.lax.map(of_chunk_if_used, chunks)
-    restore = lambda x: x.reshape(-1)[: rows * slots].reshape(rows, slots)
-    return restore(logprobs), restore(entropy)
+    logprobs, entropy = (x.reshape(rows, slots) for x in found)
+    return logprobs, entropy
 
   def no_sums(self) -> dict[str, np.float32]:
     """What `__call__` sums up, before the first micro-batch."""

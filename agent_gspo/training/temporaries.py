@@ -8,8 +8,8 @@ All sizes are bytes on one device.
 from __future__ import annotations
 
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops import lm_head
 from agent_gspo.sharding.placement import Placement
-from agent_gspo.training.policy_loss import HEAD_CHUNK
 
 _FLOAT = 4
 
@@ -39,7 +39,8 @@ def of_update(
   kept = config.num_layers * (
     positions * config.embed_dim * _FLOAT if config.remat else _kept(config, tensor, rows, length)
   )
-  logits = min(HEAD_CHUNK, positions) * config.vocab_size * _FLOAT // tensor
+  chunk = lm_head.chunk_tokens(config.vocab_size, positions)
+  logits = chunk * config.vocab_size * _FLOAT // tensor
   weights = config.vocab_size * config.embed_dim * _FLOAT // tensor
   trained = not config.lora_rank
   if not placement.cut_by_fsdp:

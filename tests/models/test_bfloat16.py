@@ -53,7 +53,8 @@ def test_attention_rounds_its_weights_once(queries):
   found = attend(*map(jnp.asarray, (q, k, v)), masks.CacheMask(jnp.asarray(seen)))
   scores = np.einsum('bkgtd,bksd->bkgts', _rounded(q), _rounded(k))
   scores = np.where(seen[:, None, None, None], scores, -np.inf)
-  weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  highest = np.ceil(scores.max(axis=-1, keepdims=True) / np.log(2)) * np.log(2)
+  weights = np.exp(scores - highest)
   expected = np.einsum('bkgts,bksd->bkgtd', _rounded(weights), _rounded(v))
   expected /= weights.sum(axis=-1, keepdims=True)
   # The result is rounded as well.

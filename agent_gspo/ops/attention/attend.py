@@ -11,7 +11,7 @@ from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, reference
 from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
-_SCORES_BYTES = 1 << 26  # of one call, up to which the reference keeps them all
+_TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
 
 
 def attend(
@@ -23,21 +23,18 @@ def attend(
     q, k, v, mask: see the package.
     implementation: of trees; caches have one, the reference. 'reference' keeps all scores,
       'blockwise' a block of them, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 alone).
-      'auto' takes what the default device has, elsewhere 'blockwise' where scores are large.
+      'auto' takes what the default device has, elsewhere 'blockwise'.
   """
   if implementation == 'auto':
-    implementation = _best(q, k)
+    implementation = _best(q.dtype)
   if isinstance(mask, CacheMask):
     return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
   return _tree_attention(implementation)(q, k, v, mask.subtree_end)
 
 
-def _best(q: jax.Array, k: jax.Array) -> str:
+def _best(dtype: jnp.dtype) -> str:
   backend = jax.default_backend()
-  if backend in _ACCELERATORS and (backend, q.dtype) != ('gpu', jnp.float32):
-    return backend
-  scores = 4 * q.size // q.shape[-1] * k.shape[-2]
-  return 'reference' if scores <= _SCORES_BYTES else 'blockwise'
+  return backend if backend in _ACCELERATORS and (backend, dtype) != _TOO_WIDE else 'blockwise'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agent_gspo.ops.attention import padding
+from agent_gspo.ops.attention import padding, scale
 from agent_gspo.ops.precision import operand
 
-BLOCK = 256
-"""Queries, and keys, of a block."""
+BLOCK = 64
+"""Queries, and keys, of a block: on a CPU small ones, for the more of them nobody sees."""
 
 _LOW = -1e30
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -44,7 +44,7 @@ def _forward(q, k, v, subtree_end):
     def add(j, state):
       highest, total, out = state
       scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)
-      new = jnp.maximum(highest, scores.max(axis=-1))
+      new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
       values = _product('bkgts,bksd->bkgtd', operand(weights, v.dtype), _block(v, j, 2))
       return (

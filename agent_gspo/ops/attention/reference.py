@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from agent_gspo.ops.attention import scale
 from agent_gspo.ops.attention.masks import Mask
 from agent_gspo.ops.precision import operand
 
@@ -27,7 +28,8 @@ def attend(
     'bknd,bksd->bkns', q.reshape(b, heads, g * t, d), k, preferred_element_type=jnp.float32
   ).reshape(b, heads, g, t, -1)
   scores += jnp.where(mask.dense(), 0.0, -1e30)[:, None, None]
-  weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+  highest = scale.above(jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+  weights = jnp.exp(scores - highest)
   total = weights.sum(axis=-1)[..., None]
   weights = operand(weights, v.dtype)
   if t == 1 and sum_values:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from agent_gspo.ops.attention import padding
+from agent_gspo.ops.attention import padding, scale
 
 BLOCK = 512
 """Queries, and keys, of a block in a long row; shorter rows are one block."""
@@ -147,7 +147,7 @@ def _forward_kernel(last_seen, q, k, v, ends, out, log_total, sums, highest, tot
     keys = pl.ds(pl.multiple_of(j * block, block), block)
     scores = _scores(q[...], k[:, keys], ends[:, keys], i, j, block)
     before = highest[...]
-    now = jnp.maximum(before, scores.max(axis=0, keepdims=True))
+    now = jnp.maximum(before, scale.above(scores.max(axis=0, keepdims=True)))
     weights, rescale = jnp.exp(scores - now), jnp.exp(before - now)
     highest[...] = now
     total[...] = total[...] * rescale + weights.sum(axis=0, keepdims=True)

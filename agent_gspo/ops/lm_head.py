@@ -1,0 +1,106 @@
+"""Log-probs of tokens and entropies from hidden states, without all logits in memory at a time."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.ops.precision import matmul, operand
+
+CHUNK_BYTES = 640 << 20
+"""Of the float32 logits of a chunk of tokens."""
+
+
+def chunk_tokens(vocab_size: int, tokens: int) -> int:
+  """How many of so many tokens have their logits in memory at a time."""
+  most = max(CHUNK_BYTES // (4 * vocab_size) // 128, 1) * 128
+  return min(most, tokens)
+
+
+def token_logprobs(
+  hidden: jax.Array,
+  kernel: jax.Array,
+  targets: jax.Array,
+  used: jax.Array,
+  *,
+  temperature: float = 1.0,
+  entropy: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+  """Log-prob of each target and entropy of its distribution, nats, float32 `[N]` each.
+
+  Logits are computed twice, here and for the gradient: the second time they become gradients as
+  they are made, since the logarithm of their sum is known. The entropy has no gradient.
+
+  Args:
+    hidden: `[N, D]`, in the dtype of the operands.
+    kernel: float32 `[D, V]`, of the LM head.
+    targets: int32 `[N]`.
+    used: bool `[N]`; a chunk of tokens none of which is used costs nothing and gives 0.
+    temperature: that logits are divided by.
+    entropy: whether to compute it; else 0.
+  """
+  n = len(targets)
+  size = chunk_tokens(kernel.shape[1], n)
+  pad = lambda x: jnp.pad(x, ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
+  arguments = (pad(hidden), kernel, pad(targets), pad(used))
+  logprobs, entropies, _ = _padded(size, temperature, entropy, *arguments)
+  return logprobs[:n], entropies[:n]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _padded(size, temperature, entropy, hidden, kernel, targets, used):
+  """`token_logprobs` of a multiple of `size` tokens, and the logarithm of their logits' sum."""
+  kernel = operand(kernel, hidden.dtype)  # once, not once a chunk
+
+  def of_chunk(chunk):
+    hidden, targets, _ = chunk
+    logits = matmul(hidden, kernel, hidden.dtype) / temperature
+    highest = logits.max(axis=1)
+    weights = jnp.exp(logits - highest[:, None])
+    total = weights.sum(axis=1)
+    log_total = highest + jnp.log(total)
+    chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+    mean = (weights * logits).sum(axis=1) / total if entropy else log_total
+    return chosen - log_total, log_total - mean, log_total
+
+  nothing = lambda chunk: (jnp.zeros(size),) * 3
+  by_chunk = lambda chunk: jax.lax.cond(chunk[2].any(), of_chunk, nothing, chunk)
+  found = jax.lax.map(by_chunk, _cut(size, hidden, targets, used))
+  return tuple(x.reshape(-1) for x in found)
+
+
+def _keep(size, temperature, entropy, hidden, kernel, targets, used):
+  found = _padded(size, temperature, entropy, hidden, kernel, targets, used)
+  return found, (hidden, kernel, targets, used, found[2])
+
+
+def _backward(size, temperature, entropy, kept, gradients):
+  hidden, kernel, targets, used, log_total = kept
+  kernel = operand(kernel, hidden.dtype)
+
+  def of_chunk(total, chunk):
+    hidden, targets, _, log_total, gradient = chunk
+    logits = matmul(hidden, kernel, hidden.dtype) / temperature
+    chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]
+    dlogits = chosen - jnp.exp(logits - log_total[:, None])
+    dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    total += product('nd,nv->dv', hidden, dlogits)
+    return total, operand(product('nv,dv->nd', dlogits, kernel), hidden.dtype)
+
+  def by_chunk(total, chunk):
+    nothing = lambda total, chunk: (total, jnp.zeros_like(chunk[0]))
+    return jax.lax.cond(chunk[2].any(), of_chunk, nothing, total, chunk)
+
+  chunks = _cut(size, hidden, targets, used, log_total, gradients[0])
+  dkernel, dhidden = jax.lax.scan(by_chunk, jnp.zeros(kernel.shape, jnp.float32), chunks)
+  return dhidden.reshape(hidden.shape), dkernel, None, None
+
+
+_padded.defvjp(_keep, _backward)
+
+
+def _cut(size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  return tuple(x.reshape(-1, size, *x.shape[1:]) for x in arrays)
