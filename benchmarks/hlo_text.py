@@ -8,6 +8,7 @@ for comparing variants of one program; of a condition the dearer branch counts.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import math
 import re
@@ -100,6 +101,25 @@ class Module:
         body.append(_instruction(found))
     if not self.entry:
       raise ValueError('this is no text of a compiled program: it has no ENTRY computation.')
+
+  def loop(self) -> Module:
+    """One turn of the program's first loop, as a program.
+
+    Raises:
+      ValueError: there is none.
+    """
+    for instruction in self.computations[self.entry]:
+      if instruction.op == 'while':
+        body = copy.copy(self)
+        body.entry = self._called(instruction)
+        return body
+    raise ValueError('this program has no loop.')
+
+  def kernels(self, name: str) -> Iterator[tuple[Instruction, float]]:
+    """Calls of kernels of one's own (Pallas) whose name begins so, and how often each runs."""
+    for instruction, _, times in self.executed():
+      if instruction.op == 'custom-call' and instruction.name.startswith(name):
+        yield instruction, times
 
   def executed(self) -> Iterator[tuple[Instruction, dict[str, Instruction], float]]:
     """Each instruction outside of fusions, with its computation by name, and how often it runs."""

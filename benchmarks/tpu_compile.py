@@ -13,7 +13,11 @@ backward pass. It prints what it writes to the file, all of it for one device:
   fit is an error, which is written down instead.
 - useful_flops: of the matrix products that the algorithm asks for; compiled_flops: of those in the
   program, with what is recomputed and what is masked. An update counts all loss tokens as used.
-- hbm_bytes, estimate_s: traffic, and the compiler's own estimate of the time.
+- hbm_bytes, estimate_s: traffic, and the compiler's own estimate of the time. Of a decode, those of
+  one token; `once_s` is what comes before the first.
+- kernels_s: of attention's kernels, which the compiler says nothing of, see `_kernels_seconds`.
+- share_of_peak: time of useful_flops at the chip's peak, over the longer of estimate and traffic;
+  share_of_bandwidth: of a decode, time to read weights and caches once, over the same.
 - collectives: by kind how often, and the bytes that a device gets.
 - rematerialized: warnings of the partitioner that it copies a whole array to cut it otherwise.
 
@@ -56,7 +60,7 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import flops, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Transformer, init_params
-from agent_gspo.ops.attention import IMPLEMENTATIONS
+from agent_gspo.ops.attention import IMPLEMENTATIONS, tpu
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import AXES, ONE_DEVICE, Placement
@@ -67,7 +71,33 @@ from agent_gspo.types import Message
 from benchmarks.hlo_text import Module
 from benchmarks.model_shapes import MODELS
 
-_CLOCK_HZ = {'v4': 1.05e9, 'v5e': 1.5e9, 'v5p': 1.75e9, 'v6e': 1.75e9}
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a device of a topology can do, as its maker says.
+
+  Attributes:
+    clock_hz: cycles a second.
+    flops: of matrix products in bfloat16, a second.
+    hbm: bytes a second.
+    depth: rows of a systolic array.
+    lanes: numbers that its vector units take in a cycle, in float32.
+  """
+
+  clock_hz: float
+  flops: float
+  hbm: float
+  depth: int
+  lanes: int
+
+
+CHIPS = {
+  'v4': Chip(1.05e9, 275e12, 1.228e12, 128, 8192),
+  'v5e': Chip(1.5e9, 197e12, 0.819e12, 128, 4096),
+  'v5p': Chip(1.75e9, 459e12, 2.765e12, 128, 8192),
+  'v6e': Chip(1.75e9, 918e12, 1.64e12, 256, 4096),
+}
+_VECTOR_OPERATIONS = 16  # of a score in an attention kernel: comparisons, exponential, sums, casts
 
 
 def main() -> None:
@@ -99,6 +129,8 @@ def main() -> None:
     'compile_s': round(time.monotonic() - start, 1),
     'versions': {'jax': jax.__version__, 'libtpu': importlib.metadata.version('libtpu')},
   }
+  if 'estimate_s' in found:
+    found |= _shares(found, options, config)
   text = json.dumps({**vars(options), **found}, indent=2)
   print(text)
   if options.json:
@@ -140,8 +172,8 @@ def _devices(options: argparse.Namespace) -> int:
 
 def _placement(options: argparse.Namespace) -> tuple[Placement, Any]:
   """The mesh on the first devices of the topology, as a run makes it, and the first of them."""
-  if options.topology.partition(':')[0] not in _CLOCK_HZ:
-    raise SystemExit(f'--topology={options.topology}: the kinds are {", ".join(_CLOCK_HZ)}')
+  if options.topology.partition(':')[0] not in CHIPS:
+    raise SystemExit(f'--topology={options.topology}: the kinds are {", ".join(CHIPS)}')
   count = _devices(options)
   topology = topologies.get_topology_desc(platform='tpu', topology_name=options.topology)
   if count > len(topology.devices):
@@ -264,14 +296,51 @@ def _figures(compiled: Any, options: argparse.Namespace) -> dict[str, Any]:
     module = Module(text)
   except jax.errors.JaxRuntimeError as error:  # on v5p it may not be had
     return {**found, 'no_text': str(error).splitlines()[0]}
-  clock = _CLOCK_HZ[options.topology.partition(':')[0]]
+  chip = CHIPS[options.topology.partition(':')[0]]
+  if options.program == 'decode':
+    module, whole = module.loop(), module
+    found['once_s'] = (whole.cycles() - module.cycles()) / chip.clock_hz
   return {
     **found,
     'compiled_flops': module.flops(),
     'hbm_bytes': module.hbm_bytes(),
-    'estimate_s': module.cycles() / clock,
+    'estimate_s': module.cycles() / chip.clock_hz,
+    'kernels_s': _kernels_seconds(module, chip),
     'collectives': module.collectives(),
   }
+
+
+def _kernels_seconds(module: Module, chip: Chip) -> float:
+  """Of attention kernels, which the compiler gives no estimate of: reckoned from above.
+
+  All blocks at and below the diagonal, as without branches. Products fill as much of a systolic
+  array as a head is wide, vector units wait for them, and they for vector units.
+  """
+  total = 0.0
+  for name, products in ((tpu.NAME, 2), (tpu.GRADIENT_NAME, 5)):
+    for call, times in module.kernels(f'{name}.'):
+      *heads, width, length = call.results[0].shape
+      block = min(tpu.BLOCK, length)
+      scores = math.prod(heads) * length * (length + block) / 2
+      at_peak = products * 2 * width * scores / chip.flops
+      vectors = _VECTOR_OPERATIONS * scores / (chip.lanes * chip.clock_hz)
+      total += times * (at_peak / min(1, width / chip.depth) + vectors)
+  return total
+
+
+def _shares(
+  found: dict[str, Any], options: argparse.Namespace, config: ModelConfig
+) -> dict[str, float]:
+  """How near a program is to what its chip can do, by the estimates or its traffic."""
+  chip = CHIPS[options.topology.partition(':')[0]]
+  seconds = max(found['estimate_s'] + found['kernels_s'], found['hbm_bytes'] / chip.hbm)
+  if options.program == 'decode':
+    # Operands and caches are read once a token.
+    sizes = config.num_kv_heads * config.head_dim * 2 * config.num_layers * options.columns
+    weights = flops.body_weights(config) + config.vocab_size * config.embed_dim
+    needed = 2 * (weights / _sizes(options)[2] + sizes * options.rows / _devices(options))
+    return {'share_of_bandwidth': needed / chip.hbm / seconds}
+  return {'share_of_peak': found['useful_flops'] / chip.flops / seconds}
 
 
 def _useful_flops(options: argparse.Namespace, config: ModelConfig) -> float:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
 from agent_gspo.models.transformer import Layout
-from agent_gspo.sharding.placement import ROWS, Placement
+from agent_gspo.sharding.placement import AXES, ROWS, Placement
 
 # End of a parameter's path -> axis of the mesh for each of its last axes. A name that is not here
 # (norms) is whole on each device.
@@ -158,15 +158,14 @@ def layout(
 
 def _of_heads(
   config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
-) -> tuple[Mesh | None, PartitionSpec] | None:
-  """How each device computes its own rows' and heads' attention, see `Layout.heads`."""
+) -> tuple[PartitionSpec, Mesh | None, frozenset[str]] | None:
+  """`Layout.heads`."""
   if config.attention == 'reference':
     return None
-  tensor = placement.size('tensor')
-  heads = 'tensor' if config.num_kv_heads % tensor == 0 else None
+  heads = None if config.num_kv_heads % placement.size('tensor') else 'tensor'
   if isinstance(rows, NamedSharding):
-    return placement.mesh, PartitionSpec(ROWS, heads)
-  return (None, PartitionSpec(None, heads)) if tensor > 1 and heads else None
+    return PartitionSpec(ROWS, heads), placement.mesh, frozenset(AXES)
+  return PartitionSpec(None, heads), None, frozenset(AXES) - {'data'}
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:

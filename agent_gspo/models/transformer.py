@@ -45,9 +45,9 @@ class Layout:
       which each device looks up in its part of the table before devices exchange them by rows.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
-    heads: the mesh, None for that of the `shard_map` around, and how queries, keys and values
-      `[B, K, ...]` are cut over its axes; of these cuts each device computes its own attention.
-      None leaves that to the compiler.
+    heads: how queries, keys and values `[B, K, ...]` are cut, the mesh (None for that of the
+      `shard_map` around), and those of its axes that nothing around is cut by hand over. Each
+      device computes the attention of its part. None leaves that to the compiler.
   """
 
   rows: NamedSharding | PartitionSpec | None = None
@@ -55,7 +55,7 @@ class Layout:
   kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
     default_factory=dict
   )
-  heads: tuple[Mesh | None, PartitionSpec] | None = None
+  heads: tuple[PartitionSpec, Mesh | None, frozenset[str]] | None = None
 
   def residual(self, x: jax.Array) -> jax.Array:
     return x if self.rows is None else jax.lax.with_sharding_constraint(x, self.rows)
@@ -71,15 +71,14 @@ class Layout:
     """`attention(q, k, v, mask)`, which no compiler can cut where it is a kernel."""
     if self.heads is None:
       return attention
-    mesh, of_heads = self.heads
+    of_heads, mesh, axes = self.heads
     rows = PartitionSpec(*of_heads[:1])
-    axes = [axis for cut in of_heads for axis in (cut if isinstance(cut, tuple) else (cut,))]
     return jax.shard_map(
       attention,
       mesh=mesh,
       in_specs=(of_heads, of_heads, of_heads, rows),
       out_specs=of_heads,
-      axis_names=frozenset(axis for axis in axes if axis is not None),
+      axis_names=axes,
       check_vma=False,
     )
 

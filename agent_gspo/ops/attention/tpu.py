@@ -22,6 +22,9 @@ from agent_gspo.ops.attention import padding, scale
 BLOCK = 512
 """Queries, and keys, of a block in a long row; shorter rows are one block."""
 
+NAME, GRADIENT_NAME = 'tree_attention', 'tree_attention_gradient'
+"""Of the kernels in a compiled program."""
+
 _LANES = 128
 _LOW = -1e30
 _VMEM_BYTES = 96 << 20  # of 128 MiB; of the compiler's own accord it would be 16
@@ -88,7 +91,7 @@ def _forward(block, interpret, q, k, v, subtree_end):
         pltpu.VMEM((1, block), jnp.float32),
       ],
     ),
-    **_options(interpret, 'tree_attention', 2, q, k, v),
+    **_options(interpret, NAME, 2, q, k, v),
   )(_last_seen(subtree_end, block), q, k, v, subtree_end[:, None])
 
 
@@ -110,7 +113,7 @@ def _gradients(block, interpret, q, k, v, subtree_end, out, log_total, gradient)
       out_specs=(of_head(d), of_keys, of_keys),
       scratch_shapes=[pltpu.VMEM((d, t), jnp.float32)] * 3,
     ),
-    **_options(interpret, 'tree_attention_gradient', 5, q, k, v),
+    **_options(interpret, GRADIENT_NAME, 5, q, k, v),
   )(_last_seen(subtree_end, block), q, k, v, subtree_end[:, None], out, log_total, gradient)
 
 
