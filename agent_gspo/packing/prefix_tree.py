@@ -48,8 +48,9 @@ class TokenTree:
 def shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
   """Length of the longest common prefix of two int arrays."""
   n = min(len(a), len(b))
-  differs = np.nonzero(a[:n] != b[:n])[0]
-  return int(differs[0]) if differs.size else n
+  differs = a[:n] != b[:n]
+  first = int(differs.argmax()) if n else 0
+  return first if n and differs[first] else n
 
 
 def pack(
@@ -75,6 +76,7 @@ def pack(
   Raises:
     ValueError: a sequence is empty or longer than a row, or its load is above `max_load`.
   """
+  sequences = [np.asarray(sequence) for sequence in sequences]
   loads = [0] * len(sequences) if loads is None else loads
   for n, sequence in enumerate(sequences):
     if not 0 < len(sequence) <= row_tokens:
@@ -84,31 +86,24 @@ def pack(
       )
     if loads[n] > max_load > 0:
       raise ValueError(f'sequence {n} has load {loads[n]}; a row takes up to max_load={max_load}.')
-  keys = [0] * len(sequences) if keys is None else keys
-  order = sorted(range(len(sequences)), key=lambda n: (keys[n], *sequences[n]))
-  rows: list[list[int]] = []  # token ids of each row
-  depths: list[list[int]] = []
-  row_keys: list[list[int]] = []
+  keys = np.zeros(len(sequences), int) if keys is None else keys
+  rows: list[list[_Run]] = []
   row = np.zeros(len(sequences), np.int32)
   columns: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sequences)
-  previous, load = -1, 0
-  for n in order:
-    sequence = np.asarray(sequences[n])
+  previous, width, load = -1, 0, 0  # the last sequence; columns and load of the last row
+  for n in _sorted(sequences, keys):
+    sequence = sequences[n]
     stranger = previous < 0 or keys[previous] != keys[n]
     shared = 0 if stranger else shared_prefix(sequences[previous], sequence)
     load += loads[n]
-    full = previous < 0 or len(rows[-1]) + len(sequence) - shared > row_tokens
-    if full or load > max_load > 0:
+    if previous < 0 or width + len(sequence) - shared > row_tokens or load > max_load > 0:
       rows.append([])
-      depths.append([])
-      row_keys.append([])
-      shared, load = 0, loads[n]
-    start = len(rows[-1])
-    own = np.arange(start, start + len(sequence) - shared, dtype=np.int32)
-    columns[n] = own if not shared else np.concatenate([columns[previous][:shared], own])
-    rows[-1].extend(sequence[shared:].tolist())
-    depths[-1].extend(range(shared, len(sequence)))
-    row_keys[-1].extend([keys[n]] * len(own))
+      shared, width, load = 0, 0, loads[n]
+    run = _Run(width, shared, sequence[shared:], keys[n])
+    width = run.end
+    own = np.arange(run.start, run.end, dtype=np.int32)
+    columns[n] = np.concatenate([columns[previous][:shared], own])
+    rows[-1].append(run)
     row[n] = len(rows) - 1
     previous = n
 
@@ -120,22 +115,38 @@ def pack(
     keys=np.zeros(shape, np.int32),
     row=row,
     columns=columns,
-    used=sum(map(len, rows)),
+    used=sum(runs[-1].end for runs in rows),
   )
-  for r, (ids, depth) in enumerate(zip(rows, depths, strict=True)):
-    tree.tokens[r, : len(ids)] = ids
-    tree.keys[r, : len(ids)] = row_keys[r]
-    tree.positions[r, : len(ids)] = depth
-    tree.subtree_end[r, : len(ids)] = _subtree_end(np.asarray(depth))
+  for r, runs in enumerate(rows):
+    # By depth, the first later column that is no deeper than that.
+    end = np.full(row_tokens, runs[-1].end, np.int32)
+    for run in reversed(runs):
+      of_run = slice(run.start, run.end)
+      depths = slice(run.depth, run.depth + len(run.tokens))
+      tree.tokens[r, of_run] = run.tokens
+      tree.positions[r, of_run] = np.arange(depths.start, depths.stop)
+      tree.subtree_end[r, of_run] = end[depths]
+      tree.keys[r, of_run] = run.key
+      end[run.depth :] = run.start
   return tree
 
 
-def _subtree_end(depth: np.ndarray) -> np.ndarray:
-  """First later column that is no deeper, for each column of a depth-first walk."""
-  end = np.full(len(depth), len(depth), np.int32)
-  open_columns: list[int] = []
-  for column, d in enumerate(depth):
-    while open_columns and depth[open_columns[-1]] >= d:
-      end[open_columns.pop()] = column
-    open_columns.append(column)
-  return end
+@dataclasses.dataclass(frozen=True)
+class _Run:
+  """What a sequence adds to its row: tokens from column `start` on, the first `depth` deep."""
+
+  start: int
+  depth: int
+  tokens: np.ndarray
+  key: int
+
+  @property
+  def end(self) -> int:
+    return self.start + len(self.tokens)
+
+
+def _sorted(sequences: Sequence[np.ndarray], keys: Sequence[int] | np.ndarray) -> list[int]:
+  """Indices in the order of keys, then of tokens, one after the other."""
+  # Bytes of numbers above 0, the highest first, are ordered as the numbers are.
+  ordered = [(sequence.astype(np.int64) + 2**31).astype('>u4').tobytes() for sequence in sequences]
+  return sorted(range(len(sequences)), key=lambda n: (keys[n], ordered[n]))

@@ -1,0 +1,110 @@
+"""What share of a TPU's peak the update reaches, and of its bandwidth a decoded token.
+
+    pip install ".[tpu]"
+    python benchmarks/tpu_speed.py --jobs=2    # all cells not done yet, about half an hour
+    python benchmarks/tpu_speed.py --table     # of what is done
+
+By the compiler's estimates, on one chip, without one (`tpu_compile.py`); the time of attention's
+kernels, which it does not estimate, is reckoned there. Results: benchmarks/results/tpu_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+RESULTS = common.ROOT / 'benchmarks' / 'results' / 'tpu_speed.json'
+_SLICES = {'v5e': 'v5e:2x4', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x4'}
+_POSITIONS = {'qwen2.5-0.5b': 8192, 'qwen2.5-1.5b': 4096}  # of a micro-batch, that fit a v5e
+_COLUMNS = 640
+
+
+def _cells() -> dict[str, list[str]]:
+  """Arguments of `tpu_compile.py` by name."""
+  found = {}
+  for slice_, topology in _SLICES.items():
+    on = [f'--topology={topology}', '--mesh=data=1,fsdp=1,tensor=1']
+    for model, positions in _POSITIONS.items():
+      for length in (1024, 4096):
+        found[f'update {slice_} {model} {length}'] = [
+          *('--program=update', *on, f'--model={model}'),
+          *(f'--rows={positions // length}', f'--row_tokens={length}'),
+        ]
+  on = ['--topology=v5e:2x4', f'--columns={_COLUMNS}']
+  for model, mesh in (
+    ('qwen2.5-0.5b', 'data=1,fsdp=1,tensor=1'),
+    ('qwen2.5-1.5b', 'data=1,fsdp=1,tensor=1'),
+    ('qwen2.5-7b', 'data=1,fsdp=1,tensor=4'),  # a head of keys for each chip
+  ):
+    for rows in (64, 256):
+      name = f'decode v5e {model} {rows}'
+      found[name] = ['--program=decode', *on, f'--mesh={mesh}', f'--model={model}']
+      found[name].append(f'--rows={rows}')
+  return found
+
+
+def main() -> None:
+  """Runs the command."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  parser.add_argument('--jobs', type=int, default=1, help='compiled at a time; each takes a core')
+  parser.add_argument('--table', action='store_true', help='compile nothing')
+  options = parser.parse_args()
+  found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+  cells, lock = _cells(), threading.Lock()
+
+  def compile_one(name: str) -> None:
+    result = _compiled(cells[name])
+    with lock:
+      found[name] = result
+      RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + '\n')
+    print(name, result, file=sys.stderr, flush=True)
+
+  if not options.table:
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+      list(pool.map(compile_one, [name for name in cells if name not in found]))
+  print(_table(cells, found))
+
+
+def _compiled(arguments: list[str]) -> dict:
+  with tempfile.NamedTemporaryFile('r', suffix='.json') as file:
+    script = common.ROOT / 'benchmarks' / 'tpu_compile.py'
+    command = [sys.executable, str(script), *arguments, f'--json={file.name}']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = json.loads(file.read() or '{}')
+  if not told:
+    raise SystemExit(f'{" ".join(arguments)} failed:\n{done.stderr[-2000:]}')
+  kept = ('error', 'no_text', 'temporaries_bytes', 'useful_flops', 'compiled_flops', 'hbm_bytes')
+  kept += ('estimate_s', 'kernels_s', 'once_s', 'share_of_peak', 'share_of_bandwidth', 'versions')
+  return {key: told[key] for key in kept if key in told}
+
+
+def _table(cells: dict[str, list[str]], found: dict[str, dict]) -> str:
+  head = ('program, chip, model, rows', 'estimate, ms', 'kernels, ms', 'HBM, GB')
+  rows = []
+  for name in cells:
+    if name not in found:
+      continue
+    told = found[name]
+    if 'estimate_s' not in told:
+      rows.append((name, told.get('error') or told['no_text'], '', '', ''))
+      continue
+    share = told.get('share_of_peak', told.get('share_of_bandwidth'))
+    times = (f'{1000 * told[key]:.1f}' for key in ('estimate_s', 'kernels_s'))
+    rows.append((name, *times, f'{told["hbm_bytes"] / 1e9:.1f}', f'{share:.0%}'))
+  return common.table((*head, 'of peak, or of bandwidth'), rows)
+
+
+if __name__ == '__main__':
+  main()
