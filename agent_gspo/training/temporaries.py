@@ -44,8 +44,8 @@ def of_update(
   weights = config.vocab_size * config.embed_dim * _FLOAT // tensor
   trained = not config.lora_rank
   if not placement.cut_by_fsdp:
-    head = 3 * logits + trained * weights  # its gradient
-    return max(kept + max(head, layer), gradients // 2 + layer)
+    head = logits * 5 // 4 + (weights if trained else weights // 2)  # its gradient, or its operand
+    return kept + max(head, layer)
   # The head is gathered; its gradient is there as it grows, as what a chunk adds to it, and on its
   # way to the devices that keep it.
   head = 3 * logits + (weights * 7 // 2 if trained else weights)
@@ -69,7 +69,7 @@ def of_decode(config: ModelConfig, placement: Placement, rows: int, weights: int
 
 def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
   """Of one layer while it is computed: attention scores, or the MLP's width."""
-  scores = rows * config.num_heads * length**2 * _FLOAT // tensor
+  scores = _scores(config, tensor, rows, length)
   mlp = rows * length * config.mlp_dim * _FLOAT // tensor
   return 3 * max(scores, mlp)
 
@@ -78,5 +78,11 @@ def _kept(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
   """What a layer keeps for its gradient where it is not computed again."""
   heads = (config.num_heads + config.num_kv_heads) * config.head_dim
   width = 6 * config.embed_dim + (2 * heads + 4 * config.mlp_dim) // tensor
-  scores = rows * config.num_heads * length**2 * _FLOAT // tensor
-  return rows * length * width * _FLOAT + scores
+  return rows * length * width * _FLOAT + _scores(config, tensor, rows, length)
+
+
+def _scores(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
+  """Of a layer's attention, which the reference alone keeps."""
+  if config.attention != 'reference':
+    return 0
+  return rows * config.num_heads * length**2 * _FLOAT // tensor

@@ -121,7 +121,7 @@ def test_what_cannot_fit_is_refused_before_weights_are_read(monkeypatch, tmp_pat
   monkeypatch.setattr(plan, '_memory', lambda: 3 * 2**20)
   with pytest.raises(ValueError, match=r'does not fit: the update needs about .* Lower learner\.'):
     loop.train(micro_run.changed(), tmp_path)
-  config = micro_run.changed(evaluation__batch_questions=1000)
+  config = micro_run.changed(sampler__prefill_rows=64)
   with pytest.raises(ValueError, match=r'reading prompts needs .* Lower sampler\.prefill_rows'):
     setup_lib.build(config_lib.check(config, training=False))
   monkeypatch.setattr(plan, '_memory', lambda: 2**20)
