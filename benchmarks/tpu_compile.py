@@ -118,7 +118,7 @@ def main() -> None:
   with _standard_error(log):
     lowered = lower[options.program](_Target(options, config, placement, device))
     try:
-      found = _figures(lowered.compile(), options)
+      found = _figures(*_compiled(lowered), options)
     except jax.errors.JaxRuntimeError as error:
       if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
@@ -280,7 +280,16 @@ def _decode(target: _Target) -> Any:
   )
 
 
-def _figures(compiled: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _compiled(lowered: Any) -> tuple[Any, str]:
+  """The compiled program and its text."""
+  # As the compiler writes it to a file: for v5p, `as_text` cannot read it.
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile({'xla_dump_to': folder, 'xla_dump_hlo_as_text': True})
+    (file,) = pathlib.Path(folder).glob('*.after_codegen.txt')
+    return compiled, file.read_text(encoding='utf-8')
+
+
+def _figures(compiled: Any, text: str, options: argparse.Namespace) -> dict[str, Any]:
   """What the compiler and the compiled text say, for one device."""
   memory = compiled.memory_analysis()
   found: dict[str, Any] = {
@@ -289,13 +298,9 @@ def _figures(compiled: Any, options: argparse.Namespace) -> dict[str, Any]:
     'outputs_bytes': memory.output_size_in_bytes,
     'aliased_bytes': memory.alias_size_in_bytes,
   }
-  try:
-    text = compiled.as_text()
-    if options.text:
-      pathlib.Path(options.text).write_text(text, encoding='utf-8')
-    module = Module(text)
-  except jax.errors.JaxRuntimeError as error:  # on v5p it may not be had
-    return {**found, 'no_text': str(error).splitlines()[0]}
+  if options.text:
+    pathlib.Path(options.text).write_text(text, encoding='utf-8')
+  module = Module(text)
   chip = CHIPS[options.topology.partition(':')[0]]
   if options.program == 'decode':
     module, whole = module.loop(), module

@@ -85,7 +85,7 @@ def _compiled(arguments: list[str]) -> dict:
     told = json.loads(file.read() or '{}')
   if not told:
     raise SystemExit(f'{" ".join(arguments)} failed:\n{done.stderr[-2000:]}')
-  kept = ('error', 'no_text', 'temporaries_bytes', 'useful_flops', 'compiled_flops', 'hbm_bytes')
+  kept = ('error', 'temporaries_bytes', 'useful_flops', 'compiled_flops', 'hbm_bytes')
   kept += ('estimate_s', 'kernels_s', 'once_s', 'share_of_peak', 'share_of_bandwidth', 'versions')
   return {key: told[key] for key in kept if key in told}
 
@@ -97,8 +97,8 @@ def _table(cells: dict[str, list[str]], found: dict[str, dict]) -> str:
     if name not in found:
       continue
     told = found[name]
-    if 'estimate_s' not in told:
-      rows.append((name, told.get('error') or told['no_text'], '', '', ''))
+    if 'error' in told:
+      rows.append((name, told['error'], '', '', ''))
       continue
     share = told.get('share_of_peak', told.get('share_of_bandwidth'))
     times = (f'{1000 * told[key]:.1f}' for key in ('estimate_s', 'kernels_s'))

@@ -102,3 +102,20 @@ def test_traffic_and_cycles():
 def test_text_that_is_no_program():
   with pytest.raises(ValueError, match='no text of a compiled program'):
     Module('nothing')
+
+
+def test_one_turn_of_a_loop_is_a_program_of_its_own():
+  assert Module(_TPU).cycles() == 5 * 10
+  assert Module(_TPU).loop().cycles() == 10
+  with pytest.raises(ValueError, match='no loop'):
+    Module(_TPU).loop().loop()
+
+
+def test_kernels_are_found_by_name():
+  call = '  %x.1 = f32[8,128]{1,0} custom-call(%a), custom_call_target="tpu_custom_call"\n'
+  start = _TPU.index('  %f.1 = ')
+  text = _TPU[:start] + call.replace('x.1', 'mine.1') + call.replace('x.1', 'mine_too.1')
+  found = list(Module(text + _TPU[start:]).kernels('mine.'))
+  assert [(call.name, call.results[0].shape, times) for call, times in found] == [
+    ('mine.1', (8, 128), 1.0)
+  ]

@@ -1,0 +1,72 @@
+"""HBM traffic and memory of attention alone, forward and backward, compiled for TPUs without one.
+
+pip install ".[tpu]"
+python benchmarks/tpu_attention.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+os.environ |= {
+  'JAX_PLATFORMS': 'cpu',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from agent_gspo.ops.attention import tpu
+from benchmarks import common
+from benchmarks.hlo_text import Module
+
+_TOPOLOGIES = {'v5e': 'v5e:2x4', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x4'}
+# Rows, columns, heads of queries, of keys, and their width.
+_SHAPES = ((8, 1024, 14, 2, 64), (2, 8192, 14, 2, 64), (2, 8192, 28, 4, 128))
+
+
+def main() -> None:
+  """Prints the table."""
+  if importlib.util.find_spec('libtpu') is None:
+    raise SystemExit('libtpu is not installed, and it holds the compiler: pip install ".[tpu]"')
+  rows = []
+  for shape in _SHAPES:
+    for chip in _TOPOLOGIES:
+      traffic, needed, temporaries = compiled(chip, *shape)
+      told = (f'{traffic / 1e6:.0f}', f'{needed / 1e6:.0f}', f'{traffic / needed:.2f}')
+      name = '{} x {}, {} heads on {}, {} wide'.format(*shape)
+      rows.append((name, chip, *told, f'{temporaries / 2**20:.1f}'))
+  head = ('bfloat16', 'chip', 'HBM, MB', 'inputs and outputs, MB', 'ratio', 'temporaries, MiB')
+  print(common.table(head, rows))
+
+
+def compiled(
+  chip: str, rows: int, columns: int, heads: int, kv_heads: int, width: int
+) -> tuple[float, int, int]:
+  """HBM traffic, bytes of inputs and outputs of both passes, and bytes of temporaries."""
+  topology = topologies.get_topology_desc(platform='tpu', topology_name=_TOPOLOGIES[chip])
+  sharding = jax.sharding.SingleDeviceSharding(topology.devices[0])
+  shape = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+  q = shape(rows, kv_heads, heads // kv_heads, columns, width)
+  k = v = shape(rows, kv_heads, columns, width)
+
+  def both(q, k, v, subtree_end, gradient):
+    out, back = jax.vjp(lambda *of: tpu.attend(*of, subtree_end), q, k, v)
+    return out, back(gradient)
+
+  program = jax.jit(both).lower(q, k, v, shape(rows, columns, dtype=jnp.int32), q).compile()
+  large, small = (2 * rows * columns * width * n for n in (heads, kv_heads))
+  # Forward q, k, v -> out; backward q, k, v, out and its gradient -> three gradients.
+  needed = (2 * large + 2 * small) + (4 * large + 4 * small)
+  traffic = Module(program.as_text()).hbm_bytes()
+  return traffic, needed, program.memory_analysis().temp_size_in_bytes
+
+
+if __name__ == '__main__':
+  main()
