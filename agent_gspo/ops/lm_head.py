@@ -12,11 +12,15 @@ from agent_gspo.ops.precision import matmul, operand
 CHUNK_BYTES = 640 << 20
 """Of the float32 logits of a chunk of tokens."""
 
+_TILE = 128
+
 
 def chunk_tokens(vocab_size: int, tokens: int) -> int:
   """How many of so many tokens have their logits in memory at a time."""
-  most = max(CHUNK_BYTES // (4 * vocab_size) // 128, 1) * 128
-  return min(most, tokens)
+  most = max(CHUNK_BYTES // (4 * vocab_size), _TILE)
+  chunks = -(-tokens // most)
+  # Alike, so that padding is no chunk of its own; a TPU counts tokens in tiles.
+  return tokens if chunks == 1 else -(-tokens // (chunks * _TILE)) * _TILE
 
 
 def token_logprobs(

@@ -89,6 +89,14 @@ def test_bfloat16_rounds_operands_alone():
     assert 0 < error < 0.01
 
 
+@pytest.mark.parametrize('tokens', [1, 128, 129, 300, 1000, 1281])
+def test_chunks_are_alike(tokens):
+  size = lm_head.chunk_tokens(_V, tokens)
+  chunks = -(-tokens // size)
+  assert size * 4 * _V <= lm_head.CHUNK_BYTES
+  assert chunks * size - tokens < chunks * 128  # less than a tile of padding each
+
+
 @pytest.mark.parametrize('shape', [(3, 5), (7,), (2, 3, 4)])
 def test_gradients_of_a_rounded_product(shape):
   rng = np.random.default_rng(1)
