@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_BLOCK = 256
+_BLOCKS = (256, 128)
+"""Tokens of a block: the first that divides the vocabulary, or padding would copy all logits."""
 
 
 def draw(
@@ -27,26 +28,31 @@ def draw(
   """
   n, vocab = logits.shape
   greedy = temperature <= 0
-  blocks = -(-vocab // _BLOCK)
-  logits = logits / jnp.where(greedy, 1.0, temperature)
-  logits = jnp.pad(logits, ((0, 0), (0, blocks * _BLOCK - vocab)), constant_values=-jnp.inf)
-  logits = logits.reshape(n, blocks, _BLOCK)
+  size = next((size for size in _BLOCKS if vocab % size == 0), _BLOCKS[0])
+  blocks = -(-vocab // size)
+  # Differences are scaled, where they are used: scaled logits would be written once more.
+  scale = 1.0 / jnp.where(greedy, 1.0, temperature)
+  logits = jnp.pad(logits, ((0, 0), (0, blocks * size - vocab)), constant_values=-jnp.inf)
+  logits = logits.reshape(n, blocks, size)
   top = logits.max(axis=(1, 2))
 
-  cdf = jnp.cumsum(jnp.exp(logits - top[:, None, None]).sum(axis=-1), axis=-1)
+  cdf = jnp.cumsum(jnp.exp((logits - top[:, None, None]) * scale).sum(axis=-1), axis=-1)
   total = cdf[:, -1]
   target = uniforms * total
   block = jnp.minimum((cdf <= target[:, None]).sum(axis=-1), blocks - 1)
   before = jnp.where(block > 0, _pick(cdf, jnp.maximum(block - 1, 0)), 0.0)
 
-  inside = jnp.exp(jnp.take_along_axis(logits, block[:, None, None], axis=1)[:, 0] - top[:, None])
+  inside = jnp.take_along_axis(logits, block[:, None, None], axis=1)[:, 0]
+  inside = jnp.exp((inside - top[:, None]) * scale)
   offset = (jnp.cumsum(inside, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
   # Rounding may leave the target a hair beyond the block: take its most likely token.
-  offset = jnp.where(offset < _BLOCK, offset, jnp.argmax(inside, axis=-1))
+  offset = jnp.where(offset < size, offset, jnp.argmax(inside, axis=-1))
 
   logits = logits.reshape(n, -1)
-  token = jnp.where(greedy, jnp.argmax(logits, axis=-1), block * _BLOCK + offset)
-  return token.astype(jnp.int32), _pick(logits, token) - top - jnp.log(total)
+  sampled = (block * size + offset).astype(jnp.int32)
+  likeliest = lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  token = jax.lax.cond(greedy, likeliest, lambda: sampled)
+  return token, (_pick(logits, token) - top) * scale - jnp.log(total)
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
