@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from hypothesis import strategies as st
 
+from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import attend, blockwise, gpu, masks, reference, tpu
 from agent_gspo.packing import prefix_tree
 
@@ -115,6 +117,27 @@ def test_weights_are_rounded_alike_in_one_block_and_in_several():
   for name in ('blockwise', 'tpu'):
     found = np.asarray(_OTHERS[name](q, k, v, ends), np.float32)
     assert (found != expected).mean() < 0.01  # sums in another order, rounded at the end
+
+
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_a_decoder_with_adapters_computes_the_same_with_any(name, monkeypatch):
+  monkeypatch.setattr(tpu, 'attend', _OTHERS['tpu'])
+  ends = _ends('samples of a prompt')
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 300, ends.shape), jnp.int32)
+  adapter = tokens % 3 - 1  # -1 for none
+  config = tiny.CONFIG.replace(lora_rank=2, num_adapters=2)
+  params = tiny.params(config)
+
+  def loss(params, attention):
+    model = Transformer(config.replace(attention=attention))
+    mask, positions = masks.TreeMask(ends), jnp.zeros_like(tokens)
+    hidden, _ = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
+    return (hidden * jnp.cos(jnp.arange(hidden.shape[-1]))[None, None]).sum(), hidden
+
+  of = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+  (gradients, hidden), expected = of(params, name), of(params, 'reference')
+  np.testing.assert_allclose(hidden, expected[1], atol=1e-4)
+  chex.assert_trees_all_close(gradients, expected[0], atol=1e-3, rtol=1e-3)
 
 
 def test_a_causal_mask_is_that_of_rows_with_padding():
