@@ -161,7 +161,7 @@ def _compiled(cell: Cell) -> dict[str, Any]:
     )
     text = file.read()
   if not text:
-    return {'error': done.stderr.strip().splitlines()[-1]}
+    raise SystemExit(f'{cell.name} failed:\n{done.stderr[-2000:]}')
   told = json.loads(text)
   if 'error' in told:
     return {'error': told['error'], 'compile_s': told['compile_s']}

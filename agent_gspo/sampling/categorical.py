@@ -32,27 +32,26 @@ def draw(
   blocks = -(-vocab // size)
   # Differences are scaled, where they are used: scaled logits would be written once more.
   scale = 1.0 / jnp.where(greedy, 1.0, temperature)
-  logits = jnp.pad(logits, ((0, 0), (0, blocks * size - vocab)), constant_values=-jnp.inf)
-  logits = logits.reshape(n, blocks, size)
-  top = logits.max(axis=(1, 2))
+  padded = jnp.pad(logits, ((0, 0), (0, blocks * size - vocab)), constant_values=-jnp.inf)
+  by_block = padded.reshape(n, blocks, size)
+  top = logits.max(axis=1)
 
-  cdf = jnp.cumsum(jnp.exp((logits - top[:, None, None]) * scale).sum(axis=-1), axis=-1)
+  cdf = jnp.cumsum(jnp.exp((by_block - top[:, None, None]) * scale).sum(axis=-1), axis=-1)
   total = cdf[:, -1]
   target = uniforms * total
   block = jnp.minimum((cdf <= target[:, None]).sum(axis=-1), blocks - 1)
   before = jnp.where(block > 0, _pick(cdf, jnp.maximum(block - 1, 0)), 0.0)
 
-  inside = jnp.take_along_axis(logits, block[:, None, None], axis=1)[:, 0]
-  inside = jnp.exp((inside - top[:, None]) * scale)
-  offset = (jnp.cumsum(inside, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
+  inside = jnp.take_along_axis(by_block, block[:, None, None], axis=1)[:, 0]
+  weights = jnp.exp((inside - top[:, None]) * scale)
+  offset = (jnp.cumsum(weights, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
   # Rounding may leave the target a hair beyond the block: take its most likely token.
-  offset = jnp.where(offset < size, offset, jnp.argmax(inside, axis=-1))
+  offset = jnp.where(offset < size, offset, jnp.argmax(weights, axis=-1))
 
-  logits = logits.reshape(n, -1)
-  sampled = (block * size + offset).astype(jnp.int32)
-  likeliest = lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32)
-  token = jax.lax.cond(greedy, likeliest, lambda: sampled)
-  return token, (_pick(logits, token) - top) * scale - jnp.log(total)
+  likeliest = lambda: (jnp.argmax(logits, axis=1).astype(jnp.int32), top)
+  sampled = lambda: ((block * size + offset).astype(jnp.int32), _pick(inside, offset))
+  token, chosen = jax.lax.cond(greedy, likeliest, sampled)
+  return token, (chosen - top) * scale - jnp.log(total)
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
