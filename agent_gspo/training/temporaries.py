@@ -42,15 +42,12 @@ def of_update(
   chunk = lm_head.chunk_tokens(config.vocab_size, positions)
   logits = chunk * config.vocab_size * _FLOAT // tensor
   weights = config.vocab_size * config.embed_dim * _FLOAT // tensor
-  trained = not config.lora_rank
-  if not placement.cut_by_fsdp:
-    head = logits * 5 // 4 + (weights if trained else weights // 2)  # its gradient, or its operand
-    return kept + max(head, layer)
-  # The head is gathered; its gradient is there as it grows, as what a chunk adds to it, and on its
-  # way to the devices that keep it.
-  head = 3 * logits + (weights * 7 // 2 if trained else weights)
-  operands = 0 if config.dtype == 'float32' else parameters // 2
-  return kept + max(head, layer) + gradients // 2 + operands
+  # Its gradient; or, where it has none, its operand.
+  head = logits * 5 // 4 + (weights // 2 if config.lora_rank else weights)
+  gathered = 0
+  if placement.cut_by_fsdp:  # operands on their way, and gradients on theirs
+    gathered = gradients // 2 + (0 if config.dtype == 'float32' else parameters // 2)
+  return kept + max(head, layer) + gathered
 
 
 def of_forward(config: ModelConfig, placement: Placement, rows: int, length: int) -> int:
