@@ -19,6 +19,7 @@ from agent_gspo.models import partition
 from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
+from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
@@ -194,6 +195,7 @@ class _Found:
 def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config['model']
   placement = make_placement(config['mesh'])
+  check_attention(options['attention'], options['dtype'])
   config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
   if check_spec(options['source'])[0] == 'random':

@@ -174,3 +174,13 @@ def test_an_implementation_that_there_is_not():
   q, k, v, _ = _inputs(1, 4)
   with pytest.raises(ValueError, match="attention='flash' is unknown; use one of auto, reference"):
     attend.attend(q, k, v, masks.causal(jnp.array([4]), 4), 'flash')
+
+
+def test_what_these_devices_have_not_is_refused(monkeypatch):
+  attend.check('auto', 'float32')
+  with pytest.raises(ValueError, match=r"model.attention='tpu' does not run here: .* Use 'auto'"):
+    attend.check('tpu', 'bfloat16')
+  monkeypatch.setattr('jax.default_backend', lambda: 'gpu')
+  attend.check('gpu', 'bfloat16')
+  with pytest.raises(ValueError, match=r"'gpu' has no float32. Set model.dtype='bfloat16'"):
+    attend.check('gpu', 'float32')

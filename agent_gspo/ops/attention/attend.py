@@ -14,6 +14,28 @@ _ACCELERATORS = ('tpu', 'gpu')
 _TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
 
 
+def check(implementation: str, dtype: str) -> None:
+  """Whether the devices of this process have an implementation.
+
+  Args:
+    implementation: of `IMPLEMENTATIONS`.
+    dtype: of queries, keys and values.
+
+  Raises:
+    ValueError: they have not; it names `model.attention` and what to use.
+  """
+  backend = jax.default_backend()
+  if implementation in _ACCELERATORS and implementation != backend:
+    raise ValueError(
+      f'model.attention={implementation!r} does not run here: the devices are of kind {backend!r}. '
+      "Use 'auto', or 'blockwise', which runs anywhere."
+    )
+  if (implementation, jnp.dtype(dtype)) == _TOO_WIDE:
+    raise ValueError(
+      f"model.attention='gpu' has no {dtype}. Set model.dtype='bfloat16', or use 'auto'."
+    )
+
+
 def attend(
   q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, implementation: str = 'auto'
 ) -> jax.Array:
