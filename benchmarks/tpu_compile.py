@@ -325,7 +325,7 @@ def _kernels_seconds(module: Module, chip: Chip) -> float:
   for name, products in ((tpu.NAME, 2), (tpu.GRADIENT_NAME, 5)):
     for call, times in module.kernels(f'{name}.'):
       *heads, width, length = call.results[0].shape
-      block = min(tpu.BLOCK, length)
+      block = tpu.block_of(length)
       scores = math.prod(heads) * length * (length + block) / 2
       at_peak = products * 2 * width * scores / chip.flops
       vectors = _VECTOR_OPERATIONS * scores / (chip.lanes * chip.clock_hz)

@@ -160,6 +160,16 @@ def test_queries_see_what_their_cache_mask_says():
       np.testing.assert_allclose(out[row], expected, atol=1e-5)
 
 
+def test_a_row_is_padded_by_less_than_a_tile(monkeypatch):
+  monkeypatch.setattr(tpu, 'BLOCK', 512)
+  blocks = {length: tpu.block_of(length) for length in (1, 128, 129, 500, 1024, 1088, 1664, 8192)}
+  assert blocks == {
+    **{1: 128, 128: 128, 129: 256, 500: 512},
+    **{1024: 512, 1088: 384, 1664: 128, 8192: 512},
+  }
+  assert all(-(-length // block) * block - length < 128 for length, block in blocks.items())
+
+
 def test_long_rows_keep_no_scores():
   """Compiled, not run: a row of 8192 columns, whose scores alone would be 4 GiB."""
   shape = jax.ShapeDtypeStruct

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from agent_gspo.ops.attention import padding, scale
 
 BLOCK = 512
-"""Queries, and keys, of a block in a long row; shorter rows are one block."""
+"""Queries, and keys, of a block at most."""
 
 NAME, GRADIENT_NAME = 'tree_attention', 'tree_attention_gradient'
 """Of the kernels in a compiled program."""
@@ -40,11 +40,17 @@ def attend(
     interpret: compute what the kernels say, on any device: for tests.
   """
   length = q.shape[3]
-  block = min(BLOCK, -(-length // _LANES) * _LANES)
+  block = block_of(length)
   q, k, v, subtree_end = padding.to_multiple(block, q, k, v, subtree_end)
   columns_last = lambda x: jnp.swapaxes(x, -1, -2)
   out = _attend(block, interpret, *map(columns_last, (q, k, v)), subtree_end)
   return columns_last(out)[:, :, :, :length]
+
+
+def block_of(length: int) -> int:
+  """Queries, and keys, of a block of a row: as many tiles as divide those of the row."""
+  tiles = -(-length // _LANES)
+  return _LANES * max(n for n in range(1, BLOCK // _LANES + 1) if tiles % n == 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
