@@ -10,14 +10,17 @@ import jax.numpy as jnp
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
-"""Of the float32 logits of a chunk of tokens."""
+"""Of the float32 logits of a chunk of tokens, at most."""
 
+_CHUNKS = 4  # at least, if they are not too small: those that nobody uses cost nothing
+_SMALL = 256
 _TILE = 128
 
 
 def chunk_tokens(vocab_size: int, tokens: int) -> int:
   """How many of so many tokens have their logits in memory at a time."""
-  most = max(CHUNK_BYTES // (4 * vocab_size), _TILE)
+  most = min(CHUNK_BYTES // (4 * vocab_size), max(tokens // _CHUNKS, _SMALL))
+  most = max(most, _TILE)
   chunks = -(-tokens // most)
   # Alike, so that padding is no chunk of its own; a TPU counts tokens in tiles.
   return tokens if chunks == 1 else -(-tokens // (chunks * _TILE)) * _TILE
@@ -41,16 +44,18 @@ def token_logprobs(
     hidden: `[N, D]`, in the dtype of the operands.
     kernel: float32 `[D, V]`, of the LM head.
     targets: int32 `[N]`.
-    used: bool `[N]`; a chunk of tokens none of which is used costs nothing and gives 0.
+    used: bool `[N]`; of the others most cost nothing and give 0.
     temperature: that logits are divided by.
     entropy: whether to compute it; else 0.
   """
   n = len(targets)
   size = chunk_tokens(kernel.shape[1], n)
-  pad = lambda x: jnp.pad(x, ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
-  arguments = (pad(hidden), kernel, pad(targets), pad(used))
+  order = jnp.argsort(~used)  # those that are used stand together
+  cut = lambda x: jnp.pad(x[order], ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
+  arguments = (cut(hidden), kernel, cut(targets), cut(used))
   logprobs, entropies, _ = _padded(size, temperature, entropy, *arguments)
-  return logprobs[:n], entropies[:n]
+  back = lambda x: jnp.zeros(n).at[order].set(x[:n])
+  return back(logprobs), back(entropies)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -63,6 +63,19 @@ def test_chunks_that_nobody_uses_are_zeros_without_gradient():
   assert not gradient[128:].any()
 
 
+def test_tokens_that_are_used_are_found_wherever_they_stand():
+  hidden, kernel, targets, weights = _inputs()
+  used = jnp.arange(_N) % 3 == 1
+  total = lambda logprobs: (logprobs * weights * used).sum()
+  ours = lambda hidden: lm_head.token_logprobs(hidden, kernel, targets, used)
+  plain = lambda hidden: _plain(hidden, kernel, targets, 1.0)
+  for found, expected in zip(ours(hidden), plain(hidden), strict=True):
+    np.testing.assert_allclose(found[used], expected[used], atol=1e-5)
+    assert (found == 0).sum() > 100  # a hundred are used, and one chunk of 128 is computed
+  gradients = [jax.grad(lambda h, f=f: total(f(h)[0]))(hidden) for f in (ours, plain)]
+  np.testing.assert_allclose(*gradients, atol=1e-4)
+
+
 def test_entropy_costs_nothing_where_nobody_asks_and_has_no_gradient():
   hidden, kernel, targets, _ = _inputs()
   used = jnp.ones(_N, bool)
