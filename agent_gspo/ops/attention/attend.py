@@ -12,6 +12,7 @@ from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
 _TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
+_SHORT = 128  # columns of a row that has few scores: the reference compiles sooner
 
 
 def check(implementation: str, dtype: str) -> None:
@@ -45,18 +46,20 @@ def attend(
     q, k, v, mask: see the package.
     implementation: of trees; caches have one, the reference. 'reference' keeps all scores,
       'blockwise' a block of them, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 alone).
-      'auto' takes what the default device has, elsewhere 'blockwise'.
+      'auto' takes what the default device has, elsewhere 'blockwise' but for short rows.
   """
   if implementation == 'auto':
-    implementation = _best(q.dtype)
+    implementation = _best(q)
   if isinstance(mask, CacheMask):
     return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
   return _tree_attention(implementation)(q, k, v, mask.subtree_end)
 
 
-def _best(dtype: jnp.dtype) -> str:
+def _best(q: jax.Array) -> str:
   backend = jax.default_backend()
-  return backend if backend in _ACCELERATORS and (backend, dtype) != _TOO_WIDE else 'blockwise'
+  if backend in _ACCELERATORS and (backend, q.dtype) != _TOO_WIDE:
+    return backend
+  return 'blockwise' if q.shape[3] > _SHORT else 'reference'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
