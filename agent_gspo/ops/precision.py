@@ -26,7 +26,9 @@ def matmul(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
   is rounded to `dtype` once.
   """
   x, kernel = operand(x, dtype), operand(kernel, dtype)
-  return _float32_product(x, kernel) if dtype == jnp.float32 else _rounded_product(x, kernel)
+  return (
+    _float32_product(x, kernel) if jnp.dtype(dtype) == jnp.float32 else _rounded_product(x, kernel)
+  )
 
 
 def _float32_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
