@@ -162,7 +162,7 @@ def make(
   if parts.training:
     learner = config['learner']
     programs += learner_programs(
-      model,
+      recomputing(model),
       placement,
       state,
       rows=learner['micro_batch_size'] // placement.row_shards,
@@ -244,6 +244,14 @@ def rollout_programs(
   )
 
 
+def recomputing(model: ModelConfig) -> ModelConfig:
+  """The model as this machine's compiler takes it.
+
+  A CPU's computes all blocks again before it needs the first: `remat` saves no memory there.
+  """
+  return model.replace(remat=model.remat and jax.default_backend() != 'cpu')
+
+
 def learner_programs(
   model: ModelConfig, placement: Placement, state: Mapping[str, int], *, rows: int, length: int
 ) -> tuple[Program, ...]:
@@ -257,7 +265,10 @@ def learner_programs(
     length: columns of a row.
   """
   gradients = state['parameters']
-  smaller = 'Lower learner.micro_batch_size or learner.pack_length, or set model.remat=True.'
+  smaller = (
+    'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
+    'model.remat=True.'
+  )
   estimate = temporaries.of_update(
     model,
     placement,
