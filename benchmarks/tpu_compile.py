@@ -31,7 +31,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -43,11 +42,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-os.environ |= {
-  'JAX_PLATFORMS': 'cpu',  # what runs here; programs are compiled for the topology
-  'TPU_SKIP_MDS_QUERY': '1',  # there is no TPU to ask
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-}
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import jax
@@ -68,6 +62,7 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import Programs
 from agent_gspo.types import Message
+from benchmarks import tpu_compiler
 from benchmarks.hlo_text import Module
 from benchmarks.model_shapes import MODELS
 
@@ -103,8 +98,7 @@ _VECTOR_OPERATIONS = 16  # of a score in an attention kernel: comparisons, expon
 def main() -> None:
   """Runs the command."""
   options = _options()
-  if importlib.util.find_spec('libtpu') is None:
-    raise SystemExit('libtpu is not installed, and it holds the compiler: pip install ".[tpu]"')
+  tpu_compiler.require()
   placement, device = _placement(options)
   config = MODELS[options.model].replace(
     dtype='bfloat16', remat=True, lora_rank=options.lora_rank, attention=options.attention

@@ -21,10 +21,9 @@ import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import common
+from benchmarks import common, tpu_compiler
 
 RESULTS = common.ROOT / 'benchmarks' / 'results' / 'tpu_speed.json'
-_SLICES = {'v5e': 'v5e:2x4', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x4'}
 _POSITIONS = {'qwen2.5-0.5b': 8192, 'qwen2.5-1.5b': 4096}  # of a micro-batch, that fit a v5e
 _COLUMNS = 640
 
@@ -32,15 +31,15 @@ _COLUMNS = 640
 def _cells() -> dict[str, list[str]]:
   """Arguments of `tpu_compile.py` by name."""
   found = {}
-  for slice_, topology in _SLICES.items():
+  for chip, topology in tpu_compiler.HOSTS.items():
     on = [f'--topology={topology}', '--mesh=data=1,fsdp=1,tensor=1']
     for model, positions in _POSITIONS.items():
       for length in (1024, 4096):
-        found[f'update {slice_} {model} {length}'] = [
+        found[f'update {chip} {model} {length}'] = [
           *('--program=update', *on, f'--model={model}'),
           *(f'--rows={positions // length}', f'--row_tokens={length}'),
         ]
-  on = ['--topology=v5e:2x4', f'--columns={_COLUMNS}']
+  on = [f'--topology={tpu_compiler.HOSTS["v5e"]}', f'--columns={_COLUMNS}']
   for model, mesh in (
     ('qwen2.5-0.5b', 'data=1,fsdp=1,tensor=1'),
     ('qwen2.5-1.5b', 'data=1,fsdp=1,tensor=1'),
