@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, reference
+from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, reference
 from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
@@ -72,8 +72,6 @@ def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
 
     return tpu.attend
   if implementation == 'gpu':
-    from agent_gspo.ops.attention import gpu
-
     return gpu.attend
   raise ValueError(
     f'attention={implementation!r} is unknown; use one of {", ".join(IMPLEMENTATIONS)}.'
