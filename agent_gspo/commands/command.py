@@ -17,6 +17,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from agent_gspo import cache
+from agent_gspo.commands import host_memory
 from agent_gspo.config import renamed
 
 _SMALLER = (
@@ -61,6 +62,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _guarded(main: Callable[[], None]) -> None:
+  host_memory.keep()
   logging.set_verbosity(logging.WARNING)
   _use_compilation_cache()
   try:

@@ -19,36 +19,33 @@ def operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
   return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
+@jax.custom_vjp
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+
+
 def matmul(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
   """Float32 `x @ kernel` of operands in `dtype`, `[..., I]` and `[I, O]`.
 
   The gradient is one of their operands as well, in both of the products of the backward pass: it
   is rounded to `dtype` once.
   """
-  x, kernel = operand(x, dtype), operand(kernel, dtype)
-  return (
-    _float32_product(x, kernel) if jnp.dtype(dtype) == jnp.float32 else _rounded_product(x, kernel)
-  )
-
-
-def _float32_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
-
-
-_rounded_product = jax.custom_vjp(_float32_product)
+  return _product(operand(x, dtype), operand(kernel, dtype))
 
 
 def _keep(x, kernel):
-  return _float32_product(x, kernel), (x, kernel)
+  return _product(x, kernel), (x, kernel)
 
 
 def _backward(kept, gradient):
+  """JAX's own rule makes the kernel's gradient turned over, for which XLA copies operands."""
   x, kernel = kept
-  # Behind a barrier, or what makes them would be computed in the products, in float32.
-  x, gradient = jax.lax.optimization_barrier((x, operand(gradient, x.dtype)))
+  if x.dtype != jnp.float32:
+    # Behind a barrier, or what makes them would be computed in the products, in float32.
+    x, gradient = jax.lax.optimization_barrier((x, operand(gradient, x.dtype)))
   rows = tuple(range(x.ndim - 1))
   dx = jax.lax.dot_general(gradient, kernel, (((x.ndim - 1,), (1,)), ((), ())))
   return dx, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
 
 
-_rounded_product.defvjp(_keep, _backward)
+_product.defvjp(_keep, _backward)

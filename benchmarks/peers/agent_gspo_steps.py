@@ -10,6 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import jax
 
 from agent_gspo.algorithms.options import BudgetOptions
+from agent_gspo.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig
@@ -51,6 +52,7 @@ class Quiet:
 
 def main() -> None:
   """Does the work and reports."""
+  host_memory.keep()  # as all commands do
   options = work.options()
   clock = work.Clock(options)
   shape = work.SHAPES[options.shape]
