@@ -34,24 +34,25 @@ def draw(
   scale = 1.0 / jnp.where(greedy, 1.0, temperature)
   padded = jnp.pad(logits, ((0, 0), (0, blocks * size - vocab)), constant_values=-jnp.inf)
   by_block = padded.reshape(n, blocks, size)
-  top = logits.max(axis=1)
+  highest = by_block.max(axis=-1)
+  top = highest.max(axis=-1)
 
   cdf = jnp.cumsum(jnp.exp((by_block - top[:, None, None]) * scale).sum(axis=-1), axis=-1)
   total = cdf[:, -1]
   target = uniforms * total
   block = jnp.minimum((cdf <= target[:, None]).sum(axis=-1), blocks - 1)
   before = jnp.where(block > 0, _pick(cdf, jnp.maximum(block - 1, 0)), 0.0)
+  block = jnp.where(greedy, jnp.argmax(highest, axis=-1), block)
 
-  inside = jnp.take_along_axis(by_block, block[:, None, None], axis=1)[:, 0]
+  # A sum, for any layout of the logits; to gather a row's block, a TPU would first copy all.
+  own = jnp.arange(blocks)[None, :, None] == block[:, None, None]
+  inside = jnp.where(own, by_block, 0.0).sum(axis=1)
   weights = jnp.exp((inside - top[:, None]) * scale)
   offset = (jnp.cumsum(weights, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
   # Rounding may leave the target a hair beyond the block: take its most likely token.
-  offset = jnp.where(offset < size, offset, jnp.argmax(weights, axis=-1))
-
-  likeliest = lambda: (jnp.argmax(logits, axis=1).astype(jnp.int32), top)
-  sampled = lambda: ((block * size + offset).astype(jnp.int32), _pick(inside, offset))
-  token, chosen = jax.lax.cond(greedy, likeliest, sampled)
-  return token, (chosen - top) * scale - jnp.log(total)
+  offset = jnp.where(greedy | (offset >= size), jnp.argmax(inside, axis=-1), offset)
+  token = (block * size + offset).astype(jnp.int32)
+  return token, (_pick(inside, offset) - top) * scale - jnp.log(total)
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
