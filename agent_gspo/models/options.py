@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from agent_gspo.models.config import REMAT_KEEPS
 from agent_gspo.ops.attention import IMPLEMENTATIONS
 from agent_gspo.options import Section, option
 
@@ -18,4 +19,6 @@ class ModelOptions(Section, name='model'):
   # Of operands of matrix products; 'bfloat16' on accelerators.
   dtype: str = option('float32', choices=('float32', 'bfloat16'))
   remat: bool = False  # recompute blocks in the backward pass: less memory, more time
+  # What of a block remat stores nevertheless: 'attention', its result (for 'blockwise' and 'tpu').
+  remat_keeps: str = option('nothing', choices=REMAT_KEEPS)
   attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device

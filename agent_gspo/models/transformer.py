@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.ops.attention import masks
+from agent_gspo.ops.attention import KEPT, masks
 from agent_gspo.ops.attention.attend import attend
 from agent_gspo.ops.precision import matmul, operand
 
@@ -33,6 +33,11 @@ KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 # would start their residual stream an order of magnitude too quiet.
 _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
+
+_REMAT_POLICIES = {
+  'nothing': None,
+  'attention': jax.checkpoint_policies.save_only_these_names(KEPT),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +232,7 @@ class Transformer(nn.Module):
 
   def setup(self):
     c = self.config
-    block = nn.remat(Block) if c.remat else Block
+    block = nn.remat(Block, policy=_REMAT_POLICIES[c.remat_keeps]) if c.remat else Block
     self.embed = nn.Embed(c.vocab_size, c.embed_dim, embedding_init=_EMBED_INIT)
     self.layers = [block(c, self.layout) for _ in range(c.num_layers)]
     self.final_norm = RMSNorm(c.norm_eps)

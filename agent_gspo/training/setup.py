@@ -206,6 +206,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     model.config.replace(
       dtype=options['dtype'],
       remat=options['remat'],
+      remat_keeps=options['remat_keeps'],
       attention=options['attention'],
       lora_rank=options['lora_rank'],
       lora_alpha=options['lora_alpha'],

@@ -37,7 +37,7 @@ def of_update(
   positions = rows * length
   layer = _layer(config, tensor, rows, length)
   kept = config.num_layers * (
-    positions * config.embed_dim * _FLOAT if config.remat else _kept(config, tensor, rows, length)
+    _remat_kept(config, tensor, positions) if config.remat else _kept(config, tensor, rows, length)
   )
   chunk = lm_head.chunk_tokens(config.vocab_size, positions)
   logits = chunk * config.vocab_size * _FLOAT // tensor
@@ -69,6 +69,15 @@ def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
   scores = _scores(config, tensor, rows, length)
   mlp = rows * length * config.mlp_dim * _FLOAT // tensor
   return 3 * max(scores, mlp)
+
+
+def _remat_kept(config: ModelConfig, tensor: int, positions: int) -> int:
+  """What a layer keeps that is computed again: what comes in, and attention's result."""
+  size = config.embed_dim * _FLOAT
+  if config.remat_keeps == 'attention':
+    head = config.head_dim * (_FLOAT if config.dtype == 'float32' else 2) + _FLOAT
+    size += config.num_heads // tensor * head
+  return positions * size
 
 
 def _kept(config: ModelConfig, tensor: int, rows: int, length: int) -> int:

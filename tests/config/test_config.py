@@ -218,6 +218,11 @@ def test_configs_of_the_repository_are_valid(file):
       r"objective.options.tau is unknown; 'gspo' takes clip_low",
     ),
     ({'policy__sharing': 'adapters'}, r"policy.sharing='adapters' needs adapters: set model.lora"),
+    ({'model__remat_keeps': 'attention'}, r"remat_keeps='attention' needs model.remat=True"),
+    (
+      {'model__remat_keeps': 'attention', 'model__remat': True, 'model__attention': 'gpu'},
+      r"model.attention='gpu' is not. Use 'auto'",
+    ),
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
     ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with sft.steps=2"),
     ({'task__options__train_size': 1}, r'rollout.questions=2 is more than the 1 training'),

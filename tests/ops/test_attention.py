@@ -13,7 +13,7 @@ import pytest
 import tiny
 from hypothesis import strategies as st
 
-from agent_gspo.models.transformer import Transformer
+from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.ops.attention import attend, blockwise, gpu, masks, reference, tpu
 from agent_gspo.packing import prefix_tree
 
@@ -194,3 +194,21 @@ def test_what_these_devices_have_not_is_refused(monkeypatch):
   attend.check('gpu', 'bfloat16')
   with pytest.raises(ValueError, match=r"'gpu' has no float32. Set model.dtype='bfloat16'"):
     attend.check('gpu', 'float32')
+
+
+def test_a_recomputed_block_may_keep_attentions_result():
+  config = tiny.CONFIG.replace(attention='blockwise', remat=True)
+  params = init_params(config, jax.random.key(0))
+  tokens = jnp.arange(128)[None, :] % 7
+  mask = masks.causal(jnp.array([128]), 128)
+
+  def gradient(keeps):
+    model = Transformer(config.replace(remat_keeps=keeps))
+    total = lambda params: model.apply({'params': params}, tokens, tokens, mask)[0].sum()
+    return jax.make_jaxpr(jax.grad(total))(params), jax.jit(jax.grad(total))(params)
+
+  (again, expected), (once, found) = gradient('nothing'), gradient('attention')
+  chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+  loops = lambda program: str(program).count('while[')  # over blocks
+  assert loops(again) == 3 * config.num_layers
+  assert loops(once) == 2 * config.num_layers

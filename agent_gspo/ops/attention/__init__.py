@@ -12,3 +12,6 @@ Scores, their maximum and their sum are float32, operands of products as given.
 
 IMPLEMENTATIONS = ('auto', 'reference', 'blockwise', 'tpu', 'gpu')
 """Names for `attend.attend`, and values of `model.attention`."""
+
+KEPT = 'attention'
+"""Name of what the gradient of 'blockwise' and 'tpu' needs of the result, for `jax.checkpoint`."""

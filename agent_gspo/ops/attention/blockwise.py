@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from agent_gspo.ops.attention import padding, scale
+from agent_gspo.ops.attention import KEPT, padding, scale
 from agent_gspo.ops.precision import operand
 
 BLOCK = 64
@@ -61,7 +62,7 @@ def _forward(q, k, v, subtree_end):
 
 
 def _keep(q, k, v, subtree_end):
-  out, log_total = _forward(q, k, v, subtree_end)
+  out, log_total = checkpoint_name(_forward(q, k, v, subtree_end), KEPT)
   return out, (q, k, v, subtree_end, out, log_total)
 
 

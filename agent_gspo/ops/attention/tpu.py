@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from agent_gspo.ops.attention import padding, scale
+from agent_gspo.ops.attention import KEPT, padding, scale
 
 BLOCK = 512
 """Queries, and keys, of a block at most."""
@@ -59,7 +60,7 @@ def _attend(block, interpret, q, k, v, subtree_end):
 
 
 def _keep(block, interpret, q, k, v, subtree_end):
-  out, log_total = _forward(block, interpret, q, k, v, subtree_end)
+  out, log_total = checkpoint_name(_forward(block, interpret, q, k, v, subtree_end), KEPT)
   return out, (q, k, v, subtree_end, out, log_total)
 
 
