@@ -83,11 +83,15 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _use_compilation_cache() -> None:
-  """Compiled programs are kept, so that a second run starts at once."""
+  """Compiled programs are kept, so that a second run starts at once.
+
+  All of them: the few hundred that take less than JAX's one second each are most of a start.
+  """
   import jax
 
   if not getattr(jax.config, 'jax_compilation_cache_dir', None):  # jax types it nowhere
     jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

@@ -397,3 +397,22 @@ def test_export_is_what_transformers_loads(tmp_path):
   )
   logits = ours.apply({'params': params}, hidden, method='logits')[0]
   np.testing.assert_allclose(logits, theirs, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing(tmp_path):
+  environment = {
+    name: value
+    for name, value in micro_run.environment().items()
+    if name not in micro_run.programs()
+  }
+  environment['AGENT_GSPO_CACHE'] = str(tmp_path / 'cache')
+
+  def compiled(workdir: str) -> set[str]:
+    command = micro_run.train_command(tmp_path / workdir)
+    subprocess.run(command, env=environment, cwd=micro_run.folder(), check=True)
+    return {file.name for file in (tmp_path / 'cache' / 'compiled').glob('*-cache')}
+
+  first = compiled('one')
+  assert len(first) > 100  # most of them small
+  assert compiled('other') == first
