@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_BLOCKS = (256, 128)
+_BLOCKS = (256, 128, 64, 32, 16, 8)
 """Tokens of a block: the first that divides the vocabulary, or padding would copy all logits."""
 
 
 def draw(
-  logits: jax.Array, uniforms: jax.Array, temperature: jax.Array
+  logits: jax.Array, uniforms: jax.Array, temperature: jax.Array, *, parts: int = 1
 ) -> tuple[jax.Array, jax.Array]:
   """Samples from `softmax(logits / temperature)` by inverting its CDF.
 
@@ -21,6 +21,7 @@ def draw(
     logits: float32 `[N, V]`.
     uniforms: float32 `[N]` in `[0, 1)`.
     temperature: scalar; 0 takes the most likely token.
+    parts: that the vocabulary is cut into on a mesh; no block is in two, where its size allows.
 
   Returns:
     int32 `[N]` tokens and float32 `[N]` log-probabilities at `temperature` (at
@@ -28,7 +29,7 @@ def draw(
   """
   n, vocab = logits.shape
   greedy = temperature <= 0
-  size = next((size for size in _BLOCKS if vocab % size == 0), _BLOCKS[0])
+  size = next((size for size in _BLOCKS if vocab % (parts * size) == 0), _BLOCKS[0])
   blocks = -(-vocab // size)
   # Differences are scaled, where they are used: scaled logits would be written once more.
   scale = 1.0 / jnp.where(greedy, 1.0, temperature)

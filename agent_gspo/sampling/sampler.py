@@ -120,8 +120,9 @@ class Sampler:
       functools.partial(function, *fixed, self.shards), **options
     )
     self.prefill = program(_prefill, model, donate_argnums=1, out_shardings=(cache, rows))
-    self.start = program(_start, model, static_argnums=3, out_shardings=state)
-    self.decode = program(_decode, model, donate_argnums=1, out_shardings=state)
+    draw = functools.partial(categorical.draw, parts=placement.size('tensor'))
+    self.start = program(_start, model, draw, static_argnums=3, out_shardings=state)
+    self.decode = program(_decode, model, draw, donate_argnums=1, out_shardings=state)
     self.keep = program(_keep_rows, out_shardings=state)
     self.take = program(_take_rows, out_shardings=cache)
 
@@ -339,7 +340,7 @@ def _prefill(model, shards, params, pool, inputs, first):
   return jax.tree.map(_by_block(write, shards), pool, (kv, hidden))
 
 
-def _start(model, shards, params, pool, rows, max_new_tokens) -> _Decoding:
+def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
   source, length, limit, keys, adapter, temperature, stops = rows
   n, columns = source.shape
@@ -367,14 +368,16 @@ def _start(model, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   )
   last = jnp.arange(n), length - 1
   ends = _by_block(lambda x, row, column: x[row, column], shards)
-  return _write(model, params, state, ends(hidden, row[last], column[last]), temperature, stops)
+  return _write(
+    model, draw, params, state, ends(hidden, row[last], column[last]), temperature, stops
+  )
 
 
-def _write(model, params, state, hidden, temperature, stops) -> _Decoding:
+def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
   logits = model.apply({'params': params}, hidden, method='logits')
   at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
-  token, logprob = categorical.draw(logits, jax.vmap(jax.random.uniform)(at), temperature)
+  token, logprob = draw(logits, jax.vmap(jax.random.uniform)(at), temperature)
   put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
     table,
     jnp.where(state.live, new, jax.lax.dynamic_slice_in_dim(table, state.t, 1, 1)[:, 0])[:, None],
@@ -392,7 +395,7 @@ def _write(model, params, state, hidden, temperature, stops) -> _Decoding:
   )
 
 
-def _decode(model, shards, params, state: _Decoding, control) -> _Decoding:
+def _decode(model, draw, shards, params, state: _Decoding, control) -> _Decoding:
   """Decodes until `shrink_at` rows a shard or fewer are live (0: until all have ended)."""
   shrink_at, temperature, stops = control
   columns = state.seen.shape[1] - state.tokens.shape[1]
@@ -414,7 +417,7 @@ def _decode(model, shards, params, state: _Decoding, control) -> _Decoding:
       None if state.adapter is None else state.adapter[:, None],
     )
     state = dataclasses.replace(state, cache=cache, seen=seen)
-    return _write(model, params, state, hidden[:, 0], temperature, stops)
+    return _write(model, draw, params, state, hidden[:, 0], temperature, stops)
 
   return jax.lax.while_loop(more, step, state)
 
