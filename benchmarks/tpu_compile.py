@@ -52,7 +52,7 @@ from jax.sharding import Mesh
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import flops, partition
-from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.config import REMAT_KEEPS, ModelConfig
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.ops.attention import IMPLEMENTATIONS, tpu
 from agent_gspo.packing import train_batches
@@ -101,7 +101,11 @@ def main() -> None:
   tpu_compiler.require()
   placement, device = _placement(options)
   config = MODELS[options.model].replace(
-    dtype='bfloat16', remat=True, lora_rank=options.lora_rank, attention=options.attention
+    dtype='bfloat16',
+    remat=True,
+    remat_keeps=options.remat_keeps,
+    lora_rank=options.lora_rank,
+    attention=options.attention,
   )
   shards = placement.row_shards
   if options.rows % shards:
@@ -144,6 +148,7 @@ def _options() -> argparse.Namespace:
   parser.add_argument('--model', choices=MODELS, default='qwen2.5-0.5b')
   parser.add_argument('--lora_rank', type=int, default=0, help='0 trains all parameters')
   parser.add_argument('--attention', choices=IMPLEMENTATIONS[1:], default='tpu')
+  parser.add_argument('--remat_keeps', choices=REMAT_KEEPS, default='nothing')
   parser.add_argument('--rows', type=int, default=64, help='packed rows, or messages to decode')
   parser.add_argument('--row_tokens', type=int, default=1024, help='of a packed row')
   parser.add_argument('--columns', type=int, default=640, help='of a cache: prompt and message')

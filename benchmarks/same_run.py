@@ -1,0 +1,179 @@
+"""Meshes and processes of a run: do they train the same policy, and write the same tokens?
+
+    python benchmarks/same_run.py --config=configs/tiny.py --steps=5 \\
+      --config.learner.micro_batch_size=8    # a row for each device
+
+Trains by `launch/train.py` on one device, then on 8 host devices in four meshes, by 2 and by 4
+processes on loopback, by 2 of which one is killed (SIGKILL) and both are started again, and for
+three steps on 8 devices and the others on 1, on 4 and by 2 processes. Each is compared with the run
+of one device: what a step's objective differs by at most, and of how many messages the tokens
+differ. Further overrides of the config may follow: --config.sft.steps=100. Prints a markdown table
+and writes benchmarks/results/same_run_<config>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from agent_gspo.workdir import json_lines
+from benchmarks import common
+
+_AXES = ('data', 'fsdp', 'tensor')
+_STOPPED_AFTER = 3  # steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Command:
+  """The training command, by some processes with some devices each."""
+
+  arguments: tuple[str, ...]
+  mesh: tuple[int, int, int] = (1, 1, 1)
+  processes: int = 1
+
+  def start(self, workdir: pathlib.Path, *more: str) -> list[subprocess.Popen]:
+    devices = self.mesh[0] * self.mesh[1] * self.mesh[2] // self.processes
+    # One thread: with more, the order of a sum, and so its rounding, is left to the moment.
+    flags = f'--xla_force_host_platform_device_count={devices}'
+    flags += ' --xla_cpu_multi_thread_eigen=false'
+    command = [sys.executable, str(common.ROOT / 'launch' / 'train.py'), f'--workdir={workdir}']
+    command += [*self.arguments, *more]
+    command += [f'--config.mesh.{a}={n}' for a, n in zip(_AXES, self.mesh, strict=True)]
+    if self.processes > 1:
+      command += [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={self.processes}']
+      command += ['--heartbeat_timeout_s=10']
+    own = lambda i: [f'--process_id={i}'] if self.processes > 1 else []
+    return [
+      subprocess.Popen(
+        command + own(i),
+        env={**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+      )
+      for i in range(self.processes)
+    ]
+
+  def run(self, workdir: pathlib.Path, *more: str) -> None:
+    for process in self.start(workdir, *more):
+      _, told = process.communicate()
+      if process.returncode:
+        raise SystemExit(f'{self} ended with {process.returncode}:\n{told.decode()[-3000:]}')
+
+
+def main() -> None:
+  """Runs the benchmark."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  parser.add_argument('--config', type=pathlib.Path, required=True)
+  parser.add_argument('--steps', type=int, default=5, help=f'more than {_STOPPED_AFTER}')
+  options, rest = parser.parse_known_args()
+  if options.steps <= _STOPPED_AFTER:
+    parser.error(f'--steps={options.steps}: some runs are stopped after {_STOPPED_AFTER}')
+  overrides = common.check_overrides(rest)
+  arguments = (f'--config={options.config}', *overrides, f'--config.steps={options.steps}')
+  found: dict[str, dict[str, Any]] = {}
+  with tempfile.TemporaryDirectory() as scratch:
+    reference = pathlib.Path(scratch) / 'reference'
+    _Command(arguments).run(reference)
+    for i, (name, run) in enumerate(_runs(arguments)):
+      workdir = pathlib.Path(scratch) / str(i)
+      start = time.monotonic()
+      run(workdir)
+      found[name] = _difference(workdir, reference)
+      took = time.monotonic() - start
+      print(f'{name}: {found[name]}, {took:.0f} s', file=sys.stderr, flush=True)
+  head = ('beside one device', 'objective differs by', 'messages with other tokens')
+  rows = [
+    (name, f'{f["objective"]:.0e}', f'{f["other_tokens"]} of {f["messages"]}')
+    for name, f in found.items()
+  ]
+  print(common.table(head, rows))
+  name = f'same_run_{options.config.stem}'
+  file = common.save(name, {'overrides': overrides, 'machine': common.machine(), 'runs': found})
+  print(f'\nwrote {file.relative_to(common.ROOT)}')
+
+
+def _runs(
+  arguments: tuple[str, ...],
+) -> Iterable[tuple[str, Callable[[pathlib.Path], None]]]:
+  """What is compared, by name."""
+  command = lambda *of: _Command(arguments, *of)
+  for mesh in ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)):
+    yield f'8 devices, {"x".join(map(str, mesh))}', command(mesh).run
+  two, four = command((2, 1, 1), 2), command((4, 1, 1), 4)
+  yield '2 processes', two.run
+  yield '4 processes', four.run
+
+  def killed(workdir: pathlib.Path) -> None:
+    started = two.start(workdir, '--config.checkpoint.every=1')
+    while not _steps(workdir):
+      time.sleep(0.1)
+    started[1].send_signal(signal.SIGKILL)
+    for process in started:
+      process.communicate()
+    two.run(workdir, '--config.checkpoint.every=1')
+
+  yield '2 processes, one killed', killed
+
+  def goes_on(other: _Command) -> Callable[[pathlib.Path], None]:
+    def run(workdir: pathlib.Path) -> None:
+      eight = command((2, 2, 2))
+      started = eight.start(workdir, '--config.checkpoint.every=1')[0]
+      while _steps(workdir) < _STOPPED_AFTER:
+        time.sleep(0.05)
+      started.send_signal(signal.SIGTERM)
+      started.communicate()
+      other.run(workdir, '--config.checkpoint.every=1')
+
+    return run
+
+  for name, other in (
+    ('1 device', command()),
+    ('4 devices', command((2, 2, 1))),
+    ('2 processes', two),
+  ):
+    yield f'8 devices, then {name}', goes_on(other)
+
+
+def _steps(workdir: pathlib.Path) -> int:
+  """Steps that a run has logged so far."""
+  file = workdir / 'metrics.jsonl'
+  return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def _difference(workdir: pathlib.Path, reference: pathlib.Path) -> dict[str, Any]:
+  """Of the objectives of all steps the largest, and of the messages how many."""
+  objectives, messages = [], []
+  for of in (workdir, reference):
+    objectives.append([m['policy/objective'] for m in json_lines.iterate(of / 'metrics.jsonl')])
+    records = json_lines.iterate(of / 'transcripts.jsonl')
+    messages.append([message['text'] for record in records for message in record['messages']])
+  pairs = [zip(*of, strict=True) for of in (objectives, messages)]
+  return {
+    'objective': max(abs(one - other) for one, other in pairs[0]),
+    'other_tokens': sum(one != other for one, other in pairs[1]),
+    'messages': len(messages[0]),
+  }
+
+
+def _free_port() -> int:
+  with socket.socket() as some:
+    some.bind(('127.0.0.1', 0))
+    return some.getsockname()[1]
+
+
+if __name__ == '__main__':
+  main()
