@@ -12,7 +12,8 @@ written a question 34.8 [34.0, 35.9] -> 27.1 [22.3, 36.6], silent with an idle n
 51.4 [49.5, 53.8] -> 99.7 [99.2, 100.0] % (of training: 96.0 [91.5, 100.0]), with a needed
 one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price: accuracy 90.0 [88.0, 92.0] %,
 29.2 [22.4, 39.6] tokens, silent with an idle note 87.9 [72.5, 100.0] %. On idle
-cores a step takes 35 s (rollout 9 s, update 26 s), the first one 85 s; 10 GB of memory.
+cores a step takes 26 s (rollout 10 s, update 16 s), the first one 89 s; 10 GB of memory
+(`python benchmarks/quickstart_profile.py --config=configs/quickstart.py --steps=3`).
 """
 
 from ml_collections import config_dict
