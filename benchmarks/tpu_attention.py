@@ -27,7 +27,7 @@ _SHAPES = ((8, 1024, 14, 2, 64), (2, 8192, 14, 2, 64), (2, 8192, 28, 4, 128))
 
 def main() -> None:
   """Prints the table."""
-  tpu_compiler.require()
+  tpu_compiler.prepare()
   rows = []
   for shape in _SHAPES:
     for chip in tpu_compiler.HOSTS:

@@ -98,7 +98,7 @@ _VECTOR_OPERATIONS = 16  # of a score in an attention kernel: comparisons, expon
 def main() -> None:
   """Runs the command."""
   options = _options()
-  tpu_compiler.require()
+  tpu_compiler.prepare()
   placement, device = _placement(options)
   config = MODELS[options.model].replace(
     dtype='bfloat16',
