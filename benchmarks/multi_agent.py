@@ -29,7 +29,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
-from agent_gspo.sampling import categorical, keys
+from agent_gspo.sampling import categorical
 from agent_gspo.sampling.sampler import Samples, bucket
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.rollout import rollout
@@ -100,7 +100,7 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
   counted = _Counted(policy)
   ours, seconds = _timed(lambda: talk(counted))
   theirs, naive_seconds = _timed(lambda: talk(naive_policy))
-  differences = [0.0]
+  differences = []
   for message, other in zip(ours, theirs, strict=True):
     np.testing.assert_array_equal(message.token_ids, other.token_ids)
     differences.append(float(np.abs(message.logprobs - other.logprobs).max()))
@@ -181,8 +181,7 @@ class _NaivePolicy:
     limits = np.asarray([turn.limit for turn in turns])
     columns = bucket(int(lengths.max() + limits.max()), 32)
     tokens = jnp.asarray([np.pad(t.prompt_ids, (0, columns - len(t.prompt_ids))) for t in turns])
-    rows = [(0, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns]
-    row_keys = keys.row_keys(self.policy.root, np.asarray(rows))
+    row_keys = self.policy.row_keys(turns)
     written, logprobs = [], []
     live, count = np.ones(len(turns), bool), np.zeros(len(turns), int)
     ended = np.zeros(len(turns), bool)

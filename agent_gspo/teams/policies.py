@@ -68,9 +68,6 @@ class ModelPolicy:
   adapters: tuple[int, ...] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    rows = [
-      (self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns
-    ]
     stop_ids = set(turns[0].stop_ids)
     if any(set(t.stop_ids) != stop_ids for t in turns):
       return self._by_stop_ids(turns)
@@ -80,12 +77,19 @@ class ModelPolicy:
     return self.sampler(
       self.params,
       [t.prompt_ids for t in turns],
-      keys.row_keys(self.root, np.asarray(rows)),
+      self.row_keys(turns),
       temperature=self.temperature,
       stop_ids=sorted(stop_ids),
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
     )
+
+  def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
+    """The key `[N]` of each turn's message."""
+    rows = [
+      (self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns
+    ]
+    return keys.row_keys(self.root, np.asarray(rows))
 
   def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:
     """Agents of a layer whose messages end differently are sampled apart."""
