@@ -409,8 +409,8 @@ def test_a_second_start_compiles_nothing(tmp_path):
   environment['AGENT_GSPO_CACHE'] = str(tmp_path / 'cache')
 
   def compiled(workdir: str) -> set[str]:
-    command = micro_run.train_command(tmp_path / workdir)
-    subprocess.run(command, env=environment, cwd=micro_run.folder(), check=True)
+    train = micro_run.train_command(tmp_path / workdir)
+    subprocess.run(train, env=environment, cwd=micro_run.folder(), check=True)
     return {file.name for file in (tmp_path / 'cache' / 'compiled').glob('*-cache')}
 
   first = compiled('one')
