@@ -15,3 +15,6 @@ class SamplerOptions(Section, name='sampler'):
   prefill_rows: int = option(2, least=1, most=2**16)  # rows that a device prefills at a time
   # Messages that it writes at a time: fewer take less memory and more time.
   decode_rows: int = option(96, least=1, most=2**16)
+  # Columns of a decode cache without those of messages. Longer prompts get a longer one, which is
+  # compiled: where that takes long, set it to the longest prompt that is to be expected.
+  cache_length: int = option(32, least=1, most=2**20)

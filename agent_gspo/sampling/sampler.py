@@ -77,7 +77,7 @@ def bucket(n: int, smallest: int) -> int:
 
 
 class Sampler:
-  """Samples messages from a model; holds compiled functions and no other state.
+  """Samples messages from a model; holds compiled functions, and how large its pools were.
 
   Args:
     config: of the model whose parameters will be handed to `__call__`.
@@ -86,6 +86,8 @@ class Sampler:
     prefill_rows: rows that a device computes at a time.
     decode_rows: rows that it decodes together; their cache is most of the memory that sampling
       takes.
+    cache_length: columns of a decode cache without those of messages; longer prompts get a longer
+      one.
     smallest_batch: rows of the smallest decode batch, of all devices.
     placement: of rows, and of the heads of keys and values.
   """
@@ -98,6 +100,7 @@ class Sampler:
     prefill_length: int = 512,
     prefill_rows: int = 2,
     decode_rows: int = 96,
+    cache_length: int = 32,
     smallest_batch: int = 8,
     placement: Placement = ONE_DEVICE,
   ):
@@ -106,6 +109,7 @@ class Sampler:
     self.prefill_length = prefill_length
     self.prefill_rows = prefill_rows
     self.decode_rows = decode_rows
+    self.cache_length = cache_length
     self.smallest_batch = -(-smallest_batch // placement.row_shards)
     self.placement, self.shards = placement, placement.row_shards
     rows = placement.rows
@@ -113,6 +117,9 @@ class Sampler:
     cache = partition.cache_sharding(config, placement)
     shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(_Decoding)}
     state = self.decoding = _Decoding(**(shardings | {'cache': cache, 't': placement.replicated}))
+    # Rows a shard of the largest pool of so many prompts and columns, which stays: another shape
+    # would be compiled.
+    self._largest_pool: dict[tuple[int, int], int] = {}
     self.pool = jax.jit(
       functools.partial(_empty_pool, config), static_argnums=(0, 1), out_shardings=(cache, rows)
     )
@@ -138,12 +145,15 @@ class Sampler:
     return max(self.prefill_length, bucket(longest, 64))
 
   def pool_rows(self, rows: int) -> int:
-    """Rows of a shard's pool that holds so many rows of prompts."""
-    return bucket(-(-rows // self.prefill_rows), 1) * self.prefill_rows
+    """Rows of a shard's pool that holds so many rows of prompts, and half as many more.
+
+    Messages may get longer, and a larger pool is another shape, which is compiled.
+    """
+    return bucket(-(-rows * 3 // (2 * self.prefill_rows)), 1) * self.prefill_rows
 
   def cache_columns(self, longest: int) -> int:
     """Columns of a cache for prompts of so many tokens at most, without those of messages."""
-    return bucket(longest, 32)
+    return max(self.cache_length, bucket(longest, 32))
 
   def batch_rows(self, messages: int) -> int:
     """Rows of a shard's batch that decodes so many messages."""
@@ -192,7 +202,7 @@ class Sampler:
       # A shard without a prompt computes another's.
       for some in (block if block.size else np.arange(1) for block in blocks)
     ]
-    pool = self._fill_pool(params, trees, adapters is not None)
+    pool = self._fill_pool(params, trees, n, adapters is not None)
 
     stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
     stops[: len(stop_ids)] = stop_ids
@@ -247,7 +257,7 @@ class Sampler:
     """
     while True:
       rows = owner.shape[1]
-      shrink_at = rows // 2 if rows > self.smallest_batch else 0
+      shrink_at = rows // 2 if rows >= 2 * self.smallest_batch else 0
       state = self.decode(params, state, (jnp.int32(shrink_at), *control))
       real = owner >= 0
       for found, values in zip(out, (state.tokens, state.logprobs, state.count), strict=True):
@@ -255,7 +265,8 @@ class Sampler:
       live = np.asarray(state.live).reshape(owner.shape)
       if not live.any():
         return
-      kept = _padded([np.flatnonzero(x) for x in live], self.batch_rows(live.sum(axis=1).max()))
+      # By halves alone, so that a batch of so many rows has one program that shrinks it.
+      kept = _padded([np.flatnonzero(x) for x in live], shrink_at)
       owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
       real, kept = self.placement.shard_rows(
         (kept.reshape(-1) >= 0, np.maximum(kept, 0).reshape(-1))
@@ -292,10 +303,14 @@ class Sampler:
         'prompt (examples, rounds) or lower max_message_tokens.'
       )
 
-  def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], adapted: bool):
+  def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], prompts: int, adapted: bool):
     """Runs rows of each tree, a few at a time, into one buffer of keys, values, hidden states."""
     step, count = self.prefill_rows, max(len(tree.tokens) for tree in trees)
-    pool = self.pool(self.shards * self.pool_rows(count), trees[0].tokens.shape[1])
+    width = trees[0].tokens.shape[1]
+    like = (bucket(prompts, 8), width)
+    if count > self._largest_pool.get(like, 0):
+      self._largest_pool[like] = self.pool_rows(count)
+    pool = self.pool(self.shards * self._largest_pool[like], width)
     for first in range(0, count, step):
       some = np.arange(first, first + step)
       tokens, positions, subtree_end, adapter = (

@@ -216,6 +216,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     prefill_length=config['sampler']['prefill_length'],
     prefill_rows=config['sampler']['prefill_rows'],
     decode_rows=config['sampler']['decode_rows'],
+    cache_length=config['sampler']['cache_length'],
     placement=own_devices(placement),
   )
   found = plan_lib.make(parts, placement, sampler, make_optimizer(parts), prompts)

@@ -239,6 +239,21 @@ def _expected_with_stops(ids, stops, limit=_NEW):
   return ids[: min(limit, hits[0] + 1 if hits.size else len(ids))]
 
 
+def test_other_lengths_compile_nothing(everything):
+  """Of prompts within `cache_length` and of messages, in batches that end sooner or later."""
+  sampler = _sampler(cache_length=32)
+  batches = np.arange(8, _ROWS).reshape(-1, 48)  # without the prompts of another width
+  free = np.full(48, _NEW)
+  _sample(batches[0], sampler=sampler, limits=np.repeat([1, 3, 5, _NEW], 12))  # all sizes
+  before = sampler.compilations()
+  for rows in batches:
+    for limits in (free, free // 2, 1 + np.arange(48) % _NEW):
+      _sample(rows, sampler=sampler, limits=limits)
+    _assert_rows(_sample(rows, sampler=sampler), everything, rows)
+  assert sampler.compilations() == before
+  assert sampler.decode._cache_size() == 3  # 48, 24 and 12 rows
+
+
 def test_stops_temperature_and_limits_compile_nothing(caplog):
   rows = list(range(80, 88))
   free = _sample(rows, stop_ids=())
