@@ -126,7 +126,7 @@ class Conversation:
     texts = self._writer.texts(self._opening, self._turns)
     new = list(self._writer.encode(texts[0]))
     for (_, ids), text in zip(incoming, texts[1:], strict=True):
-      new += [int(i) for i in ids]
+      new += np.asarray(ids).tolist()
       new += self._writer.encode(text)
     if self._last_id is not None and new and new[0] == self._last_id:
       new = new[1:]  # the template ends a message as the agent has done already
@@ -135,7 +135,7 @@ class Conversation:
 
   def wrote(self, token_ids: Sequence[int], ended: bool) -> None:
     """Appends the agent's own message; `token_ids` include its stop token if it `ended`."""
-    self._ids += [int(i) for i in token_ids]
+    self._ids += np.asarray(token_ids).tolist()
     self._last_id = int(token_ids[-1]) if ended else None
     if not ended and self._writer.role.style == 'plain':
       self._ids += self._writer.encode(self._writer.role.separator)

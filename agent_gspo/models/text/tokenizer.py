@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from agent_gspo.models.io.fields import Fields, read_object
@@ -150,7 +151,7 @@ class Tokenizer:
 
   def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
     """Text of token ids, special tokens spelled out unless `skip_special`."""
-    return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+    return self.backend.decode(np.asarray(ids, int).tolist(), skip_special_tokens=skip_special)
 
   def render_chat(
     self,
