@@ -10,6 +10,9 @@ of one device: what a step's objective differs by at most, how many steps are al
 one is not, and of how many messages the tokens differ. A draw within rounding of a boundary goes
 either way; from there on two runs are different ones.
 
+With --each_step every step of the meshes and processes begins with the checkpoint that the run of
+one device had there, so that no step's rounding is handed on to the next.
+
 Further overrides of the config may follow: --config.sft.steps=100. Prints a markdown table and
 writes benchmarks/results/same_run_<config>.json.
 """
@@ -18,8 +21,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,16 +88,22 @@ def main() -> None:
   )
   parser.add_argument('--config', type=pathlib.Path, required=True)
   parser.add_argument('--steps', type=int, default=5, help=f'more than {_STOPPED_AFTER}')
+  parser.add_argument('--each_step', action='store_true', help='from the same parameters')
   options, rest = parser.parse_known_args()
   if options.steps <= _STOPPED_AFTER:
     parser.error(f'--steps={options.steps}: some runs are stopped after {_STOPPED_AFTER}')
   overrides = common.check_overrides(rest)
   arguments = (f'--config={options.config}', *overrides, f'--config.steps={options.steps}')
+  arguments += ('--config.logging.transcripts=1000000',)
+  if options.each_step:
+    keep = f'--config.checkpoint.keep={options.steps}'
+    arguments += ('--config.checkpoint.every=1', keep)
   found: dict[str, dict[str, Any]] = {}
   with tempfile.TemporaryDirectory() as scratch:
     reference = pathlib.Path(scratch) / 'reference'
     _Command(arguments).run(reference)
-    for i, (name, run) in enumerate(_runs(arguments)):
+    runs = _each_step(arguments, reference) if options.each_step else _runs(arguments)
+    for i, (name, run) in enumerate(runs):
       workdir = pathlib.Path(scratch) / str(i)
       start = time.monotonic()
       run(workdir)
@@ -110,21 +121,55 @@ def main() -> None:
     for name, f in found.items()
   ]
   print(common.table(head, rows))
-  name = f'same_run_{options.config.stem}'
+  name = f'same_{"step" if options.each_step else "run"}_{options.config.stem}'
   file = common.save(name, {'overrides': overrides, 'machine': common.machine(), 'runs': found})
   print(f'\nwrote {file.relative_to(common.ROOT)}')
 
 
-def _runs(
-  arguments: tuple[str, ...],
-) -> Iterable[tuple[str, Callable[[pathlib.Path], None]]]:
-  """What is compared, by name."""
-  command = lambda *of: _Command(arguments, *of)
-  for mesh in ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)):
-    yield f'8 devices, {"x".join(map(str, mesh))}', command(mesh).run
-  two, four = command((2, 1, 1), 2), command((4, 1, 1), 4)
-  yield '2 processes', two.run
-  yield '4 processes', four.run
+def _commands(arguments: tuple[str, ...]) -> dict[str, _Command]:
+  """The meshes and processes, by name."""
+  meshes = ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8))
+  found = {f'8 devices, {"x".join(map(str, m))}': _Command(arguments, m) for m in meshes}
+  return found | {f'{n} processes': _Command(arguments, (n, 1, 1), n) for n in (2, 4)}
+
+
+_Runs = Iterable[tuple[str, Callable[[pathlib.Path], None]]]
+"""What is compared, by name."""
+
+
+def _each_step(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
+  """Each step of the commands apart, from the reference's checkpoint before it."""
+  last = _steps(reference)
+
+  def apart(command: _Command) -> Callable[[pathlib.Path], None]:
+    def run(workdir: pathlib.Path) -> None:
+      shutil.copytree(reference, workdir)
+      for file in ('metrics.jsonl', 'transcripts.jsonl'):
+        (workdir / file).unlink()
+      for step in range(last):
+        one = workdir / f'from_{step}'
+        shutil.copytree(reference, one)
+        for saved in (one / 'checkpoints').iterdir():
+          if int(saved.name) > step:
+            shutil.rmtree(saved)
+        command.run(one)
+        for file in ('metrics.jsonl', 'transcripts.jsonl'):
+          with open(workdir / file, 'a', encoding='utf-8') as out:
+            for record in json_lines.iterate(one / file):
+              if record['step'] == step + 1 and record.get('label', 'train') == 'train':
+                out.write(json.dumps(record) + '\n')
+
+    return run
+
+  for name, command in _commands(arguments).items():
+    yield name, apart(command)
+
+
+def _runs(arguments: tuple[str, ...]) -> _Runs:
+  commands = _commands(arguments)
+  for name, command in commands.items():
+    yield name, command.run
+  two = commands['2 processes']
 
   def killed(workdir: pathlib.Path) -> None:
     started = two.start(workdir, '--config.checkpoint.every=1')
@@ -139,7 +184,7 @@ def _runs(
 
   def goes_on(other: _Command) -> Callable[[pathlib.Path], None]:
     def run(workdir: pathlib.Path) -> None:
-      eight = command((2, 2, 2))
+      eight = commands['8 devices, 2x2x2']
       started = eight.start(workdir, '--config.checkpoint.every=1')[0]
       while _steps(workdir) < _STOPPED_AFTER:
         time.sleep(0.05)
@@ -150,8 +195,8 @@ def _runs(
     return run
 
   for name, other in (
-    ('1 device', command()),
-    ('4 devices', command((2, 2, 1))),
+    ('1 device', _Command(arguments)),
+    ('4 devices', _Command(arguments, (2, 2, 1))),
     ('2 processes', two),
   ):
     yield f'8 devices, then {name}', goes_on(other)
@@ -168,8 +213,8 @@ def _difference(workdir: pathlib.Path, reference: pathlib.Path) -> dict[str, Any
   objectives, messages = [], []
   for of in (workdir, reference):
     objectives.append([m['policy/objective'] for m in json_lines.iterate(of / 'metrics.jsonl')])
-    records = json_lines.iterate(of / 'transcripts.jsonl')
-    messages.append([message['text'] for record in records for message in record['messages']])
+    talks = (t for t in json_lines.iterate(of / 'transcripts.jsonl') if t['label'] == 'train')
+    messages.append([message['text'] for talk in talks for message in talk['messages']])
   differences = [abs(one - other) for one, other in zip(*objectives, strict=True)]
   unlike = [step for step, difference in enumerate(differences) if difference > _ALIKE]
   return {

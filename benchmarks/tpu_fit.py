@@ -17,17 +17,12 @@ which the update does not touch.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
-import json
 import math
 import os
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
-import threading
 from typing import Any
 
 os.environ |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=16'}
@@ -42,10 +37,10 @@ from agent_gspo.sharding.placement import AXES, Placement
 from agent_gspo.training import plan
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
+from benchmarks import common, tpu_cells
 from benchmarks.model_shapes import MODELS
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / 'benchmarks' / 'results' / 'tpu_fit.json'
+RESULTS = common.ROOT / 'benchmarks' / 'results' / 'tpu_fit.json'
 SLICES = {  # as Google names them -> topology, chips, usable HBM of a chip in GiB
   'v5e-8': ('v5e:2x4', 8, 15.75),
   'v5e-16': ('v5e:4x4', 16, 15.75),
@@ -107,7 +102,6 @@ class Cell:
 def main() -> None:
   """Runs the command."""
   options = _options()
-  found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
   cells = [
     Cell(program, slice_, model, rank, length)
     for program in options.programs
@@ -116,18 +110,9 @@ def main() -> None:
     for model, rank in VARIANTS
     if f'{model}:{rank}' in options.models
   ]
-  if not options.table:
-    lock = threading.Lock()
-
-    def compile_one(cell: Cell) -> None:
-      result = _compiled(cell)
-      with lock:
-        found[cell.name] = result
-        RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + '\n')
-      print(f'{cell.name}: {result}', flush=True)  # hours lie between the first and the table
-
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-      list(pool.map(compile_one, [cell for cell in cells if cell.name not in found]))
+  jobs = 0 if options.table else options.jobs
+  arguments = {cell.name: cell.arguments() for cell in cells}
+  found = tpu_cells.compile_missing(arguments, RESULTS, jobs, _held)
   _print_table([cell for cell in cells if cell.name in found], found)
 
 
@@ -145,30 +130,13 @@ def _options() -> argparse.Namespace:
   return parser.parse_args()
 
 
-def _compiled(cell: Cell) -> dict[str, Any]:
+def _held(told: tpu_cells.Told) -> tpu_cells.Told:
   """Bytes on a device, or why it does not compile."""
-  with tempfile.NamedTemporaryFile('r', suffix='.json') as file:
-    done = subprocess.run(
-      [
-        sys.executable,
-        str(ROOT / 'benchmarks' / 'tpu_compile.py'),
-        *cell.arguments(),
-        f'--json={file.name}',
-      ],
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    text = file.read()
-  if not text:
-    raise SystemExit(f'{cell.name} failed:\n{done.stderr[-2000:]}')
-  told = json.loads(text)
   if 'error' in told:
     return {'error': told['error'], 'compile_s': told['compile_s']}
-  held = told['arguments_bytes'] + told['outputs_bytes'] - told['aliased_bytes']
   return {
     'temporaries_bytes': told['temporaries_bytes'],
-    'others_bytes': held,
+    'others_bytes': told['arguments_bytes'] + told['outputs_bytes'] - told['aliased_bytes'],
     'estimate_s': told.get('estimate_s'),
     'compile_s': told['compile_s'],
   }

@@ -11,17 +11,12 @@ kernels, which it does not estimate, is reckoned there. Results: benchmarks/resu
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import json
 import pathlib
-import subprocess
 import sys
-import tempfile
-import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import common, tpu_compiler
+from benchmarks import common, tpu_cells, tpu_compiler
 
 RESULTS = common.ROOT / 'benchmarks' / 'results' / 'tpu_speed.json'
 _POSITIONS = {'qwen2.5-0.5b': 8192, 'qwen2.5-1.5b': 4096}  # of a micro-batch, that fit a v5e
@@ -60,33 +55,15 @@ def main() -> None:
   parser.add_argument('--jobs', type=int, default=1, help='compiled at a time; each takes a core')
   parser.add_argument('--table', action='store_true', help='compile nothing')
   options = parser.parse_args()
-  found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-  cells, lock = _cells(), threading.Lock()
-
-  def compile_one(name: str) -> None:
-    result = _compiled(cells[name])
-    with lock:
-      found[name] = result
-      RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + '\n')
-    print(name, result, file=sys.stderr, flush=True)
-
-  if not options.table:
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-      list(pool.map(compile_one, [name for name in cells if name not in found]))
-  print(_table(cells, found))
+  cells = _cells()
+  jobs = 0 if options.table else options.jobs
+  print(_table(cells, tpu_cells.compile_missing(cells, RESULTS, jobs, _kept)))
 
 
-def _compiled(arguments: list[str]) -> dict:
-  with tempfile.NamedTemporaryFile('r', suffix='.json') as file:
-    script = common.ROOT / 'benchmarks' / 'tpu_compile.py'
-    command = [sys.executable, str(script), *arguments, f'--json={file.name}']
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = json.loads(file.read() or '{}')
-  if not told:
-    raise SystemExit(f'{" ".join(arguments)} failed:\n{done.stderr[-2000:]}')
-  kept = ('error', 'temporaries_bytes', 'useful_flops', 'compiled_flops', 'hbm_bytes')
-  kept += ('estimate_s', 'kernels_s', 'once_s', 'share_of_peak', 'share_of_bandwidth', 'versions')
-  return {key: told[key] for key in kept if key in told}
+def _kept(told: tpu_cells.Told) -> tpu_cells.Told:
+  keys = ('error', 'temporaries_bytes', 'useful_flops', 'compiled_flops', 'hbm_bytes')
+  keys += ('estimate_s', 'kernels_s', 'once_s', 'share_of_peak', 'share_of_bandwidth', 'versions')
+  return {key: told[key] for key in keys if key in told}
 
 
 def _table(cells: dict[str, list[str]], found: dict[str, dict]) -> str:
