@@ -73,7 +73,7 @@ class Layout:
     return self.residual(jax.lax.with_sharding_constraint(x, of_embeddings))
 
   def by_heads(self, attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`attention(q, k, v, mask)`, which no compiler can cut where it is a kernel."""
+    """`attention(q, k, v, mask, parts)`, which no compiler can cut where it is a kernel."""
     if self.heads is None:
       return attention
     of_heads, mesh, axes = self.heads
@@ -81,7 +81,7 @@ class Layout:
     return jax.shard_map(
       attention,
       mesh=mesh,
-      in_specs=(of_heads, of_heads, of_heads, rows),
+      in_specs=(of_heads, of_heads, of_heads, rows, of_heads),
       out_specs=of_heads,
       axis_names=axes,
       check_vma=False,
@@ -174,14 +174,16 @@ class Attention(nn.Module):
     q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
     k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
     q, k, v = (operand(x, c.dtype) for x in (q, k, v))
+    parts = None
     if cache is not None:
+      parts = cache, (k, v)
       k, v = (
         jax.lax.dynamic_update_slice_in_dim(old, new, write_at, axis=2)
-        for old, new in zip(cache, (k, v), strict=True)
+        for old, new in zip(*parts, strict=True)
       )
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
     attention = self.layout.by_heads(functools.partial(attend, implementation=c.attention))
-    out = attention(q, k, v, mask).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
+    out = attention(q, k, v, mask, parts).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
     return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter), (k, v)
 
 

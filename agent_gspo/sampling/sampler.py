@@ -426,7 +426,7 @@ def _decode(model, draw, shards, params, state: _Decoding, control) -> _Decoding
       {'params': params},
       token,
       (state.length + at)[:, None],
-      masks.CacheMask(seen),
+      masks.CacheMask(seen, before=state.seen),
       state.cache,
       columns + at,
       None if state.adapter is None else state.adapter[:, None],

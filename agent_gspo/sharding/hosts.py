@@ -101,7 +101,12 @@ def gather(value: T) -> list[T]:
 
 def agreed(decide: Callable[[], T]) -> T:
   """What the first process finds; the others do not look."""
-  return gather(decide() if is_first() else None)[0]  # type: ignore[return-value]
+  if count() == 1:
+    return decide()
+  data = np.frombuffer(pickle.dumps(decide()) if is_first() else b'', np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size)))
+  data = data if is_first() else np.zeros(size, np.uint8)
+  return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
 def barrier() -> None:

@@ -260,8 +260,7 @@ class Run:
     start = time.monotonic()
     setup = self.setup
     # One process may have kept it, another one not.
-    alone = hosts.count() == 1
-    params = sft_cache.load(self.config, setup.params) if alone else None
+    params = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
     done = 'warm start: kept from a run that began alike'
     if params is None:
       params = imitate(
@@ -275,7 +274,7 @@ class Run:
         setup.placement,
         lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
       )
-      if alone:
+      if hosts.count() == 1:  # else no process has all of them
         sft_cache.save(self.config, params)
       done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = setup_lib.init_state(self.setup, self.programs, params)

@@ -17,7 +17,7 @@ import tiny
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models.transformer import Transformer
-from agent_gspo.ops.attention import masks, reference
+from agent_gspo.ops.attention import masks, own_column, reference
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
@@ -42,15 +42,21 @@ def test_logits_are_sums_in_float32(tied):
   np.testing.assert_allclose(found, _rounded(hidden) @ _rounded(head), atol=1e-5)
 
 
-@pytest.mark.parametrize('queries', [1, 3])
-def test_attention_rounds_its_weights_once(queries):
-  """Decoding has one query a row, and a form of its own."""
+@pytest.mark.parametrize(('queries', 'apart'), [(1, False), (3, False), (1, True)])
+def test_attention_rounds_its_weights_once(queries, apart):
+  """Decoding has one query a row, and forms of its own."""
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(ml_dtypes.bfloat16)
   q, k, v = draw(2, 2, 3, queries, 8), draw(2, 2, 200, 8), draw(2, 2, 200, 8)
   seen = rng.random((2, 200)) < 0.8
-  attend = jax.jit(functools.partial(reference.attend, sum_values=True))
-  found = attend(*map(jnp.asarray, (q, k, v)), masks.CacheMask(jnp.asarray(seen)))
+  seen[:, 7] |= apart
+  if apart:  # column 7 is the query's own, written to a cache that held other things there
+    own = tuple(jnp.asarray(x[:, :, 7:8]) for x in (k, v))
+    cache = tuple(jnp.asarray(x).at[:, :, 7].set(9) for x in (k, v))
+    found = jax.jit(own_column.attend)(q, (cache, own), seen & (np.arange(200) != 7))
+  else:
+    attend = jax.jit(functools.partial(reference.attend, sum_values=True))
+    found = attend(*map(jnp.asarray, (q, k, v)), masks.CacheMask(jnp.asarray(seen)))
   scores = np.einsum('bkgtd,bksd->bkgts', _rounded(q), _rounded(k))
   scores = np.where(seen[:, None, None, None], scores, -np.inf)
   highest = np.ceil(scores.max(axis=-1, keepdims=True) / np.log(2)) * np.log(2)

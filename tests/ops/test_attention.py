@@ -14,7 +14,15 @@ import tiny
 from hypothesis import strategies as st
 
 from agent_gspo.models.transformer import Transformer, init_params
-from agent_gspo.ops.attention import attend, blockwise, gpu, masks, reference, tpu
+from agent_gspo.ops.attention import (
+  attend,
+  blockwise,
+  gpu,
+  masks,
+  own_column,
+  reference,
+  tpu,
+)
 from agent_gspo.packing import prefix_tree
 
 _TREES = {  # sequences that share a row of 80 columns
@@ -160,6 +168,38 @@ def test_queries_see_what_their_cache_mask_says():
       np.testing.assert_allclose(out[row], expected, atol=1e-5)
 
 
+def test_many_rows_read_a_cache_as_it_was(monkeypatch):
+  """On a TPU; a step of the decoder gives what it gives where the cache is written first."""
+  monkeypatch.setattr(own_column, 'ROWS', 4)
+  calls = []
+  attend_apart = own_column.attend
+  monkeypatch.setattr(own_column, 'attend', lambda *of: (calls.append(1), attend_apart(*of))[1])
+  params = init_params(tiny.CONFIG, jax.random.key(0))
+  config = tiny.CONFIG.replace(attention='tpu')
+  rng = np.random.default_rng(0)
+  cache = jax.tree.map(
+    lambda _: jnp.asarray(rng.normal(size=(4, config.num_kv_heads, 24, config.head_dim)), 'f4'),
+    ((0, 0),) * config.num_layers,
+  )
+  before = jnp.asarray(rng.random((4, 24)) < 0.6).at[:, 20].set(False)
+  seen = before.at[:, 20].set(True)
+  step = lambda rows, mask: Transformer(config).apply(
+    {'params': params},
+    jnp.arange(5, 5 + rows)[:, None],
+    jnp.full((rows, 1), 20),
+    jax.tree.map(lambda x: x[:rows], mask),
+    jax.tree.map(lambda x: x[:rows], cache),
+    20,
+  )
+  expected = step(4, masks.CacheMask(seen))
+  assert not calls
+  found = step(4, masks.CacheMask(seen, before))
+  assert len(calls) == config.num_layers
+  chex.assert_trees_all_close(found, expected, atol=1e-5)
+  step(3, masks.CacheMask(seen, before))  # too few
+  assert len(calls) == config.num_layers
+
+
 def test_a_row_is_padded_by_less_than_a_tile(monkeypatch):
   monkeypatch.setattr(tpu, 'BLOCK', 512)
   blocks = {length: tpu.block_of(length) for length in (1, 128, 129, 500, 1024, 1088, 1664, 8192)}
@@ -183,7 +223,7 @@ def test_long_rows_keep_no_scores():
 def test_an_implementation_that_there_is_not():
   q, k, v, _ = _inputs(1, 4)
   with pytest.raises(ValueError, match="attention='flash' is unknown; use one of auto, reference"):
-    attend.attend(q, k, v, masks.causal(jnp.array([4]), 4), 'flash')
+    attend.attend(q, k, v, masks.causal(jnp.array([4]), 4), implementation='flash')
 
 
 def test_what_these_devices_have_not_is_refused(monkeypatch):

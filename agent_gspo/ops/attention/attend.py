@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, reference
+from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, own_column, reference
 from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
@@ -38,12 +38,19 @@ def check(implementation: str, dtype: str) -> None:
 
 
 def attend(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, implementation: str = 'auto'
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: Mask,
+  parts: own_column.Parts | None = None,
+  *,
+  implementation: str = 'auto',
 ) -> jax.Array:
   """Attention of `q` to `k` and `v`.
 
   Args:
     q, k, v, mask: see the package.
+    parts: of `k` and `v`, where they are a cache that one token a row was written to.
     implementation: of trees; caches have one, the reference. 'reference' keeps all scores,
       'blockwise' a block of them, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 alone).
       'auto' takes what the default device has, elsewhere 'blockwise' but for short rows.
@@ -51,6 +58,9 @@ def attend(
   if implementation == 'auto':
     implementation = _best(q)
   if isinstance(mask, CacheMask):
+    many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
+    if many and parts is not None and mask.before is not None:
+      return own_column.attend(q, parts, mask.before)
     return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
   return _tree_attention(implementation)(q, k, v, mask.subtree_end)
 

@@ -41,9 +41,12 @@ class CacheMask:
 
   Attributes:
     seen: bool `[B, S]`.
+    before: bool `[B, S]`, those of them that were there before the keys and values of the query
+      itself were written. None says nothing of it.
   """
 
   seen: jax.Array
+  before: jax.Array | None = None
 
   def dense(self) -> jax.Array:
     """Bool `[B, 1, S]`, the same for each query."""
