@@ -9,11 +9,11 @@ it cannot see. A model of 106 thousand parameters first imitates scripted talkat
 Measured with `python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices
 --lambdas=0.02,0 --seeds=0,1,2` on two cores of an AMD EPYC, one thread a run, 2026-11-22, 200
 held-out questions (mean, lowest and highest of 3 seeds): tokens written a question
-69.3 [68.2, 70.0] -> 18.0 [14.2, 25.5], accuracy 74.3 [68.0, 84.0] -> 96.7 [95.5, 97.5] %,
-silent with an idle note 19.3 [15.8, 21.5] -> 98.8 [97.8, 99.5] % (of training:
-98.7 [98.0, 99.5]), with a needed one 0.0 [0.0, 0.0] %. Without a price:
-56.5 [39.5, 81.3] tokens, accuracy 92.8 [87.5, 95.5] %, silent with an idle note
-67.1 [12.0, 96.8] %. A run alone takes two minutes.
+69.3 [67.8, 70.3] -> 17.4 [11.7, 25.5], accuracy 75.5 [70.0, 85.0] -> 98.0 [97.0, 98.5] %,
+silent with an idle note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of training:
+99.0 [98.5, 99.8]), with a needed one 0.0 [0.0, 0.0] %. Without a price:
+48.2 [37.4, 56.8] tokens, accuracy 92.3 [90.0, 94.0] %, silent with an idle note
+92.6 [89.0, 95.0] %. A run alone takes two minutes.
 
 The teacher keeps quiet about one idle note in five, so that silence can be tried at all; with
 5 % of all messages silent, needed or not, silence died out instead (see docs/decisions.md).
