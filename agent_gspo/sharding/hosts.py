@@ -104,8 +104,9 @@ def agreed(decide: Callable[[], T]) -> T:
   if count() == 1:
     return decide()
   data = np.frombuffer(pickle.dumps(decide()) if is_first() else b'', np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size)))
-  data = data if is_first() else np.zeros(size, np.uint8)
+  # In two numbers: parameters may have more bytes than an int32 counts.
+  high, low = multihost_utils.broadcast_one_to_all(np.asarray(divmod(data.size, 2**30), np.int32))
+  data = data if is_first() else np.zeros(int(high) * 2**30 + int(low), np.uint8)
   return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
