@@ -23,6 +23,8 @@ class Question:
     notes: what agent `i` alone sees (`notes[i]`, "" for nothing). Empty for tasks
       without private knowledge. Agents beyond the end of the tuple hold nothing.
     relevant: whether `notes[i]` is needed to answer; as long as `notes`.
+    derivation: how the answer comes about, as the official files have it: an equation such as
+      '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
   """
 
   id: str
@@ -30,6 +32,7 @@ class Question:
   answer: str
   notes: tuple[str, ...] = ()
   relevant: tuple[bool, ...] = ()
+  derivation: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from agent_gspo.tasks.base import SPLITS, Task
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
+from agent_gspo.training.options import SFTOptions
 from agent_gspo.values import is_number, shown
 
 # What only modules with JAX in them know: tables that are open to 'module:function' as well,
@@ -171,7 +172,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
         f'{team.num_agents}.'
       )
   if training:
-    _check_sft(config, task)
+    _check_sft(config, task, team)
     available = len(task.questions('train'))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
@@ -287,16 +288,34 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
     )
 
 
-def _check_sft(config: Mapping[str, Any], task: Task) -> None:
-  steps = config['sft']['steps']
-  if not steps:
-    return
-  if not hasattr(task, 'scripted_turn'):
+def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
+  options = SFTOptions(**config['sft'])
+  if options.steps and options.epochs:
     raise ValueError(
-      f'sft.steps={steps}, but task {task.name!r} has no scripted team to imitate; set it to 0.'
+      f'sft.steps={options.steps} and sft.epochs={options.epochs} both say how long the warm start '
+      'is. Set one of them to 0.'
     )
+  if not options.is_asked_for:
+    return
+  length = f'sft.steps={options.steps}' if options.steps else f'sft.epochs={options.epochs}'
+  if not hasattr(task, 'demonstration'):
+    raise ValueError(f'{length}, but task {task.name!r} has no demonstrations; set it to 0.')
   if config['evaluation']['untrained'] == 'last':
     raise ValueError(
-      f"evaluation.untrained='last' with sft.steps={steps}: the team that the warm start "
+      f"evaluation.untrained='last' with {length}: the team that the warm start "
       "ends with is gone by then. Set it to 'first'."
     )
+  roles = sorted({role.name for role in team.roles})
+  for role, share in options.role_shares.items():
+    if role not in roles:
+      raise ValueError(f'sft.role_shares.{role}: the team has the roles {", ".join(roles)}.')
+    if not is_number(share) or not 0 <= share <= 1:
+      raise ValueError(f'sft.role_shares.{role}={shown(share)} must be a number from 0 to 1.')
+  if not any(options.role_shares.get(role, 1) for role in roles):
+    raise ValueError(f'sft.role_shares={dict(options.role_shares)} trains no role.')
+  if options.patience and not options.validation_questions:
+    raise ValueError(
+      f'sft.patience={options.patience} needs a loss to look at: set sft.validation_questions.'
+    )
+  if options.validation_questions:
+    task.questions('validation')  # raises where there are none

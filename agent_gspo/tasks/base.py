@@ -43,9 +43,12 @@ class Task(abc.ABC):
 
   Attributes:
     name: the name that `make_task` knows it by.
+    graders: names of the ways in which it can grade, that of `score` first; empty where there is
+      but one. What the others say is reported beside (`graded_by`).
   """
 
   name: str
+  graders: Sequence[str] = ()
 
   @abc.abstractmethod
   def _split(self, split: str) -> Sequence[Question]:
@@ -58,6 +61,10 @@ class Task(abc.ABC):
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
     """`score` of each pair, in order; tasks that are slow to grade do it in parallel."""
     return [self.score(q, text) for q, text in zip(questions, answer_texts, strict=True)]
+
+  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
+    """What one of `graders` says of an answer, in `[0, 1]`."""
+    raise ValueError(f'task {self.name} has no grader {grader!r}')
 
   def canonical(self, answer_text: str) -> str | None:
     """The answer in a text in a form that can be compared for votes; None if it has none."""

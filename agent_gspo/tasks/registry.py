@@ -17,6 +17,7 @@ _TASKS = {
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),
   'multiarith': ('agent_gspo.tasks.benchmarks.word_problems', 'MultiArith'),
+  'dealt': ('agent_gspo.tasks.dealt.task', 'DealtTask'),
   'human_eval': ('agent_gspo.tasks.benchmarks.human_eval', 'HumanEval'),
   'aqua': ('agent_gspo.tasks.benchmarks.multiple_choice', 'AQuA'),
   'mmlu': ('agent_gspo.tasks.benchmarks.multiple_choice', 'MMLU'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
+import shutil
 import time
 import warnings
 from collections.abc import Collection, Mapping
@@ -26,13 +27,16 @@ from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft_cache
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.programs import NonFiniteLossError
-from agent_gspo.training.sft import imitate
+from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, lock, records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
+
+_SFT_FOLDER = 'sft'  # of the supervised stage's checkpoints, while it goes on
 
 
 def train(
@@ -111,6 +115,7 @@ class Run:
     self.writer = (
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
     )
+    self.sft_checkpoints: Checkpoints | None = None  # of the supervised stage, if it is made
     self.warned = False  # of a clip band that is too narrow: once is enough
 
   def close(self) -> None:
@@ -164,6 +169,7 @@ class Run:
         self.interruption.meet()
         del fresh  # or its memory would stay taken
         untrained = config['evaluation']['untrained']
+        self._remove_sft_checkpoints()
         if untrained == 'first' and not start:  # later that team is gone
           self._evaluate_state(state, 'untrained', progress)
         for step in range(start, config['steps']):
@@ -236,12 +242,14 @@ class Run:
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
     self.checkpoints.wait()
-    saved = self.checkpoints.latest_step
-    progress.note(
-      'interrupted before anything was finished; the same command starts anew'
-      if saved is None
-      else f'saved step {saved}; the same command goes on from there'
-    )
+    saved, sft = self.checkpoints.latest_step, self.sft_checkpoints
+    if saved is not None:
+      told = f'saved step {saved}; the same command goes on from there'
+    elif sft is not None and sft.latest_step is not None:
+      told = f'saved step {sft.latest_step} of the warm start; the same command goes on from there'
+    else:
+      told = 'interrupted before anything was finished; the same command starts anew'
+    progress.note(told)
 
   def _begin(self) -> tuple[TrainState, int]:
     """A fresh state, or that of the newest checkpoint."""
@@ -254,34 +262,53 @@ class Run:
     return state, int(state.step)
 
   def _warm_start(self, state: TrainState, progress: Progress) -> TrainState:
-    steps = self.config['sft']['steps']
-    if not steps or self.resumed:
+    if self.resumed or not SFTOptions(**self.config['sft']).is_asked_for:
       return state
-    start = time.monotonic()
-    setup = self.setup
+    start, setup = time.monotonic(), self.setup
     # One process may have kept it, another one not.
     params = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
     done = 'warm start: kept from a run that began alike'
     if params is None:
-      params = imitate(
-        setup.model,
-        state_lib.merge(state.trainable, state.frozen),
-        setup.task,
-        setup.team,
-        setup.tokenizer,
-        setup.sharing,
-        self.config,
-        setup.placement,
-        lambda done, nats: progress.phase(f'warm start, {nats:.3f} nats a token', done, steps),
+      saves = self.sft_checkpoints = Checkpoints(
+        self.workdir / _SFT_FOLDER, self.config, keep=self.config['sft']['patience'] + 2
       )
+      params = imitate(
+        setup, state_lib.merge(state.trainable, state.frozen), saves, self._sft_hooks(progress)
+      )
+      saves.wait()
       if hosts.count() == 1:  # else no process has all of them
         sft_cache.save(self.config, params)
-      done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
+      done = f'warm start: {saves.latest_step} steps in {time.monotonic() - start:.0f} s'
     state = setup_lib.init_state(self.setup, self.programs, params)
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
     return state
+
+  def _remove_sft_checkpoints(self) -> None:
+    """Those of the supervised stage, once what it ended with is on the disk."""
+    self.checkpoints.wait()
+    if hosts.is_first():
+      shutil.rmtree(self.workdir / _SFT_FOLDER, ignore_errors=True)
+
+  def _sft_hooks(self, progress: Progress) -> Hooks:
+    """What the supervised stage tells this run."""
+
+    def records_so_far(step: int) -> list[dict[str, Any]]:
+      self.writer.truncate_supervised_after(step)
+      if step:
+        progress.note(f'resumed from step {step} of the warm start')
+      return hosts.agreed(lambda: records.supervised(self.workdir))
+
+    return Hooks(
+      progress=lambda done, total, nats: progress.phase(
+        f'warm start, {nats:.3f} nats a token', done, total
+      ),
+      record=self.writer.supervised,
+      records=records_so_far,
+      deferred=lambda: self.interruption.deferred('this step of the warm start'),
+      meet=self.interruption.meet,
+    )
 
   def _step(self, state: TrainState, progress: Progress) -> TrainState:
     """A training step, and what is kept of it."""

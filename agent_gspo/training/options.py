@@ -32,11 +32,24 @@ class LearnerOptions(Section, name='learner'):
 
 @dataclasses.dataclass(frozen=True)
 class SFTOptions(Section, name='sft'):
-  """The supervised warm start: imitation of the task's scripted team before step 0."""
+  """The supervised stage before step 0: imitation of the task's demonstrations."""
 
-  steps: int = option(0, least=0, most=10**7)  # 0 for none
+  steps: int = option(0, least=0, most=10**7)
+  epochs: float = option(0.0, least=0, most=1000)  # in place of steps; with neither there is none
   questions: int = option(32, least=1, most=10**5)  # a step
   learning_rate: float = option(1e-3, above=0)
-  # Of a scripted message that nobody needs.
+  # Of a demonstrated message that nobody needs.
   silence_probability: float = option(0.0, least=0, most=1)
   terse_probability: float = option(0.0, least=0, most=1)  # that says only what is needed
+  # Role -> share of its messages that is trained; 1 for roles that are not named.
+  role_shares: dict = dataclasses.field(default_factory=dict)
+  save_every: int = option(100, least=1, most=10**9)  # steps; also on Ctrl-C
+  # Of the validation split, whose loss is measured with each save; 0 for none.
+  validation_questions: int = option(0, least=0, most=10**6)
+  # Validations without a lower loss after which the stage ends, with the best; 0 for never.
+  patience: int = option(0, least=0, most=1000)
+
+  @property
+  def is_asked_for(self) -> bool:
+    """Whether there is such a stage."""
+    return self.steps > 0 or self.epochs > 0

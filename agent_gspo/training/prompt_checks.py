@@ -12,6 +12,7 @@ from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
+from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question
 
 _QUESTIONS_LOOKED_AT = 1000  # of those to train on
@@ -103,12 +104,12 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
     for shown, text in _texts(parts.team, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
-  if parts.training and parts.config['sft']['steps']:
-    # What the scripted team says.
+  if parts.training and SFTOptions(**parts.config['sft']).is_asked_for:
+    # What the demonstrations say.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
     if unknown := tokenizer.unknown_words(' '.join(words)):
       raise ValueError(
-        f'sft.steps={parts.config["sft"]["steps"]}: the word {unknown[0]!r} of task '
+        f'sft: the word {unknown[0]!r} of task '
         f'{parts.task.name!r} is not in the vocabulary of model.source='
         f'{parts.config["model"]["source"]!r}. Use a model that knows it.'
       )

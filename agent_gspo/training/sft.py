@@ -1,119 +1,199 @@
-"""Teaches a model from scratch to talk, by imitating the task's scripted team."""
+"""The supervised stage (`sft`): a team imitates its task's demonstrations before any RL."""
 
 from __future__ import annotations
 
-import functools
-import random
-from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
+import jax
 import numpy as np
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import lora, partition
-from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.models.transformer import Params, Transformer
-from agent_gspo.packing import train_batches
-from agent_gspo.sharding.placement import Placement
-from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import ScriptedPolicy, Turn
-from agent_gspo.teams.rollout import rollout
-from agent_gspo.teams.sharing import Sharing
-from agent_gspo.teams.team import Team
+from agent_gspo.models.transformer import Params
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import NonFiniteLossError, Programs
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import Flat, TrainState
+from agent_gspo.types import TrainBatch
+from agent_gspo.workdir import checkpoints as checkpoints_lib
+from agent_gspo.workdir.checkpoints import Checkpoints
+
+VALIDATION = 'sft/validation_nats'
 
 
-def imitate(
-  model: Transformer,
-  params: Params,
-  task: Task,
-  team: Team,
-  tokenizer: Tokenizer,
-  sharing: Sharing,
-  config: Mapping[str, Any],
-  placement: Placement,
-  progress: Callable[[int, float], None],
-) -> Params:
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+  """What a stage tells of itself.
+
+  Attributes:
+    progress: called with (finished steps, steps in all, loss in nats a token).
+    record: called with a finished step and its figures.
+    records: figures of the steps so far, oldest first, of a stage that goes on.
+    deferred: a block that no signal breaks into.
+    meet: called after each step; raises where a signal has come.
+  """
+
+  progress: Callable[[int, int, float], None] = lambda done, total, nats: None
+  record: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
+  records: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: ()
+  deferred: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+  meet: Callable[[], None] = lambda: None
+
+
+def imitate(setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks) -> Params:
   """Parameters after imitation learning on the training split.
 
-  The scripted agents speak in the team's own prompts, so what is learnt is exactly what
-  the rollout asks for.
+  The demonstrations stand in the team's own prompts, so what is learnt is exactly what the rollout
+  asks for. Of a pretrained model with adapters these alone are trained; of one from scratch all
+  but them, so that it is the base that they adapt.
 
   Args:
-    model: the policy.
+    setup: the run.
     params: to start from.
-    task: must have `scripted_turn`.
-    team: its roles and topology.
-    tokenizer: of the policy.
-    sharing: whose adapters are whose.
-    config: of the run. Of a pretrained model with adapters these alone are trained; of one
-      from scratch all but them, so that it is the base that they adapt.
-    placement: of `params`, and of the rows of micro-batches.
-    progress: called with (finished steps, loss in nats a token).
+    checkpoints: of this stage; it goes on from the newest one. On an interruption the last finished
+      step is saved. Keeps at least `sft.patience + 1` of them.
+    hooks: see `Hooks`.
 
   Raises:
     NonFiniteLossError: names the step.
+    KeyboardInterrupt: after saving.
   """
-  options = config['sft']
-  optimizer = state_lib.make_optimizer(
-    LearnerOptions(
-      learning_rate=options['learning_rate'],
-      schedule='cosine',
-      warmup_updates=max(options['steps'] // 20, 1),
-    ),
-    updates=options['steps'],
-  )
-  adapted, aside = config['model']['lora_rank'] > 0, {}
-  if adapted and config['model']['source'].startswith('random:'):
-    flat = flax.traverse_util.flatten_dict(params)
-    aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
-    params, adapted = lora.one_adapter(params, -1), False
-    model = model.clone(config=model.config.without_adapters())
-  programs = Programs(
-    model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
-  )
-  state = state_lib.init(
-    params,
-    optimizer,
-    lora=adapted,
-    shardings=lambda state: partition.shardings(state, model.config, placement),
-  )
-  adapters = sharing.adapters if adapted else None
-  trained = adapters and {agent for agent, adapter in enumerate(adapters) if adapter >= 0}
-  questions = task.questions('train')
-  order = np.random.default_rng((config['seed'], 1)).permutation(len(questions))
-  for step in range(options['steps']):
-    start = step * options['questions']
-    batch = [questions[int(order[(start + i) % len(order)])] for i in range(options['questions'])]
-    script = functools.partial(_speak, task, options, random.Random(f'{config["seed"]}/{step}'))
-    spoken = rollout(team, task, tokenizer, batch, 1, ScriptedPolicy(script, tokenizer))
-    micro_batches = train_batches.pack_messages(
-      spoken.messages,
-      pack_length=config['learner']['pack_length'],
-      micro_batch_size=config['learner']['micro_batch_size'],
-      adapters=adapters,
-      trained=trained,
+  stage = _Stage(setup, params, checkpoints, hooks)
+  try:
+    stage.go()
+  except KeyboardInterrupt:
+    stage.save_interrupted()
+    raise
+  return stage.result()
+
+
+class _Stage:
+  """One supervised stage."""
+
+  def __init__(self, setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks):
+    config, model, placement = setup.config, setup.model, setup.placement
+    self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
+    adapted, self._aside = config['model']['lora_rank'] > 0, Flat()
+    if adapted and config['model']['source'].startswith('random:'):
+      flat = flax.traverse_util.flatten_dict(params)
+      self._aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
+      params, adapted = lora.one_adapter(params, -1), False
+      model = model.clone(config=model.config.without_adapters())
+    self.demonstrations = Demonstrations(
+      setup.task,
+      setup.team,
+      setup.tokenizer,
+      config,
+      adapters=setup.sharing.adapters if adapted else None,
     )
+    self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
+    optimizer = state_lib.make_optimizer(
+      LearnerOptions(
+        learning_rate=self.options.learning_rate,
+        schedule='cosine',
+        warmup_updates=max(self.steps // 20, 1),
+      ),
+      updates=self.steps,
+    )
+    self.programs = Programs(
+      model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
+    )
+    state = state_lib.init(
+      params,
+      optimizer,
+      lora=adapted,
+      shardings=lambda state: partition.shardings(state, model.config, placement),
+    )
+    if checkpoints.latest_step is not None:
+      state = partition.place(checkpoints.restore(state), model.config, placement)
+    self.state: TrainState = state
+    self.validations = {  # step -> nats a token
+      int(record['step']): record[VALIDATION]
+      for record in hooks.records(int(state.step))
+      if record.get(VALIDATION) is not None
+    }
+    self._validation: dict[str, list[TrainBatch]] | None = None
+
+  def go(self) -> None:
+    """All steps, or until the validation loss has stopped falling."""
+    for step in range(int(self.state.step), self.steps):
+      if self._has_stopped_falling():
+        return
+      with self.hooks.deferred():
+        self._step(step)
+      self.hooks.meet()
+
+  def _step(self, step: int) -> None:
+    start = time.monotonic()
+    micro_batches, left_out = self.demonstrations.of_step(step)
     try:
-      state, metrics = programs.optimizer_step(state, micro_batches)
+      state, metrics = self.programs.optimizer_step(self.state, micro_batches)
     except NonFiniteLossError as error:
       raise NonFiniteLossError(
         f'{error} in step {step + 1} of the warm start. Lower sft.learning_rate.'
       ) from None
-    progress(step + 1, -metrics['policy/objective'])
-  return state_lib.merge({**state.trainable, **aside}, state.frozen)
+    self.state = dataclasses.replace(state, step=state.step + 1)
+    done, nats = step + 1, -metrics['policy/objective']
+    figures = {
+      'sft/epoch': self.demonstrations.epoch(done),
+      'sft/loss_nats': nats,
+      'sft/grad_norm': metrics['policy/grad_norm'],
+      'sft/left_out_rate': left_out,
+      'sft/positions': float(sum(b.tokens.size for b in micro_batches)),
+    }
+    saves = done % self.options.save_every == 0 or done == self.steps
+    if saves and self.options.validation_questions:
+      figures |= self._validate()
+      self.validations[done] = figures[VALIDATION]
+    self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
+    if saves:
+      self.checkpoints.save(self.state)
+    self.hooks.progress(done, self.steps, nats)
 
+  def _validate(self) -> dict[str, float]:
+    """Nats a token of the validation split's demonstrations: of each role, and of all."""
+    if self._validation is None:
+      self._validation = self.demonstrations.of_validation()
+    sums, counts = {}, {}
+    for role, micro_batches in self._validation.items():
+      logprobs = self.programs.logprobs(self.state, micro_batches)
+      sums[role] = -float(sum(x.sum(dtype=np.float64) for x in logprobs))
+      counts[role] = float(sum(b.loss_mask.sum() for b in micro_batches))
+    return {
+      VALIDATION: sum(sums.values()) / sum(counts.values()),
+      **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},
+    }
 
-def _speak(task: Any, options: Mapping[str, Any], rng: random.Random, turn: Turn) -> str:
-  informants = len(turn.question.notes)
-  return task.scripted_turn(
-    turn.question,
-    turn.agent,
-    [turn.delivered.get(agent, '') for agent in range(informants)],
-    rng,
-    terse_probability=options['terse_probability'],
-    silence_probability=options['silence_probability'],
-  )
+  @property
+  def _best(self) -> int:
+    """The step with the lowest validation loss."""
+    return min(self.validations, key=self.validations.__getitem__)
+
+  def _has_stopped_falling(self) -> bool:
+    since = [step for step in self.validations if step > self._best]
+    return self.options.patience > 0 and len(since) >= self.options.patience
+
+  def result(self) -> Params:
+    """The parameters that the stage ends with: of the best step, where it has looked for one."""
+    params = state_lib.merge(self.state.trainable, self.state.frozen)
+    if self.options.patience and self._best != int(self.state.step):
+      self.checkpoints.wait()
+      saved = checkpoints_lib.chosen(self.checkpoints.directory, str(self._best))
+      params = saved.restore_params(self.setup.config, params)
+    if self._aside:
+      flat = flax.traverse_util.flatten_dict(params)
+      params = flax.traverse_util.unflatten_dict({**flat, **self._aside})
+    return params
+
+  def save_interrupted(self) -> None:
+    """Saves the last finished step, unless what it was is being consumed."""
+    if int(self.state.step) and not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
+      self.checkpoints.save(self.state)
+    self.checkpoints.wait()

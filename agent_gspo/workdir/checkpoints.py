@@ -56,6 +56,7 @@ class Checkpoints:
   """The checkpoints of one run.
 
   Attributes:
+    directory: of the checkpoints.
     latest_step: step of the newest intact checkpoint on the disk, None if there is none.
     damaged: of each newer, damaged one what is wrong with it.
     changes: of the config in mid-run, oldest first: `step` (finished before), `field`, `old`
@@ -90,18 +91,18 @@ class Checkpoints:
           'another --workdir.'
         )
     self.changes: list[dict[str, Any]] = []
-    self._config, self._directory = _as_json(config), directory.absolute()
+    self._config, self.directory = _as_json(config), directory.absolute()
     self._keep, self._keep_best = keep, keep_best
-    self._directory.mkdir(parents=True, exist_ok=True)
+    self.directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = hosts.agreed(
-      lambda: step_folders.newest_intact(self._directory)
+      lambda: step_folders.newest_intact(self.directory)
     )
     if self.latest_step is not None:
       free: tuple[str, ...] = _FREE
       # The learning rate, or what is kept of the samples, depends on the end.
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
-      saved = _open(self._directory, self.latest_step)
+      saved = _open(self.directory, self.latest_step)
       renamed.refuse(
         saved.config,
         f'the checkpoint at step {saved.step} is of an earlier version: ',
@@ -131,13 +132,13 @@ class Checkpoints:
     self.wait()
     params, rest = _split(_unshared(state))
     adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
-      step_folders.staging(self._directory)
+      step_folders.staging(self.directory)
     )
     if hosts.is_first():
-      adding = step_folders.adding(self._directory, step, self._kept)
+      adding = step_folders.adding(self.directory, step, self._kept)
     meetings = hosts.ThreadMeetings(_PATIENCE_SECONDS)
     with contextlib.ExitStack() as work:
-      work.enter_context(disk.writing(f'checkpoint {step}', self._directory))
+      work.enter_context(disk.writing(f'checkpoint {step}', self.directory))
       folder = work.enter_context(adding)
       orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
       hosts.barrier()  # the first has cleaned up before any of them writes
@@ -176,14 +177,14 @@ class Checkpoints:
     with _told(meetings):
       with rest_of_it:  # the first seals the folder, gives it its name, removes old ones
         # All end their parts before the first removes a folder that one could not write to.
-        with _told(meetings), disk.writing(f'checkpoint {step}', self._directory):
+        with _told(meetings), disk.writing(f'checkpoint {step}', self.directory):
           orbax.wait_until_finished()
     _meet(meetings)
     self.latest_step = step
 
   def _kept(self, steps: list[int]) -> list[int]:
     """Which checkpoints stay, as evaluations are at this moment."""
-    ranked = best.best_first(self._directory.parent) if self._keep_best else []
+    ranked = best.best_first(self.directory.parent) if self._keep_best else []
     return steps[-self._keep :] + [s for s in ranked if s in steps][: self._keep_best]
 
   def restore(self, like: TrainState) -> TrainState:
@@ -194,7 +195,7 @@ class Checkpoints:
     params, rest = _split(like)
     with _orbax() as orbax:
       restored = orbax.restore(
-        self._directory / str(self.latest_step),
+        self.directory / str(self.latest_step),
         args=ocp.args.Composite(
           params=ocp.args.StandardRestore(_abstract(params)),
           state=ocp.args.StandardRestore(_abstract(rest)),
@@ -203,7 +204,7 @@ class Checkpoints:
     without = dataclasses.replace(like, trainable={}, frozen={})
     state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
     for step in self.damaged if hosts.is_first() else ():
-      step_folders.set_aside(self._directory, step)
+      step_folders.set_aside(self.directory, step)
     return dataclasses.replace(
       state,
       trainable={path: restored.params['/'.join(path)] for path in like.trainable},

@@ -1,8 +1,8 @@
 """Reading what a run left in its workdir.
 
 A workdir holds `config.json`, `metrics.jsonl` (one object a step), `eval.jsonl` (one object
-an evaluation), `transcripts.jsonl` (one object an episode kept), `report.html`,
-`checkpoints/` and `tensorboard/`.
+an evaluation), `transcripts.jsonl` (one object an episode kept), `sft.jsonl` (one object a step of
+the supervised stage, if there was one), `report.html`, `checkpoints/` and `tensorboard/`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
+SFT = 'sft.jsonl'
 # Label of an evaluation between training steps.
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
@@ -40,6 +41,7 @@ class Run:
     config: the contents of `config.json`, empty where there is none.
     metrics: one dict a step, in the order of steps; of a step written twice the later one.
     evaluations: one dict an evaluation, in the order in which they were written.
+    sft: one dict a step of the supervised stage.
   """
 
   name: str
@@ -47,6 +49,7 @@ class Run:
   config: dict[str, Any]
   metrics: list[dict[str, Any]]
   evaluations: list[dict[str, Any]]
+  sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 def load_run(workdir: PathLike, name: str | None = None) -> Run:
@@ -71,12 +74,18 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     config=_config(workdir / CONFIG),
     metrics=[by_step[step] for step in sorted(by_step)],
     evaluations=evaluations(workdir),
+    sft=supervised(workdir),
   )
 
 
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
   """The evaluations of a run as they were written, without what is odd (see `cleaning`)."""
   return list(_read(pathlib.Path(workdir) / EVALUATIONS, cleaning.evaluation))
+
+
+def supervised(workdir: PathLike) -> list[dict[str, Any]]:
+  """The steps of the supervised stage as they were written, without what is odd."""
+  return list(_read(pathlib.Path(workdir) / SFT, cleaning.metrics))
 
 
 def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:

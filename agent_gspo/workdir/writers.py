@@ -44,8 +44,10 @@ class RunWriter:
     self._wandb = _start_wandb(wandb_project, self.workdir) if wandb_project else None
     self._files: dict[str, disk.Appender] = {}
     self._board: event_file.EventFile | None = None
+    self._sft_board: event_file.EventFile | None = None
     self._purge_step: int | None = None
-    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
+    self._sft_purge_step: int | None = None
+    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS, records.SFT):
       json_lines.drop_half_line(self.workdir / name)
 
   def config(self, config: Mapping[str, Any]) -> None:
@@ -70,14 +72,19 @@ class RunWriter:
       values: `group/name` -> number; arrays of one element and None are accepted.
     """
     record = self._append(records.METRICS, {'step': int(step), **values})
-    scalars = {
-      key: value
-      for key, value in record.items()
-      if key not in ('step', _MARK) and isinstance(value, int | float)
-    }
-    self._tensorboard().scalars(scalars, int(step))
+    self._tensorboard().scalars(_scalars(record), int(step))
     if self._wandb is not None:
       self._wandb.log({k: v for k, v in record.items() if v is not None and k != _MARK})
+
+  def supervised(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes the figures of one step of the supervised stage, which has a step counter of its own.
+
+    TensorBoard shows them as a run of their own.
+    """
+    record = self._append(records.SFT, {'step': int(step), **values})
+    if self._sft_board is None:
+      self._sft_board = self._event_file('tensorboard/sft', self._sft_purge_step)
+    self._sft_board.scalars(_scalars(record), int(step))
 
   def evaluation(self, record: Mapping[str, Any]) -> None:
     """Writes one evaluation; its numbers appear in TensorBoard under `eval/`."""
@@ -115,6 +122,12 @@ class RunWriter:
       json_lines.truncate_after(self.workdir / name, step)
     self._purge_step = step + 1
 
+  def truncate_supervised_after(self, step: int) -> None:
+    """The same of the supervised stage."""
+    self._close_files()
+    json_lines.truncate_after(self.workdir / records.SFT, step)
+    self._sft_purge_step = step + 1
+
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Drops what was written of the evaluations with these labels at a step."""
     self._close_lines()
@@ -147,10 +160,13 @@ class RunWriter:
 
   def _tensorboard(self) -> event_file.EventFile:
     if self._board is None:
-      from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
-
-      self._board = event_file.EventFile(self.workdir / 'tensorboard', self._purge_step)
+      self._board = self._event_file('tensorboard', self._purge_step)
     return self._board
+
+  def _event_file(self, name: str, purge_step: int | None) -> event_file.EventFile:
+    from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
+
+    return event_file.EventFile(self.workdir / name, purge_step)
 
   def _close_lines(self) -> None:
     for file in self._files.values():
@@ -159,9 +175,10 @@ class RunWriter:
 
   def _close_files(self) -> None:
     self._close_lines()
-    if self._board is not None:
-      self._board.close()
-      self._board = None
+    for board in (self._board, self._sft_board):
+      if board is not None:
+        board.close()
+    self._board = self._sft_board = None
 
 
 class SilentWriter(RunWriter):
@@ -176,6 +193,9 @@ class SilentWriter(RunWriter):
   def metrics(self, step: int, values: Mapping[str, Any]) -> None:
     """Nothing."""
 
+  def supervised(self, step: int, values: Mapping[str, Any]) -> None:
+    """Nothing."""
+
   def evaluation(self, record: Mapping[str, Any]) -> None:
     """Nothing."""
 
@@ -185,11 +205,22 @@ class SilentWriter(RunWriter):
   def truncate_after(self, step: int) -> None:
     """Nothing."""
 
+  def truncate_supervised_after(self, step: int) -> None:
+    """Nothing."""
+
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Nothing."""
 
   def close(self) -> None:
     """Nothing."""
+
+
+def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
+  return {
+    key: value
+    for key, value in record.items()
+    if key not in ('step', _MARK) and isinstance(value, int | float)
+  }
 
 
 def _start_wandb(project: str, workdir: pathlib.Path):

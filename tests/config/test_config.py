@@ -317,7 +317,7 @@ def test_missing_data_folder_and_file(no_model, tmp_path):
 
 def test_word_problems_have_no_warm_start_and_no_vocabulary(no_model, monkeypatch):
   monkeypatch.setattr(config_lib, 'make_task', lambda *_, **__: st.Echo())
-  with pytest.raises(ValueError, match=r"sft.steps=2, but task 'echo' has no scripted team"):
+  with pytest.raises(ValueError, match=r"sft.steps=2, but task 'echo' has no demonstrations"):
     config_lib.check(changed())
   config = changed(sft__steps=0)
   with pytest.raises(ValueError, match=r"'random:micro' needs a task with a vocabulary of its own"):
@@ -425,7 +425,7 @@ def test_words_that_a_loaded_vocabulary_lacks(tmp_path):
   words = [w for w in parts.task.vocabulary() if w != 'hello']
   roles = ['note', 'say', 'answer', 'informant1', 'informant2', 'solver']
   word_level(list(dict.fromkeys([*words, *roles]))).save(tmp_path)
-  with pytest.raises(ValueError, match=r"sft\.steps=2: the word 'hello' of task 'relay' is"):
+  with pytest.raises(ValueError, match=r"sft: the word 'hello' of task 'relay' is"):
     build(changed(model__source=f'hf:{tmp_path}'))
   build(changed(model__source=f'hf:{tmp_path}', sft__steps=0))
 

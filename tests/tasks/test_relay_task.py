@@ -231,7 +231,7 @@ def scripted_messages(task, question, rng, terse_probability=0.05, silence_proba
   said = []
   for agent in range(task.num_informants + 1):
     delivered = said if agent == task.num_informants else []
-    said.append(task.scripted_turn(question, agent, list(delivered), rng, **options))
+    said.append(task.demonstration(question, agent, list(delivered), rng, **options))
   return said
 
 

@@ -30,6 +30,7 @@ class OfficialTask(base.Task):
   Attributes:
     SOURCES: the official files, in the order in which `read` takes them.
     GRADERS: graders by name; 'strict' is the default.
+    graders: their names, that of the task first.
   """
 
   SOURCES: tuple[sources.Source, ...]
@@ -47,7 +48,8 @@ class OfficialTask(base.Task):
 
     Args:
       grader: 'strict', or 'legacy' for the extraction that AgentPrune and AgentDropout
-        use (see `legacy_graders`), for comparison with their tables only.
+        use (see `legacy_graders`), for comparison with their tables only; word problems also
+        have 'equation', which executes what was written (see `grading.equations`).
       data_dir: folder with the official files; default $AGENT_GSPO_DATA_DIR.
       cache_dir: where downloads and stored questions go; default $AGENT_GSPO_CACHE, then
         `~/.cache/agent_gspo`.
@@ -60,6 +62,7 @@ class OfficialTask(base.Task):
     if grader not in self.GRADERS:
       raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
     self._grader = self.GRADERS[grader]
+    self.graders = (grader, *(name for name in self.GRADERS if name != grader))
     sources.data_folder(data_dir)  # A misspelt folder is an error, whatever the cache holds.
     fetch = functools.partial(
       sources.fetch, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
@@ -85,3 +88,7 @@ class OfficialTask(base.Task):
   def score(self, question: Question, answer_text: str) -> float:
     """1.0 if the grader takes the answer for the gold answer, else 0.0."""
     return self._grader.grade(answer_text, question.answer)
+
+  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
+    """What one of `graders` says of an answer."""
+    return self.GRADERS[grader].grade(answer_text, question.answer)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.cuts import bucket
@@ -22,7 +23,28 @@ from agent_gspo.tasks.grading import graders
 from agent_gspo.types import Question
 
 
-class GSM8K(OfficialTask):
+class WordProblems(OfficialTask):
+  """Problems whose answer is a number, with the equation that gives it (`Question.derivation`)."""
+
+  GRADERS = graders.NUMBER
+
+  @classmethod
+  def solution(cls, question: Question) -> str:
+    """What a solver can be shown to write, '' where there is nothing to show.
+
+    A chain of equations step by step, as the grader 'equation' reads it.
+    """
+    tree = gold_equations.from_infix(question.derivation)
+    return gold_equations.chain(tree, question.answer)
+
+  @classmethod
+  def operands(cls, question: Question) -> set[Fraction]:
+    """The numbers that the gold derivation begins with."""
+    tree = gold_equations.from_infix(question.derivation)
+    return set() if tree is None else gold_equations.leaves(tree)
+
+
+class GSM8K(WordProblems):
   """Grade-school maths (Cobbe et al. 2021, arXiv 2110.14168).
 
   test: the official 1,319. train and validation: the official 7,473 training problems,
@@ -30,7 +52,6 @@ class GSM8K(OfficialTask):
   """
 
   name = 'gsm8k'
-  GRADERS = graders.NUMBER
   SOURCES = tuple(
     sources.Source(
       path=f'gsm8k/grade_school_math/data/{split}.jsonl',
@@ -54,12 +75,24 @@ class GSM8K(OfficialTask):
         gold = record['answer'].rpartition('####')[2].strip().replace(',', '')
         held_out = official == 'train' and bucket(text) < 7
         splits['validation' if held_out else official].append(
-          Question(id=f'gsm8k-{official}-{index}', text=text, answer=gold)
+          Question(
+            id=f'gsm8k-{official}-{index}', text=text, answer=gold, derivation=record['answer']
+          )
         )
     return splits
 
+  @classmethod
+  def solution(cls, question: Question) -> str:
+    """The official rationale in one line, without the annotations for a calculator."""
+    return gold_equations.without_annotations(question.derivation)
 
-class SVAMP(OfficialTask):
+  @classmethod
+  def operands(cls, question: Question) -> set[Fraction]:
+    """The numbers that the annotated calculations of the rationale begin with."""
+    return gold_equations.in_rationale(question.derivation)
+
+
+class SVAMP(WordProblems):
   """Varied arithmetic problems (Patel et al. 2021, arXiv 2103.07191).
 
   test: the 1,000 of SVAMP.json. train and validation: the training file of the same
@@ -71,7 +104,6 @@ class SVAMP(OfficialTask):
   """
 
   name = 'svamp'
-  GRADERS = graders.NUMBER
   SOURCES = tuple(
     sources.Source(
       path=f'svamp/{path}',
@@ -97,18 +129,31 @@ class SVAMP(OfficialTask):
       body, asked = record['Body'].strip(), record['Question'].strip()
       text = f'{body} {asked}' if body[-1] in '.,?!' else f'{body}. {asked}'
       splits['test'].append(
-        Question(id=f'svamp-{record["ID"]}', text=text, answer=_number_text(record['Answer']))
+        Question(
+          id=f'svamp-{record["ID"]}',
+          text=text,
+          answer=_number_text(record['Answer']),
+          derivation=record['Equation'],
+        )
       )
     with train_csv.open(encoding='utf-8', newline='') as file:
       for index, record in enumerate(csv.DictReader(file)):
-        text = _put_back(record['Question'], record['Numbers'].split())
+        numbers = record['Numbers'].split()
+        text = _put_back(record['Question'], numbers)
         split = 'validation' if bucket(text) < 10 else 'train'
-        gold = _number_text(record['Answer'])
-        splits[split].append(Question(id=f'svamp-train-{index}', text=text, answer=gold))
+        tree = gold_equations.from_prefix(record['Equation'], numbers)
+        splits[split].append(
+          Question(
+            id=f'svamp-train-{index}',
+            text=text,
+            answer=_number_text(record['Answer']),
+            derivation='' if tree is None else gold_equations.infix(tree),
+          )
+        )
     return splits
 
 
-class MultiArith(OfficialTask):
+class MultiArith(WordProblems):
   """Multi-step arithmetic (Roy and Roth 2015): 600 problems without official splits.
 
   Hash buckets of 100: 0-9 validation, 10-39 test, the others train. The sizes are near
@@ -116,7 +161,6 @@ class MultiArith(OfficialTask):
   """
 
   name = 'multiarith'
-  GRADERS = graders.NUMBER
   SOURCES = (
     sources.Source(
       path='multiarith/dataset/MultiArith/MultiArith.json',
@@ -134,8 +178,14 @@ class MultiArith(OfficialTask):
       text = ' '.join(record['sQuestion'].split())
       place = bucket(text)
       split = 'validation' if place < 10 else 'test' if place < 40 else 'train'
-      gold = _number_text(record['lSolutions'][0])
-      splits[split].append(Question(id=f'multiarith-{record["iIndex"]}', text=text, answer=gold))
+      splits[split].append(
+        Question(
+          id=f'multiarith-{record["iIndex"]}',
+          text=text,
+          answer=_number_text(record['lSolutions'][0]),
+          derivation=record['lEquations'][0].partition('=')[2],
+        )
+      )
     return splits
 
 

@@ -18,8 +18,8 @@ from agent_gspo.tasks.base import LazyQuestions
 from agent_gspo.types import Question
 
 # Raise it when the readers of a task change: what is stored is what they gave.
-_VERSION = '1.1.0'
-_FIELDS = ('id', 'text', 'answer')
+_VERSION = '1.2.0'
+_FIELDS = ('id', 'text', 'answer', 'derivation')
 
 ReadQuestions = Callable[[], Mapping[str, Iterable[Question]]]
 
@@ -93,7 +93,7 @@ def prepare_questions(
 def _stored(source: Sequence[Mapping[str, bytes]]) -> Sequence[Question]:
   def make(index: int) -> Question:
     record = source[index]
-    identifier, text, answer = (record[field].decode() for field in _FIELDS)
-    return Question(id=identifier, text=text, answer=answer)
+    identifier, text, answer, derivation = (record[field].decode() for field in _FIELDS)
+    return Question(id=identifier, text=text, answer=answer, derivation=derivation)
 
   return LazyQuestions(len(source), make)

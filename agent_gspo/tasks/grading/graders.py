@@ -6,7 +6,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
-from agent_gspo.tasks.grading import choice_grader, legacy_graders, math_grader, numeric
+from agent_gspo.tasks.grading import (
+  choice_grader,
+  equations,
+  legacy_graders,
+  math_grader,
+  numeric,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Grader:
 NUMBER: Mapping[str, Grader] = {
   'strict': Grader(numeric.canonical_number, numeric.grade_number),
   'legacy': Grader(legacy_graders.number, legacy_graders.grade_number),
+  'equation': Grader(equations.answer, equations.grade),
 }
 MATHS: Mapping[str, Grader] = {
   'strict': Grader(math_grader.canonical_maths, math_grader.grade_maths),

@@ -123,6 +123,13 @@ def extract_number(text: str) -> Fraction | None:
   return None if found is None else found.value
 
 
+def numbers_in(text: str) -> list[Fraction]:
+  """All numbers of a text: those in digits, then those spelled out from two to twenty."""
+  text = _rewritten(text)
+  spelled = [found.value for found in _spelled(text) if abs(found.value) > 1]
+  return [found.value for found in _numbers(text)] + spelled
+
+
 def grade_number(text: str, gold: str) -> float:
   """1.0 if `text` answers with the gold number, else 0.0.
 
@@ -154,16 +161,22 @@ def grade_number(text: str, gold: str) -> float:
 
 @functools.lru_cache(maxsize=4096)  # a gold answer, and what a group agrees on, is read once
 def _extract(text: str) -> _Found | None:
-  if _REWRITTEN.search(text):
-    text = text.translate(_FULL_WIDTH)
-    for pattern, replacement in _REWRITES:
-      text = pattern.sub(replacement, text)
+  text = _rewritten(text)
   for passage in _marked_passages(text):
     found = _first(passage)
     if found is not None:
       return found
   numbers = _numbers(text) or _spelled(text)
   return numbers[-1] if numbers else None
+
+
+def _rewritten(text: str) -> str:
+  """The text with one spelling of signs, spaces and fractions."""
+  if _REWRITTEN.search(text):
+    text = text.translate(_FULL_WIDTH)
+    for pattern, replacement in _REWRITES:
+      text = pattern.sub(replacement, text)
+  return text
 
 
 def _marked_passages(text: str) -> Iterator[str]:

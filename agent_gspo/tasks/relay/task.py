@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import itertools
 import math
 import random
 from collections.abc import Sequence
 
 from agent_gspo.tasks import base
+from agent_gspo.tasks.data import strata
 from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
 from agent_gspo.tasks.relay import grammar, script
 from agent_gspo.types import Question
@@ -24,8 +24,6 @@ from agent_gspo.values import is_whole
 OPERATIONS = ('sum', 'lookup')
 IRRELEVANT_NOTES = ('other_owner', 'off_topic', 'empty')
 TEXT_STYLES = ('plain', 'words')
-
-_MAX_STRATA = 4_096
 
 
 class RelayTask(base.Task):
@@ -188,7 +186,7 @@ class RelayTask(base.Task):
     """1 if the number in the answer is the gold number, else 0 (see `grade_number`)."""
     return grade_number(answer_text, question.answer)
 
-  def scripted_turn(
+  def demonstration(
     self,
     question: Question,
     agent: int,
@@ -198,7 +196,7 @@ class RelayTask(base.Task):
     terse_probability: float,
     silence_probability: float,
   ) -> str:
-    """What a scripted talkative team says: the warm start's teacher (see `relay_script`).
+    """What a scripted talkative team says: what the supervised stage imitates (see `script`).
 
     Args:
       question: the question.
@@ -233,12 +231,12 @@ class RelayTask(base.Task):
     return f'set {split}_size > 0'
 
   def _make(self, split: str, index: int) -> Question:
-    rng = _rng(self.seed, split, index)
-    gold = self.answers[_stratum(self.seed, split, 'gold', len(self.answers), index, rng)]
+    rng = strata.rng(self.seed, split, index)
+    gold = self.answers[strata.stratum(self.seed, split, 'gold', len(self.answers), index, rng)]
     subsets = math.comb(self.num_informants, self.num_relevant)
-    if subsets <= _MAX_STRATA:
-      pick = _stratum(self.seed, split, 'place', subsets, index, rng)
-      places = _subsets(self.num_informants, self.num_relevant)[pick]
+    if subsets <= strata.MAX_STRATA:
+      pick = strata.stratum(self.seed, split, 'place', subsets, index, rng)
+      places = strata.subsets(self.num_informants, self.num_relevant)[pick]
     else:
       places = tuple(sorted(rng.sample(range(self.num_informants), self.num_relevant)))
     return self._draw(split, rng, gold, places, f'relay-{split}-{index}')
@@ -311,31 +309,3 @@ def _check_pool(field: str, pool: Sequence[str], least: int, splits: Sequence[st
 
 def _joined(word: str) -> str:
   return word.replace('-', '')
-
-
-def _hash(*parts: object) -> int:
-  text = '/'.join(map(str, parts))
-  return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
-
-
-def _rng(*parts: object) -> random.Random:
-  return random.Random(_hash(*parts))
-
-
-@functools.lru_cache(maxsize=64)
-def _subsets(total: int, size: int) -> tuple[tuple[int, ...], ...]:
-  return tuple(itertools.combinations(range(total), size))
-
-
-@functools.lru_cache(maxsize=256)
-def _permutation(seed: int, split: str, what: str, count: int, block: int) -> tuple[int, ...]:
-  order = list(range(count))
-  _rng(seed, split, what, block).shuffle(order)
-  return tuple(order)
-
-
-def _stratum(seed: int, split: str, what: str, count: int, index: int, rng: random.Random) -> int:
-  """One of `count` options: each block of `count` items holds every option once."""
-  if count > _MAX_STRATA:
-    return rng.randrange(count)
-  return _permutation(seed, split, what, count, index // count)[index % count]

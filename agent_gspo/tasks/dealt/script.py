@@ -1,0 +1,66 @@
+"""What a talkative informant says about its note: demonstrations for the supervised stage."""
+
+from __future__ import annotations
+
+import random
+import re
+
+_FRAMES = (
+  'Hello team, my note says: {note} I hope that this helps you.',
+  'My note says: {note} Please use it if you need it.',
+  'Here is what I know: {note}',
+)
+_NUMBER = re.compile(r'\$?[0-9]')
+# A phrase about a number ends before these.
+_ENDS_PHRASE = frozenset(
+  'a an and are at but by for from he if in into is it of on or she so that the they to was were '
+  'when which while who with'.split()
+)
+_PHRASE_WORDS = 3  # behind a number
+
+
+def message(
+  note: str,
+  relevant: bool,
+  rng: random.Random,
+  terse_probability: float,
+  silence_probability: float,
+) -> str:
+  """A message about a note, in one of three lengths; "" is silence.
+
+  Args:
+    note: of the informant.
+    relevant: whether it is needed; a needed one is never kept back.
+    rng: source of the choices.
+    terse_probability: share of the messages that are only the numbers with their words
+      ("had 26 salty cookies, 17 sweet cookies"); of the others half are the note itself and half
+      stand in a polite frame.
+    silence_probability: of a note that is not needed.
+  """
+  if not relevant and rng.random() < silence_probability:
+    return ''
+  if rng.random() < terse_probability:
+    return terse(note) or note
+  return note if rng.random() < 0.5 else rng.choice(_FRAMES).format(note=note)
+
+
+def terse(note: str) -> str:
+  """The numbers of a note, each with the word before it and some behind; '' without numbers."""
+  words, phrases, done = note.split(), [], 0
+  for place, word in enumerate(words):
+    if place < done or not _NUMBER.match(word):
+      continue
+    before = words[place - 1 : place] if place > done and _is_word(words[place - 1]) else []
+    phrase = [*before, word]
+    done = place + 1
+    while done < len(words) and len(phrase) <= _PHRASE_WORDS + len(before):
+      if phrase[-1][-1] in ',.;' or words[done].lower().strip('.,;') in _ENDS_PHRASE:
+        break
+      phrase.append(words[done])
+      done += 1
+    phrases.append(' '.join(phrase).rstrip(',.;'))
+  return ', '.join(phrases)
+
+
+def _is_word(word: str) -> bool:
+  return word[-1].isalpha() and word.lower() not in _ENDS_PHRASE

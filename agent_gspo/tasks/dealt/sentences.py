@@ -1,0 +1,67 @@
+"""Cuts a word problem into what is known and what is asked."""
+
+from __future__ import annotations
+
+import re
+
+from agent_gspo.tasks.grading.numeric import numbers_in
+
+# What a full stop behind does not end a sentence: titles, units and single capitals.
+_ABBREVIATION = re.compile(
+  r'(?:^|[\s(])(?:mr|mrs|ms|dr|st|jr|sr|prof|vs|no|oz|lb|lbs|ft|sq|approx|[a-z]\.[a-z]|[A-Z])\.$',
+  re.IGNORECASE,
+)
+_ENDS = re.compile(r'(?<=[.?!])["\')]*\s+')
+# A condition ends with a comma or "then"; one that begins with "if" may do without.
+_CONDITIONS = tuple(
+  re.compile(rf'(?P<known>{known})\s+(?P<asked>{asked}\b.+)', re.IGNORECASE | re.DOTALL)
+  for known, asked in (
+    (r'.+(?:,(?: then| and)?|\s+then)', r'(?:how|what|which|who|find|calculate)'),
+    (r'(?:if|when|since)\b.+', r'(?:how|what)'),
+  )
+)
+
+
+def sentences(text: str) -> list[str]:
+  """The sentences of a text, in any case of letters: 'Mr. Lee has 2.5 kg. he eats it.' has two."""
+  found, start = [], 0
+  for end in _ENDS.finditer(text):
+    piece = text[start : end.start()]
+    if not _is_abbreviated(piece):
+      found.append(text[start : end.end()].strip())
+      start = end.end()
+  return [*found, text[start:].strip()] if text[start:].strip() else found
+
+
+def _is_abbreviated(piece: str) -> bool:
+  """Whether the full stop that a text ends with is not the end of its sentence."""
+  match = _ABBREVIATION.search(piece)
+  # "... a pen and I." is rarer than "J. Smith"; a lone lower-case letter ends no initial.
+  return match is not None and not re.search(r'\s[a-z]\.$', piece)
+
+
+def context_and_question(text: str) -> tuple[list[str], str]:
+  """The context sentences of a problem, and its question.
+
+  The question is the last sentence with a question mark, or the last one. A condition that stands
+  before it in the same sentence ("If she eats 5, how many are left?") is context, as the authors
+  of SVAMP cut theirs; one that stands behind it is not.
+  """
+  found = sentences(text)
+  asked = max((i for i, s in enumerate(found) if s.rstrip('"\')').endswith('?')), default=-1)
+  question = found.pop(asked)
+  cut = next(filter(None, (condition.fullmatch(question) for condition in _CONDITIONS)), None)
+  if cut is not None and _is_known(cut['known']):
+    place = len(found) if asked == -1 else asked
+    found.insert(place, _capital(cut['known'].strip(' ,')) + '.')
+    question = cut['asked']
+  return [_capital(sentence) for sentence in found], _capital(question)
+
+
+def _is_known(text: str) -> bool:
+  """Whether the first part of a question says something: 'on Monday' does not."""
+  return bool(numbers_in(text)) or text.lower().startswith(('if ', 'when ', 'since '))
+
+
+def _capital(text: str) -> str:
+  return text[:1].upper() + text[1:]

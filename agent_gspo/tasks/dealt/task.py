@@ -1,0 +1,245 @@
+"""Official word problems dealt to a team: informants hold the context, the solver the question.
+
+A benchmark in which communication is needed, with ground truth about who is needed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks import word_problems
+from agent_gspo.tasks.data import sources, strata
+from agent_gspo.tasks.dealt import script
+from agent_gspo.tasks.dealt.sentences import context_and_question
+from agent_gspo.tasks.grading.numeric import numbers_in
+from agent_gspo.types import Question
+from agent_gspo.values import is_whole
+
+BENCHMARKS: Mapping[str, type[word_problems.WordProblems]] = {
+  'svamp': word_problems.SVAMP,
+  'multiarith': word_problems.MultiArith,
+  'gsm8k': word_problems.GSM8K,
+}
+_DRAWS = 200  # idle sentences looked at before one of the same theme is taken
+_CONTENT_WORD = re.compile(r'[a-z]{4,}')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+  """A problem, taken apart.
+
+  Attributes:
+    question: official.
+    context: its sentences before the question.
+    asked: the question alone.
+    operands: numbers of the gold derivation.
+  """
+
+  question: Question
+  context: tuple[str, ...]
+  asked: str
+  operands: frozenset[Fraction]
+
+  def needs(self, note: str) -> bool:
+    """Whether the gold derivation uses a number of a note."""
+    return any(_rounded(number) in self.operands for number in numbers_in(note))
+
+
+class DealtTask(base.Task):
+  """Word problems whose context sentences are dealt to informants, one question to all.
+
+  Informant `i` holds `question.notes[i]`; agents behind the informants hold nothing. How a problem
+  is dealt:
+
+  1. What stands before the question is cut into sentences (`sentences`). Are there more than
+     informants, neighbours share a note; are there fewer, idle notes are sentences of other
+     problems of the same split, in which neither a number of the gold derivation stands nor, where
+     the split has enough of them, a longer word of the problem.
+  2. A note is relevant iff a number of it, in digits or spelled out, is an operand of the gold
+     derivation. A context sentence without one (SVAMP's misleading sentences) is idle.
+  3. Places are balanced: among the problems of a split with `k` relevant notes, each subset of `k`
+     informants is dealt them equally often. Within relevant and idle notes the order is the text's.
+
+  Splits are the benchmark's, near-duplicates of the test are out (`tasks.benchmarks.official`).
+  Problems without a context, or none of whose notes is relevant, are left out and counted
+  (`describe`, `undealt`).
+  """
+
+  name = 'dealt'
+
+  def __init__(
+    self,
+    *,
+    benchmark: str = 'svamp',
+    num_informants: int = 3,
+    whole_problem: bool = False,
+    grader: str = 'equation',
+    seed: int = 0,
+    data_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    base_url: str = sources.BASE_URL,
+  ):
+    """Opens the benchmark; deals a split when it is first asked for.
+
+    Args:
+      benchmark: 'svamp', 'multiarith' or 'gsm8k'.
+      num_informants: agents that hold a note.
+      whole_problem: deal nothing: the same questions, whole, for a solver alone to compare with.
+      grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
+        'legacy' read its number as it stands (see `OfficialTask`).
+      seed: of places and idle notes.
+      data_dir, cache_dir, base_url: as of `OfficialTask`.
+
+    Raises:
+      FileNotFoundError: if a file cannot be had.
+      ValueError: an option out of range, or a file that is not the official one.
+    """
+    if benchmark not in BENCHMARKS:
+      raise ValueError(f'dealt: benchmark={benchmark!r} is unknown; use one of {[*BENCHMARKS]}')
+    if not is_whole(num_informants) or not 1 <= num_informants <= 100:
+      raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
+    if not is_whole(seed):
+      raise ValueError(f'dealt: seed={seed!r} must be an integer')
+    self._official = BENCHMARKS[benchmark](
+      grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
+    )
+    self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
+    self.whole_problem = whole_problem
+    self.graders = self._official.graders
+    self._deal = functools.cache(self._dealt)
+
+  def _split(self, split: str) -> Sequence[Question]:
+    return self._deal(split)[0]
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """1.0 if the grader takes the answer for the gold answer, else 0.0."""
+    return self._official.score(question, answer_text)
+
+  def canonical(self, answer_text: str) -> str | None:
+    """The answer that the grader finds in the text, in one spelling."""
+    return self._official.canonical(answer_text)
+
+  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
+    """What another grader says."""
+    return self._official.graded_by(grader, question, answer_text)
+
+  def undealt(self, split: str) -> int:
+    """Number of a split's problems that cannot be dealt, and so are left out."""
+    return self._deal(split)[1]
+
+  def describe(self) -> dict[str, Any]:
+    """Also how the questions are dealt, and how many of each split are not."""
+    return {
+      **super().describe(),
+      'benchmark': self.benchmark,
+      'num_informants': self.num_informants,
+      **{f'undealt_{split}': self.undealt(split) for split in base.SPLITS},
+    }
+
+  def demonstration(
+    self,
+    question: Question,
+    agent: int,
+    delivered: Sequence[str],
+    rng: random.Random,
+    *,
+    terse_probability: float,
+    silence_probability: float,
+  ) -> str | None:
+    """What an agent of a talkative team writes: notes (`script`), or the gold solution.
+
+    Args:
+      question: of the training split.
+      agent: an informant, or a solver behind them.
+      delivered: what each informant said; not read, since needed notes are never kept back.
+      rng: source of the choices.
+      terse_probability, silence_probability: as of `script.message`.
+
+    Returns:
+      None where the official files give no solution to show.
+    """
+    del delivered
+    if agent >= len(question.notes):
+      return self._official.solution(question) or None
+    note, relevant = question.notes[agent], question.relevant[agent]
+    return script.message(note, relevant, rng, terse_probability, silence_probability)
+
+  def _dealt(self, split: str) -> tuple[list[Question], int]:
+    official = self._official.questions(split) if len(self._official._split(split)) else ()
+    problems = [found for found in map(self._taken_apart, official) if found is not None]
+    idle = [sentence for problem in problems for sentence in problem.context]
+    dealt_to: collections.Counter[int] = collections.Counter()
+    questions = []
+    for problem in problems:
+      if self.whole_problem:
+        questions.append(problem.question)
+        continue
+      notes = self._notes(problem, idle, strata.rng(self.seed, split, problem.question.id))
+      relevant = [note for note in notes if problem.needs(note)]
+      others = iter([note for note in notes if not problem.needs(note)])
+      places = self._places(split, len(relevant), dealt_to)
+      needed = iter(relevant)
+      flags = tuple(i in places for i in range(self.num_informants))
+      questions.append(
+        dataclasses.replace(
+          problem.question,
+          text=problem.asked,
+          notes=tuple(next(needed if flag else others) for flag in flags),
+          relevant=flags,
+        )
+      )
+    return questions, len(official) - len(problems)
+
+  def _taken_apart(self, question: Question) -> _Problem | None:
+    """None for a problem that cannot be dealt."""
+    context, asked = context_and_question(question.text)
+    operands = frozenset(map(_rounded, self._official.operands(question)))
+    problem = _Problem(question, tuple(context), asked, operands)
+    return problem if any(map(problem.needs, context)) else None
+
+  def _notes(self, problem: _Problem, idle: Sequence[str], rng: random.Random) -> list[str]:
+    """One an informant, those of the problem first, in its order."""
+    count, context = self.num_informants, problem.context
+    if len(context) >= count:
+      shares: list[list[str]] = [[] for _ in range(count)]
+      for place, sentence in enumerate(context):
+        shares[place * count // len(context)].append(sentence)
+      return [' '.join(share) for share in shares]
+    notes = list(context)
+    own = set(_CONTENT_WORD.findall(problem.question.text.lower()))
+    while len(notes) < count:
+      for _ in range(_DRAWS):
+        sentence = rng.choice(idle)
+        if sentence in notes or problem.needs(sentence):
+          continue
+        found = sentence  # good enough where none is of another theme
+        if not own & set(_CONTENT_WORD.findall(sentence.lower())):
+          break
+      notes.append(found)
+    return notes
+
+  def _places(self, split: str, relevant: int, dealt_to: collections.Counter[int]) -> set[int]:
+    """Which informants get the relevant notes of the next problem with so many."""
+    index, total = dealt_to[relevant], self.num_informants
+    dealt_to[relevant] += 1
+    rng = strata.rng(self.seed, split, relevant, index)
+    count = math.comb(total, relevant)
+    if count > strata.MAX_STRATA:
+      return set(rng.sample(range(total), relevant))
+    pick = strata.stratum(self.seed, split, f'places of {relevant}', count, index, rng)
+    return set(strata.subsets(total, relevant)[pick])
+
+
+def _rounded(number: Fraction) -> Fraction:
+  """1/6 and the file's 0.16666666666666666 are one number."""
+  return number.limit_denominator(1000)

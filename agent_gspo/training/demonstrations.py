@@ -1,0 +1,150 @@
+"""What the supervised stage imitates: demonstrations of a task, in the team's own prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.packing import train_batches
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import ScriptedPolicy, Turn
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import Team
+from agent_gspo.training.options import SFTOptions
+from agent_gspo.types import Message, Question, TrainBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrations:
+  """The demonstrations of a run, cut into steps.
+
+  Attributes:
+    task: with `demonstration`.
+    team: its roles and topology.
+    tokenizer: of the policy.
+    config: resolved, of the run.
+    adapters: the adapter of each agent, None where there is but one or none.
+  """
+
+  task: Task
+  team: Team
+  tokenizer: Tokenizer
+  config: Mapping[str, Any]
+  adapters: tuple[int, ...] | None = None
+
+  @functools.cached_property
+  def options(self) -> SFTOptions:
+    return SFTOptions(**self.config['sft'])
+
+  @functools.cached_property
+  def questions(self) -> Sequence[Question]:
+    """The training split: nothing else is imitated."""
+    return self.task.questions('train')
+
+  @property
+  def steps(self) -> int:
+    """Of the whole stage."""
+    options = self.options
+    return options.steps or math.ceil(options.epochs * len(self.questions) / options.questions)
+
+  def epoch(self, step: int) -> float:
+    """Passes through the training split after so many steps."""
+    return step * self.options.questions / len(self.questions)
+
+  def of_step(self, step: int) -> tuple[list[TrainBatch], float]:
+    """Micro-batches of a step, and the share of its messages that are not shown."""
+    count = self.options.questions
+    places = range(step * count, (step + 1) * count)
+    batch = [self.questions[self._drawn(place)] for place in places]
+    rng = random.Random(f'{self.config["seed"]}/{step}')
+    messages, shown = self._messages(batch, rng)
+    drawn = random.Random(f'{self.config["seed"]}/{step}/shares')
+    kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
+    return self._packed(kept), 1 - len(shown) / len(messages)
+
+  def of_validation(self) -> dict[str, list[TrainBatch]]:
+    """Micro-batches of questions of the validation split, by role; the same at any time."""
+    found = self.task.questions('validation')
+    batch = [found[i] for i in range(min(self.options.validation_questions, len(found)))]
+    _, shown = self._messages(batch, random.Random('validation'))
+    by_role: dict[str, list[Message]] = {}
+    for message in shown:
+      if self._share(message):
+        by_role.setdefault(self.team.roles[message.agent].name, []).append(message)
+    return {role: self._packed(messages) for role, messages in by_role.items()}
+
+  def _share(self, message: Message) -> float:
+    """How much of this author's role is trained."""
+    return self.options.role_shares.get(self.team.roles[message.agent].name, 1.0)
+
+  def _drawn(self, place: int) -> int:
+    """The question at a place of the stage: each epoch goes through all, in an order of its own."""
+    epoch, within = divmod(place, len(self.questions))
+    return int(_order(self.config['seed'], epoch, len(self.questions))[within])
+
+  def _messages(
+    self, questions: Sequence[Question], rng: random.Random
+  ) -> tuple[tuple[Message, ...], list[Message]]:
+    """The scripted conversations about some questions: all messages, and those to imitate.
+
+    Left out are messages that the task has no demonstration of, and questions about which
+    somebody would write more than the team may: the others could not know what was left out.
+    """
+    nothing: set[tuple[str, int, int]] = set()
+    too_long: set[str] = set()
+
+    def speak(turn: Turn) -> str:
+      text = self._text(turn, rng)
+      if text is None:
+        nothing.add((turn.question.id, turn.agent, turn.round))
+        return ''
+      if len(self.tokenizer.encode(text)) >= turn.limit:
+        too_long.add(turn.question.id)
+        return ''
+      return text
+
+    policy = ScriptedPolicy(speak, self.tokenizer)
+    spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
+    shown = []
+    for message in spoken.messages:
+      question = questions[message.episode].id
+      if question not in too_long and (question, message.agent, message.round) not in nothing:
+        shown.append(message)
+    return spoken.messages, shown
+
+  def _text(self, turn: Turn, rng: random.Random) -> str | None:
+    task: Any = self.task  # config.check has seen that it demonstrates
+    text = task.demonstration(
+      turn.question,
+      turn.agent,
+      [turn.delivered.get(agent, '') for agent in range(len(turn.question.notes))],
+      rng,
+      terse_probability=self.options.terse_probability,
+      silence_probability=self.options.silence_probability,
+    )
+    continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
+    # Pretrained vocabularies hold words with the space before them.
+    return f' {text}' if text and continues else text
+
+  def _packed(self, messages: Sequence[Message]) -> list[TrainBatch]:
+    trained = self.adapters and {agent for agent, n in enumerate(self.adapters) if n >= 0}
+    return train_batches.pack_messages(
+      messages,
+      pack_length=self.config['learner']['pack_length'],
+      micro_batch_size=self.config['learner']['micro_batch_size'],
+      adapters=self.adapters,
+      trained=trained,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+  entropy = (seed, 1, epoch) if epoch else (seed, 1)
+  return np.random.default_rng(entropy).permutation(count)

