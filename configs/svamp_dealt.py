@@ -28,7 +28,7 @@ def get_config() -> config_dict.ConfigDict:
     'max_tokens': 44,
   }
 
-  config.sft.epochs = 3.0
+  config.sft.epochs = 2.0
   config.sft.questions = 24
   config.sft.learning_rate = 3e-4
   config.sft.silence_probability = 0.2
