@@ -70,7 +70,7 @@ def converse(
     **head: `step`, `split` and `label` of the records, see `results.of_questions`.
   """
   batch = rollout(team, task, tokenizer, questions, 1, policy)
-  return results.of_questions(batch, team, tokenizer, **head), batch
+  return results.of_questions(batch, team, task, tokenizer, **head), batch
 
 
 def evaluated_questions(

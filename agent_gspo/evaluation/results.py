@@ -14,9 +14,11 @@ import numpy as np
 
 from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.tasks.base import Task
 from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.team import Team
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Episode, Question, RolloutBatch
+from agent_gspo.workdir import records as workdir_records
 
 Record = Mapping[str, Any]
 
@@ -37,13 +39,14 @@ class Prices:
 
 
 def of_questions(
-  batch: RolloutBatch, team: Team, tokenizer: Tokenizer, **head: Any
+  batch: RolloutBatch, team: Team, task: Task, tokenizer: Tokenizer, **head: Any
 ) -> list[dict[str, Any]]:
   """A record an episode: its transcript (see `transcripts.records`) with all counts.
 
   Args:
     batch: the conversations.
     team: who talked.
+    task: what its other graders say of the answers is recorded too.
     tokenizer: of the policy.
     **head: `step`, `split` and `label` of the records.
   """
@@ -54,7 +57,17 @@ def of_questions(
     said = found[message.episode]['messages'][places[message.episode]]
     places[message.episode] += 1
     said |= {'text_read': read, 'text_written': written}
+  for record, episode in zip(found, batch.episodes, strict=True):
+    if task.graders:
+      record['graded'] = _graded(task, batch.questions[episode.question], episode)
   return found
+
+
+def _graded(task: Task, question: Question, episode: Episode) -> dict[str, float]:
+  """Grader -> what it says of the answer; that of the task has been asked."""
+  own, *others = task.graders
+  asked = {name: task.graded_by(name, question, episode.answer) for name in others}
+  return {own: episode.task_score, **asked}
 
 
 def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCounts:
@@ -108,6 +121,7 @@ def figures(
     'task/accuracy': float(scores.mean()),
     'task/accuracy_low': low,
     'task/accuracy_high': high,
+    **_by_grader(records),
     **_with_interval('tokens/written_per_question', counts.written_per_episode()),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
     'tokens/text_written_per_question': counts.per_question(text['text_written']),
@@ -121,6 +135,16 @@ def figures(
     **_money(counts, prices),
     'agents': _rows(counts, counts.agents(), counts.agent, text),
     'rounds': _rows(counts, counts.rounds(), counts.round, text),
+  }
+
+
+def _by_grader(records: Sequence[Record]) -> dict[str, float]:
+  """Accuracy by every grader of the task, where it has several."""
+  names = records[0].get('graded', {})
+  scores = {name: [record.get('graded', {}).get(name) for record in records] for name in names}
+  known = {name: values for name, values in scores.items() if None not in values}
+  return {
+    f'{workdir_records.GRADED}{name}': float(np.mean(values)) for name, values in known.items()
   }
 
 

@@ -9,22 +9,29 @@ from rich import box
 from rich.table import Table
 
 from agent_gspo.reporting import formatting
+from agent_gspo.workdir.records import GRADED
 
 
 def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
   """A row an evaluation, as they stand in `result.json`.
 
-  Tokens a question: written, read, and both in plain text (as `evaluation.text_counts` counts
-  them); of the critical path. Calls a question, silent turns, money a question if it is known.
+  Accuracy, also by each grader of a task that has several. Tokens a question: written, read, and
+  both in plain text (as `evaluation.text_counts` counts them); of the critical path. Calls a
+  question, silent turns, money a question if it is known.
   """
   money = any('money/per_question' in e for e in evaluations)
-  heads = ('', 'accuracy, %', 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %')
+  graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
+  by_grader = [f'{key.removeprefix(GRADED)}, %' for key in graded]
+  heads = (
+    '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
+  )  # fmt: skip
   table = _table([*heads, *['money'] * money])
   for e in evaluations:
     text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
     table.add_row(
       str(e['label']),
       _interval(e, 'task/accuracy', 1, 100),
+      *(formatting.fixed(_times(e.get(key), 100), 1) for key in graded),
       _interval(e, 'tokens/written_per_question', 1),
       _interval(e, 'tokens/read_per_question', 0),
       ' + '.join(formatting.fixed(t, d) for t, d in zip(text, (1, 0), strict=True)),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_gspo.reporting import formatting
+from agent_gspo.workdir.records import GRADED
 
 _Write = Callable[[Any], str]
 _Value = Callable[[Any], Any]
@@ -83,6 +84,8 @@ def _figures(
     table.add_row(name, *cells)
 
   add('accuracy', *_share('task/accuracy'), _points)
+  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
+    add(f'accuracy, {key.removeprefix(GRADED)} grader', *_share(key), _points)
   add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
   add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
   add('silent turns', *_share('comm/silence_rate'), _points)

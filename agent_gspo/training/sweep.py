@@ -28,6 +28,7 @@ _SEEN = f'{records.SEEN}: '  # before keys of that evaluation
 # What a sweep compares: name, key of `eval.jsonl`, scale, decimals.
 MEASURES = (
   ('accuracy, %', 'task/accuracy', 100, 1),
+  *((f'by {g}, %', f'{records.GRADED}{g}', 100, 1) for g in ('equation', 'strict', 'legacy')),
   ('tokens written a question', 'tokens/written_per_question', 1, 1),
   ('tokens read a question', 'tokens/read_per_question', 1, 0),
   ('silent with a needed note, %', 'comm/silence_rate_relevant', 100, 1),

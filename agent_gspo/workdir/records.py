@@ -21,6 +21,8 @@ METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
+# Before the name of a grader: accuracy by it.
+GRADED = 'task/accuracy_by_'
 # Label of an evaluation between training steps.
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.

@@ -67,7 +67,7 @@ def talk(name, rounds=2, decision='last'):
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
 def test_records_hold_all_that_is_counted(name):
   team, tokenizer, batch = talk(name, decision='judge' if name == 'debate' else 'last')
-  records = json.loads(json.dumps(results.of_questions(batch, team, tokenizer, **HEAD)))
+  records = json.loads(json.dumps(results.of_questions(batch, team, st.Echo(), tokenizer, **HEAD)))
   again, counted = results.message_counts(records, team.names), count_messages(batch)
   order = np.argsort(counted.episode, kind='stable')  # records go episode by episode
   for field in dataclasses.fields(counted):
@@ -79,7 +79,7 @@ def test_records_hold_all_that_is_counted(name):
 
 def test_figures_by_hand():
   team, tokenizer, batch = talk('star', rounds=1)
-  records = results.of_questions(batch, team, tokenizer, **HEAD)
+  records = results.of_questions(batch, team, st.Echo(), tokenizer, **HEAD)
   figures = results.figures(records, team.names, results.Prices(2.0, 0.5, 'here'))
   written = np.array([6, 4, 6, 4, 6])  # two numbers each; agent 1 is silent on 1 and 3
   assert figures['questions'] == 5
@@ -114,7 +114,7 @@ def test_evaluate_gives_the_figures_of_its_conversations():
     team, Numbers(), tokenizer, asked, recite(tokenizer), batch_questions=4
   )
   assert [q.id for q in batch.questions] == [q.id for q in asked]
-  records = results.of_questions(batch, team, tokenizer, **HEAD)
+  records = results.of_questions(batch, team, st.Echo(), tokenizer, **HEAD)
   del figures['seconds']
   assert figures == results.figures(records, team.names)
 

@@ -14,10 +14,10 @@ _ABBREVIATION = re.compile(
 _ENDS = re.compile(r'(?<=[.?!])["\')]*\s+')
 # A condition ends with a comma or "then"; one that begins with "if" may do without.
 _CONDITIONS = tuple(
-  re.compile(rf'(?P<known>{known})\s+(?P<asked>{asked}\b.+)', re.IGNORECASE | re.DOTALL)
-  for known, asked in (
-    (r'.+(?:,(?: then| and)?|\s+then)', r'(?:how|what|which|who|find|calculate)'),
-    (r'(?:if|when|since)\b.+', r'(?:how|what)'),
+  re.compile(rf'(?P<known>{known}){end}\s+(?P<asked>{asked}\b.+)', re.IGNORECASE | re.DOTALL)
+  for known, end, asked in (
+    (r'.+', r'(?:,(?: then| and)?|\s+then)', r'(?:how|what|which|who|find|calculate)'),
+    (r'(?:if|when|since)\b.+', '', r'(?:how|what)'),
   )
 )
 

@@ -3,7 +3,8 @@
 A chain is one step or more, parted by commas, semicolons or line breaks; a step is `a op b = c`
 with `+ - * /` (or `x`, `×`, `÷`) and nothing else around it but spaces and a last full stop.
 What a step claims is not believed: where a later step uses a claimed result, the true one stands
-in its place, and the last true result is the answer. So `93 - 40 = 51` answers 53. This is how
+in its place (once, as each result of an equation is used once), and the last true result is the
+answer. So `93 - 40 = 51` answers 53, and `10 / 4 = 2, 2 * 2 = 4` answers 5. This is how
 the models of MAWPS (Koncel-Kedziorski et al. 2016) and SVAMP (arXiv 2103.07191) are graded: they
 write the equation, a machine calculates. Arithmetic is exact; nothing is handed to an interpreter.
 """
@@ -66,15 +67,23 @@ def parse(text: str) -> tuple[Step, ...] | None:
 
 def execute(steps: Sequence[Step]) -> Fraction | None:
   """The true result of a chain, None where it divides by zero."""
-  true: dict[Fraction, Fraction] = {}  # claimed -> what it should have been
+  unused: list[tuple[Fraction, Fraction]] = []  # claimed, and what it should have been
   result = None
   for step in steps:
-    left, right = true.get(step.left, step.left), true.get(step.right, step.right)
+    left, right = _true(step.left, unused), _true(step.right, unused)
     if step.operation == '/' and right == 0:
       return None
     result = OPERATIONS[step.operation](left, right)
-    true[step.claimed] = result
+    unused.append((step.claimed, result))
   return result
+
+
+def _true(operand: Fraction, unused: list[tuple[Fraction, Fraction]]) -> Fraction:
+  """What an operand stands for: the newest result that was claimed to be it, or itself."""
+  for i in reversed(range(len(unused))):
+    if unused[i][0] == operand:
+      return unused.pop(i)[1]
+  return operand
 
 
 @functools.lru_cache(maxsize=4096)  # what a group agrees on is read once

@@ -1,0 +1,293 @@
+"""Dealt word problems: sentences, relevance, places, demonstrations."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import random
+
+import pytest
+
+from agent_gspo.tasks import base
+from agent_gspo.tasks.benchmarks.word_problems import WordProblems
+from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.dealt import script
+from agent_gspo.tasks.dealt import task as dealt
+from agent_gspo.tasks.dealt.sentences import context_and_question, sentences
+from agent_gspo.tasks.grading.numeric import numbers_in
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.types import Question
+
+DATA = os.environ.get(sources.DATA_DIR_VARIABLE, '')
+needs_data = pytest.mark.skipif(
+  not (pathlib.Path(DATA) / 'svamp' / 'SVAMP.json').is_file() or not DATA,
+  reason=f'set ${sources.DATA_DIR_VARIABLE} to a folder with the official files',
+)
+
+_THINGS = ('pens', 'cups', 'hats', 'figs', 'nuts', 'bags', 'keys', 'maps')
+
+
+def _problems(split: str, count: int) -> list[Question]:
+  """Problems of one, two and four context sentences, and one in eight without any."""
+  found = []
+  for i in range(count):
+    a, b, thing = 20 + i, 3 + i % 7, _THINGS[i % len(_THINGS)]
+    kind = i % 8
+    text, derivation, answer = {
+      0: (f'How many {thing} are {a} and {b} {thing}?', f'( {a} + {b} )', a + b),
+      1: (f'Ann saw {a} {thing}. Bob took {b}. How many are left?', f'( {a} - {b} )', a - b),
+      2: (f'Mr. Orr has {a} {thing} and 2.5 kg of {b} sorts. How many?', f'( {a} * {b} )', a * b),
+    }.get(
+      kind,
+      (
+        f'Eve likes {thing}. She got {a} of them. Then it rained. She lost {b} of them. How many '
+        'does she have?',
+        f'( {a} - {b} )',
+        a - b,
+      ),
+    )
+    found.append(Question(f'{split}-{i}', text, str(answer), derivation=derivation))
+  return found
+
+
+class Small(WordProblems):
+  """A benchmark without files."""
+
+  name = 'small'
+
+  @classmethod
+  def read(cls, *paths):
+    raise NotImplementedError
+
+  def __init__(self, *, grader, data_dir, cache_dir, base_url):
+    del data_dir, cache_dir, base_url
+    self._grader, self.graders = self.GRADERS[grader], tuple(self.GRADERS)
+    self._questions = {'train': _problems('train', 96), 'test': _problems('test', 48)}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+  monkeypatch.setitem(dealt.BENCHMARKS, 'small', Small)
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'),
+  [
+    ('Mr. Lee has 2.5 kg. he eats it.', ['Mr. Lee has 2.5 kg.', 'he eats it.']),
+    ('J. Roe left at 5 p.m. on foot. He ran.', ['J. Roe left at 5 p.m. on foot.', 'He ran.']),
+    ('It cost $ 3.50! Why? No.', ['It cost $ 3.50!', 'Why?', 'No.']),
+    ('He said "stop." Then he left.', ['He said "stop."', 'Then he left.']),
+    ('one sentence', ['one sentence']),
+    ('', []),
+  ],
+)
+def test_sentences(text, expected):
+  assert sentences(text) == expected
+
+
+@pytest.mark.parametrize(
+  ('text', 'context', 'question'),
+  [
+    ('Ann has 5. Bob has 6. How many?', ['Ann has 5.', 'Bob has 6.'], 'How many?'),
+    (
+      'Ed had 8 figs. If he eats 3, how many are left?',
+      ['Ed had 8 figs.', 'If he eats 3.'],
+      'How many are left?',
+    ),
+    (
+      'there are 8 figs. if each bag holds 2 then how many bags are there?',
+      ['There are 8 figs.', 'If each bag holds 2.'],
+      'How many bags are there?',
+    ),
+    (
+      'if he needs 635 lbs of metal and has 276 lbs how much more does he need?',
+      ['If he needs 635 lbs of metal and has 276 lbs.'],
+      'How much more does he need?',
+    ),
+    # A condition behind the question, and an opening that says nothing.
+    ('How many are left if he eats 3 of 8?', [], 'How many are left if he eats 3 of 8?'),
+    ('He ate 8. On Monday, how many were left?', ['He ate 8.'], 'On Monday, how many were left?'),
+    ('How many are 3 figs? Each has 4.', ['Each has 4.'], 'How many are 3 figs?'),
+    ('Find the sum of 3 and 4.', [], 'Find the sum of 3 and 4.'),
+  ],
+)
+def test_context_and_question(text, context, question):
+  assert context_and_question(text) == (context, question)
+
+
+@pytest.mark.parametrize('informants', [1, 2, 3, 5])
+def test_every_problem_is_dealt_whole(informants):
+  """All context sentences are told by somebody, once and in order; what else is told is idle."""
+  task = make_task('dealt', benchmark='small', num_informants=informants)
+  for split in ('train', 'test'):
+    originals = {q.id: q for q in _problems(split, 96)}
+    asked = task.questions(split)
+    assert task.undealt(split) == (12 if split == 'train' else 6)  # no context sentence
+    own = {s for q in asked for s in context_and_question(originals[q.id].text)[0]}
+    for question in asked:
+      original = originals[question.id]
+      context, text = context_and_question(original.text)
+      operands = Small.operands(original)
+      assert (question.text, question.answer) == (text, original.answer)
+      assert len(question.notes) == len(question.relevant) == informants
+      told = [s for note in question.notes for s in sentences(note)]
+      assert sorted(s for s in told if s in context) == sorted(context)
+      for note, relevant in zip(question.notes, question.relevant, strict=True):
+        assert relevant == any(n in operands for n in numbers_in(note))
+        strange = [s for s in sentences(note) if s not in context]
+        assert set(strange) <= own  # of other problems of the split
+        assert not (strange and relevant)
+      needed = [note for note, flag in zip(question.notes, question.relevant, strict=True) if flag]
+      assert needed
+      assert needed == sorted(needed, key=lambda n: original.text.index(sentences(n)[0]))
+
+
+def test_places_are_balanced():
+  task = make_task('dealt', benchmark='small', num_informants=3)
+  subsets = collections.defaultdict(collections.Counter)
+  for question in task.questions('train'):
+    subsets[sum(question.relevant)][question.relevant] += 1
+  for count, found in subsets.items():
+    assert len(found) == {1: 3, 2: 3}[count]
+    assert max(found.values()) - min(found.values()) <= 1
+
+
+def test_the_same_every_time_and_otherwise_with_another_seed():
+  first, again = (make_task('dealt', benchmark='small') for _ in range(2))
+  other = make_task('dealt', benchmark='small', seed=1)
+  assert first.questions('test') == again.questions('test')
+  assert first.questions('test') != other.questions('test')
+  assert [q.answer for q in first.questions('test')] == [q.answer for q in other.questions('test')]
+
+
+def test_the_whole_problem_for_a_solver_alone():
+  dealt_ones = make_task('dealt', benchmark='small')
+  whole = make_task('dealt', benchmark='small', whole_problem=True)
+  asked = whole.questions('test')
+  assert [q.id for q in asked] == [q.id for q in dealt_ones.questions('test')]
+  assert asked == [q for q in _problems('test', 48) if q.id in {a.id for a in asked}]
+  assert whole.demonstration(
+    asked[0], 0, [], random.Random(0), terse_probability=0, silence_probability=1
+  ) == Small.solution(asked[0])
+
+
+def test_grades_the_equation_and_tells_what_the_others_say():
+  task = make_task('dealt', benchmark='small')
+  question = task.questions('test')[0]
+  a, b = sorted((int(n) for n in Small.operands(question)), reverse=True)
+  assert question.answer == str(a - b)
+  assert task.score(question, f'{a} - {b} = 0') == 1.0
+  assert task.score(question, question.answer) == 0.0
+  assert task.graded_by('strict', question, question.answer) == 1.0
+  assert task.graded_by('strict', question, f'{a} - {b} = 0') == 0.0
+  assert task.canonical(f'{a} - {b} = 0') == question.answer
+  assert task.describe()['undealt_test'] == 6
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'benchmark': 'drop'}, "dealt: benchmark='drop' is unknown; use one of"),
+    ({'num_informants': 0}, 'num_informants=0 must be an integer from 1 to 100'),
+    ({'num_informants': 2.5}, r'num_informants=2\.5 must be'),
+    ({'seed': 0.5}, r'seed=0\.5 must be an integer'),
+  ],
+)
+def test_bad_options(options, message):
+  with pytest.raises(ValueError, match=message):
+    make_task('dealt', **{'benchmark': 'small', **options})
+
+
+@pytest.mark.parametrize(
+  ('note', 'expected'),
+  [
+    (
+      'Dave had to wash 9 short sleeve shirts and 21 long sleeve shirts before school.',
+      'wash 9 short sleeve shirts, 21 long sleeve shirts',
+    ),
+    ('Jessica spent $10.22 on a toy, and a cage cost her $11.73.', 'spent $10.22, her $11.73'),
+    ('He gave 9 cookies to his friend and ate 18.', 'gave 9 cookies, ate 18'),
+    ('43 children were there.', '43 children'),
+    ('Mary is baking a cake.', ''),
+    ('', ''),
+  ],
+)
+def test_terse(note, expected):
+  assert script.terse(note) == expected
+  assert numbers_in(script.terse(note)) == [n for n in numbers_in(note) if note]
+
+
+def test_informants_speak_in_several_lengths_and_never_keep_a_needed_note_back():
+  note, rng = 'Ann has 5 pens and a red pen.', random.Random(0)
+  say = lambda relevant, terse, silence: script.message(note, relevant, rng, terse, silence)
+  said = {say(True, 0.3, 1.0) for _ in range(300)}
+  assert {note, script.terse(note)} < said
+  assert len(said) == 5  # and three polite frames
+  assert all(numbers_in(text) == [5] for text in said)
+  assert {say(False, 0.3, 1.0) for _ in range(20)} == {''}
+  share = sum(say(False, 0.0, 0.25) == '' for _ in range(2000)) / 2000
+  assert abs(share - 0.25) < 0.04
+
+
+def test_a_solver_shows_the_chain_or_nothing():
+  task = make_task('dealt', benchmark='small')
+  demonstrate = lambda question: task.demonstration(
+    question, 3, ['', '', ''], random.Random(0), terse_probability=0.3, silence_probability=0.1
+  )
+  for question in task.questions('train'):
+    assert task.score(question, demonstrate(question)) == 1.0
+  odd = Question('x', 'q', '1/3', ('', '', ''), (True, False, False), derivation='( 1 / 3 )')
+  assert demonstrate(odd) is None
+
+
+# The official files.
+
+
+@pytest.fixture(scope='module')
+def official(tmp_path_factory):
+  cache = tmp_path_factory.mktemp('cache')
+  return {
+    name: make_task('dealt', benchmark=name, data_dir=DATA, cache_dir=cache)
+    for name in ('svamp', 'multiarith', 'gsm8k')
+  }
+
+
+@needs_data
+def test_counts_of_the_official_files(official):
+  counts = {
+    name: [(len(task.questions(split)), task.undealt(split)) for split in base.SPLITS]
+    for name, task in official.items()
+  }
+  assert counts == {
+    'svamp': [(2787, 32), (299, 7), (1000, 0)],
+    'multiarith': [(280, 0), (26, 0), (175, 0)],
+    'gsm8k': [(6629, 305), (515, 22), (1269, 50)],
+  }
+
+
+@needs_data
+@pytest.mark.parametrize('name', ['svamp', 'multiarith', 'gsm8k'])
+def test_official_problems(official, name):
+  """Each place is needed equally often; every demonstration is right; nothing is in two splits."""
+  task = official[name]
+  for split in ('train', 'test'):
+    asked = task.questions(split)
+    shares = [sum(q.relevant[i] for q in asked) / len(asked) for i in range(3)]
+    assert max(shares) - min(shares) < 0.02
+    assert all(any(q.relevant) for q in asked)
+  grader = 'strict' if name == 'gsm8k' else 'equation'
+  shown = [
+    (
+      question,
+      task.demonstration(
+        question, 3, [], random.Random(0), terse_probability=0, silence_probability=0
+      ),
+    )
+    for question in task.questions('train')
+  ]
+  told = [(q, text) for q, text in shown if text is not None]
+  assert len(told) > 0.97 * len(shown)
+  assert all(task.graded_by(grader, q, text) for q, text in told)
+  ids = [{q.id for q in task.questions(split)} for split in base.SPLITS]
+  assert len(set().union(*ids)) == sum(map(len, ids))

@@ -1,0 +1,176 @@
+"""The supervised stage: what is imitated, where it stops, how it goes on."""
+
+from __future__ import annotations
+
+import flax.traverse_util
+import jax
+import micro_run
+import numpy as np
+import pytest
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import sft
+from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.workdir import records
+from agent_gspo.workdir.checkpoints import Checkpoints
+from agent_gspo.workdir.writers import RunWriter
+
+
+def build(**values) -> setup_lib.Setup:
+  return setup_lib.build(config_lib.check(micro_run.changed(**values)))
+
+
+def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
+  return Demonstrations(setup.task, setup.team, setup.tokenizer, setup.config)
+
+
+def go(setup, folder, hooks=None, keep=2):
+  """A stage from the newest checkpoint in a folder to its end."""
+  saves = Checkpoints(folder, setup.config, keep=keep)
+  try:
+    return sft.imitate(setup, setup.params, saves, hooks or sft.Hooks())
+  finally:
+    saves.wait()
+
+
+def same(a, b) -> bool:
+  flat = map(flax.traverse_util.flatten_dict, (a, b))
+  return all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, flat), strict=True))
+
+
+def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
+  setup = build(sft__steps=0, sft__epochs=2.0, sft__questions=5, task__options__train_size=20)
+  shown = demonstrations(setup)
+  assert shown.steps == 8
+  order = [shown._drawn(place) for place in range(40)]
+  assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
+  assert order[:20] != order[20:]
+  assert shown.epoch(8) == 2.0
+  part = {'sft__steps': 0, 'sft__epochs': 0.3, 'task__options__train_size': 20}
+  assert demonstrations(build(**part, sft__questions=5)).steps == 2  # of 1.2
+
+
+@pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
+def test_the_share_of_a_role_is_how_much_of_it_is_trained(share):
+  setup = build(sft__questions=200, sft__role_shares={'informant': share})
+  micro_batches, left_out = demonstrations(setup).of_step(0)
+  messages = sum(b.message_mask.sum() for b in micro_batches)
+  assert left_out == 0
+  assert abs(messages - (200 + share * 400)) <= (60 if 0 < share < 1 else 0)
+
+
+def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
+  setup = build(sft__questions=8)
+  task, real = setup.task, setup.task.demonstration
+  odd = {setup.questions[demonstrations(setup)._drawn(i)].id: i for i in range(8)}
+
+  def demonstration(question, agent, *arguments, **options):
+    place = odd[question.id]
+    if place < 2 and agent == 0:
+      return 'has ' * 9  # the cap is 4
+    if place == 2 and agent == 2:
+      return None
+    return real(question, agent, *arguments, **options)
+
+  monkeypatch.setattr(task, 'demonstration', demonstration)
+  micro_batches, left_out = demonstrations(setup).of_step(0)
+  assert sum(b.message_mask.sum() for b in micro_batches) == 24 - 2 * 3 - 1
+  assert left_out == pytest.approx(7 / 24)
+
+
+def test_it_learns_and_tells(tmp_path):
+  setup = build(sft__steps=30, sft__save_every=10, sft__validation_questions=20)
+  told, seen = [], []
+  hooks = sft.Hooks(
+    record=lambda step, figures: told.append({'step': step, **figures}),
+    progress=lambda done, total, nats: seen.append((done, total)),
+  )
+  go(setup, tmp_path, hooks)
+  assert seen == [(i, 30) for i in range(1, 31)]
+  losses = [record['sft/loss_nats'] for record in told]
+  assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+  validated = {record['step']: record for record in told if sft.VALIDATION in record}
+  assert list(validated) == [10, 20, 30]
+  assert validated[30][sft.VALIDATION] < validated[10][sft.VALIDATION]
+  for role in ('informant', 'solver'):
+    assert 0 < validated[30][f'{sft.VALIDATION}_{role}'] < 10
+
+
+def test_it_goes_on_where_it_was_stopped(tmp_path):
+  setup = build(sft__steps=6, sft__save_every=2)
+  whole = go(setup, tmp_path / 'whole')
+  with RunWriter(tmp_path) as writer:
+
+    def meet():
+      if len(records.supervised(tmp_path)) == 3:
+        raise KeyboardInterrupt
+
+    hooks = sft.Hooks(record=writer.supervised, meet=meet)
+    with pytest.raises(KeyboardInterrupt):
+      go(setup, tmp_path / 'cut', hooks)
+    resumed = []
+
+    def records_so_far(step):
+      resumed.append(step)
+      writer.truncate_supervised_after(step)
+      return records.supervised(tmp_path)
+
+    again = go(setup, tmp_path / 'cut', sft.Hooks(record=writer.supervised, records=records_so_far))
+  assert resumed == [3]
+  assert [record['step'] for record in records.supervised(tmp_path)] == [1, 2, 3, 4, 5, 6]
+  assert same(whole, again)
+
+
+@pytest.mark.parametrize('interrupted', [False, True])
+def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(
+  tmp_path, monkeypatch, interrupted
+):
+  """Losses 3, 1, 2, 2: with patience 2 the stage ends after the fourth, with the second."""
+  setup = build(sft__steps=40, sft__save_every=2, sft__validation_questions=4, sft__patience=2)
+  losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.0}
+  told, at = [], {}
+
+  def validate(stage):
+    step = int(stage.state.step)
+    at[step] = jax.tree.map(np.asarray, stage.state.trainable)
+    return {sft.VALIDATION: losses[step]}
+
+  monkeypatch.setattr(sft._Stage, '_validate', validate)
+  record = lambda step, figures: told.append({'step': step, **figures})
+  if interrupted:
+
+    def meet():
+      if len(told) == 7:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+      go(setup, tmp_path, sft.Hooks(record=record, meet=meet), keep=4)
+  so_far = lambda step: [r for r in told if r['step'] <= step]
+  params = go(setup, tmp_path, sft.Hooks(record=record, records=so_far), keep=4)
+  assert [record['step'] for record in told] == list(range(1, 9))
+  assert same(params, flax.traverse_util.unflatten_dict(at[4]))
+  assert not same(params, flax.traverse_util.unflatten_dict(at[8]))
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'sft__epochs': 1.0}, r'sft\.steps=2 and sft\.epochs=1\.0 both say'),
+    (
+      {'sft__role_shares': {'judge': 1.0}},
+      r'sft\.role_shares\.judge: the team has the roles informant, solver',
+    ),
+    ({'sft__role_shares': {'solver': 2}}, r'sft\.role_shares\.solver=2 must be a number from 0'),
+    ({'sft__role_shares': {'solver': 0, 'informant': 0}}, r'trains no role'),
+    ({'sft__patience': 1}, r'sft\.patience=1 needs a loss to look at: set sft\.validation_q'),
+    ({'evaluation__untrained': 'last'}, r"untrained='last' with sft\.steps=2: the team"),
+    (
+      {'sft__validation_questions': 4, 'task__options__validation_size': 0},
+      r"split 'validation' of task relay is empty",
+    ),
+  ],
+)
+def test_bad_options(values, message):
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(micro_run.changed(**values))
