@@ -1,11 +1,28 @@
-"""SVAMP's word problems dealt to a team of SmolLM2-135M-Instruct: what is worth saying?"""
+"""SVAMP's word problems dealt to a team of SmolLM2-135M-Instruct: what is worth saying?
+
+Three informants hold the sentences before the question, or one of another problem; the solver
+writes an equation, which is executed. First all imitate demonstrations of the training split (two
+epochs), then they train with Agent-GSPO.
+
+  python launch/train.py --config=configs/svamp_dealt.py --workdir=runs/svamp_dealt
+
+The ablation over the token price, and a solver alone that sees the whole problem after the same
+supervised stage:
+
+  python launch/sweep.py --config=configs/svamp_dealt.py --workdir=runs/svamp_prices \
+    --lambdas=0,0.005,0.01,0.02 --seeds=0,1
+  python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
+    --config.steps=0
+"""
 
 from ml_collections import config_dict
 
 from agent_gspo.config import default_config
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
+  if form not in ('dealt', 'whole'):
+    raise ValueError(f'configs/svamp_dealt.py:{form}: there are the forms dealt and whole.')
   config = default_config()
   config.steps = 40
 
@@ -52,4 +69,8 @@ def get_config() -> config_dict.ConfigDict:
   config.objective.clip_high = 0.3
   config.learner.learning_rate = 1e-5
   config.learner.warmup_updates = 4
+  if form == 'whole':
+    config.task.options.whole_problem = True
+    config.team.agents, config.team.topology = ('solver',), 'single'
+    config.sft.role_shares = config_dict.ConfigDict()
   return config.lock()

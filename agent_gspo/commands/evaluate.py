@@ -6,7 +6,9 @@
 Without --workdir the team is the untrained one; --step names another checkpoint than the newest:
 its step, or "best", which is what the run's own evaluations found the best. Questions, their number
 and the temperature are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and
-the figures (result.json); the same command goes on where it was stopped. See docs/evaluation.md.
+the figures (result.json); the same command goes on where it was stopped. --dry_run prints the
+memory, questions, positions and time that the team needs (each baseline comes to that again), and
+ends. See docs/evaluation.md.
 """
 
 import dataclasses
@@ -28,6 +30,7 @@ _MATCH = flags.DEFINE_string(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
+_DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
 _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 
@@ -42,6 +45,11 @@ def main() -> None:
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import checkpoints
 
+  if _DRY_RUN.value:
+    from agent_gspo.training import loop
+
+    loop.print_plan(config, training=False, whole=True)
+    return
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))

@@ -6,7 +6,8 @@ what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e
 --allow_changes=learner.learning_rate; config.json then tells from which step on.
 
 --plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
-weights; every run begins with the same lines, and is refused where it cannot fit.
+weights; every run begins with the same lines, and is refused where it cannot fit. --dry_run adds
+what the whole run costs: questions, positions and time, at the rate that is measured here.
 
 On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
 --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same --workdir.
@@ -29,6 +30,9 @@ _HEARTBEAT = flags.DEFINE_integer(
 _PLAN = flags.DEFINE_bool(
   'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
 )
+_DRY_RUN = flags.DEFINE_bool(
+  'dry_run', False, 'The plan, and questions, positions and time of the whole run; and end.'
+)
 _CHANGES = flags.DEFINE_list(
   'allow_changes', [], 'Fields that may have another value than in the run so far.'
 )
@@ -37,14 +41,15 @@ _CHANGES = flags.DEFINE_list(
 def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
-  if not _WORKDIR.value and not _PLAN.value:
+  planned = _PLAN.value or _DRY_RUN.value
+  if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
   from agent_gspo.sharding import hosts
   from agent_gspo.training import interruption, loop
 
   hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _HEARTBEAT.value)
-  if _PLAN.value:
-    loop.print_plan(config)
+  if planned:
+    loop.print_plan(config, whole=_DRY_RUN.value)
   else:
     loop.train(config, str(_WORKDIR.value), _CHANGES.value)
     if hosts.count() > 1:

@@ -27,8 +27,8 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
       team can be compared with what it was.
 
   Returns:
-    Plain JSON data: `runs` (name, config, steps, series, evaluations, edges, number of
-    transcripts in the file) and `transcripts`.
+    Plain JSON data: `runs` (name, config, steps and series, also of the supervised stage,
+    evaluations, edges, number of transcripts in the file) and `transcripts`.
   """
   shown_runs, shown_transcripts = [], []
   share = max(1, max_transcripts // max(1, len(runs)))
@@ -36,12 +36,14 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
     chosen, total = pick_transcripts(run.workdir, share)
     newest = chosen[len(chosen) // 2 :]
     steps, series = thin_out(run.metrics, _MAX_POINTS)
+    sft_steps, sft_series = thin_out(run.sft, _MAX_POINTS)
     shown_runs.append(
       {
         'name': run.name,
         'config': flatten(run.config),
         'steps': steps,
         'series': series,
+        'sft': {'steps': sft_steps, 'series': sft_series},
         'evaluations': [_rounded(e) for e in run.evaluations],
         'edges': [_rounded(dataclasses.asdict(e)) for e in graph.who_hears_whom(newest)],
         'transcripts': total,

@@ -22,9 +22,9 @@ from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts
+from agent_gspo.training import costs, sft_cache
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training import sft_cache
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
@@ -80,15 +80,24 @@ def train(
         run.close()
 
 
-def print_plan(config: Mapping[str, Any]) -> None:
+def print_plan(config: Mapping[str, Any], *, training: bool = True, whole: bool = False) -> None:
   """Prints what a run needs of each device; reads no weights.
+
+  Args:
+    config: of the run.
+    training: without it, of an evaluation alone.
+    whole: also the questions, positions and time of all of it.
 
   Raises:
     ValueError, FileNotFoundError: a bad config; or the run does not fit.
   """
-  plan = setup_lib.plan(config_lib.check(config))
+  parts = config_lib.check(config, training=training)
+  plan = setup_lib.plan(parts)
   if hosts.is_first():
     print('\n'.join(plan.lines()))
+    if whole:
+      rate = costs.measured_rate(parts.config['model']['dtype'])
+      print('\n'.join(costs.lines(plan.run, rate, plan.devices)))
   plan.check()
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import optax
 
 from agent_gspo.config import check as config_lib
-from agent_gspo.models import flops, partition
+from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
+from agent_gspo.training import costs, temporaries
 from agent_gspo.training import state as state_lib
-from agent_gspo.training import temporaries
 from agent_gspo.training.prompt_checks import PromptLengths
 
 # An estimate may be so much above what the compiler needs: less is no reason to refuse a run.
@@ -59,6 +59,7 @@ class Plan:
     memory: of a device, bytes; None if it does not tell.
     positions: most that a step reads and learns from, no prompt shared.
     flops: of a step so large, of all devices.
+    run: what the parts of the whole run cost.
   """
 
   devices: int
@@ -67,6 +68,7 @@ class Plan:
   memory: int | None
   positions: int
   flops: float
+  run: tuple[costs.Work, ...] = ()
 
   @property
   def largest(self) -> Program:
@@ -140,7 +142,7 @@ def make(
   batch, group = options['batch_questions'], 1
   if parts.training:
     batch, group = config['rollout']['questions'], config['rollout']['group_size']
-  loads = [_load(layer, round_, prompts, batch, group) for round_, _, layer in team.turns]
+  loads = [costs.layer_load(layer, r, prompts, batch, group) for r, _, layer in team.turns]
   shards = sampler.shards * hosts.count()
   longest = max(max(p.turns) for p in prompts)
   width = sampler.prompt_columns(longest)
@@ -153,12 +155,7 @@ def make(
     columns=sampler.cache_columns(longest),
     messages=sampler.batch_rows(min(messages, sampler.decode_rows)),
   )
-  caps = sum(team.message_cap(agent) for _, _, layer in team.turns for agent in layer)
-  read, written = sum(read for read, _ in loads), batch * group * caps
-  work = flops.forward(model, read, longest / 2, written) + flops.forward(
-    model, written, longest, written
-  )
-  positions = read + written
+  work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
     learner = config['learner']
     programs += learner_programs(
@@ -168,22 +165,15 @@ def make(
       rows=learner['micro_batch_size'] // placement.row_shards,
       length=learner['pack_length'],
     )
-    learnt = batch * sum(
-      p.opening + group * (p.turns[-1] - p.opening + team.message_cap(agent))
-      for agent, p in enumerate(prompts)
-    )
-    positions += learnt
-    seen = learner['pack_length'] / 2
-    scored = (learner['old_logprobs'] == 'trainer') + (config['objective']['kl_coef'] > 0)
-    work += flops.update(model, learnt, seen, written)
-    work += scored * flops.forward(model, learnt, seen, written)
+    work = costs.step(parts, model, prompts)
   return Plan(
     devices=placement.devices,
     state=state,
     programs=programs,
     memory=_memory(),
-    positions=positions,
-    flops=work,
+    positions=work.positions,
+    flops=work.flops,
+    run=tuple(costs.of_run(parts, model, prompts)),
   )
 
 
@@ -281,15 +271,6 @@ def learner_programs(
     Program('the update', {'gradients': gradients}, estimate, smaller),
     Program("the optimiser's step", {'gradients': gradients}, gradients, smaller),
   )
-
-
-def _load(
-  layer: Sequence[int], turn: int, prompts: Sequence[PromptLengths], questions: int, group: int
-) -> tuple[int, int]:
-  """Positions of prompts that a layer of agents reads at a turn, and messages that it writes."""
-  own = [prompts[agent] for agent in layer]
-  read = sum(p.opening + group * (p.turns[min(turn, len(p.turns) - 1)] - p.opening) for p in own)
-  return questions * read, questions * group * len(layer)
 
 
 @functools.cache  # traced once: half a second of the start of a run

@@ -126,6 +126,8 @@ def test_examples_are_in_no_split(file, cache):
     for context, _ in role.get('examples', ())
     for line in context.splitlines()
   ]
+  if not any(shown):
+    return  # nothing is shown before a question
   texts = _split_texts(task, cache)
   assert len(texts) > 1000
   assert not texts & {line for line in shown if line}

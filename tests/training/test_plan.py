@@ -15,7 +15,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.training import loop, plan, temporaries
+from agent_gspo.training import costs, loop, plan, temporaries
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -63,7 +63,7 @@ def test_a_rollout_reads_no_more_prompts_than_planned(setup):
     for agent, writer in enumerate(setup.team.prompt_writers(setup.tokenizer)[:2])
   ]
   longest = [PromptLengths(max(map(len, prompts)), (max(map(len, prompts)),))] * 2
-  read, written = plan._load((0, 1), 0, longest, config['questions'], config['group_size'])
+  read, written = costs.layer_load((0, 1), 0, longest, config['questions'], config['group_size'])
   assert sum(map(len, prompts)) <= read <= 1.3 * sum(map(len, prompts))
   assert written == 2 * config['questions'] * config['group_size']
 
@@ -142,3 +142,39 @@ def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
   ):
     assert line.strip().startswith(f'{name}: ')
   assert told[-1].startswith('a step: at most ')
+
+
+def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):
+  """Counted by hand: two steps of two questions, twice two of sft, evaluations of four."""
+  monkeypatch.setattr(costs, 'measured_rate', lambda dtype: 1e6)
+  config = micro_run.changed(steps=2, evaluation__every=1, sft__questions=2)
+  loop.print_plan(config, whole=True)
+  told = {
+    name: rest
+    for name, _, rest in (x.partition(': ') for x in capsys.readouterr().out.splitlines())
+  }
+  count = lambda name: int(told[name].partition(' ')[0])
+  assert count('supervised stage') == 4
+  assert count('training steps') == 4
+  # The untrained team and its single agent, after one step, the trained one, training questions.
+  assert count('evaluations') == 4 + 4 + 4 + 4 + 3
+  setup = setup_lib.build(config_lib.check(config))
+  total = sum(work.flops for work in setup.plan.run)
+  assert f'in all {total:.1e} FLOPs, ' in '\n'.join(f'{k}: {v}' for k, v in told.items())
+  step = next(work for work in setup.plan.run if work.name == 'training steps')
+  assert (step.positions, step.flops) == (2 * setup.plan.positions, 2 * setup.plan.flops)
+
+
+def test_a_role_that_is_trained_less_costs_less(setup):
+  parts, model = config_lib.check(micro_run.changed()), setup.model.config
+  prompts = (PromptLengths(10, (20,)),) * 3
+  whole = costs.update(parts, model, prompts, 8, 1)
+  half = costs.update(parts, model, prompts, 8, 1, shares={'informant': 0.5})
+  assert whole.positions == 8 * 3 * 24
+  assert half.positions == 8 * 2 * 24
+  assert half.flops < whole.flops
+
+
+def test_the_measured_rate_is_one_of_this_machine():
+  rate = costs.measured_rate('float32', size=64, seconds=0.05)
+  assert 1e6 < rate < 1e16

@@ -107,6 +107,30 @@ function anyChart() {
   return made.card;
 }
 
+/** The supervised stage has steps of its own. */
+function sftChart() {
+  const of = (run, key) => ((run.sft || {}).series || {})[key] || [];
+  const keys = [...new Set(runs.flatMap((run) => Object.keys((run.sft || {}).series || {})))]
+    .filter((key) => key.endsWith('_nats') || key.includes('_nats_')).sort();
+  if (!keys.length) return null;
+  const name = (key) => key.replace('sft/', '').replace('loss_nats', 'training').replace('validation_nats', 'validation').replace('_', ', ');
+  return chart('Supervised stage, nats a token', () => ({
+    lines: runs.flatMap((run, i) => (view.hidden.has(i) ? [] : keys.filter((key) => of(run, key).some(isNumber)).map((key) => {
+      const k = keys.indexOf(key);
+      // Validations stand apart: a line joins what there is.
+      const kept = run.sft.steps.map((_, n) => n).filter((n) => isNumber(of(run, key)[n]));
+      const y = kept.map((n) => of(run, key)[n]);
+      const smoothed = key === 'sft/loss_nats' ? smooth(y, view.smoothing) : y;
+      return {
+        name: several ? `${run.name}, ${name(key)}` : name(key), colour: colour(several ? i : k),
+        dash: several ? DASHES[k % DASHES.length] : null, legend: name(key), legendColour: several ? 'currentColor' : null,
+        x: kept.map((n) => run.sft.steps[n]), y: smoothed, faint: null,
+      };
+    }))),
+    xLabel: 'steps of the supervised stage', zero: true,
+  })).card;
+}
+
 /** Accuracy against tokens: which run is worth its price. */
 function tradeChart() {
   const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e['tokens/written_per_question']);
@@ -142,7 +166,7 @@ function curvesSection() {
       view.smoothing = Number(slider.value);
       changed();
     }});
-  const cards = [...CURVES.map(curveChart), tradeChart(), timeChart(), anyChart()].filter(Boolean);
+  const cards = [...CURVES.map(curveChart), sftChart(), tradeChart(), timeChart(), anyChart()].filter(Boolean);
   return section('Learning curves', null,
     h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider)), h('div', {class: 'grid2'}, cards));
 }

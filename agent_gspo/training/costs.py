@@ -1,0 +1,173 @@
+"""What a run costs, told before it: questions, positions, FLOPs, time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.models import flops
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.teams.team import Team
+from agent_gspo.training.options import SFTOptions
+from agent_gspo.training.prompt_checks import PromptLengths
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """A part of a run, at most: prompts at their longest, messages at their caps.
+
+  Attributes:
+    name: of the part.
+    questions: that are asked, those asked again counted again.
+    positions: that a model reads, writes or learns from.
+    flops: of all devices.
+  """
+
+  name: str
+  questions: int
+  positions: int
+  flops: float
+
+
+def rollout(
+  model: ModelConfig, team: Team, prompts: Sequence[PromptLengths], questions: int, group: int
+) -> Work:
+  """Of conversations, `group` about each question; what they begin with is read once."""
+  loads = [layer_load(layer, round_, prompts, questions, group) for round_, _, layer in team.turns]
+  read, written = sum(read for read, _ in loads), _written(team, questions, group)
+  longest = max(max(p.turns) for p in prompts)
+  work = flops.forward(model, read, longest / 2, written)
+  work += flops.forward(model, written, longest, written)
+  return Work('rollout', questions, read + written, work)
+
+
+def layer_load(
+  layer: Sequence[int], turn: int, prompts: Sequence[PromptLengths], questions: int, group: int
+) -> tuple[int, int]:
+  """Positions of prompts that a layer of agents reads at a turn, and messages that it writes."""
+  own = [prompts[agent] for agent in layer]
+  read = sum(p.opening + group * (p.turns[min(turn, len(p.turns) - 1)] - p.opening) for p in own)
+  return questions * read, questions * group * len(layer)
+
+
+def update(
+  parts: config_lib.Parts,
+  model: ModelConfig,
+  prompts: Sequence[PromptLengths],
+  questions: int,
+  group: int,
+  scored: int = 0,
+  shares: Mapping[str, float] | None = None,
+) -> Work:
+  """Of learning from such conversations, and of scoring them `scored` times.
+
+  `shares` are how much of a role is learnt from, 1 by default.
+  """
+  team, share = parts.team, shares or {}
+  of_each = [
+    share.get(team.roles[agent].name, 1)
+    * (p.opening + group * (p.turns[-1] - p.opening + team.message_cap(agent)))
+    for agent, p in enumerate(prompts)
+  ]
+  learnt = math.ceil(questions * sum(of_each))
+  seen, written = parts.config['learner']['pack_length'] / 2, _written(team, questions, group)
+  work = flops.update(model, learnt, seen, written)
+  work += scored * flops.forward(model, learnt, seen, written)
+  return Work('update', questions, learnt, work)
+
+
+def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]) -> Work:
+  """Of a training step."""
+  config = parts.config
+  questions, group = config['rollout']['questions'], config['rollout']['group_size']
+  scored = (config['learner']['old_logprobs'] == 'trainer') + (config['objective']['kl_coef'] > 0)
+  talk = rollout(model, parts.team, prompts, questions, group)
+  learning = update(parts, model, prompts, questions, group, scored)
+  return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
+
+
+def of_run(
+  parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
+) -> list[Work]:
+  """The parts of a whole run: supervised stage, training steps, evaluations."""
+  config, options = parts.config, parts.config['evaluation']
+  available = lambda count, split: min(count, len(parts.task.questions(split)))
+  asked = available(options['questions'], options['split'])
+  found = []
+  if parts.training:
+    found += _supervised(parts, model, prompts)
+    if config['steps']:
+      found.append(_times(step(parts, model, prompts), config['steps'], 'training steps'))
+    between = max(config['steps'] - 1, 0) // options['every'] if options['every'] else 0
+    asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
+    asked += between * available(options['questions_during'], options['split'])
+    asked += available(options['seen_questions'], 'train')
+  evaluations = rollout(model, parts.team, prompts, asked, 1)
+  return [*found, dataclasses.replace(evaluations, name='evaluations')]
+
+
+def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
+  """For the user.
+
+  Args:
+    found: the parts of the run.
+    rate: of a device, FLOPs a second.
+    devices: that share the work.
+  """
+  total = sum(work.flops for work in found)
+  told = [
+    f'{work.name}: {work.questions:,} questions, at most {work.positions:,} positions, '
+    f'{work.flops:.1e} FLOPs, {_hours(work.flops / (rate * devices))}'
+    for work in found
+  ]
+  told.append(
+    f'in all {total:.1e} FLOPs, {_hours(total / (rate * devices))} at {rate:.1e} FLOPs a second, '
+    'which products of matrices reach on a device here. Shorter prompts and messages than the '
+    'longest make it less; writing token by token, which memory bounds, more.'
+  )
+  return told
+
+
+def measured_rate(dtype: str, size: int = 2048, seconds: float = 1.0) -> float:
+  """FLOPs a second of square matrix products on the first device."""
+  square = jnp.ones((size, size), dtype)
+  product = jax.jit(jnp.dot)
+  product(square, square).block_until_ready()  # compiles
+  count, start = 0, time.monotonic()
+  while time.monotonic() - start < seconds:
+    product(square, square).block_until_ready()
+    count += 1
+  return count * 2 * size**3 / (time.monotonic() - start)
+
+
+def _supervised(
+  parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
+) -> list[Work]:
+  options = SFTOptions(**parts.config['sft'])
+  if not options.is_asked_for:
+    return []
+  train = len(parts.task.questions('train'))
+  steps = options.steps or math.ceil(options.epochs * train / options.questions)
+  one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
+  return [_times(one, steps, 'supervised stage')]
+
+
+def _times(work: Work, count: int, name: str) -> Work:
+  return Work(name, count * work.questions, count * work.positions, count * work.flops)
+
+
+def _written(team: Team, questions: int, group: int) -> int:
+  caps = sum(team.message_cap(agent) for _, _, layer in team.turns for agent in layer)
+  return questions * group * caps
+
+
+def _hours(seconds: float) -> str:
+  if seconds < 3600:
+    return f'{seconds / 60:.1f} minutes' if seconds >= 60 else f'{seconds:.0f} s'
+  return f'{seconds / 3600:.1f} hours'
