@@ -45,15 +45,17 @@ class Message:
     round: round of the conversation, from 0.
     layer: place of the author's layer in that round; a layer writes in parallel.
     prompt_ids: int32 `[P]`, the context the message was sampled from.
-    token_ids: int32 `[W + 1]`, the sampled tokens with the stop token that ended
-      them; `[W]` where the cap cut the message off (then `ended` is False).
-    logprobs: float32, one a sampled token, under the distribution sampled from.
+    token_ids: int32 `[W + 1]`, the tokens with the stop token that ended them; `[W]` where the
+      cap cut the message off (then `ended` is False).
+    logprobs: float32, one a token, under the distribution sampled from.
     ended: whether a stop token was sampled.
     text: the written tokens decoded, without the stop token.
     readers: number of later turns whose prompt carries this message, its author's own
       included; 0 for a silent one.
     read_from: `(author, round)` of each message that is new in this prompt, silent ones (of
       which nothing was delivered) included.
+    inserted: bool like `token_ids`, tokens that a tool wrote and the author read, none of them
+      sampled; None where there are none.
   """
 
   episode: int
@@ -67,16 +69,31 @@ class Message:
   text: str
   readers: int = 0
   read_from: tuple[tuple[int, int], ...] = ()
+  inserted: np.ndarray | None = None
 
   @property
-  def written(self) -> int:
-    """Tokens before the stop token (`w_m`): what `Ctok` counts."""
+  def length(self) -> int:
+    """Tokens before the stop token: what readers are handed."""
     return len(self.token_ids) - int(self.ended)
 
   @property
+  def sampled(self) -> np.ndarray:
+    """Bool like `token_ids`: the tokens that carry loss."""
+    return np.ones(len(self.token_ids), bool) if self.inserted is None else ~self.inserted
+
+  @property
+  def written(self) -> int:
+    """Sampled tokens before the stop token (`w_m`): what `Ctok` counts."""
+    return self.length - self._inserted
+
+  @property
   def read(self) -> int:
-    """Tokens of the prompt, template included: what `Ptok` counts."""
-    return len(self.prompt_ids)
+    """Tokens of the prompt, template included, and of tools: what `Ptok` counts."""
+    return len(self.prompt_ids) + self._inserted
+
+  @property
+  def _inserted(self) -> int:
+    return 0 if self.inserted is None else int(self.inserted.sum())
 
   @property
   def silent(self) -> bool:

@@ -26,7 +26,8 @@ def pack_messages(
   share none with each other: the same tokens have other hidden states there.
 
   Args:
-    messages: those with at least one sampled token are packed.
+    messages: those with at least one sampled token are packed; what tools inserted is read, and is
+      no loss token.
     pack_length: columns `T`; also the loss tokens `L` and message slots `S` of a row.
     micro_batch_size: rows `R` of a micro-batch; the last one is filled up with empty rows.
     adapters: the adapter of each agent, -1 for none; by default all have the one that there is.
@@ -46,7 +47,7 @@ def pack_messages(
   tree = prefix_tree.pack(
     inputs,
     pack_length,
-    loads=[len(messages[m].token_ids) for m in sampled],
+    loads=[int(messages[m].sampled.sum()) for m in sampled],
     max_load=pack_length,
     keys=[adapters[messages[m].agent] for m in sampled] if adapters is not None else None,
   )
@@ -70,14 +71,16 @@ def pack_messages(
   slots_used = np.zeros(total, int)
   for m, row, columns in zip(sampled, tree.row, tree.columns, strict=True):
     message = messages[m]
-    count = len(message.token_ids)
+    chosen = message.sampled
+    count = int(chosen.sum())
     span = slice(loss_used[row], loss_used[row] + count)
     slot = slots_used[row]
-    batch['loss_source'][row, span] = columns[-count:]
-    batch['loss_target'][row, span] = message.token_ids
+    batch['loss_source'][row, span] = columns[-len(chosen) :][chosen]
+    batch['loss_target'][row, span] = message.token_ids[chosen]
     batch['loss_message'][row, span] = slot
     batch['loss_mask'][row, span] = 1.0
-    batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = message.logprobs
+    logprobs = message.logprobs[chosen]
+    batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = logprobs
     batch['message'][row, slot] = m
     batch['message_mask'][row, slot] = 1.0
     loss_used[row] += count

@@ -41,12 +41,15 @@ class Samples:
     logprobs: `N` float32 arrays as long, under the very distribution sampled from.
     ended: bool `[N]`, whether a stop token was sampled (else the limit cut the row).
     prefill_positions: token positions computed for the prompts.
+    inserted: `N` bool arrays as long, tokens that a tool wrote and nobody sampled (their log-probs
+      are 0); None where there are none.
   """
 
   token_ids: list[np.ndarray]
   logprobs: list[np.ndarray]
   ended: np.ndarray
   prefill_positions: int
+  inserted: list[np.ndarray] | None = None
 
 
 @chex.dataclass(frozen=True)

@@ -29,6 +29,8 @@ class Turn:
     delivered: the text of what this agent reads now, by author; silent ones are "".
     limit: most tokens this turn may sample.
     stop_ids: what ends the message.
+    offset: tokens of this very message that `prompt_ids` end with: where an agent goes on after a
+      tool has answered.
   """
 
   question: Question
@@ -39,6 +41,7 @@ class Turn:
   delivered: dict[int, str]
   limit: int
   stop_ids: tuple[int, ...]
+  offset: int = 0
 
 
 class Policy(Protocol):
@@ -86,10 +89,14 @@ class ModelPolicy:
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
     """The key `[N]` of each turn's message."""
-    rows = [
-      (self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns
-    ]
-    return keys.row_keys(self.root, np.asarray(rows))
+    rows = np.asarray(
+      [(self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns]
+    )
+    offsets = np.asarray([t.offset for t in turns])
+    if not offsets.any():
+      return keys.row_keys(self.root, rows)
+    assert offsets.all(), 'turns that begin and turns that go on are sampled apart'
+    return keys.row_keys(self.root, np.column_stack([rows, offsets]))
 
   def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:
     """Agents of a layer whose messages end differently are sampled apart."""
@@ -114,10 +121,13 @@ class ScriptedPolicy:
   Attributes:
     script: the text of a turn's message, "" for silence.
     tokenizer: of the team.
+    inserted: which tokens of a turn's message a tool would have written, bool like the ids; None
+      for none.
   """
 
   script: Callable[[Turn], str]
   tokenizer: Tokenizer
+  inserted: Callable[[Turn, np.ndarray], np.ndarray] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
     token_ids, ended = [], []
@@ -131,9 +141,13 @@ class ScriptedPolicy:
         )
       token_ids.append(np.asarray(ids, np.int32))
       ended.append(True)
+    inserted = None
+    if self.inserted is not None:
+      inserted = [self.inserted(t, ids) for t, ids in zip(turns, token_ids, strict=True)]
     return Samples(
       token_ids=token_ids,
       logprobs=[np.zeros(len(ids), np.float32) for ids in token_ids],
       ended=np.asarray(ended),
       prefill_positions=0,
+      inserted=inserted,
     )

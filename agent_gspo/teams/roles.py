@@ -27,6 +27,7 @@ class Role:
     cue: ends every turn's prompt, right before the agent writes.
     separator: ends a message in plain text; what stops the sampler comes from it.
     max_tokens: cap on this role's messages, 0 for the team's.
+    calculator: completes `a op b =` while it writes, see `teams.calculator`.
   """
 
   name: str
@@ -38,6 +39,7 @@ class Role:
   cue: str = 'Answer:'
   separator: str = '\n'
   max_tokens: int = 0
+  calculator: bool = False
 
   def __post_init__(self):
     where = f'team.roles.{self.name}'
@@ -74,7 +76,7 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
       )
     expected = type(defaults[field])
     fits = isinstance(value, list | tuple if expected is tuple else expected)
-    if not fits or isinstance(value, bool):
+    if not fits or isinstance(value, bool) != (expected is bool):
       raise ValueError(f'team.roles.{name}.{field}={value!r} must be a {expected.__name__}.')
     if isinstance(value, str) and not is_text(value):
       raise ValueError(f'team.roles.{name}.{field}={value!r} is not valid Unicode.')

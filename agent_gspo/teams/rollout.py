@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams import calculator
 from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Episode, Message, Question, RolloutBatch
@@ -64,6 +66,7 @@ class _Table:
     self.team, self.tokenizer = team, tokenizer
     self.questions, self.group_size = tuple(questions), group_size
     self.writers = team.prompt_writers(tokenizer)
+    self.calculator = calculator.Calculator(tokenizer)
     self.messages: list[Message] = []
     self.by_turn: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> message
     self.conversations = {
@@ -93,11 +96,13 @@ class _Table:
           owners.append(episode)
     if not turns:
       return
-    out = policy(turns)
-    for episode, turn, ids, logprobs, ended in zip(
-      owners, turns, out.token_ids, out.logprobs, out.ended, strict=True
+    has_calculator = lambda turn: self.team.roles[turn.agent].calculator
+    out = calculator.speak(policy, turns, has_calculator, self.calculator)
+    inserted: list[Any] = out.inserted or [None] * len(turns)
+    for episode, turn, ids, logprobs, ended, of_tools in zip(
+      owners, turns, out.token_ids, out.logprobs, out.ended, inserted, strict=True
     ):
-      self._write(episode, place, turn, ids, logprobs, bool(ended))
+      self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools)
 
   def _tokens_left(self, episode: int) -> int:
     cap = self.team.max_episode_tokens
@@ -112,7 +117,7 @@ class _Table:
       message = self.messages[index]
       delivered[author] = message.text
       if not message.silent:
-        incoming.append((self.team.names[author], message.token_ids[: message.written]))
+        incoming.append((self.team.names[author], message.token_ids[: message.length]))
         self.carried[episode, agent].append(index)
     for index in self.carried[episode, agent]:
       self.readers[index] += 1
@@ -127,7 +132,7 @@ class _Table:
       stop_ids=self.writers[agent].stop_ids,
     )
 
-  def _write(self, episode, place, turn, ids, logprobs, ended) -> None:
+  def _write(self, episode, place, turn, ids, logprobs, ended, inserted) -> None:
     agent = turn.agent
     self.conversations[episode, agent].wrote(ids, ended)
     self.spent[episode] += len(ids)
@@ -149,6 +154,7 @@ class _Table:
         for turn_ in self.team.topology.reads(agent, turn.round)
         if (episode, *turn_) in self.by_turn
       ),
+      inserted=inserted if inserted is not None and inserted.any() else None,
     )
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))

@@ -112,7 +112,7 @@ def estimator_inputs(
     episode=counts.episode,
     agent=counts.agent,
     turn=counts.turn,
-    lengths=np.asarray([len(m.token_ids) for m in batch.messages]),
+    lengths=np.asarray([int(m.sampled.sum()) for m in batch.messages]),
     silent=counts.silent,
     roles=agent_role[counts.agent],
     observation=observation,

@@ -14,6 +14,7 @@ import numpy as np
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
@@ -42,6 +43,10 @@ class Demonstrations:
   @functools.cached_property
   def options(self) -> SFTOptions:
     return SFTOptions(**self.config['sft'])
+
+  @functools.cached_property
+  def _calculator(self) -> Calculator:
+    return Calculator(self.tokenizer)
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
@@ -110,7 +115,7 @@ class Demonstrations:
         return ''
       return text
 
-    policy = ScriptedPolicy(speak, self.tokenizer)
+    policy = ScriptedPolicy(speak, self.tokenizer, self._inserted)
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
     shown = []
     for message in spoken.messages:
@@ -118,6 +123,12 @@ class Demonstrations:
       if question not in too_long and (question, message.agent, message.round) not in nothing:
         shown.append(message)
     return spoken.messages, shown
+
+  def _inserted(self, turn: Turn, ids: np.ndarray) -> np.ndarray:
+    """What a calculator writes for its author is not imitated."""
+    if not self.team.roles[turn.agent].calculator:
+      return np.zeros(len(ids), bool)
+    return self._calculator.inserted(ids)
 
   def _text(self, turn: Turn, rng: random.Random) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates

@@ -10,6 +10,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
@@ -80,6 +81,8 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
         raise ValueError(
           f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
         ) from error
+  if any(role.calculator for role in parts.team.roles):
+    _ = Calculator(tokenizer).equals_ids  # raises where there is no token for it
   questions = _questions(parts)
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, questions)

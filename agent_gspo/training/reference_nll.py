@@ -42,7 +42,7 @@ def of_episodes(
   scored = programs.logprobs(dataclasses.replace(state, trainable=state.reference), micro_batches)
   losses = [-logprobs.astype(np.float64) for logprobs in scored]
   total = train_batches.message_sums(micro_batches, losses, len(said))
-  mean = total / np.asarray([len(m.token_ids) for m in said])
+  mean = total / np.asarray([int(m.sampled.sum()) for m in said])
   highest = np.full(len(batch.episodes), -np.inf)
   np.maximum.at(highest, np.asarray([m.episode for m in said], int), mean)
   return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))

@@ -154,7 +154,7 @@ class IdsPolicy:
 def carried(batch: RolloutBatch, index: int) -> int:
   """Later prompts that hold the ids of a message, which must occur nowhere else."""
   message = batch.messages[index]
-  written = message.token_ids[: message.written].tolist()
+  written = message.token_ids[: message.length].tolist()
   if not written:
     return 0
   return sum(

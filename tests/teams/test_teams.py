@@ -105,10 +105,12 @@ def test_no_message_is_read_twice_by_the_same_agent():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'colour': 'red'}, 'team.roles.x.colour is unknown; a role has cue, examples'),
+    ({'colour': 'red'}, 'team.roles.x.colour is unknown; a role has calculator, cue, ex'),
     ({'style': 'poem'}, "team.roles.x.style='poem' is unknown; use one of plain, chat"),
     ({'system': 3}, 'team.roles.x.system=3 must be a str'),
     ({'max_tokens': 'many'}, "team.roles.x.max_tokens='many' must be a int"),
+    ({'max_tokens': True}, 'team.roles.x.max_tokens=True must be a int'),
+    ({'calculator': 1}, 'team.roles.x.calculator=1 must be a bool'),
     ({'max_tokens': -1}, 'team.roles.x.max_tokens=-1 is negative'),
     ({'opening': '{question} {hint}'}, r"uses 'hint'; it may use \{note\}, \{question\}"),
     ({'opening': '{question'}, 'team.roles.x.opening=.* is no template'),
