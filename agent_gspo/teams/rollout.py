@@ -98,7 +98,7 @@ class _Table:
       return
     has_calculator = lambda turn: self.team.roles[turn.agent].calculator
     out = calculator.speak(policy, turns, has_calculator, self.calculator)
-    inserted: list[Any] = out.inserted or [None] * len(turns)
+    inserted: list[Any] = list(out.inserted or [None] * len(turns))
     for episode, turn, ids, logprobs, ended, of_tools in zip(
       owners, turns, out.token_ids, out.logprobs, out.ended, inserted, strict=True
     ):
