@@ -98,9 +98,9 @@ class _Table:
       return
     has_calculator = lambda turn: self.team.roles[turn.agent].calculator
     out = calculator.speak(policy, turns, has_calculator, self.calculator)
-    inserted: list[Any] = list(out.inserted or [None] * len(turns))
+    nothing: list[Any] = [None] * len(turns)
     for episode, turn, ids, logprobs, ended, of_tools in zip(
-      owners, turns, out.token_ids, out.logprobs, out.ended, inserted, strict=True
+      owners, turns, out.token_ids, out.logprobs, out.ended, out.inserted or nothing, strict=True
     ):
       self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools)
 

@@ -12,6 +12,7 @@ import pytest
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.word_problems import WordProblems
 from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.data.near_duplicates import near_duplicates
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt import task as dealt
 from agent_gspo.tasks.dealt.sentences import context_and_question, sentences
@@ -189,6 +190,7 @@ def test_grades_the_equation_and_tells_what_the_others_say():
   ('options', 'message'),
   [
     ({'benchmark': 'drop'}, "dealt: benchmark='drop' is unknown; use one of"),
+    ({'apart_from': ('drop',)}, "dealt: apart_from='drop' is unknown; use one of"),
     ({'num_informants': 0}, 'num_informants=0 must be an integer from 1 to 100'),
     ({'num_informants': 2.5}, r'num_informants=2\.5 must be'),
     ({'seed': 0.5}, r'seed=0\.5 must be an integer'),
@@ -264,6 +266,21 @@ def test_counts_of_the_official_files(official):
     'multiarith': [(280, 0), (26, 0), (175, 0)],
     'gsm8k': [(6629, 305), (515, 22), (1269, 50)],
   }
+
+
+@needs_data
+def test_apart_from_another_benchmark(official):
+  """Most of MultiArith stands in the training file of SVAMP: none of its test is left there."""
+  apart = make_task('dealt', benchmark='svamp', apart_from=('multiarith',), data_dir=DATA)
+  test = make_task('multiarith', data_dir=DATA).questions('test')
+  everything = make_task('svamp', data_dir=DATA).questions('train')
+  left = {q.id for q in apart.questions('train')}
+  near = {q.id for q, _, _ in near_duplicates(everything, test)}
+  assert len(near) > 100
+  assert not near & left
+  assert left | near >= {q.id for q in official['svamp'].questions('train')}
+  assert apart.questions('test') == official['svamp'].questions('test')
+  assert apart.undealt('train') == len(everything) - len(left)
 
 
 @needs_data

@@ -72,12 +72,15 @@ def without_near_duplicates(
   """The splits, with near-duplicates of test questions taken out of all others."""
   test = splits['test']
   return {
-    split: questions if split == 'test' else _far_from(questions, test, threshold)
+    split: questions if split == 'test' else far_from(questions, test, threshold)
     for split, questions in splits.items()
   }
 
 
-def _far_from(questions: list[Question], test: list[Question], threshold: float) -> list[Question]:
+def far_from(
+  questions: list[Question], test: list[Question], threshold: float = THRESHOLD
+) -> list[Question]:
+  """The questions without those that are near one of `test`."""
   near = {question.id for question, _, _ in near_duplicates(questions, test, threshold)}
   return [question for question in questions if question.id not in near]
 

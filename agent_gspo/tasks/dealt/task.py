@@ -19,6 +19,7 @@ from typing import Any
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks import word_problems
 from agent_gspo.tasks.data import sources, strata
+from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt.sentences import context_and_question
 from agent_gspo.tasks.grading.numeric import numbers_in
@@ -70,9 +71,9 @@ class DealtTask(base.Task):
   3. Places are balanced: among the problems of a split with `k` relevant notes, each subset of `k`
      informants is dealt them equally often. Within relevant and idle notes the order is the text's.
 
-  Splits are the benchmark's, near-duplicates of the test are out (`tasks.benchmarks.official`).
-  Problems without a context, or none of whose notes is relevant, are left out and counted
-  (`describe`, `undealt`).
+  Splits are the benchmark's, near-duplicates of the test are out (`tasks.benchmarks.official`), and
+  of the tests of `apart_from`. Problems without a context, or none of whose notes is relevant, are
+  left out; all that are not dealt are counted (`describe`, `undealt`).
   """
 
   name = 'dealt'
@@ -83,6 +84,7 @@ class DealtTask(base.Task):
     benchmark: str = 'svamp',
     num_informants: int = 3,
     whole_problem: bool = False,
+    apart_from: Sequence[str] = (),
     grader: str = 'equation',
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
@@ -95,6 +97,8 @@ class DealtTask(base.Task):
       benchmark: 'svamp', 'multiarith' or 'gsm8k'.
       num_informants: agents that hold a note.
       whole_problem: deal nothing: the same questions, whole, for a solver alone to compare with.
+      apart_from: other benchmarks whose test questions no training or validation question may be
+        near, for a team that is to be evaluated on them.
       grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
         'legacy' read its number as it stands (see `OfficialTask`).
       seed: of places and idle notes.
@@ -104,15 +108,18 @@ class DealtTask(base.Task):
       FileNotFoundError: if a file cannot be had.
       ValueError: an option out of range, or a file that is not the official one.
     """
-    if benchmark not in BENCHMARKS:
-      raise ValueError(f'dealt: benchmark={benchmark!r} is unknown; use one of {[*BENCHMARKS]}')
+    for option, name in [('benchmark', benchmark), *(('apart_from', n) for n in apart_from)]:
+      if name not in BENCHMARKS:
+        raise ValueError(f'dealt: {option}={name!r} is unknown; use one of {[*BENCHMARKS]}')
     if not is_whole(num_informants) or not 1 <= num_informants <= 100:
       raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
     if not is_whole(seed):
       raise ValueError(f'dealt: seed={seed!r} must be an integer')
-    self._official = BENCHMARKS[benchmark](
-      grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
+    open_ = functools.partial(
+      _opened, grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
     )
+    self._official = open_(benchmark)
+    self._apart_from = [open_(name) for name in apart_from]
     self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
     self.whole_problem = whole_problem
     self.graders = self._official.graders
@@ -175,8 +182,11 @@ class DealtTask(base.Task):
     return script.message(note, relevant, rng, terse_probability, silence_probability)
 
   def _dealt(self, split: str) -> tuple[list[Question], int]:
-    official = self._official.questions(split) if len(self._official._split(split)) else ()
-    problems = [found for found in map(self._taken_apart, official) if found is not None]
+    official = list(self._official._split(split))
+    kept = official
+    for other in self._apart_from if split != 'test' else ():
+      kept = far_from(kept, list(other.questions('test')))
+    problems = [found for found in map(self._taken_apart, kept) if found is not None]
     idle = [sentence for problem in problems for sentence in problem.context]
     dealt_to: collections.Counter[int] = collections.Counter()
     questions = []
@@ -238,6 +248,10 @@ class DealtTask(base.Task):
       return set(rng.sample(range(total), relevant))
     pick = strata.stratum(self.seed, split, f'places of {relevant}', count, index, rng)
     return set(strata.subsets(total, relevant)[pick])
+
+
+def _opened(name: str, **options: Any) -> word_problems.WordProblems:
+  return BENCHMARKS[name](**options)
 
 
 def _rounded(number: Fraction) -> Fraction:
