@@ -197,7 +197,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     reward=options,
     budget=budget,
     sharing=sharing,
-    note=note,
+    note='\n'.join(filter(None, (note, task.note))),
     training=training,
   )
 

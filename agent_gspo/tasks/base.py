@@ -70,6 +70,11 @@ class Task(abc.ABC):
     """The answer in a text in a form that can be compared for votes; None if it has none."""
     return answer_text.strip() or None
 
+  @property
+  def note(self) -> str:
+    """What the user should know of the questions before a run, '' for nothing."""
+    return ''
+
   def _empty_remedy(self, split: str) -> str:
     """What to do about an empty split; ends the error message."""
     del split

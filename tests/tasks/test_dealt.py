@@ -184,6 +184,7 @@ def test_grades_the_equation_and_tells_what_the_others_say():
   assert task.graded_by('strict', question, f'{a} - {b} = 0') == 0.0
   assert task.canonical(f'{a} - {b} = 0') == question.answer
   assert task.describe()['undealt_test'] == 6
+  assert 'needed: 12 of 96 (train), 0 of 0 (validation), 6 of 48 (test).' in task.note
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,19 @@ class DealtTask(base.Task):
     """What another grader says."""
     return self._official.graded_by(grader, question, answer_text)
 
+  @property
+  def note(self) -> str:
+    """How many problems are left out."""
+    told = [
+      f'{self.undealt(split)} of {self.undealt(split) + len(self._split(split))} ({split})'
+      for split in base.SPLITS
+    ]
+    near = ', or they are near a question of another test' if self._apart_from else ''
+    return (
+      f'Problems of {self.benchmark} that are left out, since nothing stands before their question '
+      f'or no note of it is needed{near}: {", ".join(told)}.'
+    )
+
   def undealt(self, split: str) -> int:
     """Number of a split's problems that cannot be dealt, and so are left out."""
     return self._deal(split)[1]
