@@ -13,6 +13,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
+from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question
 
@@ -83,10 +84,24 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
         ) from error
   if any(role.calculator for role in parts.team.roles):
     _ = Calculator(tokenizer).equals_ids  # raises where there is no token for it
+  _check_demonstrations(parts, tokenizer)
   questions = _questions(parts)
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, questions)
   return _check_lengths(parts, tokenizer, questions, context)
+
+
+def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None:
+  """Refuses a supervised stage that has nothing to show: so much as its first step tells."""
+  if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
+    return
+  micro_batches, _ = Demonstrations(parts.task, parts.team, tokenizer, parts.config).of_step(0)
+  if not micro_batches:
+    raise ValueError(
+      f'sft: of {parts.config["sft"]["questions"]} questions of task {parts.task.name!r} no '
+      'demonstration is known that fits into the messages of the team. Raise '
+      'team.max_message_tokens, or team.roles.*.max_tokens.'
+    )
 
 
 def _questions(parts: config_lib.Parts) -> list[Question]:

@@ -166,6 +166,11 @@ class _Stage:
       logprobs = self.programs.logprobs(self.state, micro_batches)
       sums[role] = -float(sum(x.sum(dtype=np.float64) for x in logprobs))
       counts[role] = float(sum(b.loss_mask.sum() for b in micro_batches))
+    if not counts:
+      raise ValueError(
+        f'sft.validation_questions={self.options.validation_questions}: none of them has a '
+        "demonstration that fits into the team's messages. Raise it, or team.max_message_tokens."
+      )
     return {
       VALIDATION: sum(sums.values()) / sum(counts.values()),
       **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},

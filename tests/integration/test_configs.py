@@ -159,9 +159,10 @@ def test_qwen_config_fits_the_published_model():
 
 
 @pytest.mark.slow
-def test_qwen_config_trains_a_narrow_model(cache, tmp_path):
-  """One small step of its team: chat template, adapters, bfloat16, remat, random weights."""
-  config = plain(_ROOT / 'configs' / 'qwen_gsm8k.py', cache)
+@pytest.mark.parametrize('name', ['qwen_gsm8k', 'gsm8k_dealt'])
+def test_qwen_configs_train_a_narrow_model(name, cache, tmp_path):
+  """A small step of each: chat template and adapters, or sft; bfloat16, remat, random weights."""
+  config = plain(_ROOT / 'configs' / f'{name}.py', cache)
   tokenizer = pretrained.smollm().tokenizer
   narrow = hf_config.config_from_hf(
     _PUBLISHED
@@ -181,10 +182,15 @@ def test_qwen_config_trains_a_narrow_model(cache, tmp_path):
   config['steps'] = 1
   config['model']['source'] = f'hf:{tmp_path / "model"}'
   config['team']['max_message_tokens'] = 48
-  config['team']['roles']['planner']['max_tokens'] = 16
+  if 'planner' in config['team']['roles']:
+    config['team']['roles']['planner']['max_tokens'] = 16
+  if config['sft']['epochs']:
+    config['team']['max_message_tokens'] = 352  # as long as official rationales
+    config['sft'] |= {'epochs': 0.0, 'steps': 2, 'questions': 4, 'save_every': 2}
+    config['sft'] |= {'validation_questions': 4, 'patience': 0}
   config['rollout'] |= {'questions': 4, 'group_size': 2}
-  config['learner'] |= {'pack_length': 512, 'micro_batch_size': 1}
-  config['sampler'] |= {'prefill_length': 512, 'prefill_rows': 2}
+  config['learner'] |= {'pack_length': 768, 'micro_batch_size': 1}
+  config['sampler'] |= {'prefill_length': 768, 'prefill_rows': 2}
   config['evaluation'] |= {'questions': 2, 'every': 0}
   record = loop.train(config, tmp_path / 'run')
   assert (record['label'], record['step'], record['questions']) == ('trained', 1, 2)

@@ -153,6 +153,15 @@ def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(
   assert not same(params, flax.traverse_util.unflatten_dict(at[8]))
 
 
+def test_demonstrations_that_no_message_can_hold(monkeypatch):
+  parts = config_lib.check(micro_run.changed())
+  monkeypatch.setattr(parts.task, 'demonstration', lambda *_, **__: 'has ' * 9)
+  with pytest.raises(
+    ValueError, match=r'sft: of 4 questions .* Raise team\.max_message_tokens, or'
+  ):
+    setup_lib.build(parts)
+
+
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
