@@ -212,6 +212,10 @@ def test_bad_options(options, message):
     ('Jessica spent $10.22 on a toy, and a cage cost her $11.73.', 'spent $10.22, her $11.73'),
     ('He gave 9 cookies to his friend and ate 18.', 'gave 9 cookies, ate 18'),
     ('43 children were there.', '43 children'),
+    (
+      'It takes 3 cups of sugar 10 cups of flour and 15 of it.',
+      'takes 3 cups of sugar, 10 cups of flour, 15',
+    ),
     ('Mary is baking a cake.', ''),
     ('', ''),
   ],

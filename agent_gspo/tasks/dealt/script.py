@@ -11,11 +11,12 @@ _FRAMES = (
   'Here is what I know: {note}',
 )
 _NUMBER = re.compile(r'\$?[0-9]')
-# A phrase about a number ends before these.
+# A phrase about a number ends before these, not before "of": "10 cups of flour".
 _ENDS_PHRASE = frozenset(
-  'a an and are at but by for from he if in into is it of on or she so that the they to was were '
+  'a an and are at but by for from he if in into is it on or she so that the they to was were '
   'when which while who with'.split()
 )
+_DANGLING = frozenset(('of', 'than', 'as', 'more', 'less'))  # nor does it end with these
 _PHRASE_WORDS = 3  # behind a number
 
 
@@ -58,6 +59,8 @@ def terse(note: str) -> str:
         break
       phrase.append(words[done])
       done += 1
+    while phrase[-1].lower() in _DANGLING:
+      phrase.pop()
     phrases.append(' '.join(phrase).rstrip(',.;'))
   return ', '.join(phrases)
 
