@@ -95,9 +95,8 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
   """The same of arrays that each replica has one of: `[replicas, ...]`."""
   if placement.mesh is None:
     return None
-  axis = None if placement.cut_by_fsdp else 'data'
   one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-  prefixed = lambda sharding: placement.sharding(axis, *sharding.spec)
+  prefixed = lambda sharding: placement.sharding('data', *sharding.spec)
   return jax.tree.map(prefixed, shardings(one, config, placement))
 
 
@@ -138,7 +137,9 @@ def layout(
   """
   if placement.mesh is None:
     return Layout()
-  on_mesh = functools.partial(NamedSharding, placement.mesh)
+  # Within a replica specs are of the mesh that it runs in.
+  whole = isinstance(rows, NamedSharding)
+  on_mesh = functools.partial(NamedSharding, placement.mesh) if whole else lambda spec: spec
   kernels = {}
   # Named by their module: the same in every layer.
   for row in tensor_names.table(config) if placement.cut_by_fsdp else ():
@@ -152,7 +153,8 @@ def layout(
     'embed/embedding', (config.vocab_size, config.embed_dim), config, placement
   )
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
-    lookup = on_mesh(PartitionSpec('data')), on_mesh(PartitionSpec('data', None, 'fsdp'))
+    data = 'data' if whole else None
+    lookup = on_mesh(PartitionSpec(data)), on_mesh(PartitionSpec(data, None, 'fsdp'))
   return Layout(rows, lookup, kernels, _of_heads(config, placement, rows))
 
 
@@ -165,7 +167,8 @@ def _of_heads(
   heads = None if config.num_kv_heads % placement.size('tensor') else 'tensor'
   if isinstance(rows, NamedSharding):
     return PartitionSpec(ROWS, heads), placement.mesh, frozenset(AXES)
-  return PartitionSpec(None, heads), None, frozenset(AXES) - {'data'}
+  own_rows = 'fsdp' if placement.cut_by_fsdp else None
+  return PartitionSpec(own_rows, heads), None, frozenset(AXES) - {'data'}
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:

@@ -100,27 +100,34 @@ class Placement:
   @property
   def replicas(self) -> int:
     """Number of copies of the parameters that are trained apart, see `by_replica`."""
-    return 1 if self.cut_by_fsdp else self.size('data')
+    return self.size('data')
+
+  @property
+  def _one_replica(self) -> bool:
+    """Whether all devices share one copy of the parameters: rows are cut over `fsdp` alone."""
+    return self.cut_by_fsdp and self.replicas == 1
 
   @property
   def replica_rows(self) -> NamedSharding | PartitionSpec | None:
     """Within `by_replica`, of arrays whose first axis is one of rows."""
-    return PartitionSpec() if self.mesh is not None and not self.cut_by_fsdp else self.rows
+    if self.mesh is None or self._one_replica:
+      return self.rows
+    return PartitionSpec('fsdp') if self.cut_by_fsdp else PartitionSpec()
 
   def by_replica(self, function: Callable[..., Any], whole: int) -> Callable[..., Any]:
     """`function`, run by each replica of the parameters on its own part of the other arguments.
 
-    Between replicas the compiler exchanges nothing; within one it cuts arrays over `tensor`. Where
-    parameters are cut over `fsdp`, all devices are one replica.
+    Between replicas the compiler exchanges nothing; within one it cuts arrays over `fsdp` and
+    `tensor`.
 
     Args:
       function: what it returns, and its arguments but the first few, are cut along the first axis
         of each array.
       whole: arguments that each replica has.
     """
-    if self.cut_by_fsdp:
+    if self._one_replica:
       return function
-    return self._manual(function, ('data',), (PartitionSpec(),) * whole)
+    return self._manual(self.mesh, function, ('data',), (PartitionSpec(),) * whole)
 
   def by_rows(self, function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
     """Within `by_replica`: `function`, run by each device on its own rows.
@@ -133,23 +140,30 @@ class Placement:
     """
     if not self.cut_by_fsdp:
       return function
-    specs = jax.tree.map(lambda sharding: _along(sharding.spec, ROWS), kept)
+    # Of several replicas each knows its own rows alone, and the mesh from where it runs.
+    mesh, axes = (self.mesh, ROWS) if self._one_replica else (None, ('fsdp',))
+    specs = jax.tree.map(lambda sharding: _along(sharding.spec, axes), kept)
 
     def gathering(part: Any, *args: Any) -> Any:
       return function(jax.tree.map(_gathered, part, specs), *args)
 
-    return self._manual(gathering, ROWS, (specs,))
+    return self._manual(mesh, gathering, axes, (specs,))
 
   def _manual(
-    self, function: Callable[..., Any], axes: tuple[str, ...], first: tuple[Any, ...]
+    self,
+    mesh: Mesh | None,
+    function: Callable[..., Any],
+    axes: tuple[str, ...],
+    first: tuple[Any, ...],
   ) -> Callable[..., Any]:
     """`function` of the part that devices have along some axes, the others left to the compiler.
 
-    `first` are the specs of its first arguments; the others have rows.
+    `first` are the specs of its first arguments; the others have rows. Without a mesh it is that
+    of the function that this one runs in.
     """
     if self.mesh is None:
       return function
-    mesh, cut = self.mesh, PartitionSpec(axes)
+    cut = PartitionSpec(axes)
 
     def mapped(*args: Any) -> Any:
       return jax.shard_map(
