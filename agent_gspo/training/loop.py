@@ -136,17 +136,27 @@ class Run:
 
   def _end_saving(self) -> None:
     """Waits for the save under way, where something else has ended the run."""
-    try:
-      self.checkpoints.wait()
-    except disk.WriteError as error:
-      warnings.warn(str(error), stacklevel=2)
+    for saves in filter(None, (self.sft_checkpoints, self.checkpoints)):
+      try:
+        saves.wait()
+      except disk.WriteError as error:
+        warnings.warn(str(error), stacklevel=2)
 
   def way_on(self) -> str:
     """What to do when the disk is full."""
-    saved = self.checkpoints.latest_step
-    if saved is None:
+    saved = self._saved()
+    if not saved:
       return 'There is no checkpoint yet: make room, and the same command starts anew.'
     return f'Checkpoint {saved} is safe: make room, and the same command goes on from there.'
+
+  def _saved(self) -> str:
+    """The step that the same command goes on from, '' for none."""
+    sft = self.sft_checkpoints
+    if self.checkpoints.latest_step is not None:
+      return str(self.checkpoints.latest_step)
+    if sft is not None and sft.latest_step is not None:
+      return f'{sft.latest_step} of the warm start'
+    return ''
 
   def go(self) -> dict[str, Any]:
     config = self.config
@@ -251,14 +261,12 @@ class Run:
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
     self.checkpoints.wait()
-    saved, sft = self.checkpoints.latest_step, self.sft_checkpoints
-    if saved is not None:
-      told = f'saved step {saved}; the same command goes on from there'
-    elif sft is not None and sft.latest_step is not None:
-      told = f'saved step {sft.latest_step} of the warm start; the same command goes on from there'
-    else:
-      told = 'interrupted before anything was finished; the same command starts anew'
-    progress.note(told)
+    saved = self._saved()
+    progress.note(
+      f'saved step {saved}; the same command goes on from there'
+      if saved
+      else 'interrupted before anything was finished; the same command starts anew'
+    )
 
   def _begin(self) -> tuple[TrainState, int]:
     """A fresh state, or that of the newest checkpoint."""
