@@ -14,6 +14,7 @@ _OF_EXTRAS = (
 )  # fmt: skip
 _NEEDING_THEM = (
   'agent_gspo.tasks.benchmarks',
+  'agent_gspo.tasks.dealt.task',
   'agent_gspo.tasks.data.prepared',
   'agent_gspo.tasks.grading.math_worker',
 )
