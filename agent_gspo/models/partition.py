@@ -95,8 +95,9 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
   """The same of arrays that each replica has one of: `[replicas, ...]`."""
   if placement.mesh is None:
     return None
+  axis = None if placement.one_replica else 'data'
   one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-  prefixed = lambda sharding: placement.sharding('data', *sharding.spec)
+  prefixed = lambda sharding: placement.sharding(axis, *sharding.spec)
   return jax.tree.map(prefixed, shardings(one, config, placement))
 
 

@@ -100,17 +100,18 @@ class Placement:
   @property
   def replicas(self) -> int:
     """Number of copies of the parameters that are trained apart, see `by_replica`."""
-    return self.size('data')
+    return 1 if self.one_replica else self.size('data')
 
   @property
-  def _one_replica(self) -> bool:
-    """Whether all devices share one copy of the parameters: rows are cut over `fsdp` alone."""
-    return self.cut_by_fsdp and self.replicas == 1
+  def one_replica(self) -> bool:
+    """Whether all devices share one copy of the parameters, `tensor` aside."""
+    # On all three axes at once TPU's compiler aborts on replicas that are apart (libtpu 0.0.52).
+    return self.cut_by_fsdp and (self.size('data') == 1 or self.size('tensor') > 1)
 
   @property
   def replica_rows(self) -> NamedSharding | PartitionSpec | None:
     """Within `by_replica`, of arrays whose first axis is one of rows."""
-    if self.mesh is None or self._one_replica:
+    if self.mesh is None or self.one_replica:
       return self.rows
     return PartitionSpec('fsdp') if self.cut_by_fsdp else PartitionSpec()
 
@@ -125,7 +126,7 @@ class Placement:
         of each array.
       whole: arguments that each replica has.
     """
-    if self._one_replica:
+    if self.one_replica:
       return function
     return self._manual(self.mesh, function, ('data',), (PartitionSpec(),) * whole)
 
@@ -141,7 +142,7 @@ class Placement:
     if not self.cut_by_fsdp:
       return function
     # Of several replicas each knows its own rows alone, and the mesh from where it runs.
-    mesh, axes = (self.mesh, ROWS) if self._one_replica else (None, ('fsdp',))
+    mesh, axes = (self.mesh, ROWS) if self.one_replica else (None, ('fsdp',))
     specs = jax.tree.map(lambda sharding: _along(sharding.spec, axes), kept)
 
     def gathering(part: Any, *args: Any) -> Any:
