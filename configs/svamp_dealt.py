@@ -14,10 +14,10 @@ supervised stage:
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
-What was measured, with other prices, rates and steps than these, is in docs/benchmarks.md: after the
-supervised stage (51 minutes of two CPU cores) 25.6 % of SVAMP's test; within 16 steps at a price of
-0.05 and a rate of 1e-4 a third of the tokens, and a team on its way to collapse. The price and rate
-here lie below; nobody has run them to the end.
+What was measured, with other prices, rates and steps than these, is in docs/benchmarks.md: after
+the supervised stage (51 minutes of two CPU cores) 25.6 % of SVAMP's test; within 16 steps at a
+price of 0.05 and a rate of 1e-4 a third of the tokens, and a team on its way to collapse. The price
+and rate here lie below; nobody has run them to the end.
 """
 
 from ml_collections import config_dict
