@@ -84,11 +84,12 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
         ) from error
   if any(role.calculator for role in parts.team.roles):
     _ = Calculator(tokenizer).equals_ids  # raises where there is no token for it
-  _check_demonstrations(parts, tokenizer)
   questions = _questions(parts)
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, questions)
-  return _check_lengths(parts, tokenizer, questions, context)
+  lengths = _check_lengths(parts, tokenizer, questions, context)
+  _check_demonstrations(parts, tokenizer)
+  return lengths
 
 
 def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None:
