@@ -15,10 +15,10 @@ supervised stage:
     --config.steps=0
 
 What was measured, with other prices, rates and steps than these, is in docs/benchmarks.md: after
-the supervised stage (51 minutes of two CPU cores) 25.6 % of SVAMP's test; 16 steps at a rate of 1e-4
-and a price of 0.05 lead to a third of the tokens and to silence where it belongs, but accuracy does
-not survive that rate, with a price or without; 3e-5 and 0.02 move nothing in 12 steps. Nobody has run
-what lies between, as this file does.
+the supervised stage (51 minutes of two CPU cores) 25.6 % of SVAMP's test; 16 steps at a rate of
+1e-4 and a price of 0.05 lead to a third of the tokens and to silence where it belongs, but accuracy
+does not survive that rate, with a price or without; 3e-5 and 0.02 move nothing in 12 steps. Nobody
+has run what lies between, as this file does.
 """
 
 from ml_collections import config_dict
