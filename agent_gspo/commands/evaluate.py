@@ -52,8 +52,8 @@ def main() -> None:
     return
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
-  if parts.task.note:
-    print(parts.task.note)
+  if told := parts.task.note([config['evaluation']['split']]):
+    print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
   saved = None

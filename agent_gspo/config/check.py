@@ -164,7 +164,8 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     message_limit=budget.message_limit,
   )
   task = make_task(config['task']['name'], **config['task']['options'])
-  for split in (*(['train'] if training else []), config['evaluation']['split']):
+  splits = list(dict.fromkeys([*(['train'] if training else []), config['evaluation']['split']]))
+  for split in splits:
     holders = len(task.questions(split)[0].notes)
     if holders > team.num_agents:
       raise ValueError(
@@ -197,7 +198,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     reward=options,
     budget=budget,
     sharing=sharing,
-    note='\n'.join(filter(None, (note, task.note))),
+    note='\n'.join(filter(None, (note, task.note(splits)))),
     training=training,
   )
 
@@ -297,12 +298,13 @@ def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
     )
   if not options.is_asked_for:
     return
-  length = f'sft.steps={options.steps}' if options.steps else f'sft.epochs={options.epochs}'
   if not hasattr(task, 'demonstration'):
-    raise ValueError(f'{length}, but task {task.name!r} has no demonstrations; set it to 0.')
+    raise ValueError(
+      f'{options.length}, but task {task.name!r} has no demonstrations; set it to 0.'
+    )
   if config['evaluation']['untrained'] == 'last':
     raise ValueError(
-      f"evaluation.untrained='last' with {length}: the team that the warm start "
+      f"evaluation.untrained='last' with {options.length}: the team that the warm start "
       "ends with is gone by then. Set it to 'first'."
     )
   roles = sorted({role.name for role in team.roles})

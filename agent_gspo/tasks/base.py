@@ -70,9 +70,9 @@ class Task(abc.ABC):
     """The answer in a text in a form that can be compared for votes; None if it has none."""
     return answer_text.strip() or None
 
-  @property
-  def note(self) -> str:
-    """What the user should know of the questions before a run, '' for nothing."""
+  def note(self, splits: Sequence[str]) -> str:
+    """What the user should know of the questions of some splits before a run, '' for nothing."""
+    del splits
     return ''
 
   def _empty_remedy(self, split: str) -> str:

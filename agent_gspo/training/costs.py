@@ -152,8 +152,7 @@ def _supervised(
   options = SFTOptions(**parts.config['sft'])
   if not options.is_asked_for:
     return []
-  train = len(parts.task.questions('train'))
-  steps = options.steps or math.ceil(options.epochs * train / options.questions)
+  steps = options.steps_of(len(parts.task.questions('train')))
   one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
   return [_times(one, steps, 'supervised stage')]
 

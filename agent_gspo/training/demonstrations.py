@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,8 +55,7 @@ class Demonstrations:
   @property
   def steps(self) -> int:
     """Of the whole stage."""
-    options = self.options
-    return options.steps or math.ceil(options.epochs * len(self.questions) / options.questions)
+    return self.options.steps_of(len(self.questions))
 
   def epoch(self, step: int) -> float:
     """Passes through the training split after so many steps."""

@@ -289,13 +289,13 @@ class Run:
       saves = self.sft_checkpoints = Checkpoints(
         self.workdir / _SFT_FOLDER, self.config, keep=self.config['sft']['patience'] + 2
       )
-      params = imitate(
+      params, steps = imitate(
         setup, state_lib.merge(state.trainable, state.frozen), saves, self._sft_hooks(progress)
       )
       saves.wait()
       if hosts.count() == 1:  # else no process has all of them
         sft_cache.save(self.config, params)
-      done = f'warm start: {saves.latest_step} steps in {time.monotonic() - start:.0f} s'
+      done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
     state = setup_lib.init_state(self.setup, self.programs, params)
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from agent_gspo.options import Section, option
 
@@ -53,3 +54,12 @@ class SFTOptions(Section, name='sft'):
   def is_asked_for(self) -> bool:
     """Whether there is such a stage."""
     return self.steps > 0 or self.epochs > 0
+
+  @property
+  def length(self) -> str:
+    """The field that says how long it is, with its value."""
+    return f'sft.steps={self.steps}' if self.steps else f'sft.epochs={self.epochs}'
+
+  def steps_of(self, questions: int) -> int:
+    """Steps of the stage on a training split of so many questions."""
+    return self.steps or math.ceil(self.epochs * questions / self.questions)

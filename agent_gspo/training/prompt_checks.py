@@ -123,12 +123,13 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
     for shown, text in _texts(parts.team, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
-  if parts.training and SFTOptions(**parts.config['sft']).is_asked_for:
+  sft = SFTOptions(**parts.config['sft'])
+  if parts.training and sft.is_asked_for:
     # What the demonstrations say.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
     if unknown := tokenizer.unknown_words(' '.join(words)):
       raise ValueError(
-        f'sft: the word {unknown[0]!r} of task '
+        f'{sft.length}: the word {unknown[0]!r} of task '
         f'{parts.task.name!r} is not in the vocabulary of model.source='
         f'{parts.config["model"]["source"]!r}. Use a model that knows it.'
       )

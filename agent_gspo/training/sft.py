@@ -35,7 +35,7 @@ class Hooks:
   Attributes:
     progress: called with (finished steps, steps in all, loss in nats a token).
     record: called with a finished step and its figures.
-    records: figures of the steps so far, oldest first, of a stage that goes on.
+    records: called with the steps that were saved, 0 at the beginning; figures of those steps.
     deferred: a block that no signal breaks into.
     meet: called after each step; raises where a signal has come.
   """
@@ -47,8 +47,10 @@ class Hooks:
   meet: Callable[[], None] = lambda: None
 
 
-def imitate(setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks) -> Params:
-  """Parameters after imitation learning on the training split.
+def imitate(
+  setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks
+) -> tuple[Params, int]:
+  """Parameters after imitation learning on the training split, and the steps that it took.
 
   The demonstrations stand in the team's own prompts, so what is learnt is exactly what the rollout
   asks for. Of a pretrained model with adapters these alone are trained; of one from scratch all
@@ -71,7 +73,7 @@ def imitate(setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks
   except KeyboardInterrupt:
     stage.save_interrupted()
     raise
-  return stage.result()
+  return stage.result(), int(stage.state.step)
 
 
 class _Stage:
@@ -80,7 +82,8 @@ class _Stage:
   def __init__(self, setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks):
     config, model, placement = setup.config, setup.model, setup.placement
     self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
-    adapted, self._aside = config['model']['lora_rank'] > 0, Flat()
+    adapted = config['model']['lora_rank'] > 0
+    self._aside: Flat = {}
     if adapted and config['model']['source'].startswith('random:'):
       flat = flax.traverse_util.flatten_dict(params)
       self._aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
@@ -148,12 +151,12 @@ class _Stage:
       'sft/left_out_rate': left_out,
       'sft/positions': float(sum(b.tokens.size for b in micro_batches)),
     }
-    saves = done % self.options.save_every == 0 or done == self.steps
-    if saves and self.options.validation_questions:
+    saves, is_last = done % self.options.save_every == 0, done == self.steps
+    if (saves or is_last) and self.options.validation_questions:
       figures |= self._validate()
       self.validations[done] = figures[VALIDATION]
     self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
-    if saves:
+    if saves and not is_last:  # what the stage ends with is the run's own first checkpoint
       self.checkpoints.save(self.state)
     self.hooks.progress(done, self.steps, nats)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from agent_gspo.workdir import event_file
 
 _MARK = 'non_finite'
+_BOARD, _SFT_BOARD = 'tensorboard', 'tensorboard/sft'  # a run each to TensorBoard
 
 
 class RunWriter:
@@ -43,10 +44,8 @@ class RunWriter:
     self.workdir.mkdir(parents=True, exist_ok=True)
     self._wandb = _start_wandb(wandb_project, self.workdir) if wandb_project else None
     self._files: dict[str, disk.Appender] = {}
-    self._board: event_file.EventFile | None = None
-    self._sft_board: event_file.EventFile | None = None
-    self._purge_step: int | None = None
-    self._sft_purge_step: int | None = None
+    self._boards: dict[str, event_file.EventFile] = {}  # by folder
+    self._purge_steps: dict[str, int] = {}
     for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS, records.SFT):
       json_lines.drop_half_line(self.workdir / name)
 
@@ -82,9 +81,7 @@ class RunWriter:
     TensorBoard shows them as a run of their own.
     """
     record = self._append(records.SFT, {'step': int(step), **values})
-    if self._sft_board is None:
-      self._sft_board = self._event_file('tensorboard/sft', self._sft_purge_step)
-    self._sft_board.scalars(_scalars(record), int(step))
+    self._tensorboard(_SFT_BOARD).scalars(_scalars(record), int(step))
 
   def evaluation(self, record: Mapping[str, Any]) -> None:
     """Writes one evaluation; its numbers appear in TensorBoard under `eval/`."""
@@ -117,16 +114,17 @@ class RunWriter:
     Args:
       step: the last step to keep.
     """
-    self._close_files()
-    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS):
-      json_lines.truncate_after(self.workdir / name, step)
-    self._purge_step = step + 1
+    self._truncate((records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS), _BOARD, step)
 
   def truncate_supervised_after(self, step: int) -> None:
     """The same of the supervised stage."""
+    self._truncate((records.SFT,), _SFT_BOARD, step)
+
+  def _truncate(self, names: Iterable[str], board: str, step: int) -> None:
     self._close_files()
-    json_lines.truncate_after(self.workdir / records.SFT, step)
-    self._sft_purge_step = step + 1
+    for name in names:
+      json_lines.truncate_after(self.workdir / name, step)
+    self._purge_steps[board] = step + 1
 
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Drops what was written of the evaluations with these labels at a step."""
@@ -158,15 +156,13 @@ class RunWriter:
     self._files[name].append(json.dumps(plain, allow_nan=False).encode() + b'\n')
     return plain
 
-  def _tensorboard(self) -> event_file.EventFile:
-    if self._board is None:
-      self._board = self._event_file('tensorboard', self._purge_step)
-    return self._board
+  def _tensorboard(self, folder: str = _BOARD) -> event_file.EventFile:
+    if folder not in self._boards:
+      from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
 
-  def _event_file(self, name: str, purge_step: int | None) -> event_file.EventFile:
-    from agent_gspo.workdir import event_file  # imports protobuf, which readers do not need
-
-    return event_file.EventFile(self.workdir / name, purge_step)
+      purged = self._purge_steps.get(folder)
+      self._boards[folder] = event_file.EventFile(self.workdir / folder, purged)
+    return self._boards[folder]
 
   def _close_lines(self) -> None:
     for file in self._files.values():
@@ -175,10 +171,9 @@ class RunWriter:
 
   def _close_files(self) -> None:
     self._close_lines()
-    for board in (self._board, self._sft_board):
-      if board is not None:
-        board.close()
-    self._board = self._sft_board = None
+    for board in self._boards.values():
+      board.close()
+    self._boards = {}
 
 
 class SilentWriter(RunWriter):

@@ -425,7 +425,7 @@ def test_words_that_a_loaded_vocabulary_lacks(tmp_path):
   words = [w for w in parts.task.vocabulary() if w != 'hello']
   roles = ['note', 'say', 'answer', 'informant1', 'informant2', 'solver']
   word_level(list(dict.fromkeys([*words, *roles]))).save(tmp_path)
-  with pytest.raises(ValueError, match=r"sft: the word 'hello' of task 'relay' is"):
+  with pytest.raises(ValueError, match=r"sft\.steps=2: the word 'hello' of task 'relay' is"):
     build(changed(model__source=f'hf:{tmp_path}'))
   build(changed(model__source=f'hf:{tmp_path}', sft__steps=0))
 

@@ -109,8 +109,8 @@ function anyChart() {
 
 /** The supervised stage has steps of its own. */
 function sftChart() {
-  const of = (run, key) => ((run.sft || {}).series || {})[key] || [];
-  const keys = [...new Set(runs.flatMap((run) => Object.keys((run.sft || {}).series || {})))]
+  const of = (run, key) => run.sft.series[key] || [];
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.sft.series)))]
     .filter((key) => key.endsWith('_nats') || key.includes('_nats_')).sort();
   if (!keys.length) return null;
   const name = (key) => key.replace('sft/', '').replace('loss_nats', 'training').replace('validation_nats', 'validation').replace('_', ', ');

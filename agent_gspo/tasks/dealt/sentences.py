@@ -8,8 +8,8 @@ from agent_gspo.tasks.grading.numeric import numbers_in
 
 # What a full stop behind does not end a sentence: titles, units and single capitals.
 _ABBREVIATION = re.compile(
-  r'(?:^|[\s(])(?:mr|mrs|ms|dr|st|jr|sr|prof|vs|no|oz|lb|lbs|ft|sq|approx|[a-z]\.[a-z]|[A-Z])\.$',
-  re.IGNORECASE,
+  r'(?:^|[\s(])'
+  r'(?:(?i:mr|mrs|ms|dr|st|jr|sr|prof|vs|no|oz|lb|lbs|ft|sq|approx|[a-z]\.[a-z])|[A-Z])\.$'
 )
 _ENDS = re.compile(r'(?<=[.?!])["\')]*\s+')
 # A condition ends with a comma or "then"; one that begins with "if" may do without.
@@ -27,17 +27,10 @@ def sentences(text: str) -> list[str]:
   found, start = [], 0
   for end in _ENDS.finditer(text):
     piece = text[start : end.start()]
-    if not _is_abbreviated(piece):
+    if not _ABBREVIATION.search(piece):
       found.append(text[start : end.end()].strip())
       start = end.end()
   return [*found, text[start:].strip()] if text[start:].strip() else found
-
-
-def _is_abbreviated(piece: str) -> bool:
-  """Whether the full stop that a text ends with is not the end of its sentence."""
-  match = _ABBREVIATION.search(piece)
-  # "... a pen and I." is rarer than "J. Smith"; a lone lower-case letter ends no initial.
-  return match is not None and not re.search(r'\s[a-z]\.$', piece)
 
 
 def context_and_question(text: str) -> tuple[list[str], str]:

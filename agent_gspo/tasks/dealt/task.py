@@ -115,8 +115,8 @@ class DealtTask(base.Task):
       raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
     if not is_whole(seed):
       raise ValueError(f'dealt: seed={seed!r} must be an integer')
-    open_ = functools.partial(
-      _opened, grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
+    open_ = lambda name: BENCHMARKS[name](
+      grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
     )
     self._official = open_(benchmark)
     self._apart_from = [open_(name) for name in apart_from]
@@ -140,12 +140,11 @@ class DealtTask(base.Task):
     """What another grader says."""
     return self._official.graded_by(grader, question, answer_text)
 
-  @property
-  def note(self) -> str:
+  def note(self, splits: Sequence[str]) -> str:
     """How many problems are left out."""
     told = [
       f'{self.undealt(split)} of {self.undealt(split) + len(self._split(split))} ({split})'
-      for split in base.SPLITS
+      for split in splits
     ]
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
@@ -261,10 +260,6 @@ class DealtTask(base.Task):
       return set(rng.sample(range(total), relevant))
     pick = strata.stratum(self.seed, split, f'places of {relevant}', count, index, rng)
     return set(strata.subsets(total, relevant)[pick])
-
-
-def _opened(name: str, **options: Any) -> word_problems.WordProblems:
-  return BENCHMARKS[name](**options)
 
 
 def _rounded(number: Fraction) -> Fraction:
