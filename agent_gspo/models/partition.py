@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -18,8 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
+from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.transformer import Layout
 from agent_gspo.sharding.placement import AXES, ROWS, Placement
+
+_READERS = 4  # threads
 
 # End of a parameter's path -> axis of the mesh for each of its last axes. A name that is not here
 # (norms) is whole on each device.
@@ -102,8 +106,21 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
 
 
 def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """The arrays of a tree where they belong; numpy's are put there, a device's share at a time."""
-  return placement.put(tree, shardings(tree, config, placement))
+  """The arrays of a tree where they belong; numpy's are put there, a device's share at a time.
+
+  Of `StoredArray`s each process reads what its devices have, and keeps none of it.
+  """
+  where = shardings(tree, config, placement)
+  leaves, kind = jax.tree.flatten(tree)
+  wanted = [None] * len(leaves) if where is None else jax.tree.leaves(where)
+
+  def of(x: Any, sharding: NamedSharding | None) -> Any:
+    return placement.read(x.shape, x.part, sharding) if isinstance(x, StoredArray) else x
+
+  # A few at a time: dequantising takes a core each, and whole arrays of memory.
+  with futures.ThreadPoolExecutor(_READERS) as pool:
+    read = list(pool.map(of, leaves, wanted))
+  return placement.put(jax.tree.unflatten(kind, read), where)
 
 
 def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:

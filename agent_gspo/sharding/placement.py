@@ -84,6 +84,36 @@ class Placement:
       return jax.tree.map(lambda x: of(x, shardings), tree)
     return jax.tree.map(of, tree, shardings)
 
+  def read(
+    self,
+    shape: tuple[int, ...],
+    part: Callable[[tuple[slice, ...]], np.ndarray],
+    sharding: NamedSharding | None,
+  ) -> jax.Array:
+    """An array, of which each process reads the smallest box that its devices' parts lie in.
+
+    Args:
+      shape: of the whole array.
+      part: reads what is under an index.
+      sharding: of the array; None for the default device.
+    """
+    if sharding is None:
+      return jax.device_put(part((slice(None),) * len(shape)))
+    parts = sharding.addressable_devices_indices_map(shape).values()
+    ends = [
+      [index[axis].indices(size)[:2] for index in parts if index is not None]
+      for axis, size in enumerate(shape)
+    ]
+    low = [min(start for start, _ in axis) for axis in ends]
+    box = part(tuple(slice(a, max(b for _, b in axis)) for a, axis in zip(low, ends, strict=True)))
+
+    def within(index: tuple[slice, ...] | None) -> np.ndarray:
+      assert index is not None
+      bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
+      return box[tuple(slice(a - o, b - o) for (a, b), o in zip(bounds, low, strict=True))]
+
+    return jax.make_array_from_callback(shape, sharding, within)
+
   def shard_rows(self, tree: Any) -> Any:
     """The arrays of a tree, cut along their first axis."""
     return tree if self.mesh is None else self.put(tree, self.rows)

@@ -163,7 +163,10 @@ class Run:
     changes = self.checkpoints.changes
     told = {'changes': changes} if changes else {}
     self.writer.config({**config, 'model_source': self.setup.source, **told})
-    fresh, start = self._begin()
+    self.resumed = self.checkpoints.latest_step is not None
+    start = self.checkpoints.latest_step or 0
+    # Without a checkpoint nothing counts, not even an evaluation at step 0.
+    self.writer.truncate_after(start if self.resumed else -1)
     title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
     console = None if hosts.is_first() else Console(file=io.StringIO())
     with Progress(config['steps'], start, title, console=console) as progress:
@@ -184,9 +187,8 @@ class Run:
         for change in changes:
           progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
         with self.interruption.named('the warm start'):
-          state = self._warm_start(fresh, progress)
+          state = self._begin(progress)
         self.interruption.meet()
-        del fresh  # or its memory would stay taken
         untrained = config['evaluation']['untrained']
         self._remove_sft_checkpoints()
         if untrained == 'first' and not start:  # later that team is gone
@@ -268,39 +270,35 @@ class Run:
       else 'interrupted before anything was finished; the same command starts anew'
     )
 
-  def _begin(self) -> tuple[TrainState, int]:
-    """A fresh state, or that of the newest checkpoint."""
-    state = setup_lib.init_state(self.setup, self.programs, self.setup.params)
-    self.resumed = self.checkpoints.latest_step is not None
+  def _begin(self, progress: Progress) -> TrainState:
+    """The state of the newest checkpoint, or a fresh one, after a warm start if it has one."""
+    setup, programs = self.setup, self.programs
     if self.resumed:
-      state = self.checkpoints.restore(state)
-    # Without a checkpoint nothing counts, not even an evaluation at step 0.
-    self.writer.truncate_after(int(state.step) if self.resumed else -1)
-    return state, int(state.step)
-
-  def _warm_start(self, state: TrainState, progress: Progress) -> TrainState:
-    if self.resumed or not SFTOptions(**self.config['sft']).is_asked_for:
-      return state
-    start, setup = time.monotonic(), self.setup
-    # One process may have kept it, another one not.
-    params = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
-    done = 'warm start: kept from a run that began alike'
-    if params is None:
-      saves = self.sft_checkpoints = Checkpoints(
-        self.workdir / _SFT_FOLDER, self.config, keep=self.config['sft']['patience'] + 2
-      )
-      params, steps = imitate(
-        setup, state_lib.merge(state.trainable, state.frozen), saves, self._sft_hooks(progress)
-      )
-      saves.wait()
-      if hosts.count() == 1:  # else no process has all of them
-        sft_cache.save(self.config, params)
-      done = f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
-    state = setup_lib.init_state(self.setup, self.programs, params)
+      return self.checkpoints.restore(setup_lib.state_shapes(setup, programs))
+    if not SFTOptions(**self.config['sft']).is_asked_for:
+      return setup_lib.init_state(setup, programs, setup.params)
+    params, done = self._warm_start(progress)
+    state = setup_lib.init_state(setup, programs, params)
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
     return state
+
+  def _warm_start(self, progress: Progress) -> tuple[Params, str]:
+    """The parameters after the supervised stage, and what is to be said of it."""
+    start, setup = time.monotonic(), self.setup
+    # One process may have kept it, another one not.
+    kept = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
+    if kept is not None:
+      return kept, 'warm start: kept from a run that began alike'
+    saves = self.sft_checkpoints = Checkpoints(
+      self.workdir / _SFT_FOLDER, self.config, keep=self.config['sft']['patience'] + 2
+    )
+    params, steps = imitate(setup, saves, self._sft_hooks(progress))
+    saves.wait()
+    if hosts.count() == 1:  # else no process has all of them
+      sft_cache.save(self.config, params)
+    return params, f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
 
   def _remove_sft_checkpoints(self) -> None:
     """Those of the supervised stage, once what it ended with is on the disk."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.traverse_util
 import jax
 import optax
+from jax.sharding import SingleDeviceSharding
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
@@ -63,18 +65,22 @@ class Setup(config_lib.Parts):
     """The training split."""
     return self.task.questions('train')
 
+  def own_copy(self, params: Params) -> Params:
+    """Parameters on the devices on which this process samples; those of a file are read."""
+    return partition.own_copy(params, self.model.config, self.sampler.placement)
+
   def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
     """The team's voice under some parameters.
 
     Args:
-      params: of the model; numpy's are put on the devices here, once and not with every call.
+      params: of the model, see `own_copy`.
       stream: which randomness ('train' or 'eval').
       step: finished steps, folded into the keys.
       temperature: of sampling.
     """
     return ModelPolicy(
       sampler=self.sampler,
-      params=partition.own_copy(params, self.model.config, self.sampler.placement),
+      params=self.own_copy(params),
       root=keys.stream(self.config['seed'], stream),
       step=step,
       temperature=temperature,
@@ -251,9 +257,24 @@ def make_programs(setup: Setup) -> Programs:
 
 def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
   """The state at step 0 from some parameters, each array on its devices from the first."""
+  return _state(setup, programs, partition.place(params, setup.model.config, setup.placement))
+
+
+def state_shapes(setup: Setup, programs: Programs) -> TrainState:
+  """What a state of the run consists of, `jax.ShapeDtypeStruct`s: takes no memory."""
+  shape = lambda x, where=None: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  make = lambda params: _state(setup, programs, params)
+  shapes = jax.eval_shape(make, jax.tree.map(shape, setup.params))
+  where = partition.shardings(shapes, setup.model.config, setup.placement)
+  if where is None:
+    return jax.tree.map(lambda x: shape(x, SingleDeviceSharding(jax.devices()[0])), shapes)
+  return jax.tree.map(shape, shapes, where)
+
+
+def _state(setup: Setup, programs: Programs, params: Params) -> TrainState:
   config = setup.config
   return state_lib.init(
-    partition.place(params, setup.model.config, setup.placement),
+    params,
     programs.optimizer,
     shardings=lambda state: partition.shardings(state, setup.model.config, setup.placement),
     lambda_tok=setup.budget.lambda_tok,
@@ -270,11 +291,12 @@ def place_state(setup: Setup, state: TrainState) -> TrainState:
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:
   """Fresh adapters beside the loaded weights."""
-  fresh = init_params(model_config, jax.random.key(seed))
 
-  def graft(fresh, loaded):
-    if not isinstance(fresh, Mapping):
-      return loaded
-    return {k: graft(v, loaded[k]) if k in loaded else v for k, v in fresh.items()}
+  @jax.jit  # so that of all the fresh parameters the adapters alone are ever drawn
+  def adapters(key: jax.Array) -> dict[str, jax.Array]:
+    flat = flax.traverse_util.flatten_dict(init_params(model_config, key), sep='/')
+    return {path: x for path, x in flat.items() if path.rpartition('/')[2].startswith('lora_')}
 
-  return graft(fresh, params)
+  fresh = adapters(jax.random.key(seed))
+  loaded = flax.traverse_util.flatten_dict(params, sep='/')
+  return flax.traverse_util.unflatten_dict({**loaded, **fresh}, sep='/')

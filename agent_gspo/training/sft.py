@@ -47,10 +47,10 @@ class Hooks:
   meet: Callable[[], None] = lambda: None
 
 
-def imitate(
-  setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks
-) -> tuple[Params, int]:
+def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Params, int]:
   """Parameters after imitation learning on the training split, and the steps that it took.
+
+  It begins with those of the setup.
 
   The demonstrations stand in the team's own prompts, so what is learnt is exactly what the rollout
   asks for. Of a pretrained model with adapters these alone are trained; of one from scratch all
@@ -67,7 +67,7 @@ def imitate(
     NonFiniteLossError: names the step.
     KeyboardInterrupt: after saving.
   """
-  stage = _Stage(setup, params, checkpoints, hooks)
+  stage = _Stage(setup, checkpoints, hooks)
   try:
     stage.go()
   except KeyboardInterrupt:
@@ -79,8 +79,9 @@ def imitate(
 class _Stage:
   """One supervised stage."""
 
-  def __init__(self, setup: Setup, params: Params, checkpoints: Checkpoints, hooks: Hooks):
+  def __init__(self, setup: Setup, checkpoints: Checkpoints, hooks: Hooks):
     config, model, placement = setup.config, setup.model, setup.placement
+    params = setup.params
     self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
     adapted = config['model']['lora_rank'] > 0
     self._aside: Flat = {}
@@ -109,7 +110,7 @@ class _Stage:
       model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
     )
     state = state_lib.init(
-      params,
+      partition.place(params, model.config, placement),
       optimizer,
       lora=adapted,
       shardings=lambda state: partition.shardings(state, model.config, placement),

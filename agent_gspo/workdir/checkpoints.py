@@ -190,6 +190,8 @@ class Checkpoints:
   def restore(self, like: TrainState) -> TrainState:
     """The newest intact checkpoint, as a state with the shapes and placement of `like`.
 
+    Shapes are enough (`jax.ShapeDtypeStruct`).
+
     Damaged ones are put aside under other names, so that their steps can be saved again.
     """
     params, rest = _split(like)
@@ -390,7 +392,10 @@ def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _abstract(tree: Any) -> Any:
-  return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+  def of(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, 'sharding', None))
+
+  return jax.tree.map(of, tree)
 
 
 def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Several processes on loopback are one run: its figures, its files, its devices."""
 
+import json
 import signal
 import subprocess
 import sys
 
 import pytest
 import several_processes
+import tiny
 
+from agent_gspo.models.io import hf
 from agent_gspo.sharding import hosts, placement
 
 
@@ -33,6 +36,46 @@ def test_a_run_of_eight_devices_goes_on_with_others(tmp_path, processes, devices
   several_processes.ends(started)
   several_processes.run(workdir, processes, devices)
   several_processes.assert_same_figures(workdir, several_processes.alone())
+
+
+_READ = """
+import dataclasses, json, sys
+import jax, numpy as np
+import tiny
+from agent_gspo.models import partition
+from agent_gspo.models.io import hf, tensor_names
+from agent_gspo.sharding import hosts, placement
+
+folder, coordinator, index = sys.argv[1:]
+hosts.connect(coordinator, 2, int(index))
+config, params = hf.open_hf(folder)
+read = {}
+
+def watched(path, array):
+  def part(index):
+    found = array.part(index)
+    read[path] = found.size / np.prod(array.shape)
+    return found
+  return dataclasses.replace(array, part=part)
+
+flat = {path: watched(path, x) for path, x in tensor_names.flatten(params).items()}
+where = placement.make_placement({'data': 1, 'fsdp': 2, 'tensor': 2})
+placed = partition.place(tensor_names.unflatten(flat), config, where)
+for path, x in tensor_names.flatten(placed).items():
+  whole = np.asarray(tensor_names.flatten(tiny.params())[path])
+  for shard in x.addressable_shards:
+    np.testing.assert_array_equal(shard.data, whole[shard.index], err_msg=path)
+print(json.dumps(read))
+"""
+
+
+def test_each_process_reads_the_part_of_the_weights_that_its_devices_have(tmp_path):
+  hf.export_hf(tiny.CONFIG, tiny.params(), tmp_path)
+  cut = {'embed/embedding', *(f'layers_{i}/mlp/{x}/kernel' for i in (0, 1) for x in ('up', 'down'))}
+  for output in several_processes.scripts(_READ, tmp_path, processes=2, devices=2):
+    read = json.loads(output.splitlines()[-1])
+    assert {path: read[path] for path in cut} == dict.fromkeys(cut, 0.5)  # halves over fsdp
+    assert read['final_norm/scale'] == 1.0
 
 
 def test_a_signal_that_comes_after_the_end_changes_nothing():

@@ -13,7 +13,7 @@ import raw_gguf
 from agent_gspo.models import load, rope
 from agent_gspo.models.config import ModelConfig, RopeScaling
 from agent_gspo.models.io import gguf as ours
-from agent_gspo.models.io import gguf_header, hf, tensor_names
+from agent_gspo.models.io import gguf_header, hf, stored, tensor_names
 
 gguf = pytest.importorskip('gguf')
 
@@ -113,7 +113,7 @@ def test_parameters_come_back_exactly(family, tmp_path):
   _write(tmp_path / 'm.gguf', config, flat)
   model = ours.open_gguf(tmp_path / 'm.gguf')
   assert model.config == config
-  found = tensor_names.flatten(model.read())
+  found = tensor_names.flatten(stored.read(model.params))
   assert found.keys() == flat.keys()
   for path in flat:
     np.testing.assert_array_equal(found[path], flat[path], err_msg=path)
@@ -125,7 +125,7 @@ def test_quantised_parameters_are_close(tmp_path):
   config = _CONFIGS['llama']
   flat = _random(config)
   _write(tmp_path / 'm.gguf', config, flat, quantise=True)
-  found = tensor_names.flatten(ours.open_gguf(tmp_path / 'm.gguf').read())
+  found = tensor_names.flatten(stored.read(ours.open_gguf(tmp_path / 'm.gguf').params))
   for path in flat:
     # Q8_0 has 127 steps up to the largest of 32 normal numbers.
     np.testing.assert_allclose(found[path], flat[path], atol=0.02, err_msg=path)
@@ -165,10 +165,10 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path):
   file = tmp_path / 'm.gguf'
   _write(file, config, flat, extra=[('blk.0.oops.weight', np.ones(3, np.float32))])
   with pytest.raises(ValueError, match=r'not expected.*blk\.0\.oops'):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
   _write(file, config, flat, llama__rope__scaling__type='yarn')
   with pytest.raises(ValueError, match="rope scaling 'yarn'"):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
   metadata, _ = gguf_header.read(file)
   for key, value, message in (
     ('general.architecture', 'mamba', "architecture='mamba'"),
@@ -188,13 +188,13 @@ def test_damaged_files_are_refused(tmp_path):
   for size, message in ((len(raw) - 5000, 'ends before'), (300, 'cut off'), (20, 'cut off')):
     file.write_bytes(raw[:size])
     with pytest.raises(ValueError, match=message):
-      ours.open_gguf(file).read()
+      stored.read(ours.open_gguf(file).params)
   file.write_bytes(b'PK\x03\x04' + raw[4:])
   with pytest.raises(ValueError, match='not a GGUF file'):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
   file.write_bytes(raw[:4] + b'\x00\x00\x00\x03' + raw[8:])  # big-endian
   with pytest.raises(ValueError, match='little-endian'):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
   with pytest.raises(FileNotFoundError, match=r'none\.gguf'):
     load.load_model(f'gguf:{tmp_path / "none.gguf"}')
 
@@ -327,7 +327,7 @@ def test_damage_is_named(name, tmp_path):
   damage, message = _DAMAGES[name]
   file = _damaged(damage, tmp_path)
   with pytest.raises(ValueError, match=rf'^{re.escape(str(file))}: .*{message}'):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
 
 
 def _damaged(damage, folder):
@@ -431,7 +431,7 @@ def test_names_that_are_there_twice(what, tmp_path):
   data = content.data()
   file.write_bytes(data.replace(b'block_coumt', b'block_count').replace(b'morm', b'norm'))
   with pytest.raises(ValueError, match='is there twice'):
-    ours.open_gguf(file).read()
+    stored.read(ours.open_gguf(file).params)
 
 
 def test_factors_that_are_no_scaling(tmp_path):
@@ -442,7 +442,7 @@ def test_factors_that_are_no_scaling(tmp_path):
     content.tensors['rope_freqs.weight'] = raw_gguf.Tensor([len(factors)], raw_gguf.F32, data)
     file.write_bytes(content.data())
     with pytest.raises(ValueError, match=r'm\.gguf: .*rope_freqs\.weight is not a Llama 3'):
-      ours.open_gguf(file).read()
+      stored.read(ours.open_gguf(file).params)
 
 
 @pytest.mark.slow

@@ -413,7 +413,7 @@ def test_gguf_model_brings_its_tokenizer(tmp_path, monkeypatch, folder):
   _, model = folder
   seen = []
   monkeypatch.setattr(
-    gguf, 'open_gguf', lambda f: gguf.GGUFModel(model.config, {'file': str(f)}, model.read)
+    gguf, 'open_gguf', lambda f: gguf.GGUFModel(model.config, {'file': str(f)}, model.params)
   )
   monkeypatch.setattr(
     load.Tokenizer,

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import IO
@@ -81,6 +82,33 @@ def start(
     )
     for index in range(processes)
   ]
+
+
+def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> list[str]:
+  """What a Python script prints in each of some processes, with so many host devices each.
+
+  Its arguments are the folder, the coordinator's address and the index of its process.
+  """
+  environment = {
+    **micro_run.environment(),
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    'PYTHONPATH': str(pathlib.Path(__file__).parent),
+  }
+  coordinator = f'127.0.0.1:{_free_port()}'
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-c', script, str(folder), coordinator, str(index)],
+      env=environment,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for index in range(processes)
+  ]
+  found = ends(started)
+  for status, output in found:
+    assert status == 0, output[-3000:]
+  return [output for _, output in found]
 
 
 def ends(started: list[subprocess.Popen]) -> list[tuple[int, str]]:

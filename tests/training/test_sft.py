@@ -29,7 +29,7 @@ def go(setup, folder, hooks=None, keep=2):
   """A stage from the newest checkpoint in a folder to its end."""
   saves = Checkpoints(folder, setup.config, keep=keep)
   try:
-    return sft.imitate(setup, setup.params, saves, hooks or sft.Hooks())[0]
+    return sft.imitate(setup, saves, hooks or sft.Hooks())[0]
   finally:
     saves.wait()
 

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
-from concurrent import futures
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
 from agent_gspo.models.io import families, gguf_header, tensor_names
 from agent_gspo.models.io.fields import Fields
+from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
 
 _ROPE_FACTORS = 'rope_freqs.weight'
@@ -28,12 +28,12 @@ class GGUFModel:
   Attributes:
     config: architecture.
     metadata: key -> value; the tokenizer's are under `tokenizer.`.
-    read: gives the parameters, a nested dict of float32 numpy arrays.
+    params: the parameters, a nested dict of `StoredArray`s.
   """
 
   config: ModelConfig
   metadata: dict[str, Any]
-  read: Callable[[], dict[str, Any]]
+  params: dict[str, Any]
 
 
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
@@ -42,7 +42,7 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: not GGUF, damaged, another architecture or tensors that do not fit the metadata;
-      when parameters are read, also weights that are not finite.
+      where parameters are read, also weights that are not finite.
   """
   path = pathlib.Path(file)
   if not path.is_file():
@@ -55,25 +55,24 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
     config = _scaled(config, _tensor(path, factors), str(path))
   rows = tensor_names.table(config)
   tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
-  where = {row.gguf: f'{path}: tensor {row.gguf!r}' for row in rows}
-  for row in rows:
-    tensor_names.check_shape(row, tensors[row.gguf].shape, where[row.gguf])
+  params = {row.ours: _stored(config, row, path, tensors[row.gguf]) for row in rows}
+  return GGUFModel(config, metadata, tensor_names.unflatten(params))
 
-  def read(row: tensor_names.Name) -> np.ndarray:
-    array = _tensor(path, tensors[row.gguf])
+
+def _stored(
+  config: ModelConfig, row: tensor_names.Name, path: pathlib.Path, info: gguf_header.TensorInfo
+) -> StoredArray:
+  where = f'{path}: tensor {row.gguf!r}'
+  tensor_names.check_shape(row, info.shape, where)
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    array = _tensor(path, info)
     if config.family == 'llama' and row.ours.endswith(('/q/kernel', '/k/kernel')):
       heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
       array = _unpermute(array, heads)
-    return tensor_names.to_ours(row, array, where[row.gguf])
+    return tensor_names.to_ours(row, array[index[::-1] if row.transposed else index], where)
 
-  def read_all() -> dict[str, Any]:
-    # numpy releases the GIL in its inner loops, and dequantising is nearly all of the time.
-    with futures.ThreadPoolExecutor() as pool:
-      arrays = pool.map(read, rows)
-      params = {row.ours: array for row, array in zip(rows, arrays, strict=True)}
-    return tensor_names.unflatten(params)
-
-  return GGUFModel(config, metadata, read_all)
+  return StoredArray(row.shape, part)
 
 
 def _check_layout(

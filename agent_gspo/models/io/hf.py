@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,14 +17,16 @@ import safetensors
 import safetensors.numpy
 
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import tensor_names
+from agent_gspo.models.io import stored, tensor_names
 from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
+from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.values import shown
 
 _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
+_HEAD = 'lm_head.weight'
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
 _HUB_ID = re.compile(r'[\w.-]+/[\w.-]+')
 
@@ -78,67 +82,95 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
 
 
 def load_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
-  """Reads a folder with config.json and one or several safetensors files.
+  """`open_hf`, and all of the parameters are read: a nested dict of float32 numpy arrays."""
+  config, params = open_hf(path)
+  return config, stored.read(params)
+
+
+def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
+  """Finds what is in a folder with config.json and one or several safetensors files.
 
   Returns:
-    The architecture and a nested dict of float32 numpy arrays (float16 and bfloat16
-    widened, which is exact).
+    The architecture and a nested dict of `StoredArray`s (float16 and bfloat16 are widened, which is
+    exact).
 
   Raises:
     FileNotFoundError: the folder or a file in it is missing.
-    ValueError: as `read_config`; or a file is damaged, or tensors do not fit the architecture or
-      are not finite.
+    ValueError: as `read_config`; or a file is damaged, or tensors do not fit the architecture;
+      where arrays are read, also numbers that are no floats or not finite.
   """
   folder = pathlib.Path(path)
   config = read_config(folder)
-  rows = {row.hf: row for row in tensor_names.table(config)}
-  params: dict[str, np.ndarray] = {}
-  found, head = set(), None
-  for shard, name, tensor in _tensors(folder):
+  found: dict[str, tuple[pathlib.Path, tuple[int, ...]]] = {}
+  for file, name, shape in _tensors(folder):
     if name in found:
-      raise ValueError(f'{shard}: tensor {name!r} is in another file of the folder, too.')
-    if name == 'lm_head.weight' and config.tie_embeddings:
-      head = tensor
-      continue
-    found.add(name)
-    if name in rows:
-      where = f'{shard}: tensor {name!r}'
-      params[rows[name].ours] = tensor_names.to_ours(rows[name], tensor, where)
-  tensor_names.check_names(set(rows), found, str(folder))
-  if head is not None and not np.array_equal(head, params['embed/embedding']):
-    raise ValueError(
-      f'{folder}: tie_word_embeddings is true, yet lm_head.weight differs from the embedding. '
-      'Set tie_word_embeddings to false in config.json.'
-    )
+      raise ValueError(f'{file}: tensor {name!r} is in another file of the folder, too.')
+    found[name] = file, shape
+  head = found.pop(_HEAD, None) if config.tie_embeddings else None
+  rows = tensor_names.table(config)
+  tensor_names.check_names({row.hf for row in rows}, set(found), str(folder))
+  params = {row.ours: _stored(row, *found[row.hf]) for row in rows}
+  if head is not None:
+    row = dataclasses.replace(rows[0], hf=_HEAD)
+    params[row.ours] = _tied(params[row.ours], _stored(row, *head), folder)
   return config, tensor_names.unflatten(params)
 
 
-def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, np.ndarray]]:
-  """File, name and content of each tensor."""
+def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[int, ...]]]:
+  """File, name and shape of each tensor."""
   for shard in _shard_files(folder):
     if not shard.is_file():
       raise FileNotFoundError(
         f'{shard}: no such file. Only safetensors are read: save other formats again '
         'with `model.save_pretrained(folder)` of transformers.'
       )
-    try:
-      with safetensors.safe_open(shard, framework='np') as file:
-        for name in file.keys():
-          if not name.endswith(_BUFFER):
-            yield shard, name, _tensor(shard, name, file)
-    except safetensors.SafetensorError as error:
-      raise ValueError(f'{shard}: damaged ({error}); fetch it again.') from error
+    with _opened(shard) as file:
+      for name in file.keys():
+        if not name.endswith(_BUFFER):
+          yield shard, name, tuple(file.get_slice(name).get_shape())
 
 
-def _tensor(shard: pathlib.Path, name: str, file: Any) -> np.ndarray:
+@contextlib.contextmanager
+def _opened(shard: pathlib.Path) -> Iterator[Any]:
   try:
-    return file.get_tensor(name)
-  except AttributeError:  # numpy has no such type, and the library asks it for one
-    kind = file.get_slice(name).get_dtype()
-    raise ValueError(
-      f'{shard}: tensor {name!r} holds numbers of type {kind}, which are not read. Quantised '
-      'weights must be saved as float32, float16 or bfloat16 first.'
-    ) from None
+    with safetensors.safe_open(shard, framework='np') as file:
+      yield file
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{shard}: damaged ({error}); fetch it again.') from error
+
+
+def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...]) -> StoredArray:
+  where = f'{shard}: tensor {row.hf!r}'
+  tensor_names.check_shape(row, shape, where)
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    with _opened(shard) as file:
+      tensor = file.get_slice(row.hf)
+      try:
+        array = tensor[index[::-1] if row.transposed else index]
+      except AttributeError:  # numpy has no such type, and the library asks it for one
+        raise ValueError(
+          f'{where} holds numbers of type {tensor.get_dtype()}, which are not read. Quantised '
+          'weights must be saved as float32, float16 or bfloat16 first.'
+        ) from None
+    return tensor_names.to_ours(row, array, where)
+
+  return StoredArray(row.shape, part)
+
+
+def _tied(embedding: StoredArray, head: StoredArray, folder: pathlib.Path) -> StoredArray:
+  """The embedding, beside a head that must be the same."""
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    found = embedding.part(index)
+    if not np.array_equal(head.part(index), found):
+      raise ValueError(
+        f'{folder}: tie_word_embeddings is true, yet {_HEAD} differs from the embedding. '
+        'Set tie_word_embeddings to false in config.json.'
+      )
+    return found
+
+  return StoredArray(embedding.shape, part)
 
 
 def _shard_files(folder: pathlib.Path) -> list[pathlib.Path]:

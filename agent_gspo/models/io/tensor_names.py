@@ -129,7 +129,7 @@ def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
 
 
 def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
-  """A checkpoint's tensor of floats -> our contiguous float32 array.
+  """A checkpoint's tensor of floats, or a part of it -> our contiguous float32 array.
 
   Args:
     name: of the parameter.
@@ -137,10 +137,8 @@ def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
     where: the tensor and its file, for messages.
 
   Raises:
-    ValueError: its shape is not the one that the config implies, its numbers are no floats, or
-      some are not finite.
+    ValueError: its numbers are no floats, or some are not finite.
   """
-  check_shape(name, tensor.shape, where)
   if tensor.dtype.name not in _FLOATS:
     raise ValueError(
       f'{where} ({name.ours}) holds {tensor.dtype.name} numbers; weights are read from '

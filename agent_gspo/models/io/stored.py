@@ -1,0 +1,49 @@
+"""Arrays that stay in their file until somebody asks for them, or for a part of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from agent_gspo.models.io import tensor_names
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredArray:
+  """A float32 array in a file. Each use reads it anew, so that nobody's memory holds it.
+
+  Attributes:
+    shape: of the whole array.
+    part: reads what is under an index, a slice for each axis; raises ValueError where the file is
+      damaged or holds numbers that are not finite.
+  """
+
+  shape: tuple[int, ...]
+  part: Callable[[tuple[slice, ...]], np.ndarray]
+
+  @property
+  def dtype(self) -> np.dtype:
+    return np.dtype(np.float32)
+
+  @property
+  def ndim(self) -> int:
+    return len(self.shape)
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    if copy is False:
+      raise ValueError('an array in a file cannot be had without a copy')
+    whole = self.part((slice(None),) * self.ndim)
+    return whole if dtype is None else whole.astype(dtype, copy=False)
+
+
+def read(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """A nested dict of arrays, all of them in memory."""
+  flat = tensor_names.flatten(tree)
+  # Conversions release the GIL, and dequantising is nearly all of the time.
+  with futures.ThreadPoolExecutor() as pool:
+    arrays = pool.map(np.asarray, flat.values())
+    return tensor_names.unflatten(dict(zip(flat, arrays, strict=True)))

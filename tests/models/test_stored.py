@@ -1,0 +1,66 @@
+"""Arrays in a file: a part of them is a part of the whole, read anew each time."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+import raw_gguf
+import tiny
+
+from agent_gspo.models import partition
+from agent_gspo.models.io import gguf, hf, stored, tensor_names
+from agent_gspo.sharding.placement import ONE_DEVICE
+
+
+@functools.cache
+def _opened(kind, folder):
+  """The arrays of a file by path, and all that they hold."""
+  if kind == 'hf':
+    hf.export_hf(tiny.CONFIG, tiny.params(), folder)
+    return tensor_names.flatten(hf.open_hf(folder)[1]), tensor_names.flatten(tiny.params())
+  file = folder / 'm.gguf'  # of the family whose queries and keys are stored in another order
+  file.write_bytes(raw_gguf.valid().data())
+  params = gguf.open_gguf(file).params
+  return tensor_names.flatten(params), tensor_names.flatten(stored.read(params))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp('weights')
+
+
+@pytest.mark.parametrize('kind', ['hf', 'gguf'])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_a_part_is_what_the_whole_has_there(kind, folder, data):
+  arrays, whole = _opened(kind, folder)
+  path = data.draw(st.sampled_from(sorted(arrays)))
+  ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in arrays[path].shape]
+  index = tuple(slice(*pair) for pair in ends)
+  np.testing.assert_array_equal(arrays[path].part(index), whole[path][index])
+
+
+@pytest.mark.parametrize('kind', ['hf', 'gguf'])
+def test_placed_parameters_are_those_of_the_file(kind, folder):
+  arrays, whole = _opened(kind, folder)
+  config = tiny.CONFIG if kind == 'hf' else raw_gguf.CONFIG
+  placed = partition.place(tensor_names.unflatten(arrays), config, ONE_DEVICE)
+  for path, x in tensor_names.flatten(placed).items():
+    assert isinstance(x, jax.Array)
+    np.testing.assert_array_equal(x, whole[path], err_msg=path)
+
+
+def test_weights_that_are_not_finite_are_found_where_they_are_read(tmp_path):
+  params = tensor_names.flatten(tiny.params())
+  kernel = params['layers_1/mlp/up/kernel'].copy()
+  kernel[3, 40] = np.inf
+  hf.export_hf(
+    tiny.CONFIG, tensor_names.unflatten(params | {'layers_1/mlp/up/kernel': kernel}), tmp_path
+  )
+  array = tensor_names.flatten(hf.open_hf(tmp_path)[1])['layers_1/mlp/up/kernel']
+  assert np.isfinite(array.part((slice(None), slice(0, 40)))).all()
+  with pytest.raises(ValueError, match=r'layers\.1\.mlp\.up_proj\.weight.* holds NaN or infinite'):
+    array.part((slice(0, 4), slice(None)))
