@@ -46,6 +46,7 @@ def get_config() -> config_dict.ConfigDict:
   }
 
   config.sft.epochs = 2.0
+  config.sft.seed = 0  # one stage for all seeds of a sweep
   config.sft.questions = 64
   config.sft.learning_rate = 2e-5
   config.sft.silence_probability = 0.2

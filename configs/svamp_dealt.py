@@ -54,6 +54,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   }
 
   config.sft.epochs = 2.0
+  config.sft.seed = 0  # one stage for all seeds of a sweep
   config.sft.questions = 24
   config.sft.learning_rate = 3e-4
   config.sft.silence_probability = 0.2

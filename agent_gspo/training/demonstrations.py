@@ -53,6 +53,11 @@ class Demonstrations:
     return self.task.questions('train')
 
   @property
+  def seed(self) -> int:
+    """Of their order and wording."""
+    return self.options.seed_of(self.config['seed'])
+
+  @property
   def steps(self) -> int:
     """Of the whole stage."""
     return self.options.steps_of(len(self.questions))
@@ -66,9 +71,9 @@ class Demonstrations:
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
     batch = [self.questions[self._drawn(place)] for place in places]
-    rng = random.Random(f'{self.config["seed"]}/{step}')
+    rng = random.Random(f'{self.seed}/{step}')
     messages, shown = self._messages(batch, rng)
-    drawn = random.Random(f'{self.config["seed"]}/{step}/shares')
+    drawn = random.Random(f'{self.seed}/{step}/shares')
     kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
     return self._packed(kept), 1 - len(shown) / len(messages)
 
@@ -90,7 +95,7 @@ class Demonstrations:
   def _drawn(self, place: int) -> int:
     """The question at a place of the stage: each epoch goes through all, in an order of its own."""
     epoch, within = divmod(place, len(self.questions))
-    return int(_order(self.config['seed'], epoch, len(self.questions))[within])
+    return int(_order(self.seed, epoch, len(self.questions))[within])
 
   def _messages(
     self, questions: Sequence[Question], rng: random.Random

@@ -38,6 +38,9 @@ class SFTOptions(Section, name='sft'):
   steps: int = option(0, least=0, most=10**7)
   epochs: float = option(0.0, least=0, most=1000)  # in place of steps; with neither there is none
   questions: int = option(32, least=1, most=10**5)  # a step
+  # Of the order and wording of demonstrations; -1 for the run's own. With one seed for all runs of
+  # a sweep those of a pretrained model share one supervised stage.
+  seed: int = option(-1, least=-1, most=2**31 - 1)
   learning_rate: float = option(1e-3, above=0)
   # Of a demonstrated message that nobody needs.
   silence_probability: float = option(0.0, least=0, most=1)
@@ -54,6 +57,10 @@ class SFTOptions(Section, name='sft'):
   def is_asked_for(self) -> bool:
     """Whether there is such a stage."""
     return self.steps > 0 or self.epochs > 0
+
+  def seed_of(self, run: int) -> int:
+    """The stage's seed in a run with this one."""
+    return run if self.seed < 0 else self.seed
 
   @property
   def length(self) -> str:

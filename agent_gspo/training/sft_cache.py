@@ -19,9 +19,10 @@ import safetensors.numpy
 
 from agent_gspo import cache, plugins
 from agent_gspo.models.transformer import Params
+from agent_gspo.training.options import SFTOptions
 
 # What the parameters after a warm start depend on, beside the program itself.
-_SECTIONS = ('seed', 'model', 'task', 'team', 'policy', 'sft')
+_SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
 _LEARNER = ('pack_length', 'micro_batch_size')
 _DIGEST = 'sha256'  # of names and values, in the file's metadata
 
@@ -97,6 +98,9 @@ def _digest(flat: Mapping[str, np.ndarray]) -> str:
 
 def _file(config: Mapping[str, Any]) -> pathlib.Path:
   told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
+  told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
+  if config['model']['source'].startswith('random:') or config['model']['lora_rank']:
+    told['seed'] = config['seed']  # parameters are drawn
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -51,6 +51,15 @@ def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
   assert demonstrations(build(**part, sft__questions=5)).steps == 2  # of 1.2
 
 
+def test_a_seed_of_its_own_shows_the_same_in_runs_of_any_seed():
+  def shown(**seeds):
+    micro_batches, _ = demonstrations(build(sft__questions=50, **seeds)).of_step(0)
+    return [b.tokens.tolist() for b in micro_batches]
+
+  assert shown(seed=0, sft__seed=3) == shown(seed=1, sft__seed=3) == shown(seed=3)
+  assert shown(seed=0, sft__seed=3) != shown(seed=0)
+
+
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
 def test_the_share_of_a_role_is_how_much_of_it_is_trained(share):
   setup = build(sft__questions=200, sft__role_shares={'informant': share})

