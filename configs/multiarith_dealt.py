@@ -5,7 +5,7 @@
 The ablation over the token price:
 
   python launch/sweep.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith_prices \
-    --lambdas=0,0.005,0.01,0.02 --seeds=0,1
+    --lambdas=0,0.01,0.02,0.05 --seeds=0,1
 """
 
 from ml_collections import config_dict

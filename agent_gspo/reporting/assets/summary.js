@@ -89,6 +89,8 @@ function evaluationTable() {
   const rows = runs.flatMap((run, i) => run.evaluations.map((e) => [run, i, e]));
   if (!rows.length) return null;
   const notes = rows.some(([, , e]) => isNumber(e['comm/silence_rate_irrelevant']));
+  const by = 'task/accuracy_by_';
+  const graders = [...new Set(rows.flatMap(([, , e]) => Object.keys(e).filter((key) => key.startsWith(by))))];
   const cells = rows.map(([run, i, e]) => {
     const tint = isTeam(e) ? colour(i) : 'var(--muted)';
     const accuracy = e['task/accuracy'];
@@ -100,13 +102,15 @@ function evaluationTable() {
       h('td', {class: 'n'}, percent(accuracy)),
       h('td', {}, isNumber(accuracy) && whisker(e['task/accuracy_low'], accuracy, e['task/accuracy_high'], tint)),
       h('td', {class: 'n'}, interval(e, 'task/accuracy', (x) => (100 * x).toFixed(1)) || '-'),
+      graders.map((key) => h('td', {class: 'n'}, percent(e[key]))),
       h('td', {class: 'n'}, amount(e['tokens/written_per_question'])),
       h('td', {class: 'n'}, amount(e['tokens/read_per_question'])),
       h('td', {class: 'n'}, percent(e['comm/silence_rate'])),
       notes && h('td', {class: 'n'}, percent(e['comm/silence_rate_relevant'])),
       notes && h('td', {class: 'n'}, percent(e['comm/silence_rate_irrelevant'])));
   });
-  const numbers = ['accuracy', '', '95 % interval', 'written', 'read', 'silent', ...(notes ? ['needed note', 'idle note'] : [])];
+  const named = graders.map((key) => `by ${key.slice(by.length)}`);
+  const numbers = ['accuracy', '', '95 % interval', ...named, 'written', 'read', 'silent', ...(notes ? ['needed note', 'idle note'] : [])];
   const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', ...numbers];
   const numeric = new Set(['step', 'questions', 'temp.', ...numbers]);
   const table = h('div', {class: 'card scroll'}, h('table', {},
