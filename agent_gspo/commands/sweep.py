@@ -117,7 +117,7 @@ def _write(folder, config, overrides, found, references) -> None:
   (folder / 'sweep.md').write_text(text + '\n', encoding='utf-8')
   print(text)
   workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
-  plots.frontier(found, folder / 'frontier.png', references)
+  plots.frontier(found, folder / 'frontier.png', references, sweep.start(found))
   plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
   html_report.write_report(
     [w for group in workdirs.values() for w in group], folder / 'report.html'

@@ -123,6 +123,7 @@ def frontier(
   settings: Sequence[Mapping[str, Any]],
   out_png: records.PathLike,
   references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+  start: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
   """Draws accuracy against tokens written a question, a point a setting.
 
@@ -133,6 +134,7 @@ def frontier(
     out_png: the file to write.
     references: name -> (tokens, accuracy) of each seed, of systems that were not trained
       here; drawn in grey.
+    start: as `trained`, of the team that all settings begin with, if it is one.
 
   Returns:
     The path written.
@@ -143,10 +145,12 @@ def frontier(
   picture = figure.Figure(figsize=(7.5, 4.8), layout='constrained')
   backend_agg.FigureCanvasAgg(picture)
   axes = picture.subplots()
+  tokens, accuracy = 'tokens/written_per_question', 'task/accuracy'
+  points = lambda values: [*zip(values[tokens], values[accuracy], strict=True)]
+  if start is not None and None not in start[tokens]:
+    _seeds(axes, points(start), 'before training', 'D', '#666')
   for i, setting in enumerate(settings):
-    trained = setting['trained']
-    points = zip(trained['tokens/written_per_question'], trained['task/accuracy'], strict=True)
-    _seeds(axes, list(points), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
+    _seeds(axes, points(setting['trained']), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
   for name, seeds in (references or {}).items():
     x, share = np.mean(seeds, axis=0)
     _seeds(axes, seeds, None, 'x', '#666')

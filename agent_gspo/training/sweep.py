@@ -205,6 +205,12 @@ def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | No
   return {key: [record.get(key) for record in found] for _, key, _, _ in MEASURES}
 
 
+def start(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]] | None:
+  """Measures of the untrained team, if all settings of a `summary` begin with the same one."""
+  first = settings[0]['untrained']
+  return first if all(setting['untrained'] == first for setting in settings) else None
+
+
 def table(
   settings: Sequence[Mapping[str, Any]],
   references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
@@ -218,9 +224,8 @@ def table(
     references: name -> (tokens written a question, accuracy) of each seed, further rows.
   """
   rows = [(setting['name'], setting['trained']) for setting in settings]
-  start = settings[0]['untrained']
-  if all(setting['untrained'] == start for setting in settings):
-    rows.insert(0, ('untrained', start))
+  if (first := start(settings)) is not None:
+    rows.insert(0, ('untrained', first))
   for name, points in (references or {}).items():
     tokens, accuracy = zip(*points, strict=True)
     rows.append((name, {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}))
