@@ -185,8 +185,11 @@ def test_a_starved_program_is_not_idle():
     assert _wait_until(lambda: _processor_seconds(pid) > 0.2)  # It has begun.
     os.sched_setaffinity(pid, processor)
     os.setpriority(os.PRIO_PROCESS, pid, 19)
-    for _ in range(8):
-      busy = subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])
+    # Each in a session of its own, as the program is: some kernels share time among sessions.
+    for _ in range(15):
+      busy = subprocess.Popen(
+        [sys.executable, '-S', '-c', 'while True: pass'], start_new_session=True
+      )
       stack.callback(busy.wait)
       stack.callback(busy.kill)
       os.sched_setaffinity(busy.pid, processor)
