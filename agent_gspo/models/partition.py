@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
@@ -112,6 +113,8 @@ def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
   """
   where = shardings(tree, config, placement)
   leaves, kind = jax.tree.flatten(tree)
+  if not any(isinstance(x, StoredArray) for x in leaves):
+    return placement.put(tree, where)
   wanted = [None] * len(leaves) if where is None else jax.tree.leaves(where)
 
   def of(x: Any, sharding: NamedSharding | None) -> Any:
@@ -121,6 +124,18 @@ def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
   with futures.ThreadPoolExecutor(_READERS) as pool:
     read = list(pool.map(of, leaves, wanted))
   return placement.put(jax.tree.unflatten(kind, read), where)
+
+
+def shapes(
+  make: Callable[[Any], Any], params: Any, config: ModelConfig, placement: Placement
+) -> Any:
+  """What a function would make of parameters: `jax.ShapeDtypeStruct`s, placed; takes no memory."""
+  shape = lambda x, where=None: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+  made = jax.eval_shape(make, jax.tree.map(shape, params))
+  where = shardings(made, config, placement)
+  if where is None:
+    return jax.tree.map(lambda x: shape(x, SingleDeviceSharding(jax.devices()[0])), made)
+  return jax.tree.map(shape, made, where)
 
 
 def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:

@@ -99,19 +99,17 @@ class Placement:
     """
     if sharding is None:
       return jax.device_put(part((slice(None),) * len(shape)))
-    parts = sharding.addressable_devices_indices_map(shape).values()
-    ends = [
-      [index[axis].indices(size)[:2] for index in parts if index is not None]
-      for axis, size in enumerate(shape)
-    ]
-    low = [min(start for start, _ in axis) for axis in ends]
-    box = part(tuple(slice(a, max(b for _, b in axis)) for a, axis in zip(low, ends, strict=True)))
 
-    def within(index: tuple[slice, ...] | None) -> np.ndarray:
+    def ends(index: tuple[slice, ...] | None) -> np.ndarray:
       assert index is not None
-      bounds = [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
-      return box[tuple(slice(a - o, b - o) for (a, b), o in zip(bounds, low, strict=True))]
+      return np.asarray([s.indices(n)[:2] for s, n in zip(index, shape, strict=True)])
 
+    parts = np.stack([*map(ends, sharding.addressable_devices_indices_map(shape).values())])
+    first, last = parts[..., 0].min(0), parts[..., 1].max(0)
+    box = part(tuple(map(slice, first.tolist(), last.tolist())))
+    within = lambda index: box[
+      tuple(slice(*pair) for pair in (ends(index) - first[:, None]).tolist())
+    ]
     return jax.make_array_from_callback(shape, sharding, within)
 
   def shard_rows(self, tree: Any) -> Any:

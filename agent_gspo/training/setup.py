@@ -10,7 +10,6 @@ from typing import Any
 import flax.traverse_util
 import jax
 import optax
-from jax.sharding import SingleDeviceSharding
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
@@ -262,13 +261,8 @@ def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
 
 def state_shapes(setup: Setup, programs: Programs) -> TrainState:
   """What a state of the run consists of, `jax.ShapeDtypeStruct`s: takes no memory."""
-  shape = lambda x, where=None: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-  make = lambda params: _state(setup, programs, params)
-  shapes = jax.eval_shape(make, jax.tree.map(shape, setup.params))
-  where = partition.shardings(shapes, setup.model.config, setup.placement)
-  if where is None:
-    return jax.tree.map(lambda x: shape(x, SingleDeviceSharding(jax.devices()[0])), shapes)
-  return jax.tree.map(shape, shapes, where)
+  make = functools.partial(_state, setup, programs)
+  return partition.shapes(make, setup.params, setup.model.config, setup.placement)
 
 
 def _state(setup: Setup, programs: Programs, params: Params) -> TrainState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -109,18 +110,21 @@ class _Stage:
     self.programs = Programs(
       model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
     )
-    state = state_lib.init(
-      partition.place(params, model.config, placement),
-      optimizer,
+    make = functools.partial(
+      state_lib.init,
+      optimizer=optimizer,
       lora=adapted,
       shardings=lambda state: partition.shardings(state, model.config, placement),
     )
-    if checkpoints.latest_step is not None:
-      state = partition.place(checkpoints.restore(state), model.config, placement)
-    self.state: TrainState = state
+    self.state: TrainState
+    if checkpoints.latest_step is None:
+      self.state = make(partition.place(params, model.config, placement))
+    else:
+      shapes = partition.shapes(make, params, model.config, placement)
+      self.state = checkpoints.restore(shapes)
     self.validations = {  # step -> nats a token
       int(record['step']): record[VALIDATION]
-      for record in hooks.records(int(state.step))
+      for record in hooks.records(int(self.state.step))
       if record.get(VALIDATION) is not None
     }
     self._validation: dict[str, list[TrainBatch]] | None = None

@@ -19,7 +19,7 @@ import tiny
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, transformer
-from agent_gspo.models.io import hf, peft
+from agent_gspo.models.io import hf, peft, stored
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
@@ -536,7 +536,7 @@ def test_export_command_writes_the_policy_of_one_agent(workdir, tmp_path):
   done = _export(folder, tmp_path / 'solver', '--agent=solver', '--format=peft')
   assert done.returncode == 0, done.stderr
   assert 'policy of solver of step 0' in done.stdout
-  _, base = hf.load_hf(tmp_path / 'solver' / 'base')
+  base = stored.read(hf.open_hf(tmp_path / 'solver' / 'base')[1])
   for path, x in flax.traverse_util.flatten_dict(lora.one_adapter(params, -1)).items():
     np.testing.assert_array_equal(flax.traverse_util.flatten_dict(base)[path], x)
   written = json.loads((tmp_path / 'solver' / 'adapter_config.json').read_text())

@@ -11,7 +11,7 @@ import pretrained
 import pytest
 
 from agent_gspo.models import transformer
-from agent_gspo.models.io import hf, tensor_names
+from agent_gspo.models.io import hf, stored, tensor_names
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
 from agent_gspo.ops.attention import masks
 
@@ -80,6 +80,11 @@ def _ids(vocab: int, batch: int = 2, length: int = 60) -> np.ndarray:
   return np.random.default_rng(0).integers(0, vocab, (batch, length)).astype(np.int32)
 
 
+def _load(folder):
+  config, params = hf.open_hf(folder)
+  return config, stored.read(params)
+
+
 def _assert_same(tree, other) -> None:
   tree, other = tensor_names.flatten(tree), tensor_names.flatten(other)
   assert tree.keys() == other.keys()
@@ -102,7 +107,7 @@ def _random(config, seed: int = 0):
 def test_imported_model_gives_torch_logits(case, tmp_path):
   model = _torch_model(case)
   model.save_pretrained(tmp_path)
-  config, params = hf.load_hf(tmp_path)
+  config, params = _load(tmp_path)
   ids = _ids(config.vocab_size)
   expected = _torch_logits(model, ids)
   assert np.std(expected) > 0.5  # else the tolerance says nothing
@@ -131,7 +136,7 @@ def test_import_of_export_is_exact(case, tmp_path):
   config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
   params = _random(config)
   hf.export_hf(config, params, tmp_path)
-  config_back, params_back = hf.load_hf(tmp_path)
+  config_back, params_back = _load(tmp_path)
   assert config_back == config
   _assert_same(params_back, params)
 
@@ -151,7 +156,7 @@ def test_shards_written_here_are_read_by_both(tmp_path):
   params = _random(config)
   hf.export_hf(config, params, tmp_path, max_shard_bytes=40_000)
   assert len(list(tmp_path.glob('model-*-of-*.safetensors'))) > 3
-  _assert_same(hf.load_hf(tmp_path)[1], params)
+  _assert_same(_load(tmp_path)[1], params)
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
   ids = _ids(config.vocab_size)
   np.testing.assert_allclose(
@@ -160,28 +165,28 @@ def test_shards_written_here_are_read_by_both(tmp_path):
   # A second export leaves no shard of the first behind.
   hf.export_hf(config, params, tmp_path)
   assert [file.name for file in tmp_path.glob('model*')] == ['model.safetensors']
-  _assert_same(hf.load_hf(tmp_path)[1], params)
+  _assert_same(_load(tmp_path)[1], params)
 
 
 def test_shards_written_by_transformers_are_read(tmp_path):
   model = _torch_model('llama')
   model.save_pretrained(tmp_path, max_shard_size='40KB')
   assert (tmp_path / 'model.safetensors.index.json').is_file()
-  config, params = hf.load_hf(tmp_path)
+  config, params = _load(tmp_path)
   ids = _ids(config.vocab_size)
   np.testing.assert_allclose(
     _logits(config, params, ids), _torch_logits(model, ids), atol=2e-4, rtol=0
   )
   next(tmp_path.glob('model-00002-*')).unlink()
   with pytest.raises(FileNotFoundError, match='model-00002'):
-    hf.load_hf(tmp_path)
+    _load(tmp_path)
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision_is_widened_exactly(dtype, tmp_path):
   model = _torch_model('qwen3').to(getattr(torch, dtype))
   model.save_pretrained(tmp_path)
-  _, params = hf.load_hf(tmp_path)
+  _, params = _load(tmp_path)
   expected = model.model.layers[1].mlp.down_proj.weight.detach().float().numpy().T
   found = params['layers_1']['mlp']['down']['kernel']
   assert found.dtype == np.float32
@@ -211,7 +216,7 @@ def test_wrong_tensor_names_are_listed(tensors, tmp_path):
   weights['model.layers.1.mlp.oops.weight'] = weights.pop('model.layers.1.mlp.up_proj.weight')
   _save(weights, config, tmp_path)
   with pytest.raises(ValueError, match=r'missing.*1\.mlp\.up_proj.*not expected.*1\.mlp\.oops'):
-    hf.load_hf(tmp_path)
+    _load(tmp_path)
 
 
 def test_wrong_shape_names_the_tensor(tensors, tmp_path):
@@ -219,7 +224,7 @@ def test_wrong_shape_names_the_tensor(tensors, tmp_path):
   weights['model.layers.0.self_attn.k_proj.weight'] = np.zeros((48, 24), np.float32)
   _save(weights, config, tmp_path)
   with pytest.raises(ValueError, match='layers_0/attn/k/kernel'):
-    hf.load_hf(tmp_path)
+    _load(tmp_path)
 
 
 def test_head_beside_tied_embedding_must_agree(tensors, tmp_path):
@@ -227,11 +232,11 @@ def test_head_beside_tied_embedding_must_agree(tensors, tmp_path):
   weights['lm_head.weight'] = weights['model.embed_tokens.weight'].copy()
   weights['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(6, np.float32)
   _save(weights, config, tmp_path)
-  assert 'lm_head' not in hf.load_hf(tmp_path)[1]
+  assert 'lm_head' not in _load(tmp_path)[1]
   weights['lm_head.weight'][0, 0] += 1
   _save(weights, config, tmp_path)
   with pytest.raises(ValueError, match='tie_word_embeddings'):
-    hf.load_hf(tmp_path)
+    _load(tmp_path)
 
 
 def test_export_refuses_other_parameters(tmp_path):
@@ -294,7 +299,7 @@ def test_smollm2_gives_torch_logits_after_export(tmp_path):
   np.testing.assert_allclose(
     _logits(model.config, model.params, ids), _torch_logits(reference, ids), atol=2e-4, rtol=0
   )
-  config, params = hf.load_hf(tmp_path)
+  config, params = _load(tmp_path)
   assert config == model.config
   _assert_same(params, model.params)
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -44,6 +44,13 @@ def test_a_part_is_what_the_whole_has_there(kind, folder, data):
 
 
 @pytest.mark.parametrize('kind', ['hf', 'gguf'])
+def test_a_part_may_be_nothing(kind, folder):
+  arrays, whole = _opened(kind, folder)
+  rows, columns = whole['embed/embedding'].shape
+  assert arrays['embed/embedding'].part((slice(rows), slice(columns, columns))).shape == (rows, 0)
+
+
+@pytest.mark.parametrize('kind', ['hf', 'gguf'])
 def test_placed_parameters_are_those_of_the_file(kind, folder):
   arrays, whole = _opened(kind, folder)
   config = tiny.CONFIG if kind == 'hf' else raw_gguf.CONFIG

@@ -40,6 +40,12 @@ def _mesh(devices: int) -> list[str]:
   return ['--config.mesh.data=-1', f'--config.mesh.fsdp={fsdp}', f'--config.mesh.tensor={tensor}']
 
 
+def _environment(devices: int) -> dict[str, str]:
+  """Of a process with so many host devices."""
+  flag = f'--xla_force_host_platform_device_count={devices}'
+  return {**micro_run.environment(), 'XLA_FLAGS': flag}
+
+
 def start(
   workdir: pathlib.Path,
   processes: int,
@@ -56,10 +62,6 @@ def start(
     output: where to.
     under: of each process the command that runs its command, if there is one.
   """
-  environment = {
-    **micro_run.environment(),
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-  }
   together = []
   if processes > 1:
     together = [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={processes}']
@@ -74,7 +76,7 @@ def start(
         *together,
         *([f'--process_id={index}'] if together else []),
       ),
-      env=environment,
+      env=_environment(devices),
       cwd=micro_run.folder(),
       stdout=output,
       stderr=subprocess.STDOUT,
@@ -89,11 +91,7 @@ def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> 
 
   Its arguments are the folder, the coordinator's address and the index of its process.
   """
-  environment = {
-    **micro_run.environment(),
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-    'PYTHONPATH': str(pathlib.Path(__file__).parent),
-  }
+  environment = {**_environment(devices), 'PYTHONPATH': str(pathlib.Path(__file__).parent)}
   coordinator = f'127.0.0.1:{_free_port()}'
   started = [
     subprocess.Popen(

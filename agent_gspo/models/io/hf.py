@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import stored, tensor_names
+from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
 from agent_gspo.models.io.stored import StoredArray
@@ -81,12 +81,6 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
   return config_from_hf(read_object(file), str(file))
 
 
-def load_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
-  """`open_hf`, and all of the parameters are read: a nested dict of float32 numpy arrays."""
-  config, params = open_hf(path)
-  return config, stored.read(params)
-
-
 def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   """Finds what is in a folder with config.json and one or several safetensors files.
 
@@ -144,6 +138,9 @@ def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...])
   tensor_names.check_shape(row, shape, where)
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
+    asked = [len(range(*s.indices(n))) for s, n in zip(index, row.shape, strict=True)]
+    if 0 in asked:  # nothing, which safetensors refuses at the end of an axis
+      return np.zeros(asked, np.float32)
     with _opened(shard) as file:
       tensor = file.get_slice(row.hf)
       try:
@@ -197,7 +194,7 @@ def export_hf(
   tokenizer: Tokenizer | None = None,
   max_shard_bytes: int = 4_000_000_000,
 ) -> None:
-  """Writes a folder that `load_hf` and transformers' Auto classes read; float32, exact.
+  """Writes a folder that `open_hf` and transformers' Auto classes read; float32, exact.
 
   Args:
     config: architecture.
