@@ -33,7 +33,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
 
   config.task.name = 'dealt'
   config.task.options = config_dict.ConfigDict(
-    {'benchmark': 'svamp', 'num_informants': 3, 'apart_from': ()}
+    {'benchmark': 'svamp', 'num_informants': 3, 'apart_from': (), 'redrawn_copies': 0}
   )
 
   config.team.agents = ('informant',) * 3 + ('solver',)

@@ -195,6 +195,11 @@ def test_grades_the_equation_and_tells_what_the_others_say():
     ({'num_informants': 0}, 'num_informants=0 must be an integer from 1 to 100'),
     ({'num_informants': 2.5}, r'num_informants=2\.5 must be'),
     ({'seed': 0.5}, r'seed=0\.5 must be an integer'),
+    ({'redrawn_copies': -1}, r'redrawn_copies=-1 must be an integer, 0 or more'),
+    (
+      {'benchmark': 'gsm8k', 'redrawn_copies': 1},
+      'redrawn_copies=1 needs gold equations, and gsm8k has rationales; set it to 0',
+    ),
   ],
 )
 def test_bad_options(options, message):

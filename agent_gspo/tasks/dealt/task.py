@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import random
@@ -20,7 +21,7 @@ from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks import word_problems
 from agent_gspo.tasks.data import sources, strata
 from agent_gspo.tasks.data.near_duplicates import far_from
-from agent_gspo.tasks.dealt import script
+from agent_gspo.tasks.dealt import redrawn, script
 from agent_gspo.tasks.dealt.sentences import context_and_question
 from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
@@ -56,6 +57,21 @@ class _Problem:
     return any(_rounded(number) in self.operands for number in numbers_in(note))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Dealt:
+  """A split, dealt.
+
+  Attributes:
+    questions: as agents see them.
+    left_out: number of official problems that cannot be dealt.
+    official: number of all of them.
+  """
+
+  questions: list[Question]
+  left_out: int
+  official: int
+
+
 class DealtTask(base.Task):
   """Word problems whose context sentences are dealt to informants, one question to all.
 
@@ -85,6 +101,7 @@ class DealtTask(base.Task):
     num_informants: int = 3,
     whole_problem: bool = False,
     apart_from: Sequence[str] = (),
+    redrawn_copies: int = 0,
     grader: str = 'equation',
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
@@ -99,9 +116,10 @@ class DealtTask(base.Task):
       whole_problem: deal nothing: the same questions, whole, for a solver alone to compare with.
       apart_from: other benchmarks whose test questions no training or validation question may be
         near, for a team that is to be evaluated on them.
+      redrawn_copies: of each training question, with other numbers (`redrawn`) and idle notes.
       grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
         'legacy' read its number as it stands (see `OfficialTask`).
-      seed: of places and idle notes.
+      seed: of places, idle notes and redrawn numbers.
       data_dir, cache_dir, base_url: as of `OfficialTask`.
 
     Raises:
@@ -113,6 +131,13 @@ class DealtTask(base.Task):
         raise ValueError(f'dealt: {option}={name!r} is unknown; use one of {[*BENCHMARKS]}')
     if not is_whole(num_informants) or not 1 <= num_informants <= 100:
       raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
+    if not is_whole(redrawn_copies) or redrawn_copies < 0:
+      raise ValueError(f'dealt: redrawn_copies={redrawn_copies!r} must be an integer, 0 or more')
+    if redrawn_copies and benchmark == 'gsm8k':
+      raise ValueError(
+        f'dealt: redrawn_copies={redrawn_copies!r} needs gold equations, and gsm8k has rationales; '
+        'set it to 0'
+      )
     if not is_whole(seed):
       raise ValueError(f'dealt: seed={seed!r} must be an integer')
     open_ = lambda name: BENCHMARKS[name](
@@ -121,12 +146,12 @@ class DealtTask(base.Task):
     self._official = open_(benchmark)
     self._apart_from = [open_(name) for name in apart_from]
     self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
-    self.whole_problem = whole_problem
+    self.whole_problem, self.redrawn_copies = whole_problem, redrawn_copies
     self.graders = self._official.graders
     self._deal = functools.cache(self._dealt)
 
   def _split(self, split: str) -> Sequence[Question]:
-    return self._deal(split)[0]
+    return self._deal(split).questions
 
   def score(self, question: Question, answer_text: str) -> float:
     """1.0 if the grader takes the answer for the gold answer, else 0.0."""
@@ -142,10 +167,7 @@ class DealtTask(base.Task):
 
   def note(self, splits: Sequence[str]) -> str:
     """How many problems are left out."""
-    told = [
-      f'{self.undealt(split)} of {self.undealt(split) + len(self._split(split))} ({split})'
-      for split in splits
-    ]
+    told = [f'{self.undealt(split)} of {self._deal(split).official} ({split})' for split in splits]
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
       f'Problems of {self.benchmark} that are left out, since nothing stands before their question '
@@ -154,7 +176,7 @@ class DealtTask(base.Task):
 
   def undealt(self, split: str) -> int:
     """Number of a split's problems that cannot be dealt, and so are left out."""
-    return self._deal(split)[1]
+    return self._deal(split).left_out
 
   def describe(self) -> dict[str, Any]:
     """Also how the questions are dealt, and how many of each split are not."""
@@ -162,6 +184,7 @@ class DealtTask(base.Task):
       **super().describe(),
       'benchmark': self.benchmark,
       'num_informants': self.num_informants,
+      'redrawn_copies': self.redrawn_copies,
       **{f'undealt_{split}': self.undealt(split) for split in base.SPLITS},
     }
 
@@ -193,12 +216,15 @@ class DealtTask(base.Task):
     note, relevant = question.notes[agent], question.relevant[agent]
     return script.message(note, relevant, rng, terse_probability, silence_probability)
 
-  def _dealt(self, split: str) -> tuple[list[Question], int]:
+  def _dealt(self, split: str) -> _Dealt:
     official = list(self._official._split(split))
     kept = official
     for other in self._apart_from if split != 'test' else ():
       kept = far_from(kept, list(other.questions('test')))
     problems = [found for found in map(self._taken_apart, kept) if found is not None]
+    left_out = len(official) - len(problems)
+    if split == 'train':
+      problems += self._redrawn(problems)
     idle = [sentence for problem in problems for sentence in problem.context]
     dealt_to: collections.Counter[int] = collections.Counter()
     questions = []
@@ -220,7 +246,18 @@ class DealtTask(base.Task):
           relevant=flags,
         )
       )
-    return questions, len(official) - len(problems)
+    return _Dealt(questions, left_out, len(official))
+
+  def _redrawn(self, problems: Sequence[_Problem]) -> list[_Problem]:
+    """Copies with other numbers, as many as there are such numbers for."""
+    found = []
+    for copy, problem in itertools.product(range(1, self.redrawn_copies + 1), problems):
+      question = problem.question
+      rng = strata.rng(self.seed, 'redrawn', question.id, copy)
+      other = redrawn.redrawn(question, rng)
+      if other is not None:
+        found.append(self._taken_apart(dataclasses.replace(other, id=f'{question.id}-{copy}')))
+    return [problem for problem in found if problem is not None]
 
   def _taken_apart(self, question: Question) -> _Problem | None:
     """None for a problem that cannot be dealt."""

@@ -1,0 +1,89 @@
+"""Word problems with other numbers: the same story, another equation to execute."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from agent_gspo.tasks.benchmarks import gold_equations
+from agent_gspo.tasks.grading import equations
+from agent_gspo.tasks.grading.numeric import numbers_in
+from agent_gspo.types import Question
+
+_TRIES = 200
+# Whole numbers in digits that stand alone: no ordinal, percentage, part, time or decimal.
+_WHOLE = re.compile(r'(?<![\w.,/:-])[1-9][0-9]{0,3}(?![\w%]|[.,/:-][0-9]| ?(?:%|percent\b))')
+
+
+def redrawn(question: Question, rng: random.Random) -> Question | None:
+  """The problem with other whole numbers of as many digits, in text, equation and answer.
+
+  Each number changes to the same other one wherever it stands, and no two to the same. Where the
+  original has a whole or a positive result on the way, so has the new problem.
+
+  Args:
+    question: a whole problem whose derivation is an equation.
+    rng: source of the numbers.
+
+  Returns:
+    None for a problem without an equation, without such numbers, or for which none were found.
+  """
+  tree = gold_equations.from_infix(question.derivation)
+  old = _may_change(question.text)
+  if tree is None or not old & gold_equations.leaves(tree):
+    return None
+  for _ in range(_TRIES):
+    new = {number: Fraction(_of_as_many_digits(number, rng)) for number in old}
+    other = _with_numbers(tree, new)
+    results = _results(tree, other)
+    if len(set(new.values())) == len(old) and results is not None:
+      return dataclasses.replace(
+        question,
+        text=_in_text(question.text, new),
+        derivation=gold_equations.infix(other),
+        answer=str(results[1]),
+      )
+  return None
+
+
+def _may_change(text: str) -> set[Fraction]:
+  """Numbers that stand alone in digits, and in no other form."""
+  elsewhere = set(numbers_in(_WHOLE.sub(' ', text)))
+  return {Fraction(digits) for digits in _WHOLE.findall(text)} - elsewhere - {Fraction(1)}
+
+
+def _of_as_many_digits(number: Fraction, rng: random.Random) -> int:
+  low = 10 ** (len(str(number)) - 1)
+  return rng.randrange(max(low, 2), 10 * low)
+
+
+def _in_text(text: str, new: Mapping[Fraction, Fraction]) -> str:
+  return _WHOLE.sub(lambda digits: str(new.get(Fraction(digits[0]), digits[0])), text)
+
+
+def _with_numbers(
+  tree: gold_equations.Tree, new: Mapping[Fraction, Fraction]
+) -> gold_equations.Tree:
+  if isinstance(tree, Fraction):
+    return new.get(tree, tree)
+  return tree[0], _with_numbers(tree[1], new), _with_numbers(tree[2], new)
+
+
+def _results(
+  old: gold_equations.Tree, new: gold_equations.Tree
+) -> tuple[Fraction, Fraction] | None:
+  """What two equations of one form give; None where a step of theirs is not alike."""
+  if isinstance(old, Fraction):
+    assert isinstance(new, Fraction)
+    return old, new
+  assert not isinstance(new, Fraction)
+  left, right = _results(old[1], new[1]), _results(old[2], new[2])
+  if left is None or right is None or (old[0] == '/' and not (right[0] and right[1])):
+    return None
+  calculate = equations.OPERATIONS[old[0]]
+  was, now = calculate(left[0], right[0]), calculate(left[1], right[1])
+  alike = (was > 0) == (now > 0) and (was.denominator == 1) == (now.denominator == 1)
+  return (was, now) if alike else None
