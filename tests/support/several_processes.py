@@ -42,8 +42,12 @@ def _mesh(devices: int) -> list[str]:
 
 def _environment(devices: int) -> dict[str, str]:
   """Of a process with so many host devices."""
-  flag = f'--xla_force_host_platform_device_count={devices}'
-  return {**micro_run.environment(), 'XLA_FLAGS': flag}
+  return {
+    **micro_run.environment(),
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    # A warm start is kept whatever the mesh, whose rounding it has: one device needs its own.
+    'AGENT_GSPO_CACHE': str(micro_run.folder() / 'several_processes'),
+  }
 
 
 def start(
