@@ -27,7 +27,7 @@ class PromptWriter:
   def __init__(self, role: Role, tokenizer: Tokenizer):
     self.role = role
     self.tokenizer = tokenizer
-    self._encode = functools.lru_cache(maxsize=8192)(lambda text: tuple(tokenizer.encode(text)))
+    self._encode = functools.lru_cache(maxsize=8192)(lambda text: _ids(tokenizer.encode(text)))
 
   @functools.cached_property
   def stop_ids(self) -> tuple[int, ...]:
@@ -40,11 +40,11 @@ class PromptWriter:
           f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
           f'{len(separator)} tokens; choose one that is a single token.'
         )
-      ids.add(separator[0])
+      ids.add(int(separator[0]))
       # A token that begins with the separator ends the message as well ("\n\n"); a
       # word-level vocabulary need not know it.
       with contextlib.suppress(ValueError):
-        ids.add(self._encode(self.role.separator * 2)[0])
+        ids.add(int(self._encode(self.role.separator * 2)[0]))
     return tuple(sorted(ids))
 
   def begin(self, question: str, note: str) -> Conversation:
@@ -98,11 +98,12 @@ class PromptWriter:
     return role.system + shown
 
   @functools.cached_property
-  def preamble(self) -> tuple[int, ...]:
-    """Its ids."""
+  def preamble(self) -> np.ndarray:
+    """Its int32 ids."""
     return self._encode(self.preamble_text)
 
-  def encode(self, text: str) -> tuple[int, ...]:
+  def encode(self, text: str) -> np.ndarray:
+    """Int32 ids of a text, not to be written to: they are kept for the next who asks."""
     return self._encode(text)
 
 
@@ -113,7 +114,7 @@ class Conversation:
     self._writer = writer
     self._opening = opening
     self._turns: list[list[str]] = []
-    self._ids: list[int] = list(writer.preamble)
+    self._ids: np.ndarray = writer.preamble
     self._last_id: int | None = None  # the stop token of the agent's last message
 
   def prompt(self, incoming: Sequence[tuple[str, Sequence[int]]]) -> np.ndarray:
@@ -124,18 +125,23 @@ class Conversation:
     """
     self._turns.append([sender for sender, _ in incoming])
     texts = self._writer.texts(self._opening, self._turns)
-    new = list(self._writer.encode(texts[0]))
-    for (_, ids), text in zip(incoming, texts[1:], strict=True):
-      new += np.asarray(ids).tolist()
-      new += self._writer.encode(text)
-    if self._last_id is not None and new and new[0] == self._last_id:
-      new = new[1:]  # the template ends a message as the agent has done already
-    self._ids += new
-    return np.asarray(self._ids, np.int32)
+    first, *others = (self._writer.encode(text) for text in texts)
+    if self._last_id is not None and len(first) and first[0] == self._last_id:
+      first = first[1:]  # the template ends a message as the agent has done already
+    new = [first]
+    for (_, ids), text_ids in zip(incoming, others, strict=True):
+      new += [_ids(ids), text_ids]
+    self._ids = np.concatenate([self._ids, *new])
+    return self._ids
 
   def wrote(self, token_ids: Sequence[int], ended: bool) -> None:
     """Appends the agent's own message; `token_ids` include its stop token if it `ended`."""
-    self._ids += np.asarray(token_ids).tolist()
+    new = [_ids(token_ids)]
     self._last_id = int(token_ids[-1]) if ended else None
     if not ended and self._writer.role.style == 'plain':
-      self._ids += self._writer.encode(self._writer.role.separator)
+      new.append(self._writer.encode(self._writer.role.separator))
+    self._ids = np.concatenate([self._ids, *new])
+
+
+def _ids(values: Sequence[int]) -> np.ndarray:
+  return np.asarray(values, np.int32)

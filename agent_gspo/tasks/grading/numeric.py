@@ -240,6 +240,9 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _spelled(text: str) -> list[_Found]:
+  # Most texts have none, and the pattern takes long to say so.
+  if not any(map(_WORDS.__contains__, re.findall('[a-z]+', text.casefold()))):
+    return []
   found = []
   for match in _WORD.finditer(text):
     value = Fraction(_WORDS.index(match.group(2).lower()))
