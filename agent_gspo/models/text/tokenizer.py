@@ -136,7 +136,8 @@ class Tokenizer:
         f'has {self.vocab_size} tokens. Add it to the list of words.'
       )
     try:
-      return backend.encode(text, add_special_tokens=False).ids
+      # As `encode`, without the offsets, which nobody asks for and which take a fifth of the time.
+      return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except Exception as error:  # the library raises nothing narrower
       raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
 
