@@ -153,6 +153,8 @@ def _options() -> argparse.Namespace:
   parser.add_argument('--row_tokens', type=int, default=1024, help='of a packed row')
   parser.add_argument('--columns', type=int, default=640, help='of a cache: prompt and message')
   parser.add_argument('--new_tokens', type=int, default=128, help='of the columns, for the message')
+  each = 'under fsdp, gather weights for each token, not once before the first'
+  parser.add_argument('--gather_each_token', action='store_true', help=each)
   parser.add_argument('--text', default='', help='file for the compiled text')
   parser.add_argument('--json', default='', help='file to write')
   return parser.parse_args()
@@ -211,7 +213,12 @@ class _Target:
     return self.abstract(shapes, partition.shardings(shapes, self.config, self.placement))
 
   def sampler(self) -> Sampler:
-    return Sampler(self.config, max_new_tokens=self.options.new_tokens, placement=self.placement)
+    return Sampler(
+      self.config,
+      max_new_tokens=self.options.new_tokens,
+      gather_once=not self.options.gather_each_token,
+      placement=self.placement,
+    )
 
   def pool(self, sampler: Sampler, rows: int, width: int) -> Any:
     kv, hidden = jax.eval_shape(lambda: sampler.pool(rows, width))

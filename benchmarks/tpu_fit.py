@@ -8,7 +8,8 @@
 A cell is a model, a slice, a program and a row length; each is compiled by `tpu_compile.py` in a
 process of its own and kept in benchmarks/results/tpu_fit.json, so a run goes on where it stopped.
 Models up to 0.5B share rows out (`data`), the others are cut up (`fsdp`). A device has 4096
-positions of a micro-batch, or 32 messages of 1024 columns (8 of 4096).
+positions of a micro-batch, or 32 messages of 1024 columns (8 of 4096). A decode gathers what is cut
+once where that fits by the plan, as a run does (`sampler.gather_weights`), else for each token.
 
 Compared is all that a device holds meanwhile: arguments, results and temporaries, and the moments,
 which the update does not touch.
@@ -96,7 +97,15 @@ class Cell:
       f'--row_tokens={self.length}',
       f'--columns={self.length}',
       f'--new_tokens={_NEW_TOKENS}',
+      *['--gather_each_token'] * self.gathers_each_token,
     ]
+
+  @property
+  def gathers_each_token(self) -> bool:
+    if self.program != 'decode' or self.axis != 'fsdp':
+      return False
+    planned, _ = _planned(self, gather_once=True)
+    return planned > SLICES[self.slice][2] * 2**30
 
 
 def main() -> None:
@@ -142,7 +151,7 @@ def _held(told: tpu_cells.Told) -> tpu_cells.Told:
   }
 
 
-def _planned(cell: Cell) -> tuple[int, int]:
+def _planned(cell: Cell, *, gather_once: bool) -> tuple[int, int]:
   """Bytes on a device by the plan, and those of the moments."""
   _, chips, _ = SLICES[cell.slice]
   shape = [chips if axis == cell.axis else 1 for axis in AXES]
@@ -153,7 +162,7 @@ def _planned(cell: Cell) -> tuple[int, int]:
   if cell.program == 'update':
     update, _ = plan.learner_programs(model, placement, state, rows=cell.rows, length=cell.length)
     return sum(state.values()) + update.bytes, state['moments']
-  sampler = Sampler(model, max_new_tokens=_NEW_TOKENS, placement=placement)
+  sampler = Sampler(model, max_new_tokens=_NEW_TOKENS, gather_once=gather_once, placement=placement)
   columns = cell.length - _NEW_TOKENS
   _, writing = plan.rollout_programs(
     sampler, width=columns, rows=1, columns=columns, messages=cell.rows
@@ -167,9 +176,11 @@ def _print_table(cells: list[Cell], found: dict[str, Any]) -> None:
   print('| --- | ---: | --- | --- | ---: | ---: | ---: |')
   worst = 0.0
   for cell in cells:
-    result, (planned, moments) = found[cell.name], _planned(cell)
+    each_token = cell.gathers_each_token
+    result, (planned, moments) = found[cell.name], _planned(cell, gather_once=not each_token)
     name = f'{cell.model}, LoRA' if cell.lora_rank else cell.model
-    head = f'| {cell.program} | {cell.length} | {cell.slice} | {name} |'
+    program = cell.program + ', gathering each token' * each_token
+    head = f'| {program} | {cell.length} | {cell.slice} | {name} |'
     if 'error' in result:
       needed = re.search(r'temporaries \(([\d.]+)G\)', result['error'])
       told = f'does not fit ({needed[1]} of temporaries)' if needed else result['error']

@@ -22,6 +22,7 @@ from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.transformer import Layout
+from agent_gspo.ops.precision import operand
 from agent_gspo.sharding.placement import AXES, ROWS, Placement
 
 _READERS = 4  # threads
@@ -188,7 +189,7 @@ def layout(
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
     data = 'data' if whole else None
     lookup = on_mesh(PartitionSpec(data)), on_mesh(PartitionSpec(data, None, 'fsdp'))
-  return Layout(rows, lookup, kernels, _of_heads(config, placement, rows))
+  return Layout(rows, lookup, kernels, heads=_of_heads(config, placement, rows))
 
 
 def _of_heads(
@@ -202,6 +203,26 @@ def _of_heads(
     return PartitionSpec(ROWS, heads), placement.mesh, frozenset(AXES)
   own_rows = 'fsdp' if placement.cut_by_fsdp else None
   return PartitionSpec(own_rows, heads), None, frozenset(AXES) - {'data'}
+
+
+def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:
+  """Within a compiled function: operands that each device has whole, `tensor` aside.
+
+  For a program that reads them again and again. Arrays that `fsdp` cuts are rounded to
+  `config.dtype` and gathered; others are left as they are.
+  """
+
+  def of(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    kept = parameter_spec(
+      '/'.join(n for key in path for n in _names(key)), x.shape, config, placement
+    )
+    if 'fsdp' not in kept:
+      return x
+    used = (None if axis == 'fsdp' else axis for axis in kept)
+    x = placement.constrain(operand(x, config.dtype), placement.sharding(*kept))
+    return placement.constrain(x, placement.sharding(*used))
+
+  return jax.tree_util.tree_map_with_path(of, params) if placement.cut_by_fsdp else params
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:

@@ -50,6 +50,8 @@ class Layout:
       which each device looks up in its part of the table before devices exchange them by rows.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
+    waits: whether a kernel is gathered only when what it is to be multiplied by is there; else the
+      compiler may gather many of them ahead, or before a loop, as long as there is memory.
     heads: how queries, keys and values `[B, K, ...]` are cut, the mesh (None for that of the
       `shard_map` around), and those of its axes that nothing around is cut by hand over. Each
       device computes the attention of its part. None leaves that to the compiler.
@@ -60,6 +62,7 @@ class Layout:
   kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
     default_factory=dict
   )
+  waits: bool = False
   heads: tuple[PartitionSpec, Mesh | None, frozenset[str]] | None = None
 
   def residual(self, x: jax.Array) -> jax.Array:
@@ -87,7 +90,10 @@ class Layout:
       check_vma=False,
     )
 
-  def gathered(self, kernel: jax.Array, name: str) -> jax.Array:
+  def gathered(self, kernel: jax.Array, name: str, x: jax.Array) -> jax.Array:
+    """The kernel of a module as `x` is multiplied by it."""
+    if self.waits and name in self.kernels:
+      kernel, _ = jax.lax.optimization_barrier((kernel, x))
     for sharding in self.kernels.get(name, ()):
       kernel = jax.lax.with_sharding_constraint(kernel, sharding)
     return kernel
@@ -121,7 +127,8 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    y = matmul(x, self.layout.gathered(operand(kernel, c.dtype), self.name or ''), c.dtype)
+    kernel = self.layout.gathered(operand(kernel, c.dtype), self.name or '', x)
+    y = matmul(x, kernel, c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.reshape((1,) * (x.ndim - 1) + (-1,))

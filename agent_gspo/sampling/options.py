@@ -18,3 +18,7 @@ class SamplerOptions(Section, name='sampler'):
   # Columns of a decode cache without those of messages. Longer prompts get a longer one, which is
   # compiled: where that takes long, set it to the longest prompt that is to be expected.
   cache_length: int = option(32, least=1, most=2**20)
+  # When a device that decodes gets the weights that mesh.fsdp has cut. once: before the first token
+  # of a batch; each_token: a layer at a time, much slower, but it never has all of them; auto: once
+  # if that fits.
+  gather_weights: str = option('auto', choices=('auto', 'once', 'each_token'))

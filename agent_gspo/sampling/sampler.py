@@ -23,7 +23,7 @@ import numpy as np
 
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.transformer import KVCache, Params, Transformer
+from agent_gspo.models.transformer import KVCache, Params, Transformer, head_params
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical
@@ -92,6 +92,8 @@ class Sampler:
     cache_length: columns of a decode cache without those of messages; longer prompts get a longer
       one.
     smallest_batch: rows of the smallest decode batch, of all devices.
+    gather_once: of parameters that `fsdp` cuts, whether each device gets all of them before it
+      decodes; else a layer at a time for each token, which takes less memory and much more time.
     placement: of rows, and of the heads of keys and values.
   """
 
@@ -105,6 +107,7 @@ class Sampler:
     decode_rows: int = 96,
     cache_length: int = 32,
     smallest_batch: int = 8,
+    gather_once: bool = True,
     placement: Placement = ONE_DEVICE,
   ):
     self.config = config
@@ -114,9 +117,11 @@ class Sampler:
     self.decode_rows = decode_rows
     self.cache_length = cache_length
     self.smallest_batch = -(-smallest_batch // placement.row_shards)
+    self.gather_once = gather_once
     self.placement, self.shards = placement, placement.row_shards
     rows = placement.rows
-    model = Transformer(config, partition.layout(config, placement, rows))
+    layout = partition.layout(config, placement, rows)
+    model = Transformer(config, layout)
     cache = partition.cache_sharding(config, placement)
     shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(_Decoding)}
     state = self.decoding = _Decoding(**(shardings | {'cache': cache, 't': placement.replicated}))
@@ -132,7 +137,14 @@ class Sampler:
     self.prefill = program(_prefill, model, donate_argnums=1, out_shardings=(cache, rows))
     draw = functools.partial(categorical.draw, parts=placement.size('tensor'))
     self.start = program(_start, model, draw, static_argnums=3, out_shardings=state)
-    self.decode = program(_decode, model, draw, donate_argnums=1, out_shardings=state)
+    of_loop, weights = layout, _as_they_are
+    if placement.cut_by_fsdp and gather_once:
+      of_loop = dataclasses.replace(layout, kernels={})
+      weights = functools.partial(_gathered, config, placement)
+    elif placement.cut_by_fsdp:
+      of_loop, weights = dataclasses.replace(layout, waits=True), _in_the_loop
+    reader = Transformer(config, of_loop)
+    self.decode = program(_decode, reader, draw, weights, donate_argnums=1, out_shardings=state)
     self.keep = program(_keep_rows, out_shardings=state)
     self.take = program(_take_rows, out_shardings=cache)
 
@@ -413,9 +425,31 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   )
 
 
-def _decode(model, draw, shards, params, state: _Decoding, control) -> _Decoding:
+# What the decode loop reads, its two parts: of tokens, and of logits. Each gives it by the token.
+_Weights = Callable[[jax.Array], tuple[Params, Params]]
+
+
+def _as_they_are(params: Params) -> _Weights:
+  return lambda t: (params, head_params(params))
+
+
+def _gathered(config: ModelConfig, placement: Placement, params: Params) -> _Weights:
+  """Whole on each device from before the first token."""
+  whole = partition.gathered(params, config, placement)
+  # Embeddings are looked up where they are kept, not rounded.
+  found = {**whole, 'embed': params['embed']}, head_params(whole)
+  return lambda t: found
+
+
+def _in_the_loop(params: Params) -> _Weights:
+  """Gathered anew for each token (`Layout.waits`), and so is the head."""
+  return lambda t: (params, jax.lax.optimization_barrier((head_params(params), t))[0])
+
+
+def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> _Decoding:
   """Decodes until `shrink_at` rows a shard or fewer are live (0: until all have ended)."""
   shrink_at, temperature, stops = control
+  weights_at = weights(params)
   columns = state.seen.shape[1] - state.tokens.shape[1]
 
   def more(state):
@@ -423,10 +457,11 @@ def _decode(model, draw, shards, params, state: _Decoding, control) -> _Decoding
 
   def step(state):
     at = state.t - 1  # the token to read: the last one written
+    of_tokens, of_logits = weights_at(at)
     token = jax.lax.dynamic_slice_in_dim(state.tokens, at, 1, axis=1)
     seen = state.seen | (jnp.arange(state.seen.shape[1]) == columns + at)[None, :]
     hidden, cache = model.apply(
-      {'params': params},
+      {'params': of_tokens},
       token,
       (state.length + at)[:, None],
       masks.CacheMask(seen, before=state.seen),
@@ -435,7 +470,7 @@ def _decode(model, draw, shards, params, state: _Decoding, control) -> _Decoding
       None if state.adapter is None else state.adapter[:, None],
     )
     state = dataclasses.replace(state, cache=cache, seen=seen)
-    return _write(model, draw, params, state, hidden[:, 0], temperature, stops)
+    return _write(model, draw, of_logits, state, hidden[:, 0], temperature, stops)
 
   return jax.lax.while_loop(more, step, state)
 

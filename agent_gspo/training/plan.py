@@ -79,6 +79,10 @@ class Plan:
     """At the peak of a step."""
     return sum(self.state.values()) + self.largest.bytes
 
+  def has_room_for(self, program: Program) -> bool:
+    """Whether one of the programs fits, as far as is known."""
+    return self.memory is None or sum(self.state.values()) + program.bytes <= self.memory
+
   def check(self) -> None:
     """Refuses what cannot fit.
 
@@ -209,6 +213,9 @@ def rollout_programs(
     rows: of the pool that a device has.
     columns: of a cache, without those for the message.
     messages: that a device writes at a time.
+
+  Returns:
+    Reading prompts, and writing messages.
   """
   model, placement = sampler.config, sampler.placement
   step = min(sampler.prefill_rows, rows)
@@ -216,7 +223,10 @@ def rollout_programs(
   cache, _ = _pool_bytes(sampler, messages, columns + sampler.max_new_tokens)
   of_prompts = temporaries.of_forward(model, placement, step, width)
   weights = sum(x.size for x in jax.tree.leaves(_params(model)))
-  of_tokens = temporaries.of_decode(model, placement, messages, weights)
+  of_tokens = temporaries.of_decode(
+    model, placement, messages, weights, gather_once=sampler.gather_once
+  )
+  each_token = placement.cut_by_fsdp and not sampler.gather_once
   return (
     Program(
       'reading prompts',
@@ -226,7 +236,7 @@ def rollout_programs(
       'mesh.data.',
     ),
     Program(
-      'writing messages',
+      'writing messages' + ', weights gathered for each token' * each_token,
       {"prompts' keys and values": pool, 'cache': cache},
       of_tokens,
       'Lower sampler.decode_rows, or raise mesh.data.',

@@ -17,6 +17,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import variants
 from agent_gspo.models import partition
+from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
@@ -207,8 +208,27 @@ def _find(parts: config_lib.Parts) -> _Found:
     tokenizer = prompt_checks.tokenizer_from_scratch(parts.task, parts.team, options['source'])
   model = open_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
   prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
-  sampler = Sampler(
-    model.config.replace(
+  optimizer = make_optimizer(parts)
+
+  def planned(gather_once: bool) -> tuple[Sampler, Plan]:
+    sampler = _sampler(parts, model.config, own_devices(placement), gather_once=gather_once)
+    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts)
+
+  gather = config['sampler']['gather_weights']
+  sampler, found = planned(gather != 'each_token')
+  if gather == 'auto' and sampler.placement.cut_by_fsdp:
+    _, writing, *_ = found.programs
+    if not found.has_room_for(writing):
+      sampler, found = planned(False)
+  return _Found(model, placement, sampler, found)
+
+
+def _sampler(
+  parts: config_lib.Parts, model: ModelConfig, placement: Placement, *, gather_once: bool
+) -> Sampler:
+  options, own = parts.config['model'], parts.config['sampler']
+  return Sampler(
+    model.replace(
       dtype=options['dtype'],
       remat=options['remat'],
       remat_keeps=options['remat_keeps'],
@@ -218,14 +238,13 @@ def _find(parts: config_lib.Parts) -> _Found:
       num_adapters=parts.sharing.num_adapters,
     ),
     max_new_tokens=parts.team.max_message_tokens,
-    prefill_length=config['sampler']['prefill_length'],
-    prefill_rows=config['sampler']['prefill_rows'],
-    decode_rows=config['sampler']['decode_rows'],
-    cache_length=config['sampler']['cache_length'],
-    placement=own_devices(placement),
+    prefill_length=own['prefill_length'],
+    prefill_rows=own['prefill_rows'],
+    decode_rows=own['decode_rows'],
+    cache_length=own['cache_length'],
+    gather_once=gather_once,
+    placement=placement,
   )
-  found = plan_lib.make(parts, placement, sampler, make_optimizer(parts), prompts)
-  return _Found(model, placement, sampler, found)
 
 
 def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:

@@ -55,13 +55,23 @@ def of_forward(config: ModelConfig, placement: Placement, rows: int, length: int
   return _layer(config, placement.size('tensor'), rows, length)
 
 
-def of_decode(config: ModelConfig, placement: Placement, rows: int, weights: int) -> int:
+def of_decode(
+  config: ModelConfig, placement: Placement, rows: int, weights: int, *, gather_once: bool
+) -> int:
   """Of the decode loop of so many rows of a device; `weights` is how many the model has.
 
-  In bfloat16 they are cast before the loop, under fsdp gathered as well, and kept through it.
+  In bfloat16 they are cast before the loop and kept through it. Under fsdp they are gathered before
+  it as well; or, without `gather_once`, the head and a layer at a time are.
   """
-  operands = 0 if config.dtype == 'float32' else 2 * weights
-  return (operands + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')
+  size = _FLOAT if config.dtype == 'float32' else 2
+  kept = 0 if config.dtype == 'float32' else size * weights
+  if placement.cut_by_fsdp and gather_once:
+    kept = size * weights
+  elif placement.cut_by_fsdp:
+    head = config.vocab_size * config.embed_dim
+    layer = (weights - head * (2 - config.tie_embeddings)) // config.num_layers
+    kept = kept // placement.size('fsdp') + size * (head + layer)
+  return (kept + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')
 
 
 def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:

@@ -62,6 +62,7 @@ def main() -> None:
   model = model_config(shape)
   params = init_params(model, jax.random.key(0))
   assert sum(x.size for x in jax.tree.leaves(params)) == work.parameters(shape)
+  sizes = {name: n for name, n in config['sampler'].items() if name != 'gather_weights'}
   setup = Setup(
     config=config,
     task=Words(work.questions(steps)),
@@ -74,7 +75,7 @@ def main() -> None:
     model=Transformer(model),
     params=params,
     tokenizer=Tokenizer(work.backend(), eos_token=work.EOS, pad_token=work.PAD),
-    sampler=Sampler(model, max_new_tokens=work.WRITTEN_TOKENS, **config['sampler']),
+    sampler=Sampler(model, max_new_tokens=work.WRITTEN_TOKENS, **sizes),
     placement=ONE_DEVICE,
     source='',
     note='',

@@ -9,6 +9,7 @@ import jax
 import micro_run
 import numpy as np
 import pytest
+import tiny
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
@@ -76,16 +77,43 @@ noise = keys.row_keys(keys.stream(0, 'train'), np.asarray(columns))
 found = {}
 for mesh in MESHES:
   where = placement.make_placement(dict(zip(placement.AXES, mesh)))
-  # Few rows a device: several chunks, and rows that leave before the others end.
-  sampler = Sampler(
-    tiny.CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where
-  )
-  params = partition.place(tiny.params(), tiny.CONFIG, where)
-  samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
-  found[str(mesh)] = {
-    'tokens': [ids.tolist() for ids in samples.token_ids],
-    'logprobs': [float(x.sum()) for x in samples.logprobs],
-  }
+  for once in (True, False) if where.cut_by_fsdp else (True,):
+    # Few rows a device: several chunks, and rows that leave before the others end.
+    sampler = Sampler(
+      tiny.CONFIG, max_new_tokens=8, prefill_length=64, decode_rows=8, placement=where,
+      gather_once=once,
+    )
+    decode, programs = sampler.decode, []
+
+    def seen(*args):
+      programs[:] = programs or decode.lower(*args).compile().as_text().split('\\n}\\n')
+      return decode(*args)
+
+    sampler.decode = seen
+    params = partition.place(tiny.params(), tiny.CONFIG, where)
+    samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
+    gathers = [text.count(' all-gather(') for text in programs]
+    found[f'{mesh} {"once" if once else "each token"}'] = {
+      'tokens': [ids.tolist() for ids in samples.token_ids],
+      'logprobs': [float(x.sum()) for x in samples.logprobs],
+      'gathered first': sum(n for n, text in zip(gathers, programs) if '\\nENTRY' in text),
+      'gathered': sum(gathers),
+    }
+"""
+
+_PLAN = """
+import micro_run
+from agent_gspo.config import check
+from agent_gspo.training import plan, setup
+
+found = {}
+for gather in ('once', 'each_token', 'auto'):
+  parts = check.check(micro_run.changed(mesh__fsdp=4, sampler__gather_weights=gather))
+  found[gather] = {}
+  for memory in (None, 2**30, 2**20):
+    plan._memory = lambda: memory
+    writing = setup.plan(parts).programs[1]
+    found[gather][str(memory)] = writing.name, writing.bytes
 """
 
 _TRAIN = """
@@ -148,10 +176,36 @@ def test_mesh_changes_no_update(name, mesh):
 @pytest.mark.parametrize('mesh', MESHES)
 def test_mesh_changes_no_sample(mesh):
   found = _found(_SAMPLE, mesh)
-  one, many = found[str(ONE)], found[str(mesh)]
-  assert many['tokens'] == one['tokens']
-  assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
+  one = found[f'{ONE} once']
+  for gather in ('once', 'each token') if mesh[1] > 1 else ('once',):
+    many = found[f'{mesh} {gather}']
+    assert many['tokens'] == one['tokens'], gather
+    assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
   assert len({len(ids) for ids in one['tokens']}) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', [(2, 2, 2), (2, 4, 1)])  # 3 divides no axis of the model
+def test_weights_are_gathered_where_it_is_said(mesh):
+  """All kernels before the loop of tokens, or all of them in it."""
+  found = _found(_SAMPLE, mesh)
+  kernels = 7 * tiny.CONFIG.num_layers
+  once, each = found[f'{mesh} once'], found[f'{mesh} each token']
+  assert once['gathered first'] >= kernels
+  assert once['gathered'] - once['gathered first'] < kernels // 2  # of embeddings and draws
+  assert each['gathered'] - each['gathered first'] >= kernels
+
+
+@pytest.mark.slow
+def test_weights_are_gathered_once_if_that_fits():
+  found = _run(_PLAN)
+  each_token = 'writing messages, weights gathered for each token'
+  assert found['once'] == {memory: found['once']['None'] for memory in found['once']}
+  assert found['once']['None'][0] == 'writing messages'
+  assert {name for name, _ in found['each_token'].values()} == {each_token}
+  assert found['each_token']['None'][1] < found['once']['None'][1]
+  for memory, gather in (('None', 'once'), (str(2**30), 'once'), (str(2**20), 'each_token')):
+    assert found['auto'][memory] == found[gather][memory]
 
 
 @pytest.mark.slow
