@@ -22,7 +22,8 @@ class Question:
     answer: the gold answer, in the form that the task's grader reads.
     notes: what agent `i` alone sees (`notes[i]`, "" for nothing). Empty for tasks
       without private knowledge. Agents beyond the end of the tuple hold nothing.
-    relevant: whether `notes[i]` is needed to answer; as long as `notes`.
+    relevant: whether `notes[i]` is needed to answer; as long as `notes`, or empty where nobody
+      knows.
     derivation: how the answer comes about, as the official files have it: an equation such as
       '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
   """

@@ -61,7 +61,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'silent': message.silent,
         'ended': message.ended,
         'note': question.notes[message.agent] if holds else '',
-        'relevant': question.relevant[message.agent] if holds else None,
+        'relevant': question.relevant[message.agent] if holds and question.relevant else None,
         **({} if rewards is None else {'reward': float(rewards[m])}),
         **({} if advantages is None else {'advantage': float(advantages[m])}),
       }

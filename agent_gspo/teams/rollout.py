@@ -24,6 +24,7 @@ def rollout(
   group_size: int,
   policy: Policy,
   progress: Callable[[int, int], None] = lambda done, total: None,
+  listener: Callable[[Message], None] = lambda message: None,
 ) -> RolloutBatch:
   """Holds `group_size` conversations about each question.
 
@@ -37,8 +38,9 @@ def rollout(
     group_size: episodes a question (`G`).
     policy: writes the messages.
     progress: called with (layers done, layers in all).
+    listener: called with each message when its layer has spoken, before it has readers.
   """
-  table = _Table(team, tokenizer, questions, group_size)
+  table = _Table(team, tokenizer, questions, group_size, listener)
   for done, (round_, place, layer) in enumerate(team.turns):
     progress(done, len(team.turns))
     table.take_turns(round_, place, layer, policy)
@@ -62,9 +64,10 @@ def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
 class _Table:
   """The conversations while they are going on."""
 
-  def __init__(self, team, tokenizer, questions, group_size):
+  def __init__(self, team, tokenizer, questions, group_size, listener):
     self.team, self.tokenizer = team, tokenizer
     self.questions, self.group_size = tuple(questions), group_size
+    self.listener = listener
     self.writers = team.prompt_writers(tokenizer)
     self.calculator = calculator.Calculator(tokenizer)
     self.messages: list[Message] = []
@@ -159,6 +162,7 @@ class _Table:
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))
     self.messages.append(message)
+    self.listener(message)
 
   def finish(self, task: Task) -> RolloutBatch:
     asked = [e // self.group_size for e in range(self.num_episodes)]

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from agent_gspo.config import renamed
+from agent_gspo.config import defaults, renamed
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
@@ -315,7 +315,7 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
   with _orbax() as orbax:
     restored = orbax.restore(folder, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
   changes = restored.config.pop('changes', [])  # none of an earlier version
-  return Saved(folder, step, restored.config, changes)
+  return Saved(folder, step, defaults.filled(restored.config), changes)
 
 
 def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer:

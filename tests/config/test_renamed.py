@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import micro_run
 import pytest
@@ -55,6 +56,22 @@ def test_names_within_a_renamed_section():
     'config.sampler.row_tokens is now config.sampler.prefill_length; '
     'config.learner.row_tokens is now config.learner.pack_length'
   )
+
+
+def test_fields_that_have_come_since_have_their_defaults(tmp_path):
+  """So a run of an earlier version goes on, and can be exported and asked."""
+  config = micro_run.get_config().to_dict()
+  earlier = copy.deepcopy(config)
+  del earlier['sampler']['gather_weights'], earlier['mesh']
+  earlier['sampler']['decode_rows'] = 7
+  first = checkpoints.Checkpoints(tmp_path / 'checkpoints', earlier)
+  first.save(small_checkpoints.state(0.0))
+  first.wait()
+  saved = checkpoints.newest(tmp_path / 'checkpoints').config
+  assert saved['sampler'] == {**config['sampler'], 'decode_rows': 7}
+  assert saved['mesh'] == config['mesh']
+  assert saved['task'] == json.loads(json.dumps(config['task']))  # options are left alone
+  config_lib.check(saved, training=False)
 
 
 def test_a_run_of_an_earlier_version_is_refused_with_all_new_names(tmp_path, monkeypatch):

@@ -165,6 +165,31 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['evaluate', MICRO, '--step=best'],
       '--step=best: of which run? Give its --workdir.',
     ),
+    'ask nobody': (['ask', '--question=Q?'], 'give --workdir (of a run), or --config'),
+    'ask two teams': (
+      ['ask', MICRO, f'--workdir={folder}/other', '--question=Q?'],
+      'give --workdir (of a run), or --config (for the untrained team): one of them.',
+    ),
+    'ask a step of no run': (['ask', MICRO, '--step=3'], '--step=3: of which run?'),
+    'ask nothing': (['ask', f'--workdir={folder}/nowhere'], 'holds no checkpoint'),
+    'ask without a question': (['ask', MICRO, '--note=a'], '--note is given without --question.'),
+    'ask an empty question': (['ask', MICRO, '--question= '], 'the question is empty'),
+    'ask twice': (
+      ['ask', MICRO, '--question=Q?', '--file=questions.jsonl'],
+      '--file has questions and notes of its own',
+    ),
+    'ask what no file holds': (
+      ['ask', MICRO, '--file=nowhere.jsonl'],
+      "directory: 'nowhere.jsonl'",
+    ),
+    'ask with a note for nobody': (
+      ['ask', MICRO, '--question=Q?', '--note=', '--note=', '--note=red'],
+      "note 'red' is for solver, whose role 'solver' shows no note",
+    ),
+    'ask in words that nobody knows': (
+      ['ask', MICRO, '--question=supercalifragilistic'],
+      "unknown word 'supercalifragilistic'",
+    ),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }
 
@@ -302,6 +327,50 @@ def test_evaluate_a_checkpoint(tmp_path):
     '95 % interval',
   ):
     assert text in done.stdout
+
+
+# ask
+
+
+def _asked(*arguments: str, typed: str = '') -> str:
+  done = subprocess.run(
+    micro_run.command('ask', f'--workdir={micro_run.finished()}', *arguments),
+    input=typed,
+    env=micro_run.environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ''
+  return done.stdout
+
+
+@pytest.mark.slow
+def test_ask_a_trained_team(tmp_path):
+  """On the command line, from a file and from the keyboard: the same conversation."""
+  talk = next(
+    talk
+    for talk in json_lines.iterate(micro_run.finished() / 'transcripts.jsonl')
+    if talk['label'] == 'trained'
+  )
+  notes = {message['agent']: message['note'] for message in talk['messages']}
+  held = [notes['informant1'], notes['informant2']]
+  shown = _asked(f'--question={talk["question"]}', *(f'--note={n}' for n in held))
+  assert shown.startswith(f'question {talk["question"]}\ninformant1 ')
+  assert re.search(r'\nsolver .*\nanswer .*\n\d+ tokens written, \d+ read; \d of 3 turns', shown)
+  file = tmp_path / 'questions.jsonl'
+  file.write_text(json.dumps({'question': talk['question'], 'notes': held}))
+  record = json.loads(_asked(f'--file={file}', '--json', '--temperature=0'))
+  assert [m['agent'] for m in record['messages']] == ['informant1', 'informant2', 'solver']
+  assert [m['note'] for m in record['messages'][:2]] == held
+  assert record['messages'][2]['read_from'] == [['informant1', 0], ['informant2', 0]]
+  assert record['step'] == 10
+  typed = _asked('--temperature=0', typed='\n'.join(['', talk['question'], *held]))
+  said = {m['agent']: m['text'].strip() for m in record['messages'] if not m['silent']}
+  for name, text in said.items():
+    assert re.search(rf'\b{name} \(.*\) {re.escape(text)}\n', typed), typed
 
 
 # export

@@ -1,0 +1,131 @@
+"""Puts a question to a team and shows its conversation, message by message.
+
+    python launch/ask.py --workdir=runs/quickstart \\
+      --question="How many pens do Mara and Tom have together?" \\
+      --note="Mara has 3 pens." --note="The sky is blue." --note="Tom has 4 pens."
+    python launch/ask.py --workdir=runs/quickstart                      # asks for it
+    python launch/ask.py --workdir=runs/quickstart --file=mine.jsonl --json
+
+The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best. With
+--config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
+--note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
+prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
+that of the config's evaluation, or --temperature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from agent_gspo.commands import command
+
+if TYPE_CHECKING:
+  from agent_gspo.teams.team import Team
+  from agent_gspo.types import Question
+
+_CONFIG = command.define_config()
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
+_STEP = flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".')
+_QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
+_NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
+_FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
+_JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
+_TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
+
+
+def main() -> None:
+  """Runs the command."""
+  _check_flags()
+  from agent_gspo.config import check as config_lib
+  from agent_gspo.evaluation import asking, transcripts
+  from agent_gspo.reporting.conversation import Conversation
+  from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import checkpoints
+
+  saved = None
+  if _WORKDIR.value:
+    saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
+  config = command.load_config(_CONFIG) if saved is None else saved.config
+  parts = config_lib.check(config, training=False)
+  team = parts.team
+  questions: Iterable[Question] = _typed(team)
+  if _FILE.value:
+    questions = asking.read(team, _FILE.value)
+  elif _QUESTION.value is not None:
+    questions = [asking.asked(team, 0, _QUESTION.value, _NOTE.value)]
+  setup = setup_lib.build(parts)
+  params = setup.params if saved is None else saved.restore_params(config, setup.params)
+  temperature = config['evaluation']['temperature']
+  if _TEMPERATURE.value is not None:
+    temperature = _TEMPERATURE.value
+  policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
+  shown = Conversation(team)
+  listener = (lambda message: None) if _JSON.value else shown.message
+
+  def hold(question: Question) -> None:
+    asking.check_words(setup.tokenizer, question)
+    start = time.monotonic()
+    if not _JSON.value:
+      shown.begin(question)
+    batch, answer = asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)
+    if _JSON.value:
+      (record,) = transcripts.records(batch, [0], step=saved.step if saved else 0, split='')
+      told = {key: record[key] for key in ('step', 'question', 'messages')}
+      print(json.dumps({**told, 'answer': answer}), flush=True)
+    else:
+      shown.end(batch, answer, time.monotonic() - start)
+
+  for question in questions:
+    try:
+      hold(question)
+    except ValueError as error:
+      if isinstance(questions, list):
+        raise
+      print(f'error: {error}', file=sys.stderr)  # who types can try again
+
+
+def _check_flags() -> None:
+  if bool(_WORKDIR.value) == (_CONFIG.value is not None):
+    raise ValueError(
+      'give --workdir (of a run), or --config (for the untrained team): one of them.'
+    )
+  if _STEP.value and not _WORKDIR.value:
+    raise ValueError(f'--step={_STEP.value}: of which run? Give its --workdir.')
+  if _FILE.value and (_QUESTION.value is not None or _NOTE.value):
+    raise ValueError('--file has questions and notes of its own: leave out --question and --note.')
+  if _NOTE.value and _QUESTION.value is None:
+    raise ValueError('--note is given without --question.')
+
+
+def _typed(team: Team) -> Iterator[Question]:
+  """Questions from the keyboard, until it ends (Ctrl-D)."""
+  from agent_gspo.evaluation import asking
+
+  for number in itertools.count():
+    try:
+      text = input('question: ')
+      notes = [''] * team.num_agents
+      for agent in asking.note_holders(team) if text.strip() else ():
+        notes[agent] = input(f'note of {team.names[agent]}: ')
+    except EOFError:
+      print()
+      return
+    if text.strip():
+      yield asking.asked(team, number, text, notes)
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

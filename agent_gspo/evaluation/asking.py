@@ -1,0 +1,140 @@
+"""A conversation about a question of one's own, to which nobody has the answer."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import Policy
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Message, Question, RolloutBatch
+
+
+def ask(
+  team: Team,
+  task: Task,
+  tokenizer: Tokenizer,
+  question: Question,
+  policy: Policy,
+  listener: Callable[[Message], None],
+) -> tuple[RolloutBatch, str | None]:
+  """One conversation about a question.
+
+  Args:
+    team: who talks.
+    task: knows the form of an answer.
+    tokenizer: of the policy.
+    question: see `asked`.
+    policy: writes the messages.
+    listener: called with each message as soon as its layer has spoken.
+
+  Returns:
+    The conversation, and the answer in its canonical form; None if it has none.
+
+  Raises:
+    ValueError: the question is too long for the model, or (see `check_words`) cannot be written.
+  """
+  batch = rollout(team, _Ungraded(task), tokenizer, [question], 1, policy, listener=listener)
+  return batch, task.canonical(batch.episodes[0].answer)
+
+
+def asked(team: Team, number: int, text: str, notes: Sequence[str] = ()) -> Question:
+  """A question of one's own.
+
+  Args:
+    team: that it will be put to.
+    number: of the question; its noise depends on it.
+    text: what all agents read.
+    notes: what each of the first agents alone reads, "" for nothing.
+
+  Raises:
+    ValueError: there is no question, or nobody would read a note.
+  """
+  if not text.strip():
+    raise ValueError('the question is empty; write what all agents should read.')
+  if len(notes) > team.num_agents:
+    raise ValueError(
+      f'{len(notes)} notes for {team.num_agents} agents ({", ".join(team.names)}); give each one '
+      'note at most.'
+    )
+  for name, role, note in zip(team.names, team.roles, notes, strict=False):
+    if note and '{note}' not in role.opening:
+      raise ValueError(
+        f'note {note!r} is for {name}, whose role {role.name!r} shows no note (its opening is '
+        f'{role.opening!r}); notes go to the agents {_told(team)}.'
+      )
+  return Question(f'asked-{number}', text.strip(), '', tuple(notes))
+
+
+def check_words(tokenizer: Tokenizer, question: Question) -> None:
+  """Whether a tokenizer can write a question and its notes.
+
+  Raises:
+    ValueError: a word-level one does not know a word; names it.
+  """
+  for text in (question.text, *question.notes):
+    tokenizer.encode(text, special=False)
+
+
+def note_holders(team: Team) -> list[int]:
+  """The agents whose prompt shows a note."""
+  return [i for i, role in enumerate(team.roles) if '{note}' in role.opening]
+
+
+def read(team: Team, file: str | pathlib.Path) -> list[Question]:
+  """The questions of a file, a JSON object a line: {"question": "...", "notes": ["...", ...]}.
+
+  Raises:
+    ValueError: a line is something else, or `asked` refuses it; names the line.
+    FileNotFoundError: there is no such file.
+  """
+  found = []
+  lines = pathlib.Path(file).read_text(encoding='utf-8').splitlines()
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    try:
+      found.append(_of_fields(team, number, json.loads(line)))
+    except ValueError as error:
+      raise ValueError(f'{file}, line {number}: {error}') from error
+  if not found:
+    raise ValueError(f'{file} holds no question.')
+  return found
+
+
+def _of_fields(team: Team, number: int, fields: Any) -> Question:
+  form = '{"question": "...", "notes": ["...", ...]}'
+  if not isinstance(fields, Mapping) or not fields.keys() <= {'question', 'notes'}:
+    raise ValueError(f'{fields!r} is not of the form {form}')
+  text, notes = fields.get('question', ''), fields.get('notes', [])
+  texts = [text, *notes] if isinstance(notes, list) else [None]
+  if not all(isinstance(x, str) for x in texts):
+    raise ValueError(f'{fields!r} is not of the form {form}')
+  return asked(team, number, text, notes)
+
+
+def _told(team: Team) -> str:
+  return ', '.join(team.names[i] for i in note_holders(team)) or 'none'
+
+
+class _Ungraded(Task):
+  """A task that finds answers and grades none."""
+
+  def __init__(self, task: Task):
+    self.name, self._task = task.name, task
+
+  def _split(self, split: str) -> Sequence[Question]:
+    return self._task._split(split)
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """0: nobody knows."""
+    return 0.0
+
+  def canonical(self, answer_text: str) -> str | None:
+    """That of the task."""
+    return self._task.canonical(answer_text)

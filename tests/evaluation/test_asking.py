@@ -1,0 +1,135 @@
+"""A question of one's own: who is asked, what is shown, what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+import scripted_teams
+from rich.console import Console
+
+from agent_gspo.evaluation import asking
+from agent_gspo.reporting.conversation import Conversation
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.policies import ScriptedPolicy, Turn
+from agent_gspo.types import Message
+
+TOKENIZER = scripted_teams.byte_tokenizer()
+TASK = make_task('relay')
+WIDE = {'max_message_tokens': 20}
+
+
+def _say(turn: Turn) -> str:
+  """Agent 1 keeps silent in its first turn; the others say who they are, and when."""
+  if (turn.agent, turn.round) == (1, 0):
+    return ''
+  return f'[b]{turn.agent}{turn.round}[/b] = {turn.agent + turn.round}'
+
+
+def _ask(team, question):
+  heard: list[Message] = []
+  policy = ScriptedPolicy(_say, TOKENIZER)
+  batch, answer = asking.ask(team, TASK, TOKENIZER, question, policy, heard.append)
+  return batch, answer, heard
+
+
+def test_each_message_is_heard_once_in_order_and_the_last_one_answers():
+  team = scripted_teams.team('debate', rounds=2, **WIDE)
+  question = asking.asked(team, 3, ' How many? ', ['a note', '', 'another'])
+  assert (question.text, question.notes) == ('How many?', ('a note', '', 'another'))
+  batch, answer, heard = _ask(team, question)
+  assert [(m.round, m.agent) for m in heard] == [(r, a) for r in range(2) for a in range(3)]
+  assert [m.text for m in heard] == [m.text for m in batch.messages]
+  assert 'Q How many? note a note' in TOKENIZER.decode(heard[0].prompt_ids)
+  assert answer == '3'
+
+
+def test_what_is_shown():
+  team = scripted_teams.team('debate', rounds=2, **WIDE)
+  question = asking.asked(team, 0, 'How [many]?')
+  out = io.StringIO()
+  shown = Conversation(team, Console(file=out, width=40, highlight=False))
+  shown.begin(question)
+  batch, answer, heard = _ask(team, question)
+  for message in heard:
+    shown.message(message)
+  shown.end(batch, answer, 1.5)
+  lines = out.getvalue().splitlines()
+  written, read = (sum(getattr(m, kind) for m in batch.messages) for kind in ('written', 'read'))
+  first = heard[0].written
+  assert lines == [
+    'question How [many]?',
+    f'agent1 ({first} tokens, read by agent2, agent3) [b]00[/b] = 0',
+    'agent2 is silent',
+    f'agent3 ({first} tokens, read by agent1, agent2) [b]20[/b] = 2',
+    'round 2',
+    *(f'agent{a + 1} ({first} tokens) [b]{a}1[/b] = {a + 1}' for a in range(3)),
+    'answer 3',
+    f'{written} tokens written, {read} read; 1 of 6 turns silent; 1.5 s',
+  ]
+
+
+def test_no_answer_is_said():
+  team = scripted_teams.team('single', **WIDE)
+  policy = ScriptedPolicy(lambda turn: 'who knows', TOKENIZER)
+  question = asking.asked(team, 0, 'How many?')
+  batch, answer = asking.ask(team, TASK, TOKENIZER, question, policy, lambda message: None)
+  out = io.StringIO()
+  Conversation(team, Console(file=out)).end(batch, answer, 1.0)
+  assert answer is None
+  assert out.getvalue().startswith('answer none was found\n')
+
+
+@pytest.mark.parametrize(
+  ('text', 'notes', 'message'),
+  [
+    (' ', [], 'the question is empty'),
+    ('Q?', ['a'] * 4, '4 notes for 3 agents (agent1, agent2, agent3); give each one note at most'),
+  ],
+)
+def test_what_cannot_be_asked(text, notes, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    asking.asked(scripted_teams.team('star'), 0, text, notes)
+
+
+def test_a_note_that_nobody_would_read_is_refused():
+  team = scripted_teams.team('star', opening='Q {question}\n')
+  assert asking.note_holders(team) == []
+  with pytest.raises(ValueError, match=r"note 'a' is for agent1, whose .* to the agents none"):
+    asking.asked(team, 0, 'Q?', ['a'])
+
+
+def test_questions_of_a_file(tmp_path):
+  team, file = scripted_teams.team('star'), tmp_path / 'questions.jsonl'
+  lines = [{'question': 'One?'}, {'question': 'Two?', 'notes': ['a', '', 'b']}]
+  file.write_text('\n\n'.join(map(json.dumps, lines)), encoding='utf-8')
+  found = asking.read(team, file)
+  assert [(q.text, q.notes) for q in found] == [('One?', ()), ('Two?', ('a', '', 'b'))]
+  assert len({q.id for q in found}) == 2
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('{', 'line 2: Expecting'),
+    ('[]', r'line 2: \[\] is not of the form {"question'),
+    ('{"question": 3}', 'line 2: .* is not of the form'),
+    ('{"question": "Q?", "notes": "a"}', 'line 2: .* is not of the form'),
+    ('{"question": "Q?", "note": ["a"]}', 'line 2: .* is not of the form'),
+    ('{"notes": ["a"]}', 'line 2: the question is empty'),
+  ],
+)
+def test_lines_that_are_no_questions(tmp_path, line, message):
+  file = tmp_path / 'questions.jsonl'
+  file.write_text('{"question": "One?"}\n' + line, encoding='utf-8')
+  with pytest.raises(ValueError, match=message):
+    asking.read(scripted_teams.team('star'), file)
+
+
+def test_a_file_without_questions(tmp_path):
+  file = tmp_path / 'questions.jsonl'
+  file.write_text('\n', encoding='utf-8')
+  with pytest.raises(ValueError, match='holds no question'):
+    asking.read(scripted_teams.team('star'), file)
