@@ -1,11 +1,16 @@
 """MultiArith dealt to the team of configs/svamp_dealt.py: 280 training questions, two steps each.
 
+They are few, and learnt by heart in eight epochs; so each stands eight times more in the split,
+with other numbers and other idle notes, and one epoch of that is enough.
+
   python launch/train.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith
 
 The ablation over the token price:
 
   python launch/sweep.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith_prices \
     --lambdas=0,0.01,0.02,0.05 --seeds=0,1
+
+What was measured is in docs/benchmarks.md.
 """
 
 from ml_collections import config_dict
@@ -15,9 +20,16 @@ from configs import svamp_dealt
 
 def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config = svamp_dealt.get_config(form).unlock()
+  config.steps = 24
   config.task.options.benchmark = 'multiarith'
-  config.sft.epochs = 8.0
-  config.sft.save_every = 24
+  config.task.options.redrawn_copies = 8
+  config.sft.epochs = 1.0
+  config.sft.save_every = 35
   config.sft.validation_questions = 26
+  config.sft.terse_probability = 0.5
+  config.sft.silence_probability = 0.8
+  if form == 'dealt':
+    config.sft.role_shares.informant = 0.4  # which note is needed takes more to learn than copying
+  config.reward.gate_accuracy = 0.5
   config.evaluation.questions = 175
   return config.lock()
