@@ -28,8 +28,9 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config.sft.validation_questions = 26
   config.sft.terse_probability = 0.5
   config.sft.silence_probability = 0.8
+  config.sft.outspoken_probability = 0.5
   if form == 'dealt':
-    config.sft.role_shares.informant = 0.4  # which note is needed takes more to learn than copying
+    config.sft.role_shares.informant = 0.5  # which note is needed takes more to learn than copying
   config.reward.gate_accuracy = 0.5
   config.learner.learning_rate = 1.5e-5  # at 5e-5 the test unlearns what the demonstrations taught
   config.evaluation.questions = 175

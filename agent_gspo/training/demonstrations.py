@@ -67,21 +67,21 @@ class Demonstrations:
     return step * self.options.questions / len(self.questions)
 
   def of_step(self, step: int) -> tuple[list[TrainBatch], float]:
-    """Micro-batches of a step, and the share of its messages that are not shown."""
+    """Micro-batches of a step, and the share of its messages that could not be shown."""
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
     batch = [self.questions[self._drawn(place)] for place in places]
     rng = random.Random(f'{self.seed}/{step}')
-    messages, shown = self._messages(batch, rng)
+    shown, left_out = self._messages(batch, rng)
     drawn = random.Random(f'{self.seed}/{step}/shares')
     kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
-    return self._packed(kept), 1 - len(shown) / len(messages)
+    return self._packed(kept), left_out
 
   def of_validation(self) -> dict[str, list[TrainBatch]]:
     """Micro-batches of questions of the validation split, by role; the same at any time."""
     found = self.task.questions('validation')
     batch = [found[i] for i in range(min(self.options.validation_questions, len(found)))]
-    _, shown = self._messages(batch, random.Random('validation'))
+    shown, _ = self._messages(batch, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
       if self._share(message):
@@ -99,17 +99,22 @@ class Demonstrations:
 
   def _messages(
     self, questions: Sequence[Question], rng: random.Random
-  ) -> tuple[tuple[Message, ...], list[Message]]:
-    """The scripted conversations about some questions: all messages, and those to imitate.
+  ) -> tuple[list[Message], float]:
+    """The messages to imitate of scripted conversations, and the share of all that is left out.
 
     Left out are messages that the task has no demonstration of, and questions about which
     somebody would write more than the team may: the others could not know what was left out.
+    In outspoken conversations nothing is kept back, so that readers meet idle notes too; what is
+    said of those is heard, not imitated.
     """
+    share = self.options.outspoken_probability
+    outspoken = {q.id for q in questions if share and rng.random() < share}
     nothing: set[tuple[str, int, int]] = set()
     too_long: set[str] = set()
 
     def speak(turn: Turn) -> str:
-      text = self._text(turn, rng)
+      kept_back = 0.0 if turn.question.id in outspoken else self.options.silence_probability
+      text = self._text(turn, rng, kept_back)
       if text is None:
         nothing.add((turn.question.id, turn.agent, turn.round))
         return ''
@@ -120,12 +125,14 @@ class Demonstrations:
 
     policy = ScriptedPolicy(speak, self.tokenizer, self._inserted)
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
-    shown = []
+    shown, left_out = [], 0
     for message in spoken.messages:
-      question = questions[message.episode].id
-      if question not in too_long and (question, message.agent, message.round) not in nothing:
+      question, agent = questions[message.episode], message.agent
+      if question.id in too_long or (question.id, agent, message.round) in nothing:
+        left_out += 1
+      elif question.id not in outspoken or all(question.relevant[agent : agent + 1]):
         shown.append(message)
-    return spoken.messages, shown
+    return shown, left_out / len(spoken.messages)
 
   def _inserted(self, turn: Turn, ids: np.ndarray) -> np.ndarray:
     """What a calculator writes for its author is not imitated."""
@@ -133,7 +140,7 @@ class Demonstrations:
       return np.zeros(len(ids), bool)
     return self._calculator.inserted(ids)
 
-  def _text(self, turn: Turn, rng: random.Random) -> str | None:
+  def _text(self, turn: Turn, rng: random.Random, silence_probability: float) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates
     text = task.demonstration(
       turn.question,
@@ -141,7 +148,7 @@ class Demonstrations:
       [turn.delivered.get(agent, '') for agent in range(len(turn.question.notes))],
       rng,
       terse_probability=self.options.terse_probability,
-      silence_probability=self.options.silence_probability,
+      silence_probability=silence_probability,
     )
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
     # Pretrained vocabularies hold words with the space before them.

@@ -88,6 +88,25 @@ def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
   assert left_out == pytest.approx(7 / 24)
 
 
+@pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
+def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share):
+  notes = {'num_informants': 2, 'num_irrelevant': 1}
+  options = {f'task__options__{name}': value for name, value in notes.items()}
+  options |= {'sft__silence_probability': 1.0, 'sft__outspoken_probability': share}
+  micro_batches, left_out = demonstrations(build(sft__questions=200, **options)).of_step(0)
+  messages = sum(b.message_mask.sum() for b in micro_batches)
+  assert left_out == 0
+  assert abs(messages - (600 - share * 200)) <= (40 if 0 < share < 1 else 0)
+
+  def longest_prompt(**values):
+    solver_alone = {**options, 'sft__role_shares': {'informant': 0.0}, **values}
+    batches, _ = demonstrations(build(sft__questions=50, **solver_alone)).of_step(0)
+    return max(b.positions.max() for b in batches)
+
+  heard = longest_prompt() - longest_prompt(sft__outspoken_probability=0.0)
+  assert heard > 0 if share else heard == 0
+
+
 def test_it_learns_and_tells(tmp_path):
   setup = build(sft__steps=30, sft__save_every=10, sft__validation_questions=20)
   told, seen = [], []
