@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -29,7 +28,7 @@ from agent_gspo.commands import command
 
 if TYPE_CHECKING:
   from agent_gspo.teams.team import Team
-  from agent_gspo.types import Question
+  from agent_gspo.types import Message, Question, RolloutBatch
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
@@ -45,14 +44,11 @@ def main() -> None:
   """Runs the command."""
   _check_flags()
   from agent_gspo.config import check as config_lib
-  from agent_gspo.evaluation import asking, transcripts
-  from agent_gspo.reporting.conversation import Conversation
+  from agent_gspo.evaluation import asking
+  from agent_gspo.reporting.conversation import ConversationDisplay
   from agent_gspo.training import setup as setup_lib
-  from agent_gspo.workdir import checkpoints
 
-  saved = None
-  if _WORKDIR.value:
-    saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
+  saved = command.chosen_checkpoint(_WORKDIR.value, _STEP.value)
   config = command.load_config(_CONFIG) if saved is None else saved.config
   parts = config_lib.check(config, training=False)
   team = parts.team
@@ -67,29 +63,40 @@ def main() -> None:
   if _TEMPERATURE.value is not None:
     temperature = _TEMPERATURE.value
   policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
-  shown = Conversation(team)
-  listener = (lambda message: None) if _JSON.value else shown.message
-
-  def hold(question: Question) -> None:
-    asking.check_words(setup.tokenizer, question)
-    start = time.monotonic()
-    if not _JSON.value:
-      shown.begin(question)
-    batch, answer = asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)
-    if _JSON.value:
-      (record,) = transcripts.records(batch, [0], step=saved.step if saved else 0, split='')
-      told = {key: record[key] for key in ('step', 'question', 'messages')}
-      print(json.dumps({**told, 'answer': answer}), flush=True)
-    else:
-      shown.end(batch, answer, time.monotonic() - start)
-
+  shown = _Lines(saved.step if saved else 0) if _JSON.value else ConversationDisplay(team)
   for question in questions:
     try:
-      hold(question)
+      asking.check_words(setup.tokenizer, question)
+      start = time.monotonic()
+      shown.begin(question)
+      batch, answer = asking.ask(
+        team, setup.task, setup.tokenizer, question, policy, listener=shown.message
+      )
+      shown.end(batch, answer, time.monotonic() - start)
     except ValueError as error:
       if isinstance(questions, list):
         raise
       print(f'error: {error}', file=sys.stderr)  # who types can try again
+
+
+class _Lines:
+  """In place of a display: a JSON object a conversation."""
+
+  def __init__(self, step: int):
+    self._step = step
+
+  def begin(self, question: Question) -> None:
+    pass
+
+  def message(self, message: Message) -> None:
+    pass
+
+  def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
+    from agent_gspo.evaluation import transcripts
+
+    (record,) = transcripts.records(batch, [0], step=self._step, split='')
+    told = {key: record[key] for key in ('step', 'question', 'messages')}
+    print(json.dumps({**told, 'answer': answer, 'seconds': round(seconds, 3)}), flush=True)
 
 
 def _check_flags() -> None:
@@ -97,8 +104,6 @@ def _check_flags() -> None:
     raise ValueError(
       'give --workdir (of a run), or --config (for the untrained team): one of them.'
     )
-  if _STEP.value and not _WORKDIR.value:
-    raise ValueError(f'--step={_STEP.value}: of which run? Give its --workdir.')
   if _FILE.value and (_QUESTION.value is not None or _NOTE.value):
     raise ValueError('--file has questions and notes of its own: leave out --question and --note.')
   if _NOTE.value and _QUESTION.value is None:

@@ -7,11 +7,12 @@ status 2; AGENT_GSPO_TRACEBACK=1 shows where it was raised. Ctrl-C ends with 130
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
@@ -19,6 +20,9 @@ from ml_collections import config_dict, config_flags
 from agent_gspo import cache
 from agent_gspo.commands import host_memory
 from agent_gspo.config import renamed
+
+if TYPE_CHECKING:
+  from agent_gspo.workdir import checkpoints
 
 _SMALLER = (
   'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
@@ -47,6 +51,21 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   except OSError as error:
     raise ValueError(f'--config: {_last_line(str(error))}') from error
   raise ValueError('--config: get_config() of that file must return a ConfigDict.')
+
+
+def chosen_checkpoint(workdir: str | None, step: str | None) -> checkpoints.Saved | None:
+  """The checkpoint that --workdir and --step name, None without a --workdir.
+
+  Raises:
+    ValueError: a step of no run, or see `checkpoints.chosen`.
+  """
+  if not workdir and step:
+    raise ValueError(f'--step={step}: of which run? Give its --workdir.')
+  if not workdir:
+    return None
+  from agent_gspo.workdir.checkpoints import chosen
+
+  return chosen(pathlib.Path(workdir) / 'checkpoints', step)
 
 
 def run(main: Callable[[], None]) -> None:

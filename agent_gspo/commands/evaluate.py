@@ -13,7 +13,6 @@ ends. See docs/evaluation.md.
 
 import dataclasses
 import json
-import pathlib
 import sys
 import time
 
@@ -43,7 +42,6 @@ def main() -> None:
   from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import setup as setup_lib
-  from agent_gspo.workdir import checkpoints
 
   if _DRY_RUN.value:
     from agent_gspo.training import loop
@@ -56,11 +54,8 @@ def main() -> None:
     print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
-  saved = None
-  if _STEP.value and not _WORKDIR.value:
-    raise ValueError(f'--step={_STEP.value}: of which run? Give its --workdir.')
-  if _WORKDIR.value:
-    saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
+  saved = command.chosen_checkpoint(_WORKDIR.value, _STEP.value)
+  if saved:
     saved.check_params(config)
   setup = setup_lib.build(parts)
   params, step, label = setup.params, 0, 'untrained'

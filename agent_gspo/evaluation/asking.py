@@ -62,11 +62,12 @@ def asked(team: Team, number: int, text: str, notes: Sequence[str] = ()) -> Ques
       f'{len(notes)} notes for {team.num_agents} agents ({", ".join(team.names)}); give each one '
       'note at most.'
     )
+  holders = ', '.join(team.names[i] for i in note_holders(team)) or 'none'
   for name, role, note in zip(team.names, team.roles, notes, strict=False):
-    if note and '{note}' not in role.opening:
+    if note and not role.shows_note:
       raise ValueError(
         f'note {note!r} is for {name}, whose role {role.name!r} shows no note (its opening is '
-        f'{role.opening!r}); notes go to the agents {_told(team)}.'
+        f'{role.opening!r}); notes go to the agents {holders}.'
       )
   return Question(f'asked-{number}', text.strip(), '', tuple(notes))
 
@@ -83,7 +84,7 @@ def check_words(tokenizer: Tokenizer, question: Question) -> None:
 
 def note_holders(team: Team) -> list[int]:
   """The agents whose prompt shows a note."""
-  return [i for i, role in enumerate(team.roles) if '{note}' in role.opening]
+  return [i for i, role in enumerate(team.roles) if role.shows_note]
 
 
 def read(team: Team, file: str | pathlib.Path) -> list[Question]:
@@ -116,10 +117,6 @@ def _of_fields(team: Team, number: int, fields: Any) -> Question:
   if not all(isinstance(x, str) for x in texts):
     raise ValueError(f'{fields!r} is not of the form {form}')
   return asked(team, number, text, notes)
-
-
-def _told(team: Team) -> str:
-  return ', '.join(team.names[i] for i in note_holders(team)) or 'none'
 
 
 class _Ungraded(Task):

@@ -91,8 +91,7 @@ def shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
   mesh = placement.mesh
 
   def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-    names = '/'.join(name for key in path for name in _names(key))
-    return NamedSharding(mesh, parameter_spec(names, leaf.shape, config, placement))
+    return NamedSharding(mesh, parameter_spec(_joined(path), leaf.shape, config, placement))
 
   return jax.tree_util.tree_map_with_path(of, tree)
 
@@ -180,8 +179,7 @@ def layout(
     *_, module, kind = row.ours.split('/')
     if kind == 'kernel' and module != 'lm_head':  # the head is computed by rows
       kept = parameter_spec(row.ours, row.shape, config, placement)
-      used = [None if axis == 'fsdp' else axis for axis in kept]
-      kernels[module] = on_mesh(kept), on_mesh(PartitionSpec(*used))
+      kernels[module] = on_mesh(kept), on_mesh(_whole_along_fsdp(kept))
   lookup = None
   table = parameter_spec(
     'embed/embedding', (config.vocab_size, config.embed_dim), config, placement
@@ -213,14 +211,11 @@ def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:
   """
 
   def of(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-    kept = parameter_spec(
-      '/'.join(n for key in path for n in _names(key)), x.shape, config, placement
-    )
+    kept = parameter_spec(_joined(path), x.shape, config, placement)
     if 'fsdp' not in kept:
       return x
-    used = (None if axis == 'fsdp' else axis for axis in kept)
     x = placement.constrain(operand(x, config.dtype), placement.sharding(*kept))
-    return placement.constrain(x, placement.sharding(*used))
+    return placement.constrain(x, placement.sharding(*_whole_along_fsdp(kept)))
 
   return jax.tree_util.tree_map_with_path(of, params) if placement.cut_by_fsdp else params
 
@@ -233,6 +228,11 @@ def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding |
   return placement.sharding(ROWS, None if whole else 'tensor')
 
 
-def _names(key: Any) -> tuple[str, ...]:
-  name = getattr(key, 'key', getattr(key, 'name', ''))
-  return name if isinstance(name, tuple) else (str(name),)
+def _whole_along_fsdp(spec: PartitionSpec) -> PartitionSpec:
+  return PartitionSpec(*(None if axis == 'fsdp' else axis for axis in spec))
+
+
+def _joined(path: tuple[Any, ...]) -> str:
+  """The path of an array in a tree, whose keys may themselves be paths, as names joined by '/'."""
+  keys = (getattr(key, 'key', getattr(key, 'name', '')) for key in path)
+  return '/'.join('/'.join(key) if isinstance(key, tuple) else str(key) for key in keys)

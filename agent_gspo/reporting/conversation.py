@@ -10,7 +10,7 @@ from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
 
 
-class Conversation:
+class ConversationDisplay:
   """Shows one conversation after another."""
 
   def __init__(self, team: Team, console: Console | None = None):
@@ -48,14 +48,8 @@ class Conversation:
     written, read = (sum(getattr(m, kind) for m in batch.messages) for kind in ('written', 'read'))
     silent = sum(m.silent for m in batch.messages)
     self._print(('answer ', 'bold'), ('none was found' if answer is None else answer, 'bold green'))
-    self._print(
-      (
-        f'{written} tokens written, {read} read; {silent} of {len(batch.messages)} turns silent; ',
-        '',
-      ),
-      (formatting.duration(seconds), ''),
-      style='dim',
-    )
+    cost = f'{written} tokens written, {read} read; {silent} of {len(batch.messages)} turns silent'
+    self._print((f'{cost}; {formatting.duration(seconds)}', 'dim'))
 
   def _readers(self, message: Message) -> list[str]:
     """Who has the message in a prompt for the first time, in the order of turns."""
@@ -67,6 +61,6 @@ class Conversation:
     ]
     return list(dict.fromkeys(found))
 
-  def _print(self, *parts: tuple[str, str], style: str = '') -> None:
+  def _print(self, *parts: tuple[str, str]) -> None:
     # Not markup: a message may hold brackets.
-    self._console.print(Text.assemble(*parts, style=style), soft_wrap=True)
+    self._console.print(Text.assemble(*parts), soft_wrap=True)

@@ -23,10 +23,10 @@ import numpy as np
 
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.transformer import KVCache, Params, Transformer, head_params
+from agent_gspo.models.transformer import KVCache, Params, Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
-from agent_gspo.sampling import categorical
+from agent_gspo.sampling import categorical, loop_weights
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 
 _NO_TOKEN = -1  # fills the stop-id array; no id equals it
@@ -137,12 +137,7 @@ class Sampler:
     self.prefill = program(_prefill, model, donate_argnums=1, out_shardings=(cache, rows))
     draw = functools.partial(categorical.draw, parts=placement.size('tensor'))
     self.start = program(_start, model, draw, static_argnums=3, out_shardings=state)
-    of_loop, weights = layout, _as_they_are
-    if placement.cut_by_fsdp and gather_once:
-      of_loop = dataclasses.replace(layout, kernels={})
-      weights = functools.partial(_gathered, config, placement)
-    elif placement.cut_by_fsdp:
-      of_loop, weights = dataclasses.replace(layout, waits=True), _in_the_loop
+    of_loop, weights = loop_weights.make(config, placement, layout, gather_once=gather_once)
     reader = Transformer(config, of_loop)
     self.decode = program(_decode, reader, draw, weights, donate_argnums=1, out_shardings=state)
     self.keep = program(_keep_rows, out_shardings=state)
@@ -423,27 +418,6 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
     live=state.live & ~stopped & (count < state.limit),
     t=state.t + 1,
   )
-
-
-# What the decode loop reads, its two parts: of tokens, and of logits. Each gives it by the token.
-_Weights = Callable[[jax.Array], tuple[Params, Params]]
-
-
-def _as_they_are(params: Params) -> _Weights:
-  return lambda t: (params, head_params(params))
-
-
-def _gathered(config: ModelConfig, placement: Placement, params: Params) -> _Weights:
-  """Whole on each device from before the first token."""
-  whole = partition.gathered(params, config, placement)
-  # Embeddings are looked up where they are kept, not rounded.
-  found = {**whole, 'embed': params['embed']}, head_params(whole)
-  return lambda t: found
-
-
-def _in_the_loop(params: Params) -> _Weights:
-  """Gathered anew for each token (`Layout.waits`), and so is the head."""
-  return lambda t: (params, jax.lax.optimization_barrier((head_params(params), t))[0])
 
 
 def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> _Decoding:

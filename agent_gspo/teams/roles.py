@@ -41,6 +41,11 @@ class Role:
   max_tokens: int = 0
   calculator: bool = False
 
+  @property
+  def shows_note(self) -> bool:
+    """Whether its agents read the note they are given."""
+    return '{note}' in self.opening
+
   def __post_init__(self):
     where = f'team.roles.{self.name}'
     if self.style not in STYLES:

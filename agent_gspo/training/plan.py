@@ -77,11 +77,11 @@ class Plan:
   @property
   def bytes(self) -> int:
     """At the peak of a step."""
-    return sum(self.state.values()) + self.largest.bytes
+    return self._with(self.largest)
 
   def has_room_for(self, program: Program) -> bool:
     """Whether one of the programs fits, as far as is known."""
-    return self.memory is None or sum(self.state.values()) + program.bytes <= self.memory
+    return self.memory is None or self._with(program) <= self.memory
 
   def check(self) -> None:
     """Refuses what cannot fit.
@@ -111,6 +111,10 @@ class Plan:
     if self.memory is not None and self.bytes > self.memory:
       found.append(f'this may not fit. {self._remedy()}')
     return found
+
+  def _with(self, program: Program) -> int:
+    """Bytes while one of the programs runs."""
+    return sum(self.state.values()) + program.bytes
 
   def _remedy(self) -> str:
     """What helps: something else where the state alone takes most of a device."""

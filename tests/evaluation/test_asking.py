@@ -11,7 +11,7 @@ import scripted_teams
 from rich.console import Console
 
 from agent_gspo.evaluation import asking
-from agent_gspo.reporting.conversation import Conversation
+from agent_gspo.reporting.conversation import ConversationDisplay
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.types import Message
@@ -50,7 +50,7 @@ def test_what_is_shown():
   team = scripted_teams.team('debate', rounds=2, **WIDE)
   question = asking.asked(team, 0, 'How [many]?')
   out = io.StringIO()
-  shown = Conversation(team, Console(file=out, width=40, highlight=False))
+  shown = ConversationDisplay(team, Console(file=out, width=40, highlight=False))
   shown.begin(question)
   batch, answer, heard = _ask(team, question)
   for message in heard:
@@ -77,7 +77,7 @@ def test_no_answer_is_said():
   question = asking.asked(team, 0, 'How many?')
   batch, answer = asking.ask(team, TASK, TOKENIZER, question, policy, lambda message: None)
   out = io.StringIO()
-  Conversation(team, Console(file=out)).end(batch, answer, 1.0)
+  ConversationDisplay(team, Console(file=out)).end(batch, answer, 1.0)
   assert answer is None
   assert out.getvalue().startswith('answer none was found\n')
 

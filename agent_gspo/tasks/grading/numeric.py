@@ -37,10 +37,13 @@ from agent_gspo.tasks.grading import answer_marks
 
 _CURRENCY = '$€£¥₹'
 _MAX_DIGITS = 300
-_WORDS = (
-  'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen '
-  'fifteen sixteen seventeen eighteen nineteen twenty'
-).split()
+_WORDS = {
+  word: Fraction(value)
+  for value, word in enumerate(
+    'zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen '
+    'fifteen sixteen seventeen eighteen nineteen twenty'.split()
+  )
+}
 
 _THOUSANDS = (
   r'(?<![\w.,/^])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]|,[0-9]|-?[A-Za-z]|[%^/])'
@@ -241,11 +244,11 @@ def _fraction(digits: str) -> Fraction:
 
 def _spelled(text: str) -> list[_Found]:
   # Most texts have none, and the pattern takes long to say so.
-  if not any(map(_WORDS.__contains__, re.findall('[a-z]+', text.casefold()))):
+  if _WORDS.keys().isdisjoint(re.findall('[a-z]+', text.casefold())):
     return []
   found = []
   for match in _WORD.finditer(text):
-    value = Fraction(_WORDS.index(match.group(2).lower()))
+    value = _WORDS[match.group(2).lower()]
     found.append(_Found(match.start(), match.end(), -value if match.group(1) else value, 0))
   return found
 
