@@ -13,6 +13,19 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
+class Price:
+  """What talk about a question costs, where the team is told.
+
+  Attributes:
+    value: price of a unit of cost, in units of task score.
+    words: how agents read it.
+  """
+
+  value: float
+  words: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Question:
   """One question of a task, with what only some agents may see.
 
@@ -26,6 +39,7 @@ class Question:
       knows.
     derivation: how the answer comes about, as the official files have it: an equation such as
       '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
+    price: of talk about it; None where that is not the question's own.
   """
 
   id: str
@@ -34,6 +48,11 @@ class Question:
   notes: tuple[str, ...] = ()
   relevant: tuple[bool, ...] = ()
   derivation: str = ''
+  price: Price | None = None
+
+  def note(self, agent: int) -> str:
+    """What an agent alone sees, "" for nothing."""
+    return self.notes[agent] if agent < len(self.notes) else ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 from agent_gspo.options import Section, option
+from agent_gspo.values import is_text, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +60,9 @@ class BudgetOptions(Section, name='budget'):
   explained in `budgets`.
   """
 
-  mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual'))
+  mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual', 'conditioned'))
   # Price of a unit of cost; its first value under a controller. accuracy_floor lets it start
-  # above lambda_max, which holds from the second step on.
+  # above lambda_max, which holds from the second step on. conditioned: that of evaluations.
   lambda_tok: float = option(0.0, least=0)
   lambda_turn: float = option(0.0, least=0)  # price of a message that is not silent
   lambda_rep: float = option(0.0, least=0)  # price of repetition, see communication.repetition
@@ -72,6 +73,12 @@ class BudgetOptions(Section, name='budget'):
   # below, a team that spends less than the budget is paid for more, and the budget is held from
   # both sides (to compare methods at equal tokens).
   lambda_min: float = 0.0
+  # conditioned: each question of a step has a price of its own, which agents read where a role's
+  # opening says {price}: 0 with this probability, else log-uniform from price_low to lambda_max.
+  free_probability: float = option(0.15, least=0, below=1)
+  price_low: float = option(0.001, above=0)
+  # How they read it: the words for 0, then those for equal parts of log(price), rising.
+  price_words: tuple = ()
   floor: float = option(0.5, least=0, most=1)  # accuracy_floor: accuracy to keep,
   floor_of_best: float = option(0.0, least=0, most=1)  # and this share of the best running one
   # accuracy_floor: lasting price change a step at a full band, as a share of the highest.
@@ -96,6 +103,8 @@ class BudgetOptions(Section, name='budget'):
       raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
     if self.mode == 'dual':
       self._check_dual()
+    if self.mode == 'conditioned':
+      self._check_conditioned()
 
   def _check_dual(self) -> None:
     if not self.budget_episode and not self.budget_message:
@@ -112,10 +121,24 @@ class BudgetOptions(Section, name='budget'):
         f'{-self.lambda_max} and 0.'
       )
 
+  def _check_conditioned(self) -> None:
+    words = self.price_words
+    if len(words) < 2 or len(set(words)) < len(words) or not all(map(is_text, words)):
+      raise ValueError(
+        f'budget.price_words={shown(words)} must be two or more different texts: for a price of 0, '
+        'and for prices above, rising.'
+      )
+    if not self.price_low < self.lambda_max:
+      raise ValueError(
+        f'budget.price_low={self.price_low} must be below budget.lambda_max={self.lambda_max}.'
+      )
+
   @property
   def highest_lambda_tok(self) -> float:
     """Highest price of a unit of cost during the run."""
-    moves = self.mode == 'accuracy_floor' or (self.mode == 'dual' and self.budget_episode > 0)
+    moves = self.mode in ('accuracy_floor', 'conditioned') or (
+      self.mode == 'dual' and self.budget_episode > 0
+    )
     return max(self.lambda_tok, self.lambda_max) if moves else self.lambda_tok
 
   @property

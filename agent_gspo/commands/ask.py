@@ -10,7 +10,8 @@ The team is that of a run: its newest intact checkpoint, or that of --step=N or 
 --config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
 --note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
 prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
-that of the config's evaluation, or --temperature.
+that of the config's evaluation, or --temperature; --price=0.01 tells a team that was trained with
+budget.mode='conditioned' another price than budget.lambda_tok.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from agent_gspo.commands import command
 
 if TYPE_CHECKING:
   from agent_gspo.teams.team import Team
-  from agent_gspo.types import Message, Question, RolloutBatch
+  from agent_gspo.types import Message, Price, Question, RolloutBatch
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
@@ -37,6 +38,9 @@ _QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
 _NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
 _FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
+_PRICE = flags.DEFINE_float(
+  'price', None, 'Of a token, for a team that is told it.', lower_bound=0.0
+)
 _TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
 
@@ -52,11 +56,17 @@ def main() -> None:
   config = command.load_config(_CONFIG) if saved is None else saved.config
   parts = config_lib.check(config, training=False)
   team = parts.team
-  questions: Iterable[Question] = _typed(team)
+  price = parts.told(_PRICE.value)
+  if _PRICE.value is not None and price is None:
+    raise ValueError(
+      f'--price={_PRICE.value:g}: this team is told no price. Train one with '
+      "budget.mode='conditioned' (configs/tiny_prices.py)."
+    )
+  questions: Iterable[Question] = _typed(team, price)
   if _FILE.value:
-    questions = asking.read(team, _FILE.value)
+    questions = asking.read(team, _FILE.value, price)
   elif _QUESTION.value is not None:
-    questions = [asking.asked(team, 0, _QUESTION.value, _NOTE.value)]
+    questions = [asking.asked(team, 0, _QUESTION.value, _NOTE.value, price)]
   setup = setup_lib.build(parts)
   params = setup.params if saved is None else saved.restore_params(config, setup.params)
   temperature = config['evaluation']['temperature']
@@ -110,7 +120,7 @@ def _check_flags() -> None:
     raise ValueError('--note is given without --question.')
 
 
-def _typed(team: Team) -> Iterator[Question]:
+def _typed(team: Team, price: Price | None) -> Iterator[Question]:
   """Questions from the keyboard, until it ends (Ctrl-D)."""
   from agent_gspo.evaluation import asking
 
@@ -124,7 +134,7 @@ def _typed(team: Team) -> Iterator[Question]:
       print()
       return
     if text.strip():
-      yield asking.asked(team, number, text, notes)
+      yield asking.asked(team, number, text, notes, price)
 
 
 def cli() -> None:

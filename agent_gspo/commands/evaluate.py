@@ -42,6 +42,7 @@ def main() -> None:
   from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir.records import at_price
 
   if _DRY_RUN.value:
     from agent_gspo.training import loop
@@ -70,7 +71,11 @@ def main() -> None:
 
   whole, records = run.run(label, variants.itself(setup.team))
   target = matched.get('tokens/written_per_question')
-  found = [whole, evaluate.constant_answer(run.asked, run.split)]
+  found = [whole]
+  for price in config['evaluation']['prices']:
+    told = dataclasses.replace(run, told=setup.told(price))
+    found.append(told.run(at_price(price), variants.itself(setup.team))[0])
+  found.append(evaluate.constant_answer(run.asked, run.split))
   left_out = {}
   for name in names:
     try:
@@ -120,6 +125,7 @@ def _harness(setup, params, step: int):
     spread=options['spread'],
     step=step,
     prices=_prices(setup),
+    told=setup.told(),
     note=_show,
   )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo import plugins
+from agent_gspo.algorithms import told_prices
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import behaviour, kl, losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
@@ -26,6 +27,7 @@ from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.training.options import SFTOptions
+from agent_gspo.types import Price
 from agent_gspo.values import is_number, shown
 
 # What only modules with JAX in them know: tables that are open to 'module:function' as well,
@@ -116,6 +118,17 @@ class Parts:
   training: bool
 
   @property
+  def told_prices(self) -> told_prices.ToldPrices | None:
+    """Prices that come with the questions, None where the team is told none."""
+    return told_prices.make(self.budget)
+
+  def told(self, price: float | None = None) -> Price | None:
+    """A price as the team is told it, that of evaluations by default; None if it is told none."""
+    if self.told_prices is None:
+      return None
+    return self.told_prices.of(self.budget.lambda_tok if price is None else price)
+
+  @property
   def keeps_reference(self) -> bool:
     """Whether something asks for the policy that the run began with."""
     return self.config['objective']['kl_coef'] > 0 or self.reward.needs_reference
@@ -154,6 +167,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   _check_algorithm(config, team)
   options = communication.RewardOptions(**config['reward'])
   budget = BudgetOptions(**config['budget'])
+  _check_prices(config, team, budget)
   note = communication.check_bound(
     options,
     budget.highest_lambda_tok,
@@ -287,6 +301,32 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
       f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '
       f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
     )
+
+
+def _check_prices(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -> None:
+  """Who is asked to read a price must be told one, and the other way round."""
+  roles = {role.name: role for role in team.roles if role.shows_price}
+  if budget.mode != 'conditioned':
+    if roles:
+      name = min(roles)
+      raise ValueError(
+        f'team.roles.{name}.opening={roles[name].opening!r} tells a price, but budget.mode='
+        f"{budget.mode!r} has none for each question. Set budget.mode='conditioned'."
+      )
+    for field in ('evaluation.prices', 'sft.follows_price'):
+      if value := _value(config, field):
+        raise ValueError(
+          f'{field}={shown(value)}: the team is told no price under budget.mode={budget.mode!r}. '
+          "Set budget.mode='conditioned'."
+        )
+  elif not roles:
+    raise ValueError(
+      "budget.mode='conditioned', but no agent is told the price: write {price} into the opening "
+      'of a role (team.roles.*.opening).'
+    )
+  for price in config['evaluation']['prices']:
+    if not is_number(price) or price < 0:
+      raise ValueError(f'evaluation.prices holds {shown(price)}; a price is a number, 0 or more.')
 
 
 def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:

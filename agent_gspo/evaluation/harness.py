@@ -19,7 +19,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.types import Question
+from agent_gspo.types import Price, Question
 
 
 class Answers:
@@ -76,6 +76,7 @@ class Harness:
     batch_questions: questions at a time.
     step: finished training steps of the policy, for records.
     prices: of tokens, if there are any.
+    told: the price that comes with each question, None where the team is told none.
     answers: what was answered so far.
     note: shown a line of progress.
   """
@@ -93,6 +94,7 @@ class Harness:
   spread: bool = False
   step: int = 0
   prices: results.Prices | None = None
+  told: Price | None = None
   answers: Answers = dataclasses.field(default_factory=Answers)
   note: Callable[[str], None] = lambda text: None
 
@@ -100,7 +102,10 @@ class Harness:
   def asked(self) -> list[Question]:
     """The questions."""
     split = self.task.questions(self.split)
-    return [split[i] for i in self._question_indices(len(split))]
+    return [self._priced(split[i]) for i in self._question_indices(len(split))]
+
+  def _priced(self, question: Question) -> Question:
+    return dataclasses.replace(question, price=self.told)
 
   def _question_indices(self, size: int) -> list[int]:
     return evaluate.question_indices(size, self.questions, spread=self.spread)
@@ -128,7 +133,8 @@ class Harness:
       The figures, and a record a question.
     """
     temperature = self.temperature if temperature is None else temperature
-    key = digest([describe(variant), temperature, probe.name if probe else ''])
+    of_price = [dataclasses.asdict(self.told)] if self.told else []
+    key = digest([describe(variant), temperature, probe.name if probe else '', *of_price])
     policy = variant.policy(self.policy(temperature, 'eval'))
     policy = probe.wrap(policy) if probe else policy
     asked, size = self.asked, self.batch_questions
@@ -169,7 +175,7 @@ class Harness:
     if len(split) < 2:
       raise ValueError('shuffled messages need a split of at least two questions.')
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
-    return {split[i].id: split[other(i)] for i in self._question_indices(len(split))}
+    return {split[i].id: self._priced(split[other(i)]) for i in self._question_indices(len(split))}
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
     """Scores of sampled graphs, each on one training question; equal graphs talk together."""
@@ -181,7 +187,8 @@ class Harness:
       for mask in np.unique(masks, axis=0):
         members = np.flatnonzero((masks == mask).all(axis=1))
         variant = graph(mask)
-        asked = [variant.question(train[(first + int(m)) % len(train)]) for m in members]
+        drawn = (self._priced(train[(first + int(m)) % len(train)]) for m in members)
+        asked = [variant.question(question) for question in drawn]
         voice = variant.policy(policy)
         batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
         found[members] = [episode.task_score for episode in batch.episodes]

@@ -44,8 +44,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     )
     if key not in carried:
       question = batch.questions[batch.episodes[key[0]].question]
-      note = question.notes[key[1]] if key[1] < len(question.notes) else ''
-      frame = role.opening.format(question=question.text, note=note) + frame
+      frame = role.opening_of(question, key[1]) + frame
       carried[key] = sum(map(size, _preamble(role)))
     carried[key] += sum(map(size, (frame + role.cue).split(_SLOT)))
     carried[key] += sum(tokens for _, tokens in incoming)

@@ -72,7 +72,7 @@ def reward_terms(
   options: RewardOptions,
   counts: MessageCounts,
   task_scores: np.ndarray,
-  lambda_tok: float,
+  lambda_tok: float | np.ndarray,
   texts: Sequence[str],
   *,
   lambda_turn: float = 0.0,
@@ -87,7 +87,7 @@ def reward_terms(
     options: what is charged.
     counts: who wrote and who read each message.
     task_scores: float `[E]`, in `[0, 1]`.
-    lambda_tok: price of a unit of cost.
+    lambda_tok: price of a unit of cost; float `[E]` where episodes have prices of their own.
     texts: `M` texts of the messages; read only if repetition costs something.
     lambda_turn: price of a message that is not silent.
     lambda_rep: price of repetition.
@@ -107,11 +107,12 @@ def reward_terms(
   repeated = repetition(texts, counts.episode) if lambda_rep else silent
   over = np.maximum(counts.written - message_limit, 0.0) if lambda_message else silent
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
-  price = 0.0 if options.length_reward == 'hinge' else lambda_tok
-  added = _length_reward(options, counts, scores, lambda_tok, reference_nll)[counts.episode]
+  prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)
+  charges = 0.0 if options.length_reward == 'hinge' else prices[counts.episode]
+  added = _length_reward(options, counts, scores, prices, reference_nll)[counts.episode]
   return RewardTerms(
     task=scores[counts.episode].astype(np.float32),
-    token_cost=credited(price * message_costs(options, counts)),
+    token_cost=credited(charges * message_costs(options, counts)),
     turn_cost=credited(lambda_turn * ~counts.silent),
     repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
@@ -138,7 +139,7 @@ def _length_reward(
   options: RewardOptions,
   counts: MessageCounts,
   scores: np.ndarray,
-  lambda_tok: float,
+  prices: np.ndarray,
   reference_nll: np.ndarray | None,
 ) -> np.ndarray:
   """Term of `reward.length_reward`, float64 `[E]`."""
@@ -149,7 +150,7 @@ def _length_reward(
     questions=_questions(counts),
     read=per_episode(counts.read),
     turns=per_episode(~counts.silent),
-    price=lambda_tok,
+    price=prices,
     reference_nll=reference_nll,
   )
   return length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)

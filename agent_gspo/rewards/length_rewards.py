@@ -32,7 +32,7 @@ class Episodes:
     questions: int, which question it is about.
     read: tokens read (all prompts of the episode).
     turns: messages that are not silent.
-    price: a scalar, `lambda_tok`.
+    price: `lambda_tok`.
     reference_nll: highest mean loss (nats a token) of the episode's messages under the base
       model; None where nobody measured it.
   """
@@ -42,11 +42,11 @@ class Episodes:
   questions: Array
   read: Array
   turns: Array
-  price: float = 0.0
+  price: Array | float = 0.0
   reference_nll: Array | None = None
 
 
-def hinge(lengths: Array, price: float, *, limit: float) -> Array:
+def hinge(lengths: Array, price: Array | float, *, limit: float) -> Array:
   """Leash (arXiv 2512.21540): `-lambda max(0, l / L - 1)`.
 
   Here lambda is `price * L`, so that the price keeps its unit (score a token). Its dual

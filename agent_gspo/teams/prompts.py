@@ -15,6 +15,7 @@ import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
+from agent_gspo.types import Question
 
 # Stands for sampled ids while the text around them is rendered. A private-use
 # character: no prompt contains it, and templates leave it alone.
@@ -47,9 +48,9 @@ class PromptWriter:
         ids.add(int(self._encode(self.role.separator * 2)[0]))
     return tuple(sorted(ids))
 
-  def begin(self, question: str, note: str) -> Conversation:
+  def begin(self, question: Question, agent: int) -> Conversation:
     """An agent's side of a new conversation."""
-    return Conversation(self, self.role.opening.format(question=question, note=note))
+    return Conversation(self, self.role.opening_of(question, agent))
 
   def texts(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
     """The new text of the last of `turns`, cut where sampled ids belong.

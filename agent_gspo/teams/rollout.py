@@ -73,9 +73,7 @@ class _Table:
     self.messages: list[Message] = []
     self.by_turn: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> message
     self.conversations = {
-      (e, a): self.writers[a].begin(
-        question.text, question.notes[a] if a < len(question.notes) else ''
-      )
+      (e, a): self.writers[a].begin(question, a)
       for e, question in enumerate(q for q in self.questions for _ in range(group_size))
       for a in range(team.num_agents)
     }

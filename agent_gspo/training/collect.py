@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
+from agent_gspo.algorithms import told_prices
 from agent_gspo.algorithms.selection import rules
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.sharding import hosts
@@ -14,7 +16,9 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Question, RolloutBatch
+
+_PRICES = 2  # which randomness of the run's seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,11 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
     drawn, selection = rules.choose(
       options['name'], selection, missing, seed=setup.config['seed'], asked=asked
     )
-    batch = _converse(setup, state, drawn, progress)
+    questions = [setup.questions[int(i)] for i in drawn]
+    if setup.told_prices is not None:
+      seed = (setup.config['seed'], _PRICES, int(state.step), len(asked))
+      questions = told_prices.tell(questions, setup.told_prices.draw(missing, seed))
+    batch = _converse(setup, state, questions, progress)
     asked += drawn.tolist()
     good = np.arange(missing)
     if retries:
@@ -69,9 +77,9 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
 
 
 def _converse(
-  setup: Setup, state: TrainState, question_index: np.ndarray, progress: Progress
+  setup: Setup, state: TrainState, questions: Sequence[Question], progress: Progress
 ) -> RolloutBatch:
-  """`group_size` conversations about each of some training questions; a process holds its share."""
+  """`group_size` conversations about each of some questions; a process holds its share."""
   options = setup.config['rollout']
   policy = setup.policy(
     state_lib.merge(state.trainable, state.frozen),
@@ -83,7 +91,7 @@ def _converse(
     setup.team,
     setup.task,
     setup.tokenizer,
-    [setup.questions[int(i)] for i in question_index[hosts.share(len(question_index))]],
+    questions[hosts.share(len(questions))],
     options['group_size'],
     policy,
     lambda done, total: progress.phase('rollout', done, total),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from agent_gspo.algorithms import told_prices
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
@@ -31,6 +32,7 @@ class Demonstrations:
     tokenizer: of the policy.
     config: resolved, of the run.
     adapters: the adapter of each agent, None where there is but one or none.
+    prices: that the team is told, drawn as in training; what is shown does not depend on them.
   """
 
   task: Task
@@ -38,6 +40,7 @@ class Demonstrations:
   tokenizer: Tokenizer
   config: Mapping[str, Any]
   adapters: tuple[int, ...] | None = None
+  prices: told_prices.ToldPrices | None = None
 
   @functools.cached_property
   def options(self) -> SFTOptions:
@@ -70,7 +73,7 @@ class Demonstrations:
     """Micro-batches of a step, and the share of its messages that could not be shown."""
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
-    batch = [self.questions[self._drawn(place)] for place in places]
+    batch = self._priced([self.questions[self._drawn(place)] for place in places], step)
     rng = random.Random(f'{self.seed}/{step}')
     shown, left_out = self._messages(batch, rng)
     drawn = random.Random(f'{self.seed}/{step}/shares')
@@ -80,13 +83,19 @@ class Demonstrations:
   def of_validation(self) -> dict[str, list[TrainBatch]]:
     """Micro-batches of questions of the validation split, by role; the same at any time."""
     found = self.task.questions('validation')
-    batch = [found[i] for i in range(min(self.options.validation_questions, len(found)))]
+    count = min(self.options.validation_questions, len(found))
+    batch = self._priced([found[i] for i in range(count)], 0)
     shown, _ = self._messages(batch, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
       if self._share(message):
         by_role.setdefault(self.team.roles[message.agent].name, []).append(message)
     return {role: self._packed(messages) for role, messages in by_role.items()}
+
+  def _priced(self, questions: Sequence[Question], step: int) -> Sequence[Question]:
+    if self.prices is None:
+      return questions
+    return told_prices.tell(questions, self.prices.draw(len(questions), (self.seed, 2, step)))
 
   def _share(self, message: Message) -> float:
     """How much of this author's role is trained."""
@@ -113,8 +122,7 @@ class Demonstrations:
     too_long: set[str] = set()
 
     def speak(turn: Turn) -> str:
-      kept_back = 0.0 if turn.question.id in outspoken else self.options.silence_probability
-      text = self._text(turn, rng, kept_back)
+      text = self._text(turn, rng, outspoken=turn.question.id in outspoken)
       if text is None:
         nothing.add((turn.question.id, turn.agent, turn.round))
         return ''
@@ -140,19 +148,27 @@ class Demonstrations:
       return np.zeros(len(ids), bool)
     return self._calculator.inserted(ids)
 
-  def _text(self, turn: Turn, rng: random.Random, silence_probability: float) -> str | None:
+  def _text(self, turn: Turn, rng: random.Random, *, outspoken: bool) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates
+    at_price = self._at_price(turn.question)
     text = task.demonstration(
       turn.question,
       turn.agent,
       [turn.delivered.get(agent, '') for agent in range(len(turn.question.notes))],
       rng,
-      terse_probability=self.options.terse_probability,
-      silence_probability=silence_probability,
+      terse_probability=at_price(self.options.terse_probability),
+      silence_probability=0.0 if outspoken else at_price(self.options.silence_probability),
     )
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
     # Pretrained vocabularies hold words with the space before them.
     return f' {text}' if text and continues else text
+
+  def _at_price(self, question: Question) -> Callable[[float], float]:
+    """A probability of being brief, as it is at the price of a question."""
+    if self.prices is None or question.price is None:
+      return lambda probability: probability
+    height = self.options.follows_price * self.prices.height(question.price)
+    return lambda probability: probability + height * (1 - probability)
 
   def _packed(self, messages: Sequence[Message]) -> list[TrainBatch]:
     trained = self.adapters and {agent for agent, n in enumerate(self.adapters) if n >= 0}

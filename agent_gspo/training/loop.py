@@ -18,6 +18,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.reporting import html_report
+from agent_gspo.reporting.comparison import comparison_table
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
@@ -205,6 +206,8 @@ class Run:
         with self.interruption.deferred('this save'):
           self.checkpoints.save(state)
         record = self._evaluate_state(state, 'trained', progress)
+        for price in config['evaluation']['prices']:
+          self._evaluate_state(state, records.at_price(price), progress, price)
         if config['evaluation']['seen_questions']:
           self._evaluate_state(state, records.SEEN, progress)
         if untrained == 'last':
@@ -234,6 +237,8 @@ class Run:
       return
     try:
       progress.note(self._closing_table(record, evaluations))
+      if prices := [e for e in evaluations if e.get('label') in self._labels_of_prices()]:
+        progress.note(comparison_table(prices))
       report = html_report.write_report(self.workdir, self.workdir / 'report.html')
       progress.note(f'curves and transcripts: {report}')
     except Exception as error:
@@ -241,6 +246,9 @@ class Run:
         f'there is no report ({type(error).__name__}: {error}); all else is done. For another try: '
         f'python launch/report.py {self.workdir}'
       )
+
+  def _labels_of_prices(self) -> list[str]:
+    return [records.at_price(price) for price in self.config['evaluation']['prices']]
 
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""
@@ -368,14 +376,19 @@ class Run:
     )
     self.writer.metrics(step, result.metrics)
 
-  def _evaluate_state(self, state: TrainState, label: str, progress: Progress) -> dict[str, Any]:
+  def _evaluate_state(
+    self, state: TrainState, label: str, progress: Progress, price: float | None = None
+  ) -> dict[str, Any]:
     params = state_lib.merge(state.trainable, state.frozen)
-    return self._evaluate_once(params, int(state.step), label, progress)
+    return self._evaluate_once(params, int(state.step), label, progress, price)
 
   def _evaluate_once(
-    self, params: Params, step: int, label: str, progress: Progress
+    self, params: Params, step: int, label: str, progress: Progress, price: float | None = None
   ) -> dict[str, Any]:
-    """Evaluates, unless `eval.jsonl` holds this evaluation already (from before a stop)."""
+    """Evaluates, unless `eval.jsonl` holds this evaluation already (from before a stop).
+
+    A team that is told prices is told `price`, or that of evaluations.
+    """
     for record in self._evaluations():
       if (record.get('step'), record.get('label')) == (step, label):
         return record
@@ -387,7 +400,13 @@ class Run:
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
     with self.interruption.named('this evaluation'):
       record, batch = self.setup.evaluate(
-        params, label=label, step=step, questions=questions, split=split, progress=show
+        params,
+        label=label,
+        step=step,
+        questions=questions,
+        split=split,
+        price=price,
+        progress=show,
       )
       baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
     kept = range(min(options['transcripts'], len(batch.episodes)))

@@ -9,36 +9,39 @@ from collections.abc import Iterator
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
-from agent_gspo.tasks.base import Task
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
-from agent_gspo.types import Question
+from agent_gspo.types import Price, Question
 
 _QUESTIONS_LOOKED_AT = 1000  # of those to train on
+_EMPTY = Question('', ' ', '', notes=(' ',), price=Price(0.0, ' '))  # leaves the role's own words
 _LONGEST = 64  # of the questions looked at, by characters: one of them has the most tokens
 
 
-def tokenizer_from_scratch(task: Task, team: Team, source: str) -> Tokenizer:
-  """A tokenizer of the words of a task and of the roles' prompts.
+def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
+  """A tokenizer of the words of a task, of the roles' prompts and of prices.
 
   Raises:
     ValueError: the task has no list of its words.
   """
+  task, team, source = parts.task, parts.team, parts.config['model']['source']
   if not hasattr(task, 'vocabulary'):
     raise ValueError(
       f'model.source={source!r} needs a task with a vocabulary of its own; '
       f'{task.name!r} has none. Use a pretrained model.'
     )
   known = dict.fromkeys(task.vocabulary())
+  for words in parts.budget.price_words:
+    known.update(dict.fromkeys(words.split()))
   for role, name in zip(team.roles, team.names, strict=True):
     shown = [part for pair in role.examples for part in pair]
     incoming = role.incoming.format(sender=name, message=' ')
     for other in team.names:
       incoming += ' ' + role.incoming.format(sender=other, message=' ')
-    opening = role.opening.format(question=' ', note=' ')
+    opening = role.opening_of(_EMPTY, 0)
     texts = [role.system, opening, incoming, role.cue, role.separator, *shown]
     for text in texts:
       known.update(dict.fromkeys(text.split()))
@@ -96,7 +99,9 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
   """Refuses a supervised stage that has nothing to show: so much as its first step tells."""
   if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
     return
-  micro_batches, _ = Demonstrations(parts.task, parts.team, tokenizer, parts.config).of_step(0)
+  micro_batches, _ = Demonstrations(
+    parts.task, parts.team, tokenizer, parts.config, prices=parts.told_prices
+  ).of_step(0)
   if not micro_batches:
     raise ValueError(
       f'sft: of {parts.config["sft"]["questions"]} questions of task {parts.task.name!r} no '
@@ -114,7 +119,8 @@ def _questions(parts: config_lib.Parts) -> list[Question]:
     found += evaluation.evaluated_questions(parts.task, options, options['seen_questions'], 'train')
     train = parts.task.questions('train')
     found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
-  return found
+  longest = max(parts.budget.price_words, key=len, default='')
+  return [dataclasses.replace(q, price=Price(0.0, longest)) for q in found]
 
 
 def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:
@@ -150,7 +156,7 @@ def _texts(
     # The opening stands before a first turn: in the first round, but of a judge.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
       for senders in ([], names[:1]):
-        yield question, writer.texts(_opening(writer, question, agent), [senders])[0]
+        yield question, writer.texts(writer.role.opening_of(question, agent), [senders])[0]
 
 
 def _about_word(
@@ -169,7 +175,7 @@ def _about_word(
   fields = {
     'system': role.system,
     'examples': ' '.join(text for pair in role.examples for text in pair),
-    'opening': role.opening.format(question=' ', note=' '),
+    'opening': role.opening_of(_EMPTY, 0),
     'incoming': ' '.join(role.incoming.format(sender=n, message=' ') for n in parts.team.names),
     'cue': role.cue,
     'separator': role.separator,
@@ -182,14 +188,6 @@ def _about_word(
     f'{where}: the word {word!r}, {lacks}, comes about where one text runs into the next '
     f'({", ".join(parts_of) or "opening"}). Begin and end these with a space or a line break.'
   )
-
-
-def _note(question: Question, agent: int) -> str:
-  return question.notes[agent] if agent < len(question.notes) else ''
-
-
-def _opening(writer: PromptWriter, question: Question, agent: int) -> str:
-  return writer.role.opening.format(question=question.text, note=_note(question, agent))
 
 
 def _check_lengths(
@@ -208,7 +206,7 @@ def _check_lengths(
     lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer)
     # What later turns add does not depend on the question.
     question = max(longest, key=lambda q: next(lengths(q)))
-    conversation = writer.begin(question.text, _note(question, agent))
+    conversation = writer.begin(question, agent)
     turns = tuple(lengths(question))
     found.append(PromptLengths(len(conversation.prompt([])), turns))
     for prompt in turns:
@@ -235,7 +233,7 @@ def _prompt_lengths(
   team: Team, tokenizer: Tokenizer, agent: int, writer: PromptWriter, question: Question
 ) -> Iterator[int]:
   """Tokens of an agent's prompts, one a turn."""
-  conversation, cap = writer.begin(question.text, _note(question, agent)), team.message_cap(agent)
+  conversation, cap = writer.begin(question, agent), team.message_cap(agent)
   for round_ in range(team.topology.rounds):
     if not any(agent in layer for layer in team.topology.turns(round_)):
       continue

@@ -87,9 +87,12 @@ class Setup(config_lib.Parts):
       adapters=self.sharing.adapters,
     )
 
-  def evaluated_questions(self, count: int, split: str = '') -> list[Question]:
+  def evaluated_questions(
+    self, count: int, split: str = '', price: float | None = None
+  ) -> list[Question]:
     """The questions of an evaluation of so many, of the split that is evaluated by default."""
-    return evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
+    found = evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
+    return [dataclasses.replace(question, price=self.told(price)) for question in found]
 
   def evaluate(
     self,
@@ -99,13 +102,15 @@ class Setup(config_lib.Parts):
     step: int,
     questions: int,
     split: str = '',
+    price: float | None = None,
     alone: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> tuple[dict[str, Any], RolloutBatch]:
     """Record for `eval.jsonl` and conversations on questions of a split.
 
-    Every evaluation of a split uses the same questions and the same noise. `alone` asks
-    the deciding agent without its teammates.
+    Every evaluation of a split uses the same questions and the same noise. A team that is told
+    prices is told `price`, or that of evaluations. `alone` asks the deciding agent without its
+    teammates.
     """
     options = self.config['evaluation']
     who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
@@ -114,7 +119,7 @@ class Setup(config_lib.Parts):
       who.team,
       self.task,
       self.tokenizer,
-      [who.question(question) for question in self.evaluated_questions(questions, split)],
+      [who.question(question) for question in self.evaluated_questions(questions, split, price)],
       who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,
@@ -205,7 +210,7 @@ def _find(parts: config_lib.Parts) -> _Found:
   config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
   if check_spec(options['source'])[0] == 'random':
-    tokenizer = prompt_checks.tokenizer_from_scratch(parts.task, parts.team, options['source'])
+    tokenizer = prompt_checks.tokenizer_from_scratch(parts)
   model = open_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
   prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
   optimizer = make_optimizer(parts)

@@ -97,6 +97,7 @@ class _Stage:
       setup.tokenizer,
       config,
       adapters=setup.sharing.adapters if adapted else None,
+      prices=setup.told_prices,
     )
     self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
     optimizer = state_lib.make_optimizer(

@@ -71,11 +71,13 @@ def train_step(
   clock.lap('rollout')
 
   progress.phase('score')
+  told = [batch.questions[q].price for q in question]
+  prices = budgets.prices(setup.budget, state.budget, told)
   rewards = communication.reward_terms(  # of each message: the task score, less what was said
     setup.reward,
     counts,
     scores,
-    **budgets.prices(setup.budget, state.budget),
+    **prices,
     texts=[message.text for message in batch.messages],
     reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
   )
@@ -108,6 +110,7 @@ def train_step(
   metrics = {
     **metrics_lib.of_step(setup, rollout, counts, rewards, advantages, minibatches, updates),
     **budgets.metrics(state.budget, next_budget),
+    'budget/lambda_tok': float(prices['lambda_tok'].mean()),
     **clock.metrics(),
   }
   state = dataclasses.replace(

@@ -28,9 +28,15 @@ DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
 
+
 PathLike = json_lines.PathLike
 
 _MOST_WARNINGS = 5  # about a file
+
+
+def at_price(price: float) -> str:
+  """Label of the trained team's evaluation when it is told a price."""
+  return f'trained, price {price:g}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,6 +106,19 @@ def test_configs_of_the_repository_are_valid(file):
     ({'learner__learning_rate': -1.0}, r'learner.learning_rate=-1.0 must be positive'),
     ({'objective__clip_high': 0.0}, r'objective.clip_high=0.0 must be positive'),
     ({'evaluation__temperature': -1.0}, r'evaluation.temperature=-1.0 is negative'),
+    (
+      {'budget__mode': 'conditioned', 'budget__price_words': ('free', 'dear')},
+      r"budget.mode='conditioned', but no agent is told the price: write \{price\} into",
+    ),
+    (
+      {'team__roles__solver__opening': '{price} {question}'},
+      r"team.roles.solver.opening='\{price\} \{question\}' tells a price, but budget.mode='fixed'",
+    ),
+    ({'sft__follows_price': 0.5}, r'sft.follows_price=0.5: the team is told no price under'),
+    (
+      {'evaluation__prices': (0.1,)},
+      r'evaluation.prices=\(0.1,\): the team is told no price under',
+    ),
     ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
     ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),
     ({'sft__terse_probability': 2.0}, r'sft.terse_probability=2.0 is not between'),

@@ -112,7 +112,10 @@ def test_no_message_is_read_twice_by_the_same_agent():
     ({'max_tokens': True}, 'team.roles.x.max_tokens=True must be a int'),
     ({'calculator': 1}, 'team.roles.x.calculator=1 must be a bool'),
     ({'max_tokens': -1}, 'team.roles.x.max_tokens=-1 is negative'),
-    ({'opening': '{question} {hint}'}, r"uses 'hint'; it may use \{note\}, \{question\}"),
+    (
+      {'opening': '{question} {hint}'},
+      r"uses 'hint'; it may use \{note\}, \{price\}, \{question\}",
+    ),
     ({'opening': '{question'}, 'team.roles.x.opening=.* is no template'),
     ({'opening': '{question!r}'}, "uses '!r'"),
     ({'incoming': '{sender}:'}, r'team.roles.x.incoming=.* must contain \{message\} once'),

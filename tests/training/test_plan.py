@@ -58,7 +58,7 @@ def test_a_rollout_reads_no_more_prompts_than_planned(setup):
   config = setup.config['rollout']
   questions = list(setup.questions[: config['questions']])
   prompts = [
-    np.asarray(writer.begin(q.text, q.notes[agent]).prompt([]))
+    np.asarray(writer.begin(q, agent).prompt([]))
     for q in questions
     for agent, writer in enumerate(setup.team.prompt_writers(setup.tokenizer)[:2])
   ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
 import flax.traverse_util
 import jax
 import micro_run
@@ -12,6 +15,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.types import Price
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter
@@ -22,7 +26,9 @@ def build(**values) -> setup_lib.Setup:
 
 
 def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
-  return Demonstrations(setup.task, setup.team, setup.tokenizer, setup.config)
+  return Demonstrations(
+    setup.task, setup.team, setup.tokenizer, setup.config, prices=setup.told_prices
+  )
 
 
 def go(setup, folder, hooks=None, keep=2):
@@ -105,6 +111,30 @@ def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share)
 
   heard = longest_prompt() - longest_prompt(sft__outspoken_probability=0.0)
   assert heard > 0 if share else heard == 0
+
+
+@pytest.mark.parametrize('share', [0.0, 1.0])
+def test_demonstrations_follow_the_price_that_is_told(share):
+  words = ('nothing', 'little', 'much')
+  told = {
+    'budget__mode': 'conditioned',
+    'budget__lambda_max': 0.01,
+    'budget__price_words': words,
+    'team__roles__informant__opening': '{price} : {question} note : {note}',
+    'team__max_message_tokens': 16,
+    'sft__terse_probability': 0.0,
+    'sft__follows_price': share,
+  }
+  shown = demonstrations(build(sft__questions=300, **told))
+  lengths = []
+  for price in words:
+    priced = [dataclasses.replace(q, price=Price(0.0, price)) for q in shown.questions[:300]]
+    messages, _ = shown._messages(priced, random.Random(0))
+    lengths.append(np.mean([m.written for m in messages if m.agent < 2]))
+  if share:
+    assert lengths[0] > 1.2 * lengths[1] > 1.4 * lengths[2]
+  else:
+    assert len(set(lengths)) == 1
 
 
 def test_it_learns_and_tells(tmp_path):

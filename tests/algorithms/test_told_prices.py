@@ -1,0 +1,96 @@
+"""Prices that a team is told: how they are drawn and in which words."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms.options import BudgetOptions
+from agent_gspo.types import Question
+
+WORDS = ('free', 'cheap', 'fair', 'dear')
+OPTIONS = {'mode': 'conditioned', 'price_low': 0.001, 'lambda_max': 0.064, 'price_words': WORDS}
+
+
+def make(**options) -> told_prices.ToldPrices:
+  found = told_prices.make(BudgetOptions(**(OPTIONS | options)))
+  assert found is not None
+  return found
+
+
+def test_other_modes_tell_nothing():
+  assert told_prices.make(BudgetOptions()) is None
+  assert told_prices.make(BudgetOptions(mode='dual', budget_episode=10.0)) is None
+
+
+@pytest.mark.parametrize(
+  ('price', 'words'),
+  [
+    (0.0, 'free'),
+    (0.0001, 'cheap'),  # below the range
+    (0.001, 'cheap'),
+    (0.0039, 'cheap'),
+    (0.0041, 'fair'),  # equal parts of the logarithm: 0.001, 0.004, 0.016, 0.064
+    (0.0159, 'fair'),
+    (0.0161, 'dear'),
+    (0.064, 'dear'),
+    (1.0, 'dear'),  # above it
+  ],
+)
+def test_words_are_of_equal_parts_of_the_logarithm(price, words):
+  told = make().of(price)
+  assert (told.value, told.words) == (price, words)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_higher_price_is_never_told_as_a_lower_one(a, b):
+  low, high = (WORDS.index(make().of(p).words) for p in sorted((a, b)))
+  assert low <= high
+
+
+@given(st.integers(1, 60), st.sampled_from([0.0, 0.01, 0.15, 0.5, 0.95]), st.integers(0, 10**6))
+def test_a_draw_is_spread_over_the_whole_distribution(count, free, seed):
+  prices = make(free_probability=free)
+  drawn = prices.draw(count, (seed, 1))
+  assert drawn == prices.draw(count, (seed, 1))
+  values = np.sort([price.value for price in drawn])
+  assert abs((values == 0).sum() - free * count) <= 1
+  for i, value in enumerate(values):
+    if value:  # the i-th part of the distribution, and no other
+      share = free + (1 - free) * math.log(value / 0.001) / math.log(64)
+      assert i / count - 1e-9 <= share <= (i + 1) / count + 1e-9
+
+
+def test_the_order_is_random():
+  drawn = [make().draw(4, (seed,)) for seed in range(400)]
+  dearest = collections.Counter(max(range(4), key=lambda i: d[i].value) for d in drawn)
+  assert all(60 < dearest[i] < 140 for i in range(4))
+
+
+def test_each_question_is_told_its_own():
+  questions = [Question(str(i), 'Q', 'A') for i in range(3)]
+  drawn = make().draw(3, (0,))
+  told = told_prices.tell(questions, drawn)
+  assert [(q.id, q.price) for q in told] == [(str(i), price) for i, price in enumerate(drawn)]
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'price_words': ('free',)}, r"budget.price_words=\('free',\) must be two or more different"),
+    ({'price_words': ('a', 'b', 'a')}, r'budget.price_words=.* must be two or more different'),
+    ({'price_words': ('a', 1)}, r'budget.price_words=.* must be two or more different texts'),
+    ({'price_low': 0.064}, r'budget.price_low=0.064 must be below budget.lambda_max=0.064'),
+    ({'price_low': 0.0}, r'budget.price_low=0.0 must be positive'),
+    ({'free_probability': 1.0}, r'budget.free_probability=1.0 must be at least 0 and below 1'),
+  ],
+)
+def test_bad_options(values, message):
+  with pytest.raises(ValueError, match=message):
+    make(**values)
