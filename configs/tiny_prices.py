@@ -6,6 +6,14 @@ trained team is evaluated at the prices of the sweep that it stands for:
   python launch/train.py --config=configs/tiny_prices.py --workdir=runs/tiny_prices
   python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices \
     --lambdas=0,0.002,0.005,0.01,0.02,0.05 --seeds=0,1,2
+
+configs/tiny_prices.py:every_other trains with every other level; the prices between them, which
+are told in words that it has never read, come in with launch/evaluate.py:
+
+  python launch/train.py --config=configs/tiny_prices.py:every_other --workdir=runs/every_other
+  python launch/evaluate.py --config=configs/tiny_prices.py --workdir=runs/every_other
+
+What was measured is in docs/prices.md.
 """
 
 from ml_collections import config_dict
@@ -13,10 +21,11 @@ from ml_collections import config_dict
 from configs import tiny
 
 _LEVELS = 12
-_MARKS = [f'price{level}' for level in range(_LEVELS)]
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(levels: str = 'all') -> config_dict.ConfigDict:
+  if levels not in ('all', 'every_other'):
+    raise ValueError(f'configs/tiny_prices.py:{levels}: there are all and every_other.')
   config = tiny.get_config().unlock()
   config.steps = 160
 
@@ -25,16 +34,17 @@ def get_config() -> config_dict.ConfigDict:
   config.budget.price_low = 0.001
   config.budget.lambda_max = 0.06
   # A higher price has the marks of all lower ones and one more, so that no level stands alone.
+  marks = [f'price{level}' for level in range(1, _LEVELS + 1)]
+  step = 1 if levels == 'all' else 2
   config.budget.price_words = (
     'free',
-    *(' '.join(_MARKS[: level + 1]) for level in range(_LEVELS)),
+    *(' '.join(marks[: level + step]) for level in range(0, _LEVELS, step)),
   )
   config.sft.follows_price = 0.8  # a dear question is answered tersely from the first
 
-  config.evaluation.prices = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
-
-  config.learner.pack_length = 256
-
   config.team.roles.informant.opening = '{price} : {question} note : {note}'
   config.team.roles.solver.opening = '{price} : {question}'
+  config.learner.pack_length = 256
+
+  config.evaluation.prices = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
   return config.lock()
