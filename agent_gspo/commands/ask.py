@@ -25,15 +25,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from agent_gspo.commands import command
+from agent_gspo.commands import command, team_of_run
 
 if TYPE_CHECKING:
-  from agent_gspo.teams.team import Team
+  from agent_gspo.commands.team_of_run import TeamOfRun
   from agent_gspo.types import Message, Price, Question, RolloutBatch
 
-_CONFIG = command.define_config()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
-_STEP = flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".')
+_TEAM = team_of_run.define_flags()
 _QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
 _NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
 _FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
@@ -47,41 +45,24 @@ _TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy
 def main() -> None:
   """Runs the command."""
   _check_flags()
-  from agent_gspo.config import check as config_lib
   from agent_gspo.evaluation import asking
   from agent_gspo.reporting.conversation import ConversationDisplay
-  from agent_gspo.training import setup as setup_lib
 
-  saved = command.chosen_checkpoint(_WORKDIR.value, _STEP.value)
-  config = command.load_config(_CONFIG) if saved is None else saved.config
-  parts = config_lib.check(config, training=False)
-  team = parts.team
-  price = parts.told(_PRICE.value)
-  if _PRICE.value is not None and price is None:
-    raise ValueError(
-      f'--price={_PRICE.value:g}: this team is told no price. Train one with '
-      "budget.mode='conditioned' (configs/tiny_prices.py)."
-    )
-  questions: Iterable[Question] = _typed(team, price)
+  asked = team_of_run.TeamOfRun(_TEAM)
+  price = asked.price(_PRICE.value)
+  questions: Iterable[Question] = _typed(asked, price)
   if _FILE.value:
-    questions = asking.read(team, _FILE.value, price)
+    questions = asking.read(asked.team, _FILE.value, price)
   elif _QUESTION.value is not None:
-    questions = [asking.asked(team, 0, _QUESTION.value, _NOTE.value, price)]
-  setup = setup_lib.build(parts)
-  params = setup.params if saved is None else saved.restore_params(config, setup.params)
-  temperature = config['evaluation']['temperature']
-  if _TEMPERATURE.value is not None:
-    temperature = _TEMPERATURE.value
-  policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
-  shown = _Lines(saved.step if saved else 0) if _JSON.value else ConversationDisplay(team)
+    questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, price)]
+  shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
+  tokenizer = asked.load().tokenizer
   for question in questions:
     try:
-      asking.check_words(setup.tokenizer, question)
+      asking.check_words(tokenizer, question)
       start = time.monotonic()
       shown.begin(question)
-      batch, answer = asking.ask(
-        team, setup.task, setup.tokenizer, question, policy, listener=shown.message
-      )
+      batch, answer = asked.ask(question, _TEMPERATURE.value, shown.message)
       shown.end(batch, answer, time.monotonic() - start)
     except ValueError as error:
       if isinstance(questions, list):
@@ -110,20 +91,18 @@ class _Lines:
 
 
 def _check_flags() -> None:
-  if bool(_WORKDIR.value) == (_CONFIG.value is not None):
-    raise ValueError(
-      'give --workdir (of a run), or --config (for the untrained team): one of them.'
-    )
+  _TEAM.check()
   if _FILE.value and (_QUESTION.value is not None or _NOTE.value):
     raise ValueError('--file has questions and notes of its own: leave out --question and --note.')
   if _NOTE.value and _QUESTION.value is None:
     raise ValueError('--note is given without --question.')
 
 
-def _typed(team: Team, price: Price | None) -> Iterator[Question]:
+def _typed(asked: TeamOfRun, price: Price | None) -> Iterator[Question]:
   """Questions from the keyboard, until it ends (Ctrl-D)."""
   from agent_gspo.evaluation import asking
 
+  team = asked.team
   for number in itertools.count():
     try:
       text = input('question: ')

@@ -39,7 +39,7 @@ class ConversationDisplay:
       self._print(name, (' is silent', 'dim'))
       return
     count = f'{message.written} token{"s" * (message.written != 1)}'
-    readers = self._readers(message)
+    readers = self._team.readers(message.agent, message.round)
     told = f' ({count}, read by {", ".join(readers)}) ' if readers else f' ({count}) '
     self._print(name, (told, 'dim'), (message.text.strip(), ''))
 
@@ -50,16 +50,6 @@ class ConversationDisplay:
     self._print(('answer ', 'bold'), ('none was found' if answer is None else answer, 'bold green'))
     cost = f'{written} tokens written, {read} read; {silent} of {len(batch.messages)} turns silent'
     self._print((f'{cost}; {formatting.duration(seconds)}', 'dim'))
-
-  def _readers(self, message: Message) -> list[str]:
-    """Who has the message in a prompt for the first time, in the order of turns."""
-    found = [
-      self._team.names[agent]
-      for round_, _, layer in self._team.turns
-      for agent in layer
-      if (message.agent, message.round) in self._team.topology.reads(agent, round_)
-    ]
-    return list(dict.fromkeys(found))
 
   def _print(self, *parts: tuple[str, str]) -> None:
     # Not markup: a message may hold brackets.

@@ -59,6 +59,16 @@ class Team:
     """Most tokens a message of this agent can have, its stop token included."""
     return min(self.roles[agent].max_tokens or self.max_message_tokens, self.max_message_tokens)
 
+  def readers(self, agent: int, round_: int) -> list[str]:
+    """Who reads what an agent says in a round, in the order of their turns."""
+    found = [
+      self.names[reader]
+      for when, _, layer in self.turns
+      for reader in layer
+      if (agent, round_) in self.topology.reads(reader, when)
+    ]
+    return list(dict.fromkeys(found))
+
   def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
     """One an agent, shared by the agents of a role."""
     writers = {role: PromptWriter(role, tokenizer) for role in set(self.roles)}

@@ -1,0 +1,84 @@
+"""Serves a team on this machine: as one model in OpenAI's protocol, and as a page to talk to.
+
+    python launch/serve.py --workdir=runs/quickstart      # http://127.0.0.1:8000
+
+    from openai import OpenAI
+    client = OpenAI(base_url='http://127.0.0.1:8000/v1', api_key='none')
+    client.chat.completions.create(
+      model='team',
+      messages=[{'role': 'user', 'content': 'How many pens do Mara and Tom have together?'}],
+      extra_body={'notes': ['Mara has 3 pens.', 'The sky is blue.', 'Tom has 4 pens.']},
+    )
+
+The team is that of a run, or with --config=FILE in place of --workdir the untrained one. `usage`
+counts what all agents read and wrote; `team` holds their messages, of which a stream sends each as
+it is written. `notes` (one an agent, in their order) and `price` (for a team that is told one) come
+beside OpenAI's own fields; what a team cannot follow is refused, not ignored. Requests are answered
+one at a time, to whoever can reach the port: keep it on this machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from agent_gspo.commands import command, team_of_run
+
+if TYPE_CHECKING:
+  from agent_gspo.serving.requests import ChatRequest
+  from agent_gspo.types import Question
+
+_TEAM = team_of_run.define_flags()
+_HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
+_PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
+_NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
+
+
+class Served(team_of_run.TeamOfRun):
+  """The team as `serving.app.ServedTeam`."""
+
+  def __init__(self, which: team_of_run.Flags, name: str):
+    super().__init__(which)
+    self.name = name
+    self._numbers = itertools.count()
+
+  def question(self, request: ChatRequest) -> Question:
+    """That of a request, if this team can read it."""
+    from agent_gspo.evaluation import asking
+
+    question = asking.asked(
+      self.team,
+      next(self._numbers),
+      request.question,
+      request.notes,
+      self.price(request.price),
+    )
+    asking.check_words(self.load().tokenizer, question)
+    return question
+
+
+def main() -> None:
+  """Runs the command."""
+  _TEAM.check()
+  try:
+    import uvicorn
+
+    from agent_gspo.serving.app import make_app
+  except ImportError as error:
+    raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
+
+  served = Served(_TEAM, _NAME.value)
+  served.load()
+  print(f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}')
+  uvicorn.run(make_app(served), host=_HOST.value, port=_PORT.value, log_level='info')
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

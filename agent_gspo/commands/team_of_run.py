@@ -1,0 +1,108 @@
+"""The team of a run, or an untrained one, that can be asked: what `ask` and `serve` share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from agent_gspo.commands import command
+
+if TYPE_CHECKING:
+  from agent_gspo.config.check import Parts
+  from agent_gspo.models.transformer import Params
+  from agent_gspo.training.setup import Setup
+  from agent_gspo.types import Message, Price, Question, RolloutBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """--config, --workdir and --step: which team."""
+
+  config: flags.FlagHolder
+  workdir: flags.FlagHolder
+  step: flags.FlagHolder
+
+  def check(self) -> None:
+    """Refuses flags that name no team, or two.
+
+    Raises:
+      ValueError: both or none of --config and --workdir are given.
+    """
+    if bool(self.workdir.value) == (self.config.value is not None):
+      raise ValueError(
+        'give --workdir (of a run), or --config (for the untrained team): one of them.'
+      )
+
+
+def define_flags() -> Flags:
+  """Defines the flags in the module that calls."""
+  return Flags(
+    command.define_config(),
+    flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.'),
+    flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),
+  )
+
+
+class TeamOfRun:
+  """A team whose model is loaded when it is first needed."""
+
+  def __init__(self, which: Flags):
+    """Finds the team.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no such run or checkpoint, or its config is bad.
+    """
+    from agent_gspo.config import check as config_lib
+
+    self._saved = command.chosen_checkpoint(which.workdir.value, which.step.value)
+    config = command.load_config(which.config) if self._saved is None else self._saved.config
+    self.parts: Parts = config_lib.check(config, training=False)
+    self.team = self.parts.team
+    self.step = self._saved.step if self._saved else 0
+    self._loaded: tuple[Setup, Params] | None = None
+
+  def load(self) -> Setup:
+    """Reads the model, once."""
+    from agent_gspo.training import setup as setup_lib
+
+    if self._loaded is None:
+      setup = setup_lib.build(self.parts)
+      params = setup.params
+      if self._saved is not None:
+        params = self._saved.restore_params(self.parts.config, params)
+      self._loaded = setup, setup.own_copy(params)
+    return self._loaded[0]
+
+  @property
+  def tells_price(self) -> bool:
+    """Whether its agents read what talk costs."""
+    return self.parts.told_prices is not None
+
+  def price(self, value: float | None) -> Price | None:
+    """A price as the team is told it, that of evaluations by default.
+
+    Raises:
+      ValueError: it is told none.
+    """
+    if value is not None and not self.tells_price:
+      raise ValueError(
+        f"price={value:g}: this team is told no price. Train one with budget.mode='conditioned' "
+        '(configs/tiny_prices.py).'
+      )
+    return self.parts.told(value)
+
+  def ask(
+    self, question: Question, temperature: float | None, listener: Callable[[Message], Any]
+  ) -> tuple[RolloutBatch, str | None]:
+    """See `asking.ask`; the temperature is that of evaluations by default."""
+    from agent_gspo.evaluation import asking
+
+    setup = self.load()
+    assert self._loaded is not None
+    if temperature is None:
+      temperature = self.parts.config['evaluation']['temperature']
+    policy = setup.policy(self._loaded[1], stream='eval', step=0, temperature=temperature)
+    return asking.ask(self.team, setup.task, setup.tokenizer, question, policy, listener)
