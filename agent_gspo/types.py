@@ -76,6 +76,8 @@ class Message:
       which nothing was delivered) included.
     inserted: bool like `token_ids`, tokens that a tool wrote and the author read, none of them
       sampled; None where there are none.
+    usage: tokens read and written as an endpoint has counted them; None where the ids are those of
+      the model.
   """
 
   episode: int
@@ -90,6 +92,7 @@ class Message:
   readers: int = 0
   read_from: tuple[tuple[int, int], ...] = ()
   inserted: np.ndarray | None = None
+  usage: tuple[int, int] | None = None
 
   @property
   def length(self) -> int:
@@ -104,12 +107,12 @@ class Message:
   @property
   def written(self) -> int:
     """Sampled tokens before the stop token (`w_m`): what `Ctok` counts."""
-    return self.length - self._inserted
+    return self.length - self._inserted if self.usage is None else self.usage[1]
 
   @property
   def read(self) -> int:
     """Tokens of the prompt, template included, and of tools: what `Ptok` counts."""
-    return len(self.prompt_ids) + self._inserted
+    return len(self.prompt_ids) + self._inserted if self.usage is None else self.usage[0]
 
   @property
   def _inserted(self) -> int:
@@ -118,7 +121,7 @@ class Message:
   @property
   def silent(self) -> bool:
     """Nothing was written, hence nothing is delivered."""
-    return self.written == 0
+    return self.length == self._inserted
 
   @property
   def path(self) -> np.ndarray:

@@ -62,7 +62,7 @@ def main() -> None:
       asking.check_words(tokenizer, question)
       start = time.monotonic()
       shown.begin(question)
-      batch, answer = asked.ask(question, _TEMPERATURE.value, shown.message)
+      batch, answer = asked.ask(question, shown.message, temperature=_TEMPERATURE.value)
       shown.end(batch, answer, time.monotonic() - start)
     except ValueError as error:
       if isinstance(questions, list):

@@ -2,17 +2,21 @@
 
     python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
       [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
+    OPENAI_API_KEY=... python launch/evaluate.py --config=configs/quickstart.py \\
+      --endpoint=https://host/v1 --endpoint_model=NAME --out=DIR
 
 Without --workdir the team is the untrained one; --step names another checkpoint than the newest:
 its step, or "best", which is what the run's own evaluations found the best. Questions, their number
 and the temperature are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and
 the figures (result.json); the same command goes on where it was stopped. --dry_run prints the
 memory, questions, positions and time that the team needs (each baseline comes to that again), and
-ends. See docs/evaluation.md.
+ends. With --endpoint all agents speak through a model far away, in OpenAI's protocol, whose `usage`
+is what is counted; of config.model the tokenizer alone is used. See docs/evaluation.md.
 """
 
 import dataclasses
 import json
+import os
 import sys
 import time
 
@@ -28,6 +32,8 @@ _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, 
 _MATCH = flags.DEFINE_string(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
+_ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible endpoint.')
+_ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
@@ -39,7 +45,7 @@ def main() -> None:
   config = command.load_config(_CONFIG)
   from agent_gspo.commands import evaluation_folder
   from agent_gspo.config import check as config_lib
-  from agent_gspo.evaluation import evaluate, probes, reference_systems, variants
+  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir.records import at_price
@@ -51,6 +57,7 @@ def main() -> None:
     return
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
+  _check_endpoint(parts.team)
   if told := parts.task.note([config['evaluation']['split']]):
     print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
@@ -59,13 +66,17 @@ def main() -> None:
   if saved:
     saved.check_params(config)
   setup = setup_lib.build(parts)
-  params, step, label = setup.params, 0, 'untrained'
-  if saved:
-    params, step = saved.restore_params(config, params), saved.step
-    label = f'step {step}'
-  params = setup.own_copy(params)  # once, not for each baseline
-  run = _harness(setup, params, step)
-  fingerprint = _fingerprint(setup, params, step)
+  step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
+  if _ENDPOINT.value:
+    label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
+    policy = _endpoint_policy(setup)
+  else:
+    params = saved.restore_params(config, setup.params) if saved else setup.params
+    params = setup.own_copy(params)  # once, not for each baseline
+    speaker = harness.digest_of_weights(params)
+    policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
+  run = _harness(setup, policy, step)
+  fingerprint = _fingerprint(setup, speaker, step)
   if _OUT.value:
     run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
 
@@ -107,7 +118,29 @@ def _names(known, agents: int) -> list[str]:
   return [name for name in names if agents > 1 or name != 'single']
 
 
-def _harness(setup, params, step: int):
+def _check_endpoint(team) -> None:
+  if not _ENDPOINT.value and not _ENDPOINT_MODEL.value:
+    return
+  if not (_ENDPOINT.value and _ENDPOINT_MODEL.value):
+    raise ValueError('--endpoint and --endpoint_model go together: give both.')
+  if _WORKDIR.value:
+    raise ValueError('--endpoint speaks for the team: leave out --workdir.')
+  from agent_gspo.teams import endpoint
+
+  endpoint.check(team)
+
+
+def _endpoint_policy(setup):
+  from agent_gspo.teams.endpoint import EndpointPolicy
+
+  url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
+  key = os.environ.get('OPENAI_API_KEY', 'none')
+  return lambda temperature, stream: EndpointPolicy(
+    url, model, setup.tokenizer, temperature, api_key=key
+  )
+
+
+def _harness(setup, policy, step: int):
   from agent_gspo.evaluation.harness import Harness
 
   options = setup.config['evaluation']
@@ -115,7 +148,7 @@ def _harness(setup, params, step: int):
     team=setup.team,
     task=setup.task,
     tokenizer=setup.tokenizer,
-    policy=lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t),
+    policy=policy,
     split=options['split'],
     questions=options['questions'],
     temperature=options['temperature'],
@@ -130,7 +163,7 @@ def _harness(setup, params, step: int):
   )
 
 
-def _fingerprint(setup, params, step: int):
+def _fingerprint(setup, speaker: str, step: int):
   """What the answers depend on; neither the number of questions nor their batches do."""
   from agent_gspo.evaluation import harness, variants
 
@@ -141,7 +174,7 @@ def _fingerprint(setup, params, step: int):
   return {
     'model': setup.source,
     'dtype': config['model']['dtype'],
-    'weights': harness.digest_of_weights(params),
+    'weights': speaker,
     'step': step,
     'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
     'team': harness.describe(variants.itself(setup.team)),

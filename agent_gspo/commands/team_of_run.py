@@ -95,9 +95,21 @@ class TeamOfRun:
     return self.parts.told(value)
 
   def ask(
-    self, question: Question, temperature: float | None, listener: Callable[[Message], Any]
+    self,
+    question: Question,
+    listener: Callable[[Message], Any],
+    *,
+    temperature: float | None = None,
+    max_tokens: int = 0,
   ) -> tuple[RolloutBatch, str | None]:
-    """See `asking.ask`; the temperature is that of evaluations by default."""
+    """A conversation, see `asking.ask`.
+
+    Args:
+      question: of one's own.
+      listener: hears each message.
+      temperature: that of evaluations by default.
+      max_tokens: that all agents together may write, 0 for the team's own caps alone.
+    """
     from agent_gspo.evaluation import asking
 
     setup = self.load()
@@ -105,4 +117,6 @@ class TeamOfRun:
     if temperature is None:
       temperature = self.parts.config['evaluation']['temperature']
     policy = setup.policy(self._loaded[1], stream='eval', step=0, temperature=temperature)
-    return asking.ask(self.team, setup.task, setup.tokenizer, question, policy, listener)
+    caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
+    team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
+    return asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)

@@ -43,6 +43,7 @@ class Samples:
     prefill_positions: token positions computed for the prompts.
     inserted: `N` bool arrays as long, tokens that a tool wrote and nobody sampled (their log-probs
       are 0); None where there are none.
+    usage: `N` pairs of tokens read and written, where somebody else has counted them.
   """
 
   token_ids: list[np.ndarray]
@@ -50,6 +51,7 @@ class Samples:
   ended: np.ndarray
   prefill_positions: int
   inserted: list[np.ndarray] | None = None
+  usage: list[tuple[int, int]] | None = None
 
 
 @chex.dataclass(frozen=True)

@@ -48,7 +48,12 @@ class ServedTeam(Protocol):
     """
 
   def ask(
-    self, question: Question, temperature: float | None, listener: Callable[[Message], None]
+    self,
+    question: Question,
+    listener: Callable[[Message], None],
+    *,
+    temperature: float | None,
+    max_tokens: int,
   ) -> tuple[RolloutBatch, str | None]:
     """The conversation, and the answer in its canonical form (see `asking.ask`)."""
 
@@ -60,7 +65,9 @@ def make_app(served: ServedTeam) -> Starlette:
   def converse(request: ChatRequest, question: Question, listener: Callable[[Message], None]):
     with turn:
       start = time.monotonic()
-      batch, answer = served.ask(question, request.temperature, listener)
+      batch, answer = served.ask(
+        question, listener, temperature=request.temperature, max_tokens=request.max_tokens
+      )
       return batch, answer, time.monotonic() - start
 
   async def completions(http: Request) -> Response:
@@ -128,7 +135,7 @@ def _completion(
   choice = {
     'index': 0,
     'message': {'role': 'assistant', 'content': text},
-    'finish_reason': _finish(batch),
+    'finish_reason': _finish(served.team, batch),
     'logprobs': None,
   }
   return {
@@ -171,7 +178,9 @@ def _events(
     return
   batch, answer, seconds = found
   yield chunk({'content': batch.episodes[0].answer.strip()})
-  yield chunk({}, _finish(batch), team={'answer': answer, 'messages': [], 'seconds': seconds})
+  yield chunk(
+    {}, _finish(served.team, batch), team={'answer': answer, 'messages': [], 'seconds': seconds}
+  )
   if request.include_usage:
     yield event({**head, 'choices': [], 'usage': _usage(batch)})
   yield 'data: [DONE]\n\n'
@@ -187,8 +196,9 @@ def _head(served: ServedTeam, kind: str) -> dict[str, Any]:
   }
 
 
-def _finish(batch: RolloutBatch) -> str:
-  return 'stop' if batch.messages[-1].ended else 'length'
+def _finish(team: Team, batch: RolloutBatch) -> str:
+  turns = sum(len(layer) for _, _, layer in team.turns)
+  return 'stop' if len(batch.messages) == turns and batch.messages[-1].ended else 'length'
 
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:

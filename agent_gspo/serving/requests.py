@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo.values import is_number, is_text, shown
+from agent_gspo.values import is_number, is_text, is_whole, shown
 
 # Beside the fields below: what says nothing about the answer.
 _IGNORED = ('user', 'metadata', 'store')
@@ -42,6 +42,7 @@ class ChatRequest:
     notes: what each of the first agents alone reads.
     price: of a token, None for that of evaluations.
     temperature: of sampling, None for that of evaluations.
+    max_tokens: that all agents together may write, 0 for the team's own caps alone.
     stream: whether messages are sent as they are written.
     include_usage: whether a stream ends with the tokens that it took.
   """
@@ -50,6 +51,7 @@ class ChatRequest:
   notes: tuple[str, ...] = ()
   price: float | None = None
   temperature: float | None = None
+  max_tokens: int = 0
   stream: bool = False
   include_usage: bool = False
 
@@ -86,6 +88,7 @@ def read(body: Any, model: str) -> ChatRequest:
     notes=_notes(fields.pop('notes', [])),
     price=_amount('price', fields.pop('price', None)),
     temperature=_amount('temperature', fields.pop('temperature', None)),
+    max_tokens=_cap(fields.pop('max_completion_tokens', None), fields.pop('max_tokens', None)),
     stream=_flag('stream', fields.pop('stream', False)),
     include_usage=_flag('stream_options.include_usage', streaming.get('include_usage', False)),
   )
@@ -127,6 +130,15 @@ def _amount(name: str, value: Any) -> float | None:
   if value is not None and (not is_number(value) or value < 0):
     raise RequestError(f'{name}={shown(value)} must be a number, 0 or more.', name)
   return value
+
+
+def _cap(*given: Any) -> int:
+  """The lowest of the two names' values."""
+  found = [value for value in given if value is not None]
+  for value in found:
+    if not is_whole(value) or value < 1:
+      raise RequestError(f'max_tokens={shown(value)} must be a whole number above 0.', 'max_tokens')
+  return min(found, default=0)
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -100,10 +100,17 @@ class _Table:
     has_calculator = lambda turn: self.team.roles[turn.agent].calculator
     out = calculator.speak(policy, turns, has_calculator, self.calculator)
     nothing: list[Any] = [None] * len(turns)
-    for episode, turn, ids, logprobs, ended, of_tools in zip(
-      owners, turns, out.token_ids, out.logprobs, out.ended, out.inserted or nothing, strict=True
+    for episode, turn, ids, logprobs, ended, of_tools, usage in zip(
+      owners,
+      turns,
+      out.token_ids,
+      out.logprobs,
+      out.ended,
+      out.inserted or nothing,
+      out.usage or nothing,
+      strict=True,
     ):
-      self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools)
+      self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools, usage)
 
   def _tokens_left(self, episode: int) -> int:
     cap = self.team.max_episode_tokens
@@ -133,7 +140,7 @@ class _Table:
       stop_ids=self.writers[agent].stop_ids,
     )
 
-  def _write(self, episode, place, turn, ids, logprobs, ended, inserted) -> None:
+  def _write(self, episode, place, turn, ids, logprobs, ended, inserted, usage) -> None:
     agent = turn.agent
     self.conversations[episode, agent].wrote(ids, ended)
     self.spent[episode] += len(ids)
@@ -156,6 +163,7 @@ class _Table:
         if (episode, *turn_) in self.by_turn
       ),
       inserted=inserted if inserted is not None and inserted.any() else None,
+      usage=usage,
     )
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))

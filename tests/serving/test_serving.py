@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -37,7 +38,7 @@ class Served:
   def question(self, request):
     return asking.asked(self.team, 0, request.question, request.notes)
 
-  def ask(self, question, temperature, listener):
+  def ask(self, question, listener, *, temperature, max_tokens):
     self.questions.append(question)
     self.temperatures.append(temperature)
 
@@ -50,7 +51,8 @@ class Served:
     if self.fails:
       raise self.fails
     policy = ScriptedPolicy(say, TOKENIZER)
-    return asking.ask(self.team, make_task('relay'), TOKENIZER, question, policy, listener)
+    team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
+    return asking.ask(team, make_task('relay'), TOKENIZER, question, policy, listener)
 
 
 @contextlib.contextmanager
@@ -171,7 +173,8 @@ def test_what_goes_wrong_is_told(served, client):
     ({'notes': [1]}, 'notes', r'notes=\[1\] must be a list of texts'),
     ({'stream': 1}, 'stream', 'stream=1 must be true or false'),
     ({'stream_options': {'x': 1}}, 'stream_options', "may hold 'include_usage' alone"),
-    ({'max_tokens': 5}, 'max_tokens', 'max_tokens=5: a team cannot follow max_tokens'),
+    ({'max_tokens': 0}, 'max_tokens', 'max_tokens=0 must be a whole number above 0'),
+    ({'seed': 5}, 'seed', 'seed=5: a team cannot follow seed'),
     ({'tools': []}, 'tools', r'tools=\[\]: a team cannot follow tools'),
   ],
 )
