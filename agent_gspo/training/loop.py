@@ -237,7 +237,7 @@ class Run:
       return
     try:
       progress.note(self._closing_table(record, evaluations))
-      if prices := [e for e in evaluations if e.get('label') in self._labels_of_prices()]:
+      if prices := [e for e in evaluations if records.price_of(str(e.get('label'))) is not None]:
         progress.note(comparison_table(prices))
       report = html_report.write_report(self.workdir, self.workdir / 'report.html')
       progress.note(f'curves and transcripts: {report}')
@@ -246,9 +246,6 @@ class Run:
         f'there is no report ({type(error).__name__}: {error}); all else is done. For another try: '
         f'python launch/report.py {self.workdir}'
       )
-
-  def _labels_of_prices(self) -> list[str]:
-    return [records.at_price(price) for price in self.config['evaluation']['prices']]
 
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""

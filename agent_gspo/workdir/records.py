@@ -27,6 +27,7 @@ GRADED = 'task/accuracy_by_'
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
+_TOLD = 'trained, price '
 
 
 PathLike = json_lines.PathLike
@@ -36,7 +37,12 @@ _MOST_WARNINGS = 5  # about a file
 
 def at_price(price: float) -> str:
   """Label of the trained team's evaluation when it is told a price."""
-  return f'trained, price {price:g}'
+  return f'{_TOLD}{price:g}'
+
+
+def price_of(label: str) -> float | None:
+  """The price of such a label, None of another one."""
+  return float(label.removeprefix(_TOLD)) if label.startswith(_TOLD) else None
 
 
 @dataclasses.dataclass(frozen=True)
