@@ -13,14 +13,17 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Price:
-  """What talk about a question costs, where the team is told.
+class Terms:
+  """What a team is told of the cost of talk about a question.
 
   Attributes:
-    value: price of a unit of cost, in units of task score.
+    kind: 'price', of a unit of cost in units of task score; or 'budget', the cost that an episode
+      should have.
+    value: of it.
     words: how agents read it.
   """
 
+  kind: str
   value: float
   words: str
 
@@ -39,7 +42,7 @@ class Question:
       knows.
     derivation: how the answer comes about, as the official files have it: an equation such as
       '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
-    price: of talk about it; None where that is not the question's own.
+    terms: of talk about it; None where the team is told none.
   """
 
   id: str
@@ -48,7 +51,7 @@ class Question:
   notes: tuple[str, ...] = ()
   relevant: tuple[bool, ...] = ()
   derivation: str = ''
-  price: Price | None = None
+  terms: Terms | None = None
 
   def note(self, agent: int) -> str:
     """What an agent alone sees, "" for nothing."""

@@ -64,7 +64,7 @@ def of_told(workdirs: Sequence[str]) -> Points:
   found: Points = {}
   for workdir in workdirs:
     for record in records.evaluations(workdir):
-      price = records.price_of(record['label'])
+      price = records.told_value(record)
       if price is not None:
         found.setdefault(price, []).append((record[TOKENS], record[ACCURACY]))
   return found

@@ -36,15 +36,15 @@ def get_config(levels: str = 'all') -> config_dict.ConfigDict:
   # A higher price has the marks of all lower ones and one more, so that no level stands alone.
   marks = [f'price{level}' for level in range(1, _LEVELS + 1)]
   step = 1 if levels == 'all' else 2
-  config.budget.price_words = (
+  config.budget.told_words = (
     'free',
     *(' '.join(marks[: level + step]) for level in range(0, _LEVELS, step)),
   )
-  config.sft.follows_price = 0.8  # a dear question is answered tersely from the first
+  config.sft.follows_terms = 0.8  # a dear question is answered tersely from the first
 
   config.team.roles.informant.opening = '{price} : {question} note : {note}'
   config.team.roles.solver.opening = '{price} : {question}'
   config.learner.pack_length = 256
 
-  config.evaluation.prices = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
+  config.evaluation.told = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
   return config.lock()

@@ -3,9 +3,9 @@
 `fixed` never moves. `dual` keeps the mean cost of an episode and the mean length of a
 message at their budgets, with a price each. `accuracy_floor` spends as little as it can
 while the team's accuracy stays above a floor. `conditioned` charges each question a price of its
-own, which the team is told (see `told_prices`). A budget is in the unit of `reward.cost`
-(tokens written or read, of the critical path, or money), the message budget in tokens
-written; the cost that is priced and the cost that is bounded are one and the same.
+own and `target` gives it a budget of its own, which the team is told (see `terms`). A budget is in
+the unit of `reward.cost` (tokens written or read, of the critical path, or money), the message
+budget in tokens written; the cost that is priced and the cost that is bounded are one and the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo.algorithms.options import BudgetOptions
-from agent_gspo.types import Price
+from agent_gspo.types import Terms
 
 # Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
 # (a step's questions), and a price acts with a delay of about five steps.
@@ -271,18 +271,20 @@ def accuracy_floor(
 
 
 def prices(
-  options: BudgetOptions, state: BudgetState, told: Sequence[Price | None]
+  options: BudgetOptions, state: BudgetState, terms: Sequence[Terms | None]
 ) -> dict[str, Any]:
   """What talk costs in a step, by the names that `rewards.communication.reward_terms` has.
 
   Args:
     options: of the budget.
     state: before the step.
-    told: `E`, the price of each episode's question, None for that of the state.
+    terms: `E`, of each episode's question, None for the price of the state.
   """
   common = float(state.lambda_tok)
+  of = lambda kind, other: np.asarray([t.value if t and t.kind == kind else other for t in terms])
   return {
-    'lambda_tok': np.asarray([common if price is None else price.value for price in told]),
+    'lambda_tok': of('price', common),
+    'budgets': of('budget', math.inf),
     'lambda_turn': options.lambda_turn,
     'lambda_rep': options.lambda_rep,
     'lambda_message': float(state.lambda_message),

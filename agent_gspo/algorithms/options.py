@@ -60,7 +60,7 @@ class BudgetOptions(Section, name='budget'):
   explained in `budgets`.
   """
 
-  mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual', 'conditioned'))
+  mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual', 'conditioned', 'target'))
   # Price of a unit of cost; its first value under a controller. accuracy_floor lets it start
   # above lambda_max, which holds from the second step on. conditioned: that of evaluations.
   lambda_tok: float = option(0.0, least=0)
@@ -77,8 +77,14 @@ class BudgetOptions(Section, name='budget'):
   # opening says {price}: 0 with this probability, else log-uniform from price_low to lambda_max.
   free_probability: float = option(0.15, least=0, below=1)
   price_low: float = option(0.001, above=0)
-  # How they read it: the words for 0, then those for equal parts of log(price), rising.
-  price_words: tuple = ()
+  # target: each question of a step has a budget of its own, the cost that an episode should have,
+  # log-uniform from target_low to target_high; agents read it where an opening says {budget}, and
+  # reward.length_reward='told_budget' holds them to it. Evaluations tell budget_episode.
+  target_low: float = option(8.0, above=0)
+  target_high: float = option(40.0, above=0)
+  # How they read it: words for equal parts of log(price) or log(budget), rising; before those of a
+  # price the words for 0.
+  told_words: tuple = ()
   floor: float = option(0.5, least=0, most=1)  # accuracy_floor: accuracy to keep,
   floor_of_best: float = option(0.0, least=0, most=1)  # and this share of the best running one
   # accuracy_floor: lasting price change a step at a full band, as a share of the highest.
@@ -103,8 +109,8 @@ class BudgetOptions(Section, name='budget'):
       raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
     if self.mode == 'dual':
       self._check_dual()
-    if self.mode == 'conditioned':
-      self._check_conditioned()
+    if self.mode in ('conditioned', 'target'):
+      self._check_told()
 
   def _check_dual(self) -> None:
     if not self.budget_episode and not self.budget_message:
@@ -121,17 +127,29 @@ class BudgetOptions(Section, name='budget'):
         f'{-self.lambda_max} and 0.'
       )
 
-  def _check_conditioned(self) -> None:
-    words = self.price_words
+  def _check_told(self) -> None:
+    words = self.told_words
     if len(words) < 2 or len(set(words)) < len(words) or not all(map(is_text, words)):
       raise ValueError(
-        f'budget.price_words={shown(words)} must be two or more different texts: for a price of 0, '
-        'and for prices above, rising.'
+        f'budget.told_words={shown(words)} must be two or more different texts: for prices (first '
+        'that of 0) or budgets, rising.'
       )
-    if not self.price_low < self.lambda_max:
+    low, high = (
+      ('price_low', 'lambda_max') if self.mode == 'conditioned' else ('target_low', 'target_high')
+    )
+    if not getattr(self, low) < getattr(self, high):
       raise ValueError(
-        f'budget.price_low={self.price_low} must be below budget.lambda_max={self.lambda_max}.'
+        f'budget.{low}={getattr(self, low)} must be below budget.{high}={getattr(self, high)}.'
       )
+    if self.mode == 'target' and not self.budget_episode:
+      raise ValueError(
+        "budget.mode='target' needs budget.budget_episode above 0: what evaluations tell."
+      )
+
+  @property
+  def evaluated_terms(self) -> float:
+    """Price or budget that evaluations tell, of a team that is told any."""
+    return self.budget_episode if self.mode == 'target' else self.lambda_tok
 
   @property
   def highest_lambda_tok(self) -> float:

@@ -10,8 +10,9 @@ The team is that of a run: its newest intact checkpoint, or that of --step=N or 
 --config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
 --note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
 prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
-that of the config's evaluation, or --temperature; --price=0.01 tells a team that was trained with
-budget.mode='conditioned' another price than budget.lambda_tok.
+that of the config's evaluation, or --temperature; --price=0.01 or --budget=20 tell a team that was
+trained to be told a price of a token, or a budget (budget.mode='conditioned' and 'target'), another
+one than its evaluations do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agent_gspo.commands import command, team_of_run
 
 if TYPE_CHECKING:
   from agent_gspo.commands.team_of_run import TeamOfRun
-  from agent_gspo.types import Message, Price, Question, RolloutBatch
+  from agent_gspo.types import Message, Question, RolloutBatch, Terms
 
 _TEAM = team_of_run.define_flags()
 _QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
@@ -38,6 +39,9 @@ _FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
 _PRICE = flags.DEFINE_float(
   'price', None, 'Of a token, for a team that is told it.', lower_bound=0.0
+)
+_BUDGET = flags.DEFINE_float(
+  'budget', None, 'Tokens of the episode, for a team that is told them.', lower_bound=0.0
 )
 _TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
@@ -49,12 +53,12 @@ def main() -> None:
   from agent_gspo.reporting.conversation import ConversationDisplay
 
   asked = team_of_run.TeamOfRun(_TEAM)
-  price = asked.price(_PRICE.value)
-  questions: Iterable[Question] = _typed(asked, price)
+  terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
+  questions: Iterable[Question] = _typed(asked, terms)
   if _FILE.value:
-    questions = asking.read(asked.team, _FILE.value, price)
+    questions = asking.read(asked.team, _FILE.value, terms)
   elif _QUESTION.value is not None:
-    questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, price)]
+    questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
   shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
   tokenizer = asked.load().tokenizer
   for question in questions:
@@ -98,7 +102,7 @@ def _check_flags() -> None:
     raise ValueError('--note is given without --question.')
 
 
-def _typed(asked: TeamOfRun, price: Price | None) -> Iterator[Question]:
+def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
   """Questions from the keyboard, until it ends (Ctrl-D)."""
   from agent_gspo.evaluation import asking
 
@@ -113,7 +117,7 @@ def _typed(asked: TeamOfRun, price: Price | None) -> Iterator[Question]:
       print()
       return
     if text.strip():
-      yield asking.asked(team, number, text, notes, price)
+      yield asking.asked(team, number, text, notes, terms)
 
 
 def cli() -> None:

@@ -48,7 +48,7 @@ def main() -> None:
   from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
   from agent_gspo.reporting import comparison, formatting, tables
   from agent_gspo.training import setup as setup_lib
-  from agent_gspo.workdir.records import at_price
+  from agent_gspo.workdir import records as workdir_records
 
   if _DRY_RUN.value:
     from agent_gspo.training import loop
@@ -83,9 +83,10 @@ def main() -> None:
   whole, records = run.run(label, variants.itself(setup.team))
   target = matched.get('tokens/written_per_question')
   found = [whole]
-  for price in config['evaluation']['prices']:
-    told = dataclasses.replace(run, told=setup.told(price))
-    found.append(told.run(at_price(price), variants.itself(setup.team))[0])
+  for value in config['evaluation']['told']:
+    told = dataclasses.replace(run, terms=setup.terms(value))
+    name = workdir_records.told(told.terms)
+    found.append(told.run(name, variants.itself(setup.team))[0])
   found.append(evaluate.constant_answer(run.asked, run.split))
   left_out = {}
   for name in names:
@@ -158,7 +159,7 @@ def _harness(setup, policy, step: int):
     spread=options['spread'],
     step=step,
     prices=_prices(setup),
-    told=setup.told(),
+    terms=setup.terms(),
     note=_show,
   )
 

@@ -12,9 +12,9 @@
 
 The team is that of a run, or with --config=FILE in place of --workdir the untrained one. `usage`
 counts what all agents read and wrote; `team` holds their messages, of which a stream sends each as
-it is written. `notes` (one an agent, in their order) and `price` (for a team that is told one) come
-beside OpenAI's own fields; what a team cannot follow is refused, not ignored. Requests are answered
-one at a time, to whoever can reach the port: keep it on this machine.
+it is written. `notes` (one an agent, in their order) and `price` or `budget` (for a team that is
+told one) come beside OpenAI's own fields; what a team cannot follow is refused, not ignored.
+Requests are answered one at a time, to whoever can reach the port: keep it on this machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Served(team_of_run.TeamOfRun):
       next(self._numbers),
       request.question,
       request.notes,
-      self.price(request.price),
+      self.terms(price=request.price, budget=request.budget),
     )
     asking.check_words(self.load().tokenizer, question)
     return question

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from agent_gspo.config.check import Parts
   from agent_gspo.models.transformer import Params
   from agent_gspo.training.setup import Setup
-  from agent_gspo.types import Message, Price, Question, RolloutBatch
+  from agent_gspo.types import Message, Question, RolloutBatch, Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +77,27 @@ class TeamOfRun:
     return self._loaded[0]
 
   @property
-  def tells_price(self) -> bool:
-    """Whether its agents read what talk costs."""
-    return self.parts.told_prices is not None
+  def told(self) -> str:
+    """What its agents read of the cost of talk: 'price', 'budget' or ''."""
+    return self.parts.term_sheet.kind if self.parts.term_sheet else ''
 
-  def price(self, value: float | None) -> Price | None:
-    """A price as the team is told it, that of evaluations by default.
+  def terms(self, **told: float | None) -> Terms | None:
+    """Terms of a question, by default those of evaluations.
+
+    Args:
+      **told: `price` or `budget`, None where it is not given.
 
     Raises:
-      ValueError: it is told none.
+      ValueError: the team is told none such.
     """
-    if value is not None and not self.tells_price:
-      raise ValueError(
-        f"price={value:g}: this team is told no price. Train one with budget.mode='conditioned' "
-        '(configs/tiny_prices.py).'
-      )
-    return self.parts.told(value)
+    given = {kind: value for kind, value in told.items() if value is not None}
+    for kind, value in given.items():
+      if kind != self.told:
+        mode = {'price': 'conditioned', 'budget': 'target'}[kind]
+        raise ValueError(
+          f'{kind}={value:g}: this team is told no {kind}. Train one with budget.mode={mode!r}.'
+        )
+    return self.parts.terms(given.get(self.told))
 
   def ask(
     self,

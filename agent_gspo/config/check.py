@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo import plugins
-from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms import terms as terms_lib
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import behaviour, kl, losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
@@ -21,13 +21,13 @@ from agent_gspo.config import renamed
 from agent_gspo.config.defaults import SECTIONS, RunOptions
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import check_choice, check_names
-from agent_gspo.rewards import communication
+from agent_gspo.rewards import communication, length_rewards
 from agent_gspo.tasks.base import SPLITS, Task
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.training.options import SFTOptions
-from agent_gspo.types import Price
+from agent_gspo.types import Terms
 from agent_gspo.values import is_number, shown
 
 # What only modules with JAX in them know: tables that are open to 'module:function' as well,
@@ -118,15 +118,15 @@ class Parts:
   training: bool
 
   @property
-  def told_prices(self) -> told_prices.ToldPrices | None:
-    """Prices that come with the questions, None where the team is told none."""
-    return told_prices.make(self.budget)
+  def term_sheet(self) -> terms_lib.TermSheet | None:
+    """Terms that come with the questions, None where the team is told none."""
+    return terms_lib.make(self.budget)
 
-  def told(self, price: float | None = None) -> Price | None:
-    """A price as the team is told it, that of evaluations by default; None if it is told none."""
-    if self.told_prices is None:
+  def terms(self, value: float | None = None) -> Terms | None:
+    """Terms as the team is told them, by default of evaluations; None if it is told none."""
+    if self.term_sheet is None:
       return None
-    return self.told_prices.of(self.budget.lambda_tok if price is None else price)
+    return self.term_sheet.of(self.budget.evaluated_terms if value is None else value)
 
   @property
   def keeps_reference(self) -> bool:
@@ -167,7 +167,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   _check_algorithm(config, team)
   options = communication.RewardOptions(**config['reward'])
   budget = BudgetOptions(**config['budget'])
-  _check_prices(config, team, budget)
+  _check_terms(config, team, budget)
   note = communication.check_bound(
     options,
     budget.highest_lambda_tok,
@@ -303,30 +303,39 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
     )
 
 
-def _check_prices(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -> None:
-  """Who is asked to read a price must be told one, and the other way round."""
-  roles = {role.name: role for role in team.roles if role.shows_price}
-  if budget.mode != 'conditioned':
-    if roles:
-      name = min(roles)
-      raise ValueError(
-        f'team.roles.{name}.opening={roles[name].opening!r} tells a price, but budget.mode='
-        f"{budget.mode!r} has none for each question. Set budget.mode='conditioned'."
-      )
-    for field in ('evaluation.prices', 'sft.follows_price'):
+def _check_terms(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -> None:
+  """Who is asked to read terms must be told them, and the other way round."""
+  sheet = terms_lib.make(budget)
+  kind, mode = sheet.kind if sheet else '', f'budget.mode={budget.mode!r}'
+  for wrong, right in (('price', 'conditioned'), ('budget', 'target')):
+    for role in team.roles:
+      if role.shows_terms(wrong) and wrong != kind:
+        raise ValueError(
+          f'team.roles.{role.name}.opening={role.opening!r} tells a {wrong}, but {mode} has none '
+          f'for each question. Set budget.mode={right!r}.'
+        )
+  reads_budget = 'budgets' in length_rewards.read_by(config['reward']['length_reward'])
+  if reads_budget != (kind == 'budget'):
+    raise ValueError(
+      f'reward.length_reward={config["reward"]["length_reward"]!r} with {mode}: '
+      "budget.mode='target' and length_reward='told_budget' go together."
+    )
+  if sheet is None:
+    for field in ('evaluation.told', 'sft.follows_terms'):
       if value := _value(config, field):
         raise ValueError(
-          f'{field}={shown(value)}: the team is told no price under budget.mode={budget.mode!r}. '
-          "Set budget.mode='conditioned'."
+          f'{field}={shown(value)}: the team is told neither price nor budget under {mode}. Set it '
+          "to 'conditioned' or 'target'."
         )
-  elif not roles:
+    return
+  if not any(role.shows_terms(kind) for role in team.roles):
     raise ValueError(
-      "budget.mode='conditioned', but no agent is told the price: write {price} into the opening "
-      'of a role (team.roles.*.opening).'
+      f'{mode}, but no agent is told the {kind}: write {{{kind}}} into the opening of a role '
+      '(team.roles.*.opening).'
     )
-  for price in config['evaluation']['prices']:
-    if not is_number(price) or price < 0:
-      raise ValueError(f'evaluation.prices holds {shown(price)}; a price is a number, 0 or more.')
+  for value in config['evaluation']['told']:
+    if not is_number(value) or value < 0:
+      raise ValueError(f'evaluation.told holds {shown(value)}; a {kind} is a number, 0 or more.')
 
 
 def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:

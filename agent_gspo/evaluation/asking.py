@@ -12,7 +12,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.types import Message, Price, Question, RolloutBatch
+from agent_gspo.types import Message, Question, RolloutBatch, Terms
 
 
 def ask(
@@ -44,7 +44,7 @@ def ask(
 
 
 def asked(
-  team: Team, number: int, text: str, notes: Sequence[str] = (), price: Price | None = None
+  team: Team, number: int, text: str, notes: Sequence[str] = (), terms: Terms | None = None
 ) -> Question:
   """A question of one's own.
 
@@ -53,7 +53,7 @@ def asked(
     number: of the question; its noise depends on it.
     text: what all agents read.
     notes: what each of the first agents alone reads, "" for nothing.
-    price: of talk about it, where the team is told one.
+    terms: of talk about it, where the team is told any.
 
   Raises:
     ValueError: there is no question, or nobody would read a note.
@@ -72,7 +72,7 @@ def asked(
         f'note {note!r} is for {name}, whose role {role.name!r} shows no note (its opening is '
         f'{role.opening!r}); notes go to the agents {holders}.'
       )
-  return Question(f'asked-{number}', text.strip(), '', tuple(notes), price=price)
+  return Question(f'asked-{number}', text.strip(), '', tuple(notes), terms=terms)
 
 
 def check_words(tokenizer: Tokenizer, question: Question) -> None:
@@ -90,7 +90,7 @@ def note_holders(team: Team) -> list[int]:
   return [i for i, role in enumerate(team.roles) if role.shows_note]
 
 
-def read(team: Team, file: str | pathlib.Path, price: Price | None = None) -> list[Question]:
+def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> list[Question]:
   """The questions of a file, a JSON object a line: {"question": "...", "notes": ["...", ...]}.
 
   Raises:
@@ -103,7 +103,7 @@ def read(team: Team, file: str | pathlib.Path, price: Price | None = None) -> li
     if not line.strip():
       continue
     try:
-      found.append(_of_fields(team, number, json.loads(line), price))
+      found.append(_of_fields(team, number, json.loads(line), terms))
     except ValueError as error:
       raise ValueError(f'{file}, line {number}: {error}') from error
   if not found:
@@ -111,7 +111,7 @@ def read(team: Team, file: str | pathlib.Path, price: Price | None = None) -> li
   return found
 
 
-def _of_fields(team: Team, number: int, fields: Any, price: Price | None) -> Question:
+def _of_fields(team: Team, number: int, fields: Any, terms: Terms | None) -> Question:
   form = '{"question": "...", "notes": ["...", ...]}'
   if not isinstance(fields, Mapping) or not fields.keys() <= {'question', 'notes'}:
     raise ValueError(f'{fields!r} is not of the form {form}')
@@ -119,7 +119,7 @@ def _of_fields(team: Team, number: int, fields: Any, price: Price | None) -> Que
   texts = [text, *notes] if isinstance(notes, list) else [None]
   if not all(isinstance(x, str) for x in texts):
     raise ValueError(f'{fields!r} is not of the form {form}')
-  return asked(team, number, text, notes, price)
+  return asked(team, number, text, notes, terms)
 
 
 class _Ungraded(Task):

@@ -19,7 +19,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.types import Price, Question
+from agent_gspo.types import Question, Terms
 
 
 class Answers:
@@ -76,7 +76,7 @@ class Harness:
     batch_questions: questions at a time.
     step: finished training steps of the policy, for records.
     prices: of tokens, if there are any.
-    told: the price that comes with each question, None where the team is told none.
+    terms: of each question, None where the team is told none.
     answers: what was answered so far.
     note: shown a line of progress.
   """
@@ -94,7 +94,7 @@ class Harness:
   spread: bool = False
   step: int = 0
   prices: results.Prices | None = None
-  told: Price | None = None
+  terms: Terms | None = None
   answers: Answers = dataclasses.field(default_factory=Answers)
   note: Callable[[str], None] = lambda text: None
 
@@ -102,10 +102,10 @@ class Harness:
   def asked(self) -> list[Question]:
     """The questions."""
     split = self.task.questions(self.split)
-    return [self._priced(split[i]) for i in self._question_indices(len(split))]
+    return [self._on_terms(split[i]) for i in self._question_indices(len(split))]
 
-  def _priced(self, question: Question) -> Question:
-    return dataclasses.replace(question, price=self.told)
+  def _on_terms(self, question: Question) -> Question:
+    return dataclasses.replace(question, terms=self.terms)
 
   def _question_indices(self, size: int) -> list[int]:
     return evaluate.question_indices(size, self.questions, spread=self.spread)
@@ -133,8 +133,8 @@ class Harness:
       The figures, and a record a question.
     """
     temperature = self.temperature if temperature is None else temperature
-    of_price = [dataclasses.asdict(self.told)] if self.told else []
-    key = digest([describe(variant), temperature, probe.name if probe else '', *of_price])
+    told = [dataclasses.asdict(self.terms)] if self.terms else []
+    key = digest([describe(variant), temperature, probe.name if probe else '', *told])
     policy = variant.policy(self.policy(temperature, 'eval'))
     policy = probe.wrap(policy) if probe else policy
     asked, size = self.asked, self.batch_questions
@@ -175,7 +175,9 @@ class Harness:
     if len(split) < 2:
       raise ValueError('shuffled messages need a split of at least two questions.')
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
-    return {split[i].id: self._priced(split[other(i)]) for i in self._question_indices(len(split))}
+    return {
+      split[i].id: self._on_terms(split[other(i)]) for i in self._question_indices(len(split))
+    }
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
     """Scores of sampled graphs, each on one training question; equal graphs talk together."""
@@ -187,7 +189,7 @@ class Harness:
       for mask in np.unique(masks, axis=0):
         members = np.flatnonzero((masks == mask).all(axis=1))
         variant = graph(mask)
-        drawn = (self._priced(train[(first + int(m)) % len(train)]) for m in members)
+        drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in members)
         asked = [variant.question(question) for question in drawn]
         voice = variant.policy(policy)
         batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)

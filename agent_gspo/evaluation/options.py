@@ -18,9 +18,9 @@ class EvaluationOptions(Section, name='evaluation'):
   seen_questions: int = option(0, least=0, most=10**5)
   # When the untrained team is asked: last lets a slow run begin to learn at once.
   untrained: str = option('first', choices=('first', 'last'))
-  # budget.mode='conditioned': prices that the trained team is told, one evaluation each, beside
-  # budget.lambda_tok, which all other evaluations tell.
-  prices: tuple = ()
+  # Prices or budgets that the trained team is told, one evaluation each (budget.mode='conditioned',
+  # 'target'), beside budget.lambda_tok or budget.budget_episode, which all others tell.
+  told: tuple = ()
   temperature: float = option(0.0, least=0)
   every: int = option(0, least=0, most=10**9)  # steps between two during training, 0 for none
   questions_during: int = option(50, least=1, most=10**5)

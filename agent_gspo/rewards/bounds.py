@@ -132,6 +132,7 @@ def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float
     questions=question.astype(int),
     read=share,
     turns=np.ceil(share * turns),
+    budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # where one is told
   )
   term = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   if options.gate == 'correct':

@@ -79,6 +79,7 @@ def reward_terms(
   lambda_rep: float = 0.0,
   lambda_message: float = 0.0,
   message_limit: float = math.inf,
+  budgets: np.ndarray | None = None,
   reference_nll: np.ndarray | None = None,
 ) -> RewardTerms:
   """Rewards of all messages of a rollout.
@@ -93,6 +94,7 @@ def reward_terms(
     lambda_rep: price of repetition.
     lambda_message: price of a token of a message beyond `message_limit`.
     message_limit: tokens that a message may have for free, see `budgets`.
+    budgets: float `[E]`, cost that each episode was told to have, for 'told_budget'.
     reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
   """
   scores = np.asarray(task_scores, np.float64)
@@ -109,7 +111,7 @@ def reward_terms(
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
   prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)
   charges = 0.0 if options.length_reward == 'hinge' else prices[counts.episode]
-  added = _length_reward(options, counts, scores, prices, reference_nll)[counts.episode]
+  added = _length_reward(options, counts, scores, prices, budgets, reference_nll)[counts.episode]
   return RewardTerms(
     task=scores[counts.episode].astype(np.float32),
     token_cost=credited(charges * message_costs(options, counts)),
@@ -140,6 +142,7 @@ def _length_reward(
   counts: MessageCounts,
   scores: np.ndarray,
   prices: np.ndarray,
+  budgets: np.ndarray | None,
   reference_nll: np.ndarray | None,
 ) -> np.ndarray:
   """Term of `reward.length_reward`, float64 `[E]`."""
@@ -151,6 +154,7 @@ def _length_reward(
     read=per_episode(counts.read),
     turns=per_episode(~counts.silent),
     price=prices,
+    budgets=budgets,
     reference_nll=reference_nll,
   )
   return length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)

@@ -33,6 +33,7 @@ class Episodes:
     read: tokens read (all prompts of the episode).
     turns: messages that are not silent.
     price: `lambda_tok`.
+    budgets: cost that the episode was told to have; None where nobody was told.
     reference_nll: highest mean loss (nats a token) of the episode's messages under the base
       model; None where nobody measured it.
   """
@@ -43,6 +44,7 @@ class Episodes:
   read: Array
   turns: Array
   price: Array | float = 0.0
+  budgets: Array | None = None
   reference_nll: Array | None = None
 
 
@@ -83,6 +85,15 @@ def optima(
 def l1_exact(lengths: Array, *, target: float, alpha: float = 3e-4) -> Array:
   """L1-Exact (arXiv 2503.04697): `c - alpha abs(n - l)`."""
   return -alpha * np.abs(target - lengths)
+
+
+def told_budget(lengths: Array, budgets: Array, *, weight: float = 0.5) -> Array:
+  """After L1-Exact (arXiv 2503.04697), of a team and in shares: `-w min(abs(l - b) / b, 1)`.
+
+  `b` is the budget that the team was told with this question (`budget.mode='target'`). Bounded, so
+  that no length outweighs the task.
+  """
+  return -weight * np.minimum(np.abs(lengths - budgets) / budgets, 1.0)
 
 
 def l1_max(
@@ -198,6 +209,7 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
     hinge,
     optima,
     l1_exact,
+    told_budget,
     l1_max,
     kimi,
     efficient,

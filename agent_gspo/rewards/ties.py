@@ -156,7 +156,13 @@ def _gaps(
   counts = _counts(length)
   scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
   terms = reward_terms(
-    options, counts, scores, lambda_tok, [''] * len(scores), lambda_turn=lambda_turn
+    options,
+    counts,
+    scores,
+    lambda_tok,
+    [''] * len(scores),
+    lambda_turn=lambda_turn,
+    budgets=np.full(len(scores), length / 2),  # where one is told
   )
   found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
   gap = lambda row: float(row[:2].mean() - row[2:].mean())

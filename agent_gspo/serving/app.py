@@ -37,8 +37,8 @@ class ServedTeam(Protocol):
   team: Team
 
   @property
-  def tells_price(self) -> bool:
-    """Whether its agents read what talk costs."""
+  def told(self) -> str:
+    """What its agents read of the cost of talk: 'price', 'budget' or ''."""
 
   def question(self, request: ChatRequest) -> Question:
     """The question of a request.
@@ -97,7 +97,7 @@ def make_app(served: ServedTeam) -> Starlette:
         'model': served.name,
         'agents': served.team.names,
         'note_holders': asking.note_holders(served.team),
-        'tells_price': served.tells_price,
+        'told': served.told,
       }
     )
 

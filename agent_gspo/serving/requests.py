@@ -41,6 +41,7 @@ class ChatRequest:
     question: what all agents read.
     notes: what each of the first agents alone reads.
     price: of a token, None for that of evaluations.
+    budget: cost that the episode should have, likewise.
     temperature: of sampling, None for that of evaluations.
     max_tokens: that all agents together may write, 0 for the team's own caps alone.
     stream: whether messages are sent as they are written.
@@ -50,6 +51,7 @@ class ChatRequest:
   question: str
   notes: tuple[str, ...] = ()
   price: float | None = None
+  budget: float | None = None
   temperature: float | None = None
   max_tokens: int = 0
   stream: bool = False
@@ -87,6 +89,7 @@ def read(body: Any, model: str) -> ChatRequest:
     question=_question(fields.pop('messages', None)),
     notes=_notes(fields.pop('notes', [])),
     price=_amount('price', fields.pop('price', None)),
+    budget=_amount('budget', fields.pop('budget', None)),
     temperature=_amount('temperature', fields.pop('temperature', None)),
     max_tokens=_cap(fields.pop('max_completion_tokens', None), fields.pop('max_tokens', None)),
     stream=_flag('stream', fields.pop('stream', False)),

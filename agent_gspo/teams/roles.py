@@ -23,7 +23,8 @@ class Role:
     system: opens the conversation.
     examples: `(context, message)` pairs shown before it; an empty message is an example
       of silence.
-    opening: what the agent is shown once; may use `{question}`, `{note}` and `{price}`.
+    opening: what the agent is shown once; may use `{question}`, `{note}`, `{price}` and
+      `{budget}`.
     incoming: frames a message of a teammate; must contain `{message}`, may use `{sender}`.
     cue: ends every turn's prompt, right before the agent writes.
     separator: ends a message in plain text; what stops the sampler comes from it.
@@ -47,21 +48,22 @@ class Role:
     """Whether its agents read the note they are given."""
     return '{note}' in self.opening
 
-  @property
-  def shows_price(self) -> bool:
-    """Whether its agents read what talk costs."""
-    return '{price}' in self.opening
+  def shows_terms(self, kind: str) -> bool:
+    """Whether its agents read a question's terms, 'price' or 'budget'."""
+    return f'{{{kind}}}' in self.opening
 
   def opening_of(self, question: Question, agent: int) -> str:
     """What an agent of this role is shown of a question."""
-    price = question.price.words if question.price else ''
-    return self.opening.format(question=question.text, note=question.note(agent), price=price)
+    terms = question.terms.words if question.terms else ''
+    return self.opening.format(
+      question=question.text, note=question.note(agent), price=terms, budget=terms
+    )
 
   def __post_init__(self):
     where = f'team.roles.{self.name}'
     if self.style not in STYLES:
       raise ValueError(f'{where}.style={self.style!r} is unknown; use one of {", ".join(STYLES)}.')
-    _template_fields(f'{where}.opening', self.opening, {'question', 'note', 'price'})
+    _template_fields(f'{where}.opening', self.opening, {'question', 'note', 'price', 'budget'})
     fields = _template_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
     if fields.count('message') != 1:
       raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}} once.')

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.selection import rules
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.sharding import hosts
@@ -18,7 +18,7 @@ from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
 
-_PRICES = 2  # which randomness of the run's seed
+_TERMS = 2  # which randomness of the run's seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
       options['name'], selection, missing, seed=setup.config['seed'], asked=asked
     )
     questions = [setup.questions[int(i)] for i in drawn]
-    if setup.told_prices is not None:
-      seed = (setup.config['seed'], _PRICES, int(state.step), len(asked))
-      questions = told_prices.tell(questions, setup.told_prices.draw(missing, seed))
+    if setup.term_sheet is not None:
+      seed = (setup.config['seed'], _TERMS, int(state.step), len(asked))
+      questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
     batch = _converse(setup, state, questions, progress)
     asked += drawn.tolist()
     good = np.arange(missing)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms import terms
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
@@ -32,7 +32,7 @@ class Demonstrations:
     tokenizer: of the policy.
     config: resolved, of the run.
     adapters: the adapter of each agent, None where there is but one or none.
-    prices: that the team is told, drawn as in training; what is shown does not depend on them.
+    sheet: of terms that the team is told, drawn as in training.
   """
 
   task: Task
@@ -40,7 +40,7 @@ class Demonstrations:
   tokenizer: Tokenizer
   config: Mapping[str, Any]
   adapters: tuple[int, ...] | None = None
-  prices: told_prices.ToldPrices | None = None
+  sheet: terms.TermSheet | None = None
 
   @functools.cached_property
   def options(self) -> SFTOptions:
@@ -73,7 +73,7 @@ class Demonstrations:
     """Micro-batches of a step, and the share of its messages that could not be shown."""
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
-    batch = self._priced([self.questions[self._drawn(place)] for place in places], step)
+    batch = self._on_terms([self.questions[self._drawn(place)] for place in places], step)
     rng = random.Random(f'{self.seed}/{step}')
     shown, left_out = self._messages(batch, rng)
     drawn = random.Random(f'{self.seed}/{step}/shares')
@@ -84,7 +84,7 @@ class Demonstrations:
     """Micro-batches of questions of the validation split, by role; the same at any time."""
     found = self.task.questions('validation')
     count = min(self.options.validation_questions, len(found))
-    batch = self._priced([found[i] for i in range(count)], 0)
+    batch = self._on_terms([found[i] for i in range(count)], 0)
     shown, _ = self._messages(batch, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
@@ -92,10 +92,10 @@ class Demonstrations:
         by_role.setdefault(self.team.roles[message.agent].name, []).append(message)
     return {role: self._packed(messages) for role, messages in by_role.items()}
 
-  def _priced(self, questions: Sequence[Question], step: int) -> Sequence[Question]:
-    if self.prices is None:
+  def _on_terms(self, questions: Sequence[Question], step: int) -> Sequence[Question]:
+    if self.sheet is None:
       return questions
-    return told_prices.tell(questions, self.prices.draw(len(questions), (self.seed, 2, step)))
+    return terms.put(questions, self.sheet.draw(len(questions), (self.seed, 2, step)))
 
   def _share(self, message: Message) -> float:
     """How much of this author's role is trained."""
@@ -150,25 +150,25 @@ class Demonstrations:
 
   def _text(self, turn: Turn, rng: random.Random, *, outspoken: bool) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates
-    at_price = self._at_price(turn.question)
+    on_terms = self._at_brevity(turn.question)
     text = task.demonstration(
       turn.question,
       turn.agent,
       [turn.delivered.get(agent, '') for agent in range(len(turn.question.notes))],
       rng,
-      terse_probability=at_price(self.options.terse_probability),
-      silence_probability=0.0 if outspoken else at_price(self.options.silence_probability),
+      terse_probability=on_terms(self.options.terse_probability),
+      silence_probability=0.0 if outspoken else on_terms(self.options.silence_probability),
     )
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
     # Pretrained vocabularies hold words with the space before them.
     return f' {text}' if text and continues else text
 
-  def _at_price(self, question: Question) -> Callable[[float], float]:
-    """A probability of being brief, as it is at the price of a question."""
-    if self.prices is None or question.price is None:
+  def _at_brevity(self, question: Question) -> Callable[[float], float]:
+    """A probability of being brief, as it is on the terms of a question."""
+    if self.sheet is None or question.terms is None:
       return lambda probability: probability
-    height = self.options.follows_price * self.prices.height(question.price)
-    return lambda probability: probability + height * (1 - probability)
+    asked = self.options.follows_terms * self.sheet.brevity(question.terms)
+    return lambda probability: probability + asked * (1 - probability)
 
   def _packed(self, messages: Sequence[Message]) -> list[TrainBatch]:
     trained = self.adapters and {agent for agent, n in enumerate(self.adapters) if n >= 0}

@@ -206,8 +206,9 @@ class Run:
         with self.interruption.deferred('this save'):
           self.checkpoints.save(state)
         record = self._evaluate_state(state, 'trained', progress)
-        for price in config['evaluation']['prices']:
-          self._evaluate_state(state, records.at_price(price), progress, price)
+        for value in config['evaluation']['told']:
+          label = records.told(self.setup.terms(value))
+          self._evaluate_state(state, label, progress, value)
         if config['evaluation']['seen_questions']:
           self._evaluate_state(state, records.SEEN, progress)
         if untrained == 'last':
@@ -237,8 +238,8 @@ class Run:
       return
     try:
       progress.note(self._closing_table(record, evaluations))
-      if prices := [e for e in evaluations if records.price_of(str(e.get('label'))) is not None]:
-        progress.note(comparison_table(prices))
+      if frontier := [e for e in evaluations if records.told_value(e) is not None]:
+        progress.note(comparison_table(frontier))
       report = html_report.write_report(self.workdir, self.workdir / 'report.html')
       progress.note(f'curves and transcripts: {report}')
     except Exception as error:
@@ -374,17 +375,17 @@ class Run:
     self.writer.metrics(step, result.metrics)
 
   def _evaluate_state(
-    self, state: TrainState, label: str, progress: Progress, price: float | None = None
+    self, state: TrainState, label: str, progress: Progress, told: float | None = None
   ) -> dict[str, Any]:
     params = state_lib.merge(state.trainable, state.frozen)
-    return self._evaluate_once(params, int(state.step), label, progress, price)
+    return self._evaluate_once(params, int(state.step), label, progress, told)
 
   def _evaluate_once(
-    self, params: Params, step: int, label: str, progress: Progress, price: float | None = None
+    self, params: Params, step: int, label: str, progress: Progress, told: float | None = None
   ) -> dict[str, Any]:
     """Evaluates, unless `eval.jsonl` holds this evaluation already (from before a stop).
 
-    A team that is told prices is told `price`, or that of evaluations.
+    A team that is told a price or a budget is told `told`, or that of evaluations.
     """
     for record in self._evaluations():
       if (record.get('step'), record.get('label')) == (step, label):
@@ -402,7 +403,7 @@ class Run:
         step=step,
         questions=questions,
         split=split,
-        price=price,
+        told=told,
         progress=show,
       )
       baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []

@@ -45,9 +45,9 @@ class SFTOptions(Section, name='sft'):
   # Of a demonstrated message that nobody needs.
   silence_probability: float = option(0.0, least=0, most=1)
   terse_probability: float = option(0.0, least=0, most=1)  # that says only what is needed
-  # budget.mode='conditioned': how far both of these rise to 1 with the price that is told, so that
-  # its words mean something before training: 0 not at all, 1 all the way at the highest.
-  follows_price: float = option(0.0, least=0, most=1)
+  # How far both of these rise to 1 where the team is told a high price or a small budget, so that
+  # its words mean something before training: 0 not at all, 1 all the way at the end of the range.
+  follows_terms: float = option(0.0, least=0, most=1)
   # Of a conversation in which even idle notes are told: to be heard, not to be imitated.
   outspoken_probability: float = option(0.0, least=0, most=1)
   # Role -> share of its messages that is trained; 1 for roles that are not named.

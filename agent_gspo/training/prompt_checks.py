@@ -14,15 +14,17 @@ from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
-from agent_gspo.types import Price, Question
+from agent_gspo.types import Question, Terms
 
 _QUESTIONS_LOOKED_AT = 1000  # of those to train on
-_EMPTY = Question('', ' ', '', notes=(' ',), price=Price(0.0, ' '))  # leaves the role's own words
+_EMPTY = Question(
+  '', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' ')
+)  # leaves the role's own words
 _LONGEST = 64  # of the questions looked at, by characters: one of them has the most tokens
 
 
 def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
-  """A tokenizer of the words of a task, of the roles' prompts and of prices.
+  """A tokenizer of the words of a task, of the roles' prompts and of what teams are told.
 
   Raises:
     ValueError: the task has no list of its words.
@@ -34,7 +36,7 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
       f'{task.name!r} has none. Use a pretrained model.'
     )
   known = dict.fromkeys(task.vocabulary())
-  for words in parts.budget.price_words:
+  for words in parts.budget.told_words:
     known.update(dict.fromkeys(words.split()))
   for role, name in zip(team.roles, team.names, strict=True):
     shown = [part for pair in role.examples for part in pair]
@@ -100,7 +102,7 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
   if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
     return
   micro_batches, _ = Demonstrations(
-    parts.task, parts.team, tokenizer, parts.config, prices=parts.told_prices
+    parts.task, parts.team, tokenizer, parts.config, sheet=parts.term_sheet
   ).of_step(0)
   if not micro_batches:
     raise ValueError(
@@ -119,8 +121,8 @@ def _questions(parts: config_lib.Parts) -> list[Question]:
     found += evaluation.evaluated_questions(parts.task, options, options['seen_questions'], 'train')
     train = parts.task.questions('train')
     found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
-  longest = max(parts.budget.price_words, key=len, default='')
-  return [dataclasses.replace(q, price=Price(0.0, longest)) for q in found]
+  longest = max(parts.budget.told_words, key=len, default='')
+  return [dataclasses.replace(q, terms=Terms('', 0.0, longest)) for q in found]
 
 
 def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:

@@ -88,11 +88,11 @@ class Setup(config_lib.Parts):
     )
 
   def evaluated_questions(
-    self, count: int, split: str = '', price: float | None = None
+    self, count: int, split: str = '', told: float | None = None
   ) -> list[Question]:
     """The questions of an evaluation of so many, of the split that is evaluated by default."""
     found = evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
-    return [dataclasses.replace(question, price=self.told(price)) for question in found]
+    return [dataclasses.replace(question, terms=self.terms(told)) for question in found]
 
   def evaluate(
     self,
@@ -102,15 +102,15 @@ class Setup(config_lib.Parts):
     step: int,
     questions: int,
     split: str = '',
-    price: float | None = None,
+    told: float | None = None,
     alone: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> tuple[dict[str, Any], RolloutBatch]:
     """Record for `eval.jsonl` and conversations on questions of a split.
 
-    Every evaluation of a split uses the same questions and the same noise. A team that is told
-    prices is told `price`, or that of evaluations. `alone` asks the deciding agent without its
-    teammates.
+    Every evaluation of a split uses the same questions and the same noise. A team that is told a
+    price or a budget is told `told`, or that of evaluations. `alone` asks the deciding agent
+    without its teammates.
     """
     options = self.config['evaluation']
     who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
@@ -119,7 +119,7 @@ class Setup(config_lib.Parts):
       who.team,
       self.task,
       self.tokenizer,
-      [who.question(question) for question in self.evaluated_questions(questions, split, price)],
+      [who.question(question) for question in self.evaluated_questions(questions, split, told)],
       who.policy(policy),
       batch_questions=options['batch_questions'],
       progress=progress,

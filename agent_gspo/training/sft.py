@@ -97,7 +97,7 @@ class _Stage:
       setup.tokenizer,
       config,
       adapters=setup.sharing.adapters if adapted else None,
-      prices=setup.told_prices,
+      sheet=setup.term_sheet,
     )
     self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
     optimizer = state_lib.make_optimizer(

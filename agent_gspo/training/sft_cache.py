@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 
 from agent_gspo import cache, plugins
-from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import SFTOptions
@@ -104,8 +104,8 @@ def _file(config: Mapping[str, Any]) -> pathlib.Path:
   told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
   if config['model']['source'].startswith('random:') or config['model']['lora_rank']:
     told['seed'] = config['seed']  # parameters are drawn
-  if prices := told_prices.make(BudgetOptions(**config['budget'])):
-    told['prices'] = dataclasses.asdict(prices)  # which the team is told
+  if sheet := terms.make(BudgetOptions(**config['budget'])):
+    told['terms'] = dataclasses.asdict(sheet)
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]

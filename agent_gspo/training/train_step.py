@@ -71,8 +71,8 @@ def train_step(
   clock.lap('rollout')
 
   progress.phase('score')
-  told = [batch.questions[q].price for q in question]
-  prices = budgets.prices(setup.budget, state.budget, told)
+  terms = [batch.questions[q].terms for q in question]
+  prices = budgets.prices(setup.budget, state.budget, terms)
   rewards = communication.reward_terms(  # of each message: the task score, less what was said
     setup.reward,
     counts,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.reporting import cleaning
+from agent_gspo.types import Terms
 from agent_gspo.workdir import json_lines
 
 CONFIG = 'config.json'
@@ -27,7 +29,7 @@ GRADED = 'task/accuracy_by_'
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
-_TOLD = 'trained, price '
+_TOLD = re.compile('trained, (?:price|budget) (.+)')
 
 
 PathLike = json_lines.PathLike
@@ -35,14 +37,15 @@ PathLike = json_lines.PathLike
 _MOST_WARNINGS = 5  # about a file
 
 
-def at_price(price: float) -> str:
-  """Label of the trained team's evaluation when it is told a price."""
-  return f'{_TOLD}{price:g}'
+def told(terms: Terms | None) -> str:
+  """Label of the trained team's evaluation when it is told a price or a budget."""
+  return f'trained, {terms.kind} {terms.value:g}' if terms else 'trained'
 
 
-def price_of(label: str) -> float | None:
-  """The price of such a label, None of another one."""
-  return float(label.removeprefix(_TOLD)) if label.startswith(_TOLD) else None
+def told_value(evaluation: Mapping[str, Any]) -> float | None:
+  """What the team was told in such an evaluation, None of another one."""
+  found = _TOLD.fullmatch(str(evaluation.get('label')))
+  return float(found[1]) if found else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,17 +107,21 @@ def test_configs_of_the_repository_are_valid(file):
     ({'objective__clip_high': 0.0}, r'objective.clip_high=0.0 must be positive'),
     ({'evaluation__temperature': -1.0}, r'evaluation.temperature=-1.0 is negative'),
     (
-      {'budget__mode': 'conditioned', 'budget__price_words': ('free', 'dear')},
+      {'budget__mode': 'conditioned', 'budget__told_words': ('free', 'dear')},
       r"budget.mode='conditioned', but no agent is told the price: write \{price\} into",
     ),
     (
       {'team__roles__solver__opening': '{price} {question}'},
       r"team.roles.solver.opening='\{price\} \{question\}' tells a price, but budget.mode='fixed'",
     ),
-    ({'sft__follows_price': 0.5}, r'sft.follows_price=0.5: the team is told no price under'),
     (
-      {'evaluation__prices': (0.1,)},
-      r'evaluation.prices=\(0.1,\): the team is told no price under',
+      {'sft__follows_terms': 0.5},
+      r'sft.follows_terms=0.5: the team is told neither price nor budget',
+    ),
+    ({'evaluation__told': (0.1,)}, r'evaluation.told=\(0.1,\): the team is told neither'),
+    (
+      {'reward__length_reward': 'told_budget'},
+      r"length_reward='told_budget' with budget.mode='fixed'",
     ),
     ({'budget__lambda_tok': -0.1}, r'budget.lambda_tok=-0.1 is negative'),
     ({'budget__floor': 1.2}, r'budget.floor=1.2 is not between 0 and 1'),

@@ -29,6 +29,7 @@ def episodes(scores, lengths, questions=None, **fields) -> Episodes:
     questions=np.zeros(len(lengths), int) if questions is None else np.asarray(questions),
     read=fields.pop('read', lengths * 2),
     turns=fields.pop('turns', (lengths > 0).astype(float)),
+    budgets=fields.pop('budgets', np.full(len(lengths), 20.0)),
     **fields,
   )
 
@@ -44,6 +45,7 @@ def drawn(seed: int) -> Episodes:
     read=rng.integers(0, 100, 9).astype(float),
     turns=rng.integers(0, 4, 9).astype(float),
     price=0.02,
+    budgets=rng.choice([8.0, 20.0, 40.0], 9),
     reference_nll=rng.uniform(0.5, 3, 9),
   )
 
@@ -98,6 +100,8 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
   if name == 'overlong':
     late = -(long - (o['limit'] - o['buffer'])) / o['buffer']
     return c + o['weight'] * max(-1, min(0, late))
+  if name == 'told_budget':
+    return c - o['weight'] * min(1, abs(long - e.budgets[i]) / e.budgets[i])
   raise AssertionError(name)
 
 
@@ -105,6 +109,7 @@ OTHERS = {
   'hinge': {'limit': 10.0},
   'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0, 'loss_floor': 0.4},
   'l1_exact': {'target': 17.0, 'alpha': 0.01},
+  'told_budget': {'weight': 0.3},
   'l1_max': {'target': 17.0, 'alpha': 0.02, 'delta': 0.4},
   'kimi': {'weight': 0.7},
   'efficient': {'alpha': 0.4},
@@ -136,6 +141,7 @@ def test_order_of_episodes_does_not_matter(name):
   mixed = Episodes(
     **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions', 'read', 'turns')},
     price=e.price,
+    budgets=e.budgets[order],
     reference_nll=e.reference_nll[order],
   )
   found = length_rewards.term(name, OTHERS[name], e)[order]
@@ -155,13 +161,15 @@ def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
 @pytest.mark.parametrize('name', NAMES)
 def test_no_episodes(name):
   empty = np.zeros(0)
-  e = Episodes(empty, empty, np.zeros(0, int), empty, empty)
+  e = Episodes(empty, empty, np.zeros(0, int), empty, empty, budgets=empty)
   assert length_rewards.term(name, OTHERS[name], e).shape == (0,)
 
 
-@pytest.mark.parametrize('name', [n for n in NAMES if n not in ('l1_exact', 'optima')])
+@pytest.mark.parametrize(
+  'name', [n for n in NAMES if n not in ('l1_exact', 'told_budget', 'optima')]
+)
 def test_right_and_short_is_never_worse_than_right_and_long(name):
-  """l1_exact asks for a length, optima for a least one."""
+  """l1_exact and told_budget ask for a length, optima for a least one."""
   lengths = np.arange(0, 60, 7)
   e = episodes(np.ones(9), lengths, price=0.01)
   term = length_rewards.term(name, REQUIRED.get(name, {}), e)
@@ -234,6 +242,7 @@ def test_defaults_are_those_of_the_table():
     'hinge': {},
     'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
     'l1_exact': {'alpha': 3e-4},
+    'told_budget': {'weight': 0.5},
     'l1_max': {'alpha': 3e-4, 'delta': 0.5},
     'kimi': {'weight': 0.4},
     'efficient': {'alpha': 0.1},

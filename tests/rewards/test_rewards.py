@@ -346,6 +346,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     [m.text for m in batch.messages],
     lambda_message=0.01,
     message_limit=2.0,
+    budgets=np.full(len(scores), 3.0),
   )
   for part in (terms.token_cost, terms.turn_cost, terms.message_cost):
     assert not part[counts.silent].any()

@@ -29,7 +29,7 @@ class Served:
   """Two informants and a solver; the first one says its note, the second nothing."""
 
   name = 'team'
-  tells_price = False
+  told = ''
 
   def __init__(self):
     self.team = scripted_teams.team('star', max_message_tokens=40)
@@ -202,6 +202,6 @@ def test_the_page_knows_whom_to_ask(address):
   with urllib.request.urlopen(f'{address}/team') as found:
     told = json.load(found)
   assert told['agents'] == ['agent1', 'agent2', 'agent3']
-  assert (told['note_holders'], told['tells_price']) == ([0, 1, 2], False)
+  assert (told['note_holders'], told['told']) == ([0, 1, 2], '')
   with urllib.request.urlopen(address) as found:
     assert b'<h1>Ask the team</h1>' in found.read()

@@ -114,7 +114,7 @@ def test_no_message_is_read_twice_by_the_same_agent():
     ({'max_tokens': -1}, 'team.roles.x.max_tokens=-1 is negative'),
     (
       {'opening': '{question} {hint}'},
-      r"uses 'hint'; it may use \{note\}, \{price\}, \{question\}",
+      r"uses 'hint'; it may use \{budget\}, \{note\}, \{price\}, \{question\}",
     ),
     ({'opening': '{question'}, 'team.roles.x.opening=.* is no template'),
     ({'opening': '{question!r}'}, "uses '!r'"),

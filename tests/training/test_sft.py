@@ -15,7 +15,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
-from agent_gspo.types import Price
+from agent_gspo.types import Terms
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter
@@ -27,7 +27,7 @@ def build(**values) -> setup_lib.Setup:
 
 def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
   return Demonstrations(
-    setup.task, setup.team, setup.tokenizer, setup.config, prices=setup.told_prices
+    setup.task, setup.team, setup.tokenizer, setup.config, sheet=setup.term_sheet
   )
 
 
@@ -119,16 +119,18 @@ def test_demonstrations_follow_the_price_that_is_told(share):
   told = {
     'budget__mode': 'conditioned',
     'budget__lambda_max': 0.01,
-    'budget__price_words': words,
+    'budget__told_words': words,
     'team__roles__informant__opening': '{price} : {question} note : {note}',
     'team__max_message_tokens': 16,
     'sft__terse_probability': 0.0,
-    'sft__follows_price': share,
+    'sft__follows_terms': share,
   }
   shown = demonstrations(build(sft__questions=300, **told))
   lengths = []
   for price in words:
-    priced = [dataclasses.replace(q, price=Price(0.0, price)) for q in shown.questions[:300]]
+    priced = [
+      dataclasses.replace(q, terms=Terms('price', 0.0, price)) for q in shown.questions[:300]
+    ]
     messages, _ = shown._messages(priced, random.Random(0))
     lengths.append(np.mean([m.written for m in messages if m.agent < 2]))
   if share:

@@ -45,7 +45,7 @@ def test_runs_that_begin_alike_share_it(change):
     {'team__max_message_tokens': 5},
     {'model__lora_rank': 2},
     {'learner__pack_length': 128},
-    {'budget__mode': 'conditioned', 'budget__price_words': ('free', 'dear')},
+    {'budget__mode': 'conditioned', 'budget__told_words': ('free', 'dear')},
   ],
 )
 def test_runs_that_begin_otherwise_do_not(change):

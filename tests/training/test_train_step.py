@@ -127,14 +127,14 @@ def _collected(**values):
 TOLD = {
   'budget__mode': 'conditioned',
   'budget__lambda_max': 0.05,
-  'budget__price_words': ('nothing', 'little', 'much'),
+  'budget__told_words': ('nothing', 'little', 'much'),
   'team__roles__informant__opening': '{price} : {question} note : {note}',
 }
 
 
 def test_each_question_has_a_price_of_its_own_which_is_told_and_charged():
   batch = _collected(**TOLD).batch
-  prices = [question.price for question in batch.questions]
+  prices = [question.terms for question in batch.questions]
   assert len({price.value for price in prices}) == 4
   tokenizer = _setup(**TOLD).tokenizer
   for message in batch.messages:
@@ -142,7 +142,7 @@ def test_each_question_has_a_price_of_its_own_which_is_told_and_charged():
     shown = tokenizer.decode(message.prompt_ids).split()[0]
     assert shown == (price.words if message.agent < 2 else 'How')  # the solver is told nothing
   result = _step(_Programs(), **TOLD)
-  assert [q.price for q in result.rollout.questions] == prices
+  assert [q.terms for q in result.rollout.questions] == prices
   counts = count_messages(result.rollout)
   of_message = np.asarray([prices[q].value for q in counts.question])
   scores = np.asarray([result.rollout.episodes[e].task_score for e in counts.episode])
@@ -154,7 +154,7 @@ def test_prices_are_drawn_anew_in_each_step_and_seed():
   def drawn(step=0, **values):
     setup = _setup(**TOLD, **values)
     batch = collect(setup, _state(setup, step), _Progress()).batch
-    return [question.price.value for question in batch.questions]
+    return [question.terms.value for question in batch.questions]
 
   assert drawn() == drawn() != drawn(step=1)
   assert drawn() != drawn(seed=1)

@@ -1,4 +1,4 @@
-"""Prices that a team is told: how they are drawn and in which words."""
+"""Terms that a team is told: how they are drawn and in which words."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_gspo.algorithms import told_prices
+from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.types import Question
 
 WORDS = ('free', 'cheap', 'fair', 'dear')
-OPTIONS = {'mode': 'conditioned', 'price_low': 0.001, 'lambda_max': 0.064, 'price_words': WORDS}
+OPTIONS = {'mode': 'conditioned', 'price_low': 0.001, 'lambda_max': 0.064, 'told_words': WORDS}
 
 
-def make(**options) -> told_prices.ToldPrices:
-  found = told_prices.make(BudgetOptions(**(OPTIONS | options)))
+def make(**options) -> terms.TermSheet:
+  found = terms.make(BudgetOptions(**(OPTIONS | options)))
   assert found is not None
   return found
 
 
 def test_other_modes_tell_nothing():
-  assert told_prices.make(BudgetOptions()) is None
-  assert told_prices.make(BudgetOptions(mode='dual', budget_episode=10.0)) is None
+  assert terms.make(BudgetOptions()) is None
+  assert terms.make(BudgetOptions(mode='dual', budget_episode=10.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,40 @@ def test_the_order_is_random():
 def test_each_question_is_told_its_own():
   questions = [Question(str(i), 'Q', 'A') for i in range(3)]
   drawn = make().draw(3, (0,))
-  told = told_prices.tell(questions, drawn)
-  assert [(q.id, q.price) for q in told] == [(str(i), price) for i, price in enumerate(drawn)]
+  told = terms.put(questions, drawn)
+  assert [(q.id, q.terms) for q in told] == [(str(i), price) for i, price in enumerate(drawn)]
+
+
+BUDGET = {'mode': 'target', 'target_low': 8.0, 'target_high': 32.0, 'budget_episode': 20.0}
+
+
+def test_budgets_have_no_word_for_free():
+  sheet = make(**BUDGET, told_words=('few', 'many'))
+  assert sheet.kind == 'budget'
+  assert [sheet.of(n).words for n in (0, 8, 15.9, 16.1, 32, 99)] == ['few'] * 3 + ['many'] * 3
+  drawn = [terms.value for terms in sheet.draw(100, (0,))]
+  assert 8 <= min(drawn) < 8.2
+  assert 31 < max(drawn) <= 32
+
+
+def test_brevity_is_asked_for_by_high_prices_and_small_budgets():
+  prices = make()
+  assert [prices.brevity(prices.of(p)) for p in (0, 0.001, 0.064)] == [0.0, 1 / 3, 1.0]
+  budgets = make(**BUDGET, told_words=('a', 'b', 'c', 'd'))
+  assert [budgets.brevity(budgets.of(n)) for n in (8, 20, 32)] == [0.75, 0.25, 0.0]
 
 
 @pytest.mark.parametrize(
   ('values', 'message'),
   [
-    ({'price_words': ('free',)}, r"budget.price_words=\('free',\) must be two or more different"),
-    ({'price_words': ('a', 'b', 'a')}, r'budget.price_words=.* must be two or more different'),
-    ({'price_words': ('a', 1)}, r'budget.price_words=.* must be two or more different texts'),
+    ({'told_words': ('free',)}, r"budget.told_words=\('free',\) must be two or more different"),
+    ({'told_words': ('a', 'b', 'a')}, r'budget.told_words=.* must be two or more different'),
+    ({'told_words': ('a', 1)}, r'budget.told_words=.* must be two or more different texts'),
+    ({**BUDGET, 'target_low': 32.0}, r'budget.target_low=32.0 must be below budget.target_high'),
+    (
+      {**BUDGET, 'budget_episode': 0.0},
+      r"budget.mode='target' needs budget.budget_episode above 0",
+    ),
     ({'price_low': 0.064}, r'budget.price_low=0.064 must be below budget.lambda_max=0.064'),
     ({'price_low': 0.0}, r'budget.price_low=0.0 must be positive'),
     ({'free_probability': 1.0}, r'budget.free_probability=1.0 must be at least 0 and below 1'),

@@ -1,0 +1,39 @@
+"""configs/tiny.py with a budget told: how many tokens the conversation should take.
+
+Each question of a step has a budget of its own, which all agents read; there is no price, the
+reward takes off what an episode is away from it. The trained team is evaluated at four budgets:
+
+  python launch/train.py --config=configs/tiny_budgets.py --workdir=runs/tiny_budgets
+
+What was measured is in docs/prices.md.
+"""
+
+from ml_collections import config_dict
+
+from configs import tiny
+
+_LEVELS = 12
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = tiny.get_config().unlock()
+  config.steps = 320
+
+  config.budget.mode = 'target'
+  config.budget.lambda_tok = 0.0
+  config.budget.budget_episode = 20.0
+  config.budget.target_low = 7.0
+  config.budget.target_high = 45.0
+  # A larger budget has the marks of all smaller ones and one more, so that no level stands alone.
+  marks = [f'token{level}' for level in range(1, _LEVELS + 1)]
+  config.budget.told_words = tuple(' '.join(marks[: level + 1]) for level in range(_LEVELS))
+  config.reward.length_reward = 'told_budget'
+  config.reward.length_reward_options = 'weight=0.5'
+  config.sft.follows_terms = 0.8  # a small budget is answered tersely from the first
+
+  config.team.roles.informant.opening = '{budget} : {question} note : {note}'
+  config.team.roles.solver.opening = '{budget} : {question}'
+  config.learner.pack_length = 256
+
+  config.evaluation.told = (8.0, 12.0, 20.0, 40.0)
+  return config.lock()
