@@ -7,6 +7,7 @@ import json
 import threading
 from typing import ClassVar
 
+import micro_run
 import numpy as np
 import pytest
 import scripted_teams
@@ -134,6 +135,49 @@ def test_nobody_answers():
       1,
       policy('http://127.0.0.1:1', retries=0, timeout_s=2.0),
     )
+
+
+class _Known(Debate):
+  """Says what the vocabulary of the micro run holds."""
+
+  def say(self, turn):
+    return 'the answer is 1 .' if turn.agent == 2 else ''
+
+
+def _evaluated(*arguments: str):
+  return micro_run.run(
+    micro_run.command('evaluate', f'--config={micro_run.CONFIG}', '--baseline=', *arguments)
+  )
+
+
+def test_the_command_measures_a_team_that_is_elsewhere(tmp_path):
+  with serving(_Known()) as address:
+    done = _evaluated(
+      f'--endpoint={address}/v1',
+      '--endpoint_model=team',
+      f'--out={tmp_path / "out"}',
+      '--config.team.max_message_tokens=64',
+      '--config.budget.lambda_tok=0.0',
+    )
+  assert done.returncode == 0, done.stderr
+  record = json.loads((tmp_path / 'out' / 'result.json').read_text())['evaluations'][0]
+  written = len(TOKENIZER.encode('the answer is 1 .'))
+  assert record['label'] == 'team'
+  assert record['tokens/written_per_question'] == 3 * written  # three agents, each that team
+  assert record['comm/silence_rate'] == 0
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--endpoint=http://x/v1'], '--endpoint and --endpoint_model go together'),
+    (['--endpoint_model=x'], '--endpoint and --endpoint_model go together'),
+    (['--endpoint=x', '--endpoint_model=x', '--workdir=w'], 'leave out --workdir'),
+  ],
+)
+def test_flags_that_do_not_fit(arguments, message):
+  done = _evaluated(*arguments)
+  assert (done.returncode, message in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
