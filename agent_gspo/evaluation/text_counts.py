@@ -12,7 +12,7 @@ import functools
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Message, RolloutBatch
 
 _SLOT = '\ue000'  # stands for a teammate's message; a private-use character
 
@@ -34,6 +34,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
   spoken: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> tokens
+  spent = _Spent()
   counts = []
   for message in batch.messages:
     key, role = (message.episode, message.agent), team.roles[message.agent]
@@ -46,13 +47,30 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       question = batch.questions[batch.episodes[key[0]].question]
       frame = role.opening_of(question, key[1]) + frame
       carried[key] = sum(map(size, _preamble(role)))
-    carried[key] += sum(map(size, (frame + role.cue).split(_SLOT)))
+    cue = role.cue_at(team.tokens_left(spent.before(message)))
+    carried[key] += sum(map(size, (frame + cue).split(_SLOT)))
     carried[key] += sum(tokens for _, tokens in incoming)
     written = message.written if tokenizer.is_word_level else size(message.text)
     counts.append((carried[key], written))
     carried[key] += written
     spoken[(*key, message.round)] = written
   return counts
+
+
+class _Spent:
+  """Tokens that an episode's earlier layers have sampled, as its messages come by in order."""
+
+  def __init__(self):
+    self._layers: dict[int, tuple[tuple[int, int], int, int]] = {}  # where, before it, with it
+
+  def before(self, message: Message) -> int:
+    """Of a message's episode before its layer."""
+    where = (message.round, message.layer)
+    last, before, so_far = self._layers.get(message.episode, (where, 0, 0))
+    if last != where:
+      before = so_far
+    self._layers[message.episode] = where, before, so_far + len(message.token_ids)
+    return before
 
 
 def _preamble(role: Role) -> list[str]:

@@ -8,6 +8,7 @@ their author, and not for a reader, who is handed the same ids.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -20,6 +21,19 @@ from agent_gspo.types import Question
 # Stands for sampled ids while the text around them is rendered. A private-use
 # character: no prompt contains it, and templates leave it alone.
 _SLOT = '\ue000'
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """What is new to an agent in a turn.
+
+  Attributes:
+    senders: of the messages it has not read yet.
+    left: tokens that the team may still write.
+  """
+
+  senders: Sequence[str] = ()
+  left: int = 0
 
 
 class PromptWriter:
@@ -52,13 +66,13 @@ class PromptWriter:
     """An agent's side of a new conversation."""
     return Conversation(self, self.role.opening_of(question, agent))
 
-  def texts(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
+  def texts(self, opening: str, turns: Sequence[Turn]) -> list[str]:
     """The new text of the last of `turns`, cut where sampled ids belong.
 
     Args:
       opening: what is shown once.
-      turns: the senders of what is new, a turn at a time; all but the last turn were
-        followed by a message of the agent's own.
+      turns: what is new, a turn at a time; all but the last turn were followed by a message of
+        the agent's own.
 
     Returns:
       One text more than the last turn has senders: those before, between and after
@@ -67,25 +81,26 @@ class PromptWriter:
     style = self._plain if self.role.style == 'plain' else self._chat
     return style(opening, turns)
 
-  def _incoming(self, senders: Sequence[str]) -> str:
-    return ''.join(self.role.incoming.format(sender=s, message=_SLOT) for s in senders)
+  def _frame(self, turn: Turn) -> str:
+    heard = ''.join(self.role.incoming.format(sender=s, message=_SLOT) for s in turn.senders)
+    return heard + self.role.cue_at(turn.left)
 
-  def _plain(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
-    return (opening * (len(turns) == 1) + self._incoming(turns[-1]) + self.role.cue).split(_SLOT)
+  def _plain(self, opening: str, turns: Sequence[Turn]) -> list[str]:
+    return (opening * (len(turns) == 1) + self._frame(turns[-1])).split(_SLOT)
 
-  def _chat(self, opening: str, turns: Sequence[Sequence[str]]) -> list[str]:
+  def _chat(self, opening: str, turns: Sequence[Turn]) -> list[str]:
     role = self.role
     messages = [{'role': 'system', 'content': role.system}] if role.system else []
     for context, message in role.examples:
       messages.append({'role': 'user', 'content': context + role.cue})
       messages.append({'role': 'assistant', 'content': message})
-    for i, senders in enumerate(turns):
-      text = (opening if i == 0 else '') + self._incoming(senders) + role.cue
+    for i, turn in enumerate(turns):
+      text = (opening if i == 0 else '') + self._frame(turn)
       messages.append({'role': 'user', 'content': text})
       messages.append({'role': 'assistant', 'content': _SLOT})
     text = self.tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
     pieces = text.split(_SLOT)
-    return pieces[len(pieces) - len(turns[-1]) - 1 :]
+    return pieces[len(pieces) - len(turns[-1].senders) - 1 :]
 
   @property
   def preamble_text(self) -> str:
@@ -114,17 +129,18 @@ class Conversation:
   def __init__(self, writer: PromptWriter, opening: str):
     self._writer = writer
     self._opening = opening
-    self._turns: list[list[str]] = []
+    self._turns: list[Turn] = []
     self._ids: np.ndarray = writer.preamble
     self._last_id: int | None = None  # the stop token of the agent's last message
 
-  def prompt(self, incoming: Sequence[tuple[str, Sequence[int]]]) -> np.ndarray:
+  def prompt(self, incoming: Sequence[tuple[str, Sequence[int]]], left: int = 0) -> np.ndarray:
     """Int32 ids `[P]` of the next turn's prompt.
 
     Args:
       incoming: `(sender, written ids)` of what is new to the agent; no silent ones.
+      left: tokens that the team may still write, for a role that tells them.
     """
-    self._turns.append([sender for sender, _ in incoming])
+    self._turns.append(Turn([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)
     first, *others = (self._writer.encode(text) for text in texts)
     if self._last_id is not None and len(first) and first[0] == self._last_id:

@@ -11,6 +11,7 @@ from agent_gspo.types import Question
 from agent_gspo.values import is_text
 
 STYLES = ('plain', 'chat')
+_LEFT = '{left}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Role:
     opening: what the agent is shown once; may use `{question}`, `{note}`, `{price}` and
       `{budget}`.
     incoming: frames a message of a teammate; must contain `{message}`, may use `{sender}`.
-    cue: ends every turn's prompt, right before the agent writes.
+    cue: ends every turn's prompt, right before the agent writes; may tell the tokens `{left}` that
+      the team may still write in this episode.
     separator: ends a message in plain text; what stops the sampler comes from it.
     max_tokens: cap on this role's messages, 0 for the team's.
     calculator: completes `a op b =` while it writes, see `teams.calculator`.
@@ -47,6 +49,15 @@ class Role:
   def shows_note(self) -> bool:
     """Whether its agents read the note they are given."""
     return '{note}' in self.opening
+
+  @property
+  def shows_left(self) -> bool:
+    """Whether its agents read how much the team may still write."""
+    return _LEFT in self.cue
+
+  def cue_at(self, left: int) -> str:
+    """What ends a turn's prompt when the team may still write so many tokens."""
+    return self.cue.replace(_LEFT, str(left))
 
   def shows_terms(self, kind: str) -> bool:
     """Whether its agents read a question's terms, 'price' or 'budget'."""
@@ -69,6 +80,10 @@ class Role:
       raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}} once.')
     if self.style == 'plain' and not self.separator:
       raise ValueError(f'{where}.separator is empty; plain messages need something to end them.')
+    if self.shows_left and self.examples:
+      raise ValueError(
+        f'{where}.cue={self.cue!r} tells the tokens left, which no example has. Set examples=().'
+      )
     if self.max_tokens < 0:
       raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
     for pair in self.examples:

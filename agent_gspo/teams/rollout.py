@@ -90,10 +90,10 @@ class _Table:
     turns, owners = [], []
     caps = [self.team.message_cap(agent) for agent in layer]
     for episode in range(self.num_episodes):
-      limits = fair_shares(self._tokens_left(episode), caps)
-      for agent, limit in zip(layer, limits, strict=True):
+      left = self.team.tokens_left(int(self.spent[episode]))
+      for agent, limit in zip(layer, fair_shares(left, caps), strict=True):
         if limit:  # else the episode's cap is spent: nobody writes any more
-          turns.append(self._turn(episode, agent, round_, limit))
+          turns.append(self._turn(episode, agent, round_, limit, left))
           owners.append(episode)
     if not turns:
       return
@@ -112,11 +112,7 @@ class _Table:
     ):
       self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools, usage)
 
-  def _tokens_left(self, episode: int) -> int:
-    cap = self.team.max_episode_tokens
-    return cap - int(self.spent[episode]) if cap else self.team.max_tokens
-
-  def _turn(self, episode: int, agent: int, round_: int, limit: int) -> Turn:
+  def _turn(self, episode: int, agent: int, round_: int, limit: int, left: int) -> Turn:
     incoming, delivered = [], {}
     for author, when in self.team.topology.reads(agent, round_):
       index = self.by_turn.get((episode, author, when))
@@ -134,7 +130,7 @@ class _Table:
       sample=episode % self.group_size,
       agent=agent,
       round=round_,
-      prompt_ids=self.conversations[episode, agent].prompt(incoming),
+      prompt_ids=self.conversations[episode, agent].prompt(incoming, left),
       delivered=delivered,
       limit=limit,
       stop_ids=self.writers[agent].stop_ids,

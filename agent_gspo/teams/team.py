@@ -55,6 +55,10 @@ class Team:
     by_message = sum(self.message_cap(agent) for _, _, layer in self.turns for agent in layer)
     return min(by_message, self.max_episode_tokens or by_message)
 
+  def tokens_left(self, spent: int) -> int:
+    """Most tokens that an episode can still write after so many, stop tokens included."""
+    return self.max_tokens - spent
+
   def message_cap(self, agent: int) -> int:
     """Most tokens a message of this agent can have, its stop token included."""
     return min(self.roles[agent].max_tokens or self.max_message_tokens, self.max_message_tokens)

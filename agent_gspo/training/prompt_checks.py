@@ -10,7 +10,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.teams.calculator import Calculator
-from agent_gspo.teams.prompts import PromptWriter
+from agent_gspo.teams.prompts import PromptWriter, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
@@ -44,7 +44,9 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
     for other in team.names:
       incoming += ' ' + role.incoming.format(sender=other, message=' ')
     opening = role.opening_of(_EMPTY, 0)
-    texts = [role.system, opening, incoming, role.cue, role.separator, *shown]
+    texts = [role.system, opening, incoming, role.cue_at(0), role.separator, *shown]
+    if role.shows_left:
+      texts += map(str, range(team.max_tokens + 1))
     for text in texts:
       known.update(dict.fromkeys(text.split()))
   return word_level([word for word in known if word not in WORD_LEVEL_SPECIAL])
@@ -153,12 +155,17 @@ def _texts(
     names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
     # Who is silent is left out: nobody, anybody and all can stand there.
     for senders in ([], *([name] for name in names), names):
-      for text in writer.texts('', [[]] * round_ + [senders]):
+      for text in writer.texts('', [Turn()] * round_ + [Turn(senders, team.max_tokens)]):
         yield None, text
     # The opening stands before a first turn: in the first round, but of a judge.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
       for senders in ([], names[:1]):
-        yield question, writer.texts(writer.role.opening_of(question, agent), [senders])[0]
+        yield (
+          question,
+          writer.texts(writer.role.opening_of(question, agent), [Turn(senders, team.max_tokens)])[
+            0
+          ],
+        )
 
 
 def _about_word(
@@ -179,7 +186,7 @@ def _about_word(
     'examples': ' '.join(text for pair in role.examples for text in pair),
     'opening': role.opening_of(_EMPTY, 0),
     'incoming': ' '.join(role.incoming.format(sender=n, message=' ') for n in parts.team.names),
-    'cue': role.cue,
+    'cue': role.cue_at(0),
     'separator': role.separator,
   }
   inside = [field for field, text in fields.items() if word in text.split()]
@@ -210,7 +217,7 @@ def _check_lengths(
     question = max(longest, key=lambda q: next(lengths(q)))
     conversation = writer.begin(question, agent)
     turns = tuple(lengths(question))
-    found.append(PromptLengths(len(conversation.prompt([])), turns))
+    found.append(PromptLengths(len(conversation.prompt([], team.max_tokens)), turns))
     for prompt in turns:
       # The sampler's rows have room for the team's longest message.
       if prompt + cap > context:
@@ -243,5 +250,5 @@ def _prompt_lengths(
       (team.names[a], [tokenizer.eos_id] * team.message_cap(a))
       for a, _ in team.topology.reads(agent, round_)
     ]
-    yield len(conversation.prompt(incoming))
+    yield len(conversation.prompt(incoming, team.max_tokens))
     conversation.wrote([tokenizer.eos_id] * cap, ended=False)

@@ -493,3 +493,11 @@ def test_words_of_the_prompts_are_in_the_vocabulary(one_model):
   roles['informant'] |= {'system': 'speak up !', 'separator': ';', 'examples': [(' so', ' it is ')]}
   setup = build(changed(team__roles=roles))
   assert setup.tokenizer.encode('speak up ! so it is ;')
+
+
+def test_numbers_of_tokens_left_are_in_the_vocabulary(one_model):
+  config = changed()
+  config['team']['roles']['solver']['cue'] = ' left {left} answer :'
+  setup = build(config)
+  numbers = range(setup.team.max_tokens + 1)
+  assert not setup.tokenizer.unknown_words(' '.join(['left', *map(str, numbers)]))
