@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class Team:
       for place, layer in enumerate(self.topology.turns(round_))
     ]
 
-  @property
+  @functools.cached_property  # asked for at each turn
   def max_tokens(self) -> int:
     """Most tokens an episode can write."""
     by_message = sum(self.message_cap(agent) for _, _, layer in self.turns for agent in layer)
