@@ -24,7 +24,7 @@ _SLOT = '\ue000'
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn:
+class Incoming:
   """What is new to an agent in a turn.
 
   Attributes:
@@ -66,7 +66,7 @@ class PromptWriter:
     """An agent's side of a new conversation."""
     return Conversation(self, self.role.opening_of(question, agent))
 
-  def texts(self, opening: str, turns: Sequence[Turn]) -> list[str]:
+  def texts(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
     """The new text of the last of `turns`, cut where sampled ids belong.
 
     Args:
@@ -81,14 +81,14 @@ class PromptWriter:
     style = self._plain if self.role.style == 'plain' else self._chat
     return style(opening, turns)
 
-  def _frame(self, turn: Turn) -> str:
+  def _frame(self, turn: Incoming) -> str:
     heard = ''.join(self.role.incoming.format(sender=s, message=_SLOT) for s in turn.senders)
     return heard + self.role.cue_at(turn.left)
 
-  def _plain(self, opening: str, turns: Sequence[Turn]) -> list[str]:
+  def _plain(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
     return (opening * (len(turns) == 1) + self._frame(turns[-1])).split(_SLOT)
 
-  def _chat(self, opening: str, turns: Sequence[Turn]) -> list[str]:
+  def _chat(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
     role = self.role
     messages = [{'role': 'system', 'content': role.system}] if role.system else []
     for context, message in role.examples:
@@ -129,7 +129,7 @@ class Conversation:
   def __init__(self, writer: PromptWriter, opening: str):
     self._writer = writer
     self._opening = opening
-    self._turns: list[Turn] = []
+    self._turns: list[Incoming] = []
     self._ids: np.ndarray = writer.preamble
     self._last_id: int | None = None  # the stop token of the agent's last message
 
@@ -140,7 +140,7 @@ class Conversation:
       incoming: `(sender, written ids)` of what is new to the agent; no silent ones.
       left: tokens that the team may still write, for a role that tells them.
     """
-    self._turns.append(Turn([sender for sender, _ in incoming], left))
+    self._turns.append(Incoming([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)
     first, *others = (self._writer.encode(text) for text in texts)
     if self._last_id is not None and len(first) and first[0] == self._last_id:

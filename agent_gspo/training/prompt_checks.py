@@ -10,16 +10,15 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.teams.calculator import Calculator
-from agent_gspo.teams.prompts import PromptWriter, Turn
+from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question, Terms
 
 _QUESTIONS_LOOKED_AT = 1000  # of those to train on
-_EMPTY = Question(
-  '', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' ')
-)  # leaves the role's own words
+# Leaves a role's own words.
+_EMPTY = Question('', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' '))
 _LONGEST = 64  # of the questions looked at, by characters: one of them has the most tokens
 
 
@@ -149,23 +148,20 @@ def _texts(
   team: Team, agent: int, writer: PromptWriter, questions: list[Question]
 ) -> Iterator[tuple[Question | None, str]]:
   """The texts that an agent's prompts are put together from, some with their question."""
+  left = team.max_tokens
   yield None, writer.preamble_text
   yield None, writer.role.separator
   for round_ in range(min(team.topology.rounds, 2)):
     names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
     # Who is silent is left out: nobody, anybody and all can stand there.
     for senders in ([], *([name] for name in names), names):
-      for text in writer.texts('', [Turn()] * round_ + [Turn(senders, team.max_tokens)]):
+      for text in writer.texts('', [Incoming()] * round_ + [Incoming(senders, left)]):
         yield None, text
     # The opening stands before a first turn: in the first round, but of a judge.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
       for senders in ([], names[:1]):
-        yield (
-          question,
-          writer.texts(writer.role.opening_of(question, agent), [Turn(senders, team.max_tokens)])[
-            0
-          ],
-        )
+        opening = writer.role.opening_of(question, agent)
+        yield question, writer.texts(opening, [Incoming(senders, left)])[0]
 
 
 def _about_word(
