@@ -17,7 +17,7 @@ _LEVELS = 12
 
 def get_config() -> config_dict.ConfigDict:
   config = tiny.get_config().unlock()
-  config.steps = 320
+  config.steps = 1280
 
   config.budget.mode = 'target'
   config.budget.lambda_tok = 0.0
@@ -28,8 +28,11 @@ def get_config() -> config_dict.ConfigDict:
   marks = [f'token{level}' for level in range(1, _LEVELS + 1)]
   config.budget.told_words = tuple(' '.join(marks[: level + 1]) for level in range(_LEVELS))
   config.reward.length_reward = 'told_budget'
-  config.reward.length_reward_options = 'weight=0.5'
-  config.sft.follows_terms = 0.8  # a small budget is answered tersely from the first
+  config.reward.length_reward_options = 'weight=0.9'
+  config.sft.follows_terms = 1.0  # a small budget is answered tersely from the first
+  # So that all lengths stay within reach: without it all budgets end at the same few tokens.
+  config.objective.kl_coef = 0.01
+  config.learner.learning_rate = 2e-4
 
   config.team.roles.informant.opening = '{budget} : {question} note : {note}'
   config.team.roles.solver.opening = '{budget} : {question}'
