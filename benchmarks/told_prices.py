@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import figure
+from matplotlib.backends import backend_agg
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from agent_gspo.reporting import plots
 from agent_gspo.workdir import records
 
 ACCURACY, TOKENS = 'task/accuracy', 'tokens/written_per_question'
@@ -88,14 +89,33 @@ def hypervolume(points: Sequence[tuple[float, float]], most_tokens: float) -> fl
 
 
 def draw(apart: Points, told: Points, file: str) -> None:
-  """Accuracy against tokens: a run for each price in grey, one run in colours."""
-  settings = []
-  for price, seeds in sorted(told.items()):
-    tokens, accuracy = map(list, zip(*seeds, strict=True))
-    trained = {TOKENS: tokens, ACCURACY: accuracy}
-    settings.append({'name': f'told {price:g}', 'trained': trained})
-  references = {f'run at {price:g}': seeds for price, seeds in sorted(apart.items())}
-  print(plots.frontier(settings, file, references=references))
+  """Tokens and accuracy by price, mean and lowest to highest of the seeds."""
+  picture = figure.Figure(figsize=(9, 3.6), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  panels = picture.subplots(1, 2)
+  for axes, part, scale, name in (
+    (panels[0], 0, 1, 'tokens written a question'),
+    (panels[1], 1, 100, 'accuracy, %'),
+  ):
+    for label, points, colour in (
+      ('a run for each price', apart, '#777777'),
+      ('one run, told the price', told, '#0a7d8c'),
+    ):
+      prices = sorted(points)
+      values = scale * np.asarray([[seed[part] for seed in points[price]] for price in prices])
+      places = range(len(prices))
+      axes.plot(places, values.mean(axis=1), 'o-', color=colour, label=label)
+      axes.fill_between(places, values.min(axis=1), values.max(axis=1), color=colour, alpha=0.15)
+    axes.set_xticks(range(len(told)), [f'{price:g}' for price in sorted(told)])
+    axes.set_xlabel('price of a token')
+    axes.set_title(name, fontsize=10, loc='left')
+    axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
+    axes.spines[['top', 'right']].set_visible(False)
+  panels[0].set_ylim(bottom=0)
+  panels[1].set_ylim(80, 101)
+  panels[0].legend(frameon=False)
+  picture.savefig(file, dpi=150)
+  print(file)
 
 
 def _told_points(seeds: Sequence[tuple[float, float]]) -> str:
