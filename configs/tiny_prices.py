@@ -1,19 +1,16 @@
 """configs/tiny.py with the price told: one policy for all prices of a token.
 
 Each question of a step has a price of its own, which all agents read; the reward charges it. The
-trained team is evaluated at the prices of the sweep that it stands for:
+trained team is evaluated at six prices, beside those that it was trained for one by one
+(docs/prices.md):
 
   python launch/train.py --config=configs/tiny_prices.py --workdir=runs/tiny_prices
-  python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices \
-    --lambdas=0,0.002,0.005,0.01,0.02,0.05 --seeds=0,1,2
 
 configs/tiny_prices.py:every_other trains with every other level; the prices between them, which
 are told in words that it has never read, come in with launch/evaluate.py:
 
   python launch/train.py --config=configs/tiny_prices.py:every_other --workdir=runs/every_other
   python launch/evaluate.py --config=configs/tiny_prices.py --workdir=runs/every_other
-
-What was measured is in docs/prices.md.
 """
 
 from ml_collections import config_dict

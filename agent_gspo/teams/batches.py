@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_gspo.types import Episode, Message, Question, RolloutBatch
+from agent_gspo.types import Episode, Message, Question, RolloutBatch, Terms
 
 
 def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
@@ -65,3 +65,8 @@ def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
     np.asarray([e.task_score for e in batch.episodes], float),
     np.asarray([e.question for e in batch.episodes]),
   )
+
+
+def terms(batch: RolloutBatch) -> list[Terms | None]:
+  """The terms on which each episode was held, `E`."""
+  return [batch.questions[episode.question].terms for episode in batch.episodes]

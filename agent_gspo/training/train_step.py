@@ -71,8 +71,7 @@ def train_step(
   clock.lap('rollout')
 
   progress.phase('score')
-  terms = [batch.questions[q].terms for q in question]
-  prices = budgets.prices(setup.budget, state.budget, terms)
+  prices = budgets.prices(setup.budget, state.budget, batches.terms(batch))
   rewards = communication.reward_terms(  # of each message: the task score, less what was said
     setup.reward,
     counts,
