@@ -105,12 +105,20 @@ class BudgetOptions(Section, name='budget'):
 
   def __post_init__(self):
     super().__post_init__()
+    for words in self.told_words:
+      if not is_text(words):
+        raise ValueError(f'budget.told_words holds {shown(words)}, which is no text.')
     if self.mode != 'fixed' and not self.lambda_max:
       raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
     if self.mode == 'dual':
       self._check_dual()
     if self.mode in ('conditioned', 'target'):
       self._check_told()
+    elif self.told_words:
+      raise ValueError(
+        f'budget.told_words={shown(self.told_words)}: budget.mode={self.mode!r} tells the team '
+        "nothing. Set it to 'conditioned' or 'target', or told_words=()."
+      )
 
   def _check_dual(self) -> None:
     if not self.budget_episode and not self.budget_message:
@@ -129,7 +137,7 @@ class BudgetOptions(Section, name='budget'):
 
   def _check_told(self) -> None:
     words = self.told_words
-    if len(words) < 2 or len(set(words)) < len(words) or not all(map(is_text, words)):
+    if len(words) < 2 or len(set(words)) < len(words):
       raise ValueError(
         f'budget.told_words={shown(words)} must be two or more different texts: for prices (first '
         'that of 0) or budgets, rising.'
