@@ -24,6 +24,15 @@ from ml_collections import config_dict
 from agent_gspo.config import default_config
 
 
+def marks(word: str, levels: int, step: int = 1) -> tuple[str, ...]:
+  """Words for rising levels: each has the marks of all below it and `step` of its own.
+
+  So no level stands alone, and one that training never tells lies between its neighbours.
+  """
+  each = [f'{word}{level}' for level in range(1, levels + 1)]
+  return tuple(' '.join(each[: level + step]) for level in range(0, levels, step))
+
+
 def get_config() -> config_dict.ConfigDict:
   config = default_config()
   config.steps = 80

@@ -12,8 +12,6 @@ from ml_collections import config_dict
 
 from configs import tiny
 
-_LEVELS = 12
-
 
 def get_config() -> config_dict.ConfigDict:
   config = tiny.get_config().unlock()
@@ -24,9 +22,7 @@ def get_config() -> config_dict.ConfigDict:
   config.budget.budget_episode = 20.0
   config.budget.target_low = 7.0
   config.budget.target_high = 45.0
-  # A larger budget has the marks of all smaller ones and one more, so that no level stands alone.
-  marks = [f'token{level}' for level in range(1, _LEVELS + 1)]
-  config.budget.told_words = tuple(' '.join(marks[: level + 1]) for level in range(_LEVELS))
+  config.budget.told_words = tiny.marks('token', 12)
   config.reward.length_reward = 'told_budget'
   config.reward.length_reward_options = 'weight=0.9'
   config.sft.follows_terms = 1.0  # a small budget is answered tersely from the first

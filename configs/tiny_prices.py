@@ -17,8 +17,6 @@ from ml_collections import config_dict
 
 from configs import tiny
 
-_LEVELS = 12
-
 
 def get_config(levels: str = 'all') -> config_dict.ConfigDict:
   if levels not in ('all', 'every_other'):
@@ -30,13 +28,8 @@ def get_config(levels: str = 'all') -> config_dict.ConfigDict:
   config.budget.lambda_tok = 0.02
   config.budget.price_low = 0.001
   config.budget.lambda_max = 0.06
-  # A higher price has the marks of all lower ones and one more, so that no level stands alone.
-  marks = [f'price{level}' for level in range(1, _LEVELS + 1)]
   step = 1 if levels == 'all' else 2
-  config.budget.told_words = (
-    'free',
-    *(' '.join(marks[: level + step]) for level in range(0, _LEVELS, step)),
-  )
+  config.budget.told_words = ('free', *tiny.marks('price', 12, step))
   config.sft.follows_terms = 0.8  # a dear question is answered tersely from the first
 
   config.team.roles.informant.opening = '{price} : {question} note : {note}'

@@ -60,10 +60,10 @@ def main() -> None:
   elif _QUESTION.value is not None:
     questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
   shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
-  tokenizer = asked.load().tokenizer
+  asked.load()  # before anything is typed
   for question in questions:
     try:
-      asking.check_words(tokenizer, question)
+      asked.check_words(question)
       start = time.monotonic()
       shown.begin(question)
       batch, answer = asked.ask(question, shown.message, temperature=_TEMPERATURE.value)

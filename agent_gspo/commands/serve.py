@@ -55,7 +55,7 @@ class Served(team_of_run.TeamOfRun):
       request.notes,
       self.terms(price=request.price, budget=request.budget),
     )
-    asking.check_words(self.load().tokenizer, question)
+    self.check_words(question)
     return question
 
 

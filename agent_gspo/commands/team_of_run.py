@@ -99,6 +99,12 @@ class TeamOfRun:
         )
     return self.parts.terms(given.get(self.told))
 
+  def check_words(self, question: Question) -> None:
+    """Whether the team can read a question, see `asking.check_words`."""
+    from agent_gspo.evaluation import asking
+
+    asking.check_words(self.load().tokenizer, question)
+
   def ask(
     self,
     question: Question,

@@ -60,7 +60,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'read_from': [[batch.agent_names[author], round_] for author, round_ in message.read_from],
         'silent': message.silent,
         'ended': message.ended,
-        'note': question.notes[message.agent] if holds else '',
+        'note': question.note(message.agent),
         'relevant': question.relevant[message.agent] if holds and question.relevant else None,
         **({} if rewards is None else {'reward': float(rewards[m])}),
         **({} if advantages is None else {'advantage': float(advantages[m])}),

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_gspo.reporting import formatting
+from agent_gspo.teams import batches
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
 
@@ -45,7 +46,7 @@ class ConversationDisplay:
 
   def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
     """Shows the answer, and what the conversation cost."""
-    written, read = (sum(getattr(m, kind) for m in batch.messages) for kind in ('written', 'read'))
+    written, read = batches.written_and_read(batch)
     silent = sum(m.silent for m in batch.messages)
     self._print(('answer ', 'bold'), ('none was found' if answer is None else answer, 'bold green'))
     cost = f'{written} tokens written, {read} read; {silent} of {len(batch.messages)} turns silent'

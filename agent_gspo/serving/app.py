@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from agent_gspo.evaluation import asking
 from agent_gspo.serving.requests import ChatRequest, RequestError, read
+from agent_gspo.teams import batches
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
 
@@ -203,11 +204,11 @@ def _finish(team: Team, batch: RolloutBatch) -> str:
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:
   """All that the agents read and wrote."""
-  read_, written = (sum(getattr(m, kind) for m in batch.messages) for kind in ('read', 'written'))
+  written, heard = batches.written_and_read(batch)
   return {
-    'prompt_tokens': read_,
+    'prompt_tokens': heard,
     'completion_tokens': written,
-    'total_tokens': read_ + written,
+    'total_tokens': heard + written,
   }
 
 

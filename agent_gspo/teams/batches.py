@@ -67,6 +67,11 @@ def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   )
 
 
+def written_and_read(batch: RolloutBatch) -> tuple[int, int]:
+  """Tokens that all agents wrote, and that they read."""
+  return sum(m.written for m in batch.messages), sum(m.read for m in batch.messages)
+
+
 def terms(batch: RolloutBatch) -> list[Terms | None]:
   """The terms on which each episode was held, `E`."""
   return [batch.questions[episode.question].terms for episode in batch.episodes]

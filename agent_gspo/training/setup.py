@@ -92,7 +92,8 @@ class Setup(config_lib.Parts):
   ) -> list[Question]:
     """The questions of an evaluation of so many, of the split that is evaluated by default."""
     found = evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
-    return [dataclasses.replace(question, terms=self.terms(told)) for question in found]
+    terms = self.terms(told)
+    return [dataclasses.replace(question, terms=terms) for question in found]
 
   def evaluate(
     self,

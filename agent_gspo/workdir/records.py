@@ -31,7 +31,6 @@ DURING = 'during'
 SEEN = 'trained, training split'
 _TOLD = re.compile('trained, (?:price|budget) (.+)')
 
-
 PathLike = json_lines.PathLike
 
 _MOST_WARNINGS = 5  # about a file
