@@ -170,7 +170,7 @@ def _check_type(where: str, value: Any, kind: type, optional: bool) -> None:
   expected, fits = {
     bool: ('True or False', isinstance(value, bool)),
     str: ('text', is_text(value)),
-    tuple: ('a tuple', isinstance(value, list | tuple)),
+    tuple: ('a tuple' + ' or None' * optional, isinstance(value, list | tuple)),
     int: ('a whole number' + ' or None' * optional, is_whole(value)),
     float: ('None or ' * optional + 'a finite number', is_number(value)),
     dict: ('a section of fields', isinstance(value, Mapping)),

@@ -75,8 +75,9 @@ class Message:
     text: the written tokens decoded, without the stop token.
     readers: number of later turns whose prompt carries this message, its author's own
       included; 0 for a silent one.
-    read_from: `(author, round)` of each message that is new in this prompt, silent ones (of
-      which nothing was delivered) included.
+    read_from: `(author, round)` of each message that could be new in this prompt; of silent ones
+      and of those for others nothing was delivered.
+    addressees: agents that it is for; None: all that can hear its author.
     inserted: bool like `token_ids`, tokens that a tool wrote and the author read, none of them
       sampled; None where there are none.
     usage: tokens read and written as an endpoint has counted them; None where the ids are those of
@@ -94,6 +95,7 @@ class Message:
   text: str
   readers: int = 0
   read_from: tuple[tuple[int, int], ...] = ()
+  addressees: frozenset[int] | None = None
   inserted: np.ndarray | None = None
   usage: tuple[int, int] | None = None
 
@@ -125,6 +127,10 @@ class Message:
   def silent(self) -> bool:
     """Nothing was written, hence nothing is delivered."""
     return self.length == self._inserted
+
+  def reaches(self, agent: int) -> bool:
+    """Whether an agent that can hear its author is handed it."""
+    return not self.silent and (self.addressees is None or agent in self.addressees)
 
   @property
   def path(self) -> np.ndarray:

@@ -17,7 +17,7 @@ from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection.rules import SELECTIONS
-from agent_gspo.config import renamed
+from agent_gspo.config import learned_topology, renamed
 from agent_gspo.config.defaults import SECTIONS, RunOptions
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import check_choice, check_names
@@ -57,8 +57,10 @@ _MAX_TRAINING_QUESTIONS = 10**7  # something is kept of each
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
   """The config with the fields that its algorithm decides filled in where they are empty.
 
+  A learned topology is the graph that it names.
+
   Raises:
-    ValueError: `algorithm` is unknown.
+    FileNotFoundError, ValueError: `algorithm` is unknown, or see `learned_topology.resolve`.
   """
   check_choice('algorithm', config['algorithm'], tuple(PRESETS))
   preset = PRESETS[config['algorithm']]
@@ -84,6 +86,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
     if filled[section][field] in ('', None):
       filled[section][field] = value
   _fill_correction(filled)
+  filled['team'] = learned_topology.resolve(filled['team'])
   return filled
 
 
@@ -364,6 +367,11 @@ def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
       raise ValueError(f'sft.role_shares.{role}={shown(share)} must be a number from 0 to 1.')
   if not any(options.role_shares.get(role, 1) for role in roles):
     raise ValueError(f'sft.role_shares={dict(options.role_shares)} trains no role.')
+  if options.addressed_probability and not team.addressing:
+    raise ValueError(
+      f'sft.addressed_probability={options.addressed_probability} shows messages for some agents '
+      'only: set team.addressing=True.'
+    )
   if options.patience and not options.validation_questions:
     raise ValueError(
       f'sft.patience={options.patience} needs a loss to look at: set sft.validation_questions.'

@@ -216,6 +216,7 @@ def describe(variant: Variant) -> dict[str, Any]:
     'decision': team.decision,
     'max_message_tokens': team.max_message_tokens,
     'max_episode_tokens': team.max_episode_tokens,
+    'addressing': team.addressing,
   }
 
 

@@ -95,6 +95,11 @@ def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCo
     relevant=column(-1 if m['relevant'] is None else int(m['relevant']) for _, m in messages),
     num_episodes=len(records),
     agent_names=tuple(names),
+    read_from=tuple(tuple((number[a], r) for a, r in m['read_from']) for _, m in messages),
+    addressees=tuple(
+      None if (to := m.get('addressees')) is None else frozenset(number[name] for name in to)
+      for _, m in messages
+    ),
   )
 
 
@@ -134,6 +139,7 @@ def figures(
     'comm/truncated_rate': float(counts.truncated.mean()) if len(counts.agent) else 0.0,
     **_money(counts, prices),
     'agents': _rows(counts, counts.agents(), counts.agent, text),
+    'edges': counts.edges(),
     'rounds': _rows(counts, counts.rounds(), counts.round, text),
   }
 

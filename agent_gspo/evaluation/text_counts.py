@@ -33,13 +33,13 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   """
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
-  spoken: dict[tuple[int, int, int], int] = {}  # (episode, agent, round) -> tokens
+  spoken: dict[tuple[int, int, int], tuple[Message, int]] = {}  # (episode, agent, round)
   spent = _Spent()
   counts = []
   for message in batch.messages:
     key, role = (message.episode, message.agent), team.roles[message.agent]
-    incoming = [(author, spoken.get((key[0], author, r), 0)) for author, r in message.read_from]
-    incoming = [(author, tokens) for author, tokens in incoming if tokens]
+    heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
+    incoming = [(said.agent, tokens) for said, tokens in heard if said.reaches(key[1])]
     frame = ''.join(
       role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in incoming
     )
@@ -53,7 +53,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     written = message.written if tokenizer.is_word_level else size(message.text)
     counts.append((carried[key], written))
     carried[key] += written
-    spoken[(*key, message.round)] = written
+    spoken[(*key, message.round)] = message, written
   return counts
 
 

@@ -48,6 +48,9 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
   for m in members:
     message = batch.messages[m]
     holds = message.agent < len(question.notes)
+    addressees = None
+    if message.addressees is not None:
+      addressees = [batch.agent_names[agent] for agent in sorted(message.addressees)]
     messages.append(
       {
         'agent': batch.agent_names[message.agent],
@@ -58,6 +61,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'read': message.read,
         'readers': message.readers,
         'read_from': [[batch.agent_names[author], round_] for author, round_ in message.read_from],
+        'addressees': addressees,
         'silent': message.silent,
         'ended': message.ended,
         'note': question.note(message.agent),

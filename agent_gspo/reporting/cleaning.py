@@ -16,6 +16,7 @@ Check = Callable[[Any], bool]
 # A cleaned record, None where nothing is left of it; and the names of what was left out.
 Cleaned = tuple[dict[str, Any] | None, list[str]]
 
+_EDGE = ('author', 'reader', 'turns', 'said', 'told', 'tokens')  # two names and four numbers
 _DEPTH = 8  # of lists and dicts in each other
 
 
@@ -30,9 +31,12 @@ def evaluation(record: Mapping[str, Any]) -> Cleaned:
   known = dict.fromkeys(('label', 'split'), _text)
   known |= dict.fromkeys(('step', 'questions', 'temperature'), _number)
   figures = {key: _number_or_none for key in record if '/' in key}
-  kept, odd = _fields(record, {**figures, **known, 'agents': _anything}, _plain)
+  kept, odd = _fields(record, {**figures, **known, 'agents': _anything, 'edges': _anything}, _plain)
   if 'agents' in kept:
     kept['agents'] = list(_members(kept['agents'], 'agents', {'name': _text}, ('name',), odd))
+  if 'edges' in kept:
+    edge = {**dict.fromkeys(_EDGE[:2], _text), **dict.fromkeys(_EDGE[2:], _number)}
+    kept['edges'] = list(_members(kept['edges'], 'edges', edge, _EDGE, odd))
   return kept, odd
 
 

@@ -40,7 +40,7 @@ class ConversationDisplay:
       self._print(name, (' is silent', 'dim'))
       return
     count = f'{message.written} token{"s" * (message.written != 1)}'
-    readers = self._team.readers(message.agent, message.round)
+    readers = self._team.readers(message)
     told = f' ({count}, read by {", ".join(readers)}) ' if readers else f' ({count}) '
     self._print(name, (told, 'dim'), (message.text.strip(), ''))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo.reporting import formatting, graph
+from agent_gspo.reporting import formatting
 from agent_gspo.values import is_real
 from agent_gspo.workdir import json_lines, records
 
@@ -34,7 +33,6 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
   share = max(1, max_transcripts // max(1, len(runs)))
   for i, run in enumerate(runs):
     chosen, total = pick_transcripts(run.workdir, share)
-    newest = chosen[len(chosen) // 2 :]
     steps, series = thin_out(run.metrics, _MAX_POINTS)
     sft_steps, sft_series = thin_out(run.sft, _MAX_POINTS)
     shown_runs.append(
@@ -45,7 +43,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
         'series': series,
         'sft': {'steps': sft_steps, 'series': sft_series},
         'evaluations': [_rounded(e) for e in run.evaluations],
-        'edges': [_rounded(dataclasses.asdict(e)) for e in graph.who_hears_whom(newest)],
+        'edges': next((e for e in map(_edges, reversed(run.evaluations)) if e), []),
         'transcripts': total,
       }
     )
@@ -102,6 +100,11 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   if isinstance(config, list | tuple):
     return {prefix: ', '.join(map(str, config))}
   return {prefix: config} if prefix else {}
+
+
+def _edges(evaluation: Mapping[str, Any]) -> list[Any]:
+  """Who told whom how much in the evaluation of a team."""
+  return _rounded(sorted(evaluation.get('edges') or (), key=lambda edge: -edge['tokens']))
 
 
 def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:

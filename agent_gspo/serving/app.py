@@ -220,5 +220,5 @@ def _told(team: Team, message: Message) -> dict[str, Any]:
     'silent': message.silent,
     'written': message.written,
     'read': message.read,
-    'readers': team.readers(message.agent, message.round),
+    'readers': team.readers(message),
   }

@@ -24,6 +24,9 @@ class MessageCounts:
       held none.
     num_episodes: `E`.
     agent_names: one an agent.
+    read_from: `(author, round)` of the messages that could be new to each message's author; only
+      `edges` needs these two.
+    addressees: agents that each message is for; None: all that can hear its author.
   """
 
   episode: np.ndarray
@@ -39,6 +42,8 @@ class MessageCounts:
   relevant: np.ndarray
   num_episodes: int
   agent_names: tuple[str, ...]
+  read_from: tuple[tuple[tuple[int, int], ...], ...] = ()
+  addressees: tuple[frozenset[int] | None, ...] = ()
 
   @property
   def turn(self) -> np.ndarray:
@@ -90,6 +95,33 @@ class MessageCounts:
       )
     return rows
 
+  def edges(self) -> list[dict[str, float | str]]:
+    """A row for each pair of agents of which one can hear the other.
+
+    `turns`, `said` and `told` are messages a question: that the reader could be told, that were not
+    silent, and that were for this reader as well; `tokens` are those of the last.
+    """
+    place = zip(self.episode.tolist(), self.agent.tolist(), self.round.tolist(), strict=True)
+    number = {where: m for m, where in enumerate(place)}
+    rows: dict[tuple[int, int], np.ndarray] = {}
+    for m, heard in enumerate(self.read_from):
+      episode, reader = int(self.episode[m]), int(self.agent[m])
+      for author, round_ in heard:
+        said = number[episode, author, round_]
+        spoke, to = not self.silent[said], self.addressees[said]
+        told = spoke and (to is None or reader in to)
+        row = rows.setdefault((author, reader), np.zeros(4))
+        row += (1, spoke, told, told * self.written[said])
+    fields = ('turns', 'said', 'told', 'tokens')
+    return [
+      {
+        'author': self.agent_names[author],
+        'reader': self.agent_names[reader],
+        **dict(zip(fields, (row / max(self.num_episodes, 1)).tolist(), strict=True)),
+      }
+      for (author, reader), row in sorted(rows.items())
+    ]
+
   def rounds(self) -> list[dict[str, float]]:
     """A row a round: tokens a question."""
     return [
@@ -125,4 +157,6 @@ def count_messages(batch: RolloutBatch) -> MessageCounts:
     relevant=column(relevant),
     num_episodes=len(batch.episodes),
     agent_names=batch.agent_names,
+    read_from=tuple(m.read_from for m in messages),
+    addressees=tuple(m.addressees for m in messages),
   )

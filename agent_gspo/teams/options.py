@@ -22,7 +22,12 @@ class TeamOptions(Section, name='team'):
   topology: str = 'single'  # see teams.topology.make_topology
   rounds: int = option(1, least=1)  # at most topology.MAX_TURNS turns together
   edges: tuple = ()  # of topology 'dag': (author, reader) pairs
+  # Of topology 'dag': pairs whose reader reads what the author wrote in the round before. None:
+  # the edges the other way round.
+  back_edges: tuple | None = None
   layers: tuple = ()  # of topology 'layered': sizes
+  # A message may begin with the agents it is for ('@solver 7'); others who could hear it do not.
+  addressing: bool = False
   decision: str = option('last', choices=DECISIONS)  # judge needs a role called judge
   # Cap on a message, its stop token included.
   max_message_tokens: int = option(32, least=1, most=MAX_MESSAGE_TOKENS)

@@ -26,7 +26,8 @@ class Turn:
     agent: index of the agent in the team.
     round: of the conversation.
     prompt_ids: int32 `[P]`.
-    delivered: the text of what this agent reads now, by author; silent ones are "".
+    delivered: the text of what this agent reads now, by author, without the names that it begins
+      with; "" of silent ones, and of what is for others.
     limit: most tokens this turn may sample.
     stop_ids: what ends the message.
     offset: tokens of this very message that `prompt_ids` end with: where an agent goes on after a

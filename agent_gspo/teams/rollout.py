@@ -119,8 +119,9 @@ class _Table:
       if index is None:
         continue
       message = self.messages[index]
-      delivered[author] = message.text
-      if not message.silent:
+      reaches = message.reaches(agent)
+      delivered[author] = self.team.body(message.text) if reaches else ''
+      if reaches:
         incoming.append((self.team.names[author], message.token_ids[: message.length]))
         self.carried[episode, agent].append(index)
     for index in self.carried[episode, agent]:
@@ -142,7 +143,7 @@ class _Table:
     self.spent[episode] += len(ids)
     self.by_turn[episode, agent, turn.round] = len(self.messages)
     self.readers.append(0)
-    written = ids[: len(ids) - int(ended)]
+    text = self.tokenizer.decode(ids[: len(ids) - int(ended)])
     message = Message(
       episode=episode,
       agent=agent,
@@ -152,12 +153,13 @@ class _Table:
       token_ids=np.asarray(ids, np.int32),
       logprobs=np.asarray(logprobs, np.float32),
       ended=ended,
-      text=self.tokenizer.decode(written),
+      text=text,
       read_from=tuple(
         turn_
         for turn_ in self.team.topology.reads(agent, turn.round)
         if (episode, *turn_) in self.by_turn
       ),
+      addressees=self.team.addressees(text),
       inserted=inserted if inserted is not None and inserted.any() else None,
       usage=usage,
     )
@@ -185,5 +187,5 @@ class _Table:
   def _answer(self, episode: int, task: Task) -> str:
     last_round = self.team.topology.rounds - 1
     indices = [self.by_turn.get((episode, a, last_round)) for a in range(self.team.num_agents)]
-    texts = ['' if i is None else self.messages[i].text for i in indices]
+    texts = ['' if i is None else self.team.body(self.messages[i].text) for i in indices]
     return self.team.decide(texts, task.canonical)

@@ -10,10 +10,12 @@ from typing import Any
 
 from agent_gspo import plugins
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams import addressing
 from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
 from agent_gspo.teams.topology import Topology, make_topology
+from agent_gspo.types import Message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Team:
   max_message_tokens: cap on a message, its stop token included.
   max_episode_tokens: cap on all messages of an episode together, 0 for none; agents of a layer
     share evenly what earlier layers have left of it.
+  addressing: whether a message may begin with whom it is for, see `teams.addressing`.
   """
 
   roles: tuple[Role, ...]
@@ -36,6 +39,7 @@ class Team:
   decision: str
   max_message_tokens: int
   max_episode_tokens: int = 0
+  addressing: bool = False
 
   @property
   def num_agents(self) -> int:
@@ -64,15 +68,34 @@ class Team:
     """Most tokens a message of this agent can have, its stop token included."""
     return min(self.roles[agent].max_tokens or self.max_message_tokens, self.max_message_tokens)
 
-  def readers(self, agent: int, round_: int) -> list[str]:
-    """Who reads what an agent says in a round, in the order of their turns."""
+  def hearers(self, agent: int, round_: int) -> list[str]:
+    """Who can hear what an agent says in a round, in the order of their turns."""
+    return [self.names[hearer] for hearer in self._hearers(agent, round_)]
+
+  def readers(self, message: Message) -> list[str]:
+    """Who reads a message, in the order of their turns."""
+    hearers = self._hearers(message.agent, message.round)
+    return [self.names[hearer] for hearer in hearers if message.reaches(hearer)]
+
+  def _hearers(self, agent: int, round_: int) -> list[int]:
     found = [
-      self.names[reader]
+      hearer
       for when, _, layer in self.turns
-      for reader in layer
-      if (agent, round_) in self.topology.reads(reader, when)
+      for hearer in layer
+      if (agent, round_) in self.topology.reads(hearer, when)
     ]
     return list(dict.fromkeys(found))
+
+  def addressees(self, text: str) -> frozenset[int] | None:
+    """The agents that a message is for; None: all that can hear its author."""
+    called = addressing.split(text)[0] if self.addressing else None
+    if called is None:
+      return None
+    return frozenset(agent for agent, name in enumerate(self.names) if name in called)
+
+  def body(self, text: str) -> str:
+    """A message without the names of those it is for."""
+    return addressing.split(text)[1] if self.addressing else text
 
   def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
     """One an agent, shared by the agents of a role."""
@@ -114,6 +137,7 @@ def make_team(section: Mapping[str, Any]) -> Team:
     len(members),
     rounds=options.rounds,
     edges=options.edges,
+    back_edges=options.back_edges,
     layers=options.layers,
   )
   if options.decision == 'judge':
@@ -125,11 +149,18 @@ def make_team(section: Mapping[str, Any]) -> Team:
         f'team.agents (or team.decision) names the role {member!r}, which team.roles does not '
         f'define; it defines {", ".join(sorted(roles)) or "none"}.'
       )
-  names = _unique_names(members)
+  names = unique_names(members)
   if len(set(names)) < len(names):
     raise ValueError(
       f'team.agents would be called {", ".join(names)}, two of them the same; rename a role.'
     )
+  if options.addressing:
+    for name in names:
+      if addressing.split(addressing.tag(name)) != ((name,), ''):
+        raise ValueError(
+          f'team.addressing=True calls agents by one word, but one is called {name!r}; rename its '
+          'role.'
+        )
   return Team(
     roles=tuple(roles[member] for member in members),
     names=names,
@@ -137,6 +168,7 @@ def make_team(section: Mapping[str, Any]) -> Team:
     decision=options.decision,
     max_message_tokens=options.max_message_tokens,
     max_episode_tokens=options.max_episode_tokens,
+    addressing=options.addressing,
   )
 
 
@@ -152,7 +184,7 @@ def _role_set(name: str) -> Mapping[str, Any]:
   return found
 
 
-def _unique_names(members: Sequence[str]) -> tuple[str, ...]:
+def unique_names(members: Sequence[str]) -> tuple[str, ...]:
   """'solver' stays 'solver'; several 'informant' become 'informant1', 'informant2', ..."""
   seen: collections.Counter[str] = collections.Counter()
   total, names = collections.Counter(members), []

@@ -127,6 +127,7 @@ def make_topology(
   *,
   rounds: int = 1,
   edges: Iterable[Sequence[int]] = (),
+  back_edges: Iterable[Sequence[int]] | None = None,
   layers: Sequence[int] = (),
 ) -> Topology:
   """A topology by name.
@@ -137,18 +138,21 @@ def make_topology(
   - 'complete': each reads all before it.
   - 'debate': nobody reads within a round, everybody reads everybody's last one.
   - 'layered': `layers` gives the sizes of the layers; each reads the whole layer before.
-  - 'dag': `edges` as given.
+  - 'dag': `edges` as given, and between rounds `back_edges`.
+  - 'learned:<workdir>': see `config.learned_topology`, which makes it a 'dag'.
   - 'module:function': your own, called with `num_agents` and `rounds`, returns a `Topology`.
 
-  From the second round on, all but debate let the readers' answers flow back: whoever was
-  read sees, in the next round, what its readers wrote. Nobody reads a message twice.
+  From the second round on, all but debate (and a dag with back edges of its own) let the readers'
+  answers flow back: whoever was read sees, in the next round, what its readers wrote. Nobody reads
+  a message twice.
 
   Raises:
     ValueError: unknown name, or arguments that do not fit it.
   """
   plugins.check_name('team.topology', name, TOPOLOGIES)
-  if edges and name != 'dag':
-    raise ValueError(f'team.edges is for team.topology="dag"; {name!r} makes its own edges.')
+  for field, given in (('edges', edges), ('back_edges', back_edges)):
+    if given and name != 'dag':
+      raise ValueError(f'team.{field} is for team.topology="dag"; {name!r} makes its own edges.')
   if layers and name != 'layered':
     raise ValueError(f'team.layers is for team.topology="layered", not {name!r}.')
   n = num_agents
@@ -175,12 +179,19 @@ def make_topology(
   elif name == 'layered':
     forward = _layered(layers, n)
   else:
-    for edge in edges:
-      pair = isinstance(edge, list | tuple) and len(edge) == 2
-      if not pair or not all(map(is_whole, edge)):
-        raise ValueError(f'team.edges: {edge!r} is no (author, reader) pair of agent numbers.')
-    forward = frozenset((i, j) for i, j in edges)
-  return Topology(n, forward, frozenset((j, i) for i, j in forward), rounds)
+    forward = _pairs('edges', edges)
+  back = frozenset((j, i) for i, j in forward)
+  if back_edges is not None:
+    back = _pairs('back_edges', back_edges)
+  return Topology(n, forward, back, rounds)
+
+
+def _pairs(field: str, edges: Iterable[Sequence[int]]) -> frozenset[Edge]:
+  for edge in edges:
+    pair = isinstance(edge, list | tuple) and len(edge) == 2
+    if not pair or not all(map(is_whole, edge)):
+      raise ValueError(f'team.{field}: {edge!r} is no (author, reader) pair of agent numbers.')
+  return frozenset((i, j) for i, j in edges)
 
 
 def _own(name: str, num_agents: int, rounds: int) -> Topology:

@@ -14,6 +14,7 @@ from agent_gspo.algorithms import terms
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams import addressing
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
@@ -120,9 +121,12 @@ class Demonstrations:
     outspoken = {q.id for q in questions if share and rng.random() < share}
     nothing: set[tuple[str, int, int]] = set()
     too_long: set[str] = set()
+    heard: dict[tuple[str, int], dict[int, str]] = {}  # what an agent was told last by each other
 
     def speak(turn: Turn) -> str:
-      text = self._text(turn, rng, outspoken=turn.question.id in outspoken)
+      known = heard.setdefault((turn.question.id, turn.agent), {})
+      known |= {author: told for author, told in turn.delivered.items() if told}
+      text = self._text(turn, known, rng, outspoken=turn.question.id in outspoken)
       if text is None:
         nothing.add((turn.question.id, turn.agent, turn.round))
         return ''
@@ -148,20 +152,33 @@ class Demonstrations:
       return np.zeros(len(ids), bool)
     return self._calculator.inserted(ids)
 
-  def _text(self, turn: Turn, rng: random.Random, *, outspoken: bool) -> str | None:
+  def _text(
+    self, turn: Turn, heard: Mapping[int, str], rng: random.Random, *, outspoken: bool
+  ) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates
     on_terms = self._at_brevity(turn.question)
     text = task.demonstration(
       turn.question,
       turn.agent,
-      [turn.delivered.get(agent, '') for agent in range(len(turn.question.notes))],
+      [heard.get(agent, '') for agent in range(len(turn.question.notes))],
       rng,
       terse_probability=on_terms(self.options.terse_probability),
       silence_probability=0.0 if outspoken else on_terms(self.options.silence_probability),
     )
+    if text:
+      text = self._addressed(turn, text, rng)
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
     # Pretrained vocabularies hold words with the space before them.
     return f' {text}' if text and continues else text
+
+  def _addressed(self, turn: Turn, text: str, rng: random.Random) -> str:
+    """The text, it may be for some only of those who could hear it."""
+    share = self.options.addressed_probability
+    hearers = self.team.hearers(turn.agent, turn.round) if share else []
+    if not hearers or rng.random() >= share:
+      return text
+    called = [name for name in hearers if rng.random() < 0.5] or [rng.choice(hearers)]
+    return addressing.begin(called, text)
 
   def _at_brevity(self, question: Question) -> Callable[[float], float]:
     """A probability of being brief, as it is on the terms of a question."""

@@ -63,6 +63,7 @@ def of_step(
     'task/accuracy': float(batches.task_scores(rollout.batch)[0].mean()),
     'selection/questions_asked': float(rollout.questions_asked),
     **of_rollout(counts),
+    **(of_graph(counts) if setup.team.addressing else {}),
     **train_batches.positions(messages, micro_batches),
     **of_updates(updates),
     'memory/peak_mb': peak_mb(),
@@ -85,6 +86,17 @@ def of_rollout(counts: MessageCounts) -> dict[str, float]:
     'comm/truncated_rate': float(counts.truncated.mean()),
     **{k: v for k, v in rates.items() if v is not None},
   }
+
+
+def of_graph(counts: MessageCounts) -> dict[str, float]:
+  """The graph that agents make by whom they speak to: of what each could be told, the share it was.
+
+  Its sparsity is the share of all that anybody could be told and nobody was.
+  """
+  edges: list[dict[str, Any]] = counts.edges()
+  turns = sum(edge['turns'] for edge in edges)
+  told = {f'graph/{e["author"]}_to_{e["reader"]}': e['told'] / e['turns'] for e in edges}
+  return {'graph/sparsity': 1 - sum(e['told'] for e in edges) / turns, **told} if turns else {}
 
 
 def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:

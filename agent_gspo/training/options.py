@@ -50,6 +50,8 @@ class SFTOptions(Section, name='sft'):
   follows_terms: float = option(0.0, least=0, most=1)
   # Of a conversation in which even idle notes are told: to be heard, not to be imitated.
   outspoken_probability: float = option(0.0, least=0, most=1)
+  # Of a demonstrated message that begins with some of those who could hear it, drawn at random.
+  addressed_probability: float = option(0.0, least=0, most=1)
   # Role -> share of its messages that is trained; 1 for roles that are not named.
   role_shares: dict = dataclasses.field(default_factory=dict)
   save_every: int = option(100, least=1, most=10**9)  # steps; also on Ctrl-C

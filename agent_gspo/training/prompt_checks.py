@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
+from agent_gspo.teams import addressing
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.team import Team
@@ -37,6 +38,8 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
   known = dict.fromkeys(task.vocabulary())
   for words in parts.budget.told_words:
     known.update(dict.fromkeys(words.split()))
+  if team.addressing:
+    known.update(dict.fromkeys(map(addressing.tag, team.names)))
   for role, name in zip(team.roles, team.names, strict=True):
     shown = [part for pair in role.examples for part in pair]
     incoming = role.incoming.format(sender=name, message=' ')

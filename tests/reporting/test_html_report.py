@@ -12,7 +12,7 @@ import sys
 import pytest
 from report_pages import episode, parse, write_run
 
-from agent_gspo.reporting import graph, html_report, report_data
+from agent_gspo.reporting import html_report, report_data
 from agent_gspo.workdir import records
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -90,21 +90,17 @@ def test_unfinished_and_odd_runs(tmp_path):
     html_report.write_report(tmp_path / 'nowhere', tmp_path / 'r')
 
 
-def test_who_hears_whom():
-  spoken = [episode(step, f'The crate holds {step} bolts.') for step in range(6)]
-  silent = [episode(step, '') for step in range(6, 8)]
-  (edge,) = graph.who_hears_whom(spoken + silent)
-  assert (edge.source, edge.reader) == ('holder', 'solver')
-  assert edge.messages == 6 / 8
-  assert edge.tokens == 6 * 8 / 8
-  assert edge.silence == pytest.approx(2 / 8)
-
-
-def test_transcripts_without_hearing_have_no_edges():
-  deaf = [episode(step) for step in range(6)]
-  for t in deaf:
-    del t['messages'][1]['read_from']
-  assert graph.who_hears_whom(deaf) == []
+def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
+  edge = {'author': 'holder', 'reader': 'solver', 'turns': 2, 'said': 1, 'told': 1, 'tokens': 8}
+  back = {**edge, 'author': 'solver', 'reader': 'holder', 'tokens': 9}
+  run = write_run(tmp_path / 'run')
+  with (run / records.EVALUATIONS).open('a') as file:
+    for edges in ([edge], [edge, back, {'author': 'holder'}], None):
+      told = {} if edges is None else {'edges': edges}
+      file.write(json.dumps({'step': 5, 'label': 'trained', **told}) + '\n')
+  with pytest.warns(UserWarning, match=r'edges\[2\]'):
+    (shown,) = report_data.build([records.load_run(run)])['runs']
+  assert shown['edges'] == [back, edge]
 
 
 def test_the_command_runs_from_anywhere(tmp_path):

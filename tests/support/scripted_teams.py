@@ -66,6 +66,7 @@ def team(
   decision: str = 'last',
   max_message_tokens: int = 6,
   max_episode_tokens: int = 0,
+  addressing: bool = False,
   **role,
 ) -> Team:
   """A team of agents of one role in one of `TOPOLOGIES`."""
@@ -88,6 +89,7 @@ def team(
       'decision': decision,
       'max_message_tokens': max_message_tokens,
       'max_episode_tokens': max_episode_tokens,
+      'addressing': addressing,
     }
   )
 

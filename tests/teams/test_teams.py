@@ -74,6 +74,9 @@ def test_judge_speaks_once_and_reads_everybody():
     ({'name': 'layered', 'num_agents': 3, 'layers': [1, 1]}, 'add up to the 3'),
     ({'name': 'layered', 'num_agents': 2, 'layers': [2, 0]}, 'positive sizes'),
     ({'name': 'layered', 'num_agents': 2}, r'team.layers=\(\)'),
+    ({'name': 'star', 'num_agents': 2, 'back_edges': [(0, 1)]}, 'team.back_edges is for'),
+    ({'name': 'dag', 'num_agents': 2, 'back_edges': [(0, 2)]}, r'\(0, 2\) does not join'),
+    ({'name': 'dag', 'num_agents': 2, 'back_edges': [0]}, 'team.back_edges: 0 is no'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 2)]}, r'team.edges: \(0, 2\) does not join'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(1, 1)]}, r'team.edges: \(1, 1\) does not join'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 1, 1)]}, r'team.edges: \(0, 1, 1\) is no'),
@@ -87,6 +90,13 @@ def test_judge_speaks_once_and_reads_everybody():
 def test_topology_errors_name_the_field(arguments, message):
   with pytest.raises(ValueError, match=message):
     make_topology(**arguments)
+
+
+def test_back_edges_of_a_dag_are_its_own_where_given():
+  found = make_topology('dag', 3, rounds=2, edges=[(0, 2), (1, 2)], back_edges=[(0, 1)])
+  assert found.reads(1, 1) == ((0, 0),)
+  assert found.reads(0, 1) == ()
+  assert make_topology('dag', 3, rounds=2, edges=[(0, 2)], back_edges=()).reads(0, 1) == ()
 
 
 def test_no_message_is_read_twice_by_the_same_agent():

@@ -40,7 +40,7 @@ function agentBars(run) {
 
 function readersGraph(edges) {
   if (!edges.length) return null;
-  const names = [...new Set(edges.flatMap((e) => [e.source, e.reader]))].sort();
+  const names = [...new Set(edges.flatMap((e) => [e.author, e.reader]))].sort();
   const size = 300;
   const radius = 96;
   const place = (name) => {
@@ -51,14 +51,14 @@ function readersGraph(edges) {
   const top = Math.min(...heights) - 48;
   const most = Math.max(1e-9, ...edges.map((e) => e.tokens));
   const arrows = edges.map((edge) => {
-    const [ax, ay] = place(edge.source);
+    const [ax, ay] = place(edge.author);
     const [bx, by] = place(edge.reader);
     const length = Math.hypot(bx - ax, by - ay) || 1;
     const [ux, uy] = [(bx - ax) / length, (by - ay) / length];
     const bend = 16;
     const [mx, my] = [(ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend];
     const width = 1 + (5 * edge.tokens) / most;
-    const tint = colour(names.indexOf(edge.source));
+    const tint = colour(names.indexOf(edge.author));
     // The arrow ends at the rim of the reader's disc.
     const toward = Math.hypot(bx - mx, by - my) || 1;
     const [dx, dy] = [(bx - mx) / toward, (by - my) / toward];
@@ -67,7 +67,7 @@ function readersGraph(edges) {
     const [wx, wy] = [ex - tip * dx, ey - tip * dy];
     return [
       svg('path', {d: `M${ax} ${ay}Q${mx} ${my} ${wx} ${wy}`, fill: 'none', stroke: tint, 'stroke-width': width, opacity: 0.75},
-        svg('title', {}, `${edge.source} to ${edge.reader}: ${amount(edge.tokens)} tokens an episode`)),
+        svg('title', {}, `${edge.author} to ${edge.reader}: ${amount(edge.tokens)} tokens an episode`)),
       svg('polygon', {points: `${ex},${ey} ${wx - (dy * tip) / 2},${wy + (dx * tip) / 2} ${wx + (dy * tip) / 2},${wy - (dx * tip) / 2}`, fill: tint}),
     ];
   });
@@ -81,11 +81,11 @@ function readersGraph(edges) {
   });
   const table = h('table', {},
     h('thead', {}, h('tr', {}, ['from', 'to'].map((x) => h('th', {}, x)),
-      ['messages', 'tokens', 'silent'].map((x) => h('th', {class: 'n'}, x)))),
-    h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.source), h('td', {}, e.reader),
-      h('td', {class: 'n'}, fixed(e.messages, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(e.silence))))));
+      ['messages', 'tokens', 'silent', 'for others'].map((x) => h('th', {class: 'n'}, x)))),
+    h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.author), h('td', {}, e.reader),
+      h('td', {class: 'n'}, fixed(e.told, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(1 - e.said / e.turns)), h('td', {class: 'n'}, percent((e.said - e.told) / e.turns))))));
   return h('div', {}, h('h3', {}, 'Who hears whom'),
-    h('p', {class: 'hint'}, 'an episode, mean over the newest transcripts'),
+    h('p', {class: 'hint'}, 'an episode, mean over the newest evaluation; a share of the turns was silent, or for others'),
     h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who hears whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
 }
 

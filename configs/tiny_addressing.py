@@ -1,0 +1,33 @@
+"""configs/tiny.py where anybody may speak to anybody, and a message may begin with whom it is for.
+
+Each agent can hear all others, in two rounds; what is heard costs as well. The demonstrations
+address whoever comes: whom to speak to is learned from the price alone (docs/addressing.md).
+
+  python launch/train.py --config=configs/tiny_addressing.py --workdir=runs/tiny_addressing
+
+configs/tiny_addressing.py:everybody is the same team without addressing.
+"""
+
+from ml_collections import config_dict
+
+from configs import tiny
+
+
+def get_config(reach: str = 'addressed') -> config_dict.ConfigDict:
+  if reach not in ('addressed', 'everybody'):
+    raise ValueError(f'configs/tiny_addressing.py:{reach}: there are addressed and everybody.')
+  config = tiny.get_config().unlock()
+
+  config.team.topology = 'complete'
+  config.team.rounds = 2
+  config.team.addressing = reach == 'addressed'
+  for role in config.team.roles.values():
+    role.incoming = ' {sender} : {message}'
+
+  config.reward.p_read = 0.2
+  config.budget.lambda_tok = 0.01
+  config.learner.pack_length = 512
+  config.learner.micro_batch_size = 2
+
+  config.sft.addressed_probability = 0.5 if config.team.addressing else 0.0
+  return config.lock()
