@@ -29,5 +29,5 @@ def get_config(reach: str = 'addressed') -> config_dict.ConfigDict:
   config.learner.pack_length = 512
   config.learner.micro_batch_size = 2
 
-  config.sft.addressed_probability = 0.5 if config.team.addressing else 0.0
+  config.sft.addressed_probability = 0.7 if config.team.addressing else 0.0
   return config.lock()

@@ -172,13 +172,15 @@ class Demonstrations:
     return f' {text}' if text and continues else text
 
   def _addressed(self, turn: Turn, text: str, rng: random.Random) -> str:
-    """The text, it may be for some only of those who could hear it."""
+    """The text, it may be for some only of those who could hear it: one, seldom more."""
     share = self.options.addressed_probability
     hearers = self.team.hearers(turn.agent, turn.round) if share else []
     if not hearers or rng.random() >= share:
       return text
-    called = [name for name in hearers if rng.random() < 0.5] or [rng.choice(hearers)]
-    return addressing.begin(called, text)
+    called = 1
+    while called < len(hearers) and rng.random() < 0.5:
+      called += 1
+    return addressing.begin(rng.sample(hearers, called), text)
 
   def _at_brevity(self, question: Question) -> Callable[[float], float]:
     """A probability of being brief, as it is on the terms of a question."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
@@ -19,6 +20,14 @@ from agent_gspo.types import Terms
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter
+
+ROUNDS = {
+  'team__topology': 'complete',
+  'team__rounds': 2,
+  'team__roles__informant__incoming': ' {sender} : {message}',
+  'learner__pack_length': 128,
+}
+"""Anybody can hear anybody, in two rounds."""
 
 
 def build(**values) -> setup_lib.Setup:
@@ -243,3 +252,58 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
 def test_bad_options(values, message):
   with pytest.raises(ValueError, match=message):
     config_lib.check(micro_run.changed(**values))
+
+
+@pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
+def test_demonstrations_call_some_of_those_who_could_hear_them(share):
+  count = 40
+  setup = build(
+    **ROUNDS,
+    team__addressing=True,
+    team__max_message_tokens=8,
+    sft__questions=count,
+    sft__addressed_probability=share,
+  )
+  micro_batches, left_out = demonstrations(setup).of_step(0)
+  assert left_out == 0
+  called = []
+  for batch in micro_batches:
+    for row, slot in zip(*np.nonzero(batch.message_mask), strict=True):
+      own = (batch.loss_message[row] == slot) & (batch.loss_mask[row] > 0)
+      round_, agent = divmod(int(batch.message[row, slot]) // count, setup.team.num_agents)
+      names, body = addressing.split(setup.tokenizer.decode(batch.loss_target[row][own].tolist()))
+      assert body
+      hearers = setup.team.hearers(agent, round_)
+      if hearers:
+        called.append(names)
+        assert set(names or ()) <= set(hearers)
+      else:  # the solver in the last round
+        assert names is None
+  assert len(called) == 5 * count
+  addressed = np.mean([names is not None for names in called])
+  assert addressed == share if share in (0, 1) else 0.4 < addressed < 0.6
+  assert {len(set(names)) for names in called if names} == ({1, 2} if share else set())
+
+
+def test_addressed_demonstrations_need_a_team_that_addresses():
+  with pytest.raises(
+    ValueError, match=r'sft.addressed_probability=0.5 .* set team.addressing=True'
+  ):
+    build(sft__addressed_probability=0.5)
+
+
+def test_who_answers_in_a_later_round_knows_what_it_was_told_before():
+  setup = build(**ROUNDS)
+  shown, heard = demonstrations(setup), {}
+
+  def demonstration(question, agent, delivered, rng, **options):
+    del rng, options
+    turns = heard.setdefault((question.id, agent), [])
+    turns.append(delivered[1])
+    return '' if agent == 1 and len(turns) == 2 else 'has'
+
+  setup.task.demonstration = demonstration
+  shown.of_step(0)
+  for (_, agent), told in heard.items():
+    if agent == 2:
+      assert told == ['has', 'has']  # though nothing was said in the second round
