@@ -120,7 +120,7 @@ def figures(
     key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
     for key in ('text_written', 'text_read')
   }
-  everybody = np.ones(len(counts.agent), bool)
+  everybody, edges = np.ones(len(counts.agent), bool), counts.edges()
   return {
     'questions': len(records),
     'task/accuracy': float(scores.mean()),
@@ -129,6 +129,7 @@ def figures(
     **_by_grader(records),
     **_with_interval('tokens/written_per_question', counts.written_per_episode()),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
+    'tokens/heard_per_question': sum(edge['tokens'] for edge in edges),
     'tokens/text_written_per_question': counts.per_question(text['text_written']),
     'tokens/text_read_per_question': counts.per_question(text['text_read']),
     'tokens/critical_path_per_question': counts.per_question(counts.critical_path()),
@@ -139,7 +140,7 @@ def figures(
     'comm/truncated_rate': float(counts.truncated.mean()) if len(counts.agent) else 0.0,
     **_money(counts, prices),
     'agents': _rows(counts, counts.agents(), counts.agent, text),
-    'edges': counts.edges(),
+    'edges': edges,
     'rounds': _rows(counts, counts.rounds(), counts.round, text),
   }
 

@@ -88,6 +88,8 @@ def _figures(
     add(f'accuracy, {key.removeprefix(GRADED)} grader', *_share(key), _points)
   add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
   add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
+  if any(record.get('tokens/heard_per_question') for record in shown):
+    add('tokens heard of teammates', *_amount('tokens/heard_per_question', 0), _ratio)
   add('silent turns', *_share('comm/silence_rate'), _points)
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
     add('silent with a needed note', *_share('comm/silence_rate_relevant'), _points)

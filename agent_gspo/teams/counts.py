@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class MessageCounts:
       )
     return rows
 
-  def edges(self) -> list[dict[str, float | str]]:
+  def edges(self) -> list[dict[str, Any]]:
     """A row for each pair of agents of which one can hear the other.
 
     `turns`, `said` and `told` are messages a question: that the reader could be told, that were not

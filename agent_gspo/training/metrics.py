@@ -93,10 +93,15 @@ def of_graph(counts: MessageCounts) -> dict[str, float]:
 
   Its sparsity is the share of all that anybody could be told and nobody was.
   """
-  edges: list[dict[str, Any]] = counts.edges()
-  turns = sum(edge['turns'] for edge in edges)
-  told = {f'graph/{e["author"]}_to_{e["reader"]}': e['told'] / e['turns'] for e in edges}
-  return {'graph/sparsity': 1 - sum(e['told'] for e in edges) / turns, **told} if turns else {}
+  edges = counts.edges()
+  if not edges:
+    return {}
+  total = lambda field: sum(edge[field] for edge in edges)
+  return {
+    'tokens/heard_per_question': total('tokens'),
+    'graph/sparsity': 1 - total('told') / total('turns'),
+    **{f'graph/{e["author"]}_to_{e["reader"]}': e['told'] / e['turns'] for e in edges},
+  }
 
 
 def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:

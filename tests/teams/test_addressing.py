@@ -141,10 +141,14 @@ def test_the_graph_by_hand_and_from_records():
   found = metrics.of_graph(counts)
   assert found['graph/sparsity'] == pytest.approx(1 - 5 / 9)
   assert found['graph/agent1_to_agent3'] == 0.5
+  tokens = {pair: len(TOKENIZER.encode(SAID[pair])) for pair in SAID}
+  heard = tokens[0, 0] + 2 * tokens[1, 0] + 2 * tokens[2, 0]
+  assert found['tokens/heard_per_question'] == heard
   task, head = scripted_teams.Echo(), {'step': 0, 'split': 'test', 'label': 'x'}
   records = results.of_questions(batch, team(), task, TOKENIZER, **head)
   records = json.loads(json.dumps(records))
   assert results.message_counts(records, team().names).edges() == counts.edges()
+  assert results.figures(records, team().names)['tokens/heard_per_question'] == heard
 
 
 def test_names_that_are_no_word_are_refused():

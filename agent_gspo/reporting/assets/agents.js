@@ -50,7 +50,7 @@ function readersGraph(edges) {
   const heights = names.map((name) => place(name)[1]);
   const top = Math.min(...heights) - 48;
   const most = Math.max(1e-9, ...edges.map((e) => e.tokens));
-  const arrows = edges.map((edge) => {
+  const arrows = edges.filter((e) => e.tokens > 0.01 * most).map((edge) => {
     const [ax, ay] = place(edge.author);
     const [bx, by] = place(edge.reader);
     const length = Math.hypot(bx - ax, by - ay) || 1;

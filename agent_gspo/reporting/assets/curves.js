@@ -11,6 +11,8 @@ const CURVES = [
     keys: [['comm/silence_rate_relevant', 'note relevant'], ['comm/silence_rate_irrelevant', 'note irrelevant']],
     otherwise: [['comm/silence_rate', 'all turns']],
   },
+  {title: 'Tokens heard of teammates, a question', keys: [['tokens/heard_per_question', 'training']], zero: true},
+  {title: 'Sparsity of the learned graph', keys: [['graph/sparsity', 'of what could be told, the share that was not']], zero: true, unit: '%'},
   {title: 'Token price lambda_tok', keys: [['budget/lambda_tok', 'lambda_tok']], zero: true},
   {
     title: 'Reward and its terms', choose: true,
