@@ -32,6 +32,7 @@ def get_config() -> config_dict.ConfigDict:
 
   config.team.roles.informant.opening = '{budget} : {question} note : {note}'
   config.team.roles.solver.opening = '{budget} : {question}'
+  config.team.roles.solver.cue = ' {left} answer :'  # of the budget, after the informants
   config.learner.pack_length = 256
 
   config.evaluation.told = (8.0, 12.0, 20.0, 40.0)

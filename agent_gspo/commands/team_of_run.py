@@ -103,7 +103,7 @@ class TeamOfRun:
     """Whether the team can read a question, see `asking.check_words`."""
     from agent_gspo.evaluation import asking
 
-    asking.check_words(self.load().tokenizer, question)
+    asking.check_words(self.team, self.load().tokenizer, question)
 
   def ask(
     self,

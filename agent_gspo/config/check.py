@@ -331,6 +331,14 @@ def _check_terms(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -
           "to 'conditioned' or 'target'."
         )
     return
+  reward = config['reward']
+  if kind == 'budget' and any(role.shows_left for role in team.roles):
+    if (reward['cost'], reward['p_write'], reward['p_read']) != ('tokens', 1.0, 0.0):
+      raise ValueError(
+        f'team.roles.*.cue tells {{left}} of a budget in tokens written; the budget is in another '
+        f'unit with reward.cost={reward["cost"]!r}, p_write={reward["p_write"]}, '
+        f"p_read={reward['p_read']}. Set 'tokens', 1 and 0, or leave out {{left}}."
+      )
   if not any(role.shows_terms(kind) for role in team.roles):
     raise ValueError(
       f'{mode}, but no agent is told the {kind}: write {{{kind}}} into the opening of a role '

@@ -75,14 +75,21 @@ def asked(
   return Question(f'asked-{number}', text.strip(), '', tuple(notes), terms=terms)
 
 
-def check_words(tokenizer: Tokenizer, question: Question) -> None:
-  """Whether a tokenizer can write a question and its notes.
+def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
+  """Whether a team can read a question, its notes and what is left of its budget.
 
   Raises:
-    ValueError: a word-level one does not know a word; names it.
+    ValueError: a word-level tokenizer does not know a word; names it.
   """
   for text in (question.text, *question.notes):
     tokenizer.encode(text, special=False)
+  if any(role.shows_left for role in team.roles):
+    most = str(team.told_left(question.terms, 0, 0))
+    if tokenizer.unknown_words(most):
+      raise ValueError(
+        f'budget={most}: the team is told how many tokens are left of it, and its vocabulary does '
+        'not count so far. Give a smaller one.'
+      )
 
 
 def note_holders(team: Team) -> list[int]:

@@ -15,6 +15,8 @@ from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, RolloutBatch
 
 _SLOT = '\ue000'  # stands for a teammate's message; a private-use character
+Taken = tuple[int, int]
+"""Tokens sampled, and tokens written."""
 
 
 def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[int, int]]:
@@ -47,7 +49,8 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       question = batch.questions[batch.episodes[key[0]].question]
       frame = role.opening_of(question, key[1]) + frame
       carried[key] = sum(map(size, _preamble(role)))
-    cue = role.cue_at(team.tokens_left(spent.before(message)))
+    terms = batch.questions[batch.episodes[key[0]].question].terms
+    cue = role.cue_at(team.told_left(terms, *spent.before(message)))
     carried[key] += sum(map(size, (frame + cue).split(_SLOT)))
     carried[key] += sum(tokens for _, tokens in incoming)
     written = message.written if tokenizer.is_word_level else size(message.text)
@@ -58,18 +61,20 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
 
 
 class _Spent:
-  """Tokens that an episode's earlier layers have sampled, as its messages come by in order."""
+  """What an episode's earlier layers have taken, as its messages come by in order."""
 
   def __init__(self):
-    self._layers: dict[int, tuple[tuple[int, int], int, int]] = {}  # where, before it, with it
+    self._layers: dict[int, tuple[tuple[int, int], Taken, Taken]] = {}  # where, before it, with it
 
-  def before(self, message: Message) -> int:
+  def before(self, message: Message) -> Taken:
     """Of a message's episode before its layer."""
     where = (message.round, message.layer)
-    last, before, so_far = self._layers.get(message.episode, (where, 0, 0))
+    last, before, so_far = self._layers.get(message.episode, (where, (0, 0), (0, 0)))
     if last != where:
       before = so_far
-    self._layers[message.episode] = where, before, so_far + len(message.token_ids)
+    sampled, written = so_far
+    so_far = sampled + len(message.token_ids), written + message.written
+    self._layers[message.episode] = where, before, so_far
     return before
 
 

@@ -30,6 +30,7 @@ class Turn:
       with; "" of silent ones, and of what is for others.
     limit: most tokens this turn may sample.
     stop_ids: what ends the message.
+    left: tokens left to write, as `Team.told_left` has them.
     offset: tokens of this very message that `prompt_ids` end with: where an agent goes on after a
       tool has answered.
   """
@@ -42,6 +43,7 @@ class Turn:
   delivered: dict[int, str]
   limit: int
   stop_ids: tuple[int, ...]
+  left: int = 0
   offset: int = 0
 
 

@@ -29,7 +29,7 @@ class Incoming:
 
   Attributes:
     senders: of the messages it has not read yet.
-    left: tokens that the team may still write.
+    left: tokens that a cue tells, see `Team.told_left`.
   """
 
   senders: Sequence[str] = ()
@@ -138,7 +138,7 @@ class Conversation:
 
     Args:
       incoming: `(sender, written ids)` of what is new to the agent; no silent ones.
-      left: tokens that the team may still write, for a role that tells them.
+      left: tokens left to write, for a role that tells them.
     """
     self._turns.append(Incoming([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)

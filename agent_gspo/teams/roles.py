@@ -27,8 +27,8 @@ class Role:
     opening: what the agent is shown once; may use `{question}`, `{note}`, `{price}` and
       `{budget}`.
     incoming: frames a message of a teammate; must contain `{message}`, may use `{sender}`.
-    cue: ends every turn's prompt, right before the agent writes; may tell the tokens `{left}` that
-      the team may still write in this episode.
+    cue: ends every turn's prompt, right before the agent writes; may tell the tokens `{left}` of
+      the question's budget, where it has one, or that the team may still write in this episode.
     separator: ends a message in plain text; what stops the sampler comes from it.
     max_tokens: cap on this role's messages, 0 for the team's.
     calculator: completes `a op b =` while it writes, see `teams.calculator`.
@@ -52,11 +52,11 @@ class Role:
 
   @property
   def shows_left(self) -> bool:
-    """Whether its agents read how much the team may still write."""
+    """Whether its agents read how much is left to write."""
     return _LEFT in self.cue
 
   def cue_at(self, left: int) -> str:
-    """What ends a turn's prompt when the team may still write so many tokens."""
+    """What ends a turn's prompt when so many tokens are left to write."""
     return self.cue.replace(_LEFT, str(left))
 
   def shows_terms(self, kind: str) -> bool:

@@ -81,6 +81,7 @@ class _Table:
     self.carried: dict[tuple[int, int], list[int]] = {key: [] for key in self.conversations}
     self.readers: list[int] = []
     self.spent = np.zeros(self.num_episodes, np.int64)  # tokens sampled, stop tokens included
+    self.written = np.zeros(self.num_episodes, np.int64)  # without them
 
   @property
   def num_episodes(self) -> int:
@@ -93,7 +94,7 @@ class _Table:
       left = self.team.tokens_left(int(self.spent[episode]))
       for agent, limit in zip(layer, fair_shares(left, caps), strict=True):
         if limit:  # else the episode's cap is spent: nobody writes any more
-          turns.append(self._turn(episode, agent, round_, limit, left))
+          turns.append(self._turn(episode, agent, round_, limit))
           owners.append(episode)
     if not turns:
       return
@@ -112,7 +113,10 @@ class _Table:
     ):
       self._write(episode, place, turn, ids, logprobs, bool(ended), of_tools, usage)
 
-  def _turn(self, episode: int, agent: int, round_: int, limit: int, left: int) -> Turn:
+  def _turn(self, episode: int, agent: int, round_: int, limit: int) -> Turn:
+    question = self.questions[episode // self.group_size]
+    spent, written = int(self.spent[episode]), int(self.written[episode])
+    left = self.team.told_left(question.terms, spent, written)
     incoming, delivered = [], {}
     for author, when in self.team.topology.reads(agent, round_):
       index = self.by_turn.get((episode, author, when))
@@ -127,7 +131,7 @@ class _Table:
     for index in self.carried[episode, agent]:
       self.readers[index] += 1
     return Turn(
-      question=self.questions[episode // self.group_size],
+      question=question,
       sample=episode % self.group_size,
       agent=agent,
       round=round_,
@@ -135,6 +139,7 @@ class _Table:
       delivered=delivered,
       limit=limit,
       stop_ids=self.writers[agent].stop_ids,
+      left=left,
     )
 
   def _write(self, episode, place, turn, ids, logprobs, ended, inserted, usage) -> None:
@@ -163,6 +168,7 @@ class _Table:
       inserted=inserted if inserted is not None and inserted.any() else None,
       usage=usage,
     )
+    self.written[episode] += message.written
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))
     self.messages.append(message)

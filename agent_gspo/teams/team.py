@@ -15,7 +15,7 @@ from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
 from agent_gspo.teams.topology import Topology, make_topology
-from agent_gspo.types import Message
+from agent_gspo.types import Message, Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,18 @@ class Team:
   def tokens_left(self, spent: int) -> int:
     """Most tokens that an episode can still write after so many, stop tokens included."""
     return self.max_tokens - spent
+
+  def told_left(self, terms: Terms | None, spent: int, written: int) -> int:
+    """What a cue with `{left}` tells: what is left of the question's budget, or of the caps.
+
+    Args:
+      terms: of the question.
+      spent: tokens sampled so far, stop tokens included.
+      written: those that a budget counts, without stop tokens.
+    """
+    if terms is None or terms.kind != 'budget':
+      return self.tokens_left(spent)
+    return max(round(terms.value) - written, 0)
 
   def message_cap(self, agent: int) -> int:
     """Most tokens a message of this agent can have, its stop token included."""

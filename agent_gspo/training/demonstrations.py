@@ -22,6 +22,8 @@ from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Message, Question, TrainBatch
 
+_DRAWN = 8  # texts, of which the one stays that comes closest to what is left of a budget
+
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrations:
@@ -157,19 +159,33 @@ class Demonstrations:
   ) -> str | None:
     task: Any = self.task  # config.check has seen that it demonstrates
     on_terms = self._at_brevity(turn.question)
-    text = task.demonstration(
-      turn.question,
-      turn.agent,
-      [heard.get(agent, '') for agent in range(len(turn.question.notes))],
-      rng,
-      terse_probability=on_terms(self.options.terse_probability),
-      silence_probability=0.0 if outspoken else on_terms(self.options.silence_probability),
-    )
+
+    def demonstrated() -> str | None:
+      return task.demonstration(
+        turn.question,
+        turn.agent,
+        [heard.get(agent, '') for agent in range(len(turn.question.notes))],
+        rng,
+        terse_probability=on_terms(self.options.terse_probability),
+        silence_probability=0.0 if outspoken else on_terms(self.options.silence_probability),
+      )
+
+    text = demonstrated()
+    if self._fits_what_is_left(turn):
+      others = [text, *(demonstrated() for _ in range(_DRAWN - 1))]
+      away = lambda text: abs(len(self.tokenizer.encode(text or '')) - turn.left)
+      text = min(others, key=away)
     if text:
       text = self._addressed(turn, text, rng)
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
     # Pretrained vocabularies hold words with the space before them.
     return f' {text}' if text and continues else text
+
+  def _fits_what_is_left(self, turn: Turn) -> bool:
+    """Whether an author is told what is left of a budget, and demonstrations follow budgets."""
+    told = self.sheet is not None and self.sheet.kind == 'budget'
+    follows = self.options.follows_terms > 0
+    return told and follows and self.team.roles[turn.agent].shows_left
 
   def _addressed(self, turn: Turn, text: str, rng: random.Random) -> str:
     """The text, it may be for some only of those who could hear it: one, seldom more."""

@@ -47,6 +47,7 @@ class SFTOptions(Section, name='sft'):
   terse_probability: float = option(0.0, least=0, most=1)  # that says only what is needed
   # How far both of these rise to 1 where the team is told a high price or a small budget, so that
   # its words mean something before training: 0 not at all, 1 all the way at the end of the range.
+  # Above 0, who is told what is left of a budget is shown messages that take about so much.
   follows_terms: float = option(0.0, least=0, most=1)
   # Of a conversation in which even idle notes are told: to be heard, not to be imitated.
   outspoken_probability: float = option(0.0, least=0, most=1)

@@ -48,10 +48,18 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
     opening = role.opening_of(_EMPTY, 0)
     texts = [role.system, opening, incoming, role.cue_at(0), role.separator, *shown]
     if role.shows_left:
-      texts += map(str, range(team.max_tokens + 1))
+      texts += map(str, range(_most_left(parts) + 1))
     for text in texts:
       known.update(dict.fromkeys(text.split()))
   return word_level([word for word in known if word not in WORD_LEVEL_SPECIAL])
+
+
+def _most_left(parts: config_lib.Parts) -> int:
+  """The largest number that a cue can tell, see `Team.told_left`."""
+  sheet, told = parts.term_sheet, parts.config['evaluation']['told']
+  if sheet is None or sheet.kind != 'budget':
+    return parts.team.max_tokens
+  return round(max(sheet.highest, parts.budget.evaluated_terms, *told))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +140,7 @@ def _questions(parts: config_lib.Parts) -> list[Question]:
 def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:
   """Looks for words that are not in the vocabulary, in all ways that texts can meet."""
   for agent, writer in enumerate(parts.team.prompt_writers(tokenizer)):
-    for shown, text in _texts(parts.team, agent, writer, questions):
+    for shown, text in _texts(parts, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
   sft = SFTOptions(**parts.config['sft'])
@@ -148,10 +156,10 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
 
 
 def _texts(
-  team: Team, agent: int, writer: PromptWriter, questions: list[Question]
+  parts: config_lib.Parts, agent: int, writer: PromptWriter, questions: list[Question]
 ) -> Iterator[tuple[Question | None, str]]:
   """The texts that an agent's prompts are put together from, some with their question."""
-  left = team.max_tokens
+  team, left = parts.team, _most_left(parts)
   yield None, writer.preamble_text
   yield None, writer.role.separator
   for round_ in range(min(team.topology.rounds, 2)):
@@ -202,7 +210,7 @@ def _check_lengths(
   parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question], context: int
 ) -> tuple[PromptLengths, ...]:
   """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
-  team, cap = parts.team, parts.team.max_message_tokens
+  team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
   if cap >= context:
     raise ValueError(
       f"team.max_message_tokens={cap} leaves no room for a prompt in the model's context of "
@@ -211,12 +219,12 @@ def _check_lengths(
   longest = sorted(questions, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:_LONGEST]
   worst, found = (0, ''), []
   for agent, writer in enumerate(team.prompt_writers(tokenizer)):
-    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer)
+    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer, left)
     # What later turns add does not depend on the question.
     question = max(longest, key=lambda q: next(lengths(q)))
     conversation = writer.begin(question, agent)
     turns = tuple(lengths(question))
-    found.append(PromptLengths(len(conversation.prompt([], team.max_tokens)), turns))
+    found.append(PromptLengths(len(conversation.prompt([], left)), turns))
     for prompt in turns:
       # The sampler's rows have room for the team's longest message.
       if prompt + cap > context:
@@ -238,7 +246,12 @@ def _check_lengths(
 
 
 def _prompt_lengths(
-  team: Team, tokenizer: Tokenizer, agent: int, writer: PromptWriter, question: Question
+  team: Team,
+  tokenizer: Tokenizer,
+  agent: int,
+  writer: PromptWriter,
+  left: int,
+  question: Question,
 ) -> Iterator[int]:
   """Tokens of an agent's prompts, one a turn."""
   conversation, cap = writer.begin(question, agent), team.message_cap(agent)
@@ -249,5 +262,5 @@ def _prompt_lengths(
       (team.names[a], [tokenizer.eos_id] * team.message_cap(a))
       for a, _ in team.topology.reads(agent, round_)
     ]
-    yield len(conversation.prompt(incoming, team.max_tokens))
+    yield len(conversation.prompt(incoming, left))
     conversation.wrote([tokenizer.eos_id] * cap, ended=False)

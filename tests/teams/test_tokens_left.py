@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 import scripted_teams
 
-from agent_gspo.evaluation import text_counts
+from agent_gspo.evaluation import asking, text_counts
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.types import Terms
 
 TOKENIZER = scripted_teams.byte_tokenizer()
 CUE = 'left {left} say :'
@@ -76,3 +78,34 @@ def test_braces_of_other_words_stay():
   role = Role('x', cue='{left} of {this} :')
   assert (role.shows_left, role.cue_at(12)) == (True, '12 of {this} :')
   assert (Role('x').shows_left, Role('x', cue='{} :').cue_at(12)) == (False, '{} :')
+
+
+def test_of_a_budget_told_with_the_question_what_was_written_is_taken_off():
+  team = scripted_teams.team('debate', rounds=3, cue=CUE, max_message_tokens=20)
+  said = {(agent, round_): 'xyz' * (agent + 1) for agent in range(3) for round_ in range(3)}
+  policy = ScriptedPolicy(lambda turn: said[turn.agent, turn.round], TOKENIZER)
+  (question,) = scripted_teams.questions(1)
+  question = dataclasses.replace(question, terms=Terms('budget', 30.4, 'thirty'))
+  batch = rollout(team, scripted_teams.Echo(), TOKENIZER, [question], 1, policy)
+  for message in batch.messages:
+    told = re.findall(r'left (\d+) say', TOKENIZER.decode(message.prompt_ids.tolist()))
+    assert told == ['30', '12', '0'][: message.round + 1]  # stop tokens are no part of it
+  counts = text_counts.count(team, TOKENIZER, batch)
+  for message, (read, _) in zip(batch.messages[:3], counts[:3], strict=True):
+    assert read == len(message.prompt_ids)
+
+
+def test_a_price_leaves_what_the_caps_leave():
+  team = scripted_teams.team('chain', cue=CUE, max_message_tokens=10)
+  assert team.told_left(Terms('price', 0.01, 'dear'), 7, 5) == 23
+  assert team.told_left(None, 7, 5) == 23
+
+
+def test_a_budget_that_the_vocabulary_cannot_count_is_refused():
+  team = scripted_teams.team('chain', cue=CUE)
+  words = scripted_teams.numbers_tokenizer(20)
+  question = dataclasses.replace(scripted_teams.questions(1)[0], terms=Terms('budget', 19.0, ''))
+  asking.check_words(team, words, question)
+  question = dataclasses.replace(question, terms=Terms('budget', 20.0, ''))
+  with pytest.raises(ValueError, match='budget=20: the team is told how many tokens are left'):
+    asking.check_words(team, words, question)

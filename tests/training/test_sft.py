@@ -307,3 +307,36 @@ def test_who_answers_in_a_later_round_knows_what_it_was_told_before():
   for (_, agent), told in heard.items():
     if agent == 2:
       assert told == ['has', 'has']  # though nothing was said in the second round
+
+
+def test_who_is_told_what_is_left_of_a_budget_is_shown_messages_that_fit():
+  told = {
+    'budget__mode': 'target',
+    'budget__lambda_tok': 0.0,
+    'budget__budget_episode': 20.0,
+    'budget__target_low': 5.0,
+    'budget__target_high': 40.0,
+    'budget__told_words': ('few', 'many'),
+    'reward__length_reward': 'told_budget',
+    'reward__length_reward_options': 'weight=0.9',
+    'team__roles__informant__opening': '{budget} : {question} note : {note}',
+    'team__max_message_tokens': 32,
+    'learner__pack_length': 192,
+    'sft__questions': 60,
+    'sft__terse_probability': 0.3,
+  }
+
+  def missed(follows, cue):
+    """How far the last message is from what the others left, a mean over questions."""
+    setup = build(**told, sft__follows_terms=follows, team__roles__solver__cue=cue)
+    micro_batches, _ = demonstrations(setup).of_step(0)
+    written = np.zeros(180)
+    for batch in micro_batches:
+      for row, slot in zip(*np.nonzero(batch.message_mask), strict=True):
+        own = (batch.loss_message[row] == slot) & (batch.loss_mask[row] > 0)
+        written[batch.message[row, slot]] = own.sum() - 1
+    told_budgets = [q.terms.value for q in demonstrations(setup)._on_terms(setup.questions[:60], 0)]
+    by_agent = written.reshape(3, 60)
+    return np.abs(np.maximum(told_budgets - by_agent[:2].sum(axis=0), 0) - by_agent[2]).mean()
+
+  assert missed(0.5, ' {left} answer :') < 0.7 * missed(0.5, ' answer :')
