@@ -17,6 +17,7 @@ def get_config(reach: str = 'addressed') -> config_dict.ConfigDict:
   if reach not in ('addressed', 'everybody'):
     raise ValueError(f'configs/tiny_addressing.py:{reach}: there are addressed and everybody.')
   config = tiny.get_config().unlock()
+  config.steps = 240
 
   config.team.topology = 'complete'
   config.team.rounds = 2
@@ -24,8 +25,8 @@ def get_config(reach: str = 'addressed') -> config_dict.ConfigDict:
   for role in config.team.roles.values():
     role.incoming = ' {sender} : {message}'
 
-  config.reward.p_read = 0.2
-  config.budget.lambda_tok = 0.01
+  config.reward.p_read = 0.5
+  config.budget.lambda_tok = 0.006
   config.learner.pack_length = 512
   config.learner.micro_batch_size = 2
 

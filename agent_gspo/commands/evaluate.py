@@ -61,7 +61,7 @@ def main() -> None:
   if told := parts.task.note([config['evaluation']['split']]):
     print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
-  matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else {}
+  matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
   saved = command.chosen_checkpoint(_WORKDIR.value, _STEP.value)
   if saved:
     saved.check_params(config)
@@ -81,7 +81,6 @@ def main() -> None:
     run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
 
   whole, records = run.run(label, variants.itself(setup.team))
-  target = matched.get('tokens/written_per_question')
   found = [whole]
   for value in config['evaluation']['told']:
     told = dataclasses.replace(run, terms=setup.terms(value))
@@ -91,7 +90,7 @@ def main() -> None:
   left_out = {}
   for name in names:
     try:
-      found.append(reference_systems.baseline(run, name, whole, target))
+      found.append(reference_systems.baseline(run, name, whole, matched))
     except ValueError as error:  # what does not fit this team does not stop the others
       left_out[name] = str(error)
   probed = probes.run_all(run, whole, records) if _PROBES.value else []

@@ -6,6 +6,7 @@ The policy stays as it is; only edges (and agents) are chosen. `K` edges, `N` ag
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import chex
@@ -20,6 +21,36 @@ from agent_gspo.teams.topology import Edge
 
 Play = Callable[[int, np.ndarray], np.ndarray]
 """`(first training question, bool masks [B, K]) -> task scores [B]`: one conversation each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+  """What a learner says of a team's edges.
+
+  Attributes:
+    order: indices of all edges, those that matter most first, those that left first last.
+    kept: how many of them the rule keeps.
+    dropped: the agent that leaves whatever the edges, None for none.
+  """
+
+  order: list[int]
+  kept: int
+  dropped: int | None = None
+
+  @property
+  def edges(self) -> list[int]:
+    """Indices of those that the rule keeps."""
+    return sorted(self.order[: self.kept])
+
+  def closest(self, heard: Sequence[float], target: float) -> list[int]:
+    """As many edges, the first ones, as bring the tokens heard closest to a target.
+
+    Args:
+      heard: tokens a question of each edge `[K]`, in the whole team.
+      target: tokens a question.
+    """
+    totals = np.cumsum([0.0, *(heard[edge] for edge in self.order)])
+    return sorted(self.order[: int(np.abs(totals - target).argmin())])
 
 
 def random_edges(team: Team, written: Mapping[str, float], target: float, seed: int) -> list[int]:
@@ -64,7 +95,7 @@ def agent_prune(
   prune_every: int = 5,
   rate: float = 0.25,
   learning_rate: float = 0.1,
-) -> list[int]:
+) -> Ranking:
   """AgentPrune's rule (Zhang et al. 2024, arXiv 2410.02506): REINFORCE on edge logits.
 
   An edge is there with probability `sigmoid(logit)`; ascent on `mean_q score_q log P(graph_q)`
@@ -81,16 +112,13 @@ def agent_prune(
     prune_every: batches between prunings.
     rate: share of the alive edges that leave.
     learning_rate: of Adam.
-
-  Returns:
-    Indices of the edges to keep.
   """
   learner = _Logits(num_edges, learning_rate, seed)
   for done in range(batches):
     learner.learn(play, done * batch, batch)
     if (done + 1) % prune_every == 0:
       learner.prune(rate)
-  return np.flatnonzero(learner.alive).tolist()
+  return learner.ranking()
 
 
 def agent_dropout(
@@ -107,7 +135,7 @@ def agent_dropout(
   learning_rate: float = 0.1,
   nuclear: float = 0.1,
   hinge: float = 0.1,
-) -> tuple[list[int], int | None]:
+) -> Ranking:
   """AgentDropout's rule (Wang et al. 2025, arXiv 2503.18891): first an agent, then edges.
 
   Node stage: `agent_prune`'s ascent; then the agent whose edges have the lowest sum of
@@ -132,7 +160,7 @@ def agent_dropout(
     hinge: weight of the distance.
 
   Returns:
-    Indices of the edges to keep, and the agent to drop (None in a team of one or two).
+    With the agent to drop, None in a team of one or two.
   """
   learner, dropped = _Logits(len(edges), learning_rate, seed), None
   if num_agents > 2:
@@ -152,12 +180,12 @@ def agent_dropout(
     return nuclear * jnp.linalg.norm(matrix, 'nuc') + hinge * jax.nn.relu(distance - 1.0)
 
   learner = _Logits(len(edges), learning_rate, seed + 1, jax.grad(penalty))
-  learner.alive = np.asarray([dropped not in edge for edge in edges])
+  learner.leave([i for i, edge in enumerate(edges) if dropped in edge])
   for done in range(edge_batches):
     learner.learn(play, node_batches * node_batch + done * edge_batch, edge_batch)
     if (done + 1) % max(1, edge_batches // 2) == 0:
       learner.prune(rate)
-  return np.flatnonzero(learner.alive).tolist(), dropped
+  return dataclasses.replace(learner.ranking(), dropped=dropped)
 
 
 class _Logits:
@@ -166,6 +194,7 @@ class _Logits:
   def __init__(self, num_edges: int, learning_rate: float, seed: int, penalty=None):
     self.logits = np.zeros(num_edges, np.float32)
     self.alive = np.ones(num_edges, bool)
+    self._left: list[int] = []
     self._optimizer = optax.adam(learning_rate)
     self._state = self._optimizer.init(self.logits)
     self._rng = np.random.default_rng(seed)
@@ -190,4 +219,15 @@ class _Logits:
     """The lowest logits of those alive leave: a share of them, at least one, never the last."""
     alive = np.flatnonzero(self.alive)
     leave = min(max(1, round(len(alive) * rate)), len(alive) - 1)
-    self.alive[alive[np.argsort(self.logits[alive], kind='stable')[: max(leave, 0)]]] = False
+    self.leave(alive[np.argsort(self.logits[alive], kind='stable')[: max(leave, 0)]].tolist())
+
+  def leave(self, edges: Sequence[int]) -> None:
+    """Some edges leave for good, one after another."""
+    self.alive[list(edges)] = False
+    self._left += edges
+
+  def ranking(self) -> Ranking:
+    """Of all edges: those alive by falling logit, then those that left, the last one first."""
+    alive = np.flatnonzero(self.alive)
+    first = alive[np.argsort(-self.logits[alive], kind='stable')].tolist()
+    return Ranking(order=[*first, *reversed(self._left)], kept=len(first))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,13 @@ from agent_gspo.teams.team import Team
 Told = dict[str, Any]
 """What a record says of a baseline; `temperature` is also that of its sampling."""
 Chosen = tuple[str, variants.Variant, Told]
+Baseline = Callable[[Harness, Mapping[str, Any], Mapping[str, Any]], Chosen]
+"""`(harness, figures of the team, figures to match) -> (label, team, what to tell)`."""
+_WRITTEN, _HEARD = 'tokens/written_per_question', 'tokens/heard_per_question'
 
 
 def baseline(
-  harness: Harness, name: str, whole: Mapping[str, Any], target: float | None = None
+  harness: Harness, name: str, whole: Mapping[str, Any], matched: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
   """The record of a baseline.
 
@@ -25,8 +29,8 @@ def baseline(
     harness: the team and its questions.
     name: of `BASELINES`.
     whole: figures of the team.
-    target: tokens written a question that baselines at equal tokens should come close to;
-      those of the team by default.
+    matched: figures of an evaluation whose tokens baselines at equal tokens should come close to;
+      the team's own by default.
 
   Raises:
     ValueError: the name is unknown, or the team has nothing to prune.
@@ -35,37 +39,39 @@ def baseline(
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
   if name in _NEED_EDGES and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
-  target = whole['tokens/written_per_question'] if target is None else target
-  label, variant, told = BASELINES[name](harness, whole, target)
+  label, variant, told = BASELINES[name](harness, whole, whole if matched is None else matched)
   figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
   return {**figures, **told}
 
 
-def _single(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen:
-  del whole, target
+def _single(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
+  del whole, matched
   return 'single agent', variants.self_consistency(harness.team, 1), {}
 
 
-def _self_consistency(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen:
+def _self_consistency(
+  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
+) -> Chosen:
   """As many samples of the single agent as write what the team writes."""
   del whole
   # Greedy samples are all the same one.
   temperature = harness.temperature or harness.diverse_temperature
+  target = matched[_WRITTEN]
   single = variants.self_consistency(harness.team, 1)
   one, _ = harness.run('one sample', single, temperature=temperature)
-  tokens = one['tokens/written_per_question']
+  tokens = one[_WRITTEN]
   k = variants.samples_at_equal_tokens(target, tokens)
   told = {'temperature': temperature, 'samples': k, 'tokens_of_one': tokens}
   variant = variants.self_consistency(harness.team, k)
   return f'self-consistency (k={k})', variant, {**told, 'target_tokens': target}
 
 
-def _rewired(shape: str) -> Callable[[Harness, Mapping[str, Any], float], Chosen]:
-  return lambda harness, whole, target: (shape, variants.rewired(harness.team, shape), {})
+def _rewired(shape: str) -> Baseline:
+  return lambda harness, whole, matched: (shape, variants.rewired(harness.team, shape), {})
 
 
-def _random(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen:
-  team = harness.team
+def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
+  team, target = harness.team, matched[_WRITTEN]
   written = {agent['name']: agent['written_per_question'] for agent in whole['agents']}
   kept = pruning.random_edges(team, written, target, harness.seed)
   return (
@@ -75,30 +81,76 @@ def _random(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen
   )
 
 
-def _agent_prune(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen:
-  del whole, target
-  team = harness.team
-  learn = lambda play: pruning.agent_prune(play, len(variants.edges(team)), seed=harness.seed)
-  kept = _learnt(harness, 'agent_prune', learn)
-  return 'AgentPrune', variants.pruned(team, kept), _graph(team, kept)
+def _agent_prune(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
+  del whole, matched
+  ranking = _prune_ranking(harness)
+  return _pruned(harness, 'AgentPrune', ranking, ranking.edges)
 
 
-def _agent_dropout(harness: Harness, whole: Mapping[str, Any], target: float) -> Chosen:
-  del whole, target
+def _agent_prune_equal(
+  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
+) -> Chosen:
+  return _pruned_to_match(harness, 'AgentPrune', _prune_ranking(harness), whole, matched)
+
+
+def _agent_dropout(
+  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
+) -> Chosen:
+  del whole, matched
+  ranking = _dropout_ranking(harness)
+  return _pruned(harness, 'AgentDropout', ranking, ranking.edges)
+
+
+def _agent_dropout_equal(
+  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
+) -> Chosen:
+  return _pruned_to_match(harness, 'AgentDropout', _dropout_ranking(harness), whole, matched)
+
+
+def _prune_ranking(harness: Harness) -> pruning.Ranking:
+  edges = variants.edges(harness.team)
+  learn = lambda play: pruning.agent_prune(play, len(edges), seed=harness.seed)
+  return _learnt(harness, 'ranking by agent_prune', learn)
+
+
+def _dropout_ranking(harness: Harness) -> pruning.Ranking:
   team, edges = harness.team, variants.edges(harness.team)
   learn = lambda play: pruning.agent_dropout(play, edges, team.num_agents, seed=harness.seed)
-  kept, dropped = _learnt(harness, 'agent_dropout', learn)
-  out = [] if dropped is None else [dropped]
-  told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
-  return 'AgentDropout', variants.pruned(team, kept, out), told
+  return _learnt(harness, 'ranking by agent_dropout', learn)
 
 
-def _learnt(harness: Harness, name: str, learn: Callable[[pruning.Play], Any]) -> Any:
+def _learnt(
+  harness: Harness, name: str, learn: Callable[[pruning.Play], pruning.Ranking]
+) -> pruning.Ranking:
   """What was learnt before, or is learnt now, on training questions."""
   if name not in harness.answers.learnt:
     graph = lambda mask: variants.pruned(harness.team, np.flatnonzero(mask).tolist())
-    harness.answers.learn(name, learn(harness.play(graph)))
-  return harness.answers.learnt[name]
+    harness.answers.learn(name, dataclasses.asdict(learn(harness.play(graph))))
+  return pruning.Ranking(**harness.answers.learnt[name])
+
+
+def _pruned_to_match(
+  harness: Harness,
+  rule: str,
+  ranking: pruning.Ranking,
+  whole: Mapping[str, Any],
+  matched: Mapping[str, Any],
+) -> Chosen:
+  """As many of the edges that a rule thinks best as let agents hear what is heard there."""
+  if _HEARD not in matched:
+    raise ValueError(f'the evaluation to match does not count {_HEARD}: make it again.')
+  team, target = harness.team, matched[_HEARD]
+  tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
+  pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
+  kept = ranking.closest([tokens.get(pair, 0.0) for pair in pairs], target)
+  label, variant, told = _pruned(harness, f'{rule} at equal tokens', ranking, kept)
+  return label, variant, {**told, 'target_tokens_heard': target}
+
+
+def _pruned(harness: Harness, label: str, ranking: pruning.Ranking, kept: Sequence[int]) -> Chosen:
+  team, out = harness.team, [] if ranking.dropped is None else [ranking.dropped]
+  told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
+  return label, variants.pruned(team, kept, out), told
 
 
 def _graph(team: Team, kept: Sequence[int]) -> Told:
@@ -109,14 +161,15 @@ def _graph(team: Team, kept: Sequence[int]) -> Told:
   }
 
 
-BASELINES: Mapping[str, Callable[[Harness, Mapping[str, Any], float], Chosen]] = {
+BASELINES: Mapping[str, Baseline] = {
   'single': _single,
   'self_consistency': _self_consistency,
   **{shape: _rewired(shape) for shape in variants.SHAPES},
   'random_pruning': _random,
   'agent_prune': _agent_prune,
+  'agent_prune_equal': _agent_prune_equal,
   'agent_dropout': _agent_dropout,
+  'agent_dropout_equal': _agent_dropout_equal,
 }
-"""Name -> `(harness, figures of the team, tokens to match) -> (label, team, what to tell)`."""
 
-_NEED_EDGES = ('random_pruning', 'agent_prune', 'agent_dropout')
+_NEED_EDGES = tuple(name for name in BASELINES if 'prun' in name or 'dropout' in name)

@@ -147,7 +147,12 @@ def test_self_consistency_at_equal_tokens():
   assert (found['samples'], found['tokens_of_one'], found['target_tokens']) == (4, 2.0, 8.0)
   assert found['label'] == 'self-consistency (k=4)'
   assert found['temperature'] == policy.made[-1][0] == 0.7  # greedy samples would be alike
-  assert reference_systems.baseline(run, 'self_consistency', whole, 3.0)['samples'] == 2
+  assert (
+    reference_systems.baseline(
+      run, 'self_consistency', whole, {'tokens/written_per_question': 3.0}
+    )['samples']
+    == 2
+  )
   warm = make(policy=Recorder(ids), temperature=0.4)
   assert reference_systems.baseline(warm, 'self_consistency', asked_of(warm))['temperature'] == 0.4
 
@@ -232,7 +237,9 @@ def test_random_pruning_says_what_it_kept():
   run = make()
   whole = asked_of(run)
   assert [a['written_per_question'] for a in whole['agents']] == [1.0, 1.0, 2.0]
-  found = reference_systems.baseline(run, 'random_pruning', whole, 3.0)
+  found = reference_systems.baseline(
+    run, 'random_pruning', whole, {'tokens/written_per_question': 3.0}
+  )
   assert len(found['edges']) == 1
   assert found['edges'][0][1] == 'agent3'
   assert (found['edges_of_the_team'], found['target_tokens']) == (2, 3.0)
@@ -255,16 +262,38 @@ def test_agent_prune_keeps_the_edges_that_matter():
   for needed, batches in (((1,), 20), ((0, 3), 15)):
     play, seen = needs(needed)
     kept = pruning.agent_prune(play, 5, seed=0, batches=batches, batch=16, rate=0.2)
-    assert kept == list(needed)  # an edge leaves every five batches
+    assert kept.edges == list(needed)
+    assert sorted(kept.order) == list(range(5))  # an edge leaves every five batches
     assert seen == [(16 * i, 16) for i in range(batches)]  # each training question once
 
 
 def test_agent_prune_counts_as_the_rule_says():
   sizes = []
   play = lambda first, masks: (sizes.append(len(masks)), np.zeros(len(masks)))[1]
-  assert len(pruning.agent_prune(play, 12, seed=0)) == 12 - 3 - 2  # a quarter of 12, then of 9
+  assert pruning.agent_prune(play, 12, seed=0).kept == 12 - 3 - 2  # a quarter of 12, then of 9
   assert sizes == [4] * 10
-  assert len(pruning.agent_prune(play, 2, seed=0)) == 1  # at least one leaves, one stays
+  assert pruning.agent_prune(play, 2, seed=0).kept == 1  # at least one leaves, one stays
+
+
+def test_a_ranking_is_cut_where_the_tokens_heard_come_closest():
+  ranking = pruning.Ranking(order=[2, 0, 1], kept=2)
+  assert ranking.edges == [0, 2]
+  heard = [5.0, 1.0, 10.0]
+  for target, edges in ((0, []), (4, []), (9, [2]), (12, [2]), (14, [0, 2]), (99, [0, 1, 2])):
+    assert ranking.closest(heard, target) == edges
+
+
+@pytest.mark.parametrize('name', ['agent_prune_equal', 'agent_dropout_equal'])
+def test_learnt_edges_at_the_tokens_of_another_team(name):
+  run = make(st.team('complete'))
+  whole = asked_of(run)
+  alone = {'tokens/heard_per_question': 0.0}
+  found = reference_systems.baseline(run, name, whole, alone)
+  assert (found['edges'], found['edges_of_the_team']) == ([], 3)
+  assert found['tokens/heard_per_question'] == found['target_tokens_heard'] == 0
+  own = reference_systems.baseline(run, name, whole)
+  assert own['target_tokens_heard'] == whole['tokens/heard_per_question'] > 0
+  assert len(own['edges']) == 3 if name == 'agent_prune_equal' else len(own['edges']) > 0
 
 
 def test_logits_follow_the_score_function():
@@ -282,21 +311,22 @@ def test_agent_dropout_drops_the_agent_that_does_not_matter():
   # Agents 0, 1 and 2 report to 3; the answer needs 0 and 2.
   edges = [(0, 3), (1, 3), (2, 3)]
   play, seen = needs((0, 2))
-  kept, dropped = pruning.agent_dropout(
+  found = pruning.agent_dropout(
     play, edges, 4, seed=0, node_batches=10, nuclear=0.0, hinge=0.0, rate=0.1, learning_rate=0.3
   )
-  assert dropped == 1
-  assert 1 not in kept
+  assert found.dropped == 1
+  assert 1 not in found.edges
+  assert found.order[-1] == 1
   assert seen[:2] == [(0, 20), (20, 20)]
   assert seen[10:] == [(200 + 10 * i, 10) for i in range(4)]
 
 
 def test_agent_dropout_leaves_a_pair_alone_and_spares_the_decider():
   play, _ = needs(())
-  assert pruning.agent_dropout(play, [(0, 1)], 2, seed=0) == ([0], None)
+  assert pruning.agent_dropout(play, [(0, 1)], 2, seed=0) == pruning.Ranking([0], 1, None)
   for seed in range(4):
-    _, dropped = pruning.agent_dropout(play, [(0, 1), (0, 2), (1, 2)], 3, seed=seed)
-    assert dropped in (0, 1)
+    found = pruning.agent_dropout(play, [(0, 1), (0, 2), (1, 2)], 3, seed=seed)
+    assert found.dropped in (0, 1)
 
 
 @pytest.mark.parametrize('name', ['agent_prune', 'agent_dropout'])
@@ -335,7 +365,7 @@ def test_every_baseline_runs_on_a_team_with_a_judge():
   labels = [
     reference_systems.baseline(run, name, whole)['label'] for name in reference_systems.BASELINES
   ]
-  assert len(set(labels)) == len(labels) == 9
+  assert len(set(labels)) == len(labels) == 11
 
 
 def test_members_are_seen_as_the_agents_that_they_are():
