@@ -26,7 +26,7 @@ def get_config(reach: str = 'addressed') -> config_dict.ConfigDict:
     role.incoming = ' {sender} : {message}'
 
   config.reward.p_read = 0.5
-  config.budget.lambda_tok = 0.006
+  config.budget.lambda_tok = 0.02
   config.learner.pack_length = 512
   config.learner.micro_batch_size = 2
 
