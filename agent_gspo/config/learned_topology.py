@@ -40,10 +40,11 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
   team = make_team(run.config['team'])
   judged = section['decision'] == 'judge'
   names = unique_names([*section['agents'], *['judge'] * judged])
-  if names != team.names:
+  strangers = {edge[end] for edge in found[-1] for end in ('author', 'reader')} - {*team.names}
+  if names != team.names or strangers:
     raise ValueError(
-      f'team.topology={name!r}: the agents of that run are {", ".join(team.names)}, those of '
-      f'team.agents {", ".join(names)}.'
+      f'team.topology={name!r}: the agents of that run are '
+      f'{", ".join([*team.names, *sorted(strangers)])}, those of team.agents {", ".join(names)}.'
     )
   kept = {
     (names.index(edge['author']), names.index(edge['reader']))
