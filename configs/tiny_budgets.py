@@ -15,7 +15,7 @@ from configs import tiny
 
 def get_config() -> config_dict.ConfigDict:
   config = tiny.get_config().unlock()
-  config.steps = 1280
+  config.steps = 2560
 
   config.budget.mode = 'target'
   config.budget.lambda_tok = 0.0
