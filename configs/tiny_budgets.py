@@ -5,9 +5,9 @@ reward takes off what an episode is away from it. The trained team is evaluated 
 
   python launch/train.py --config=configs/tiny_budgets.py --workdir=runs/tiny_budgets
 
-Three seeds, 200 held-out questions, one core of an AMD EPYC a run beside other work, 2026-11-23: told
-8, 12, 20 and 40 tokens the team writes 8.1, 13.2, 21.0 and 40.7; 94, 81, 87 and 93 % of the episodes
-end within 1.25 times their budget (docs/prices.md).
+Three seeds, 200 held-out questions, one core of an AMD EPYC a run beside other work, 2026-11-23:
+told 8, 12, 20 and 40 tokens the team writes 8.1, 13.2, 21.0 and 40.7; 94, 81, 87 and 93 % of the
+episodes end within 1.25 times their budget (docs/prices.md).
 """
 
 from ml_collections import config_dict
