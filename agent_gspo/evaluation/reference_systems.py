@@ -156,7 +156,7 @@ def _pruned(harness: Harness, label: str, ranking: pruning.Ranking, kept: Sequen
 def _graph(team: Team, kept: Sequence[int]) -> Told:
   edges = variants.edges(team)
   return {
-    'edges': [[team.names[i], team.names[j]] for i, j in (edges[e] for e in kept)],
+    'edges_kept': [[team.names[i], team.names[j]] for i, j in (edges[e] for e in kept)],
     'edges_of_the_team': len(edges),
   }
 
@@ -172,4 +172,10 @@ BASELINES: Mapping[str, Baseline] = {
   'agent_dropout_equal': _agent_dropout_equal,
 }
 
-_NEED_EDGES = tuple(name for name in BASELINES if 'prun' in name or 'dropout' in name)
+_NEED_EDGES = (
+  'random_pruning',
+  'agent_prune',
+  'agent_prune_equal',
+  'agent_dropout',
+  'agent_dropout_equal',
+)

@@ -240,8 +240,8 @@ def test_random_pruning_says_what_it_kept():
   found = reference_systems.baseline(
     run, 'random_pruning', whole, {'tokens/written_per_question': 3.0}
   )
-  assert len(found['edges']) == 1
-  assert found['edges'][0][1] == 'agent3'
+  assert len(found['edges_kept']) == 1
+  assert found['edges_kept'][0][1] == 'agent3'
   assert (found['edges_of_the_team'], found['target_tokens']) == (2, 3.0)
   assert found['tokens/written_per_question'] == 2.0  # the informant and the solver
   assert reference_systems.baseline(run, 'random_pruning', whole)['edges_of_the_team'] == 2
@@ -289,11 +289,11 @@ def test_learnt_edges_at_the_tokens_of_another_team(name):
   whole = asked_of(run)
   alone = {'tokens/heard_per_question': 0.0}
   found = reference_systems.baseline(run, name, whole, alone)
-  assert (found['edges'], found['edges_of_the_team']) == ([], 3)
+  assert (found['edges_kept'], found['edges_of_the_team']) == ([], 3)
   assert found['tokens/heard_per_question'] == found['target_tokens_heard'] == 0
   own = reference_systems.baseline(run, name, whole)
   assert own['target_tokens_heard'] == whole['tokens/heard_per_question'] > 0
-  assert len(own['edges']) == 3 if name == 'agent_prune_equal' else len(own['edges']) > 0
+  assert len(own['edges_kept']) == 3 if name == 'agent_prune_equal' else len(own['edges_kept']) > 0
 
 
 def test_logits_follow_the_score_function():
@@ -340,7 +340,7 @@ def test_masks_are_learnt_on_training_questions_and_once(name):
   assert all(t.question.id.startswith('train') for t in learnt)
   assert all(t.question.id.startswith('test') for t in policy.turns('eval'))
   assert found['edges_of_the_team'] == 3
-  assert 0 < len(found['edges']) < 3
+  assert 0 < len(found['edges_kept']) < 3
   count = len(learnt)
   assert reference_systems.baseline(run, name, whole) == found  # nothing is learnt or asked again
   assert len(policy.turns('masks')) == count

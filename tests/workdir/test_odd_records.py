@@ -28,6 +28,7 @@ METRICS, EVALUATIONS, TRANSCRIPTS, CONFIG = (
 HUGE = 10**400
 DEEP = '[' * 900 + ']' * 900
 EVALUATION = {'step': 5, 'label': 'trained', 'task/accuracy': 0.5, 'agents': []}
+EDGE = {'author': 'a', 'reader': 'b', 'turns': 1.0, 'said': 1.0, 'told': 0.5, 'tokens': 4.0}
 MESSAGE = episode(1)['messages'][0]
 
 
@@ -37,6 +38,10 @@ def _evaluation(**fields) -> str:
 
 def _agent(**fields) -> str:
   return _evaluation(agents=[{'name': 'solver', **fields}])
+
+
+def _edge(**fields) -> str:
+  return _evaluation(edges=[EDGE, EDGE | fields])
 
 
 def _episode(**fields) -> str:
@@ -101,6 +106,17 @@ ODD = {
   'eval: an agent is a number': (EVALUATIONS, _agent(name=1), r"agents\[0\]\['name'\]"),
   'eval: an agent writes text': (EVALUATIONS, _agent(written_per_question='many'), None),
   'eval: an agent is huge': (EVALUATIONS, _agent(silence_rate=HUGE), "'silence_rate'"),
+  'eval: edges is null': (EVALUATIONS, _evaluation(edges=None), "'edges'"),
+  'eval: an edge is text': (EVALUATIONS, _evaluation(edges=['a to b']), r'edges\[0\]'),
+  'eval: an edge leads nowhere': (EVALUATIONS, _evaluation(edges=[{'author': 'a'}]), r'edges\[0\]'),
+  'eval: an author is a number': (
+    EVALUATIONS,
+    _edge(author=1),
+    r"edges\[1\]\['author'\], edges\[1\]",
+  ),
+  'eval: tokens heard are text': (EVALUATIONS, _edge(tokens='4'), r"\['tokens'\]"),
+  'eval: tokens heard are huge': (EVALUATIONS, _edge(tokens=HUGE), r"\['tokens'\]"),
+  'eval: no turn of an edge': (EVALUATIONS, _edge(turns=0.0), None),
   'eval: something deep': (EVALUATIONS, _evaluation()[:-1] + f', "x": {DEEP}}}', "'x'"),
   'transcripts: text': (TRANSCRIPTS, '"hello"', 'what is no JSON object'),
   'transcripts: empty': (TRANSCRIPTS, '{}', None),
@@ -177,8 +193,8 @@ def assert_showable(page: pathlib.Path) -> dict:
       assert all(number_or_none(x) for key, x in record.items() if '/' in key or key == 'step')
       assert all(isinstance(agent['name'], str) for agent in record.get('agents', []))
     for edge in run['edges']:
-      assert isinstance(edge['source'] + edge['reader'], str)
-      assert all(number_or_none(edge[key]) for key in ('messages', 'tokens', 'silence'))
+      assert isinstance(edge['author'] + edge['reader'], str)
+      assert all(number_or_none(edge[key]) for key in ('turns', 'said', 'told', 'tokens'))
   for transcript in data['transcripts']:
     assert data['runs'][transcript['run']]
     assert number_or_none(transcript.get('step'))
