@@ -58,6 +58,11 @@ class Question:
     return self.notes[agent] if agent < len(self.notes) else ''
 
 
+def is_for(addressees: frozenset[int] | None, agent: int) -> bool:
+  """Whether a message with these addressees (None: everybody) is for an agent."""
+  return addressees is None or agent in addressees
+
+
 @dataclasses.dataclass(frozen=True)
 class Message:
   """What one agent wrote in one turn: one *sequence* in GSPO's sense.
@@ -130,7 +135,7 @@ class Message:
 
   def reaches(self, agent: int) -> bool:
     """Whether an agent that can hear its author is handed it."""
-    return not self.silent and (self.addressees is None or agent in self.addressees)
+    return not self.silent and is_for(self.addressees, agent)
 
   @property
   def path(self) -> np.ndarray:

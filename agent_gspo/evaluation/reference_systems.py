@@ -17,6 +17,7 @@ Told = dict[str, Any]
 Chosen = tuple[str, variants.Variant, Told]
 Baseline = Callable[[Harness, Mapping[str, Any], Mapping[str, Any]], Chosen]
 """`(harness, figures of the team, figures to match) -> (label, team, what to tell)`."""
+_Ranked = Callable[[Harness], pruning.Ranking]
 _WRITTEN, _HEARD = 'tokens/written_per_question', 'tokens/heard_per_question'
 
 
@@ -81,30 +82,31 @@ def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, An
   )
 
 
-def _agent_prune(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
-  del whole, matched
-  ranking = _prune_ranking(harness)
-  return _pruned(harness, 'AgentPrune', ranking, ranking.edges)
+def _by_rule(rule: str, ranking: _Ranked) -> Baseline:
+  """The edges that a rule keeps."""
+
+  def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
+    del whole, matched
+    found = ranking(harness)
+    return _pruned(harness, rule, found, found.edges)
+
+  return choose
 
 
-def _agent_prune_equal(
-  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
-) -> Chosen:
-  return _pruned_to_match(harness, 'AgentPrune', _prune_ranking(harness), whole, matched)
+def _by_rule_at_equal_tokens(rule: str, ranking: _Ranked) -> Baseline:
+  """As many of the edges that a rule thinks best as let agents hear what is heard there."""
 
+  def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
+    if _HEARD not in matched:
+      raise ValueError(f'the evaluation to match does not count {_HEARD}: make it again.')
+    found, team, target = ranking(harness), harness.team, matched[_HEARD]
+    tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
+    pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
+    kept = found.closest([tokens.get(pair, 0.0) for pair in pairs], target)
+    label, variant, told = _pruned(harness, f'{rule} at equal tokens', found, kept)
+    return label, variant, {**told, 'target_tokens_heard': target}
 
-def _agent_dropout(
-  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
-) -> Chosen:
-  del whole, matched
-  ranking = _dropout_ranking(harness)
-  return _pruned(harness, 'AgentDropout', ranking, ranking.edges)
-
-
-def _agent_dropout_equal(
-  harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
-) -> Chosen:
-  return _pruned_to_match(harness, 'AgentDropout', _dropout_ranking(harness), whole, matched)
+  return choose
 
 
 def _prune_ranking(harness: Harness) -> pruning.Ranking:
@@ -129,24 +131,6 @@ def _learnt(
   return pruning.Ranking(**harness.answers.learnt[name])
 
 
-def _pruned_to_match(
-  harness: Harness,
-  rule: str,
-  ranking: pruning.Ranking,
-  whole: Mapping[str, Any],
-  matched: Mapping[str, Any],
-) -> Chosen:
-  """As many of the edges that a rule thinks best as let agents hear what is heard there."""
-  if _HEARD not in matched:
-    raise ValueError(f'the evaluation to match does not count {_HEARD}: make it again.')
-  team, target = harness.team, matched[_HEARD]
-  tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
-  pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
-  kept = ranking.closest([tokens.get(pair, 0.0) for pair in pairs], target)
-  label, variant, told = _pruned(harness, f'{rule} at equal tokens', ranking, kept)
-  return label, variant, {**told, 'target_tokens_heard': target}
-
-
 def _pruned(harness: Harness, label: str, ranking: pruning.Ranking, kept: Sequence[int]) -> Chosen:
   team, out = harness.team, [] if ranking.dropped is None else [ranking.dropped]
   told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
@@ -166,10 +150,10 @@ BASELINES: Mapping[str, Baseline] = {
   'self_consistency': _self_consistency,
   **{shape: _rewired(shape) for shape in variants.SHAPES},
   'random_pruning': _random,
-  'agent_prune': _agent_prune,
-  'agent_prune_equal': _agent_prune_equal,
-  'agent_dropout': _agent_dropout,
-  'agent_dropout_equal': _agent_dropout_equal,
+  'agent_prune': _by_rule('AgentPrune', _prune_ranking),
+  'agent_prune_equal': _by_rule_at_equal_tokens('AgentPrune', _prune_ranking),
+  'agent_dropout': _by_rule('AgentDropout', _dropout_ranking),
+  'agent_dropout_equal': _by_rule_at_equal_tokens('AgentDropout', _dropout_ranking),
 }
 
 _NEED_EDGES = (

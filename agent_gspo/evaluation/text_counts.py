@@ -45,12 +45,11 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     frame = ''.join(
       role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in incoming
     )
+    question = batch.questions[batch.episodes[key[0]].question]
     if key not in carried:
-      question = batch.questions[batch.episodes[key[0]].question]
       frame = role.opening_of(question, key[1]) + frame
       carried[key] = sum(map(size, _preamble(role)))
-    terms = batch.questions[batch.episodes[key[0]].question].terms
-    cue = role.cue_at(team.told_left(terms, *spent.before(message)))
+    cue = role.cue_at(team.told_left(question.terms, *spent.before(message)))
     carried[key] += sum(map(size, (frame + cue).split(_SLOT)))
     carried[key] += sum(tokens for _, tokens in incoming)
     written = message.written if tokenizer.is_word_level else size(message.text)

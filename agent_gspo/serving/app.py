@@ -204,11 +204,11 @@ def _finish(team: Team, batch: RolloutBatch) -> str:
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:
   """All that the agents read and wrote."""
-  written, heard = batches.written_and_read(batch)
+  completion, prompt = batches.written_and_read(batch)
   return {
-    'prompt_tokens': heard,
-    'completion_tokens': written,
-    'total_tokens': heard + written,
+    'prompt_tokens': prompt,
+    'completion_tokens': completion,
+    'total_tokens': prompt + completion,
   }
 
 

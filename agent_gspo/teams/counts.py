@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import RolloutBatch, is_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ class MessageCounts:
       episode, reader = int(self.episode[m]), int(self.agent[m])
       for author, round_ in heard:
         said = number[episode, author, round_]
-        spoke, to = not self.silent[said], self.addressees[said]
-        told = spoke and (to is None or reader in to)
+        spoke = not self.silent[said]
+        told = spoke and is_for(self.addressees[said], reader)
         row = rows.setdefault((author, reader), np.zeros(4))
         row += (1, spoke, told, told * self.written[said])
     fields = ('turns', 'said', 'told', 'tokens')
