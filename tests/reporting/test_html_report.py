@@ -176,3 +176,13 @@ def test_a_browser_draws_it_without_errors(tmp_path, count):
   assert '+75.0 points' in drawn
   assert '<polyline' in drawn or '<path' in drawn
   assert drawn.count('<script') == 2
+
+
+@needs_browser
+def test_charts_are_drawn_before_any_observer_reports(tmp_path):
+  page = html_report.write_report([write_run(tmp_path / 'run')], tmp_path / 'report.html')
+  silent = '<script>ResizeObserver = class { observe() {} }</script>'
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('<head>', '<head>' + silent), encoding='utf-8')
+  drawn = draw(page)
+  assert drawn.count('<figure') == drawn.count('role="img"') == 3

@@ -60,17 +60,14 @@ function chart(title, spec, extra) {
     h('figcaption', {}, h('span', {}, title), extra), frame, legend, tip);
   let width = 0;
   const draw = () => {
+    width = frame.clientWidth;
     if (width < 80) return;
     const content = spec();
     tip.hidden = true;
     drawChart(frame, legend, tip, card, width, title, content);
   };
-  new ResizeObserver((entries) => {
-    const now = Math.round(entries[0].contentRect.width);
-    if (now !== width) {
-      width = now;
-      draw();
-    }
+  new ResizeObserver(() => {
+    if (frame.clientWidth !== width) draw();
   }).observe(frame);
   listeners.push(draw);
   return {card, draw};

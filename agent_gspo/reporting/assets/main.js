@@ -29,3 +29,6 @@ function runBar() {
 
 const page = document.getElementById('page');
 page.append(...[header(), runBar(), summarySection(), curvesSection(), agentsSection(), transcriptsSection(), configSection()].filter(Boolean));
+// Charts need the width that they were given; not to wait for the observers of it spares
+// a first frame of empty cards.
+changed();
