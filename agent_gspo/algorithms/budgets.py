@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chex
@@ -292,11 +292,16 @@ def prices(
   }
 
 
-def metrics(before: BudgetState, after: BudgetState) -> dict[str, float]:
-  """For `metrics.jsonl`: the prices that a step charged, and what it left of the rest."""
+def metrics(charged: Mapping[str, Any], after: BudgetState) -> dict[str, float]:
+  """For `metrics.jsonl`: the prices that a step charged, and what it left of the rest.
+
+  Args:
+    charged: see `prices`; of those of a token the mean over episodes is told.
+    after: the state that the step ended with.
+  """
   found = {
-    'budget/lambda_tok': before.lambda_tok,
-    'budget/lambda_message': before.lambda_message,
+    'budget/lambda_tok': charged['lambda_tok'].mean(),
+    'budget/lambda_message': charged['lambda_message'],
     'budget/running_accuracy': after.running_accuracy,
     'budget/best_accuracy': after.best_accuracy,
     'budget/integral_tok': after.integral_tok,

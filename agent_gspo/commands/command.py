@@ -6,6 +6,7 @@ status 2; AGENT_GSPO_TRACEBACK=1 shows where it was raised. Ctrl-C ends with 130
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -23,6 +24,8 @@ from agent_gspo.config import renamed
 
 if TYPE_CHECKING:
   from agent_gspo.workdir import checkpoints
+
+flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
 
 _SMALLER = (
   'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
@@ -53,19 +56,35 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   raise ValueError('--config: get_config() of that file must return a ConfigDict.')
 
 
-def chosen_checkpoint(workdir: str | None, step: str | None) -> checkpoints.Saved | None:
-  """The checkpoint that --workdir and --step name, None without a --workdir.
+@dataclasses.dataclass(frozen=True)
+class CheckpointFlags:
+  """--workdir and --step: which checkpoint."""
 
-  Raises:
-    ValueError: a step of no run, or see `checkpoints.chosen`.
-  """
-  if not workdir and step:
-    raise ValueError(f'--step={step}: of which run? Give its --workdir.')
-  if not workdir:
-    return None
-  from agent_gspo.workdir.checkpoints import chosen
+  workdir: flags.FlagHolder
+  step: flags.FlagHolder
 
-  return chosen(pathlib.Path(workdir) / 'checkpoints', step)
+  def chosen(self) -> checkpoints.Saved | None:
+    """The checkpoint that they name, None without a --workdir.
+
+    Raises:
+      ValueError: a step of no run, or see `checkpoints.chosen`.
+    """
+    workdir, step = self.workdir.value, self.step.value
+    if not workdir and step:
+      raise ValueError(f'--step={step}: of which run? Give its --workdir.')
+    if not workdir:
+      return None
+    from agent_gspo.workdir.checkpoints import chosen
+
+    return chosen(pathlib.Path(workdir) / 'checkpoints', step)
+
+
+def define_checkpoint() -> CheckpointFlags:
+  """Defines the flags in the module that calls."""
+  return CheckpointFlags(
+    flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.'),
+    flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),
+  )
 
 
 def run(main: Callable[[], None]) -> None:

@@ -25,8 +25,7 @@ from absl import flags
 from agent_gspo.commands import command
 
 _CONFIG = command.define_config()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.')
-_STEP = flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".')
+_CHECKPOINT = command.define_checkpoint()
 _OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
 _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
 _MATCH = flags.DEFINE_string(
@@ -62,7 +61,7 @@ def main() -> None:
     print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
-  saved = command.chosen_checkpoint(_WORKDIR.value, _STEP.value)
+  saved = _CHECKPOINT.chosen()
   if saved:
     saved.check_params(config)
   setup = setup_lib.build(parts)
@@ -123,7 +122,7 @@ def _check_endpoint(team) -> None:
     return
   if not (_ENDPOINT.value and _ENDPOINT_MODEL.value):
     raise ValueError('--endpoint and --endpoint_model go together: give both.')
-  if _WORKDIR.value:
+  if _CHECKPOINT.workdir.value:
     raise ValueError('--endpoint speaks for the team: leave out --workdir.')
   from agent_gspo.teams import endpoint
 

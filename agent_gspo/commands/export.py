@@ -18,8 +18,7 @@ from agent_gspo.commands import command
 
 FORMATS = ('hf', 'peft')
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run.')
-_STEP = flags.DEFINE_string('step', None, 'Which checkpoint: its step, or "best".')
+_CHECKPOINT = command.define_checkpoint()
 _OUT = flags.DEFINE_string('out', None, 'Folder for the model; made if it does not exist.')
 _AGENT = flags.DEFINE_string('agent', None, 'Whose policy, where they are several.')
 _FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adapter alone.')
@@ -27,14 +26,14 @@ _FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adap
 
 def main() -> None:
   """Runs the command."""
-  if not _WORKDIR.value or not _OUT.value:
+  saved = _CHECKPOINT.chosen()
+  if saved is None or not _OUT.value:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
   from agent_gspo.training import setup as setup_lib
-  from agent_gspo.workdir import checkpoints, disk
+  from agent_gspo.workdir import disk
 
-  saved = checkpoints.chosen(pathlib.Path(_WORKDIR.value) / 'checkpoints', _STEP.value)
   parts = config_lib.check(saved.config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)

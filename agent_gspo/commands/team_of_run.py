@@ -16,14 +16,15 @@ if TYPE_CHECKING:
   from agent_gspo.training.setup import Setup
   from agent_gspo.types import Message, Question, RolloutBatch, Terms
 
+flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
+
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """--config, --workdir and --step: which team."""
+  """--config, or --workdir and --step: which team."""
 
   config: flags.FlagHolder
-  workdir: flags.FlagHolder
-  step: flags.FlagHolder
+  checkpoint: command.CheckpointFlags
 
   def check(self) -> None:
     """Refuses flags that name no team, or two.
@@ -31,7 +32,7 @@ class Flags:
     Raises:
       ValueError: both or none of --config and --workdir are given.
     """
-    if bool(self.workdir.value) == (self.config.value is not None):
+    if bool(self.checkpoint.workdir.value) == (self.config.value is not None):
       raise ValueError(
         'give --workdir (of a run), or --config (for the untrained team): one of them.'
       )
@@ -39,11 +40,7 @@ class Flags:
 
 def define_flags() -> Flags:
   """Defines the flags in the module that calls."""
-  return Flags(
-    command.define_config(),
-    flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.'),
-    flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),
-  )
+  return Flags(command.define_config(), command.define_checkpoint())
 
 
 class TeamOfRun:
@@ -57,7 +54,7 @@ class TeamOfRun:
     """
     from agent_gspo.config import check as config_lib
 
-    self._saved = command.chosen_checkpoint(which.workdir.value, which.step.value)
+    self._saved = which.checkpoint.chosen()
     config = command.load_config(which.config) if self._saved is None else self._saved.config
     self.parts: Parts = config_lib.check(config, training=False)
     self.team = self.parts.team

@@ -108,8 +108,7 @@ def train_step(
 
   metrics = {
     **metrics_lib.of_step(setup, rollout, counts, rewards, advantages, minibatches, updates),
-    **budgets.metrics(state.budget, next_budget),
-    'budget/lambda_tok': float(prices['lambda_tok'].mean()),
+    **budgets.metrics(prices, next_budget),
     **clock.metrics(),
   }
   state = dataclasses.replace(

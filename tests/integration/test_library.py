@@ -154,10 +154,17 @@ def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('command', 'flag'),
-  [('train', '--allow_changes'), ('evaluate', '--baseline'), ('export', '--out')],
+  ('command', 'names'),
+  [
+    ('train', 'config workdir allow_changes'),
+    ('evaluate', 'config workdir step baseline'),
+    ('export', 'workdir step out'),
+    ('ask', 'config workdir step question'),
+    ('serve', 'config workdir step port'),
+  ],
 )
-def test_help_lists_the_flags(command, flag):
+def test_help_lists_the_flags(command, names):
   done = _python(str(micro_run.ROOT / 'launch' / f'{command}.py'), '--help', cwd=micro_run.ROOT)
-  assert f'python launch/{command}.py' in done.stdout
-  assert flag in done.stdout
+  usage, _, listed = done.stdout.partition('\nflags:\n')
+  assert f'python launch/{command}.py' in usage
+  assert set(names.split()) <= set(re.findall(r'^ *--(\w+):', listed, re.MULTILINE))
