@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sampling.sampler import Samples
 from agent_gspo.teams.policies import Turn
 from agent_gspo.teams.team import Team
+
+if TYPE_CHECKING:
+  import openai
 
 
 class EndpointError(ConnectionError):
@@ -51,16 +55,8 @@ class EndpointPolicy:
     Raises:
       EndpointError: some got no reply; says how many, and why the first one.
     """
-    import openai
-
-    client = openai.OpenAI(
-      base_url=self.base_url,
-      api_key=self.api_key,
-      timeout=self.timeout_s,
-      max_retries=self.retries,
-    )
-    with client, futures.ThreadPoolExecutor(self.parallel) as pool:
-      asked = [pool.submit(self._reply, client, turn) for turn in turns]
+    with futures.ThreadPoolExecutor(self.parallel) as pool:
+      asked = [pool.submit(self._reply, self._client, turn) for turn in turns]
       futures.wait(asked)
     failed = [reply.exception() for reply in asked if reply.exception() is not None]
     if failed:
@@ -78,7 +74,19 @@ class EndpointPolicy:
       usage=[usage for _, _, usage in replies],
     )
 
-  def _reply(self, client: Any, turn: Turn) -> tuple[str, bool, tuple[int, int]]:
+  @functools.cached_property
+  def _client(self) -> openai.OpenAI:
+    """Kept over the layers of a conversation, and its connections with it."""
+    import openai
+
+    return openai.OpenAI(
+      base_url=self.base_url,
+      api_key=self.api_key,
+      timeout=self.timeout_s,
+      max_retries=self.retries,
+    )
+
+  def _reply(self, client: openai.OpenAI, turn: Turn) -> tuple[str, bool, tuple[int, int]]:
     """The text, whether it ended by itself, and the tokens read and written."""
     prompt = self.tokenizer.decode(turn.prompt_ids.tolist())
     found = client.chat.completions.create(
