@@ -22,16 +22,12 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config = svamp_dealt.get_config(form).unlock()
   config.steps = 24
   config.task.options.benchmark = 'multiarith'
+  config.task.options.apart_from = ()
   config.task.options.redrawn_copies = 8
-  config.sft.epochs = 1.0
   config.sft.save_every = 35
   config.sft.validation_questions = 26
-  config.sft.terse_probability = 0.5
-  config.sft.silence_probability = 0.8
-  config.sft.outspoken_probability = 0.5
   if form == 'dealt':
-    config.sft.role_shares.informant = 0.5  # which note is needed takes more to learn than copying
-  config.reward.gate_accuracy = 0.5
+    config.sft.role_shares.informant = 0.5
   config.learner.learning_rate = 1.5e-5  # at 5e-5 the test unlearns what the demonstrations taught
   config.evaluation.questions = 175
   return config.lock()

@@ -154,15 +154,23 @@ def frontier(
   for name, seeds in (references or {}).items():
     x, share = np.mean(seeds, axis=0)
     _seeds(axes, seeds, None, 'x', '#666')
-    axes.annotate(name, (x, 100 * share), (6, 5), textcoords='offset points', fontsize=8)
+    late = x > axes.get_xlim()[1] / 2  # its name would leave the picture on the right
+    axes.annotate(
+      name,
+      (x, 100 * share),
+      (-6 if late else 6, 5),
+      textcoords='offset points',
+      ha='right' if late else 'left',
+      fontsize=8,
+    )
   axes.set_xlabel('tokens written a question')
   axes.set_ylabel('accuracy')
   axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
   axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
   axes.spines[['top', 'right']].set_visible(False)
   axes.set_xlim(left=0)
-  axes.set_ylim(0, 102)
-  axes.legend(frameon=False, fontsize=8, loc='lower right', ncols=1 + len(settings) // 8)
+  axes.set_ylim(0, np.clip(1.3 * axes.dataLim.y1, 1, 102))
+  axes.legend(frameon=False, fontsize=8, loc='best', ncols=1 + len(settings) // 8)
   out = pathlib.Path(out_png)
   out.parent.mkdir(parents=True, exist_ok=True)
   picture.savefig(out, dpi=150)
