@@ -26,8 +26,8 @@ _FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adap
 
 def main() -> None:
   """Runs the command."""
-  saved = _CHECKPOINT.chosen()
-  if saved is None or not _OUT.value:
+  # Last of them, since it reads the whole checkpoint.
+  if not _OUT.value or (saved := _CHECKPOINT.chosen()) is None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora

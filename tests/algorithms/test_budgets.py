@@ -264,22 +264,19 @@ def test_a_floor_that_starts_dear_lets_go_of_its_first_price(start):
 def test_metrics_hold_the_whole_control():
   options = BudgetOptions(mode='dual', budget_episode=15.0, budget_message=4.0, lambda_max=0.05)
   _, state = prices(options, [18.0, 17.0], message=5.0)
-  told = [Terms('price', 0.25, ''), Terms('price', 0.75, ''), None]  # the last one pays the state's
-  charged = budgets.prices(options, state, told)
-  found = budgets.metrics(charged, state)
+  of = lambda before, *terms: budgets.metrics(budgets.prices(options, before, terms), state)
+  found = of(state, None)
   assert {k: type(v) for k, v in found.items()} == dict.fromkeys(found, float)
-  price = float(state.lambda_tok)
-  assert price > 0
-  assert found['budget/lambda_tok'] == pytest.approx((1 + price) / 3)
+  assert found['budget/lambda_tok'] == float(state.lambda_tok) > 0
   assert found['budget/lambda_message'] == float(state.lambda_message) > 0
-  before = budgets.prices(options, budgets.init(0.5), [None])  # charged is what stood before
-  assert budgets.metrics(before, state) == found | {
-    'budget/lambda_tok': 0.5,
-    'budget/lambda_message': 0.0,
-  }
-  assert 0 < found['budget/integral_tok'] < price
+  charged = of(budgets.init(0.5), None)  # prices are those before the step
+  assert charged == found | {'budget/lambda_tok': 0.5, 'budget/lambda_message': 0.0}
+  told = of(budgets.init(0.5), Terms('price', 0.1, ''), None)  # a mean over episodes
+  assert told['budget/lambda_tok'] == pytest.approx(0.3)
+  assert 0 < found['budget/integral_tok'] < found['budget/lambda_tok']
   assert found['budget/integral_message'] > 0
   assert found['budget/running_accuracy'] == found['budget/best_accuracy'] == pytest.approx(0.9)
+  assert set(of(budgets.init(0.0), None)) == set(found)
 
 
 # Closed loops. A team's tokens answer to the price with a delay (momentum of the optimiser,

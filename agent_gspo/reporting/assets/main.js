@@ -29,6 +29,5 @@ function runBar() {
 
 const page = document.getElementById('page');
 page.append(...[header(), runBar(), summarySection(), curvesSection(), agentsSection(), transcriptsSection(), configSection()].filter(Boolean));
-// Charts need the width that they were given; not to wait for the observers of it spares
-// a first frame of empty cards.
+// Only now have the charts a width. Drawn before their observers report it, no frame is empty.
 changed();
