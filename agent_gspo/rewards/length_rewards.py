@@ -87,15 +87,13 @@ def l1_exact(lengths: Array, *, target: float, alpha: float = 3e-4) -> Array:
   return -alpha * np.abs(target - lengths)
 
 
-def told_budget(lengths: Array, budgets: Array, *, weight: float = 0.5, over: float = 1.0) -> Array:
+def told_budget(lengths: Array, budgets: Array, *, weight: float = 0.5) -> Array:
   """After L1-Exact (arXiv 2503.04697), of a team and in shares: `-w min(abs(l - b) / b, 1)`.
 
-  `b` is the budget that the team was told with this question (`budget.mode='target'`). What is
-  beyond it counts `over` times: a team that cannot hit it exactly then stays below more often than
-  not. Bounded, so that no length outweighs the task.
+  `b` is the budget that the team was told with this question (`budget.mode='target'`). Bounded, so
+  that no length outweighs the task.
   """
-  missed = (lengths - budgets) / budgets
-  return -weight * np.minimum(np.where(missed > 0, over * missed, -missed), 1.0)
+  return -weight * np.minimum(np.abs(lengths - budgets) / budgets, 1.0)
 
 
 def l1_max(

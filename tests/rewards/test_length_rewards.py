@@ -101,8 +101,7 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
     late = -(long - (o['limit'] - o['buffer'])) / o['buffer']
     return c + o['weight'] * max(-1, min(0, late))
   if name == 'told_budget':
-    missed = (long - e.budgets[i]) / e.budgets[i]
-    return c - o['weight'] * min(1, missed * o['over'] if missed > 0 else -missed)
+    return c - o['weight'] * min(1, abs(long - e.budgets[i]) / e.budgets[i])
   raise AssertionError(name)
 
 
@@ -110,7 +109,7 @@ OTHERS = {
   'hinge': {'limit': 10.0},
   'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0, 'loss_floor': 0.4},
   'l1_exact': {'target': 17.0, 'alpha': 0.01},
-  'told_budget': {'weight': 0.3, 'over': 2.0},
+  'told_budget': {'weight': 0.3},
   'l1_max': {'target': 17.0, 'alpha': 0.02, 'delta': 0.4},
   'kimi': {'weight': 0.7},
   'efficient': {'alpha': 0.4},
@@ -243,7 +242,7 @@ def test_defaults_are_those_of_the_table():
     'hinge': {},
     'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
     'l1_exact': {'alpha': 3e-4},
-    'told_budget': {'weight': 0.5, 'over': 1.0},
+    'told_budget': {'weight': 0.5},
     'l1_max': {'alpha': 3e-4, 'delta': 0.5},
     'kimi': {'weight': 0.4},
     'efficient': {'alpha': 0.1},
