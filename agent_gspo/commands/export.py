@@ -31,13 +31,15 @@ def main() -> None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
+  from agent_gspo.sharding.placement import on_this_machine
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import disk
 
-  parts = config_lib.check(saved.config, training=False)
+  config = saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
+  parts = config_lib.check(config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)
-  params = saved.restore_params(saved.config, setup.params)
+  params = saved.restore_params(config, setup.params)
   write = _write_hf if _FORMAT.value == 'hf' else _write_peft
   with disk.writing('the model', _OUT.value):
     write(setup, lora.one_adapter(params, adapter), _OUT.value)

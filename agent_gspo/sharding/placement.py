@@ -233,6 +233,21 @@ def make_placement(shape: Mapping[str, int]) -> Placement:
   return Placement(Mesh(np.asarray(devices[:total]).reshape(sizes), AXES))
 
 
+def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
+  """The shape of a run's mesh where its devices are, else one that cuts over all there are.
+
+  For a trained team that is used elsewhere: what it says does not depend on the mesh.
+
+  Args:
+    shape: size by axis of `AXES`.
+  """
+  try:
+    _sizes(shape, jax.device_count(), '')
+  except ValueError:
+    return {axis: -1 if axis == 'fsdp' else 1 for axis in AXES}
+  return dict(shape)
+
+
 def own_devices(placement: Placement) -> Placement:
   """The part of a placement in which this process samples, without the others.
 

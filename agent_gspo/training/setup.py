@@ -208,7 +208,8 @@ def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config['model']
   placement = make_placement(config['mesh'])
   check_attention(options['attention'], options['dtype'])
-  config_lib.check_micro_batch(config, placement.row_shards)
+  if parts.training:
+    config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
   if check_spec(options['source'])[0] == 'random':
     tokenizer = prompt_checks.tokenizer_from_scratch(parts)

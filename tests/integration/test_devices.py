@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.sharding import placement
 from agent_gspo.training import setup as setup_lib
 
 ONE = (1, 1, 1)
@@ -229,3 +230,33 @@ def test_parameters_are_put_on_the_device_once():
   loaded = jax.tree.map(np.asarray, setup.params)
   policy = setup.policy(loaded, stream='eval', step=0, temperature=0.0)
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(policy.params))
+
+
+@pytest.mark.parametrize(
+  ('shape', 'here'),
+  [
+    ((1, 1, 1), (1, 1, 1)),
+    ((-1, 1, 1), (-1, 1, 1)),
+    ((8, 1, 1), (1, -1, 1)),
+    ((1, -1, 3), (1, -1, 1)),
+  ],
+)
+def test_a_mesh_that_is_not_here_cuts_over_what_is(shape, here):
+  found = placement.on_this_machine(dict(zip(placement.AXES, shape, strict=True)))
+  assert tuple(found.values()) == here
+
+
+@pytest.mark.slow
+def test_a_team_of_two_devices_answers_on_one(tmp_path):
+  workdir = tmp_path / 'run'
+  two = {**micro_run.environment(), 'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
+  mesh = ['--config.mesh.data=2', '--config.learner.micro_batch_size=4', '--config.steps=1']
+  subprocess.run(micro_run.train_command(workdir, *mesh), env=two, check=True)
+  question = config_lib.check(micro_run.get_config().to_dict()).task.questions('test')[0]
+  notes = [f'--note={note}' for note in question.notes]
+  for command in (
+    micro_run.command('ask', f'--workdir={workdir}', f'--question={question.text}', *notes),
+    micro_run.command('export', f'--workdir={workdir}', f'--out={tmp_path / "model"}'),
+  ):
+    done = micro_run.run(command)
+    assert (done.returncode, done.stderr) == (0, '')
