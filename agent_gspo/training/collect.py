@@ -26,16 +26,19 @@ class CollectedRollout:
   """The conversations of one step, and what was drawn for them.
 
   Attributes:
-    batch: about `B` questions.
+    batch: those to learn from, about `B` questions.
     question_index: int `[B]`, index of each question in the training split.
+    held: all of them, about `Q >= B` questions: those that resampling dropped show as well what the
+      team can do and what it costs.
+    asked: int `[Q]`, index of each of theirs.
     selection: the state of the selection rule, which knows what was drawn.
-    questions_asked: number of questions rolled out, those dropped again included.
   """
 
   batch: RolloutBatch
   question_index: np.ndarray
+  held: RolloutBatch
+  asked: np.ndarray
   selection: rules.SelectionState
-  questions_asked: int
 
 
 def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRollout:
@@ -46,8 +49,9 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
   """
   options = setup.config['selection']
   missing, selection = setup.config['rollout']['questions'], state.selection
-  found, kept = [], []
+  found: list[RolloutBatch] = []
   asked: list[int] = []
+  kept: list[int] = []  # their places among those asked
   retries = options['resample']
   while missing:
     drawn, selection = rules.choose(
@@ -58,21 +62,23 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
       seed = (setup.config['seed'], _TERMS, int(state.step), len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
     batch = _converse(setup, state, questions, progress)
-    asked += drawn.tolist()
     good = np.arange(missing)
     if retries:
       scores, question = batches.task_scores(batch)
       good = np.flatnonzero(rules.informative(scores, question, missing))
-      if missing - len(good) > len(setup.questions) - len(asked):
+      if missing - len(good) > len(setup.questions) - len(asked) - missing:
         good = np.arange(missing)
-    found.append(batches.select(batch, good.tolist()) if len(good) < missing else batch)
-    kept.append(drawn[good])
+    found.append(batch)
+    kept += (len(asked) + good).tolist()
+    asked += drawn.tolist()
     missing, retries = missing - len(good), retries - 1
+  held = batches.join(found) if len(found) > 1 else found[0]
   return CollectedRollout(
-    batch=batches.join(found) if len(found) > 1 else found[0],
-    question_index=np.concatenate(kept),
+    batch=batches.select(held, kept) if len(kept) < len(asked) else held,
+    question_index=np.asarray(asked)[kept],
+    held=held,
+    asked=np.asarray(asked),
     selection=selection,
-    questions_asked=len(asked),
   )
 
 

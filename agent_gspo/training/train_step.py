@@ -67,7 +67,7 @@ def train_step(
   with interruptible():  # the team talks: `group_size` conversations about each question
     rollout = collect(setup, state, progress)
   batch, counts = rollout.batch, count_messages(rollout.batch)
-  scores, question = batches.task_scores(batch)
+  scores, _ = batches.task_scores(batch)
   clock.lap('rollout')
 
   progress.phase('score')
@@ -88,26 +88,29 @@ def train_step(
     setup, programs, state, minibatches, counts, advantages, progress
   )
 
+  # Of all that was held: questions that resampling drops are those that are all right or all wrong.
+  all_scores, question = batches.task_scores(rollout.held)
+  all_counts = counts if rollout.held is batch else count_messages(rollout.held)
   next_budget = budgets.update(
     setup.budget,
     state.budget,
     budgets.Observation(
-      accuracy=float(scores.mean()),
-      episode_cost=float(communication.episode_costs(setup.reward, counts).mean()),
-      message_tokens=float(counts.written.mean()),
+      accuracy=float(all_scores.mean()),
+      episode_cost=float(communication.episode_costs(setup.reward, all_counts).mean()),
+      message_tokens=float(all_counts.written.mean()),
     ),
   )
   next_selection = rules.observe(
     config['selection']['name'],
     rollout.selection,
-    rollout.question_index[question],
-    scores,
+    rollout.asked[question],
+    all_scores,
     divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates])),
   )
   clock.lap('update')
 
   metrics = {
-    **metrics_lib.of_step(setup, rollout, counts, rewards, advantages, minibatches, updates),
+    **metrics_lib.of_step(setup, rollout, all_counts, rewards, advantages, minibatches, updates),
     **budgets.metrics(prices, next_budget),
     **clock.metrics(),
   }

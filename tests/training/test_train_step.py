@@ -376,12 +376,31 @@ def test_tied_questions_make_room_for_others():
   chosen = collect(setup, _state(setup), _Progress())
   assert len(chosen.batch.questions) == len(_collected(selection__resample=0).batch.questions) == 4
   result = _step(_Programs(), selection__resample=5)
-  assert result.metrics['selection/questions_asked'] == chosen.questions_asked >= 4
-  assert int(result.state.selection.drawn) == chosen.questions_asked
+  assert result.metrics['selection/questions_asked'] == len(chosen.asked) >= 4
+  assert int(result.state.selection.drawn) == len(chosen.asked)
   scores = np.asarray([e.task_score for e in chosen.batch.episodes]).reshape(4, 4)
   assert (scores.max(axis=1) > scores.min(axis=1)).all()
   ids = [q.id for q in chosen.batch.questions]
   assert [setup.questions[int(i)].id for i in chosen.question_index] == ids
+
+
+def test_what_resampling_drops_is_seen_by_the_price_and_by_the_choice_of_questions():
+  fields = {'selection__resample': 5, 'selection__name': 'vade', 'budget__mode': 'accuracy_floor'}
+  setup = _setup(**fields, budget__lambda_max=0.05)
+  setup.task.score = lambda question, answer: float(len(question.id) % 2 or answer != '')
+  before = _state(setup)
+  chosen = collect(setup, before, _Progress())
+  all_scores = [e.task_score for e in chosen.held.episodes]
+  assert len(chosen.asked) > len(chosen.question_index)
+  assert np.mean(all_scores) != np.mean([e.task_score for e in chosen.batch.episodes])
+  result = train_step(setup, _Programs(), before, _Progress())
+  assert result.metrics['task/accuracy'] == pytest.approx(np.mean(all_scores))
+  assert float(result.state.budget.running_accuracy) == pytest.approx(np.mean(all_scores))
+  written = sum(message.length for message in chosen.held.messages) / len(all_scores)
+  assert result.metrics['tokens/written_per_question'] == pytest.approx(written)
+  evidence = np.asarray(result.state.selection.posterior.a + result.state.selection.posterior.b)
+  assert (evidence[chosen.asked] > 2.5).all()
+  assert len(result.rollout.episodes) == len(chosen.batch.episodes)
 
 
 @pytest.mark.parametrize('name', ['uniform', 'vade', 'spo'])
@@ -404,7 +423,7 @@ def test_a_step_asks_no_question_twice(name, monkeypatch):
   monkeypatch.setattr(collect_lib, 'rollout', converse)
   found = collect(setup, _state(setup), _Progress())
   assert [len(ids) for ids in drawn] == [3, 3]  # only two others are left after them
-  assert len({*drawn[0], *drawn[1]}) == found.questions_asked == 6
+  assert len({*drawn[0], *drawn[1]}) == len(found.asked) == 6
   assert [q.id for q in found.batch.questions] == drawn[-1]  # and are trained on as they are
 
 
