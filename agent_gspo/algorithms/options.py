@@ -52,6 +52,13 @@ class ObjectiveOptions(Section, name='objective'):
   kl_estimator: str = 'k3'  # k3, k2
 
 
+_ONLY_UNDER = {  # modes that read a field; it is 0 under the others
+  'budget_episode': ('dual', 'target'),
+  'budget_message': ('dual',),
+  'lambda_min': ('dual',),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class BudgetOptions(Section, name='budget'):
   """All prices of talk, and who moves them.
@@ -106,10 +113,17 @@ class BudgetOptions(Section, name='budget'):
   def __post_init__(self):
     super().__post_init__()
     for words in self.told_words:
-      if not is_text(words):
-        raise ValueError(f'budget.told_words holds {shown(words)}, which is no text.')
+      if not is_text(words) or not words.strip():
+        raise ValueError(f'budget.told_words holds {shown(words)}, which is no text to read.')
     if self.mode != 'fixed' and not self.lambda_max:
       raise ValueError(f'budget.lambda_max=0 leaves budget.mode={self.mode!r} no price to set.')
+    for field, modes in _ONLY_UNDER.items():
+      if getattr(self, field) and self.mode not in modes:
+        others = ' or '.join(map(repr, modes))
+        raise ValueError(
+          f'budget.{field}={getattr(self, field)}: budget.mode={self.mode!r} does not read it. Set '
+          f'the mode to {others}, or {field}=0.'
+        )
     if self.mode == 'dual':
       self._check_dual()
     if self.mode in ('conditioned', 'target'):
@@ -170,11 +184,11 @@ class BudgetOptions(Section, name='budget'):
   @property
   def highest_lambda_message(self) -> float:
     """Highest price of a token of a message beyond `message_limit`."""
-    return self.lambda_max if self.mode == 'dual' and self.budget_message > 0 else 0.0
+    return self.lambda_max if self.budget_message else 0.0
 
   @property
   def message_limit(self) -> float:
     """Tokens of a message beyond which each pays lambda_message."""
-    if self.mode != 'dual' or not self.budget_message:
+    if not self.budget_message:
       return math.inf
     return self.budget_message * (1 + self.tolerance)

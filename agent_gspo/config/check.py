@@ -282,6 +282,12 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   _check_options(config, 'advantage', estimators.options_of(name))
   _check_options(config, 'objective', losses.spec(config['objective']['name']).options)
   losses.from_config(config['objective'], max_length=team.max_message_tokens)
+  compared = {'groups', 'question'} & set(estimators.fields_of(name))
+  if config['rollout']['group_size'] == 1 and compared and not plugins.is_plugin(name):
+    raise ValueError(
+      f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
+      "Take 2 or more, or advantage.name='reinforce_pp' or 'spo_single'."
+    )
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:
     raise ValueError(f'advantage.options.share={kept} is more than 1.')

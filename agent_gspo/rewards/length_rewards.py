@@ -224,7 +224,7 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
 }
 """Length rewards by name. 'linear', the price alone, is none: it adds nothing."""
 
-_POSITIVE = ('limit', 'target', 'buffer', 'decay')
+_POSITIVE = ('limit', 'target', 'buffer', 'decay', 'loss_floor')
 
 
 def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
@@ -260,6 +260,12 @@ def parse_options(name: str, text: str) -> dict[str, float]:
     raise ValueError(
       f'reward.length_reward={name!r} needs reward.length_reward_options={missing[0] + "=..."!r} '
       f'(in the unit of reward.cost).'
+    )
+  limit, buffer = ({**known, **found}.get(key) for key in ('limit', 'buffer'))
+  if limit is not None and buffer is not None and buffer > limit:
+    raise ValueError(
+      f'{where}buffer={buffer:g} is more than limit={limit:g}: the shortest answer would be '
+      'punished. Give a buffer of at most the limit.'
     )
   return found
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
@@ -86,8 +87,17 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
   """Of a training step."""
   config = parts.config
   questions, group = config['rollout']['questions'], config['rollout']['group_size']
-  scored = (config['learner']['old_logprobs'] == 'trainer') + (config['objective']['kl_coef'] > 0)
-  talk = rollout(model, parts.team, prompts, questions, group)
+  scored = sum(
+    (
+      config['learner']['old_logprobs'] == 'trainer',
+      config['objective']['kl_coef'] > 0,
+      config['objective']['ratio_span'] != 'message',
+      config['advantage']['token_share'] < 1,
+      ORDERS[config['learner']['order']].multipliers is not None,
+    )
+  )
+  asked = min(questions * (1 + config['selection']['resample']), len(parts.task.questions('train')))
+  talk = rollout(model, parts.team, prompts, asked, group)
   learning = update(parts, model, prompts, questions, group, scored)
   return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
 
@@ -99,6 +109,7 @@ def of_run(
   config, options = parts.config, parts.config['evaluation']
   available = lambda count, split: min(count, len(parts.task.questions(split)))
   asked = available(options['questions'], options['split'])
+  told = len(options['told']) * asked
   found = []
   if parts.training:
     found += _supervised(parts, model, prompts)
@@ -108,7 +119,7 @@ def of_run(
     asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
     asked += between * available(options['questions_during'], options['split'])
     asked += available(options['seen_questions'], 'train')
-  evaluations = rollout(model, parts.team, prompts, asked, 1)
+  evaluations = rollout(model, parts.team, prompts, asked + told, 1)
   return [*found, dataclasses.replace(evaluations, name='evaluations')]
 
 

@@ -65,7 +65,7 @@ def of_step(
     **of_rollout(all_counts),
     **(of_graph(all_counts) if setup.team.addressing else {}),
     **train_batches.positions(messages, micro_batches),
-    **of_updates(updates),
+    **_measured(setup.config, of_updates(updates)),
     'memory/peak_mb': peak_mb(),
   }
 
@@ -117,6 +117,15 @@ def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     'policy/sampler_trainer_diff_mean': first['policy/sampler_gap_mean'],
     'policy/sampler_trainer_diff_max': first['policy/sampler_gap_max'],
   }
+
+
+def _measured(config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
+  """Without what the run does not compute, which would read as 0."""
+  computed = {
+    'policy/kl': config['objective']['kl_coef'] > 0,
+    'policy/entropy': config['learner']['entropy'],
+  }
+  return {key: value for key, value in metrics.items() if computed.get(key, True)}
 
 
 def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:

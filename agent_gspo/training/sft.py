@@ -59,7 +59,6 @@ def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Param
 
   Args:
     setup: the run.
-    params: to start from.
     checkpoints: of this stage; it goes on from the newest one. On an interruption the last finished
       step is saved. Keeps at least `sft.patience + 1` of them.
     hooks: see `Hooks`.

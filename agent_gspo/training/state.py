@@ -22,8 +22,7 @@ Flat = dict[tuple[str, ...], jax.Array]
 @chex.dataclass(frozen=True)
 class TrainState:
   """Attributes:
-  step: int32 scalar, finished training steps; also the position in the questions and
-    what random keys are folded with.
+  step: int32 scalar, finished training steps; also what random keys are folded with.
   trainable: flat dict of the float32 parameters that are trained.
   frozen: flat dict of those that are not (all but the adapters under LoRA).
   opt_state: of the optimiser, for `trainable`.

@@ -124,7 +124,8 @@ def test_message_budget_has_a_tolerance():
 
 @pytest.mark.parametrize('mode', ['dual', 'accuracy_floor'])
 def test_prices_stay_within_bounds_and_come_back_from_both(mode):
-  options = BudgetOptions(mode=mode, budget_episode=20.0, floor=0.8, lambda_max=0.03)
+  budget = {'budget_episode': 20.0} if mode == 'dual' else {'floor': 0.8}
+  options = BudgetOptions(mode=mode, lambda_max=0.03, **budget)
   dear, cheap = {'cost': 30.0, 'accuracy': 0.98}, {'cost': 3.0, 'accuracy': 0.3}
   state = budgets.init(0.0)
   step = lambda s, fields: update(options, s, seen(**fields))
@@ -408,6 +409,15 @@ def test_accuracy_floor_settles_on_the_floor_when_accuracy_follows_the_price_at_
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': 0.005},
       r'budget.lambda_min=0.005 is not between',
     ),
+    (
+      {'budget_episode': 20.0},
+      r"budget.budget_episode=20.0: budget.mode='fixed' does not .* 'dual' or 'target', or budget",
+    ),
+    (
+      {'mode': 'accuracy_floor', 'budget_message': 5.0},
+      r"budget.budget_message=5.0: budget.mode='accuracy_floor' does not read it. .* 'dual', or",
+    ),
+    ({'lambda_min': -0.005}, r"budget.lambda_min=-0.005: budget.mode='fixed' does not read it"),
   ],
 )
 def test_option_errors_name_the_field(fields, message):
@@ -423,7 +433,6 @@ def test_option_errors_name_the_field(fields, message):
     ({'mode': 'accuracy_floor', 'lambda_max': 0.001}, (0.002, 0.0, math.inf)),
     ({'mode': 'dual', 'budget_episode': 9.0}, (0.01, 0.0, math.inf)),
     ({'mode': 'dual', 'budget_message': 9.0, 'tolerance': 0.0}, (0.002, 0.01, 9.0)),
-    ({'budget_message': 9.0}, (0.002, 0.0, math.inf)),
   ],
 )
 def test_highest_prices_of_a_run(fields, highest):

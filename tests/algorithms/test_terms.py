@@ -104,6 +104,7 @@ def test_brevity_is_asked_for_by_high_prices_and_small_budgets():
   [
     ({'told_words': ('free',)}, r"budget.told_words=\('free',\) must be two or more different"),
     ({'told_words': ('a', 'b', 'a')}, r'budget.told_words=.* must be two or more different'),
+    ({'told_words': ('', 'a', 'b')}, r"budget.told_words holds '', which is no text to read"),
     ({'told_words': ('a', 1)}, r'budget.told_words holds 1, which is no text'),
     ({'mode': 'fixed'}, r"budget.mode='fixed' tells the team nothing"),
     ({'mode': 'fixed', 'told_words': (None,)}, r'budget.told_words holds None, which is no text'),

@@ -137,6 +137,10 @@ def test_configs_of_the_repository_are_valid(file):
     ({'learner__grad_clip': 10**400}, r'config.learner.grad_clip=1000.* must be a finite number'),
     ({'learner__grad_clip': 10**5000}, r'grad_clip=a very long number must be a finite number'),
     ({'steps': 10**5000}, r'steps=a very long number must be a whole number from 0 to'),
+    (
+      {'rollout__group_size': 1},
+      r"rollout.group_size=1: advantage.name='.*' compares conversations .*'reinforce_pp' or 'spo",
+    ),
     # Counts that nothing could be made of.
     ({'seed': 2**32}, r'seed=4294967296 must be a whole number from 0 to 4294967295'),
     ({'steps': 10**9}, r'steps=1000000000 must be a whole number from 0 to 10000000'),

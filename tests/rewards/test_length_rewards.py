@@ -264,12 +264,19 @@ def test_l1_max_gives_no_more_than_the_score():
 @pytest.mark.parametrize('name', ['laser', 'overlong'])
 def test_what_must_be_positive_is_told_from_what_may_be_zero(name):
   zero = {'laser': 'target=0', 'overlong': 'limit=0'}[name]
-  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, weight=0'}[name]
+  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, buffer=5, weight=0'}[name]
   with pytest.raises(ValueError, match='must be positive'):
     length_rewards.parse_options(name, zero)
   assert length_rewards.parse_options(name, fine)['weight'] == 0
   with pytest.raises(ValueError, match='must be zero or more'):
     length_rewards.parse_options(name, fine.replace('weight=0', 'weight=-1'))
+
+
+def test_a_buffer_longer_than_its_limit_punishes_everybody():
+  with pytest.raises(ValueError, match=r'buffer=4096 is more than limit=100: .* at most the limit'):
+    length_rewards.parse_options('overlong', 'limit=100')
+  with pytest.raises(ValueError, match='loss_floor=0 must be positive'):
+    length_rewards.parse_options('optima', 'loss_floor=0')  # it is divided by
 
 
 def test_what_a_length_reward_reads():

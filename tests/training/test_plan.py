@@ -165,6 +165,25 @@ def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):
   assert (step.positions, step.flops) == (2 * setup.plan.positions, 2 * setup.plan.flops)
 
 
+def test_a_dry_run_counts_whatever_is_scored_or_asked_again():
+  def positions(**fields):
+    plan = setup_lib.build(config_lib.check(micro_run.changed(steps=2, **fields))).plan
+    return {work.name: work.positions for work in plan.run}
+
+  plain = positions()
+  told = {
+    'budget__mode': 'conditioned',
+    'budget__told_words': ('free', 'dear'),
+    'team__roles__informant__opening': '{price} : {question} note : {note}',
+    'evaluation__told': (0.0, 0.01),
+  }
+  assert positions(**told)['evaluations'] > 1.2 * plain['evaluations']
+  assert positions(selection__resample=2)['training steps'] > plain['training steps']
+  again = setup_lib.build(config_lib.check(micro_run.changed(objective__ratio_span='episode')))
+  once = setup_lib.build(config_lib.check(micro_run.changed()))
+  assert again.plan.flops > once.plan.flops
+
+
 def test_a_role_that_is_trained_less_costs_less(setup):
   parts, model = config_lib.check(micro_run.changed()), setup.model.config
   prompts = (PromptLengths(10, (20,)),) * 3

@@ -108,7 +108,8 @@ def observe(
     state: of the run.
     question: int `[E]`, index of the question of each episode.
     task: float `[E]`, task scores in `[0, 1]`.
-    divergence: mean `abs(log pi - log pi_old)` of the last update, which dates the evidence.
+    divergence: mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
+      before its own step, which dates the evidence.
   """
   if name == 'vade':
     new = posterior_lib.observe_vade(state.posterior, question, task)
