@@ -30,7 +30,9 @@ printf -v arguments ' %q' "$@"
 gcloud compute tpus tpu-vm ssh "$name" --zone="$ZONE" --worker=all --command="set -e
   [ -d agent_gspo ] || git clone $REPOSITORY agent_gspo
   cd agent_gspo
-  [ -d .venv ] || python3.11 -m venv .venv
+  # uv takes a Python that fits, or fetches one: images ship 3.10 as well.
+  [ -x .venv/bin/python ] || { python3 -m pip install --quiet --user uv &&
+    python3 -m uv venv --seed --python '>=3.11,<3.13' .venv; }
   . .venv/bin/activate
-  pip install --quiet '.[tpu]'
+  pip install --quiet -e '.[data,tpu]'  # data: the benchmarks, GSM8K among them
   exec python launch/train.py --workdir=$SHARED/$name$arguments"
