@@ -1,4 +1,4 @@
-"""Hook of mkdocs: pages from outside docs/, a reference page a room, links for both places.
+"""Hook of mkdocs: pages from outside docs/, a reference page a subpackage, links for both places.
 
 Documents link to files, as a forge shows them. In the site a link to a document leads to its page,
 one to a module of the package (its text `file.py::symbol` or not) to the docstring in the
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -22,14 +23,16 @@ _PAGES = {  # file of the repository -> page
   'README.md': 'index.md',
   'CONTRIBUTING.md': 'contributing.md',
   'CHANGELOG.md': 'changelog.md',
-  'benchmarks/README.md': 'benchmarks.md',
+  'benchmarks/README.md': 'measurements.md',
 }
 _LINK = re.compile(r'(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]*)(?P<anchor>#[^)\s]*)?\)')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-  """Adds the documents outside docs/ and the reference."""
+  """Adds the documents outside docs/ and the reference; no page has two sources."""
   for source, page in _PAGES.items():
+    if files.get_file_from_path(page):
+      raise PluginError(f'{source} and another file would both be the page {page}.')
     files.append(File.generated(config, page, content=(_ROOT / source).read_text('utf-8')))
   package = _ROOT / _PACKAGE
   rooms = {room: _modules((package / room).rglob('*.py')) for room in _rooms()}
@@ -38,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, f'reference/{room}.md', content=f'# {room}\n{text}'))
   listed = ''.join(f'- [{room}]({room}.md)\n' for room in rooms)
   others = ''.join(f'\n::: {module}\n' for module in _modules(package.glob('*.py')))
-  index = f'# Reference\n\nFrom the docstrings, a page a room.\n\n{listed}{others}'
+  index = f'# Reference\n\nFrom the docstrings, a page for each subpackage.\n\n{listed}{others}'
   files.append(File.generated(config, 'reference/index.md', content=index))
   return files
 
