@@ -8,6 +8,10 @@ import re
 
 import pytest
 
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.algorithms.selection import rules
+from agent_gspo.rewards.options import LENGTH_REWARDS
 from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,6 +53,21 @@ def test_code_is_where_it_is_named(file):
 
 def test_every_algorithm_is_named_with_its_code():
   assert len(_symbols((ROOT / 'docs/algorithms.md').read_text())) > 50
+
+
+@pytest.mark.parametrize(
+  ('field', 'known'),
+  [
+    ('objective.name', losses.OBJECTIVES),
+    ('advantage.name', estimators.ADVANTAGES),
+    ('selection.name', rules.SELECTIONS),
+    ('reward.length_reward', LENGTH_REWARDS),
+  ],
+)
+def test_a_name_beside_a_field_is_a_value_of_it(field, known):
+  """In the tables of docs/algorithms.md; and no value is missing there."""
+  rows = rf'^\| `(\w+)` \| `{re.escape(field)}`'
+  assert set(re.findall(rows, (ROOT / 'docs/algorithms.md').read_text(), re.M)) == set(known)
 
 
 @_each_file
