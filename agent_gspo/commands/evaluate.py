@@ -83,7 +83,7 @@ def main() -> None:
   found = [whole]
   for value in config['evaluation']['told']:
     told = dataclasses.replace(run, terms=setup.terms(value))
-    name = workdir_records.told(told.terms)
+    name = workdir_records.told(told.terms, label)
     found.append(told.run(name, variants.itself(setup.team))[0])
   found.append(evaluate.constant_answer(run.asked, run.split))
   left_out = {}

@@ -24,7 +24,7 @@ from typing import NoReturn
 from agent_gspo.commands import command
 from agent_gspo.reporting import html_report, plots
 from agent_gspo.training import sweep
-from agent_gspo.workdir import lock
+from agent_gspo.workdir import lock, records
 
 _TEAM = 'team of the baselines'
 
@@ -99,10 +99,17 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
   for folder in folders:
     result = evaluation_folder.read_result(folder)
     for i, record in enumerate(result['evaluations']):  # the team comes first
-      name = record['label'].partition(' (')[0] if i else _TEAM  # without the number of samples
+      name = _system(record['label']) if i else _TEAM
       point = record['tokens/written_per_question'], record['task/accuracy']
       found.setdefault(name, []).append(point)
   return found
+
+
+def _system(label: str) -> str:
+  """The name that an evaluation has in each folder: without samples, or the step of the team."""
+  if team := records.told_team(label):
+    return f'{_TEAM}{label.removeprefix(team)}'
+  return label.partition(' (')[0]
 
 
 def _write(folder, config, overrides, found, references) -> None:

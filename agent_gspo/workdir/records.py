@@ -29,22 +29,28 @@ GRADED = 'task/accuracy_by_'
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
-_TOLD = re.compile('trained, (?:price|budget) (.+)')
+_TOLD = re.compile('(.+), (?:price|budget) ([0-9.e+-]+)')
 
 PathLike = json_lines.PathLike
 
 _MOST_WARNINGS = 5  # about a file
 
 
-def told(terms: Terms | None) -> str:
-  """Label of the trained team's evaluation when it is told a price or a budget."""
-  return f'trained, {terms.kind} {terms.value:g}' if terms else 'trained'
+def told(terms: Terms | None, label: str = 'trained') -> str:
+  """Label of a team's evaluation when it is told a price or a budget; `label` is the team's own."""
+  return f'{label}, {terms.kind} {terms.value:g}' if terms else label
 
 
 def told_value(evaluation: Mapping[str, Any]) -> float | None:
   """What the team was told in such an evaluation, None of another one."""
   found = _TOLD.fullmatch(str(evaluation.get('label')))
-  return float(found[1]) if found else None
+  return float(found[2]) if found else None
+
+
+def told_team(label: str) -> str:
+  """The team's own label in that of an evaluation where it was told something, else ''."""
+  found = _TOLD.fullmatch(label)
+  return found[1] if found else ''
 
 
 @dataclasses.dataclass(frozen=True)

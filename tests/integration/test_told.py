@@ -43,14 +43,18 @@ def test_the_trained_team_is_evaluated_at_each_price(workdir):
   assert all(0 <= price <= 0.02 for price in prices)
 
 
-def test_an_evaluation_has_a_row_a_price(workdir, tmp_path):
+@pytest.mark.parametrize('team', ['step 2', 'untrained'])
+def test_an_evaluation_has_a_row_a_price_named_after_the_team(workdir, tmp_path, team):
   out = tmp_path / 'out'
-  arguments = [f'--config={micro_run.CONFIG}', *_RUN, f'--workdir={workdir}', f'--out={out}']
+  arguments = [f'--config={micro_run.CONFIG}', *_RUN, f'--out={out}', '--baseline=']
+  arguments += [f'--workdir={workdir}'] if team == 'step 2' else []
   shown = micro_run.run(micro_run.command('evaluate', *arguments)).stdout
-  assert re.search(r'trained, price 0 .*\n.*trained, price 0\.02', shown)
+  assert re.search(rf'{team}, price 0 .*\n.*{team}, price 0\.02', shown)
   result = json.loads((out / 'result.json').read_text())
   labels = [evaluation['label'] for evaluation in result['evaluations']]
-  assert labels[:3] == ['step 2', 'trained, price 0', 'trained, price 0.02']
+  assert labels[:3] == [team, f'{team}, price 0', f'{team}, price 0.02']
+  values = [records.told_value(evaluation) for evaluation in result['evaluations']]
+  assert values[:3] == [None, 0.0, 0.02]
 
 
 def test_it_can_be_asked_at_a_price_and_others_cannot(workdir):

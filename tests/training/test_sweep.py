@@ -114,11 +114,15 @@ def test_bad_arguments(tmp_path, arguments, message):
 def test_the_command_writes_its_figures(tmp_path, script):
   todo = _points(tmp_path, ('0', '1'))
   sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
-  for seed, (label, tokens) in enumerate((('vote (k=2)', 9.0), ('vote (k=3)', 11.0))):
+  # 'trained, ...': what the team was called there in earlier versions, whatever its step.
+  for seed, (label, tokens, told) in enumerate(
+    (('vote (k=2)', 9.0, 'step 9, price 0.02'), ('vote (k=3)', 11.0, 'trained, price 0.02'))
+  ):
     (tmp_path / f'evaluated{seed}').mkdir()
     evaluated = {'label': label, 'tokens/written_per_question': tokens, 'task/accuracy': 0.25}
     team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
-    found = {'evaluations': [team, evaluated], 'evaluation': {'task': 'relay'}, 'question_ids': []}
+    evaluations = [team, {**team, 'label': told}, evaluated]
+    found = {'evaluations': evaluations, 'evaluation': {'task': 'relay'}, 'question_ids': []}
     result = json.dumps(found)
     (tmp_path / f'evaluated{seed}' / 'result.json').write_text(result)
   arguments = [f'--workdir={tmp_path}', '--lambdas=0,1', '--seeds=0,1']
@@ -129,6 +133,7 @@ def test_the_command_writes_its_figures(tmp_path, script):
   record = json.loads((tmp_path / 'sweep.json').read_text())
   assert record['references'] == {
     'team of the baselines': [[30.0, 0.5], [30.0, 0.5]],
+    'team of the baselines, price 0.02': [[30.0, 0.5], [30.0, 0.5]],
     'vote': [[9.0, 0.25], [11.0, 0.25]],
   }
   assert [s['name'] for s in record['settings']] == ['lambda_tok=0', 'lambda_tok=1']
