@@ -11,9 +11,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from agent_gspo.reporting import live_panel, plain_log
+from agent_gspo.reporting import live_panel, plain_log, tables
 
 _LOG_WIDTH = 140
 _SILENCE = 30.0  # seconds without a line, after which a log hears of the phase
@@ -122,14 +123,14 @@ class Progress:
 
   def _write(self, text: RenderableType) -> None:
     if self._live is not None and not isinstance(text, str):
-      self._console.print(text)
+      _print(text, self._console)
       return
     encoding = self._console.encoding
     if not isinstance(text, str):
       # A log is not cut off at the 80 columns that rich assumes of it. The encoding tells rich
       # which characters it may draw frames with.
       file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors='replace')
-      Console(file=file, width=_LOG_WIDTH, color_system=None).print(text)
+      _print(text, Console(file=file, width=_LOG_WIDTH, color_system=None))
       file.seek(0)
       text = '\n'.join(line.rstrip() for line in file.read().splitlines())
     self._console.out(text.encode(encoding, 'replace').decode(encoding), highlight=False)
@@ -152,3 +153,10 @@ class Progress:
       with contextlib.suppress(OSError):
         cause = 'its output was closed' if isinstance(error, SystemExit) else repr(error)
         print(f'the progress display stopped, the run goes on: {cause}', file=sys.stderr)
+
+
+def _print(text: RenderableType, console: Console) -> None:
+  if isinstance(text, Table):
+    tables.print_whole(text, console)
+  else:
+    console.print(text)

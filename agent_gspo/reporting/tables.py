@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich import box
+from rich import box, cells
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +15,7 @@ from agent_gspo.workdir.records import GRADED
 
 _Write = Callable[[Any], str]
 _Value = Callable[[Any], Any]
+_WIDEST = 10_000  # columns of text that no table needs
 
 
 def closing_table(
@@ -104,10 +105,24 @@ def _figures(
   return table
 
 
+def print_whole(table: Table, console: Console) -> None:
+  """Prints a rich table, with lines longer than the console rather than figures cut off."""
+  for column in table.columns:
+    texts = map(str, (column.header, *column.cells))
+    # What must stand side by side: a line, or a word where lines may be parted.
+    parts = [part for text in texts for part in text.split('\n' if column.no_wrap else None)]
+    column.min_width = max(map(cells.cell_len, parts), default=0)
+  least = console.measure(table, options=console.options.update(width=_WIDEST)).minimum
+  if least > console.width:
+    table.width = least
+  console.print(table, crop=False)
+
+
 def render_text(table: Table, width: int = 120) -> str:
-  """Returns a rich table as plain text, for logs and files."""
+  """Returns a rich table as plain text, for logs and files; wider if its figures need it."""
   file = io.StringIO()
-  Console(file=file, width=width, color_system=None, force_terminal=False).print(table)
+  console = Console(file=file, width=width, color_system=None, force_terminal=False)
+  print_whole(table, console)
   return '\n'.join(line.rstrip() for line in file.getvalue().splitlines()) + '\n'
 
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from agent_gspo.reporting import formatting, live_panel, plain_log, plots, progress, tables
+from agent_gspo.reporting import (
+  comparison,
+  formatting,
+  live_panel,
+  plain_log,
+  plots,
+  progress,
+  tables,
+)
 from agent_gspo.workdir import records, writers
 
 METRICS = {
@@ -267,6 +275,50 @@ def test_closing_table_of_nothing():
   assert 'accuracy' in text
   with pytest.raises(ValueError, match=r'extra_rows\[0\]'):
     tables.closing_table({}, {}, extra_rows=[()])
+
+
+def _interval(key, value, low, high):
+  return {key: value, f'{key}_low': low, f'{key}_high': high}
+
+
+COMPARED = {
+  'label': 'AgentDropout at equal tokens',
+  **_interval('task/accuracy', 0.251, 0.225, 0.279),
+  **{f'task/accuracy_by_{grader}': 0.26 for grader in ('equation', 'strict', 'legacy')},
+  **_interval('tokens/written_per_question', 142.6, 130.1, 150.2),
+  **_interval('tokens/read_per_question', 1979.0, 1900.0, 2050.0),
+  'tokens/text_written_per_question': 119.2,
+  'tokens/text_read_per_question': 1805.0,
+  'tokens/critical_path_per_question': 80.2,
+  'comm/calls_per_question': 6.0,
+  'comm/silence_rate': 0.112,
+  'money/per_question': 0.000123,
+}
+FIGURES = ('25.1 [22.5, 27.9]', '142.6 [130.1, 150.2]', '1979 [1900, 2050]', '119.2 + 1805',
+           '80.2', '6.0', '11.2', '0.000123')  # fmt: skip
+
+
+@pytest.mark.parametrize('width', [40, 120, 160])
+def test_no_figure_of_a_table_is_cut_off(width):
+  table = comparison.comparison_table([COMPARED])
+  (row,) = (x for x in tables.render_text(table, width).splitlines() if 'AgentDropout' in x)
+  assert row.split('  ')[1:2] == ['AgentDropout at equal tokens']
+  assert all(f'  {figure}' in row for figure in FIGURES)
+  team = evaluation(9, 'trained', 0.55, 20.0, 0.8)
+  text = tables.render_text(tables.closing_table(team, team), width)
+  assert re.search(
+    r' 55\.0 % \[50\.0, 60\.0\]   55\.0 % \[50\.0, 60\.0\]  .* \+0\.0 points\n', text
+  )
+  assert '…' not in text
+
+
+@pytest.mark.parametrize('terminal', [True, False])
+def test_no_figure_that_a_run_shows_is_cut_off(terminal):
+  file = io.StringIO()
+  console = Console(file=file, force_terminal=terminal, width=80, color_system=None)
+  with progress.Progress(3, 0, 'run', console=console) as display:
+    display.note(comparison.comparison_table([COMPARED]))
+  assert all(f'  {figure}' in file.getvalue() for figure in FIGURES)
 
 
 def test_curves_across_runs():
