@@ -57,6 +57,7 @@ def main() -> None:
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
   _check_endpoint(parts.team)
+  _check_probes(parts.team, parts.task, config['evaluation']['split'])
   if told := parts.task.note([config['evaluation']['split']]):
     print(told)
   names = _names(reference_systems.BASELINES, len(config['team']['agents']))
@@ -127,6 +128,17 @@ def _check_endpoint(team) -> None:
   from agent_gspo.teams import endpoint
 
   endpoint.check(team)
+
+
+def _check_probes(team, task, split: str) -> None:
+  """Now, since probes come after all that takes long."""
+  from agent_gspo.evaluation import probes
+
+  if _PROBES.value:
+    try:
+      probes.check(team, task, split)
+    except ValueError as error:
+      raise ValueError(f'--probes: {error} Or leave out --probes.') from error
 
 
 def _endpoint_policy(setup):

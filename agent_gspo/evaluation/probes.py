@@ -16,6 +16,7 @@ import numpy as np
 from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
 from agent_gspo.sampling.sampler import Samples
+from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
 
@@ -76,6 +77,20 @@ class Shuffled:
     return last and (self.team.decision == 'majority' or turn.agent == self.team.num_agents - 1)
 
 
+def check(team: Team, task: Task, split: str) -> None:
+  """Whether a team can be probed on a split; asks nobody anything.
+
+  Raises:
+    ValueError: nobody reads anybody in this team, or messages have no other question to go to.
+  """
+  if not variants.edges(team):
+    raise ValueError('nobody reads anybody in this team; give it edges (config.team.topology).')
+  if can_shuffle(team) and len(task.questions(split)) < 2:
+    raise ValueError(
+      f'split {split!r} has one question; messages are shuffled between two, so take another split.'
+    )
+
+
 def run_all(
   harness: Harness, whole: Mapping[str, Any], records: Sequence[results.Record]
 ) -> list[dict[str, Any]]:
@@ -91,11 +106,10 @@ def run_all(
     are no answers as well.
 
   Raises:
-    ValueError: nobody reads anybody in this team.
+    ValueError: see `check`.
   """
   team = harness.team
-  if not variants.edges(team):
-    raise ValueError('probes of silence: nobody reads anybody in this team.')
+  check(team, harness.task, harness.split)
   rows, same = [], variants.itself(team)
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'

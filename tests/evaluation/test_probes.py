@@ -206,6 +206,10 @@ def test_probes_need_readers_and_two_questions():
   whole, records = run.run('team', variants.itself(run.team))
   with pytest.raises(ValueError, match='nobody reads anybody'):
     probes.run_all(run, whole, records)
+  with pytest.raises(ValueError, match="split 'test' has one question"):
+    probes.check(st.team('star'), Notes(1), 'test')
+  # Votes are all there is: nothing is shuffled.
+  probes.check(st.team('complete', decision='majority'), Notes(1), 'test')
   with pytest.raises(ValueError, match='at least two questions'):
     make(size=1).partners()
 

@@ -99,6 +99,14 @@ def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
   assert sorted(map(without_time, again), key=key) == sorted(map(without_time, lines), key=key)
 
 
+def test_a_team_that_cannot_be_probed_is_refused_before_it_is_asked(tmp_path):
+  edgeless = ('--config.team.topology=dag', '--config.team.edges=()')
+  done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, *edgeless, f'--out={tmp_path}'))
+  assert done.returncode == 2
+  assert re.fullmatch(r'error: --probes: nobody reads .* leave out --probes\.\n', done.stderr)
+  assert list(tmp_path.iterdir()) == []
+
+
 # The folder
 
 
