@@ -1,8 +1,8 @@
 """The folder of an evaluation: what was answered so far, and of which evaluation.
 
 `evaluation.json` says whose answers these are, `results.jsonl` holds one object a question and
-team (its transcript with all counts), `learnt.json` what was learnt on training questions,
-`result.json` the figures.
+team (its transcript with all counts), `learnt.json` the rankings of edges that were learnt on
+training questions, `result.json` the figures.
 """
 
 from __future__ import annotations

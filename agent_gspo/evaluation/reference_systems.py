@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.evaluation import pruning, variants
-from agent_gspo.evaluation.harness import Harness
+from agent_gspo.evaluation.harness import Harness, digest
 from agent_gspo.teams.team import Team
 
 Told = dict[str, Any]
@@ -124,7 +124,9 @@ def _dropout_ranking(harness: Harness) -> pruning.Ranking:
 def _learnt(
   harness: Harness, name: str, learn: Callable[[pruning.Play], pruning.Ranking]
 ) -> pruning.Ranking:
-  """What was learnt before, or is learnt now, on training questions."""
+  """What was learnt before, or is learnt now, on training questions and on the same terms."""
+  if harness.terms:
+    name = f'{name}, told {digest(dataclasses.asdict(harness.terms))}'
   if name not in harness.answers.learnt:
     graph = lambda mask: variants.pruned(harness.team, np.flatnonzero(mask).tolist())
     harness.answers.learn(name, dataclasses.asdict(learn(harness.play(graph))))

@@ -11,6 +11,7 @@ import scripted_teams as st
 from agent_gspo.evaluation import harness, pruning, reference_systems, variants
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.types import Terms
 
 TOKENIZER = st.numbers_tokenizer(60)
 FIRST = TOKENIZER.backend.token_to_id('0')
@@ -344,6 +345,22 @@ def test_masks_are_learnt_on_training_questions_and_once(name):
   count = len(learnt)
   assert reference_systems.baseline(run, name, whole) == found  # nothing is learnt or asked again
   assert len(policy.turns('masks')) == count
+
+
+def test_a_ranking_is_learnt_on_the_terms_that_the_team_is_told():
+  policy = Recorder()
+  run = make(st.team('star', opening='{price} {question} {note}\n'), policy=policy)
+
+  def at(price):
+    """Prices in the questions that the ranking of a team told this price is learnt on."""
+    before = len(policy.turns('masks'))
+    told = dataclasses.replace(run, terms=Terms('price', price, '9'))
+    reference_systems.baseline(told, 'agent_prune', asked_of(told))
+    return {turn.question.terms.value for turn in policy.turns('masks')[before:]}
+
+  assert at(0.0) == {0.0}
+  assert at(0.05) == {0.05}
+  assert at(0.0) == set()  # known from before
 
 
 # The table
