@@ -186,6 +186,16 @@ def test_an_unknown_grader():
     HumanEval(grader='lenient', data_dir=DATA)
 
 
+@pytest.mark.parametrize(
+  ('option', 'value'),
+  [('cpu_seconds', 0), ('cpu_seconds', 2.5), ('wall_seconds', 0.0), ('wall_seconds', -1.0),
+   ('wall_seconds', float('nan')), ('workers', 0), ('workers', 'two')],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused(option, value):
+  with pytest.raises(ValueError, match=rf'{option}={value!r} of task human_eval must be .*above 0'):
+    HumanEval(data_dir=DATA, **{option: value})
+
+
 @needs_data
 def test_endless_answer_fails():
   task = HumanEval(data_dir=DATA, cpu_seconds=1)

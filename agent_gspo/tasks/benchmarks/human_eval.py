@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from agent_gspo import sandbox
+from agent_gspo import sandbox, values
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.grading import legacy_graders
@@ -80,12 +80,20 @@ class HumanEval(base.Task):
 
     Raises:
       FileNotFoundError: if the file cannot be had.
-      ValueError: if the file is not the official one, or the grader is unknown.
+      ValueError: if the file is not the official one, the grader is unknown, or a number is out
+        of range.
       sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; said
         here, since an answer may be hours away.
     """
     if grader not in self.GRADERS:
       raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
+    # With a limit of 0 every answer would be wrong, and no error would say why.
+    if not values.is_number(wall_seconds) or wall_seconds <= 0:
+      raise ValueError(f'wall_seconds={wall_seconds!r} of task {self.name} must be above 0')
+    whole = {'cpu_seconds': cpu_seconds} | ({} if workers is None else {'workers': workers})
+    for option, value in whole.items():
+      if not values.is_whole(value) or value < 1:
+        raise ValueError(f'{option}={value!r} of task {self.name} must be a whole number above 0')
     self._legacy = grader == 'legacy'
     self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
     self._workers = workers or len(os.sched_getaffinity(0))
