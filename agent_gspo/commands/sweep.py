@@ -18,8 +18,8 @@ import argparse
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from agent_gspo.commands import command
 from agent_gspo.reporting import html_report, plots
@@ -27,6 +27,7 @@ from agent_gspo.training import sweep
 from agent_gspo.workdir import lock, records
 
 _TEAM = 'team of the baselines'
+_Number = TypeVar('_Number', int, float)
 
 
 def cli() -> NoReturn:
@@ -48,7 +49,7 @@ def cli() -> NoReturn:
       if not argument.startswith('--config.') or '=' not in argument:
         raise ValueError(f'unknown argument {argument!r}; fields are --config.<field>=<value>.')
     settings = _settings(options.lambdas, options.vary, options.setting)
-    seeds = [int(seed) for seed in options.seeds.split(',')]
+    seeds = _numbers('seeds', options.seeds, int)
     todo = sweep.points(options.workdir, settings, seeds)
     references = _references(options.reference)
     if options.jobs < 1:
@@ -71,7 +72,10 @@ def _sweep(options, overrides, todo, references) -> int:
 
 
 def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list[sweep.Setting]:
-  axes = [('budget.lambda_tok', lambdas.split(','))] if lambdas else []
+  axes = []
+  if lambdas:
+    _numbers('lambdas', lambdas, float)
+    axes.append(('budget.lambda_tok', lambdas.split(',')))
   for text in varied:
     field, equals, values = text.partition('=')
     if not equals or not values:
@@ -87,6 +91,21 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
   if not settings:
     raise ValueError('nothing to sweep: give --lambdas, --vary or --setting.')
   return settings
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
+  """The numbers that a flag gives, comma between; each is a run, or several, with its folder."""
+  found: list[_Number] = []
+  for part in text.split(','):
+    try:
+      number = kind(part)
+    except ValueError as error:
+      what = 'whole numbers' if kind is int else 'numbers'
+      raise ValueError(f'--{flag}={text}: {part!r} is none of the {what} it takes.') from error
+    if number in found:
+      raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
+    found.append(number)
+  return found
 
 
 def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
