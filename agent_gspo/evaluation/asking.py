@@ -13,6 +13,7 @@ from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch, Terms
+from agent_gspo.values import is_text
 
 
 def ask(
@@ -101,12 +102,17 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
   """The questions of a file, a JSON object a line: {"question": "...", "notes": ["...", ...]}.
 
   Raises:
-    ValueError: a line is something else, or `asked` refuses it; names the line.
+    ValueError: a line is something else, or `asked` refuses it; names the line. Or the file is
+      not UTF-8.
     FileNotFoundError: there is no such file.
   """
+  try:
+    content = pathlib.Path(file).read_text(encoding='utf-8')
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{file} is not UTF-8 ({error}); save it as UTF-8.') from error
   found = []
-  lines = pathlib.Path(file).read_text(encoding='utf-8').splitlines()
-  for number, line in enumerate(lines, 1):
+  # Not splitlines(): a text may hold a Unicode line separator.
+  for number, line in enumerate(content.split('\n'), 1):
     if not line.strip():
       continue
     try:
@@ -126,6 +132,8 @@ def _of_fields(team: Team, number: int, fields: Any, terms: Terms | None) -> Que
   texts = [text, *notes] if isinstance(notes, list) else [None]
   if not all(isinstance(x, str) for x in texts):
     raise ValueError(f'{fields!r} is not of the form {form}')
+  if not all(map(is_text, texts)):
+    raise ValueError(f'{fields!r} holds half a surrogate pair, which is no text; leave it out.')
   return asked(team, number, text, notes, terms)
 
 

@@ -110,6 +110,24 @@ def test_questions_of_a_file(tmp_path):
   assert len({q.id for q in found}) == 2
 
 
+@pytest.mark.parametrize('separator', ['\u2028', '\u2029', '\x85'])
+def test_a_line_of_a_file_ends_where_json_lines_do(tmp_path, separator):
+  file = tmp_path / 'questions.jsonl'
+  line = json.dumps({'question': f'One{separator}two?'}, ensure_ascii=False)
+  file.write_bytes(f'{line}\r\n{line}\n'.encode())
+  found = asking.read(scripted_teams.team('star'), file)
+  assert [q.text for q in found] == [f'One{separator}two?'] * 2
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path):
+  file = tmp_path / 'questions.jsonl'
+  file.write_bytes('{"question": "Wie groß?"}'.encode('latin-1'))
+  with pytest.raises(
+    ValueError, match=rf'{re.escape(str(file))} is not UTF-8 .*; save it as UTF-8'
+  ):
+    asking.read(scripted_teams.team('star'), file)
+
+
 @pytest.mark.parametrize(
   ('line', 'message'),
   [
@@ -119,6 +137,8 @@ def test_questions_of_a_file(tmp_path):
     ('{"question": "Q?", "notes": "a"}', 'line 2: .* is not of the form'),
     ('{"question": "Q?", "note": ["a"]}', 'line 2: .* is not of the form'),
     ('{"notes": ["a"]}', 'line 2: the question is empty'),
+    (r'{"question": "Q?", "notes": ["\ud800"]}', 'line 2: .* holds half a surrogate pair'),
+    (r'{"question": "Q\udc00?"}', 'line 2: .* holds half a surrogate pair'),
   ],
 )
 def test_lines_that_are_no_questions(tmp_path, line, message):
