@@ -195,8 +195,8 @@ class Sampler:
         one that there is. Other ids compile nothing.
 
     Raises:
-      ValueError: a prompt with its message would not fit the model's context, or there is
-        no such adapter.
+      ValueError: a prompt with what its row may write would not fit the model's context, or
+        there is no such adapter.
     """
     limits = np.full(len(prompts), self.max_new_tokens) if limits is None else np.asarray(limits)
     self._check(prompts, limits, temperature, adapters)
@@ -307,12 +307,13 @@ class Sampler:
         f'adapters span {min(adapters)}..{max(adapters)}; the model has '
         f'{self.config.num_adapters if self.config.lora_rank else 0}.'
       )
-    needed = max(map(len, prompts)) + self.max_new_tokens
-    if needed > self.config.max_positions:
+    lengths = np.asarray([len(prompt) for prompt in prompts])
+    row = int(np.argmax(lengths + limits))  # a message that goes on has less left to write
+    if lengths[row] + limits[row] > self.config.max_positions:
       raise ValueError(
-        f'a prompt of {needed - self.max_new_tokens} tokens and a message of up to '
-        f'{self.max_new_tokens} do not fit the context of {self.config.max_positions}; shorten the '
-        'prompt (examples, rounds) or lower max_message_tokens.'
+        f'a prompt of {lengths[row]} tokens and a message of up to {limits[row]} do not fit the '
+        f'context of {self.config.max_positions}; shorten the prompt (examples, rounds) or lower '
+        'max_message_tokens.'
       )
 
   def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], prompts: int, adapted: bool):

@@ -310,6 +310,24 @@ def test_prompts_that_cannot_be_sampled_from_are_refused():
       _sampler()(_params(), [np.ones(length, np.int32)], _keys([0]), temperature=1.0, stop_ids=())
 
 
+def test_a_row_needs_the_context_of_what_it_may_write_itself():
+  """A message that goes on behind its calculator has a longer prompt and less left to write."""
+  context = tiny.CONFIG.max_positions
+  prompts = [np.arange(length, dtype=np.int32) + 1 for length in (context - 5, 3)]
+  ask = lambda sampler, *limits: (
+    sampler(
+      _params(), prompts, _keys([0, 1]), temperature=1.0, stop_ids=(), limits=np.asarray(limits)
+    ).token_ids
+  )
+  roomy = Sampler(tiny.CONFIG.replace(max_positions=2 * context), max_new_tokens=_NEW)
+  for found, expected in zip(ask(_sampler(), 5, _NEW), ask(roomy, 5, _NEW), strict=True):
+    np.testing.assert_array_equal(found, expected)
+  with pytest.raises(
+    ValueError, match='a prompt of 155 tokens and a message of up to 6 do not fit'
+  ):
+    ask(_sampler(), 6, _NEW)
+
+
 @pytest.mark.parametrize('smallest', [1, 8, 32, 64])
 def test_buckets_are_few_and_close(smallest):
   sizes = [bucket(n, smallest) for n in range(1, 2000)]
