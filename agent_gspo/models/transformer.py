@@ -50,8 +50,9 @@ class Layout:
       which each device looks up in its part of the table before devices exchange them by rows.
     kernels: of kernels as they are kept and as they are used, by name; empty where that is the
       same. In between they are gathered, in the dtype of the operands, once a layer and pass.
-    waits: whether a kernel is gathered only when what it is to be multiplied by is there; else the
-      compiler may gather many of them ahead, or before a loop, as long as there is memory.
+    waits: whether a kernel is gathered only when what it is to be multiplied by is there; else when
+      the block before its own begins, so that blocks are gathered while others are computed. Left
+      alone, the compiler gathers as many ahead as there is memory.
     heads: how queries, keys and values `[B, K, ...]` are cut, the mesh (None for that of the
       `shard_map` around), and those of its axes that nothing around is cut by hand over. Each
       device computes the attention of its part. None leaves that to the compiler.
@@ -90,10 +91,13 @@ class Layout:
       check_vma=False,
     )
 
-  def gathered(self, kernel: jax.Array, name: str, x: jax.Array) -> jax.Array:
-    """The kernel of a module as `x` is multiplied by it."""
-    if self.waits and name in self.kernels:
-      kernel, _ = jax.lax.optimization_barrier((kernel, x))
+  def gathered(
+    self, kernel: jax.Array, name: str, x: jax.Array, earlier: jax.Array | None
+  ) -> jax.Array:
+    """The kernel of a module as `x` is multiplied by it; the block before began with `earlier`."""
+    if name in self.kernels:
+      awaited = x if self.waits or earlier is None else earlier
+      kernel, _ = jax.lax.optimization_barrier((kernel, awaited))
     for sharding in self.kernels.get(name, ()):
       kernel = jax.lax.with_sharding_constraint(kernel, sharding)
     return kernel
@@ -124,10 +128,12 @@ class Linear(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x: jax.Array, adapter: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, adapter: jax.Array | None = None, earlier: jax.Array | None = None
+  ) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    kernel = self.layout.gathered(operand(kernel, c.dtype), self.name or '', x)
+    kernel = self.layout.gathered(operand(kernel, c.dtype), self.name or '', x, earlier)
     y = matmul(x, kernel, c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
@@ -169,11 +175,11 @@ class Attention(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
+  def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
     c = self.config
     batch, length, _ = x.shape
     heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, self.layout, name=name)(
-      x, adapter
+      x, adapter, earlier
     ).reshape(batch, length, n, c.head_dim)
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
     if c.qk_norm:
@@ -191,7 +197,7 @@ class Attention(nn.Module):
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
     attention = self.layout.by_heads(functools.partial(attend, implementation=c.attention))
     out = attention(q, k, v, mask, parts).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
-    return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter), (k, v)
+    return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter, earlier), (k, v)
 
 
 class MLP(nn.Module):
@@ -201,12 +207,12 @@ class MLP(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, adapter):
+  def __call__(self, x, adapter, earlier):
     c = self.config
     linear = lambda name, features: Linear(c, features, layout=self.layout, name=name)
-    gate = nn.silu(linear('gate', c.mlp_dim)(x, adapter))
-    up = linear('up', c.mlp_dim)(x, adapter)
-    return linear('down', c.embed_dim)(gate * up, adapter)
+    gate = nn.silu(linear('gate', c.mlp_dim)(x, adapter, earlier))
+    up = linear('up', c.mlp_dim)(x, adapter, earlier)
+    return linear('down', c.embed_dim)(gate * up, adapter, earlier)
 
 
 class Block(nn.Module):
@@ -216,12 +222,13 @@ class Block(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, cos, sin, mask, cache, write_at, adapter):
+  def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
     c = self.config
     y = RMSNorm(c.norm_eps, name='attn_norm')(x)
-    y, kv = Attention(c, self.layout, name='attn')(y, cos, sin, mask, cache, write_at, adapter)
+    attention, mlp = Attention(c, self.layout, name='attn'), MLP(c, self.layout, name='mlp')
+    y, kv = attention(y, cos, sin, mask, cache, write_at, adapter, earlier)
     x = self.layout.residual(x + y)
-    return x + MLP(c, self.layout, name='mlp')(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter), kv
+    return x + mlp(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter, earlier), kv
 
 
 class Transformer(nn.Module):
@@ -280,11 +287,13 @@ class Transformer(nn.Module):
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
     x = self.layout.looked_up(self.embed, tokens)
     cos, sin = rope.rotation(c, positions)
-    kv = []
+    kv: list[tuple[jax.Array, jax.Array]] = []
+    earlier = x
     for i, layer in enumerate(self.layers):
-      layer_cache = None if cache is None else cache[i]
-      x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter)
+      layer_cache, began = None if cache is None else cache[i], x
+      x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter, earlier)
       kv.append(layer_kv)
+      earlier = began
     return operand(self.final_norm(x), c.dtype), tuple(kv)
 
   def logits(self, hidden: jax.Array) -> jax.Array:

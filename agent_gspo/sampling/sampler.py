@@ -291,9 +291,9 @@ class Sampler:
       state = dataclasses.replace(state, cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
-    if temperature < 0:
+    if not 0 <= temperature < np.inf:
       raise ValueError(
-        f'temperature={temperature} is negative; 0 is greedy, 1 is the model itself.'
+        f'temperature={temperature} must be 0 (greedy) or above; 1 is the model itself.'
       )
     if limits.min() < 1 or limits.max() > self.max_new_tokens:
       raise ValueError(
