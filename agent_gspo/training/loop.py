@@ -297,9 +297,7 @@ class Run:
     kept = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
     if kept is not None:
       return kept, 'warm start: kept from a run that began alike'
-    saves = self.sft_checkpoints = Checkpoints(
-      self.workdir / _SFT_FOLDER, self.config, keep=self.config['sft']['patience'] + 2
-    )
+    saves = self.sft_checkpoints = Checkpoints(self.workdir / _SFT_FOLDER, self.config)
     params, steps = imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()
     if hosts.count() == 1:  # else no process has all of them

@@ -60,11 +60,12 @@ def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Param
   Args:
     setup: the run.
     checkpoints: of this stage; it goes on from the newest one. On an interruption the last finished
-      step is saved. Keeps at least `sft.patience + 1` of them.
+      step is saved. With `sft.patience` that of the best step stays, however old it is.
     hooks: see `Hooks`.
 
   Raises:
     NonFiniteLossError: names the step.
+    ValueError: the checkpoint of the best step, which it should end with, is gone or damaged.
     KeyboardInterrupt: after saving.
   """
   stage = _Stage(setup, checkpoints, hooks)
@@ -162,8 +163,12 @@ class _Stage:
       self.validations[done] = figures[VALIDATION]
     self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
     if saves and not is_last:  # what the stage ends with is the run's own first checkpoint
-      self.checkpoints.save(self.state)
+      self._save()
     self.hooks.progress(done, self.steps, nats)
+
+  def _save(self) -> None:
+    may_be_result = self.options.patience > 0 and self.validations
+    self.checkpoints.save(self.state, also_keep=[self._best] if may_be_result else [])
 
   def _validate(self) -> dict[str, float]:
     """Nats a token of the validation split's demonstrations: of each role, and of all."""
@@ -198,7 +203,15 @@ class _Stage:
     params = state_lib.merge(self.state.trainable, self.state.frozen)
     if self.options.patience and self._best != int(self.state.step):
       self.checkpoints.wait()
-      saved = checkpoints_lib.chosen(self.checkpoints.directory, str(self._best))
+      folder = self.checkpoints.directory
+      try:
+        saved = checkpoints_lib.chosen(folder, str(self._best))
+      except ValueError as error:
+        raise ValueError(
+          f'sft.patience={self.options.patience}: the warm start ends with its best step, '
+          f'{self._best}, whose checkpoint is gone or damaged. Remove {folder}: the same command '
+          'makes the warm start anew.'
+        ) from error
       params = saved.restore_params(self.setup.config, params)
     if self._aside:
       flat = flax.traverse_util.flatten_dict(params)
@@ -208,5 +221,5 @@ class _Stage:
   def save_interrupted(self) -> None:
     """Saves the last finished step, unless what it was is being consumed."""
     if int(self.state.step) and not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
-      self.checkpoints.save(self.state)
+      self._save()
     self.checkpoints.wait()

@@ -117,10 +117,14 @@ class Checkpoints:
       _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
     self._background, self._taken_step = Background(), self.latest_step
 
-  def save(self, state: TrainState) -> None:
+  def save(self, state: TrainState, also_keep: Collection[int] = ()) -> None:
     """Copies the state, which is the caller's again, and writes it in the background.
 
     Waits for the save before. Does nothing if this step is saved already, or being saved.
+
+    Args:
+      state: to save.
+      also_keep: steps that stay beside the newest and the best ones.
 
     Raises:
       WriteError: the disk did not take the one before, or does not take the beginning of this
@@ -135,7 +139,8 @@ class Checkpoints:
       step_folders.staging(self.directory)
     )
     if hosts.is_first():
-      adding = step_folders.adding(self.directory, step, self._kept)
+      kept = lambda steps: {*self._kept(steps), *also_keep}
+      adding = step_folders.adding(self.directory, step, kept)
     meetings = hosts.ThreadMeetings(_PATIENCE_SECONDS)
     with contextlib.ExitStack() as work:
       work.enter_context(disk.writing(f'checkpoint {step}', self.directory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 
 import flax.traverse_util
 import jax
@@ -40,9 +41,9 @@ def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
   )
 
 
-def go(setup, folder, hooks=None, keep=2):
+def go(setup, folder, hooks=None):
   """A stage from the newest checkpoint in a folder to its end."""
-  saves = Checkpoints(folder, setup.config, keep=keep)
+  saves = Checkpoints(folder, setup.config)
   try:
     return sft.imitate(setup, saves, hooks or sft.Hooks())[0]
   finally:
@@ -191,35 +192,60 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
   assert same(whole, again)
 
 
-@pytest.mark.parametrize('interrupted', [False, True])
-def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(
-  tmp_path, monkeypatch, interrupted
-):
-  """Losses 3, 1, 2, 2: with patience 2 the stage ends after the fourth, with the second."""
-  setup = build(sft__steps=40, sft__save_every=2, sft__validation_questions=4, sft__patience=2)
-  losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.0}
-  told, at = [], {}
+class Patient:
+  """A stage with losses 3, 1, 2, 2: with patience 2 it ends after the fourth, with the second."""
 
-  def validate(stage):
-    step = int(stage.state.step)
-    at[step] = jax.tree.map(np.asarray, stage.state.trainable)
-    return {sft.VALIDATION: losses[step]}
+  def __init__(self, folder, monkeypatch):
+    self.folder, self.told = folder, []
+    self.at = {}  # step -> parameters
+    self.setup = build(
+      sft__steps=40, sft__save_every=2, sft__validation_questions=4, sft__patience=2
+    )
+    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.0}
 
-  monkeypatch.setattr(sft._Stage, '_validate', validate)
-  record = lambda step, figures: told.append({'step': step, **figures})
-  if interrupted:
+    def validate(stage):
+      step = int(stage.state.step)
+      self.at[step] = jax.tree.map(np.asarray, stage.state.trainable)
+      return {sft.VALIDATION: losses[step]}
+
+    monkeypatch.setattr(sft._Stage, '_validate', validate)
+
+  def go(self, stop: int | None = None):
+    """To the end, or until it is interrupted after a step."""
 
     def meet():
-      if len(told) == 7:
+      if self.told[-1]['step'] == stop:
         raise KeyboardInterrupt
 
+    hooks = sft.Hooks(
+      record=lambda step, figures: self.told.append({'step': step, **figures}),
+      records=lambda step: [r for r in self.told if r['step'] <= step],
+      meet=meet,
+    )
+    return go(self.setup, self.folder, hooks)
+
+
+@pytest.mark.parametrize('stops', [(), (7,), (5, 7), (4, 5, 6, 7, 8), range(1, 9)])
+def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(tmp_path, monkeypatch, stops):
+  stage = Patient(tmp_path, monkeypatch)
+  for stop in stops:
     with pytest.raises(KeyboardInterrupt):
-      go(setup, tmp_path, sft.Hooks(record=record, meet=meet), keep=4)
-  so_far = lambda step: [r for r in told if r['step'] <= step]
-  params = go(setup, tmp_path, sft.Hooks(record=record, records=so_far), keep=4)
-  assert [record['step'] for record in told] == list(range(1, 9))
-  assert same(params, flax.traverse_util.unflatten_dict(at[4]))
-  assert not same(params, flax.traverse_util.unflatten_dict(at[8]))
+      stage.go(stop)
+  params = stage.go()
+  assert [record['step'] for record in stage.told] == list(range(1, 9))
+  assert same(params, flax.traverse_util.unflatten_dict(stage.at[4]))
+  assert not same(params, flax.traverse_util.unflatten_dict(stage.at[8]))
+
+
+def test_without_the_best_it_says_how_to_begin_anew(tmp_path, monkeypatch):
+  stage = Patient(tmp_path, monkeypatch)
+  with pytest.raises(KeyboardInterrupt):
+    stage.go(stop=7)
+  shutil.rmtree(tmp_path / '4')
+  with pytest.raises(
+    ValueError, match=r'sft\.patience=2: .* best step, 4, .* gone .* Remove .*: the'
+  ):
+    stage.go()
 
 
 def test_demonstrations_that_no_message_can_hold(monkeypatch):
