@@ -59,6 +59,20 @@ def check_spec(spec: str) -> tuple[str, str]:
   return kind, rest
 
 
+def local_files(source: str) -> list[pathlib.Path]:
+  """The user's own files that a model is read from, which may change under the same name.
+
+  Args:
+    source: of a model, see `Model.source`. Packages, commits and presets say what they are: they
+      have none.
+  """
+  kind, rest = check_spec(source)
+  if kind == 'hf':
+    folder = pathlib.Path(rest).expanduser()
+    return hf.files(folder) if folder.is_dir() else []
+  return [pathlib.Path(rest)] if kind == 'gguf' else []
+
+
 def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
   """`open_model`, and all of its parameters are read.
 

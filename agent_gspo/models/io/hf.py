@@ -28,6 +28,7 @@ _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _HEAD = 'lm_head.weight'
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
+_READ = ('*.json', '*.safetensors', '*.jinja')  # what a folder holds that may be read
 _HUB_ID = re.compile(r'[\w.-]+/[\w.-]+')
 
 
@@ -58,7 +59,7 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
 
   try:
     found = huggingface_hub.snapshot_download(
-      hub_id, revision=revision or None, allow_patterns=['*.json', '*.safetensors', '*.jinja']
+      hub_id, revision=revision or None, allow_patterns=list(_READ)
     )
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     raise FileNotFoundError(
@@ -66,6 +67,12 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
       'spelling and the network, or give a folder.'
     ) from error
   return pathlib.Path(found), f'{hub_id}@{pathlib.Path(found).name}'
+
+
+def files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The files of a folder that a model may be read from: weights, config, tokenizer, template."""
+  found = (file for pattern in _READ for file in folder.glob(pattern))
+  return sorted(file for file in found if file.is_file())
 
 
 def read_config(path: str | os.PathLike[str]) -> ModelConfig:
