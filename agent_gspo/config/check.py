@@ -48,7 +48,7 @@ _NAMES = {
   'evaluation.split': SPLITS,
 }
 _POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
-  'bound', 'clip_high', 'clip_low', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
+  'bound', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
 _MAX_UPDATES = 2**31 - 1  # what the optimiser counts to
 _MAX_TRAINING_QUESTIONS = 10**7  # something is kept of each
@@ -280,14 +280,23 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   name = config['advantage']['name']
   estimators.check(name)
   _check_options(config, 'advantage', estimators.options_of(name))
-  _check_options(config, 'objective', losses.spec(config['objective']['name']).options)
-  losses.from_config(config['objective'], max_length=team.max_message_tokens)
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
   if config['rollout']['group_size'] == 1 and compared and not plugins.is_plugin(name):
     raise ValueError(
       f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
       "Take 2 or more, or advantage.name='reinforce_pp' or 'spo_single'."
     )
+  objective = config['objective']
+  known = losses.spec(objective['name']).options
+  for field in losses.CLIP_FIELDS:
+    known.pop(field, None)
+    if field in objective['options']:
+      raise ValueError(
+        f'objective.options.{field}={shown(objective["options"][field])}: the clip has fields of '
+        f'its own. Set objective.{field}.'
+      )
+  _check_options(config, 'objective', known)
+  losses.from_config(objective, max_length=team.max_message_tokens)
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:
     raise ValueError(f'advantage.options.share={kept} is more than 1.')

@@ -143,16 +143,15 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
   if clipped <= _NOISE_CLIPPED:
     return None
   options, learner = config['objective'], config['learner']
-  known = losses.spec(options['name']).options
-  low, high = (known[k] if options[k] is None else options[k] for k in ('clip_low', 'clip_high'))
+  fields = [f'objective.{k}={v}' for k, v in losses.clip_band(options).items()]
+  band = ' and '.join(fields) or repr(options['name'])  # the user's own may have other options
   remedy = "Set learner.old_logprobs='trainer'"
   if learner['old_logprobs'] == 'trainer':
     remedy = "Set model.dtype='float32'" if config['model']['remat'] else 'Set model.remat=True'
   return (
     f'{clipped:.0%} of the messages were clipped before anything was updated, where all ratios '
     f'should be 1 (they are off by up to {metrics["policy/ratio_first_minibatch_error_max"]:.1e}): '
-    f'the band of objective.clip_low={low} and objective.clip_high={high} is narrower than '
-    f'rounding. {remedy}, or widen the band.'
+    f'the band of {band} is narrower than rounding. {remedy}, or widen the band.'
   )
 
 

@@ -168,7 +168,14 @@ def test_configs_of_the_repository_are_valid(file):
       r'advantage.options.std_floor=\[1\] must be a fin',
     ),
     ({'advantage__options': {'whiten': 1}}, r'advantage.options.whiten=1: its default is False'),
-    ({'objective__options': {'clip_low': 'x'}}, r"objective.options.clip_low='x' must be a finite"),
+    (
+      {'objective__clip_low': 0.1, 'objective__options': {'clip_low': 0.5}},
+      r'objective.options.clip_low=0.5: the clip has fields of its own. Set objective.clip_low',
+    ),
+    (
+      {'algorithm': 'sapo', 'objective__clip_high': 0.1},
+      r"objective.clip_high=0.1: objective 'sapo' takes no clip_high. Set it to None in",
+    ),
     (
       {'objective__name': 'sapo', 'objective__options': {'tau_positive': 0.0}},
       r'objective.options.tau_positive=0.0 must be above 0',
@@ -236,7 +243,7 @@ def test_configs_of_the_repository_are_valid(file):
     ),
     (
       {'objective__options': {'tau': 1.0}},
-      r"objective.options.tau is unknown; 'gspo' takes clip_low",
+      r"objective.options.tau is unknown; 'gspo' takes none",
     ),
     ({'policy__sharing': 'adapters'}, r"policy.sharing='adapters' needs adapters: set model.lora"),
     ({'model__remat_keeps': 'attention'}, r"remat_keeps='attention' needs model.remat=True"),

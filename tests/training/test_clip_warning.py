@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import micro_run
 import pytest
 
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import loop
 from agent_gspo.training.metrics import clip_warning
@@ -35,6 +39,25 @@ def test_it_names_the_band_and_the_remedy(fields, remedy):
   assert 'objective.clip_low=0.0003 and objective.clip_high=0.0004' in text
   assert remedy in text
   assert 'clip_low=0.1 ' in _warning(0.28, objective__clip_low=0.1)
+
+
+def _of_width(x, *, width: float = 3e-4):
+  return losses.gspo(x, clip_low=width, clip_high=width)
+
+
+def _half(x, *, clip_high: float = 3e-4):
+  return losses.gspo(x, clip_low=1.0, clip_high=clip_high)
+
+
+@pytest.mark.parametrize(
+  ('function', 'band'),
+  [(_of_width, "of 'mine:function' is"), (_half, 'of objective.clip_high=0.0003 is')],
+)
+def test_an_objective_of_ones_own_may_have_another_band_or_none(monkeypatch, function, band):
+  monkeypatch.setitem(sys.modules, 'mine', types.SimpleNamespace(function=function))
+  assert f'the band {band} narrower than rounding' in _warning(
+    0.28, objective__name='mine:function'
+  )
 
 
 @pytest.mark.slow

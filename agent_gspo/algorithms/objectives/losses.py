@@ -23,10 +23,12 @@ from agent_gspo.algorithms.objectives import aggregation, masks, packed, ratios,
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
 
 __all__ = [
+  'CLIP_FIELDS',
   'OBJECTIVES',
   'Objective',
   'ObjectiveSpec',
   'PackedTokens',
+  'clip_band',
   'from_config',
   'make',
   'message_mean',
@@ -238,6 +240,10 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
 }
 
 
+# Options that are fields of the config's section `objective`, never of its `options`.
+CLIP_FIELDS = ('clip_low', 'clip_high')
+
+
 def spec(name: str) -> ObjectiveSpec:
   """A named objective: key of `OBJECTIVES`, or 'module:function' of a user's own.
 
@@ -276,6 +282,29 @@ def make(
   return lambda x: objective(masks.opsm(x, threshold=opsm_threshold), **options)
 
 
+def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
+  """The bounds of the clip that the config's section `objective` describes, by field.
+
+  They are the section's, or else the objective's own; none where it has no such option.
+
+  Raises:
+    ValueError: a bound is set that the objective does not take.
+  """
+  name, band = section['name'], {}
+  known = spec(name).options
+  for field in CLIP_FIELDS:
+    given = section[field]
+    if given is not None and field not in known:
+      raise ValueError(
+        f'objective.{field}={given}: objective {name!r} takes no {field}. Set it to None in the '
+        'config file (no flag can), or set another objective.name.'
+      )
+    value = known.get(field) if given is None else given
+    if value is not None:
+      band[field] = value
+  return band
+
+
 def from_config(
   section: Mapping[str, Any], *, max_length: int
 ) -> Callable[[PackedTokens], Objective]:
@@ -289,8 +318,7 @@ def from_config(
     ValueError: an option that the objective does not take, or a span that it cannot have.
   """
   name = section['name']
-  given = {k: section[k] for k in ('clip_low', 'clip_high') if section[k] is not None}
-  given |= section['options']
+  given = clip_band(section) | section['options']
   objective = spec(name)
   if 'max_length' in objective.options:
     given.setdefault('max_length', float(max_length))
