@@ -125,14 +125,18 @@ def estimator_inputs(
 def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Ids of equal prompts, of equal prompts and messages, and of equal histories `[K, M]`.
 
-  A step of an agent's history is a message that it heard or wrote; a silent one is a step too.
+  A step of an agent's history is a message that it wrote, or what it was handed of one that could
+  be new in its prompt: nothing where that one was silent or for others.
   """
-  said = {(m.episode, m.agent, m.round): m.token_ids.tobytes() for m in batch.messages}
+  said = {(m.episode, m.agent, m.round): m for m in batch.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
   histories: list[list[Hashable]] = [[] for _ in range(HISTORY)]
   for m in batch.messages:
     own = steps.setdefault((m.episode, m.agent), [])
-    own += [(author, said[m.episode, author, round_]) for author, round_ in m.read_from]
+    for author, round_ in m.read_from:
+      heard = said[m.episode, author, round_]
+      handed = heard.token_ids[: heard.length] if heard.reaches(m.agent) else heard.token_ids[:0]
+      own.append((author, handed.tobytes()))
     for k in range(HISTORY):
       histories[k].append((m.agent, *own[-(k + 1) :]))
     own.append((m.agent, m.token_ids.tobytes()))

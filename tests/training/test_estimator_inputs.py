@@ -1,0 +1,58 @@
+"""What estimators are told of a rollout: who saw and heard the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import scripted_teams
+
+from agent_gspo.rewards import communication
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training.advantages import estimator_inputs
+
+TOKENIZER = scripted_teams.byte_tokenizer()
+
+
+def _inputs(said):
+  """Of a star whose first two agents talk to the third; `said[sample]` is what each agent says.
+
+  Also which messages the third agent wrote, one an episode.
+  """
+  team = scripted_teams.team('star', addressing=True, max_message_tokens=40)
+  speak = lambda turn: said[turn.sample][turn.agent]
+  policy = ScriptedPolicy(speak, TOKENIZER)
+  questions = scripted_teams.questions(1)
+  batch = rollout(team, scripted_teams.Echo(), TOKENIZER, questions, len(said), policy)
+  counts = count_messages(batch)
+  scores = np.zeros(len(said))
+  rewards = communication.reward_terms(
+    RewardOptions(), counts, scores, 0.0, [m.text for m in batch.messages]
+  )
+  found = estimator_inputs(
+    batch,
+    counts,
+    rewards,
+    grouping='question',
+    roles=['agent'] * 3,
+    probability=np.full(1, 0.5),
+  )
+  return found, np.flatnonzero(counts.agent == 2)
+
+
+def test_what_is_for_others_is_no_part_of_an_agents_history():
+  found, last = _inputs(
+    [
+      ('@agent2 alpha', 'gamma', '3'),
+      ('@agent2 beta', 'gamma', '3'),
+      ('', 'gamma', '3'),  # to the third agent the same as what is not for it
+      ('@agent3 alpha', 'gamma', '3'),
+      ('@agent3 beta', 'gamma', '3'),
+      ('@agent3 alpha', 'gamma', '4'),  # what it says itself comes after what it heard
+    ]
+  )
+  assert len(set(found.observation[last][:3])) == 1
+  for ids, steps in zip(found.history[:, last], (1, 2, 3), strict=True):
+    expected = [0, 0, 0, 0, 0, 0] if steps == 1 else [0, 0, 0, 1, 2, 1]  # the last one is 'gamma'
+    assert np.unique(ids, return_inverse=True)[1].tolist() == expected
