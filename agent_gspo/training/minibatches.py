@@ -26,11 +26,13 @@ class Minibatch:
 
   Attributes:
     index: int `[m]`, which of the `M` messages of the rollout they are.
+    turn: that they are all of; None where the order does not part turns.
     question_ids: of the questions that they are about.
     micro_batches: the messages in packed rows of one shape.
   """
 
   index: np.ndarray
+  turn: int | None
   question_ids: tuple[str, ...]
   micro_batches: Sequence[TrainBatch]
 
@@ -56,7 +58,7 @@ def pack_minibatches(
   """
   options, step = setup.config['learner'], int(state.step)
   minibatches = []
-  for index in _indices(setup, step, counts, kept):
+  for turn, index in _indices(setup, step, counts, kept):
     micro_batches = train_batches.pack_messages(
       [batch.messages[m] for m in index],
       pack_length=options['pack_length'],
@@ -66,7 +68,7 @@ def pack_minibatches(
     )
     if micro_batches:
       asked = dict.fromkeys(batch.questions[q].id for q in counts.question[index])
-      minibatches.append(Minibatch(index, tuple(asked), micro_batches))
+      minibatches.append(Minibatch(index, turn, tuple(asked), micro_batches))
   if not minibatches:
     raise ValueError(
       f'step {step + 1}: no message is left to learn from (advantage.name='
@@ -104,14 +106,19 @@ def update_on_minibatches(
   config, found = setup.config, []
   order = ORDERS[config['learner']['order']]
   progress.phase('update', 0, len(minibatches))
-  old_logprobs = [_old_logprobs(setup, programs, state, m.micro_batches) for m in minibatches]
-  ratio = np.ones(len(counts.episode))  # new / old of the messages that were updated so far
-  for number, (minibatch, old) in enumerate(zip(minibatches, old_logprobs, strict=True), 1):
-    values = advantages.values
-    if order.multipliers:
-      values = values * order.multipliers(ratio, counts.episode, counts.turn)
+  minibatches = [_with_old_logprobs(setup, programs, state, m) for m in minibatches]
+  ratio = np.ones(len(counts.episode))  # new / old of the messages of turns that are over
+  values, turn = advantages.values, minibatches[0].turn
+  for number, minibatch in enumerate(minibatches, 1):
+    if order.multipliers and minibatch.turn != turn:
+      # Not before: a step on one mini-batch of a turn also moves the messages of the others.
+      for over in (m for m in minibatches if m.turn == turn):
+        total, tokens = _log_ratios(programs, state, over.micro_batches, len(over.index))
+        ratio[over.index] = np.exp(total / np.maximum(tokens, 1))
+      values = advantages.values * order.multipliers(ratio, counts.episode, counts.turn)
+      turn = minibatch.turn
     micro_batches = train_batches.with_values(
-      train_batches.with_old_logprobs(minibatch.micro_batches, old),
+      minibatch.micro_batches,
       advantages=values[minibatch.index],
       clip_scale=advantages.clip_scale[minibatch.index],
     )
@@ -133,9 +140,6 @@ def update_on_minibatches(
         f'questions {", ".join(minibatch.question_ids)}. Lower learner.learning_rate or look at '
         'these questions.'
       ) from None
-    if order.multipliers:
-      total, tokens = _log_ratios(programs, state, micro_batches, len(minibatch.index))
-      ratio[minibatch.index] = np.exp(total / np.maximum(tokens, 1))
     found.append(metrics)
     progress.phase('update', number, len(minibatches))
   return state, found
@@ -143,24 +147,27 @@ def update_on_minibatches(
 
 def _indices(
   setup: Setup, step: int, counts: MessageCounts, kept: np.ndarray
-) -> Iterator[np.ndarray]:
-  """Messages of each mini-batch: cut between questions, and between turns if the order says so."""
+) -> Iterator[tuple[int | None, np.ndarray]]:
+  """Turn and messages of each mini-batch: cut between questions, and turns if the order says so."""
   options = setup.config['learner']
   rng = np.random.default_rng((setup.config['seed'], 2, step))
   questions = rng.permutation(counts.question.max() + 1)
-  turns = np.unique(counts.turn)[::-1] if ORDERS[options['order']].by_turn else [counts.turn]
-  for turn in turns:
+  by_turn = ORDERS[options['order']].by_turn
+  for turn in np.unique(counts.turn)[::-1].tolist() if by_turn else [None]:
+    of_turn = kept if turn is None else kept & (counts.turn == turn)
     for some in np.array_split(questions, options['minibatches']):
-      yield np.flatnonzero(kept & (counts.turn == turn) & np.isin(counts.question, some))
+      yield turn, np.flatnonzero(of_turn & np.isin(counts.question, some))
 
 
-def _old_logprobs(
-  setup: Setup, programs: Programs, state: TrainState, micro_batches: Sequence[TrainBatch]
-) -> list[np.ndarray]:
-  """What ratios begin with, float32 `[R, L]` a micro-batch: the sampler's or the trainer's own."""
-  if setup.config['learner']['old_logprobs'] == 'trainer':
-    return programs.logprobs(state, micro_batches)
-  return [np.asarray(batch.sampler_logprobs) for batch in micro_batches]
+def _with_old_logprobs(
+  setup: Setup, programs: Programs, state: TrainState, minibatch: Minibatch
+) -> Minibatch:
+  """The mini-batch with ratios that begin with the trainer's log-probs, if those are asked for."""
+  if setup.config['learner']['old_logprobs'] == 'sampler':  # as they were packed
+    return minibatch
+  scored = programs.logprobs(state, minibatch.micro_batches)
+  micro_batches = train_batches.with_old_logprobs(minibatch.micro_batches, scored)
+  return dataclasses.replace(minibatch, micro_batches=micro_batches)
 
 
 def _with_spans(

@@ -15,7 +15,7 @@ class LearnerOptions(Section, name='learner'):
   minibatches: int = option(2, least=1, most=10**5)  # steps a rollout (K); with 1 the ratio is 1
   pack_length: int = option(384, least=16, most=2**20)  # columns of a packed row
   micro_batch_size: int = option(2, least=1, most=2**16)  # packed rows of a micro-batch
-  # Of mini-batches; reverse_turns: one a turn, the last first. Empty: the algorithm's.
+  # Of mini-batches; reverse_turns: so many a turn, the last turn first. Empty: the algorithm's.
   order: str = ''
   # trainer: recomputed before the first mini-batch. Empty: trainer in bfloat16, else sampler.
   old_logprobs: str = option('', choices=('sampler', 'trainer'))

@@ -92,7 +92,7 @@ class _Programs:
   optimizer = optax.sgd(1.0)
 
   def __init__(self, move: float = 0.1):
-    self.move, self.done, self.seen = move, 0, []
+    self.move, self.done, self.seen, self.scored = move, 0, [], 0
 
   def optimizer_step(self, state, micro_batches):
     self.seen.append(micro_batches)
@@ -105,6 +105,7 @@ class _Programs:
     return [np.abs(b.old_logprobs) * b.loss_mask for b in micro_batches]
 
   def logprobs(self, state, micro_batches):
+    self.scored += 1
     return [(b.sampler_logprobs + self.done * self.move) * b.loss_mask for b in micro_batches]
 
 
@@ -307,20 +308,32 @@ def test_minibatches_part_the_messages():
   np.testing.assert_allclose(found, expected)
 
 
-def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others():
-  programs = _Programs(move=0.1)
-  result = _step(programs, algorithm='seeupo', learner__minibatches=1)
+@pytest.mark.parametrize('minibatches', [1, 2])
+def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others(minibatches):
+  programs = _Programs(move=0.1 / minibatches)
+  result = _step(programs, algorithm='seeupo', learner__minibatches=minibatches)
   counts = count_messages(result.rollout)
   last = np.flatnonzero(counts.turn == counts.turn.max())
-  assert len(programs.seen) == 2  # informants and solver
-  assert sum(b.message_mask.sum() for b in programs.seen[0]) == len(last)
-  solver = np.concatenate([b.advantages[b.message_mask > 0] for b in programs.seen[0]])
+  assert len(programs.seen) == 2 * minibatches  # of the solver, then of the informants
+  of_solver, of_informants = (
+    [b for part in parts for b in part]
+    for parts in (programs.seen[:minibatches], programs.seen[minibatches:])
+  )
+  assert sum(b.message_mask.sum() for b in of_solver) == len(last)
+  solver = np.concatenate([b.advantages[b.message_mask > 0] for b in of_solver])
   np.testing.assert_allclose(np.sort(solver), np.sort(result.advantages[last]), rtol=1e-6)
-  informants = np.concatenate([b.advantages[b.message_mask > 0] for b in programs.seen[1]])
-  # Every token of the solver went up by 0.1 nats, so its ratio is e^0.1.
+  informants = np.concatenate([b.advantages[b.message_mask > 0] for b in of_informants])
+  # The turn's update moved every token of the solver by 0.1 nats, so all its ratios are e^0.1.
   first = np.flatnonzero(counts.turn == 0)
   expected = result.advantages[first] * np.exp(0.1)
   np.testing.assert_allclose(np.sort(informants), np.sort(expected), rtol=1e-5)
+  assert programs.scored == minibatches  # the solver's mini-batches, once each
+
+
+def test_an_order_that_weighs_nothing_scores_nothing():
+  programs = _Programs()
+  _step(programs)
+  assert programs.scored == 0
 
 
 def test_an_episode_is_one_sequence():

@@ -15,7 +15,7 @@ class Order:
   Attributes:
     by_turn: whether each turn of the conversations has mini-batches of its own, the last first.
     multipliers: from `ratio`, `episode` and `turn` `[M]`, factors `[M]` of the advantages, taken
-      before each mini-batch; None for no factors. See `seeupo_multipliers`.
+      when the mini-batches of a turn are over; None for no factors. See `seeupo_multipliers`.
   """
 
   by_turn: bool = False
