@@ -314,7 +314,13 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
       "sampler's own log-probs, there is nothing to correct. Set learner.old_logprobs='trainer', "
       'or objective.tis_cap=0.'
     )
-  order = ORDERS[config['learner']['order']]
+  order, span = ORDERS[config['learner']['order']], config['objective']['ratio_span']
+  if order.by_turn and span != 'message':
+    raise ValueError(
+      f'objective.ratio_span={span!r} with learner.order={config["learner"]["order"]!r}: a '
+      'mini-batch holds the messages of one turn, so that a sequence of several turns would be cut '
+      "into them. Set objective.ratio_span='message', or learner.order='shuffled'."
+    )
   updates = config['steps'] * order.updates(config['learner']['minibatches'], len(team.turns))
   if updates > _MAX_UPDATES:
     raise ValueError(

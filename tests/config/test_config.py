@@ -242,6 +242,14 @@ def test_configs_of_the_repository_are_valid(file):
       r"objective.ratio_span='agent': 'gmpo' takes messages only",
     ),
     (
+      {'algorithm': 'seeupo', 'objective__ratio_span': 'episode'},
+      r"ratio_span='episode' with learner.order='reverse_turns': .* or learner.order='shuffled'",
+    ),
+    (
+      {'learner__order': 'reverse_turns', 'objective__ratio_span': 'agent'},
+      r"ratio_span='agent' with learner.order='reverse_turns': .* objective.ratio_span='message'",
+    ),
+    (
       {'objective__options': {'tau': 1.0}},
       r"objective.options.tau is unknown; 'gspo' takes none",
     ),
