@@ -126,7 +126,7 @@ class Run:
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
     )
     self.sft_checkpoints: Checkpoints | None = None  # of the supervised stage, if it is made
-    self.warned = False  # of a clip band that is too narrow: once is enough
+    self.warned: set[str] = set()  # of what: once is enough
 
   def close(self) -> None:
     """Ends what is under way; after a run that went well, nothing is."""
@@ -351,9 +351,11 @@ class Run:
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
     step = int(result.state.step)
-    if not self.warned and (warning := metrics_lib.clip_warning(self.config, result.metrics)):
-      progress.note(f'step {step}: {warning}')
-      self.warned = True
+    for warning in (metrics_lib.clip_warning, metrics_lib.no_update_warning):
+      text = warning(self.config, result.metrics)
+      if text and warning.__name__ not in self.warned:
+        progress.note(f'step {step}: {text}')
+        self.warned.add(warning.__name__)
     self._keep(step, result)
     progress.step(step, result.metrics)
     return setup_lib.place_state(self.setup, result.state)

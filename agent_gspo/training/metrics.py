@@ -105,7 +105,12 @@ def of_graph(counts: MessageCounts) -> dict[str, float]:
 
 
 def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-  """Means over the mini-batches; the first one, before which nothing was updated, apart."""
+  """Means over the mini-batches; the first one, before which nothing was updated, apart.
+
+  Nothing where there was none.
+  """
+  if not results:
+    return {}
   keys = sorted({key for result in results for key in result} - {'policy/ratio_error_max'})
   metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if '_gap_' not in k}
   first = results[0]
@@ -139,7 +144,7 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
     config: resolved, of the run.
     metrics: of a step.
   """
-  clipped = metrics['policy/clip_fraction_first_minibatch']
+  clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
   if clipped <= _NOISE_CLIPPED:
     return None
   options, learner = config['objective'], config['learner']
@@ -152,6 +157,22 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
     f'{clipped:.0%} of the messages were clipped before anything was updated, where all ratios '
     f'should be 1 (they are off by up to {metrics["policy/ratio_first_minibatch_error_max"]:.1e}): '
     f'the band of {band} is narrower than rounding. {remedy}, or widen the band.'
+  )
+
+
+def no_update_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+  """What to tell about a step that updated nothing, None where it updated something.
+
+  Args:
+    config: resolved, of the run.
+    metrics: of the step.
+  """
+  if 'policy/objective' in metrics:
+    return None
+  return (
+    f'nothing was updated, since advantage.name={config["advantage"]["name"]!r} dropped every '
+    'message: of such steps metrics.jsonl has no policy/*. If that is not because the team is '
+    'right, use another estimator or more rollout.group_size.'
   )
 
 

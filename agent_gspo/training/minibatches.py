@@ -46,15 +46,14 @@ def pack_minibatches(
 ) -> list[Minibatch]:
   """All mini-batches of a rollout in the order in which they are trained; none without a token.
 
+  Where every message was dropped there are none: ngrpo drops what is all right, which is the goal.
+
   Args:
     setup: says how many there are, in which order, and how wide a packed row is.
     state: whose step the order of questions depends on.
     batch: the conversations, `M` messages.
     counts: of the messages.
     kept: bool `[M]`, messages that are trained on at all.
-
-  Raises:
-    ValueError: no message is left to learn from.
   """
   options, step = setup.config['learner'], int(state.step)
   minibatches = []
@@ -69,11 +68,6 @@ def pack_minibatches(
     if micro_batches:
       asked = dict.fromkeys(batch.questions[q].id for q in counts.question[index])
       minibatches.append(Minibatch(index, turn, tuple(asked), micro_batches))
-  if not minibatches:
-    raise ValueError(
-      f'step {step + 1}: no message is left to learn from (advantage.name='
-      f'{setup.config["advantage"]["name"]!r} dropped all). Use another or more rollout.group_size.'
-    )
   return minibatches
 
 
@@ -92,7 +86,7 @@ def update_on_minibatches(
     setup: says where ratios begin, what a sequence is and which tokens count.
     programs: the compiled parts.
     state: before; what is trained of it is consumed.
-    minibatches: in the order in which they are trained.
+    minibatches: in the order in which they are trained; without any the state stays as it is.
     counts: of the `M` messages of the rollout.
     advantages: of the messages.
     progress: is told of each optimiser step.
@@ -108,7 +102,8 @@ def update_on_minibatches(
   progress.phase('update', 0, len(minibatches))
   minibatches = [_with_old_logprobs(setup, programs, state, m) for m in minibatches]
   ratio = np.ones(len(counts.episode))  # new / old of the messages of turns that are over
-  values, turn = advantages.values, minibatches[0].turn
+  values = advantages.values
+  turn: int | None = None  # of the mini-batch before
   for number, minibatch in enumerate(minibatches, 1):
     if order.multipliers and minibatch.turn != turn:
       # Not before: a step on one mini-batch of a turn also moves the messages of the others.

@@ -61,7 +61,6 @@ def train_step(
 
   Raises:
     NonFiniteLossError: names the mini-batch, the step and the questions.
-    ValueError: the advantage dropped every message.
   """
   config, clock = setup.config, metrics_lib.Clock()
   with interruptible():  # the team talks: `group_size` conversations about each question
@@ -105,7 +104,7 @@ def train_step(
     rollout.selection,
     rollout.asked[question],
     all_scores,
-    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates])),
+    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates] or [0.0])),
   )
   clock.lap('update')
 

@@ -110,6 +110,17 @@ def test_ngrpo_drops_only_groups_at_the_best_reward():
   np.testing.assert_array_equal(found.values, 0)
 
 
+@pytest.mark.parametrize('rewards', [[1.5, 1, 1.5], [1.5, 1.5], [1.2, 0]])
+def test_ngrpo_keeps_groups_with_a_bonus(rewards):
+  """A length reward may pay more than `best`; one group is at `best`, and is dropped."""
+  rewards = np.float32([*rewards, 1, 1])
+  groups = np.repeat([0, 1], [len(rewards) - 2, 2])
+  found = difficulty.ngrpo(rewards, groups, np.arange(len(rewards)))
+  np.testing.assert_array_equal(found.kept, groups == 0)
+  together = np.append(rewards[groups == 0], 1)
+  np.testing.assert_allclose(found.values[:-2], standardised(together)[:-1], rtol=1e-5)
+
+
 def test_ngrpo_keeps_groups_that_have_a_price_to_pay():
   found = _alone(difficulty.ngrpo, [1.0, 0.99])
   np.testing.assert_array_equal(found.kept, 1)

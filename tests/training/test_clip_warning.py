@@ -60,6 +60,10 @@ def test_an_objective_of_ones_own_may_have_another_band_or_none(monkeypatch, fun
   )
 
 
+def test_a_step_without_an_update_was_not_clipped():
+  assert clip_warning(config_lib.resolve(micro_run.changed()), {}) is None
+
+
 @pytest.mark.slow
 def test_a_run_tells_it_once(tmp_path, capsys):
   """In float32 too, if the band is narrow enough."""

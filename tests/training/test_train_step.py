@@ -29,6 +29,7 @@ from agent_gspo.training import prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.collect import collect
+from agent_gspo.training.metrics import no_update_warning
 from agent_gspo.training.minibatches import pack_minibatches
 from agent_gspo.training.programs import NonFiniteLossError
 from agent_gspo.training.train_step import train_step
@@ -98,7 +99,12 @@ class _Programs:
     self.seen.append(micro_batches)
     self.done += 1
     metrics = {k: 1.0 for k in ('ratio_mean', 'ratio_error_max', 'logprob_gap_mean', 'grad_norm')}
-    metrics |= {'sampler_gap_mean': 1.0, 'sampler_gap_max': 1.0, 'clip_fraction': 0.0}
+    metrics |= {
+      'objective': 0.0,
+      'sampler_gap_mean': 1.0,
+      'sampler_gap_max': 1.0,
+      'clip_fraction': 0.0,
+    }
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
   def entropies(self, state, micro_batches):
@@ -455,7 +461,7 @@ def test_frozen_agents_are_not_packed():
   assert total == sum(m.agent != 2 for m in result.rollout.messages)
 
 
-def test_a_step_without_messages_says_why():
+def test_messages_without_a_token_make_no_minibatch():
   setup = _setup()
   batch = collect(setup, _state(setup), _Progress()).batch
   batch = dataclasses.replace(
@@ -466,8 +472,43 @@ def test_a_step_without_messages_says_why():
     ),
   )
   everything = np.ones(len(batch.messages), bool)
-  with pytest.raises(ValueError, match=r'step 1: no message is left to learn from'):
-    pack_minibatches(setup, _state(setup), batch, count_messages(batch), everything)
+  assert pack_minibatches(setup, _state(setup), batch, count_messages(batch), everything) == []
+
+
+ALONE = {'advantage__grouping': 'question_turn_agent', 'selection__name': 'vade'}
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'algorithm': 'ngrpo'},
+    {'algorithm': 'ngrpo', 'learner__old_logprobs': 'trainer'},
+    {'algorithm': 'ngrpo', 'learner__order': 'reverse_turns', 'selection__name': 'spo'},
+    {'algorithm': 'mc_grpo', 'rollout__group_size': 1, **ALONE},
+  ],
+)
+def test_a_step_in_which_every_message_is_dropped_updates_nothing_and_goes_on(fields):
+  """The team is right in the second step of three (mc_grpo drops groups of one always)."""
+  setup = _setup(budget__lambda_tok=0.0, **fields)
+  programs, state, graded = _Programs(), _state(setup), setup.task.score
+  for step in range(3):
+    setup.task.score = (lambda q, a: 1.0) if step == 1 else graded
+    before, updates = state, len(programs.seen)
+    result = train_step(setup, programs, before, _Progress())
+    state, metrics = result.state, result.metrics
+    dropped = step == 1 or fields['algorithm'] == 'mc_grpo'
+    assert (metrics['advantage/kept'] == 0) == dropped
+    assert (len(programs.seen) == updates) == dropped
+    assert any(name.startswith('policy/') for name in metrics) != dropped
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert (no_update_warning(setup.config, metrics) is not None) == dropped
+    # All else goes on.
+    assert int(state.step) == step + 1
+    assert int(state.selection.drawn) == 4 * (step + 1)
+    evidence = lambda s: float(s.selection.posterior.a.sum() + s.selection.posterior.b.sum())
+    assert np.isfinite(evidence(state))
+    assert evidence(state) != evidence(before)
+    assert float(state.budget.running_accuracy) != float(before.budget.running_accuracy)
 
 
 def test_the_update_names_the_questions_of_a_loss_that_is_not_finite():

@@ -74,7 +74,7 @@ def ngrpo(
   """Negative-enhanced GRPO (arXiv 2509.18851): group_std with one virtual reward `best` added.
 
   All-wrong groups get negative advantages; groups in which every reward is `best` are dropped
-  (with a price inside the rewards they are not, and it acts at full strength, as in
+  (with a price or a bonus inside the rewards they are not, and it acts at full strength, as in
   `group_std`). The virtual sample is an episode: it weighs as many messages as the group's
   episodes have on average. A group of one is compared with it, so its advantage is 0 only at
   `best`. The paper clips at 0.16 / 0.24.
@@ -86,8 +86,8 @@ def ngrpo(
   mean = group_lib.total(gap, groups) / (count + weight)
   squares = group_lib.total((gap - mean) ** 2, groups) + weight * mean**2
   scale = jnp.maximum(jnp.sqrt(squares / (count + weight)), max(std_floor, eps))
-  missed = group_lib.total((gap < 0).astype(jnp.float32), groups)
-  return Advantage(values=(gap - mean) / scale, kept=(missed > 0).astype(jnp.float32))
+  elsewhere = group_lib.total((gap != 0).astype(jnp.float32), groups)
+  return Advantage(values=(gap - mean) / scale, kept=(elsewhere > 0).astype(jnp.float32))
 
 
 def a_grae(
