@@ -475,16 +475,12 @@ def test_messages_without_a_token_make_no_minibatch():
   assert pack_minibatches(setup, _state(setup), batch, count_messages(batch), everything) == []
 
 
-ALONE = {'advantage__grouping': 'question_turn_agent', 'selection__name': 'vade'}
-
-
 @pytest.mark.parametrize(
   'fields',
   [
     {'algorithm': 'ngrpo'},
     {'algorithm': 'ngrpo', 'learner__old_logprobs': 'trainer'},
     {'algorithm': 'ngrpo', 'learner__order': 'reverse_turns', 'selection__name': 'spo'},
-    {'algorithm': 'mc_grpo', 'rollout__group_size': 1, **ALONE},
   ],
 )
 def test_a_step_in_which_every_message_is_dropped_updates_nothing_and_goes_on(fields):
