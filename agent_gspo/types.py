@@ -53,6 +53,13 @@ class Question:
   derivation: str = ''
   terms: Terms | None = None
 
+  def __post_init__(self):
+    if len(self.relevant) not in (0, len(self.notes)):
+      raise ValueError(
+        f'question {self.id!r}: relevant={self.relevant!r}, but it has {len(self.notes)} notes; '
+        'mark every note, or none where nobody knows.'
+      )
+
   def note(self, agent: int) -> str:
     """What an agent alone sees, "" for nothing."""
     return self.notes[agent] if agent < len(self.notes) else ''

@@ -33,7 +33,7 @@ class Variant:
     return dataclasses.replace(
       question,
       notes=tuple(question.notes[a] for a in held),
-      relevant=tuple(question.relevant[a] for a in held),
+      relevant=tuple(question.relevant[a] for a in held if question.relevant),
     )
 
   def policy(self, policy: Policy) -> Policy:
@@ -62,10 +62,13 @@ class Variant:
 
   def _dealt_back(self, question: Question) -> Question:
     """The notes at the places that their holders have in the other team."""
-    held = dict(zip(self.agents, zip(question.notes, question.relevant, strict=True), strict=False))
-    places = [held.get(agent, ('', False)) for agent in range(max(held, default=-1) + 1)]
+    place = {agent: i for i, agent in enumerate(self.agents[: len(question.notes)])}
+    dealt = range(max(place, default=-1) + 1)
+    relevant = question.relevant
     return dataclasses.replace(
-      question, notes=tuple(n for n, _ in places), relevant=tuple(r for _, r in places)
+      question,
+      notes=tuple(question.notes[place[a]] if a in place else '' for a in dealt),
+      relevant=tuple(a in place and relevant[place[a]] for a in dealt if relevant),
     )
 
 

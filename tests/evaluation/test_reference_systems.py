@@ -60,11 +60,11 @@ class Recorder:
     return [turn for _, s, policy in self.made if s == stream for turn in policy.turns]
 
 
-def make(team=None, policy=None, **fields):
+def make(team=None, policy=None, task=None, **fields):
   fields = {'temperature': 0.0, 'questions': 4, **fields}
   return harness.Harness(
     team=team or st.team('star'),
-    task=Notes(),
+    task=task or Notes(),
     tokenizer=TOKENIZER,
     policy=policy or Recorder(),
     split='test',
@@ -97,6 +97,40 @@ def test_a_single_agent_keeps_its_own_note():
   variant = variants.self_consistency(two, 2)
   question = variant.question(Notes().questions('test')[0])
   assert (question.notes, question.relevant) == (('7', '7'), (False, False))
+
+
+class UnmarkedNotes(Notes):
+  """Nobody knows which notes are needed."""
+
+  def _split(self, split):
+    return [dataclasses.replace(q, relevant=()) for q in super()._split(split)]
+
+
+@pytest.mark.parametrize('name', ['single', 'self_consistency', 'debate', 'random_pruning'])
+def test_notes_of_which_nobody_knows_whether_they_are_needed(name):
+  run = make(policy=(policy := Recorder()), task=UnmarkedNotes())
+  found = reference_systems.baseline(run, name, asked_of(run))
+  assert found['comm/silence_rate_relevant'] is None
+  asked = [turn.question for _, _, ids in policy.made for turn in ids.turns]
+  assert asked
+  assert all(question.relevant == () for question in asked)
+
+
+def test_unmarked_notes_are_dealt_to_the_members_and_back():
+  variant = variants.pruned(st.team('chain'), [1])  # agents 1 and 2
+  question = dataclasses.replace(st.questions(1)[0], notes=('5', '6', '7'))
+  dealt = variant.question(question)
+  assert (dealt.notes, dealt.relevant) == (('6', '7'), ())
+  policy = st.IdsPolicy(relay)
+  rollout(variant.team, st.Echo(), TOKENIZER, [dealt], 1, variant.policy(policy))
+  assert {(turn.question.notes, turn.question.relevant) for turn in policy.turns} == {
+    (('', '6', '7'), ())
+  }
+
+
+def test_a_question_whose_notes_are_marked_in_part_is_refused():
+  with pytest.raises(ValueError, match=r"question 'q0': relevant=\(True,\), but it has 2"):
+    dataclasses.replace(st.questions(1)[0], notes=('5', '6'), relevant=(True,))
 
 
 def test_samples_draw_noise_of_their_own_and_the_first_is_the_single_agent():
