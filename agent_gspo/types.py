@@ -132,6 +132,11 @@ class Message:
     return len(self.prompt_ids) + self._inserted if self.usage is None else self.usage[0]
 
   @property
+  def spent(self) -> int:
+    """What it takes of an episode's cap: its tokens, the stop token included."""
+    return len(self.token_ids) if self.usage is None else self.usage[1]
+
+  @property
   def _inserted(self) -> int:
     return 0 if self.inserted is None else int(self.inserted.sum())
 

@@ -72,7 +72,7 @@ class _Spent:
     if last != where:
       before = so_far
     sampled, written = so_far
-    so_far = sampled + len(message.token_ids), written + message.written
+    so_far = sampled + message.spent, written + message.written
     self._layers[message.episode] = where, before, so_far
     return before
 

@@ -80,7 +80,7 @@ class _Table:
     # Messages that an agent's prompt carries by now, for counting readers.
     self.carried: dict[tuple[int, int], list[int]] = {key: [] for key in self.conversations}
     self.readers: list[int] = []
-    self.spent = np.zeros(self.num_episodes, np.int64)  # tokens sampled, stop tokens included
+    self.spent = np.zeros(self.num_episodes, np.int64)  # of the cap, stop tokens included
     self.written = np.zeros(self.num_episodes, np.int64)  # without them
 
   @property
@@ -91,8 +91,10 @@ class _Table:
     turns, owners = [], []
     caps = [self.team.message_cap(agent) for agent in layer]
     for episode in range(self.num_episodes):
-      left = self.team.tokens_left(int(self.spent[episode]))
-      for agent, limit in zip(layer, fair_shares(left, caps), strict=True):
+      limits = caps
+      if self.team.max_episode_tokens:
+        limits = fair_shares(self.team.tokens_left(int(self.spent[episode])), caps)
+      for agent, limit in zip(layer, limits, strict=True):
         if limit:  # else the episode's cap is spent: nobody writes any more
           turns.append(self._turn(episode, agent, round_, limit))
           owners.append(episode)
@@ -145,7 +147,6 @@ class _Table:
   def _write(self, episode, place, turn, ids, logprobs, ended, inserted, usage) -> None:
     agent = turn.agent
     self.conversations[episode, agent].wrote(ids, ended)
-    self.spent[episode] += len(ids)
     self.by_turn[episode, agent, turn.round] = len(self.messages)
     self.readers.append(0)
     text = self.tokenizer.decode(ids[: len(ids) - int(ended)])
@@ -168,6 +169,7 @@ class _Table:
       inserted=inserted if inserted is not None and inserted.any() else None,
       usage=usage,
     )
+    self.spent[episode] += message.spent
     self.written[episode] += message.written
     if not message.silent:  # its author's own later prompts carry it as well
       self.carried[episode, agent].append(len(self.messages))

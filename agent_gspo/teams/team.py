@@ -62,7 +62,7 @@ class Team:
 
   def tokens_left(self, spent: int) -> int:
     """Most tokens that an episode can still write after so many, stop tokens included."""
-    return self.max_tokens - spent
+    return max(self.max_tokens - spent, 0)  # an endpoint may not keep to its cap
 
   def told_left(self, terms: Terms | None, spent: int, written: int) -> int:
     """What a cue with `{left}` tells: what is left of the question's budget, or of the caps.

@@ -117,6 +117,37 @@ def test_what_is_turned_away_is_asked_again_and_usage_is_what_counts(flaky):
     assert TOKENIZER.eos_id not in np.asarray(message.token_ids)
 
 
+@pytest.mark.parametrize(
+  ('cap', 'written', 'limits'),
+  [
+    (0, 4, [6, 6, 6]),
+    (18, 4, [6, 6, 6]),
+    (13, 4, [6, 6, 5]),
+    (0, 20, [6, 6, 6]),  # it does not keep to its cap, which is not the next agent's fault
+    (18, 20, [6, 6]),  # none of the episode's is left
+  ],
+)
+def test_caps_count_the_tokens_of_the_endpoint(monkeypatch, cap, written, limits):
+  """Where our tokenizer has many more for the same text."""
+  asked = []
+
+  def reply(self, client, turn):
+    asked.append(turn.limit)
+    return 'Mara has three pens.', True, (30, written)
+
+  monkeypatch.setattr(endpoint.EndpointPolicy, '_reply', reply)
+  tokenizer = scripted_teams.byte_tokenizer()
+  team = scripted_teams.team(
+    'star', max_message_tokens=6, max_episode_tokens=cap, cue='left {left} say :'
+  )
+  far = endpoint.EndpointPolicy('http://x/v1', 'm', tokenizer, 0.0, parallel=1)
+  batch = rollout(team, scripted_teams.Echo(), tokenizer, QUESTIONS[:1], 1, far)
+  assert asked == limits
+  left = max((cap or 18) - 2 * written, 0)
+  for message in batch.messages[2:]:
+    assert tokenizer.decode(message.prompt_ids.tolist()).endswith(f'left {left} say :')
+
+
 def test_partial_failure_is_told(flaky):
   asked = [*QUESTIONS, Question('bad', 'never', '')]
   with pytest.raises(
