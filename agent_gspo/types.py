@@ -84,7 +84,8 @@ class Message:
       cap cut the message off (then `ended` is False).
     logprobs: float32, one a token, under the distribution sampled from.
     ended: whether a stop token was sampled.
-    text: the written tokens decoded, without the stop token.
+    text: the written tokens decoded, without the stop token; with what that one says before the
+      separator that it holds (see `tail`).
     readers: number of later turns whose prompt carries this message, its author's own
       included; 0 for a silent one.
     read_from: `(author, round)` of each message that could be new in this prompt; of silent ones
@@ -94,6 +95,7 @@ class Message:
       sampled; None where there are none.
     usage: tokens read and written as an endpoint has counted them; None where the ids are those of
       the model.
+    tail: ids of what the stop token says before it ends the message: that of "." if it is ".\\n".
   """
 
   episode: int
@@ -110,11 +112,18 @@ class Message:
   addressees: frozenset[int] | None = None
   inserted: np.ndarray | None = None
   usage: tuple[int, int] | None = None
+  tail: tuple[int, ...] = ()
 
   @property
   def length(self) -> int:
-    """Tokens before the stop token: what readers are handed."""
-    return len(self.token_ids) - int(self.ended)
+    """Tokens that say something: those before the stop token, and that one if it has a tail."""
+    return len(self.token_ids) - int(self.ended and not self.tail)
+
+  @property
+  def said(self) -> np.ndarray:
+    """int32, what readers are handed: the tokens before the stop token, and its tail."""
+    before = self.token_ids[: len(self.token_ids) - int(self.ended)]
+    return np.concatenate([before, np.asarray(self.tail, np.int32)])
 
   @property
   def sampled(self) -> np.ndarray:
@@ -123,7 +132,7 @@ class Message:
 
   @property
   def written(self) -> int:
-    """Sampled tokens before the stop token (`w_m`): what `Ctok` counts."""
+    """Sampled tokens that say something (`w_m`): what `Ctok` counts."""
     return self.length - self._inserted if self.usage is None else self.usage[1]
 
   @property

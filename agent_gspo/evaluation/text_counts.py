@@ -80,6 +80,5 @@ class _Spent:
 def _preamble(role: Role) -> list[str]:
   """The contents that every prompt of a role begins with."""
   if role.style == 'plain':
-    shown = ''.join(c + role.cue + said + role.separator for c, said in role.examples)
-    return [role.system + shown]
+    return role.preamble
   return [role.system, *(part for c, said in role.examples for part in (c + role.cue, said))]

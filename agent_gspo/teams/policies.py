@@ -74,8 +74,8 @@ class ModelPolicy:
   adapters: tuple[int, ...] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    stop_ids = set(turns[0].stop_ids)
-    if any(set(t.stop_ids) != stop_ids for t in turns):
+    stop_ids = turns[0].stop_ids
+    if any(t.stop_ids != stop_ids for t in turns):
       return self._by_stop_ids(turns)
     adapters = None
     if self.adapters is not None:
@@ -85,7 +85,7 @@ class ModelPolicy:
       [t.prompt_ids for t in turns],
       self.row_keys(turns),
       temperature=self.temperature,
-      stop_ids=sorted(stop_ids),
+      stop_ids=stop_ids,
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
     )

@@ -2,12 +2,12 @@
 
 An agent's prompt in a later turn is its earlier prompt, its own message as it was
 sampled, and what is new. Sampled ids are never decoded and tokenised again: not for
-their author, and not for a reader, who is handed the same ids.
+their author, and not for a reader, who is handed the same ids; but of a token that ends a message
+and says something as well, a reader is handed what it says.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -55,12 +55,24 @@ class PromptWriter:
           f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
           f'{len(separator)} tokens; choose one that is a single token.'
         )
-      ids.add(int(separator[0]))
-      # A token that begins with the separator ends the message as well ("\n\n"); a
-      # word-level vocabulary need not know it.
-      with contextlib.suppress(ValueError):
-        ids.add(int(self._encode(self.role.separator * 2)[0]))
+      # Also tokens that hold it and more, such as "\n\n" and ".\n".
+      ids |= {int(separator[0]), *self.tokenizer.tokens_with(self.role.separator)}
     return tuple(sorted(ids))
+
+  def tail(self, stop_id: int) -> tuple[int, ...]:
+    """Ids of what a stop token says before it ends the message: "." of ".\\n", mostly nothing."""
+    if self.role.style != 'plain':
+      return ()
+    said = self.tokenizer.tokens_with(self.role.separator).get(stop_id, '').rstrip()
+    return tuple(self._encode(said).tolist())
+
+  def longest_said(self, cap: int) -> int:
+    """Most tokens that readers can be handed of a message of so many."""
+    return max(cap, cap - 1 + self._longest_tail)
+
+  @functools.cached_property
+  def _longest_tail(self) -> int:
+    return max(len(self.tail(stop_id)) for stop_id in self.stop_ids)
 
   def begin(self, question: Question, agent: int) -> Conversation:
     """An agent's side of a new conversation."""
@@ -103,20 +115,14 @@ class PromptWriter:
     return pieces[len(pieces) - len(turns[-1].senders) - 1 :]
 
   @property
-  def preamble_text(self) -> str:
-    """What all conversations of a plain role begin with."""
-    role = self.role
-    if role.style == 'chat':
-      return ''  # the template puts it where it belongs
-    shown = ''.join(
-      f'{context}{role.cue}{message}{role.separator}' for context, message in role.examples
-    )
-    return role.system + shown
+  def preamble_texts(self) -> list[str]:
+    """What all conversations begin with; nothing where a template puts it where it belongs."""
+    return self.role.preamble if self.role.style == 'plain' else []
 
   @functools.cached_property
   def preamble(self) -> np.ndarray:
     """Its int32 ids."""
-    return self._encode(self.preamble_text)
+    return np.concatenate([_ids([]), *map(self._encode, self.preamble_texts)])
 
   def encode(self, text: str) -> np.ndarray:
     """Int32 ids of a text, not to be written to: they are kept for the next who asks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -58,6 +59,16 @@ class Role:
   def cue_at(self, left: int) -> str:
     """What ends a turn's prompt when so many tokens are left to write."""
     return self.cue.replace(_LEFT, str(left))
+
+  @property
+  def preamble(self) -> list[str]:
+    """The texts that plain prompts begin with, cut where messages are cut in a conversation.
+
+    In one piece, a message could share a token with its separator (".\\n"), and examples would end
+    otherwise than what they are followed by.
+    """
+    shown = [(context + self.cue, said, self.separator) for context, said in self.examples]
+    return [text for text in (self.system, *itertools.chain(*shown)) if text]
 
   def shows_terms(self, kind: str) -> bool:
     """Whether its agents read a question's terms, 'price' or 'budget'."""

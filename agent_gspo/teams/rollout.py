@@ -128,7 +128,7 @@ class _Table:
       reaches = message.reaches(agent)
       delivered[author] = self.team.body(message.text) if reaches else ''
       if reaches:
-        incoming.append((self.team.names[author], message.token_ids[: message.length]))
+        incoming.append((self.team.names[author], message.said))
         self.carried[episode, agent].append(index)
     for index in self.carried[episode, agent]:
       self.readers[index] += 1
@@ -149,7 +149,8 @@ class _Table:
     self.conversations[episode, agent].wrote(ids, ended)
     self.by_turn[episode, agent, turn.round] = len(self.messages)
     self.readers.append(0)
-    text = self.tokenizer.decode(ids[: len(ids) - int(ended)])
+    tail = self.writers[agent].tail(int(ids[-1])) if ended else ()
+    text = self.tokenizer.decode([*ids[: len(ids) - int(ended)], *tail])
     message = Message(
       episode=episode,
       agent=agent,
@@ -168,6 +169,7 @@ class _Table:
       addressees=self.team.addressees(text),
       inserted=inserted if inserted is not None and inserted.any() else None,
       usage=usage,
+      tail=tail,
     )
     self.spent[episode] += message.spent
     self.written[episode] += message.written

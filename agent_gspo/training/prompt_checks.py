@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
@@ -160,7 +160,8 @@ def _texts(
 ) -> Iterator[tuple[Question | None, str]]:
   """The texts that an agent's prompts are put together from, some with their question."""
   team, left = parts.team, _most_left(parts)
-  yield None, writer.preamble_text
+  for text in writer.preamble_texts:
+    yield None, text
   yield None, writer.role.separator
   for round_ in range(min(team.topology.rounds, 2)):
     names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
@@ -218,8 +219,9 @@ def _check_lengths(
     )
   longest = sorted(questions, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:_LONGEST]
   worst, found = (0, ''), []
-  for agent, writer in enumerate(team.prompt_writers(tokenizer)):
-    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writer, left)
+  writers = team.prompt_writers(tokenizer)
+  for agent, writer in enumerate(writers):
+    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writers, left)
     # What later turns add does not depend on the question.
     question = max(longest, key=lambda q: next(lengths(q)))
     conversation = writer.begin(question, agent)
@@ -249,17 +251,17 @@ def _prompt_lengths(
   team: Team,
   tokenizer: Tokenizer,
   agent: int,
-  writer: PromptWriter,
+  writers: Sequence[PromptWriter],
   left: int,
   question: Question,
 ) -> Iterator[int]:
   """Tokens of an agent's prompts, one a turn."""
-  conversation, cap = writer.begin(question, agent), team.message_cap(agent)
+  conversation, cap = writers[agent].begin(question, agent), team.message_cap(agent)
   for round_ in range(team.topology.rounds):
     if not any(agent in layer for layer in team.topology.turns(round_)):
       continue
     incoming = [
-      (team.names[a], [tokenizer.eos_id] * team.message_cap(a))
+      (team.names[a], [tokenizer.eos_id] * writers[a].longest_said(team.message_cap(a)))
       for a, _ in team.topology.reads(agent, round_)
     ]
     yield len(conversation.prompt(incoming, left))

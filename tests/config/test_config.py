@@ -432,10 +432,9 @@ def test_vocabulary_that_is_not_the_models(tmp_path):
     ('informant', {'opening': '{question}{note}'}, r"informant: the word '\?\w+', "),
     (
       'informant',
-      {'system': 'hello', 'examples': [('note : x', ' y')]},
-      r"informant: the word 'hellonote', .*system, examples",
+      {'examples': [('hello', ' y')], 'cue': 'note :'},
+      r"informant: the word 'hellonote', .*examples",
     ),
-    ('informant', {'examples': [(' x', 'q')]}, r"informant: the word ':q', .*examples"),
   ],
 )
 def test_words_that_no_vocabulary_holds(role, fields, message, no_model):

@@ -9,10 +9,12 @@ import random
 import numpy as np
 import pytest
 import scripted_teams as st
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as hs
 
-from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.models.text import tokenizer_backends
+from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.teams import topology as topologies
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.prompts import PromptWriter
@@ -309,6 +311,74 @@ def test_plain_messages_also_end_at_the_separator():
   policy = st.IdsPolicy(lambda turn: (newline, True))
   batch = rollout(st.team('chain'), st.Echo(), tokenizer, st.questions(1), 1, policy)
   assert all(m.silent for m in batch.messages)
+
+
+def punctuation_tokenizer() -> Tokenizer:
+  """Bytes, and as Qwen2's the line break in one token with what stands before it."""
+  merges = [('.', 'Ċ'), (':', 'Ċ'), ('}', '.Ċ'), ('Ċ', 'Ċ'), ('Ġ', 'Ċ')]
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  vocab = {token: i for i, token in enumerate([*alphabet, *map(''.join, merges)])}
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+  backend.pre_tokenizer = tokenizer_backends._pre_tokenizer('qwen2')
+  backend.decoder = tokenizers.decoders.ByteLevel()
+  backend.add_special_tokens([tokenizers.AddedToken('<|im_end|>', special=True)])
+  return Tokenizer(backend, eos_token='<|im_end|>')
+
+
+def test_examples_end_as_messages_do():
+  tokenizer = punctuation_tokenizer()
+  (joined,) = tokenizer.encode('.\n')
+  role = Role('x', opening='Q {question}.\n', cue='say:')
+  examples = (('Q 1.\n', ' one.'), ('Q 2.\n', ''))
+  shown = PromptWriter(dataclasses.replace(role, examples=examples), tokenizer)
+  lived = []
+  for question, (_, said) in zip('12', examples, strict=True):
+    writer = PromptWriter(role, tokenizer)
+    prompt = writer.begin(dataclasses.replace(st.questions(1)[0], text=question), 0).prompt([])
+    lived += [*prompt.tolist(), *tokenizer.encode(said), *tokenizer.encode('\n')]
+  assert joined in lived  # of the openings
+  assert shown.preamble.tolist() == lived
+
+
+@pytest.mark.parametrize(
+  ('sampled', 'text', 'written'),
+  [
+    ('4}.\n', '4}.', 2),  # the last token says something, and counts
+    ('.\n', '.', 1),
+    ('4.\n\n', '4.', 2),
+    ('4\n\n', '4', 1),
+    (' \n', '', 0),
+  ],
+)
+def test_a_token_that_holds_the_separator_ends_a_message_and_says_the_rest(sampled, text, written):
+  tokenizer = punctuation_tokenizer()
+
+  def ids(turn):
+    found = tokenizer.encode(sampled + 'and on')
+    end = next(i for i, token in enumerate(found) if token in turn.stop_ids)
+    return found[: end + 1], True
+
+  policy = st.IdsPolicy(ids)
+  team = st.team('chain', rounds=2, max_message_tokens=9)
+  batch = rollout(team, st.Echo(), tokenizer, st.questions(1), 1, policy)
+  heard = f'from agent1 : {text}\n' if text else ''
+  for message in batch.messages:
+    assert (message.text, message.written, message.silent) == (text, written, not text)
+    assert len(message.sampled) == len(message.token_ids)
+  by_turn = {(m.agent, m.round): m for m in batch.messages}
+  reader, again = by_turn[1, 0], by_turn[0, 1]
+  assert tokenizer.decode(reader.prompt_ids).endswith(f'{heard}say :')
+  own = by_turn[0, 0].path
+  np.testing.assert_array_equal(again.prompt_ids[: len(own)], own)
+
+
+def test_what_readers_are_handed_can_be_longer_than_what_was_sampled():
+  tokenizer = punctuation_tokenizer()
+  writer = PromptWriter(Role('x'), tokenizer)
+  (stop_id,) = tokenizer.encode('}.\n')
+  assert writer.tail(stop_id) == tuple(tokenizer.encode('}.'))
+  assert writer.longest_said(6) == 7
+  assert PromptWriter(Role('x'), st.byte_tokenizer()).longest_said(6) == 6
 
 
 def test_chat_role_needs_a_template():

@@ -154,6 +154,23 @@ class Tokenizer:
     """Text of token ids, special tokens spelled out unless `skip_special`."""
     return self.backend.decode(np.asarray(ids, int).tolist(), skip_special_tokens=skip_special)
 
+  def tokens_with(self, text: str) -> Mapping[int, str]:
+    """Ids of the tokens that a text is part of -> what each says before it.
+
+    Special tokens are left out. A token of a word-level vocabulary is a word and has no parts.
+    """
+    return self._tokens_with(text)
+
+  @functools.cached_property
+  def _tokens_with(self) -> Callable[[str], Mapping[int, str]]:
+    texts: list[str] = []
+    if not self.is_word_level:
+      ids = [[i] for i in range(self.vocab_size)]
+      texts = self.backend.decode_batch(ids, skip_special_tokens=True)
+    return functools.lru_cache(maxsize=8)(
+      lambda text: {i: said.partition(text)[0] for i, said in enumerate(texts) if text in said}
+    )
+
   def render_chat(
     self,
     messages: Sequence[Mapping[str, Any]],
