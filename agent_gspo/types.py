@@ -93,8 +93,8 @@ class Message:
     addressees: agents that it is for; None: all that can hear its author.
     inserted: bool like `token_ids`, tokens that a tool wrote and the author read, none of them
       sampled; None where there are none.
-    usage: tokens read and written as an endpoint has counted them; None where the ids are those of
-      the model.
+    usage: tokens read and written as an endpoint has counted them, or none of a muted agent; None
+      where the ids are what counts.
     tail: ids of what the stop token says before it ends the message: that of "." if it is ".\\n".
   """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,21 +27,23 @@ class Muted:
 
   Attributes:
     policy: of the others.
-    agents: who is muted: their messages are a stop token alone.
+    agents: who is muted: their messages are a stop token alone, for which nothing is read.
+    stop_id: that token, which ends the messages of every role; EOS does.
   """
 
   policy: Policy
   agents: Collection[int]
+  stop_id: int
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
     heard = [i for i, turn in enumerate(turns) if turn.agent not in self.agents]
-    out = _silence(turns)
+    out = [_silence(self.stop_id)] * len(turns)
     if not heard:
-      return dataclasses.replace(out, prefill_positions=0)
+      return _together(out, 0)
     said = self.policy([turns[i] for i in heard])
     for place, i in enumerate(heard):
-      _copy(said, place, out, i)
-    return dataclasses.replace(out, prefill_positions=said.prefill_positions)
+      out[i] = _sample(said, place)
+    return _together(out, said.prefill_positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +58,29 @@ class Shuffled:
     policy: of the team.
     partners: question id -> id of its partner.
     team: says which turns are answers.
+    stop_id: the message where the partner has none, see `Muted`.
   """
 
   policy: Policy
   partners: Mapping[str, str]
   team: Team
+  stop_id: int
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    said, out = self.policy(turns), _silence(turns)
+    said, out = self.policy(turns), []
     place = {(t.question.id, t.sample, t.agent, t.round): i for i, t in enumerate(turns)}
     for i, turn in enumerate(turns):
       asked = turn.question.id if self._answers(turn) else self.partners[turn.question.id]
       source = place.get((asked, turn.sample, turn.agent, turn.round))
-      if source is not None:  # else the partner's episode has spent its cap: silence
-        _copy(said, source, out, i, turn.limit)
-    return dataclasses.replace(out, prefill_positions=said.prefill_positions)
+      if source is None:  # the partner's episode has spent its cap
+        found = _silence(self.stop_id)
+      else:
+        found = _sample(said, source).cut(turn.limit)
+      # Its own prompt was read, whoever wrote what is delivered.
+      own = _sample(said, i).usage
+      usage = (own[0], found.usage[1]) if own and found.usage else None
+      out.append(found._replace(usage=usage))
+    return _together(out, said.prefill_positions)
 
   def _answers(self, turn: Turn) -> bool:
     last = turn.round == self.team.topology.rounds - 1
@@ -110,10 +120,10 @@ def run_all(
   """
   team = harness.team
   check(team, harness.task, harness.split)
-  rows, same = [], variants.itself(team)
+  rows, same, stop_id = [], variants.itself(team), harness.tokenizer.eos_id
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
-    probe = Probe(name, functools.partial(Muted, agents=(i,)))
+    probe = Probe(name, functools.partial(Muted, agents=(i,), stop_id=stop_id))
     rows.append(value(loss(name, records, harness.run(name, same, probe=probe)[1]), agent))
   name = 'messages blanked'
   rows.append(loss(name, records, harness.run(name, variants.unheard(team))[1]))
@@ -122,7 +132,8 @@ def run_all(
     for question, other in harness.partners().items():
       partners[question] = other.id
       partners.setdefault(other.id, question)
-    probe = Probe(name, lambda policy: Shuffled(policy, partners, team), with_partners=True)
+    shuffled = lambda policy: Shuffled(policy, partners, team, stop_id)
+    probe = Probe(name, shuffled, with_partners=True)
     rows.append(loss(name, records, harness.run(name, same, probe=probe)[1]))
   return rows
 
@@ -183,19 +194,52 @@ def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _silence(turns: Sequence[Turn]) -> Samples:
-  """A stop token alone for each turn."""
-  return Samples(
-    token_ids=[np.asarray(turn.stop_ids[:1], np.int32) for turn in turns],
-    logprobs=[np.zeros(1, np.float32) for _ in turns],
-    ended=np.ones(len(turns), bool),
-    prefill_positions=0,
+class _Sample(NamedTuple):
+  """One of `Samples`, with the same fields."""
+
+  token_ids: np.ndarray
+  logprobs: np.ndarray
+  ended: bool
+  inserted: np.ndarray
+  usage: tuple[int, int] | None
+
+  def cut(self, limit: int) -> _Sample:
+    """Its first `limit` tokens, as whoever has counted them counts."""
+    written = self.usage[1] if self.usage else len(self.token_ids)
+    if min(written, len(self.token_ids)) <= limit:
+      return self
+    return _Sample(
+      self.token_ids[:limit],
+      self.logprobs[:limit],
+      False,
+      self.inserted[:limit],
+      self.usage and (self.usage[0], limit),
+    )
+
+
+def _silence(stop_id: int) -> _Sample:
+  """A stop token alone, for which no model was asked."""
+  one = np.asarray([stop_id], np.int32)
+  return _Sample(one, np.zeros(1, np.float32), True, np.zeros(1, bool), (0, 0))
+
+
+def _sample(said: Samples, place: int) -> _Sample:
+  ids = said.token_ids[place]
+  return _Sample(
+    ids,
+    said.logprobs[place],
+    bool(said.ended[place]),
+    said.inserted[place] if said.inserted else np.zeros(len(ids), bool),
+    said.usage[place] if said.usage else None,
   )
 
 
-def _copy(said: Samples, source: int, out: Samples, place: int, limit: int | None = None) -> None:
-  """Puts one sample into `out`, cut off at `limit` tokens."""
-  ids = said.token_ids[source]
-  out.token_ids[place] = ids[:limit]
-  out.logprobs[place] = said.logprobs[source][:limit]
-  out.ended[place] = said.ended[source] and (limit is None or len(ids) <= limit)
+def _together(samples: Sequence[_Sample], prefill_positions: int) -> Samples:
+  return Samples(
+    token_ids=[sample.token_ids for sample in samples],
+    logprobs=[sample.logprobs for sample in samples],
+    ended=np.asarray([sample.ended for sample in samples], bool),
+    prefill_positions=prefill_positions,
+    inserted=[sample.inserted for sample in samples],
+    usage=[sample.usage for sample in samples],
+  )

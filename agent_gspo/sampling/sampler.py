@@ -43,7 +43,8 @@ class Samples:
     prefill_positions: token positions computed for the prompts.
     inserted: `N` bool arrays as long, tokens that a tool wrote and nobody sampled (their log-probs
       are 0); None where there are none.
-    usage: `N` pairs of tokens read and written, where somebody else has counted them.
+    usage: `N` pairs of tokens read and written, where somebody else has counted them; None, for a
+      row or for all, where the ids are what counts.
   """
 
   token_ids: list[np.ndarray]
@@ -51,7 +52,7 @@ class Samples:
   ended: np.ndarray
   prefill_positions: int
   inserted: list[np.ndarray] | None = None
-  usage: list[tuple[int, int]] | None = None
+  usage: list[tuple[int, int] | None] | None = None
 
 
 @chex.dataclass(frozen=True)

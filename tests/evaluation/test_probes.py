@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import scripted_teams as st
 
 from agent_gspo.evaluation import harness, probes, results, variants
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 
 TOKENIZER = st.numbers_tokenizer(60)
 FIRST = TOKENIZER.backend.token_to_id('0')
+EOS = TOKENIZER.eos_id
 
 
 class Notes(Task):
@@ -23,8 +27,6 @@ class Notes(Task):
     self.size = size
 
   def _split(self, split):
-    import dataclasses
-
     return [
       dataclasses.replace(q, notes=(str(20 + i), '7'), relevant=(True, False))
       for i, q in enumerate(st.questions(self.size))
@@ -62,7 +64,7 @@ def make(team=None, size=7, **fields):
 def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
   team, asked = st.team('star'), Notes().questions('test')
   inner = st.IdsPolicy(relay)
-  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.Muted(inner, (0,)))
+  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.Muted(inner, (0,), EOS))
   assert all(turn.agent != 0 for turn in inner.turns)
   for m in batch.messages:
     if m.agent == 0:
@@ -73,6 +75,63 @@ def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
   assert sum(e.task_score for e in batch.episodes) == 0
 
 
+def test_a_muted_agent_with_a_calculator_falls_silent():
+  tokenizer = st.byte_tokenizer()  # whose "=" comes before all that ends a message
+  team = st.team('star', calculator=True)
+  inner = st.IdsPolicy(lambda turn: ([*tokenizer.encode('hi'), tokenizer.eos_id], True))
+  muted = probes.Muted(inner, (0,), tokenizer.eos_id)
+  batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 1, muted)
+  assert [m.text for m in batch.messages if m.agent != 0] == ['hi'] * 4
+  own = [m for m in batch.messages if m.agent == 0]
+  assert all(
+    (m.text, m.ended, m.silent, m.written, m.readers) == ('', True, True, 0, 0) for m in own
+  )
+  assert len(inner.turns) == 4
+
+
+def counted(policy):
+  """A policy whose tokens somebody else has counted: more, the later the question."""
+
+  def speak(turns):
+    number = lambda turn: int(turn.question.text)
+    usage = [(100 + number(turn), 2 + turn.agent + number(turn)) for turn in turns]
+    return dataclasses.replace(policy(turns), usage=usage)
+
+  return speak
+
+
+@pytest.mark.parametrize('name', ['star', 'chain'])  # beside others in its layer, and alone
+def test_what_an_endpoint_has_counted_counts_beside_a_muted_agent(name):
+  muted = probes.Muted(counted(st.IdsPolicy(relay)), (0,), EOS)
+  asked = Notes(2).questions('test')
+  batch = rollout(st.team(name), Notes(2), TOKENIZER, asked, 1, muted)
+  for m in batch.messages:
+    expected = (100 + m.episode, 2 + m.agent + m.episode) if m.agent else (0, 0)
+    assert (m.read, m.written) == expected
+
+
+def test_what_an_endpoint_has_counted_counts_of_shuffled_messages():
+  team, asked = st.team('star', max_message_tokens=6), Notes(2).questions('test')
+  # More of our tokens than the cap, fewer of the endpoint's.
+  long = counted(st.IdsPolicy(lambda turn: ([*[FIRST + int(turn.question.text)] * 8, EOS], True)))
+  policy = probes.Shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, EOS)
+  batch = rollout(team, Notes(2), TOKENIZER, asked, 1, policy)
+  for m in batch.messages:
+    author = m.episode if m.agent == 2 else 1 - m.episode
+    assert (m.text, m.ended) == (' '.join([str(author)] * 8), True)
+    assert m.read == 100 + m.episode  # each has read its own question
+    assert m.written == 2 + m.agent + author
+
+
+def test_what_a_tool_wrote_stays_nobodys_in_probes():
+  team, asked = st.team('star'), st.questions(2)
+  script = ScriptedPolicy(lambda turn: '7 7', TOKENIZER, lambda turn, ids: np.arange(len(ids)) == 1)
+  partners = {'q0': 'q1', 'q1': 'q0'}
+  for policy in (probes.Muted(script, (0,), EOS), probes.Shuffled(script, partners, team, EOS)):
+    batch = rollout(team, st.Echo(), TOKENIZER, asked, 1, policy)
+    assert {m.written for m in batch.messages if m.agent == 1} == {1}
+
+
 def test_everybody_muted_asks_nobody():
   inner = st.IdsPolicy(relay)
   batch = rollout(
@@ -81,7 +140,7 @@ def test_everybody_muted_asks_nobody():
     TOKENIZER,
     Notes().questions('test'),
     1,
-    probes.Muted(inner, (0, 1, 2)),
+    probes.Muted(inner, (0, 1, 2), EOS),
   )
   assert inner.calls == []
   assert all(m.silent for m in batch.messages)
@@ -90,7 +149,7 @@ def test_everybody_muted_asks_nobody():
 def test_shuffled_messages_are_the_partners_and_answers_stay():
   team, asked = st.team('star'), Notes(4).questions('test')
   partners = {'q0': 'q1', 'q1': 'q0', 'q2': 'q3', 'q3': 'q2'}
-  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team)
+  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team, EOS)
   batch = rollout(team, Notes(4), TOKENIZER, asked, 1, policy)
   text = {(m.episode, m.agent): m.text for m in batch.messages}
   for episode, other in enumerate((1, 0, 3, 2)):
@@ -109,7 +168,7 @@ def test_shuffled_in_two_rounds_and_by_vote():
     return [FIRST + 10 * turn.round + 3 * int(turn.question.text) + turn.agent], False
 
   tight = st.team('debate', rounds=2, decision='majority', max_message_tokens=1)
-  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight)
+  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight, EOS)
   batch = rollout(tight, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
   for m in batch.messages:
     asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
@@ -134,7 +193,7 @@ def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   )()  # fmt: skip
   a, b, c = st.questions(3)
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
-  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team)
+  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, 1)
   out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
   assert [ids.tolist() for ids in out.token_ids] == [[FIRST, FIRST + 1], [FIRST, FIRST + 1, 1], [1]]
   assert out.ended.tolist() == [False, True, True]
@@ -222,7 +281,7 @@ def test_others_draw_the_same_noise_when_one_is_muted():
     (m.episode, m.agent): m.token_ids.tolist()
     for m in rollout(team, st.Echo(), tokenizer, asked, 1, voice).messages
   }
-  whole, muted = say(policy), say(probes.Muted(policy, (0,)))
+  whole, muted = say(policy), say(probes.Muted(policy, (0,), tokenizer.eos_id))
   for e in range(4):
     assert muted[e, 1] == whole[e, 1]
     assert len(muted[e, 0]) == 1
