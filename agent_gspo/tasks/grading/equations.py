@@ -32,6 +32,10 @@ _NUMBER = r'-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,12}+)(?:\.[0-9]{1,12}+)?+'
 _LEFT = rf'({_NUMBER})\s*([-+*/x×÷−–])\s*({_NUMBER})\s*='
 _STEP = re.compile(rf'{_LEFT}\s*({_NUMBER})\s*(?:[,;\n]\s*(?=\S)|\.?\s*$)')
 _OPEN_STEP = re.compile(rf'(?:^|[,;\n]|\s)\s*{_LEFT}\s*$')
+# What shows that a step's left number belongs to more: an operator before it (an x that ends no
+# word), or a number whose operator was taken for its sign.
+_OPERATOR = re.compile(r'(?:[-+*/^×÷−–]|(?<![^\W\d_])x)\s*$')
+_OPERAND = re.compile(r'[0-9)][^\S\n]*\Z')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +111,16 @@ def grade(text: str, gold: str) -> float:
 def completion(text: str) -> str | None:
   """What a calculator writes behind a text that ends with `a op b =`; None for any other text.
 
-  Claims of earlier steps are believed here: a calculator has written them.
+  A longer sum is another text: of '1 + 2 + 3 =' the last two numbers alone would give 5. Claims
+  of earlier steps are believed here: a calculator has written them.
   """
   match = _OPEN_STEP.search(text)
   if match is None:
     return None
   left, sign, right = match.groups()
+  before = text[: match.start(1)]
+  if _OPERATOR.search(before) or (left.startswith('-') and _OPERAND.search(before)):
+    return None
   sign, divisor = _SPELLINGS.get(sign, sign), _value(right)
   if sign == '/' and divisor == 0:
     return None
