@@ -135,7 +135,7 @@ def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndar
     own = steps.setdefault((m.episode, m.agent), [])
     for author, round_ in m.read_from:
       heard = said[m.episode, author, round_]
-      handed = heard.token_ids[: heard.length] if heard.reaches(m.agent) else heard.token_ids[:0]
+      handed = heard.said if heard.reaches(m.agent) else heard.said[:0]
       own.append((author, handed.tobytes()))
     for k in range(HISTORY):
       histories[k].append((m.agent, *own[-(k + 1) :]))
