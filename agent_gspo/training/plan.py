@@ -226,9 +226,8 @@ def rollout_programs(
   pool = sum(_pool_bytes(sampler, rows, width))
   cache, _ = _pool_bytes(sampler, messages, columns + sampler.max_new_tokens)
   of_prompts = temporaries.of_forward(model, placement, step, width)
-  weights = sum(x.size for x in jax.tree.leaves(_params(model)))
   of_tokens = temporaries.of_decode(
-    model, placement, messages, weights, gather_once=sampler.gather_once
+    model, placement, messages, _weights(model), gather_once=sampler.gather_once
   )
   each_token = placement.cut_by_fsdp and not sampler.gather_once
   return (
@@ -273,14 +272,7 @@ def learner_programs(
     'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
     'model.remat=True.'
   )
-  estimate = temporaries.of_update(
-    model,
-    placement,
-    rows,
-    length,
-    parameters=gradients + state['frozen parameters'],
-    gradients=gradients,
-  )
+  estimate = temporaries.of_update(model, placement, rows, length, _weights(model))
   return (
     Program('the update', {'gradients': gradients}, estimate, smaller),
     Program("the optimiser's step", {'gradients': gradients}, gradients, smaller),
@@ -290,6 +282,11 @@ def learner_programs(
 @functools.cache  # traced once: half a second of the start of a run
 def _params(model: ModelConfig) -> Any:
   return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+
+
+def _weights(model: ModelConfig) -> int:
+  """How many a model has."""
+  return sum(x.size for x in jax.tree.leaves(_params(model)))
 
 
 def _pool_bytes(sampler: Sampler, rows: int, width: int) -> tuple[int, int]:

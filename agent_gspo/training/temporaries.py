@@ -19,9 +19,7 @@ def of_update(
   placement: Placement,
   rows: int,
   length: int,
-  *,
-  parameters: int,
-  gradients: int,
+  weights: int,
 ) -> int:
   """Of the gradients of a micro-batch.
 
@@ -30,8 +28,7 @@ def of_update(
     placement: of its parameters.
     rows: of the micro-batch that a device has.
     length: columns of a row.
-    parameters: bytes of those that it keeps.
-    gradients: of what is trained of them.
+    weights: how many the model has.
   """
   tensor = placement.size('tensor')
   positions = rows * length
@@ -41,12 +38,12 @@ def of_update(
   )
   chunk = lm_head.chunk_tokens(config.vocab_size, positions)
   logits = chunk * config.vocab_size * _FLOAT // tensor
-  weights = config.vocab_size * config.embed_dim * _FLOAT // tensor
+  table, block = _parts(config, weights)
   # Its gradient; or, where it has none, its operand.
-  head = logits * 5 // 4 + (weights // 2 if config.lora_rank else weights)
+  head = logits * 5 // 4 + table * _FLOAT // tensor // (2 if config.lora_rank else 1)
   gathered = 0
-  if placement.cut_by_fsdp:  # operands on their way, and gradients on theirs
-    gathered = gradients // 2 + (0 if config.dtype == 'float32' else parameters // 2)
+  if placement.cut_by_fsdp:  # two blocks' operands or more, and the gradients that leave
+    gathered = (table + 4 * block) * _size(config) // tensor
   return kept + max(head, layer) + gathered
 
 
@@ -63,15 +60,24 @@ def of_decode(
   In bfloat16 they are cast before the loop and kept through it. Under fsdp they are gathered before
   it as well; or, without `gather_once`, the head and a layer at a time are.
   """
-  size = _FLOAT if config.dtype == 'float32' else 2
+  size = _size(config)
   kept = 0 if config.dtype == 'float32' else size * weights
   if placement.cut_by_fsdp and gather_once:
     kept = size * weights
   elif placement.cut_by_fsdp:
-    head = config.vocab_size * config.embed_dim
-    layer = (weights - head * (2 - config.tie_embeddings)) // config.num_layers
-    kept = kept // placement.size('fsdp') + size * (head + layer)
+    kept = kept // placement.size('fsdp') + size * sum(_parts(config, weights))
   return (kept + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')
+
+
+def _size(config: ModelConfig) -> int:
+  """Of a weight as an operand."""
+  return _FLOAT if config.dtype == 'float32' else 2
+
+
+def _parts(config: ModelConfig, weights: int) -> tuple[int, int]:
+  """How many weights of the model the embedding has, and a block."""
+  table = config.vocab_size * config.embed_dim
+  return table, (weights - table * (2 - config.tie_embeddings)) // config.num_layers
 
 
 def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
