@@ -12,7 +12,7 @@ The team is that of a run: its newest intact checkpoint, or that of --step=N or 
 prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
 that of the config's evaluation, or --temperature; --price=0.01 or --budget=20 tell a team that was
 trained to be told a price of a token, or a budget (budget.mode='conditioned' and 'target'), another
-one than its evaluations do.
+one than its evaluations do. --max_tokens=40 is a limit for all that the team writes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ _PRICE = flags.DEFINE_float(
 _BUDGET = flags.DEFINE_float(
   'budget', None, 'Tokens of the episode, for a team that is told them.', lower_bound=0.0
 )
+_MAX_TOKENS = flags.DEFINE_integer(
+  'max_tokens', 0, 'Most that all agents together may write; 0: as the team is.', lower_bound=0
+)
 _TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
 
 
@@ -66,7 +69,12 @@ def main() -> None:
       asked.check_words(question)
       start = time.monotonic()
       shown.begin(question)
-      batch, answer = asked.ask(question, shown.message, temperature=_TEMPERATURE.value)
+      batch, answer = asked.ask(
+        question,
+        shown.message,
+        temperature=_TEMPERATURE.value,
+        max_tokens=_MAX_TOKENS.value,
+      )
       shown.end(batch, answer, time.monotonic() - start)
     except ValueError as error:
       if isinstance(questions, list):

@@ -371,6 +371,9 @@ def test_ask_a_trained_team(tmp_path):
   said = {m['agent']: m['text'].strip() for m in record['messages'] if not m['silent']}
   for name, text in said.items():
     assert re.search(rf'\b{name} \(.*\) {re.escape(text)}\n', typed), typed
+  limited = json.loads(_asked(f'--file={file}', '--json', '--temperature=0', '--max_tokens=2'))
+  # A token each, silent or not: none is left for the solver.
+  assert [m['agent'] for m in limited['messages']] == ['informant1', 'informant2']
 
 
 # export
