@@ -252,7 +252,7 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
   parts = config_lib.check(micro_run.changed())
   monkeypatch.setattr(parts.task, 'demonstration', lambda *_, **__: 'has ' * 9)
   with pytest.raises(
-    ValueError, match=r'sft: of 4 questions .* Raise team\.max_message_tokens, or'
+    ValueError, match=r'sft: of 4 questions .* Raise team\.max_message_tokens, team\.roles'
   ):
     setup_lib.build(parts)
 
