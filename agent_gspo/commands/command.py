@@ -87,6 +87,13 @@ def define_checkpoint() -> CheckpointFlags:
   )
 
 
+def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
+  """The config of a checkpoint that is used on this machine, which may have other devices."""
+  from agent_gspo.sharding.placement import on_this_machine
+
+  return saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
+
+
 def run(main: Callable[[], None]) -> None:
   """Parses the flags of `main`'s module and runs it; --help shows that module's docstring."""
   module = sys.modules[main.__module__]

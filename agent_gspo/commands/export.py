@@ -31,11 +31,10 @@ def main() -> None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
-  from agent_gspo.sharding.placement import on_this_machine
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import disk
 
-  config = saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
+  config = command.config_here(saved)
   parts = config_lib.check(config, training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)

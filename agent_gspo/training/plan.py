@@ -279,8 +279,12 @@ def learner_programs(
   )
 
 
-@functools.cache  # traced once: half a second of the start of a run
 def _params(model: ModelConfig) -> Any:
+  return _traced(model.replace(remat=False))  # the same shapes with and without
+
+
+@functools.cache  # half a second of the start of a run each
+def _traced(model: ModelConfig) -> Any:
   return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
 
 
