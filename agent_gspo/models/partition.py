@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -173,13 +173,11 @@ def layout(
   # Within a replica specs are of the mesh that it runs in.
   whole = isinstance(rows, NamedSharding)
   on_mesh = functools.partial(NamedSharding, placement.mesh) if whole else lambda spec: spec
-  kernels = {}
-  # Named by their module: the same in every layer.
-  for row in tensor_names.table(config) if placement.cut_by_fsdp else ():
-    *_, module, kind = row.ours.split('/')
-    if kind == 'kernel' and module != 'lm_head':  # the head is computed by rows
-      kept = parameter_spec(row.ours, row.shape, config, placement)
-      kernels[module] = on_mesh(kept), on_mesh(_whole_along_fsdp(kept))
+  weights = {}
+  for path, shape in _multiplied(config) if placement.cut_by_fsdp else ():
+    kept = parameter_spec(path, shape, config, placement)
+    if 'fsdp' in kept:
+      weights[path] = on_mesh(kept), on_mesh(_whole_along_fsdp(kept))
   lookup = None
   table = parameter_spec(
     'embed/embedding', (config.vocab_size, config.embed_dim), config, placement
@@ -187,7 +185,21 @@ def layout(
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
     data = 'data' if whole else None
     lookup = on_mesh(PartitionSpec(data)), on_mesh(PartitionSpec(data, None, 'fsdp'))
-  return Layout(rows, lookup, kernels, heads=_of_heads(config, placement, rows))
+  return Layout(rows, lookup, weights, heads=_of_heads(config, placement, rows))
+
+
+def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+  """Kernels and adapters of a block, the same in every layer: end of the path, and shape."""
+  stack = (config.num_adapters,) if config.num_adapters > 1 else ()
+  for name in tensor_names.table(config):
+    *_, module, kind = name.ours.split('/')
+    if kind != 'kernel' or module == 'lm_head':  # the head is computed by rows
+      continue
+    width, features = name.shape
+    yield f'{module}/kernel', (width, features)
+    if config.lora_rank:
+      yield f'{module}/lora_a', (*stack, width, config.lora_rank)
+      yield f'{module}/lora_b', (*stack, config.lora_rank, features)
 
 
 def _of_heads(

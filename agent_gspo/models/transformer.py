@@ -48,10 +48,11 @@ class Layout:
     rows: of the residual stream: each device has its rows of it whole. None without a mesh.
     lookup: where the embedding's width is cut: of all tokens, and of their part of each embedding,
       which each device looks up in its part of the table before devices exchange them by rows.
-    kernels: of kernels as they are kept and as they are used, by name; empty where that is the
-      same. In between they are gathered, in the dtype of the operands, once a layer and pass.
-    waits: whether a kernel is gathered only when what it is to be multiplied by is there; else when
-      the block before its own begins, so that blocks are gathered while others are computed. Left
+    weights: of kernels and adapters as they are kept and as they are used, by the end of their
+      path (`q/kernel`); empty where that is the same. In between they are gathered, in the dtype of
+      the operands, once a layer and pass, and their gradients leave as the backward pass has them.
+    waits: whether they are gathered only when what they are to be multiplied by is there; else when
+      the block before their own begins, so that blocks are gathered while others are computed. Left
       alone, the compiler gathers as many ahead as there is memory.
     heads: how queries, keys and values `[B, K, ...]` are cut, the mesh (None for that of the
       `shard_map` around), and those of its axes that nothing around is cut by hand over. Each
@@ -60,7 +61,7 @@ class Layout:
 
   rows: NamedSharding | PartitionSpec | None = None
   lookup: tuple[NamedSharding, NamedSharding] | None = None
-  kernels: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
+  weights: Mapping[str, tuple[NamedSharding, NamedSharding]] = dataclasses.field(
     default_factory=dict
   )
   waits: bool = False
@@ -92,15 +93,15 @@ class Layout:
     )
 
   def gathered(
-    self, kernel: jax.Array, name: str, x: jax.Array, earlier: jax.Array | None
+    self, weight: jax.Array, name: str, x: jax.Array, earlier: jax.Array | None
   ) -> jax.Array:
-    """The kernel of a module as `x` is multiplied by it; the block before began with `earlier`."""
-    if name in self.kernels:
+    """A weight as a module that reads `x` uses it; the block before began with `earlier`."""
+    if name in self.weights:
       awaited = x if self.waits or earlier is None else earlier
-      kernel, _ = jax.lax.optimization_barrier((kernel, awaited))
-    for sharding in self.kernels.get(name, ()):
-      kernel = jax.lax.with_sharding_constraint(kernel, sharding)
-    return kernel
+      weight, _ = jax.lax.optimization_barrier((weight, awaited))
+    for sharding in self.weights.get(name, ()):
+      weight = jax.lax.with_sharding_constraint(weight, sharding)
+    return weight
 
 
 class RMSNorm(nn.Module):
@@ -133,8 +134,10 @@ class Linear(nn.Module):
   ) -> jax.Array:
     c = self.config
     kernel = self.param('kernel', _INIT, (x.shape[-1], self.features))
-    kernel = self.layout.gathered(operand(kernel, c.dtype), self.name or '', x, earlier)
-    y = matmul(x, kernel, c.dtype)
+    whole = lambda weight, kind: self.layout.gathered(
+      operand(weight, c.dtype), f'{self.name}/{kind}', x, earlier
+    )
+    y = matmul(x, whole(kernel, 'kernel'), c.dtype)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros, (self.features,))
       y += bias.reshape((1,) * (x.ndim - 1) + (-1,))
@@ -143,7 +146,7 @@ class Linear(nn.Module):
       init = nn.initializers.he_uniform(batch_axis=tuple(range(len(stack))))
       a = self.param('lora_a', init, (*stack, x.shape[-1], c.lora_rank))
       b = self.param('lora_b', nn.initializers.zeros, (*stack, c.lora_rank, self.features))
-      change = _low_rank(x, a, b, adapter, c.dtype)
+      change = _low_rank(x, whole(a, 'lora_a'), whole(b, 'lora_b'), adapter, c.dtype)
       adapted = y + (c.lora_alpha / c.lora_rank) * change
       # Chosen, not added as 0: without an adapter no bit of `y` may change (-0.0 + 0.0 would).
       y = adapted if adapter is None else jnp.where(adapter[..., None] >= 0, adapted, y)

@@ -32,7 +32,7 @@ def make(
     return layout, _as_they_are
   if gather_once:
     once = functools.partial(_gathered, config, placement)
-    return dataclasses.replace(layout, kernels={}), once
+    return dataclasses.replace(layout, weights={}), once
   return dataclasses.replace(layout, waits=True), _in_the_loop
 
 

@@ -35,20 +35,27 @@ from agent_gspo.training.programs import Programs
 rng = np.random.default_rng(0)
 draw = lambda n: rng.integers(5, 300, n).astype(np.int32)
 old = lambda n: -rng.random(n).astype(np.float32)
-messages = [tiny.message(draw(6), draw(n), old(n)) for n in (1, 3, 5) * 8]
+messages = [
+  tiny.message(draw(6), draw(n), old(n), agent=i % 2) for i, n in enumerate((1, 3, 5) * 8)
+]
 weights = rng.normal(size=len(messages)).astype(np.float32)
 found = {}
 for mesh in MESHES:
   where = placement.make_placement(dict(zip(placement.AXES, mesh)))
   for name in LOSSES:
+    loss, adapted = name.split(',')[0], name.endswith('adapters')
+    config = tiny.CONFIG.replace(lora_rank=4, num_adapters=2) if adapted else tiny.CONFIG
     updater = Programs(
-      Transformer(tiny.CONFIG, partition.layout(tiny.CONFIG, where, where.replica_rows)),
-      losses.make(name), optax.sgd(0.1), 0.8,
+      Transformer(config, partition.layout(config, where, where.replica_rows)),
+      losses.make(loss), optax.sgd(0.1), 0.8,
       entropy=False, placement=where,
     )
-    shardings = lambda tree: partition.shardings(tree, tiny.CONFIG, where)
-    state = state_lib.init(tiny.params(), optax.sgd(0.1), shardings=shardings)
-    packed = train_batches.pack_messages(messages, pack_length=24, micro_batch_size=24)
+    shardings = lambda tree: partition.shardings(tree, config, where)
+    params = jax.tree.map(lambda x: x if x.any() else x + 0.1, tiny.params(config))  # of adapters
+    state = state_lib.init(params, optax.sgd(0.1), lora=adapted, shardings=shardings)
+    packed = train_batches.pack_messages(
+      messages, pack_length=24, micro_batch_size=24, adapters=[0, 1] if adapted else None
+    )
     batches = train_batches.with_values(packed, advantages=weights)
     scored = updater.logprobs(state, batches)
     state, metrics = updater.optimizer_step(state, batches)
@@ -100,6 +107,25 @@ for mesh in MESHES:
       'gathered first': sum(n for n, text in zip(gathers, programs) if '\\nENTRY' in text),
       'gathered': sum(gathers),
     }
+"""
+
+_LAYOUT = """
+import jax
+import tiny
+from agent_gspo.models import partition
+from agent_gspo.models.io import tensor_names
+from agent_gspo.sharding import placement
+
+where = placement.make_placement({'data': 2, 'fsdp': 4, 'tensor': 1})
+found = {}
+for adapters in (1, 2):
+  config = tiny.CONFIG.replace(lora_rank=4, num_adapters=adapters)
+  shardings = tensor_names.flatten(partition.shardings(tiny.params(config), config, where))
+  told = partition.layout(config, where, where.rows).weights
+  found[str(adapters)] = {
+    path: '/'.join(path.split('/')[-2:]) in told
+    for path, sharding in shardings.items() if 'fsdp' in sharding.spec
+  }
 """
 
 _PLAN = """
@@ -163,7 +189,9 @@ def _run(
   return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize('name', ['gspo', pytest.param('dapo', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'name', ['gspo', 'gspo, adapters', pytest.param('dapo', marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('mesh', MESHES)
 def test_mesh_changes_no_update(name, mesh):
   found = _found(_UPDATE, mesh, name)
@@ -195,6 +223,15 @@ def test_weights_are_gathered_where_it_is_said(mesh):
   assert once['gathered first'] >= kernels
   assert once['gathered'] - once['gathered first'] < kernels // 2  # of embeddings and draws
   assert each['gathered'] - each['gathered first'] >= kernels
+
+
+@pytest.mark.parametrize('adapters', ['1', '2'])
+def test_all_that_fsdp_cuts_of_a_block_is_gathered_where_it_is_said(adapters):
+  """Else the compiler chooses: gradients of adapters it took last, and kept all until then."""
+  told = _run(_LAYOUT)[adapters]
+  of_blocks = {path: said for path, said in told.items() if path.startswith('layers_')}
+  assert all(of_blocks.values()), of_blocks
+  assert len(of_blocks) == 14 * tiny.CONFIG.num_layers  # of 7 kernels, and an adapter's half each
 
 
 @pytest.mark.slow
