@@ -38,7 +38,6 @@ def get_config() -> config_dict.ConfigDict:
   config.learner.pack_length = 256
 
   config.evaluation.told = (8.0, 12.0, 20.0, 40.0)
-  config.evaluation.temperature = (
-    0.0  # what a budget is kept by, a sampled slip of the tongue is not
-  )
+  # Greedy: a budget is kept by the policy, not by a sampled slip of the tongue.
+  config.evaluation.temperature = 0.0
   return config.lock()

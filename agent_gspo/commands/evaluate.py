@@ -49,18 +49,18 @@ def main() -> None:
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import records as workdir_records
 
+  start = time.monotonic()
+  parts = config_lib.check(config, training=False)
+  _check_endpoint(parts.team)
+  _check_probes(parts.team, parts.task, config['evaluation']['split'])
+  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   if _DRY_RUN.value:
     from agent_gspo.training import loop
 
     loop.print_plan(config, training=False, whole=True)
     return
-  start = time.monotonic()
-  parts = config_lib.check(config, training=False)
-  _check_endpoint(parts.team)
-  _check_probes(parts.team, parts.task, config['evaluation']['split'])
   if told := parts.task.note([config['evaluation']['split']]):
     print(told)
-  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
   saved = _CHECKPOINT.chosen()
   if saved:

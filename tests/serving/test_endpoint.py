@@ -204,6 +204,7 @@ def test_the_command_measures_a_team_that_is_elsewhere(tmp_path):
     (['--endpoint=http://x/v1'], '--endpoint and --endpoint_model go together'),
     (['--endpoint_model=x'], '--endpoint and --endpoint_model go together'),
     (['--endpoint=x', '--endpoint_model=x', '--workdir=w'], 'leave out --workdir'),
+    (['--endpoint=http://x/v1', '--dry_run'], '--endpoint and --endpoint_model go together'),
   ],
 )
 def test_flags_that_do_not_fit(arguments, message):
