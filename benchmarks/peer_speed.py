@@ -8,7 +8,7 @@ The work is peers/work.py. Each library does it through its own public trainer, 
 environment, in a process of its own; the processes take turns, all on one core (--core=-1: on
 all). A ratio above 1 says that we are faster: medians of processor seconds on one core, which
 other programs hardly move, else of wall seconds. Prints a markdown table and writes
-benchmarks/results/peer_speed_SHAPE.json.
+benchmarks/results/peer_speed_SHAPE.json (of all cores: peer_speed_SHAPE_all_cores.json).
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def main() -> None:
     )
   )
   told = {k: v for k, v in vars(options).items() if k != 'venvs'}
-  file = common.save(
-    f'peer_speed_{options.shape}', {**told, 'machine': common.machine(), 'medians': found}
-  )
+  name = f'peer_speed_{options.shape}' + '_all_cores' * (options.core < 0)
+  file = common.save(name, {**told, 'machine': common.machine(), 'medians': found})
   print(f'\nwrote {file.relative_to(common.ROOT)}')
 
 
