@@ -7,8 +7,11 @@
 The work is peers/work.py. Each library does it through its own public trainer, in its own
 environment, in a process of its own; the processes take turns, all on one core (--core=-1: on
 all). A ratio above 1 says that we are faster: medians of processor seconds on one core, which
-other programs hardly move, else of wall seconds. Prints a markdown table and writes
-benchmarks/results/peer_speed_SHAPE.json (of all cores: peer_speed_SHAPE_all_cores.json).
+other programs hardly move, else of wall seconds. Of what passes from the start of a process to the
+end of its first step and of its peak memory there are two figures: of the first process, which
+compiles, and of the others, which find compiled programs in JAX's cache on disk (PyTorch compiles
+nothing here). Prints a markdown table and writes benchmarks/results/peer_speed_SHAPE.json (of all
+cores: peer_speed_SHAPE_all_cores.json).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -28,6 +33,7 @@ from benchmarks.peers import work
 
 _OURS = 'agent_gspo'
 _PHASES = ('rollout', 'update', 'step')
+_STARTS = ('to_first_step_s', 'peak_mb')  # what a cache of compiled programs changes
 
 
 def main() -> None:
@@ -43,15 +49,18 @@ def main() -> None:
   parser.add_argument('--repeats', type=int, default=3)
   parser.add_argument('--core', type=int, default=0)
   options = parser.parse_args()
+  if options.repeats < 2:
+    raise SystemExit(f'--repeats={options.repeats}: a first start and a later one take two.')
   pythons = {name: options.venvs / name / 'bin' / 'python' for name in options.peers.split(',')}
   for name, python in pythons.items():
     if not python.is_file():
       raise SystemExit(f'--venvs={options.venvs}: there is no {name}/bin/python; see --help.')
   pythons = {_OURS: pathlib.Path(sys.executable), **pythons}
   runs = {name: [] for name in pythons}
-  for _ in range(options.repeats):
-    for name, python in pythons.items():
-      runs[name].append(_run(name, python, options))
+  with tempfile.TemporaryDirectory() as caches:
+    for _ in range(options.repeats):
+      for name, python in pythons.items():
+        runs[name].append(_run(name, python, options, pathlib.Path(caches, name)))
 
   kind = 's' if options.core < 0 else 'cpu_s'
   rows, found = [], {}
@@ -63,7 +72,9 @@ def main() -> None:
       for phase in _PHASES
       for unit in ('s', 'cpu_s')
     }
-    medians |= {k: statistics.median(r[k] for r in of_name) for k in ('first_step_s', 'peak_mb')}
+    for key in _STARTS:
+      cold, *warm = (run[key] for run in of_name)
+      medians |= {f'{key}_cold': cold, f'{key}_warm': statistics.median(warm)}
     found[name] = {'versions': of_name[0]['versions'], **medians}
     ratios = [medians[f'{p}_{kind}'] / found[_OURS][f'{p}_{kind}'] for p in _PHASES]
     found[name] |= {f'{p}_ratio': ratio for p, ratio in zip(_PHASES, ratios, strict=True)}
@@ -71,8 +82,10 @@ def main() -> None:
       (
         name,
         *(f'{medians[f"{p}_{kind}"]:.2f} ({r:.2f})' for p, r in zip(_PHASES, ratios, strict=True)),
-        f'{medians["first_step_s"]:.0f}',
-        f'{medians["peak_mb"]:.0f}',
+        *(
+          '{:.0f}, {:.0f}'.format(*(medians[f'{k}_{at}'] for at in ('cold', 'warm')))
+          for k in _STARTS
+        ),
       )
     )
   unit = 'wall' if options.core < 0 else 'processor'
@@ -81,8 +94,8 @@ def main() -> None:
       (
         f'{options.shape}, {unit} seconds (times ours)',
         *_PHASES,
-        'first step, wall s',
-        'peak memory, MB',
+        'to the first step, wall s: cold, warm',
+        'peak memory, MB: cold, warm',
       ),
       rows,
     )
@@ -93,12 +106,15 @@ def main() -> None:
   print(f'\nwrote {file.relative_to(common.ROOT)}')
 
 
-def _run(name: str, python: pathlib.Path, options: argparse.Namespace) -> dict:
-  """One process of a library; what its clock saw."""
+def _run(name: str, python: pathlib.Path, options: argparse.Namespace, cache: pathlib.Path) -> dict:
+  """One process of a library, with a folder of compiled programs; what its clock saw."""
   script = pathlib.Path(__file__).resolve().parent / 'peers' / f'{name}_steps.py'
   command = [str(python), str(script), f'--shape={options.shape}', f'--steps={options.steps}']
   hold = None if options.core < 0 else lambda: os.sched_setaffinity(0, {options.core})
   settings = {'HF_HUB_OFFLINE': '1', 'TOKENIZERS_PARALLELISM': 'false', 'JAX_PLATFORMS': 'cpu'}
+  settings |= {'JAX_COMPILATION_CACHE_DIR': str(cache)}
+  settings |= {'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+  began = time.time()
   done = subprocess.run(
     [*command, f'--warmup={options.warmup}'],
     env={**os.environ, **settings},
@@ -110,6 +126,7 @@ def _run(name: str, python: pathlib.Path, options: argparse.Namespace) -> dict:
   if done.returncode:
     raise SystemExit(f'{name} ended with status {done.returncode}:\n{done.stderr[-3000:]}')
   found = json.loads(done.stdout.splitlines()[-1])
+  found['to_first_step_s'] = found.pop('first_step_ended') - began
   middle = statistics.median(step['step_s'] for step in found['steps'])
   print(f'{name}: {middle:.2f} s a step', file=sys.stderr, flush=True)
   return found

@@ -76,6 +76,7 @@ class Clock:
   def __init__(self, options: argparse.Namespace):
     self.options = options
     self.steps: list[dict[str, float]] = []
+    self._first_ended = 0.0
     self._step: dict[str, float] = {}
     self._begin = _now()
 
@@ -111,13 +112,14 @@ class Clock:
     """A step has ended, and the next one begins."""
     self.add('step', self._begin)
     self.steps.append(self._step)
+    self._first_ended = self._first_ended or time.time()
     self._step, self._begin = {}, _now()
 
   def report(self, versions: dict[str, str]) -> None:
     """Prints everything as the last line of the output."""
     found = {
       'versions': versions,
-      'first_step_s': self.steps[0]['step_s'],
+      'first_step_ended': self._first_ended,  # seconds since the epoch
       'steps': self.steps[self.options.warmup :],
       'peak_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }

@@ -183,6 +183,19 @@ def test_decoding_apart_and_leaving_early_change_nothing(everything):
   assert _sampler().compilations() > 6
 
 
+@pytest.mark.parametrize('at_once', [1, 2, 3])
+def test_batches_that_decode_beside_each_other_write_the_same(at_once, everything):
+  sampler = _sampler(batches_at_once=at_once, decode_rows=_ROWS - 8)  # the last one is too small
+  _assert_rows(_sample(sampler=sampler), everything, range(_ROWS))
+
+
+def test_what_goes_wrong_in_a_batch_beside_another_is_raised(monkeypatch):
+  sampler = _sampler(batches_at_once=2)
+  monkeypatch.setattr(sampler, 'keep', lambda *_: 1 / 0)  # a row leaves
+  with pytest.raises(ZeroDivisionError):
+    _sample(sampler=sampler)
+
+
 def test_equal_prompts_differ_by_their_keys_alone(everything):
   same = [n for n in range(12, _ROWS) if n % 4 == 0]  # the first of each question
   assert all((_prompts()[n] == _prompts()[n + 1]).all() for n in same)
@@ -239,9 +252,10 @@ def _expected_with_stops(ids, stops, limit=_NEW):
   return ids[: min(limit, hits[0] + 1 if hits.size else len(ids))]
 
 
-def test_other_lengths_compile_nothing(everything):
+@pytest.mark.parametrize(('at_once', 'sizes'), [(1, (48, 24, 12)), (2, (24, 12))])
+def test_other_lengths_compile_nothing(at_once, sizes, everything):
   """Of prompts within `cache_length` and of messages, in batches that end sooner or later."""
-  sampler = _sampler(cache_length=32)
+  sampler = _sampler(cache_length=32, batches_at_once=at_once)
   batches = np.arange(8, _ROWS).reshape(-1, 48)  # without the prompts of another width
   free = np.full(48, _NEW)
   _sample(batches[0], sampler=sampler, limits=np.repeat([1, 3, 5, _NEW], 12))  # all sizes
@@ -251,7 +265,7 @@ def test_other_lengths_compile_nothing(everything):
       _sample(rows, sampler=sampler, limits=limits)
     _assert_rows(_sample(rows, sampler=sampler), everything, rows)
   assert sampler.compilations() == before
-  assert sampler.decode._cache_size() == 3  # 48, 24 and 12 rows
+  assert sampler.decode._cache_size() == len(sizes)
 
 
 def test_stops_temperature_and_limits_compile_nothing(caplog):
