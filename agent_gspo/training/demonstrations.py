@@ -22,7 +22,7 @@ from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Message, Question, TrainBatch
 
-_DRAWN = 8  # texts, of which the one stays that comes closest to what is left of a budget
+_DRAWN = 8  # texts, of which one fits what is left to write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +171,14 @@ class Demonstrations:
       )
 
     text = demonstrated()
+    length = lambda text: len(self.tokenizer.encode(text or ''))
     if self._fits_what_is_left(turn):
       others = [text, *(demonstrated() for _ in range(_DRAWN - 1))]
-      away = lambda text: abs(len(self.tokenizer.encode(text or '')) - turn.left)
-      text = min(others, key=away)
+      text = min(others, key=lambda text: abs(length(text) - turn.left))
+    elif turn.limit < self.team.message_cap(turn.agent):  # by team.max_episode_tokens
+      tries = 1
+      while length(text) >= turn.limit and tries < _DRAWN:
+        text, tries = demonstrated(), tries + 1
     if text:
       text = self._addressed(turn, text, rng)
     continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level

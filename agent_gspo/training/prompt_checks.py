@@ -121,7 +121,7 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
       f'sft: of {parts.config["sft"]["questions"]} questions of task {parts.task.name!r} no '
       'demonstration is known that fits into the messages of the team. Raise '
       'team.max_message_tokens, team.roles.*.max_tokens or, where it is set, '
-      'team.max_episode_tokens.'
+      'team.max_episode_tokens; or raise sft.terse_probability, if the task has shorter ones.'
     )
 
 

@@ -104,6 +104,25 @@ def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
   assert left_out == pytest.approx(7 / 24)
 
 
+def test_under_a_cap_of_the_whole_episode_those_that_fit_are_shown(monkeypatch):
+  setup = build(
+    team__max_message_tokens=32,
+    team__max_episode_tokens=12,
+    learner__pack_length=128,
+    sft__questions=30,
+    sft__terse_probability=0.5,
+  )
+  drawn = random.Random(0)
+  # Informants share the cap evenly: six tokens, the one that ends the message included.
+  script = lambda *_, **__: 'has ' * drawn.choice([5, 6, 7, 8, 9])
+  monkeypatch.setattr(setup.task, 'demonstration', script)
+  shown, left_out = demonstrations(setup)._messages(setup.questions[:30], random.Random(0))
+  informants = [m for m in shown if m.agent < 2]
+  # Of eight draws none fits one in six times, and of two agents' for one question in three.
+  assert {len(m.token_ids) for m in informants} == {6}
+  assert 0 < left_out < 0.6
+
+
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
 def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share):
   notes = {'num_informants': 2, 'num_irrelevant': 1}
