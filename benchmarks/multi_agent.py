@@ -6,7 +6,12 @@ Two teams, 8 questions of 8 samples each, messages of up to 32 tokens, a decoder
 layers: 4 agents who all read one another for 2 rounds, and a debate of 3 agents over 3 rounds. The
 naive step computes each prompt for each message, all of it again for each token, and trains on a
 row a message; tokens and log-probs must come out equal. Seconds are of the second of two runs, so
-nothing compiles. Prints a markdown table and writes benchmarks/results/multi_agent.json.
+nothing compiles.
+
+Caches end with a message: at its next turn an agent's conversation is read anew. What caches that
+lived on could save is at most the share of prompt positions that the agent had read or written
+before, of the seconds that calls for one token a message take. Prints two markdown tables and
+writes benchmarks/results/multi_agent.json.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from agent_gspo.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks
-from agent_gspo.packing import train_batches
+from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import categorical
 from agent_gspo.sampling.sampler import Samples, bucket
 from agent_gspo.teams.policies import ModelPolicy, Turn
@@ -62,6 +67,18 @@ def main() -> None:
       )
   head = ('team', 'positions', 'naive', 'seconds', 'naive', 'times faster')
   print(common.table(head, rows))
+  again = ('read again', 'positions', 'of all prompts', 'seconds at most', 'of a step')
+  rows = [
+    (
+      name,
+      f'{found["again"]["positions"]:,}',
+      f'{found["again"]["share"]:.0%}',
+      f'{found["again"]["seconds"]:.2f}',
+      f'{found["again"]["seconds"] / found["shared"]["step"]["seconds"]:.0%}',
+    )
+    for name, found in figures.items()
+  ]
+  print('\n' + common.table(again, rows))
   worst = max(found['logprob_difference'] for found in figures.values())
   print(f'\nall tokens equal; log-probs differ by {worst:.1e} at most')
   file = common.save('multi_agent', {'machine': common.machine(), 'teams': figures})
@@ -131,7 +148,40 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
   for one, other in zip(*of_token.values(), strict=True):
     differences.append(float(np.abs(one - other).max()))
   assert max(differences) < 1e-4, max(differences)
-  return {**found, 'written': written, 'logprob_difference': max(differences)}
+  again = _read_again(setup, policy, talk)
+  return {**found, 'again': again, 'written': written, 'logprob_difference': max(differences)}
+
+
+def _read_again(
+  setup: setup_lib.Setup,
+  policy: ModelPolicy,
+  talk: Callable[[Callable[[Sequence[Turn]], Samples]], Sequence[Message]],
+) -> dict[str, float]:
+  """Prompt positions of what their agent had read or written before, and seconds they take."""
+  known: dict[tuple[str, int, int], int] = {}  # tokens of each agent's conversation so far
+  positions, seconds, again = 0, [], 0
+
+  def voice(turns: Sequence[Turn]) -> Samples:
+    nonlocal positions, again
+    who = [(turn.question.id, turn.sample, turn.agent) for turn in turns]
+    prompts = [turn.prompt_ids for turn in turns]
+    tree = prefix_tree.pack(prompts, policy.sampler.prompt_columns(max(map(len, prompts))))
+    old = {
+      (row, column)
+      for row, columns, key in zip(tree.row, tree.columns, who, strict=True)
+      for column in columns[: known.get(key, 0)].tolist()
+    }
+    one_token = [dataclasses.replace(turn, limit=1) for turn in turns]
+    _, took = _timed(lambda: policy(one_token))
+    positions, again = positions + tree.used, again + len(old)
+    seconds.append(took * len(old) / tree.used)
+    found = policy(turns)
+    for key, prompt, ids in zip(who, prompts, found.token_ids, strict=True):
+      known[key] = len(prompt) + len(ids)
+    return found
+
+  talk(voice)
+  return {'positions': again, 'share': again / positions, 'seconds': sum(seconds)}
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:

@@ -55,3 +55,7 @@ class RolloutOptions(Section, name='rollout'):
   questions: int = option(8, least=1, most=10**5)  # a step (B)
   group_size: int = option(8, least=1, most=10**4)  # episodes a question (G)
   temperature: float = option(1.0, above=0)
+  # Of the questions: while a device writes for one part, the host prepares and grades the others.
+  # 0: two on an accelerator, where each still fills its decode batches, else one. Results depend on
+  # it by rounding alone.
+  parts: int = option(0, least=0, most=64)

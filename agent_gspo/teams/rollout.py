@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.sampling.sampler import Samples
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams import calculator
+from agent_gspo.teams import batches, calculator
 from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Episode, Message, Question, RolloutBatch
@@ -25,10 +29,11 @@ def rollout(
   policy: Policy,
   progress: Callable[[int, int], None] = lambda done, total: None,
   listener: Callable[[Message], None] = lambda message: None,
+  parts: int = 1,
 ) -> RolloutBatch:
   """Holds `group_size` conversations about each question.
 
-  All agents of a layer, over all episodes, speak in one call of `policy`.
+  All agents of a layer, over all episodes of a part, speak in one call of `policy`.
 
   Args:
     team: who talks.
@@ -39,13 +44,75 @@ def rollout(
     policy: writes the messages.
     progress: called with (layers done, layers in all).
     listener: called with each message when its layer has spoken, before it has readers.
+    parts: of the questions. While the policy writes for one, prompts of the others are made, their
+      messages read and their answers graded, in a thread each. By rounding alone do results depend
+      on it.
   """
-  table = _Table(team, tokenizer, questions, group_size, listener)
-  for done, (round_, place, layer) in enumerate(team.turns):
-    progress(done, len(team.turns))
-    table.take_turns(round_, place, layer, policy)
-  progress(len(team.turns), len(team.turns))
+  blocks = [block for block in np.array_split(np.arange(len(questions)), parts) if block.size]
+  voice = _OneAtATime(policy, lambda done: progress(done, len(team.turns) * max(len(blocks), 1)))
+  hold = functools.partial(_hold, team, task, tokenizer, group_size, voice, listener)
+  if len(blocks) < 2:
+    return hold(questions)
+  held = []
+  with futures.ThreadPoolExecutor(len(blocks)) as threads:
+    try:
+      for block in blocks:
+        begun = threading.Event()
+        held.append(threads.submit(hold, [questions[i] for i in block], begun.set))
+        begun.wait()  # the first prompts of the next part are made while this one is written
+      for part in futures.wait(held, return_when=futures.FIRST_EXCEPTION).done:
+        part.result()
+      return batches.merge([part.result() for part in held])
+    except BaseException:
+      voice.stop()
+      raise
+
+
+def _hold(
+  team, task, tokenizer, group_size, voice, listener, questions, begun=lambda: None
+) -> RolloutBatch:
+  """The conversations about some questions, from the first layer to the grades.
+
+  It calls `begun` once it is about to write, or cannot.
+  """
+  try:
+    table = _Table(team, tokenizer, questions, group_size, listener)
+  finally:
+    begun()
+  for round_, place, layer in team.turns:
+    table.take_turns(round_, place, layer, voice)
+    voice.layer_has_spoken()
   return table.finish(task)
+
+
+class _OneAtATime:
+  """The policy of several threads, each of which waits for its turn.
+
+  Args:
+    policy: writes.
+    progress: called with the number of layers that have spoken, of all threads.
+  """
+
+  def __init__(self, policy: Policy, progress: Callable[[int], None]):
+    self._policy, self._progress = policy, progress
+    self._writing, self._counting = threading.Lock(), threading.Lock()
+    self._stopped, self._layers = False, 0
+    progress(0)
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    with self._writing:
+      if self._stopped:
+        raise futures.CancelledError
+      return self._policy(turns)
+
+  def layer_has_spoken(self) -> None:
+    with self._counting:
+      self._layers += 1
+      self._progress(self._layers)
+
+  def stop(self) -> None:
+    """What is under way is the last: whoever waits, or asks later, ends."""
+    self._stopped = True
 
 
 def fair_shares(total: int, caps: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from agent_gspo.algorithms import terms
@@ -101,5 +102,18 @@ def _converse(
     options['group_size'],
     policy,
     lambda done, total: progress.phase('rollout', done, total),
+    parts=options['parts'] or _parts(setup, len(questions) * options['group_size']),
   )
   return batches.merge(hosts.gather(own))
+
+
+def _parts(setup: Setup, episodes: int) -> int:
+  """Parts of a rollout of so many episodes, of all processes, where the config leaves it open.
+
+  On a CPU who prepares takes the cores of who writes; a device reads all weights for a decode batch
+  that is half empty too.
+  """
+  if jax.default_backend() == 'cpu':
+    return 1
+  smallest = min(len(layer) for _, _, layer in setup.team.turns) * episodes // jax.process_count()
+  return 2 if smallest >= 2 * setup.sampler.decode_rows * setup.sampler.shards else 1

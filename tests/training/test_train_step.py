@@ -435,9 +435,9 @@ def test_a_step_asks_no_question_twice(name, monkeypatch):
   setup.task.score = lambda question, answer: 0.0  # all tie, so all are asked that can be
   drawn, rollout = [], collect_lib.rollout
 
-  def converse(team, task, tokenizer, questions, *rest):
+  def converse(team, task, tokenizer, questions, *rest, **options):
     drawn.append([q.id for q in questions])
-    return rollout(team, task, tokenizer, questions, *rest)
+    return rollout(team, task, tokenizer, questions, *rest, **options)
 
   monkeypatch.setattr(collect_lib, 'rollout', converse)
   found = collect(setup, _state(setup), _Progress())
