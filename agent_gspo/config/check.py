@@ -280,11 +280,37 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   estimators.check(name)
   _check_options(config, 'advantage', estimators.options_of(name))
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
-  if config['rollout']['group_size'] == 1 and compared and not plugins.is_plugin(name):
-    raise ValueError(
-      f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
-      "Take 2 or more, or advantage.name='reinforce_pp' or 'spo_single'."
-    )
+  if config['rollout']['group_size'] == 1:
+    if compared and not plugins.is_plugin(name):
+      raise ValueError(
+        f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
+        "Take 2 or more, or advantage.name='reinforce_pp' or 'spo_single' with "
+        "advantage.costs='inside'."
+      )
+    if config['advantage']['costs'] == 'apart' and _has_costs(config):
+      raise ValueError(
+        "rollout.group_size=1 with advantage.costs='apart': what a conversation costs is compared "
+        'with the others about its question, of which there are none. Set '
+        "advantage.costs='inside', or take 2 or more."
+      )
+    if config['selection']['resample']:
+      raise ValueError(
+        f'selection.resample={config["selection"]["resample"]} with rollout.group_size=1: one '
+        'conversation about a question always ties. Set selection.resample=0, or take 2 or more.'
+      )
+  reward = config['reward']
+  if name in estimators.SUMS_OWN_COSTS:
+    if reward['credit'] != 'own_cost':
+      raise ValueError(
+        f'reward.credit={reward["credit"]!r} with advantage.name={name!r}, which adds up the costs '
+        "of an author's turns: an episode's would count once a turn. Set reward.credit='own_cost'."
+      )
+    if reward['length_reward'] != 'linear':
+      raise ValueError(
+        f'reward.length_reward={reward["length_reward"]!r} with advantage.name={name!r}, which '
+        "adds up the costs of an author's turns: an episode's would count once a turn. Set "
+        "reward.length_reward='linear'."
+      )
   objective = config['objective']
   known = losses.spec(objective['name']).options
   for field in losses.CLIP_FIELDS:
@@ -326,6 +352,18 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
       f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '
       f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
     )
+
+
+def _has_costs(config: Mapping[str, Any]) -> bool:
+  """Whether anything but the task score is in the reward."""
+  budget = BudgetOptions(**config['budget'])
+  prices = (
+    budget.highest_lambda_tok,
+    budget.highest_lambda_message,
+    budget.lambda_turn,
+    budget.lambda_rep,
+  )
+  return any(prices) or config['reward']['length_reward'] != 'linear'
 
 
 def _check_terms(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -> None:

@@ -213,11 +213,22 @@ def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndar
   return repeated / np.maximum(grams, 1)
 
 
-def summary(options: RewardOptions, terms: RewardTerms, num_episodes: int) -> Mapping[str, Any]:
-  """The terms apart, for `metrics.jsonl`: means over messages (task, length) and episodes."""
+def summary(
+  options: RewardOptions, terms: RewardTerms, episode: np.ndarray, num_episodes: int
+) -> Mapping[str, Any]:
+  """The terms apart, for `metrics.jsonl`: means over messages (task, length) and episodes.
+
+  Args:
+    options: the config's section.
+    terms: `[M]`.
+    episode: int `[M]`, of each message.
+    num_episodes: all, also those without a message.
+  """
   # With credit 'episode' every message carries the costs of all.
-  carriers = len(terms.task) if options.credit == 'episode' else num_episodes
-  per_episode = lambda x: float(x.sum()) / max(carriers, 1)
+  carriers = np.arange(len(episode))
+  if options.credit == 'episode':
+    carriers = np.unique(episode, return_index=True)[1]
+  per_episode = lambda x: float(x[carriers].sum()) / max(num_episodes, 1)
   return {
     'reward/task': float(terms.task.mean()),
     'reward/token_cost': per_episode(terms.token_cost),

@@ -44,7 +44,14 @@ class RewardOptions(Section, name='reward'):
   def __post_init__(self):
     super().__post_init__()
     plugins.check_name('reward.length_reward', self.length_reward, LENGTH_REWARDS)
-    length_rewards.parse_options(self.length_reward, self.length_reward_options)
+    given = length_rewards.parse_options(self.length_reward, self.length_reward_options)
+    fewest = length_rewards.defaults(self.length_reward).get('min_tokens')
+    if self.cost == 'money' and fewest is not None and 'min_tokens' not in given:
+      raise ValueError(
+        f"reward.length_reward={self.length_reward!r} with reward.cost='money': its "
+        f'min_tokens={fewest:g} would count money. Say what an episode should cost at least: '
+        "reward.length_reward_options='min_tokens=...'."
+      )
 
   @property
   def length_reward_arguments(self) -> dict[str, float]:

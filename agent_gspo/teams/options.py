@@ -42,10 +42,16 @@ class PolicyOptions(Section, name='policy'):
   # All agents are one policy (shared), each has a LoRA of its own (adapters), or the frozen ones
   # are the base model and each other one has a LoRA (mix).
   sharing: str = option('shared', choices=SHARING)
-  frozen: tuple = ()  # names of agents that do not learn
+  # Names of agents that RL leaves as they are (those of 'adapters' learn in the supervised stage).
+  frozen: tuple = ()
   # One an agent, not read for frozen ones; with 0 it has an adapter that does not learn. Empty:
   # learner.learning_rate for all.
   learning_rates: tuple = ()
+
+  @property
+  def rate_field(self) -> str:
+    """The field of the config that the learning rates are taken from."""
+    return 'policy.learning_rates' if self.learning_rates else 'learner.learning_rate'
 
 
 @dataclasses.dataclass(frozen=True)

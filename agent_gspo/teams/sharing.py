@@ -30,6 +30,10 @@ class Sharing:
     """Sets of adapters that the model needs (if it has any)."""
     return 1 if self.adapters is None else max(self.adapters) + 1
 
+  def learns(self, agent: int) -> bool:
+    """Whether an agent is trained."""
+    return self.trained is None or agent in self.trained
+
 
 def make_sharing(
   section: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float

@@ -74,14 +74,19 @@ class Demonstrations:
 
   def of_step(self, step: int) -> tuple[list[TrainBatch], float]:
     """Micro-batches of a step, and the share of its messages that could not be shown."""
+    shown, left_out = self.shown(step)
+    drawn = random.Random(f'{self.seed}/{step}/shares')
+    kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
+    if not kept:  # small shares of few questions
+      kept = [m for m in shown if self._share(m)][:1]
+    return self._packed(kept), left_out
+
+  def shown(self, step: int) -> tuple[list[Message], float]:
+    """The messages of a step, of which shares are trained, and the share that is left out."""
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
     batch = self._on_terms([self.questions[self._drawn(place)] for place in places], step)
-    rng = random.Random(f'{self.seed}/{step}')
-    shown, left_out = self._messages(batch, rng)
-    drawn = random.Random(f'{self.seed}/{step}/shares')
-    kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
-    return self._packed(kept), left_out
+    return self._messages(batch, random.Random(f'{self.seed}/{step}'))
 
   def of_validation(self) -> dict[str, list[TrainBatch]]:
     """Micro-batches of questions of the validation split, by role; the same at any time."""

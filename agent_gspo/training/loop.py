@@ -23,6 +23,7 @@ from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts
+from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training import costs, sft_cache
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
@@ -294,7 +295,7 @@ class Run:
     """The parameters after the supervised stage, and what is to be said of it."""
     start, setup = time.monotonic(), self.setup
     # One process may have kept it, another one not.
-    file = sft_cache.file_of(self.config, setup.source)
+    file = sft_cache.file_of(self.config, setup.source, setup.tokenizer.fingerprint)
     kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
     if kept is not None:
       return kept, 'warm start: kept from a run that began alike'
@@ -343,11 +344,12 @@ class Run:
     except NonFiniteLossError as error:
       self._end_saving()
       saved = self.checkpoints.latest_step
+      rate = PolicyOptions(**self.config['policy']).rate_field
       good = 'there is no checkpoint yet.'
       if saved is not None:
         good = (
           f'checkpoint {saved} is good: to go on from it, add to the command a lower '
-          '--config.learner.learning_rate and --allow_changes=learner.learning_rate.'
+          f'--config.{rate} and --allow_changes={rate}.'
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
     step = int(result.state.step)

@@ -55,16 +55,22 @@ def of_step(
   """What a step showed, but for prices and time; the arguments are those of `train_step`."""
   messages = rollout.batch.messages
   micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
+  trained, learns = [messages[i] for m in minibatches for i in m.index], setup.sharing.learns
   return {
     'advantage/tied_groups': advantages.tied_groups,
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
     'advantage/kept': float(advantages.kept.mean()),
-    **communication.summary(setup.reward, rewards, len(rollout.batch.episodes)),
+    **communication.summary(
+      setup.reward,
+      rewards,
+      np.asarray([message.episode for message in messages]),
+      len(rollout.batch.episodes),
+    ),
     'task/accuracy': float(batches.task_scores(rollout.held)[0].mean()),
     'selection/questions_asked': float(len(rollout.asked)),
     **of_rollout(all_counts),
     **(of_graph(all_counts) if setup.team.addressing else {}),
-    **train_batches.positions(messages, micro_batches),
+    **train_batches.positions([m for m in trained if learns(m.agent)], micro_batches),
     **_measured(setup.config, of_updates(updates)),
     'memory/peak_mb': peak_mb(),
   }

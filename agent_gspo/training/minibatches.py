@@ -13,6 +13,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.packing import train_batches
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training.advantages import MessageAdvantages
 from agent_gspo.training.programs import NonFiniteLossError, Programs
 from agent_gspo.training.setup import Setup
@@ -132,8 +133,8 @@ def update_on_minibatches(
     except NonFiniteLossError as error:
       raise NonFiniteLossError(
         f'{error} in mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
-        f'questions {", ".join(minibatch.question_ids)}. Lower learner.learning_rate or look at '
-        'these questions.'
+        f'questions {", ".join(minibatch.question_ids)}. Lower '
+        f'{PolicyOptions(**config["policy"]).rate_field} or look at these questions.'
       ) from None
     found.append(metrics)
     progress.phase('update', number, len(minibatches))

@@ -113,10 +113,10 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
   """Refuses a supervised stage that has nothing to show: so much as its first step tells."""
   if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
     return
-  micro_batches, _ = Demonstrations(
+  shown, _ = Demonstrations(
     parts.task, parts.team, tokenizer, parts.config, sheet=parts.term_sheet
-  ).of_step(0)
-  if not micro_batches:
+  ).shown(0)
+  if not shown:
     raise ValueError(
       f'sft: of {parts.config["sft"]["questions"]} questions of task {parts.task.name!r} no '
       'demonstration is known that fits into the messages of the team. Raise '

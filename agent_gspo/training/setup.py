@@ -257,7 +257,9 @@ def _sampler(
 def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
   """That of the run that the config describes."""
   config, options = parts.config, parts.config['learner']
-  updates = ORDERS[options['order']].updates(options['minibatches'], len(parts.team.turns))
+  learns = parts.sharing.learns
+  turns = [layer for _, _, layer in parts.team.turns if any(map(learns, layer))]
+  updates = ORDERS[options['order']].updates(options['minibatches'], len(turns))
   return state_lib.make_optimizer(
     LearnerOptions(**options),
     updates=config['steps'] * updates,

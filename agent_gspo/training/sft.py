@@ -104,6 +104,7 @@ class _Stage:
       LearnerOptions(
         learning_rate=self.options.learning_rate,
         schedule='cosine',
+        b1_dtype=config['learner']['b1_dtype'],
         warmup_updates=max(self.steps // 20, 1),
       ),
       updates=self.steps,

@@ -31,7 +31,7 @@ _LEARNER = ('pack_length', 'micro_batch_size')
 _DIGEST = 'sha256'  # of names and values, in the file's metadata
 
 
-def file_of(config: Mapping[str, Any], source: str) -> pathlib.Path:
+def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.Path:
   """Where a warm start is kept: the name is a fingerprint of all that its result depends on.
 
   Ask before it begins: weights may be overwritten while it goes on.
@@ -39,8 +39,10 @@ def file_of(config: Mapping[str, Any], source: str) -> pathlib.Path:
   Args:
     config: resolved, of the run.
     source: of the model, see `Model.source`.
+    vocabulary: fingerprint of the tokenizer; a model from scratch has as many embeddings.
   """
-  told = {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
+  told: dict[str, Any] = {'vocabulary': vocabulary}
+  told |= {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
   told['model'] = {**told['model'], 'source': _version(source)}
   told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
   if source.startswith('random:') or config['model']['lora_rank']:

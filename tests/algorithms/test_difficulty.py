@@ -160,6 +160,16 @@ def test_a_grae_equals_the_formula(x, alpha):
   np.testing.assert_allclose(found.values, _a_grae(exact(x), alpha), rtol=1e-4, atol=1e-4)
 
 
+def test_a_grae_without_a_bound_charges_a_batch_that_is_all_wrong():
+  rewards, groups = -np.arange(4.0), np.zeros(4, int)
+  bounded, free = (
+    difficulty.a_grae(rewards, np.zeros(4), groups, np.arange(4), alpha=a) for a in (1e-9, 0.0)
+  )
+  assert np.isfinite(free).all()
+  np.testing.assert_allclose(free[2:], bounded[2:])
+  assert (free[:2] > 0).all()  # of nobody right, the share that a bound of 0 asks for
+
+
 def test_a_grae_of_scores_that_differ_is_the_papers():
   """One message an episode, scores 0 and 1: the bounds on p never bind."""
   task = np.float32([1, 0, 0, 0, 1, 1, 1, 0])

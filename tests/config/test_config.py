@@ -242,6 +242,35 @@ def test_configs_of_the_repository_are_valid(file):
       r"objective.ratio_span='agent': 'gmpo' takes messages only",
     ),
     (
+      {'rollout__group_size': 1, 'advantage__name': 'spo_single'},
+      r"group_size=1 with advantage.costs='apart': .* Set advantage.costs='inside'",
+    ),
+    (
+      {
+        'rollout__group_size': 1,
+        'advantage__name': 'spo_single',
+        'advantage__costs': 'inside',
+        'selection__resample': 2,
+      },
+      r'selection.resample=2 with rollout.group_size=1: .* always ties. Set selection.resample=0',
+    ),
+    (
+      {'algorithm': 'mars', 'reward__credit': 'episode'},
+      r"reward.credit='episode' with advantage.name='agent_turn', .* a turn. Set reward.credit",
+    ),
+    (
+      {
+        'algorithm': 'mars',
+        'reward__length_reward': 'overlong',
+        'reward__length_reward_options': 'limit=12,buffer=12',
+      },
+      r"length_reward='overlong' with advantage.name='agent_turn', .* Set reward.length_reward=",
+    ),
+    (
+      {'reward__cost': 'money', 'reward__length_reward': 'optima'},
+      r"length_reward='optima' with reward.cost='money': its min_tokens=40 would count money",
+    ),
+    (
       {'algorithm': 'seeupo', 'objective__ratio_span': 'episode'},
       r"ratio_span='episode' with learner.order='reverse_turns': .* or learner.order='shuffled'",
     ),

@@ -646,7 +646,7 @@ def test_summary_keeps_the_terms_apart(credit):
     lambda_message=0.004,
     message_limit=1.0,
   )
-  found = communication.summary(options, terms, 12)
+  found = communication.summary(options, terms, np.repeat(np.arange(12), 3), 12)
   assert found['reward/task'] == 1.0
   assert found['reward/token_cost'] == pytest.approx(3 * 2 * 0.005)
   assert found['reward/turn_cost'] == pytest.approx(3 * 0.01)
@@ -656,6 +656,24 @@ def test_summary_keeps_the_terms_apart(credit):
   messages = 3 if credit == 'episode' else 1
   costs = messages * (2 * 0.005 + 0.01 + 0.004)
   assert found['reward/mean'] == pytest.approx(1 - costs - 0.05)
+
+
+@pytest.mark.parametrize('credit', communication.CREDITS)
+def test_summary_counts_each_episode_once(credit):
+  """A cap ended one conversation after its first message, the other one after its third."""
+  own = np.asarray([0.4, 0.1, 0.2, 0.3], np.float32)
+  episode, nothing = np.asarray([0, 1, 1, 1]), np.zeros(4, np.float32)
+  cost = own if credit == 'own_cost' else np.asarray([0.4, 0.6, 0.6, 0.6], np.float32)
+  terms = communication.RewardTerms(
+    task=nothing,
+    token_cost=cost,
+    turn_cost=nothing,
+    repetition_cost=nothing,
+    message_cost=nothing,
+    length_reward=nothing,
+  )
+  found = communication.summary(options_of(credit=credit), terms, episode, 2)
+  assert found['reward/token_cost'] == pytest.approx((0.4 + 0.6) / 2)
 
 
 def test_only_a_length_reward_that_reads_the_reference_needs_it():

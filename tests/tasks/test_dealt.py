@@ -245,12 +245,23 @@ def test_informants_speak_in_several_lengths_and_never_keep_a_needed_note_back()
 def test_a_solver_shows_the_chain_or_nothing():
   task = make_task('dealt', benchmark='small')
   demonstrate = lambda question: task.demonstration(
-    question, 3, ['', '', ''], random.Random(0), terse_probability=0.3, silence_probability=0.1
+    question, 3, ['said'] * 3, random.Random(0), terse_probability=0.3, silence_probability=0.1
   )
   for question in task.questions('train'):
     assert task.score(question, demonstrate(question)) == 1.0
   odd = Question('x', 'q', '1/3', ('', '', ''), (True, False, False), derivation='( 1 / 3 )')
   assert demonstrate(odd) is None
+
+
+def test_a_solver_shows_nothing_of_numbers_that_it_has_not_heard():
+  task = make_task('dealt', benchmark='small')
+  for question in task.questions('train'):
+    for silent, needed in enumerate(question.relevant):
+      heard = ['' if i == silent else 'said' for i in range(3)]
+      shown = task.demonstration(
+        question, 3, heard, random.Random(0), terse_probability=0.0, silence_probability=0.0
+      )
+      assert (shown is None) == needed
 
 
 # The official files.

@@ -123,6 +123,20 @@ def test_under_a_cap_of_the_whole_episode_those_that_fit_are_shown(monkeypatch):
   assert 0 < left_out < 0.6
 
 
+def test_its_moments_take_as_much_memory_as_those_of_training(tmp_path):
+  setup = build(learner__b1_dtype='bfloat16')
+  stage = sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
+  dtypes = {x.dtype for x in jax.tree.leaves(stage.state.opt_state) if x.ndim}
+  assert dtypes == {np.dtype('float32'), jax.numpy.dtype('bfloat16')}
+
+
+def test_small_shares_leave_no_step_empty_and_are_no_reason_to_refuse():
+  setup = build(sft__questions=1, sft__role_shares={'solver': 1e-9, 'informant': 0})
+  for step in range(3):
+    micro_batches, _ = demonstrations(setup).of_step(step)
+    assert sum(b.message_mask.sum() for b in micro_batches) == 1
+
+
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
 def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share):
   notes = {'num_informants': 2, 'num_irrelevant': 1}

@@ -21,9 +21,9 @@ def folder(tmp_path, monkeypatch):
   return tmp_path
 
 
-def _file(source: str | None = None, **values) -> pathlib.Path:
+def _file(source: str | None = None, vocabulary: str = '', **values) -> pathlib.Path:
   config = config_lib.resolve(micro_run.changed(**values))
-  return sft_cache.file_of(config, source or config['model']['source'])
+  return sft_cache.file_of(config, source or config['model']['source'], vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,10 @@ def test_runs_that_begin_alike_share_it(change):
   found = sft_cache.load(_file(**change), _PARAMS)
   np.testing.assert_array_equal(found['a']['kernel'], _PARAMS['a']['kernel'])
   assert found['b'] == 3
+
+
+def test_another_vocabulary_has_another():
+  assert _file(vocabulary='a') != _file(vocabulary='b')
 
 
 @pytest.mark.parametrize(

@@ -458,7 +458,9 @@ def test_frozen_agents_are_not_packed():
   programs = _Programs()
   result = _step(programs, policy__sharing='mix', policy__frozen=('solver',))
   total = sum(b.message_mask.sum() for step in programs.seen for b in step)
-  assert total == sum(m.agent != 2 for m in result.rollout.messages)
+  trained = [m for m in result.rollout.messages if m.agent != 2]
+  assert total == len(trained)
+  assert result.metrics['packing/unshared_positions'] == sum(len(m.path) - 1 for m in trained)
 
 
 def test_messages_without_a_token_make_no_minibatch():
@@ -507,12 +509,47 @@ def test_a_step_in_which_every_message_is_dropped_updates_nothing_and_goes_on(fi
     assert float(state.budget.running_accuracy) != float(before.budget.running_accuracy)
 
 
-def test_the_update_names_the_questions_of_a_loss_that_is_not_finite():
+@pytest.mark.parametrize(
+  ('field', 'values'),
+  [
+    ('learner.learning_rate', {}),
+    (
+      'policy.learning_rates',
+      {'policy__sharing': 'adapters', 'policy__learning_rates': (1e-3, 0.0, 1e-3)},
+    ),
+  ],
+)
+def test_the_update_names_the_questions_of_a_loss_that_is_not_finite(field, values):
   class Broken(_Programs):
     def optimizer_step(self, state, micro_batches):
       if self.done:
         raise NonFiniteLossError('objective=nan')
       return super().optimizer_step(state, micro_batches)
 
-  with pytest.raises(NonFiniteLossError, match=r'nan in mini-batch 2 of 2 of step 1, questions r'):
-    _step(Broken())
+  with pytest.raises(
+    NonFiniteLossError, match=rf'nan in mini-batch 2 of 2 of step 1, questions r.*Lower {field} or'
+  ):
+    _step(Broken(), model__lora_rank=2, **values)
+
+
+def test_a_schedule_ends_with_the_run_where_agents_that_do_not_learn_take_turns():
+  """Of the two turns of a star one is the informants'; a mini-batch of it would train nobody."""
+  programs = _Programs()
+  values = {
+    'model__lora_rank': 2,
+    'policy__sharing': 'mix',
+    'policy__frozen': ('informant1', 'informant2'),
+    'learner__order': 'reverse_turns',
+    'learner__schedule': 'linear',
+    'learner__learning_rate': 1.0,
+    'steps': 3,
+  }
+  parts = _setup(**values)
+  _step(programs, **values)
+  updates = 3 * len(programs.seen)
+  optimizer, params = setup_lib.make_optimizer(parts), {'a': jnp.ones(2)}
+  state, sizes = optimizer.init(params), []
+  for _ in range(updates):
+    change, state = optimizer.update({'a': jnp.ones(2)}, state, params)
+    sizes.append(float(np.abs(change['a']).max()))
+  assert sizes[-1] <= 1.01 / updates * sizes[0]

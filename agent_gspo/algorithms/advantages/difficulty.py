@@ -118,4 +118,5 @@ def a_grae(
   root = jnp.sqrt(jnp.clip(rate, least, 1.0 - least))
   hard, easy = 0.5 * values / root, 0.5 * values / (1.0 - root)
   mixed = (1.0 - batch) * easy + batch * hard
-  return jnp.where(mixed > 0, mixed * jnp.minimum(1.0, batch / alpha), mixed)
+  ahead = jnp.where(batch < alpha, batch / jnp.where(alpha > 0, alpha, 1.0), 1.0)  # alpha may be 0
+  return jnp.where(mixed > 0, mixed * ahead, mixed)

@@ -67,6 +67,9 @@ ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
 
 COSTS = ('inside', 'apart')
 
+# Estimators that add up the costs of an author's turns, which must therefore be each message's own.
+SUMS_OWN_COSTS = ('agent_turn',)
+
 # Estimator -> option -> its value when a share of the run is over, from the value that is given.
 OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {
   'd3s': {'share': lambda done, first: d3s_share(done, start=first)},

@@ -203,16 +203,18 @@ class DealtTask(base.Task):
     Args:
       question: of the training split.
       agent: an informant, or a solver behind them.
-      delivered: what each informant said; not read, since needed notes are never kept back.
+      delivered: what each informant said to this agent, '' where it heard nothing.
       rng: source of the choices.
       terse_probability, silence_probability: as of `script.message`.
 
     Returns:
-      None where the official files give no solution to show.
+      None where the official files give no solution to show, or a solver has not heard all that the
+      solution needs: it would learn to invent numbers.
     """
-    del delivered
     if agent >= len(question.notes):
-      return self._official.solution(question) or None
+      needed = zip(delivered, question.relevant, strict=True)
+      heard = all(told for told, relevant in needed if relevant)
+      return (self._official.solution(question) or None) if heard else None
     note, relevant = question.notes[agent], question.relevant[agent]
     return script.message(note, relevant, rng, terse_probability, silence_probability)
 
