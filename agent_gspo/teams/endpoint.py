@@ -65,7 +65,9 @@ class EndpointPolicy:
         f'first one with {type(failed[0]).__name__}: {failed[0]}'
       ) from failed[0]
     replies = [reply.result() for reply in asked]
-    ids = [self._ids(text, ended) for text, ended, _ in replies]
+    ids = [
+      self._ids(text, ended, turn) for turn, (text, ended, _) in zip(turns, replies, strict=True)
+    ]
     return Samples(
       token_ids=ids,
       logprobs=[np.zeros(len(i), np.float32) for i in ids],
@@ -101,10 +103,11 @@ class EndpointPolicy:
     usage = (found.usage.prompt_tokens, found.usage.completion_tokens)
     return choice.message.content or '', choice.finish_reason != 'length', usage
 
-  def _ids(self, text: str, ended: bool) -> np.ndarray:
-    # As plain text: what a model far away writes must not end a turn or open another here.
+  def _ids(self, text: str, ended: bool, turn: Turn) -> np.ndarray:
+    # As plain text: what a model far away writes must not end a turn or open another here. Nor is
+    # EOS written behind it: the agent's next prompt is sent as text, which would spell it out.
     ids = self.tokenizer.encode(text, special=False)
-    return np.asarray([*ids, *[self.tokenizer.eos_id] * ended], np.int32)
+    return np.asarray([*ids, *[turn.end_id] * ended], np.int32)
 
 
 def check(team: Team) -> None:

@@ -31,6 +31,7 @@ class Turn:
     limit: most tokens this turn may sample.
     stop_ids: what ends the message.
     left: tokens left to write, as `Team.told_left` has them.
+    end_id: what a policy that writes text ends a message with: the separator in plain prompts.
     offset: tokens of this very message that `prompt_ids` end with: where an agent goes on after a
       tool has answered.
   """
@@ -44,6 +45,7 @@ class Turn:
   limit: int
   stop_ids: tuple[int, ...]
   left: int = 0
+  end_id: int = -1
   offset: int = 0
 
 

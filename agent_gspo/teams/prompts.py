@@ -46,18 +46,29 @@ class PromptWriter:
 
   @functools.cached_property
   def stop_ids(self) -> tuple[int, ...]:
-    """Ids that end a message of this role: EOS, and in plain text the separator."""
-    ids = {self.tokenizer.eos_id}
+    """Ids that end a message of this role: EOS, and what a template or a separator ends it with."""
+    ids = {self.tokenizer.eos_id, self.end_id}
     if self.role.style == 'plain':
-      separator = self._encode(self.role.separator)
-      if len(separator) != 1:
-        raise ValueError(
-          f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
-          f'{len(separator)} tokens; choose one that is a single token.'
-        )
       # Also tokens that hold it and more, such as "\n\n" and ".\n".
-      ids |= {int(separator[0]), *self.tokenizer.tokens_with(self.role.separator)}
+      ids |= {*self.tokenizer.tokens_with(self.role.separator)}
     return tuple(sorted(ids))
+
+  @functools.cached_property
+  def end_id(self) -> int:
+    """What stands behind a message of this role in prompts: the separator, or the template's end.
+
+    Raises:
+      ValueError: the separator is not a single token.
+    """
+    if self.role.style == 'chat':
+      return self.tokenizer.chat_end_id
+    separator = self._encode(self.role.separator)
+    if len(separator) != 1:
+      raise ValueError(
+        f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
+        f'{len(separator)} tokens; choose one that is a single token.'
+      )
+    return int(separator[0])
 
   def tail(self, stop_id: int) -> tuple[int, ...]:
     """Ids of what a stop token says before it ends the message: "." of ".\\n", mostly nothing."""
@@ -121,8 +132,11 @@ class PromptWriter:
 
   @functools.cached_property
   def preamble(self) -> np.ndarray:
-    """Its int32 ids."""
-    return np.concatenate([_ids([]), *map(self._encode, self.preamble_texts)])
+    """Its int32 ids; of a model whose texts begin with BOS, that first."""
+    ids = np.concatenate([_ids([]), *map(self._encode, self.preamble_texts)])
+    bos = _ids(self.tokenizer.begins_with)
+    is_written = np.array_equal(ids[: len(bos)], bos)
+    return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
 
   def encode(self, text: str) -> np.ndarray:
     """Int32 ids of a text, not to be written to: they are kept for the next who asks."""
@@ -149,7 +163,8 @@ class Conversation:
     self._turns.append(Incoming([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)
     first, *others = (self._writer.encode(text) for text in texts)
-    if self._last_id is not None and len(first) and first[0] == self._last_id:
+    ends = self._writer.role.style == 'chat' and len(first) > 0 and first[0] == self._last_id
+    if ends:
       first = first[1:]  # the template ends a message as the agent has done already
     new = [first]
     for (_, ids), text_ids in zip(incoming, others, strict=True):

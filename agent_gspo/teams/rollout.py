@@ -209,6 +209,7 @@ class _Table:
       limit=limit,
       stop_ids=self.writers[agent].stop_ids,
       left=left,
+      end_id=self.writers[agent].end_id,
     )
 
   def _write(self, episode, place, turn, ids, logprobs, ended, inserted, usage) -> None:

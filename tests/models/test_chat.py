@@ -29,7 +29,6 @@ _TEMPLATES = {
     "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
   ),
-  'dates': "{{ strftime_now('%Y') }}",
   'generation': (
     '{% for m in messages %}{% generation %}\n{{ m.content }}\n{% endgeneration %}{% endfor %}'
   ),
@@ -53,6 +52,11 @@ def test_chat_equals_transformers(name, prompt):
   )
   ours = Tokenizer(backend, eos_token='<eos>', bos_token='<s>', chat_template=template)
   assert ours.render_chat(_CHAT, prompt) == expected
+
+
+def test_a_prompt_is_the_same_on_every_day():
+  """It has the date that Llama 3's template falls back to."""
+  assert chat.render("{{ strftime_now('%d %b %Y') }}", _CHAT) == '26 Jul 2024'
 
 
 def test_chat_template_errors_are_value_errors():

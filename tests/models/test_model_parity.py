@@ -286,6 +286,11 @@ def test_rope_fields_of_transformers_4_and_5_mean_the_same():
   assert old == new
   assert old.rope_scaling is not None
   assert old.rope_theta == 500_000.0
+  both = {'rope_parameters': {**scaling, 'rope_theta': 500_000.0}, 'rope_scaling': scaling}
+  assert config_from_hf({**_BASE, **both}) == old
+  plain = {'rope_type': 'default', 'rope_theta': 1e6}  # transformers reads the other one
+  with pytest.raises(ValueError, match=r'rope_scaling.* the same as rope_parameters beside it'):
+    config_from_hf({**_BASE, **both, 'rope_parameters': plain})
 
 
 @pytest.mark.slow

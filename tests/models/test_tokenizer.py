@@ -16,7 +16,9 @@ import re
 
 import pretrained
 import pytest
+import tokenizers
 
+from agent_gspo.models.text import tokenizer_backends
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 
 _HANDMADE = [
@@ -312,6 +314,41 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   _folder(tmp_path, special_tokens_map={'eos_token': 'a', 'pad_token': '<pad>'})
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.pad_id) == (3, 0)
+
+
+@pytest.mark.parametrize('setting', ['truncation', 'padding'])
+def test_what_training_saved_of_lengths_is_left_alone(smollm, tmp_path, setting):
+  text = 'Ann has 7 eggs, Ben has 12. How many in all?'
+  smollm.save(tmp_path)
+  backend = tokenizers.Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+  if setting == 'truncation':
+    backend.enable_truncation(8)
+  else:
+    backend.enable_padding(length=64)
+  backend.save(str(tmp_path / 'tokenizer.json'))
+  found = Tokenizer.from_folder(tmp_path)
+  assert found.encode(text) == smollm.encode(text)
+  assert found.encode(text, special=False) == smollm.encode(text)
+
+
+def test_texts_begin_with_bos_where_the_model_says_so(smollm, tmp_path):
+  assert smollm.begins_with == ()
+  backend = tokenizers.Tokenizer.from_str(smollm.backend.to_str())
+  tokenizer_backends.begin_with(backend, '<|im_start|>')
+  begun = Tokenizer(backend, eos_token='<|im_end|>', bos_token='<|im_start|>')
+  assert begun.begins_with == (begun.bos_id,)
+  assert begun.encode('a') == smollm.encode('a')
+  begun.save(tmp_path)
+  assert Tokenizer.from_folder(tmp_path).begins_with == (begun.bos_id,)
+
+
+def test_the_end_of_a_chat_message_is_that_of_the_template(smollm):
+  assert smollm.chat_end_id == smollm.eos_id
+  base = Tokenizer(smollm.backend, eos_token='<|endoftext|>', chat_template=smollm.chat_template)
+  assert base.decode([base.chat_end_id]) == '<|im_end|>'
+  plain = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+  other = Tokenizer(smollm.backend, eos_token='<|endoftext|>', chat_template=plain)
+  assert other.chat_end_id == other.eos_id
 
 
 def test_chat_template_is_found_in_every_place(tmp_path):

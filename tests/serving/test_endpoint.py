@@ -69,6 +69,25 @@ def test_an_evaluation_through_the_endpoint_has_the_figures_of_the_direct_one():
   assert all(m.ended and not m.silent for m in batch.messages)
 
 
+def test_an_agent_reads_its_own_replies_as_text_between_separators(monkeypatch):
+  sent = []
+
+  def reply(self, client, turn):
+    sent.append(self.tokenizer.decode(turn.prompt_ids.tolist()))
+    return 'seven', True, (1, 1)
+
+  monkeypatch.setattr(endpoint.EndpointPolicy, '_reply', reply)
+  tokenizer = scripted_teams.byte_tokenizer()
+  team = scripted_teams.team('debate', rounds=2)
+  far = endpoint.EndpointPolicy('http://x/v1', 'm', tokenizer, 0.0, parallel=1)
+  questions = scripted_teams.questions(1)
+  batch = rollout(team, scripted_teams.Echo(), tokenizer, questions, 1, far)
+  assert [m.text for m in batch.messages] == ['seven'] * 6
+  assert '<|im_end|>' not in ''.join(sent)
+  heard = 'from agent2 : seven\nfrom agent3 : seven\n'
+  assert sent[3] == f'{sent[0]}seven\n{heard}say :'
+
+
 class _Flaky(http.server.BaseHTTPRequestHandler):
   """Turns each request away once, and cuts its reply off."""
 

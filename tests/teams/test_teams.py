@@ -313,6 +313,41 @@ def test_plain_messages_also_end_at_the_separator():
   assert all(m.silent for m in batch.messages)
 
 
+def test_plain_prompts_begin_with_bos_where_the_model_says_so():
+  """Templates write it out themselves, and so may the user."""
+  tokenizer = st.byte_tokenizer()
+  backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+  tokenizer_backends.begin_with(backend, '<|im_start|>')
+  begun = Tokenizer(backend, '<|im_end|>', '<|im_start|>', chat_template=tokenizer.chat_template)
+  begin = lambda **role: PromptWriter(Role(name='x', **role), begun).preamble.tolist()
+  assert begin() == [begun.bos_id]
+  assert begin(system='ab') == [begun.bos_id, *begun.encode('ab')]
+  assert begin(system='<|im_start|>ab') == [begun.bos_id, *begun.encode('ab')]
+  assert begin(style='chat') == []
+  assert PromptWriter(Role(name='x'), tokenizer).preamble.tolist() == []
+
+
+def test_chat_messages_also_end_where_the_template_ends_them():
+  tokenizer = st.byte_tokenizer()
+  base = Tokenizer(tokenizer.backend, '<|im_start|>', chat_template=tokenizer.chat_template)
+  end = base.encode('<|im_end|>')
+  assert set(PromptWriter(Role('x', style='chat'), base).stop_ids) == {base.eos_id, *end}
+
+
+@pytest.mark.parametrize('how', ['separator', 'cap', 'end of text'])
+def test_a_frame_is_whole_however_the_message_before_it_ended(how):
+  tokenizer = st.byte_tokenizer()
+  newline = tokenizer.encode('\n')
+  ends = {'separator': newline, 'cap': [], 'end of text': [tokenizer.eos_id]}[how]
+  policy = st.IdsPolicy(lambda turn: ([*tokenizer.encode('5'), *ends], bool(ends)))
+  team = st.team('single', rounds=2, cue='\nsay :')
+  batch = rollout(team, st.Echo(), tokenizer, st.questions(1), 1, policy)
+  assert tokenizer.decode(batch.messages[1].prompt_ids).endswith('\nsay :')
+  assert tokenizer.decode(batch.messages[1].prompt_ids).endswith('\n\nsay :') == (
+    how != 'end of text'
+  )
+
+
 def punctuation_tokenizer() -> Tokenizer:
   """Bytes, and as Qwen2's the line break in one token with what stands before it."""
   merges = [('.', 'Ċ'), (':', 'Ċ'), ('}', '.Ċ'), ('Ċ', 'Ċ'), ('Ġ', 'Ċ')]

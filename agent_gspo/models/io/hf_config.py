@@ -78,8 +78,11 @@ def _refuse(fields: Fields, family: str) -> None:
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
   """Base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other."""
-  section = 'rope_parameters' if fields.get('rope_parameters', {}) else 'rope_scaling'
-  rope = fields.section(section)
+  sections = [name for name in ('rope_parameters', 'rope_scaling') if fields.get(name, {})]
+  told = [{**fields.section(name).values, 'rope_theta': None} for name in sections]
+  if len(sections) == 2 and told[0] != told[1]:
+    raise fields.wrong('rope_scaling', 'absent, or the same as rope_parameters beside it')
+  rope = fields.section(sections[0] if sections else 'rope_scaling')
   theta = fields.number('rope_theta', 10_000.0, low=1.0)
   theta = rope.number('rope_theta', theta, low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:

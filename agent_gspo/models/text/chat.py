@@ -12,6 +12,9 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+# A prompt must not depend on the day: a run that goes on tomorrow would read another one. It is the
+# date that Llama 3's own template falls back to.
+_TODAY = datetime.datetime(2024, 7, 26)
 _FIRST_MARK = 0xE100  # private-use characters: templates hold none of their own
 
 
@@ -44,7 +47,7 @@ def _compile(template: str) -> jinja2.Template:
   )
   environment.filters['tojson'] = _to_json
   environment.globals['raise_exception'] = _raise
-  environment.globals['strftime_now'] = lambda form: datetime.datetime.now().strftime(form)
+  environment.globals['strftime_now'] = _TODAY.strftime
   return environment.from_string(template)
 
 

@@ -17,6 +17,7 @@ from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.text import chat, tokenizer_backends
 from agent_gspo.values import is_text
 
+_MARK = '\ue0ff'  # a private-use character: no template holds one
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
 """What a word-level vocabulary has besides its words and the newline."""
@@ -28,7 +29,8 @@ class Tokenizer:
   Attributes:
     backend: the `tokenizers.Tokenizer` that does the work.
     eos_id: ends a message.
-    bos_id: begins a text, or None. Nothing here adds it: templates write it out.
+    bos_id: begins a text, or None. `encode` does not add it: templates write it out, and plain
+      prompts with `begins_with`.
     pad_id: fills rows; may be `eos_id`, so it says nothing about what is padding.
     vocab_size: largest id + 1.
     is_word_level: whether a token is a word, and other words cannot be encoded.
@@ -114,6 +116,8 @@ class Tokenizer:
       if metadata.get(field) is not None or ours == 'eos_token':
         names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
     template = _text(fields, 'tokenizer.chat_template')
+    if metadata.get('tokenizer.ggml.add_bos_token') is True and names.get('bos_token'):
+      tokenizer_backends.begin_with(backend, names['bos_token'])
     return _named(where, lambda: cls(backend, chat_template=template, **names))
 
   def encode(self, text: str, special: bool = True) -> list[int]:
@@ -170,6 +174,27 @@ class Tokenizer:
     return functools.lru_cache(maxsize=8)(
       lambda text: {i: said.partition(text)[0] for i, said in enumerate(texts) if text in said}
     )
+
+  @functools.cached_property
+  def begins_with(self) -> tuple[int, ...]:
+    """Ids that texts of this model begin with, by its own post-processor: BOS, or nothing."""
+    found = self.backend.encode('', add_special_tokens=True).ids[:1]
+    return tuple(found) if found == [self.bos_id] else ()
+
+  @functools.cached_property
+  def chat_end_id(self) -> int:
+    """The special token that a chat template closes a message of the assistant with.
+
+    It is EOS, but for base models: Qwen2.5's has ChatML and another EOS.
+
+    Raises:
+      ValueError: there is no chat template, or it is broken.
+    """
+    said = [{'role': 'user', 'content': ''}, {'role': 'assistant', 'content': _MARK}]
+    behind = self.render_chat(said).partition(_MARK)[2]
+    special = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+    ids = [] if self.unknown_words(behind) else self.encode(behind)
+    return ids[0] if ids and ids[0] in special else self.eos_id
 
   def render_chat(
     self,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.values import shown
@@ -50,7 +50,18 @@ def from_file(file: pathlib.Path) -> tokenizers.Tokenizer:
   model = Fields(read_object(file), str(file)).section('model')
   if isinstance(vocab := model.values.get('vocab'), Mapping):
     _check_merges(vocab, model, 'merges', model.values.get('continuing_subword_prefix'))
-  return _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
+  found = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
+  # Settings of whoever saved it: here, as in transformers, a text is neither cut nor filled up.
+  found.no_truncation()
+  found.no_padding()
+  return found
+
+
+def begin_with(backend: tokenizers.Tokenizer, token: str) -> None:
+  """Notes, as a tokenizer.json does, that texts begin with a special token."""
+  backend.post_processor = processors.TemplateProcessing(
+    single=f'{token} $A', special_tokens=[(token, backend.token_to_id(token))]
+  )
 
 
 def bpe_from_gguf(
