@@ -143,12 +143,21 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
-    fail(_last_line(str(error)), error)  # of an error in the config file: its traceback's end
+    fail(_told(str(error)), error)
   except Exception as error:  # as the config file or ml_collections raised it
     fail(_explain(error, argv), error)
   if len(rest) > 1:
     fail(f'unexpected argument {rest[1]!r}; options are written --name=value.')
   return rest
+
+
+def _told(text: str) -> str:
+  """What a flag's error says; of one in the config file, which is a traceback, its end."""
+  last = _last_line(text)
+  behind = re.match(r'flag (--config=[^\n]*(:[^:\n]*)): Error', text)
+  if behind and 'get_config() takes 0 positional arguments' in last:
+    return f'{behind[1]}: this config takes nothing behind a colon; leave out {behind[2]!r}.'
+  return last
 
 
 def _explain(error: Exception, argv: Sequence[str]) -> str:

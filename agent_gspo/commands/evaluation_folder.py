@@ -11,7 +11,8 @@ import json
 import os
 import pathlib
 import textwrap
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import harness
@@ -25,6 +26,14 @@ FINGERPRINT, RESULTS, LEARNT, RESULT = (
   'learnt.json',
   'result.json',
 )
+# Of a message: what figures are computed from, beside `relevant`, which may be null.
+_COUNTED = {
+  'agent': str,
+  **dict.fromkeys(('round', 'layer', 'written', 'read', 'readers'), int),
+  **dict.fromkeys(('text_written', 'text_read'), int),
+  **dict.fromkeys(('silent', 'ended'), bool),
+  'read_from': list,
+}
 
 
 class Folder(harness.Answers):
@@ -38,16 +47,17 @@ class Folder(harness.Answers):
       fingerprint: what the answers depend on, as nested plain data.
 
     Raises:
-      ValueError: the folder is of another evaluation; names the field.
+      ValueError: the folder is of another evaluation; names the field. Or a file is damaged;
+        damaged answers are left out with a warning, so that those questions are asked again.
     """
     super().__init__()
     self._path = pathlib.Path(path)
     self._path.mkdir(parents=True, exist_ok=True)
     self._check(json.loads(json.dumps(fingerprint)))
     json_lines.drop_half_line(self._path / RESULTS)
-    super().add(list(json_lines.iterate(self._path / RESULTS)))
+    super().add(list(_answers(self._path / RESULTS)))
     if (self._path / LEARNT).exists():
-      self.learnt = json.loads((self._path / LEARNT).read_text(encoding='utf-8'))
+      self.learnt = _object(self._path / LEARNT)
 
   def _check(self, ours: dict[str, Any]) -> None:
     file = self._path / FINGERPRINT
@@ -56,8 +66,7 @@ class Folder(harness.Answers):
         raise ValueError(f'{self._path} holds results without {FINGERPRINT}. Take another --out.')
       _write(file, ours)
       return
-    theirs = json.loads(file.read_text(encoding='utf-8'))
-    before, now = report_data.flatten(theirs), report_data.flatten(ours)
+    before, now = report_data.flatten(_object(file)), report_data.flatten(ours)
     for field in sorted(before.keys() | now.keys()):
       if before.get(field) != now.get(field):
         there, here = (textwrap.shorten(repr(x.get(field)), 80) for x in (before, now))
@@ -141,6 +150,24 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   return figures, [records[question_id] for question_id in result['question_ids']]
 
 
+def _answers(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """The records of a file that an evaluation can go on with."""
+  for number, record in json_lines.numbered(file):
+    if record is not None and _can_be_counted(record):
+      yield record
+    else:
+      warnings.warn(f'{file}, line {number} is no whole answer: asked again', stacklevel=2)
+
+
+def _can_be_counted(record: Mapping[str, Any]) -> bool:
+  """Whether a record has what the figures of an evaluation are computed from."""
+  return (
+    _holds(record, variant=str)
+    and _is_whole(record)
+    and all(_holds(m, **_COUNTED) and 'relevant' in m for m in record['messages'])
+  )
+
+
 def _is_whole(record: Mapping[str, Any]) -> bool:
   """Whether a record has what two evaluations are compared by."""
   return _holds(record, question_id=str, task_score=int | float, messages=list) and all(
@@ -153,6 +180,13 @@ def _holds(value: Any, **types: Any) -> bool:
   return isinstance(value, Mapping) and all(
     isinstance(value.get(field), kind) for field, kind in types.items()
   )
+
+
+def _object(file: pathlib.Path) -> dict[str, Any]:
+  try:
+    return fields.read_object(file)
+  except ValueError as error:
+    raise ValueError(f'{error} If there is no copy of it, take another --out.') from error
 
 
 def _write(file: pathlib.Path, data: Any) -> None:

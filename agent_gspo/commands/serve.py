@@ -19,7 +19,9 @@ Requests are answered one at a time, to whoever can reach the port: keep it on t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -70,9 +72,27 @@ def main() -> None:
     raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
 
   served = Served(_TEAM, _NAME.value)
-  served.load()
-  print(f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}')
-  uvicorn.run(make_app(served), host=_HOST.value, port=_PORT.value, log_level='info')
+  with _listen(_HOST.value, _PORT.value) as listening:  # before a model is read for nothing
+    served.load()
+    host, port = listening.getsockname()[:2]
+    address = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
+    print(
+      f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
+    )
+    server = uvicorn.Server(uvicorn.Config(make_app(served), log_level='info'))
+    with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
+      server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  try:
+    return socket.create_server((host, port), family=family)
+  except OSError as error:
+    raise OSError(
+      f'--host={host} --port={port}: {error.strerror}. Take another --port (0: any that is free) '
+      'or --host.'
+    ) from error
 
 
 def cli() -> None:

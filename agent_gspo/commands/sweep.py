@@ -7,26 +7,34 @@ Settings come from --lambdas (values of budget.lambda_tok), from --vary=FIELD=V1
 make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Runs that have ended
 are not run again, those that were stopped go on, one that fails does not stop the others.
 --config.<field>=<value> holds for all. Writes sweep.json, sweep.md (mean over seeds, lowest
-and highest), frontier.png, curves.png and report.html to the workdir. --reference=DIR, a folder
-of `launch/evaluate.py --out`, puts its team and baselines on the frontier; several are the
-seeds of one comparison.
+and highest), frontier.png, curves.png (if a run trained) and report.html to the workdir.
+--reference=DIR, a folder of `launch/evaluate.py --out`, puts its team and baselines on the
+frontier; several are the seeds of one comparison.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from agent_gspo.commands import command
 from agent_gspo.reporting import html_report, plots
 from agent_gspo.training import sweep
+from agent_gspo.values import is_number, is_text, shown
 from agent_gspo.workdir import lock, records
 
 _TEAM = 'team of the baselines'
+# What the frontier shows of an evaluation: field, whether a value fits, what it must be.
+_MEASURED = (
+  ('label', is_text, 'text'),
+  ('tokens/written_per_question', is_number, 'a number'),
+  ('task/accuracy', is_number, 'a number'),
+)
 _Number = TypeVar('_Number', int, float)
 
 
@@ -87,6 +95,8 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
     pairs = [pair.partition('=') for pair in fields.split()]
     if not colon or not name.strip() or not all(field and equals for field, equals, _ in pairs):
       raise ValueError(f'--setting={text}: write "NAME: FIELD=VALUE FIELD=VALUE".')
+    if twice := sweep.twice([field for field, _, _ in pairs]):
+      raise ValueError(f'--setting={text}: {twice} stands there twice; give it once.')
     settings.append(sweep.Setting(name.strip(), {field: value for field, _, value in pairs}))
   if not settings:
     raise ValueError('nothing to sweep: give --lambdas, --vary or --setting.')
@@ -102,6 +112,8 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
     except ValueError as error:
       what = 'whole numbers' if kind is int else 'numbers'
       raise ValueError(f'--{flag}={text}: {part!r} is none of the {what} it takes.') from error
+    if isinstance(number, float) and not math.isfinite(number):
+      raise ValueError(f'--{flag}={text}: {part!r} must be a finite number.')
     if number in found:
       raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
     found.append(number)
@@ -118,9 +130,21 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
   for folder in folders:
     result = evaluation_folder.read_result(folder)
     for i, record in enumerate(result['evaluations']):  # the team comes first
-      name = _system(record['label']) if i else _TEAM
-      point = record['tokens/written_per_question'], record['task/accuracy']
-      found.setdefault(name, []).append(point)
+      where = f'{pathlib.Path(folder) / evaluation_folder.RESULT}: evaluations[{i}]'
+      label, tokens, accuracy = _measured(record, where)
+      found.setdefault(_system(label) if i else _TEAM, []).append((tokens, accuracy))
+  return found
+
+
+def _measured(record: Any, where: str) -> list[Any]:
+  """Label, tokens and accuracy of an evaluation; `where` it stands, for messages."""
+  found = [record.get(f) if isinstance(record, Mapping) else None for f, _, _ in _MEASURED]
+  for value, (field, fits, what) in zip(found, _MEASURED, strict=True):
+    if not fits(value):
+      raise ValueError(
+        f'{where}: {field}={shown(value)} must be {what}: it is damaged. Evaluate again with '
+        'another --out.'
+      )
   return found
 
 
@@ -143,12 +167,16 @@ def _write(folder, config, overrides, found, references) -> None:
   (folder / 'sweep.md').write_text(text + '\n', encoding='utf-8')
   print(text)
   workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
+  runs = [workdir for group in workdirs.values() for workdir in group]
   plots.frontier(found, folder / 'frontier.png', references, sweep.start(found))
-  plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
-  html_report.write_report(
-    [w for group in workdirs.values() for w in group], folder / 'report.html'
-  )
-  print(f'wrote sweep.json, sweep.md, frontier.png, curves.png and report.html to {folder}')
+  curves = ''
+  if any(records.load_run(workdir).metrics for workdir in runs):
+    plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
+    curves = ', curves.png'
+  else:
+    print('no run has trained a step: no curves.png')
+  html_report.write_report(runs, folder / 'report.html')
+  print(f'wrote sweep.json, sweep.md, frontier.png{curves} and report.html to {folder}')
 
 
 def _note(text: str) -> None:

@@ -83,6 +83,10 @@ def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
     ValueError: a word-level tokenizer does not know a word; names it.
   """
   for text in (question.text, *question.notes):
+    if unknown := tokenizer.unknown_words(text, special=False):
+      raise ValueError(
+        f'unknown word {unknown[0]!r}: this team knows only the words of its task. Ask in those.'
+      )
     tokenizer.encode(text, special=False)
   if any(role.shows_left for role in team.roles):
     most = str(team.told_left(question.terms, 0, 0))
@@ -117,7 +121,7 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
       continue
     try:
       found.append(_of_fields(team, number, json.loads(line), terms))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
       raise ValueError(f'{file}, line {number}: {error}') from error
   if not found:
     raise ValueError(f'{file} holds no question.')

@@ -119,7 +119,7 @@ def make_app(served: ServedTeam) -> Starlette:
 async def _body(http: Request) -> Any:
   try:
     return await http.json()
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
     raise RequestError(f'the body is not JSON: {error}.') from None
 
 

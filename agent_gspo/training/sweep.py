@@ -71,7 +71,13 @@ class Point:
 
 
 def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
-  """All combinations of the values of some fields, the last field changing fastest."""
+  """All combinations of the values of some fields, the last field changing fastest.
+
+  Raises:
+    ValueError: a field is varied twice.
+  """
+  if field := twice([field for field, _ in varied]):
+    raise ValueError(f'{field} is varied twice; give all its values at once.')
   names = [field.rpartition('.')[2] for field, _ in varied]
   return [
     Setting(
@@ -80,6 +86,11 @@ def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
     )
     for values in itertools.product(*(values for _, values in varied))
   ]
+
+
+def twice(fields: Sequence[str]) -> str:
+  """The first field that stands there again, '' if none does."""
+  return next((field for i, field in enumerate(fields) if field in fields[:i]), '')
 
 
 def points(folder: pathlib.Path, settings: Sequence[Setting], seeds: Sequence[int]) -> list[Point]:

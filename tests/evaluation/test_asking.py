@@ -11,6 +11,7 @@ import scripted_teams
 from rich.console import Console
 
 from agent_gspo.evaluation import asking
+from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.reporting.conversation import ConversationDisplay
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
@@ -132,6 +133,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
   ('line', 'message'),
   [
     ('{', 'line 2: Expecting'),
+    pytest.param('[' * 100_000, 'line 2: maximum recursion depth', id='deep'),
     ('[]', r'line 2: \[\] is not of the form {"question'),
     ('{"question": 3}', 'line 2: .* is not of the form'),
     ('{"question": "Q?", "notes": "a"}', 'line 2: .* is not of the form'),
@@ -146,6 +148,15 @@ def test_lines_that_are_no_questions(tmp_path, line, message):
   file.write_text('{"question": "One?"}\n' + line, encoding='utf-8')
   with pytest.raises(ValueError, match=message):
     asking.read(scripted_teams.team('star'), file)
+
+
+def test_a_word_that_the_team_does_not_know_is_told_to_who_asks():
+  team, words = scripted_teams.team('star'), word_level(['how', 'many'])
+  asking.check_words(team, words, asking.asked(team, 0, 'how many', ['many']))
+  for text, note in (('how zebra', ''), ('how many', 'zebra many')):
+    question = asking.asked(team, 0, text, [note])
+    with pytest.raises(ValueError, match="'zebra': this team knows only the words of its task"):
+      asking.check_words(team, words, question)
 
 
 def test_a_file_without_questions(tmp_path):

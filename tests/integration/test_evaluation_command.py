@@ -135,9 +135,45 @@ def test_results_of_nobody_are_refused(tmp_path):
     evaluation_folder.Folder(tmp_path, FINGERPRINT)
 
 
+@pytest.mark.parametrize('name', ['evaluation.json', 'learnt.json'])
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'{"a": ', 'not valid JSON'),
+    (b'{"a": "\xff"}', 'not valid JSON'),
+    (b'[1]', r'must hold a JSON object, not \[1\]'),
+  ],
+)
+def test_damaged_files_of_a_folder_are_named(tmp_path, name, content, message):
+  evaluation_folder.Folder(tmp_path, FINGERPRINT)
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=rf'{name}: {message}.*take another --out\.'):
+    evaluation_folder.Folder(tmp_path, FINGERPRINT)
+
+
+def test_answers_that_are_not_whole_are_asked_again(tmp_path):
+  folder, _ = evaluated()
+  shutil.copy(folder / 'evaluation.json', tmp_path)
+  fingerprint = json.loads((folder / 'evaluation.json').read_text())
+  first = next(json_lines.iterate(folder / 'results.jsonl'))
+  broken: list = [{k: v for k, v in first.items() if k != field}
+                  for field in ('variant', 'question_id', 'task_score', 'messages')]  # fmt: skip
+  said = first['messages'][0]
+  broken += [{**first, 'messages': [{k: v for k, v in said.items() if k != field}]}
+             for field in ('agent', 'layer', 'readers', 'text_read', 'relevant')]  # fmt: skip
+  broken.append([])
+  for record in broken:
+    lines = ''.join(json.dumps(r) + '\n' for r in (record, {**first, 'question_id': 'other'}))
+    (tmp_path / 'results.jsonl').write_text(lines)
+    with pytest.warns(UserWarning, match=r'results\.jsonl, line 1 is no whole answer: asked again'):
+      answers = evaluation_folder.Folder(tmp_path, fingerprint)
+    assert answers.get(first['variant'], first['question_id']) is None
+    assert answers.get(first['variant'], 'other') == {**first, 'question_id': 'other'}
+
+
 def test_a_folder_keeps_records_whole(tmp_path):
   folder = evaluation_folder.Folder(tmp_path / 'new', FINGERPRINT)
-  record = {'variant': 'v', 'question_id': 'a', 'score': 0.1}
+  record = {'variant': 'v', 'question_id': 'a', 'task_score': 0.1, 'messages': []}
   folder.add([record, {**record, 'question_id': 'b'}])
   folder.learn('mask', (1, 2))
   with (tmp_path / 'new' / 'results.jsonl').open('a') as file:

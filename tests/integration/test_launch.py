@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -46,6 +47,12 @@ _BAD_CONFIGS = {
   'field': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
 }
+
+
+@functools.cache
+def _taken() -> socket.socket:
+  """Listens as long as this process lives."""
+  return socket.create_server(('127.0.0.1', 0))
 
 
 def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
@@ -101,6 +108,10 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       "No such file or directory: 'nowhere",
     ),
     'no workdir': (['train', MICRO], '--workdir is missing; name a folder for the run'),
+    'config that takes nothing': (
+      ['train', f'{MICRO}:foo', new],
+      f"{MICRO}:foo: this config takes nothing behind a colon; leave out ':foo'.",
+    ),
     'unknown flag': (train('--stepz=3'), "Unknown command line flag 'stepz'"),
     'stray argument': (train('steps=3'), "unexpected argument 'steps=3'; options are written"),
     'config raises': (bad('raises'), 'ValueError: no such trick'),
@@ -188,7 +199,11 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'ask in words that nobody knows': (
       ['ask', MICRO, '--question=supercalifragilistic'],
-      "unknown word 'supercalifragilistic'",
+      "unknown word 'supercalifragilistic': this team knows only the words of its task.",
+    ),
+    'serve at a port in use': (
+      ['serve', MICRO, f'--port={_taken().getsockname()[1]}'],
+      f'--host=127.0.0.1 --port={_taken().getsockname()[1]}: Address already in use',
     ),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }

@@ -189,8 +189,9 @@ def test_what_asks_for_nothing_special_is_taken():
   assert read({'messages': USER, **fields}, 'team').question == 'How many?'
 
 
-def test_a_body_that_is_no_json(address):
-  request = urllib.request.Request(f'{address}/v1/chat/completions', data=b'{', method='POST')
+@pytest.mark.parametrize('body', [b'{', b'\xff', b'[' * 100_000], ids=['half', 'bytes', 'deep'])
+def test_a_body_that_is_no_json(address, body):
+  request = urllib.request.Request(f'{address}/v1/chat/completions', data=body, method='POST')
   with pytest.raises(urllib.error.HTTPError) as caught:
     urllib.request.urlopen(request)
   told = json.loads(caught.value.read())['error']

@@ -68,6 +68,48 @@ NO_CONCLUSIONS = [
 ]
 
 
+QUOTED = [
+  ("The correct answer is 'B'.", 'B'),
+  ('The answer is ‘B’.', 'B'),
+  ("So the answer is 'C' because it fits.", 'C'),
+  ("The answer is 'B.'", 'B'),
+  ("The answer is '(b)'", 'B'),
+  ("'D'", 'D'),
+  ("It's 'B'", 'B'),
+  ("The answer is 'A' or 'B'.", None),
+  # Apostrophes.
+  ("The answer is D, as it's larger than A's sum", 'D'),
+  ("The answer is A'B'", None),
+  ("The answer is B's sum", None),
+  ("It isn't 'B'.", None),
+]
+WRONG_ANSWERS = [
+  ('The incorrect answer is A', None),
+  ('Incorrect answer: A', None),
+  ('Wrong answer: (A)', None),
+  ('The wrong answer is D.', None),
+  ('A false answer would be C.', None),
+  ('The answer is B. A common incorrect answer is C.', 'B'),
+  ('The answer is B. The wrong answer to this is C.', 'B'),
+  ('The wrong answer is D, so B', 'B'),
+  ('The incorrect answer is A, B is correct.', 'B'),
+  # Another sentence, and a question for the option that is wrong.
+  ('A is wrong. Answer: B', 'B'),
+  ('A is wrong\nAnswer: B', 'B'),
+  ('The incorrect option is C', 'C'),
+]
+
+
+@pytest.mark.parametrize(('text', 'letter'), QUOTED)
+def test_a_letter_in_quotes(text, letter):
+  assert extract_choice(text) == letter
+
+
+@pytest.mark.parametrize(('text', 'letter'), WRONG_ANSWERS)
+def test_a_wrong_answer_is_none(text, letter):
+  assert extract_choice(text) == letter
+
+
 @pytest.mark.parametrize(('text', 'letter'), CONCLUSIONS + NO_CONCLUSIONS)
 def test_conclusion(text, letter):
   assert extract_choice(text) == letter

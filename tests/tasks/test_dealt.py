@@ -319,7 +319,7 @@ def test_official_problems(official, name):
     (
       question,
       task.demonstration(
-        question, 3, [], random.Random(0), terse_probability=0, silence_probability=0
+        question, 3, question.notes, random.Random(0), terse_probability=0, silence_probability=0
       ),
     )
     for question in task.questions('train')

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_gspo.tasks.grading import graders, legacy_graders, math_process
 from agent_gspo.tasks.grading.choice_grader import extract_choice, grade_choice
-from agent_gspo.tasks.grading.math_grader import canonical_maths, grade_maths
+from agent_gspo.tasks.grading.math_grader import canonical_maths, grade_maths, same_expression
 
 GRADERS = {
   'number': graders.NUMBER,
@@ -60,8 +60,46 @@ def test_votes_compare_answers_in_one_spelling():
   assert {canonical_maths(text) for text in same} == {'1/2'}
   assert canonical_maths(r'\boxed{\frac{\sqrt2}{2}}') == canonical_maths(r'$\frac{\sqrt{2}}{2}$')
   assert canonical_maths('The answer is Evelyn.') == canonical_maths(r'\boxed{\text{Evelyn}}')
+  assert canonical_maths(r'\boxed{52_9}') == canonical_maths(r'\boxed{52_{9}}') == '52_9'
+  assert canonical_maths(r'\boxed{52_8}') == '52_8'
   assert canonical_maths('') is None
   assert extract_choice('(b)') == extract_choice('The answer is B, as A is wrong.') == 'B'
+
+
+@pytest.mark.parametrize(
+  ('answer', 'gold', 'same'),
+  [
+    ('52_9', '52_8', False),
+    ('52_9', '52_{9}', True),
+    ('(52)_9', '52_{(9)}', True),
+    ('052_9', '52_9', True),
+    ('-52_9', '52_9', False),
+    ('2516_7', '2516_8', False),
+    ('2517_8', '2516_8', False),
+    ('4210_{6}', '4210_{5}', False),
+    ('A3_{16}', 'A3_{12}', False),
+    ('A3_{16}', 'A3_{16}', True),
+    ('52', '52_9', True),
+    ('52_9', '52', True),
+    ('53', '52_9', False),
+    ('June 20', r'\text{June 20}', True),
+    (r'\text{June 20}', r'\text{June 20}', True),
+    ('June 21', r'\text{June 20}', False),
+    ('June', r'\text{June 20}', False),
+    ('1 4/5', r'1\frac{4}{5}', True),
+    ('1 4/5', r'\frac{9}{5}', True),
+    ('-1 4/5', '-1.8', True),
+    ('1 4/5', r'\frac{14}{5}', False),
+    ('14/5', r'1\frac{4}{5}', False),
+  ],
+)
+def test_bases_dates_and_mixed_numbers(answer, gold, same):
+  assert same_expression(answer, gold) is same
+
+
+def test_a_wrong_expression_is_no_answer():
+  text = 'The answer is $5$. A common incorrect answer is $6$.'
+  assert (grade_maths(text, '5'), grade_maths(text, '6')) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,74 @@ def test_code_of_a_message(name):
   assert namespace['double']([1, 2]) == [2, 4]
 
 
+PYTHON = f'{FENCE}python\n'
+DOCUMENTED = (
+  f'def double(xs):\n  """Doubles.\n\n  {FENCE}\n  double([1])\n  {FENCE}\n  """\n'
+  '  return [2 * x for x in xs]\n'
+)
+WRONG = 'def double(xs):\n    return xs\n'
+TESTS = 'def test_double():\n    raise ValueError\n\ntest_double()\n'
+WANTED = {
+  'tests after it': f'{PYTHON}{ALONE}{FENCE}\nTests:\n{PYTHON}{TESTS}{FENCE}',
+  'tests before it': f'{PYTHON}{TESTS}{FENCE}\nIt:\n{PYTHON}{ALONE}{FENCE}',
+  'another function after it': f'{PYTHON}{ALONE}{FENCE}\n{PYTHON}def other(): pass\n{FENCE}',
+  'a longer name after it': f'{PYTHON}{ALONE}{FENCE}\n{PYTHON}def double_all(): pass\n{FENCE}',
+  'corrected': f'{PYTHON}{WRONG}{FENCE}\nNo:\n{PYTHON}{ALONE}{FENCE}\n{PYTHON}{TESTS}{FENCE}',
+  'helper in its own block': (
+    f'{PYTHON}def twice(x):\n    return 2 * x\n{FENCE}\n'
+    f'{PYTHON}def double(xs):\n    return [twice(x) for x in xs]\n{FENCE}\n{PYTHON}{TESTS}{FENCE}'
+  ),
+  'helper of a helper, the newest': (
+    f'{PYTHON}from operator import (\n    add,  # a sum\n)\n{FENCE}\n{PYTHON}def twice(x): 1 / 0\n'
+    f'{FENCE}\n{PYTHON}# For double.\ndef twice(x):\n    return add(x, x)\n{FENCE}\n'
+    f'{PYTHON}def double(xs):\n    return [twice(x) for x in xs]\n{FENCE}'
+  ),
+  'star import in its own block': (
+    f'{PYTHON}from operator import *\n{FENCE}\n'
+    f'{PYTHON}def double(xs):\n    return [add(x, x) for x in xs]\n{FENCE}'
+  ),
+  'use before it': (
+    f'{PYTHON}from typing import List\nfor x in double([1]):\n    print(x)\n{FENCE}\n'
+    f'{PYTHON}def double(xs: List[int]) -> List[int]:\n    return [2 * x for x in xs]\n{FENCE}'
+  ),
+  'install before it': f'{FENCE}\nimport from pip\n{FENCE}\n{PYTHON}{ALONE}{FENCE}',
+  'fence in a docstring': f'{PYTHON}{DOCUMENTED}{FENCE}\nDone.\n{PYTHON}{TESTS}{FENCE}',
+  'fence in a docstring, in a list': (
+    f'1. Code:\n{textwrap.indent(PYTHON + DOCUMENTED + FENCE, "   ")}\n2. Done.'
+  ),
+  'fence in a docstring, behind a list marker': (
+    '- ' + textwrap.indent(f'{PYTHON}{DOCUMENTED}{FENCE}\nDone.', '  ').lstrip()
+  ),
+  'fence in a docstring, never closed': PYTHON + DOCUMENTED.replace('  ', '    '),
+  'fence that closes deeper': f'{PYTHON}{ALONE} {FENCE}\nDone.\n',
+}
+
+
+@pytest.mark.parametrize('name', WANTED)
+def test_code_of_a_message_with_a_wanted_function(name):
+  code = extract_code(WANTED[name], ('double',))
+  namespace = {'__name__': 'candidate'}
+  exec(compile(complete_program(PROMPT, code, 'double'), name, 'exec'), namespace)
+  assert namespace['double']([1, 2]) == [2, 4]
+
+
+def test_a_coroutine_may_be_wanted():
+  message = f'{PYTHON}async def double(xs): return xs\n{FENCE}\n{PYTHON}{TESTS}{FENCE}'
+  assert extract_code(message, ('double',)) == 'async def double(xs): return xs'
+
+
+def test_without_the_wanted_function_the_last_one_counts():
+  message = f'{PYTHON}{WRONG}{FENCE}\n{PYTHON}{TESTS}{FENCE}'
+  assert extract_code(message) == extract_code(message, ('other',)) == TESTS.strip('\n')
+
+
+@pytest.mark.parametrize('line', [' ' * 100_000, '1' * 100_000, f'a {FENCE}\n {FENCE}\n' * 500])
+def test_code_of_a_hostile_message_is_quick(line):
+  begun = time.monotonic()
+  extract_code(line, ('double',))
+  assert time.monotonic() - begun < 10
+
+
 @pytest.mark.parametrize('message', ['', ' \n', 'I do not know.', 'double', f'{FENCE}\n{FENCE}'])
 def test_messages_without_code(message):
   assert extract_code(message) is None
@@ -131,6 +199,23 @@ def test_votes(task):
   answer = task.canonical(MESSAGES['fenced'])
   assert answer == task.canonical(MESSAGES['restated'])
   assert task.canonical('no code') is None
+
+
+@needs_data
+def test_votes_see_the_solution_and_not_its_tests(task):
+  right, wrong = ('def add(x, y): return x + y', 'def add(x, y): return x - y')
+  behind = f'\n{FENCE}\nTests:\n{PYTHON}def test_add():\n    assert add(1, 1) == 2\n{FENCE}'
+  assert task.canonical(f'{PYTHON}{right}{behind}') == right
+  assert task.canonical(f'{PYTHON}{wrong}{behind}') == wrong
+
+
+@needs_data
+def test_official_solutions_with_tests_behind_them_pass(task):
+  """Among them those whose prompts have helpers."""
+  found = [task.questions('test')[i] for i in (0, 10, 32, 38, 50)]
+  behind = f'{FENCE}\nTests:\n{PYTHON}def test_it():\n    raise ValueError\n\ntest_it()\n{FENCE}'
+  answers = [f'{PYTHON}{q.text}{q.answer}{behind}' for q in found]
+  assert task.score_all(found, answers) == [1.0] * len(found)
 
 
 @needs_data

@@ -286,6 +286,49 @@ def test_conclusion_of_a_list(text, value):
   assert extract_number(text) == Fraction(value)
 
 
+CHAINS = [
+  ('The answer is 2^3 = 8', 8),
+  ('The answer is 2^{10} = 1024 bytes in 8 bits', 1024),
+  ('The answer is 4² = 16', 16),
+  ('The answer is (1/2)^2 = 1/4', '1/4'),
+  ('The answer is 5 m^2 + 3 m^2 = 8 m^2 in 2 rooms', 8),
+  ('The answer is 40% of 50 = 20', 20),
+  (r'The answer is 40\% of \$50 = \$20.', 20),
+  ('The answer is 1/2 of 50 = 25 in 2 boxes', 25),
+  ('The answer is 3(4) = 12', 12),
+  ('The answer is (3)(4) = 12', 12),
+  ('The answer is 3(-4) = -12', -12),
+  ('The answer is 7 days/week * 4 weeks = 28 days', 28),
+  ('The answer is 60 km per hour * 3 hours = 180 km', 180),
+  (r'\boxed{2^3 = 8}', 8),
+  ('#### 40% of 50 = 20', 20),
+  # No chain.
+  ('The answer is 40 of the 60 pens', 40),
+  ('The answer is 40 of 60 pens, as 20 = 60 - 40', 40),
+  ('The answer is 5^2', 5),
+  ('The answer is 12 (8 + 4 = 12, and 3 = 7 - 4)', 12),
+  ('The answer is 42 km/h', 42),
+  ('The answer is 42 km/h for 3 hours', 42),
+  ('The answer is 5 where n = 8', 5),
+]
+WRONG_ANSWERS = [
+  ('The answer is 5. A common incorrect answer is 6.', 5),
+  ('Answer: 5\nWrong answer: 6', 5),
+  ('6 is wrong. The answer is 5 in 2 steps.', 5),
+  ('6 is wrong\nAnswer: 5 in 2 steps', 5),
+]
+
+
+@pytest.mark.parametrize(('text', 'value'), CHAINS)
+def test_chain_of_arithmetic(text, value):
+  assert extract_number(text) == Fraction(value)
+
+
+@pytest.mark.parametrize(('text', 'value'), WRONG_ANSWERS)
+def test_a_wrong_answer_is_none(text, value):
+  assert extract_number(text) == Fraction(value)
+
+
 @given(st.integers(1, 999), st.lists(st.integers(0, 999), min_size=1, max_size=3))
 def test_grouped_thousands_are_one_number(first, groups):
   digits = [str(first), *(f'{group:03}' for group in groups)]

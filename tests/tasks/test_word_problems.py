@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -231,6 +232,35 @@ def test_prepare_stores_order_and_text(tmp_path):
   assert len(reads) == 1
   other = prepare_questions('other', lambda: {'test': made['test']}, tmp_path)
   assert set(other) == {'test'}
+
+
+@pytest.mark.parametrize(
+  ('files', 'content'),
+  [
+    ('*.array_record*', b''),
+    ('dataset_info.json', b'{"name": '),
+    ('dataset_info.json', b'\xff'),
+    ('dataset_info.json', None),
+  ],
+)
+def test_damaged_stored_questions_name_the_folder_to_remove(tmp_path, files, content):
+  made = {'test': [Question(id='a', text='b', answer='1')]}
+  prepare_questions('toy', lambda: made, tmp_path)
+  (file,) = tmp_path.rglob(files)
+  file.write_bytes(content) if content is not None else file.unlink()
+  named = rf'the questions stored in {re.escape(str(tmp_path))}/toy are damaged .* Remove that'
+  with pytest.raises(ValueError, match=named):
+    list(prepare_questions('toy', lambda: made, tmp_path)['test'])
+  shutil.rmtree(tmp_path / 'toy')
+  assert list(prepare_questions('toy', lambda: made, tmp_path)['test']) == made['test']
+
+
+def test_what_reading_raises_comes_through_when_questions_are_stored(tmp_path):
+  def read():
+    raise KeyError('a field')
+
+  with pytest.raises(KeyError, match='a field'):
+    prepare_questions('toy', read, tmp_path)
 
 
 def test_reading_stored_questions_needs_no_tensorflow(tmp_path):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from agent_gspo.commands import sweep as sweep_command
 from agent_gspo.training import sweep
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -108,6 +109,10 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' stands there twice"),
     (['--lambdas=0,x'], "--lambdas=0,x: 'x' is none of the numbers"),
     (['--lambdas=0,0.0'], "--lambdas=0,0.0: '0.0' stands there twice"),
+    (['--lambdas=0,nan'], "--lambdas=0,nan: 'nan' must be a finite number"),
+    (['--lambdas=-inf'], "--lambdas=-inf: '-inf' must be a finite number"),
+    (['--lambdas=0', '--vary=budget.lambda_tok=1'], 'budget.lambda_tok is varied twice'),
+    (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
   ],
 )
 def test_bad_arguments(tmp_path, arguments, message):
@@ -149,6 +154,37 @@ def test_the_command_writes_its_figures(tmp_path, script):
   assert rows[-1] == '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] | - |'
   for name in ('frontier.png', 'curves.png', 'report.html'):
     assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_without_a_step_there_are_no_curves(tmp_path, script):
+  todo = _points(tmp_path, ('0',), (0,))
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  (todo[0].workdir / 'metrics.jsonl').unlink()  # as with steps=0
+  done = _command(f'--workdir={tmp_path}', '--lambdas=0', '--seeds=0')
+  assert (done.returncode, done.stderr) == (0, '')
+  assert done.stdout.endswith(
+    'no run has trained a step: no curves.png\n'
+    f'wrote sweep.json, sweep.md, frontier.png and report.html to {tmp_path}\n'
+  )
+  assert (tmp_path / 'report.html').stat().st_size > 1000
+  assert not (tmp_path / 'curves.png').exists()
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'told'),
+  [
+    ('label', 3, 'label=3 must be text'),
+    ('task/accuracy', None, 'task/accuracy=None must be a number'),
+    ('tokens/written_per_question', 'x', "written_per_question='x' must be a number"),
+  ],
+)
+def test_a_damaged_reference_is_named(tmp_path, field, value, told):
+  team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
+  evaluations = [team, {**team, field: value}]
+  found = {'evaluations': evaluations, 'evaluation': {'task': 'relay'}, 'question_ids': []}
+  (tmp_path / 'result.json').write_text(json.dumps(found))
+  with pytest.raises(ValueError, match=rf'result\.json: evaluations\[1\]: .*{told}: it is damaged'):
+    sweep_command._references([str(tmp_path)])
 
 
 def test_settings_that_begin_elsewhere_have_no_row_for_the_start(tmp_path, script):

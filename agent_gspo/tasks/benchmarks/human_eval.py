@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agent_gspo import sandbox, values
 from agent_gspo.tasks import base
@@ -29,7 +29,11 @@ _PACKED = _source(  # The repository has the file in this form only.
   sha256='b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef',
 )
 
-_FENCE = re.compile(r'^[^\n`~]*(```+|~~~+)[^\n`]*\n(.*?)(?:^ *\1|\Z)', re.DOTALL | re.MULTILINE)
+# The indentation of a fence in a list is that of the text of its item.
+_FENCE = re.compile(r'(?P<indent>\s*+(?:(?:[-*+]|\d++[.)])\s++)?+)[^`~]*+(?P<marks>```+|~~~+)[^`]*')
+_FUNCTION = re.compile(r'^(?:async )?def (\w+)', re.MULTILINE)
+_CLASS = re.compile(r'^class (\w+)', re.MULTILINE)
+_IMPORTS = re.compile(r'^(?:from [\w.]+ )?import (\([^)]*\)|[^#\n]*)', re.MULTILINE)
 _NAME = r'[A-Za-z_][\w.]*(?: as \w+)?'
 _STATEMENT = re.compile(
   rf'(?:from [\w.]+ import .+|import {_NAME}(?:, ?{_NAME})*'
@@ -100,6 +104,7 @@ class HumanEval(base.Task):
     sandbox.mechanisms()
     records = sources.parse_lines(_official_text(data_dir, cache_dir, base_url))
     self._records = {record['task_id']: record for record in records}
+    self._entry_points = frozenset(record['entry_point'] for record in records)
     self._questions = tuple(
       Question(id=record['task_id'], text=record['prompt'], answer=record['canonical_solution'])
       for record in records
@@ -112,8 +117,15 @@ class HumanEval(base.Task):
     return f'HumanEval has tests only; use split=test, and another task for {split}'
 
   def canonical(self, answer_text: str) -> str | None:
-    """The code in the answer, without blank lines; equal programs may differ in it."""
-    code = legacy_graders.program(answer_text) if self._legacy else extract_code(answer_text)
+    """The code in the answer, without blank lines; equal programs may differ in it.
+
+    A vote does not know its question, so the function that any question asks for is looked for.
+    """
+    code = (
+      legacy_graders.program(answer_text)
+      if self._legacy
+      else extract_code(answer_text, self._entry_points)
+    )
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
@@ -136,7 +148,7 @@ class HumanEval(base.Task):
     """What is run for an answer, None if there is no code in it."""
     if self._legacy:
       return legacy_graders.program(answer_text)
-    code = extract_code(answer_text)
+    code = extract_code(answer_text, (name,))
     return None if code is None else complete_program(prompt, code, name)
 
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
@@ -148,20 +160,27 @@ class HumanEval(base.Task):
       return [future.result() for future in graded]
 
 
-def extract_code(message: str) -> str | None:
+def extract_code(message: str, names: Collection[str] = ()) -> str | None:
   """The code in a model's message, None if there is none.
 
-  Fenced blocks come first: the last one that defines a function, else the first one. A
-  block that is not closed goes to the end of the message. Without fences: from the
-  first line that begins a definition or an import to the first later line at the
-  margin that is prose. A message that begins with an indented line is the continuation
-  of the prompt, up to its first line at the margin.
+  Fenced blocks come first: the last one that defines a wanted function, below the helpers of
+  earlier blocks that it needs. What follows it, such as tests, is left out. If none does: the last
+  one that defines any function, else the first one. A block that is not closed goes to the end
+  of the message. Without fences: from the first line that begins a definition or an import to
+  the first later line at the margin that is prose. A message that begins with an indented line
+  is the continuation of the prompt, up to its first line at the margin.
+
+  Args:
+    message: what the model wrote.
+    names: the wanted function; several where it is not known which of them is.
   """
-  blocks = [textwrap.dedent(block) for _, block in _FENCE.findall(message)]
-  blocks = [block for block in blocks if block.strip()]
+  blocks = _fenced(message)
+  for i in reversed(range(len(blocks))):
+    wanted = _functions(blocks[i]).intersection(names)
+    if wanted:
+      return '\n'.join([*_helpers(blocks[:i], blocks[i], wanted), blocks[i]])
   if blocks:
-    defining = [block for block in blocks if re.search(r'^(?:async )?def ', block, re.MULTILINE)]
-    return (defining[-1:] or blocks[:1])[0].strip('\n')
+    return ([block for block in blocks if _functions(block)][-1:] or blocks[:1])[0]
   lines = re.sub(r'\A(?:\s*\n)+', '', message).split('\n')  # Without blank lines at first.
   if lines[0][:1].isspace() and lines[0].strip():
     return _upto(lines, re.compile(r'\s|$'))
@@ -183,6 +202,63 @@ def complete_program(prompt: str, code: str, name: str) -> str:
   first = next((line for line in code.split('\n') if line.strip()), '')
   body = code if first[:1].isspace() else textwrap.indent(code, '    ')
   return f'{prompt}{body}\n'
+
+
+def _fenced(message: str) -> list[str]:
+  """The fenced blocks of a message that are not blank, without their common indentation.
+
+  A fence closes no deeper than it opened, since one deeper stands in a docstring; if there is none
+  such, up to three spaces deeper, as in Markdown.
+  """
+  lines = message.split('\n')
+  blocks, start = [], 0
+  while start < len(lines):
+    opening = _FENCE.fullmatch(lines[start])
+    start += 1
+    if opening is None:
+      continue
+    depths = {}  # of the lines that may close it
+    for i in range(start, len(lines)):
+      bare = lines[i].lstrip()
+      if bare.startswith(opening['marks']):
+        depths[i] = len(lines[i]) - len(bare) - len(opening['indent'])
+        if depths[i] <= 0:
+          break
+    closing = [i for most in (0, 3) for i, depth in depths.items() if depth <= most]
+    end = closing[0] if closing else len(lines)
+    blocks.append(textwrap.dedent('\n'.join(lines[start:end])).strip('\n'))
+    start = end + 1
+  return [block for block in blocks if block.strip()]
+
+
+def _helpers(earlier: Sequence[str], block: str, wanted: Collection[str]) -> list[str]:
+  """The blocks among `earlier`, in order, with a definition or import that `block` lacks.
+
+  One with a wanted function is an older version, or an example of its use, which fails above it.
+  """
+  call = re.compile(rf'\b(?:{"|".join(map(re.escape, wanted))})\s*\(')
+  used, bound = _words(block) | {'*'}, _bound(block)
+  found: list[str] = []
+  for other in reversed(earlier):  # The newest version of a helper counts.
+    if _bound(other) & (used - bound) and not call.search(other):
+      used, bound = used | _words(other), bound | _bound(other)
+      found.insert(0, other)
+  return found
+
+
+def _functions(code: str) -> set[str]:
+  """The functions that are defined at the margin."""
+  return set(_FUNCTION.findall(code))
+
+
+def _bound(code: str) -> set[str]:
+  """The functions, classes and imports at the margin."""
+  imported = (_words(names) for names in _IMPORTS.findall(code))
+  return _functions(code).union(_CLASS.findall(code), *imported) - {'as'}
+
+
+def _words(code: str) -> set[str]:
+  return set(re.findall(r'\w+|\*', code))
 
 
 def _upto(lines: Sequence[str], kept: re.Pattern[str]) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow_datasets as tfds
 
@@ -73,9 +73,11 @@ def prepare_questions(
 
   Raises:
     OSError: the folder cannot be written; what `read` raises comes through as well.
+    ValueError: what is stored is damaged, which may show when a question is read only.
   """
   folder = pathlib.Path(cache_dir) / task
-  builder = QuestionsBuilder(read=read, data_dir=folder)
+  with _naming(folder):
+    builder = QuestionsBuilder(read=read, data_dir=folder)
   if not builder.data_path.exists():  # It appears by a rename, once it is complete.
     # The library prints and draws bars; errors still arrive as exceptions.
     quiet = io.StringIO()
@@ -87,13 +89,35 @@ def prepare_questions(
       builder = QuestionsBuilder(read=read, data_dir=folder)
       if not builder.data_path.exists():
         raise
-  return {split: _stored(source) for split, source in builder.as_data_source().items()}
+  with _naming(folder):
+    sources = builder.as_data_source()
+    if not sources:
+      raise ValueError('no splits in dataset_info.json')
+    return {split: _stored(source, folder) for split, source in sources.items()}
 
 
-def _stored(source: Sequence[Mapping[str, bytes]]) -> Sequence[Question]:
+@contextlib.contextmanager
+def _naming(folder: pathlib.Path) -> Iterator[None]:
+  """Turns an error within the block, of whatever library, into one that names the folder.
+
+  It is not removed here: other processes may be reading it.
+  """
+  try:
+    yield
+  except OSError:
+    raise
+  except Exception as error:
+    raise ValueError(
+      f'the questions stored in {folder} are damaged ({error}). Remove that folder; they are '
+      'stored again.'
+    ) from error
+
+
+def _stored(source: Sequence[Mapping[str, bytes]], folder: pathlib.Path) -> Sequence[Question]:
   def make(index: int) -> Question:
-    record = source[index]
-    identifier, text, answer, derivation = (record[field].decode() for field in _FIELDS)
+    with _naming(folder):
+      record = source[index]
+      identifier, text, answer, derivation = (record[field].decode() for field in _FIELDS)
     return Question(id=identifier, text=text, answer=answer, derivation=derivation)
 
   return LazyQuestions(len(source), make)

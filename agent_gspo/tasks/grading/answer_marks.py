@@ -2,7 +2,8 @@ r"""Passages of a text that its author marked as the answer.
 
 Best first: what stands behind the last `####`, in the last `\boxed{}`, in the sentence
 behind the last "the answer is", "answer:" or "answer =". Graders of all answer types
-begin here, so that "The answer is 42. That took 3 steps." means 42 to each of them.
+begin here, so that "The answer is 42. That took 3 steps." means 42 to each of them. "The wrong
+answer is" marks nothing.
 
 A list is no answer, nor is a sum that is not worked out, but what is concluded from it is:
 "the answer is 10 apples and 4 pears, so 14" means 14. A single answer stays one, whatever
@@ -19,10 +20,12 @@ from collections.abc import Iterator, Sequence
 MAX_PASSAGE = 1_000
 _MAX_MARKERS = 10
 
+# "The wrong answer is 6" marks no answer; one on the line before "answer" says nothing of it.
+NOT_WRONG = r'(?<!\bwrong[ ])(?<!\bfalse[ ])(?<!\bincorrect[ ])'
 _ANSWER = re.compile(
-  r"""
-  \bans(?:wer)?
-  (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
+  rf"""
+  {NOT_WRONG}\bans(?:wer)?
+  (?:\s+(?:to|for)\b[^.\n:=]{{0,80}}?)?
   (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
   \s*
   (?:\b(?:is|are|was|equals|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])

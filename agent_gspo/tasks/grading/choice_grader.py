@@ -14,9 +14,9 @@ Which letter counts, first rule that finds one:
 
 What names two options is no answer: "A or B", "B, C", "(A) (C)", unless it concludes with
 one: "A, B and C are all true, so D". Nor is an option that the task does not have. "A" with
-a word behind it is an article, "not B" names nothing, and lower case counts only where
-nothing else can be meant: "(b)", "answer: b", "the answer is b.", but not "the answer is a
-triangle".
+a word behind it is an article, "not B" and "the wrong answer is B" name nothing, and lower
+case counts only where nothing else can be meant: "(b)", "answer: b", "the answer is b.", but
+not "the answer is a triangle".
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from agent_gspo.tasks.grading import answer_marks
 _MAX_TEXT = 20_000
 _MAX_LETTER = 'H'  # "the answer is F" names an option, "the answer is X" a variable
 _LOOKS = re.compile(r'\*+|__|`|\\(?:text|textbf|mathrm|mathbf|rm|bf)\b|[${}"“”]')
+_QUOTED = re.compile(r"(?<!\w)['‘’](\(?[A-Za-z][).,]{0,2})['’](?!\w)")  # not "it's"
 _HASHES = re.compile(r'####([^\n]{1,100})')
 _MARK = re.compile(
-  r"""
-  (?: \bans(?:wer)?
-      (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
+  rf"""
+  (?: {answer_marks.NOT_WRONG}\bans(?:wer)?
+      (?:\s+(?:to|for)\b[^.\n:=]{{0,80}}?)?
       (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
     | \b(?:correct|right|best|final|my)\s+(?:option|choice|letter|pick)
   )
@@ -78,7 +79,11 @@ _LISTED = re.compile(r'(?:^|\n)\s*([A-H])[.:]\s|\(([A-Ha-h])\)|(?<!\w)([A-H])\)'
 _NAMED = re.compile(
   r"(?<![\w'’^+*/=-])(?P<round>\()?(?P<letter>[A-H])(?(round)\s*\)|(?![\w'’^+*/=-]))"
 )
-_NEGATED = re.compile(r"(?:\b(?:not|cannot|neither|nor|except)|n['’]t)(?:\s+be)?\s+[(]?$", re.I)
+_NEGATED = re.compile(
+  r"(?:(?:\b(?:not|cannot|neither|nor|except)|n['’]t)(?:\s+be)?\s+"
+  r'|\b(?:incorrect|wrong|false)\s+answer(?:\s+(?:is|was|would\s+be)\b|\s*[:=])[\s:]*)[(]?$',
+  re.IGNORECASE,
+)
 
 
 class _NoAnswer(Exception):
@@ -123,7 +128,7 @@ def _candidates(text: str) -> Iterator[str | None]:
   for sentence in answer_marks.answer_sentences(text, _MARK, _SENTENCE_END):
     yield _stated(sentence)
   for match in answer_marks.last(_CHOSEN, text):
-    if not _NEGATED.search(text[max(0, match.start() - 20) : match.start()]):
+    if not _NEGATED.search(text[max(0, match.start() - 40) : match.start()]):
       yield match['said'] or match['concluded']
   lines = text.strip().split('\n')
   for line in (lines[-1], lines[0]):
@@ -137,7 +142,7 @@ def _candidates(text: str) -> Iterator[str | None]:
 
 
 def _plain(text: str) -> str:
-  return _LOOKS.sub('', text)
+  return _QUOTED.sub(r'\1', _LOOKS.sub('', text))
 
 
 def _group(match: re.Match[str]) -> str:
@@ -169,7 +174,7 @@ def _only(passage: str) -> str | None:
   """
   names = set()
   for match in _NAMED.finditer(passage):
-    before, behind = passage[max(0, match.start() - 20) : match.start()], passage[match.end() :]
+    before, behind = passage[max(0, match.start() - 40) : match.start()], passage[match.end() :]
     article = match['letter'] == 'A' and not match['round'] and not _LETTER_ENDS.match(behind)
     if not article and not _NEGATED.search(before):
       names.add(match['letter'])

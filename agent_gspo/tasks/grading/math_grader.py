@@ -12,7 +12,8 @@ degree, percent and dollar signs, "x =" in front); if both are numbers, by
 runs in another process, since sympy may take for ever on what a model writes.
 
 As in MATH itself, units are not checked and 50 % is 50. Intervals, tuples and sets keep
-their brackets and, sets aside, their order.
+their brackets and, sets aside, their order. The base of a number counts if both have one:
+52_8 is not 52_9, but 52 will do. "1 4/5" is a mixed number.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ _LOOKS = tuple(
     (r'\\frac\s*([0-9])\s*(?=\{)', r'\\frac{\1}'),
     (r'\\sqrt\s*([0-9a-z])', r'\\sqrt{\1}'),
     (r'^\s*\\?[A-Za-z](?:\([a-z]\))?\s*=(?!=)', ''),
+    (r'(?<![\w./^])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![\w/])', r'\1\\frac{\2}{\3}'),
     (r'[.,;:]\s*$', ''),
     (r'\s+', ''),
   )
@@ -62,7 +64,9 @@ _THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _NUMBER = re.compile(
   r'-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[0-9]+/[0-9]+|\\frac\{-?[0-9]+\}\{[0-9]+\})'
 )
-_WORDS = re.compile(r'\(?(?:\\text\{)?\(?([A-Za-z][A-Za-z,]*)\)?\}?\)?')
+_BASED = re.compile(r'(-?)\(?0*([0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?\(?([0-9]{1,2})\)?\}?')
+# The last kind is a name and a number, such as June 20.
+_WORDS = re.compile(r'\(?(?:\\text\{)?\(?([A-Za-z][A-Za-z,]*|[A-Z][a-z]{2,}[0-9]{1,4})\)?\}?\)?')
 _TUPLE = re.compile(r'[(\[].*,.*[)\]]')
 _SET = re.compile(r'\\\{.*\\\}')
 
@@ -113,6 +117,9 @@ def same_expression(answer: str, gold: str) -> bool:
     return False
   if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
     return numeric.grade_number(answer, gold) == 1.0
+  based = _BASED.fullmatch(answer), _BASED.fullmatch(gold)
+  if based[0] and based[1]:
+    return based[0].groups() == based[1].groups()
   words = _words(answer), _words(gold)
   if (words[1] and 'text' in gold) or (all(words) and 'text' in answer):
     return words[0] == words[1]
@@ -131,6 +138,9 @@ def canonical_maths(text: str) -> str | None:
     return numeric.canonical_number(answer) or answer
   if len(answer) > _MAX_EXPRESSION:
     return None
+  based = _BASED.fullmatch(answer)
+  if based:
+    return '{}{}_{}'.format(*based.groups())
   words = _words(answer)
   if len(words) > 1 or 'text' in answer:
     return words or answer

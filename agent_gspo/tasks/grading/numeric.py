@@ -8,10 +8,10 @@ Which number of a text counts, first rule that finds one:
    "answer =" (the last of these that has a number in its sentence);
 4. the last number of the text.
 
-Where rules 1-3 meet a chain of arithmetic ("5 + 3 = 8"), the last right-hand side
-counts; where they meet a list, what is concluded from it ("10 and 4, so 14"). Within a
-rule digits go before spelled-out numbers (zero to twenty), so "one" as a pronoun does no
-harm. No arithmetic is carried out.
+Where rules 1-3 meet a chain of arithmetic ("5 + 3 = 8", "2^3 = 8", "40% of 50 = 20"), the
+last right-hand side counts; where they meet a list, what is concluded from it ("10 and 4,
+so 14"). Within a rule digits go before spelled-out numbers (zero to twenty), so "one" as a
+pronoun does no harm. No arithmetic is carried out.
 
 What a number is: thousands commas, decimals, a sign that is not an operator ("10-3" is
 ten and three), "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency signs,
@@ -107,7 +107,17 @@ _WORD = re.compile(
   re.IGNORECASE,
 )
 _HASHES = re.compile(r'####[^A-Za-z0-9\n]{0,40}(?=[0-9])[^\n]{0,1000}')
-_GAP = re.compile(r'[\s)}\]%$€£]*[A-Za-z]{0,20}\s*(=|[-+*/×÷x])[\s({\[$€£-]*')
+# Between two numbers of a chain: a unit ("days", "km/h"), an exponent, and what joins them, which
+# is a bracket alone in "3(4)".
+_GAP = re.compile(
+  r"""
+  [\s)}\]%$€£]*+ (?:[A-Za-z]{1,20}(?:(?:/|[ ]per[ ])[A-Za-z]{1,20})?)?
+  (?:\^\{?[0-9]{1,3}\}?|[²³])? [\s)}\]%$€£]*+
+  (=|[-+*/×÷x]|\bof\b) [\s({\[$€£-]*
+  | \)?(\()[({\[$€£-]*
+  """,
+  re.VERBOSE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
