@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import chex
-import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators
@@ -73,21 +72,21 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
   """
 
   def estimate(terms: RewardTerms, counts: MessageCounts) -> chex.Array:
-    question, ones = jnp.asarray(counts.question), jnp.ones(len(counts.question))
+    question, ones = np.asarray(counts.question), np.ones(len(counts.question))
     inputs = estimators.AdvantageInputs(
-      task=jnp.asarray(terms.task),
-      costs=jnp.asarray(terms.costs),
+      task=np.asarray(terms.task),
+      costs=np.asarray(terms.costs),
       groups=question,
       question=question,
-      episode=jnp.asarray(counts.episode),
-      agent=jnp.asarray(counts.agent),
-      turn=jnp.asarray(counts.round),
-      lengths=jnp.asarray(counts.written + 1),
-      silent=jnp.asarray(counts.silent),
-      roles=jnp.asarray(counts.agent),
+      episode=np.asarray(counts.episode),
+      agent=np.asarray(counts.agent),
+      turn=np.asarray(counts.round),
+      lengths=np.asarray(counts.written + 1),
+      silent=np.asarray(counts.silent),
+      roles=np.asarray(counts.agent),
       observation=question,
       # Silent episodes of a question are one path, talkative ones differ.
-      path=jnp.where(jnp.asarray(counts.silent), question - len(ones), jnp.asarray(counts.episode)),
+      path=np.where(np.asarray(counts.silent), question - len(ones), np.asarray(counts.episode)),
       history=question[None],
       probability=ones / 2,
     )

@@ -6,7 +6,6 @@ import functools
 import zlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -36,5 +35,18 @@ def row_keys(root: jax.Array, rows: np.ndarray) -> jax.Array:
 
   The rollout's columns are (step, question number, sample, agent, turn).
   """
-  rows = np.asarray(rows)
-  return _fold_rows(root, jnp.asarray(rows, jnp.uint32), rows.shape[1])
+  rows = np.asarray(rows, np.uint32)
+  n = len(rows)
+  padded = np.pad(rows, ((0, _padding(n)), (0, 0)))  # another `N` compiles nothing
+  return take(_fold_rows(root, padded, rows.shape[1]), np.arange(n))
+
+
+def take(keys: jax.Array, rows: np.ndarray) -> jax.Array:
+  """Some of the keys `[N]`, by the host: a gather would be compiled for each two sizes."""
+  data = np.asarray(jax.random.key_data(keys))[rows]
+  return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
+
+
+def _padding(n: int) -> int:
+  """To the next power of two, at least 8."""
+  return max(8, 1 << (n - 1).bit_length()) - n

@@ -30,6 +30,7 @@ from agent_gspo.models.transformer import KVCache, Params, Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical, loop_weights
+from agent_gspo.sampling import keys as keys_lib
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 
 _NO_TOKEN = -1  # fills the stop-id array; no id equals it
@@ -268,7 +269,8 @@ class Sampler:
     some = np.maximum(owner, 0).reshape(-1)
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
     flat = lambda x: x.reshape(-1, *x.shape[2:]).astype(np.int32)
-    return self.placement.shard_rows((flat(source), flat(length), flat(limit), keys[some], adapter))
+    own_keys = keys_lib.take(keys, some)
+    return self.placement.shard_rows((flat(source), flat(length), flat(limit), own_keys, adapter))
 
   def _batches(self, first: int, last: int) -> list[tuple[int, int]]:
     """Rows `first` to `last` of each shard, cut into the batches that decode at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -175,6 +176,18 @@ def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
   chosen = {k: np.asarray(v)[..., where] for k, v in x.items()}
   chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
   return lib.AdvantageInputs(**chosen)
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+def test_another_number_of_messages_compiles_nothing(name):
+  """Steps differ in it; each program would take a second, and its memory stays."""
+  x = some_inputs(7, 'question_agent')
+  timed: list[str] = []
+  jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: timed.append(event))
+  lib.advantage(_select(x, np.arange(len(x.task) - 3)), name, costs='apart')
+  assert not timed
+  jax.jit(lambda y: y + 1)(np.zeros(4))
+  assert any('compile' in event for event in timed)  # so that there was something to hear
 
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from advantage_batches import members, some_inputs
@@ -94,18 +93,6 @@ def test_to_go_sums_what_is_not_yet_past(batch):
     values[(groups == groups[m]) & (when >= when[m])].astype(float).sum() for m in range(len(turn))
   ]
   np.testing.assert_allclose(lib.to_go(values, groups, when), expected, atol=1e-6)
-
-
-def test_statistics_can_be_jitted(batch):
-  values, groups, question, _, turn = batch
-
-  @jax.jit
-  def both(values, groups, question, turn):
-    return lib.centred(values, lib.joint_ids(question, turn)) + lib.deviation(values, groups)
-
-  found = both(values, groups, question, turn)
-  expected = both.__wrapped__(values, groups, question, turn)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_share_of_tied_groups():

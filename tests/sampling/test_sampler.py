@@ -268,7 +268,7 @@ def test_other_lengths_compile_nothing(at_once, sizes, everything):
   assert sampler.decode._cache_size() == len(sizes)
 
 
-def test_stops_temperature_and_limits_compile_nothing(caplog):
+def test_stops_temperature_limits_and_fewer_rows_compile_nothing(caplog):
   rows = list(range(80, 88))
   free = _sample(rows, stop_ids=())
   assert all(len(ids) == _NEW for ids in free.token_ids)
@@ -282,6 +282,7 @@ def test_stops_temperature_and_limits_compile_nothing(caplog):
     _sample(rows, temperature=0.33)
     _sample(rows, temperature=0.0)
     limited = _sample(rows, limits=limits)
+    fewer = _sample(rows[:5])  # padded to 8 as well
     last = _sample(rows)
   assert not [record.message for record in caplog.records if 'ompil' in record.message]
   assert _sampler().compilations() == before
@@ -296,6 +297,7 @@ def test_stops_temperature_and_limits_compile_nothing(caplog):
   assert len(stopped.token_ids[0]) <= 3
   assert stopped.ended[:2].all()
   _assert_rows(last, usual, range(8))
+  _assert_rows(fewer, usual, range(5))
 
 
 def test_a_compilation_would_have_been_noticed(caplog):

@@ -6,26 +6,25 @@
 from __future__ import annotations
 
 import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo.algorithms.advantages import groups as group_lib
 from agent_gspo.algorithms.advantages.group_baselines import group_std
 from agent_gspo.algorithms.advantages.inputs import Advantage
 
 
-def _sorted_places(values, groups, *ties) -> tuple[jax.Array, jax.Array]:
+def _sorted_places(values, groups, *ties) -> tuple[np.ndarray, np.ndarray]:
   """Order by group and value, and where in it each message's group begins, both `[M]`."""
-  order = jnp.lexsort((*reversed(ties), values, groups))
-  sizes = jnp.bincount(groups, length=len(values))
-  return order, (jnp.cumsum(sizes) - sizes)[groups]
+  order = np.lexsort((*reversed(ties), values, groups))
+  sizes = np.bincount(groups, minlength=len(values))
+  return order, (np.cumsum(sizes) - sizes)[groups]
 
 
-def _median(values, groups) -> jax.Array:
+def _median(values, groups) -> np.ndarray:
   """Each message's group median (mean of the middle two in even groups), `[M]`."""
   order, start = _sorted_places(values, groups)
   count = group_lib.size(groups).astype(int)
-  ranked = jnp.asarray(values)[order]
+  ranked = np.asarray(values)[order]
   return (ranked[start + (count - 1) // 2] + ranked[start + count // 2]) / 2
 
 
@@ -49,16 +48,15 @@ def mc_grpo(
   the paper's formula gives the last one an advantage of -3000.
   """
   difference = rewards - _median(rewards, groups)
-  low = jax.ops.segment_min(jnp.asarray(rewards), groups, len(rewards))[groups]
-  high = jax.ops.segment_max(jnp.asarray(rewards), groups, len(rewards))[groups]
-  spread = jnp.maximum(_median(jnp.abs(difference), groups), mad_floor * (high - low))
+  least = mad_floor * group_lib.spread(rewards, groups)
+  spread = np.maximum(_median(np.abs(difference), groups), least)
   count = group_lib.size(groups)
-  moved = group_lib.total((difference != 0).astype(jnp.float32), groups)
-  values = difference / (spread + eps) * count / jnp.maximum(moved, 1.0)
+  moved = group_lib.total((difference != 0).astype(np.float32), groups)
+  values = difference / (spread + eps) * count / np.maximum(moved, 1.0)
 
   order, start = _sorted_places(rewards, groups, episode, turn, agent)
   middle = order[start + count.astype(int) // 2]
-  dropped = (middle == jnp.arange(len(rewards))) & (count % 2 == 1)
+  dropped = (middle == np.arange(len(rewards))) & (count % 2 == 1)
   return Advantage(values=values, kept=1.0 - dropped)
 
 
@@ -85,9 +83,9 @@ def ngrpo(
   gap = rewards - best
   mean = group_lib.total(gap, groups) / (count + weight)
   squares = group_lib.total((gap - mean) ** 2, groups) + weight * mean**2
-  scale = jnp.maximum(jnp.sqrt(squares / (count + weight)), max(std_floor, eps))
-  elsewhere = group_lib.total((gap != 0).astype(jnp.float32), groups)
-  return Advantage(values=(gap - mean) / scale, kept=(elsewhere > 0).astype(jnp.float32))
+  scale = np.maximum(np.sqrt(squares / (count + weight)), max(std_floor, eps))
+  elsewhere = group_lib.total((gap != 0).astype(np.float32), groups)
+  return Advantage(values=(gap - mean) / scale, kept=(elsewhere > 0).astype(np.float32))
 
 
 def a_grae(
@@ -99,7 +97,7 @@ def a_grae(
   alpha: float = 1.0,
   std_floor: float = 0.0,
   eps: float = 1e-6,
-) -> jax.Array:
+) -> np.ndarray:
   """Asymmetric advantages (arXiv 2602.05548) on top of `group_std`.
 
   With `p` the group's solve rate (one entry an episode) and `m` the mean of `p` over groups:
@@ -113,10 +111,10 @@ def a_grae(
   values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
   rate = group_lib.solve_rate(task, groups, episode)
   share = 1.0 / group_lib.size(groups)  # each group counts once
-  batch = jnp.sum(rate * share) / jnp.sum(share)
+  batch = np.sum(rate * share) / np.sum(share)
   least = 1.0 / (group_lib.episodes(groups, episode) + 1.0)
-  root = jnp.sqrt(jnp.clip(rate, least, 1.0 - least))
+  root = np.sqrt(np.clip(rate, least, 1.0 - least))
   hard, easy = 0.5 * values / root, 0.5 * values / (1.0 - root)
   mixed = (1.0 - batch) * easy + batch * hard
-  ahead = jnp.where(batch < alpha, batch / jnp.where(alpha > 0, alpha, 1.0), 1.0)  # alpha may be 0
-  return jnp.where(mixed > 0, mixed * ahead, mixed)
+  ahead = np.where(batch < alpha, batch / np.where(alpha > 0, alpha, 1.0), 1.0)  # alpha may be 0
+  return np.where(mixed > 0, mixed * ahead, mixed)

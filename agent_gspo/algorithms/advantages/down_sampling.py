@@ -29,7 +29,6 @@ def d3s(
 
   That subset is always the lowest few and the highest few. Of equal advantages those first by
   episode, turn and agent count as lower; of equal subsets the one with more high ones is kept.
-  Runs on the host.
 
   Args:
     rewards: float32 `[M]`.
@@ -46,7 +45,7 @@ def d3s(
     low = _lows_of_widest(exact[members], count)
     kept[members[:low]] = 1.0
     kept[members[len(members) - (count - low) :]] = 1.0
-  return Advantage(values=values, kept=jnp.asarray(kept))
+  return Advantage(values=values, kept=kept)
 
 
 def _lows_of_widest(ascending: np.ndarray, count: int) -> int:

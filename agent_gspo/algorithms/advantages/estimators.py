@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo import plugins
 from agent_gspo.algorithms.advantages.difficulty import a_grae, mc_grpo, ngrpo
@@ -42,7 +41,7 @@ from agent_gspo.algorithms.advantages.turn_level import (
   salt,
 )
 
-ADVANTAGES: dict[str, Callable[..., jax.Array | Advantage]] = {
+ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'per_component': per_component,
   'group_std': group_std,
   'group_mean': group_mean,
@@ -98,10 +97,10 @@ def advantage(
     raise ValueError(f'costs={costs!r} is unknown; use one of {", ".join(COSTS)}.')
   if costs == 'inside':
     return _estimate(inputs, name, options)
-  free = _estimate(dataclasses.replace(inputs, costs=jnp.zeros_like(inputs.costs)), name, options)
+  free = _estimate(dataclasses.replace(inputs, costs=np.zeros_like(inputs.costs)), name, options)
   price = centred(inputs.costs, inputs.groups)
-  back = (free.values == 0) & (jnp.abs(price) > 1e-9)  # equal costs leave rounding errors
-  return Advantage(values=free.values - price, kept=jnp.maximum(free.kept, back))
+  back = (free.values == 0) & (np.abs(price) > 1e-9)  # equal costs leave rounding errors
+  return Advantage(values=free.values - price, kept=np.maximum(free.kept, back))
 
 
 def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) -> Advantage:
@@ -110,12 +109,15 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
     if value is None:
       raise ValueError(f'advantage {name!r} reads inputs.{field}, which is None.')
   found = estimator(name)(**fields, **options)
-  if isinstance(found, Advantage):
-    return found
-  return Advantage(values=found, kept=jnp.ones_like(found))
+  if not isinstance(found, Advantage):
+    found = Advantage(values=found, kept=np.ones(len(inputs.task)))
+  # One of the user's own may have computed in JAX.
+  return Advantage(
+    values=np.asarray(found.values, np.float32), kept=np.asarray(found.kept, np.float32)
+  )
 
 
-def estimator(name: str) -> Callable[..., jax.Array | Advantage]:
+def estimator(name: str) -> Callable[..., np.ndarray | Advantage]:
   """A named estimator: key of `ADVANTAGES`, or 'module:function' of a user's own.
 
   Raises:

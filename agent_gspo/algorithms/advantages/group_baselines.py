@@ -7,8 +7,7 @@ the population variance (ddof 0), so that a group of one has deviation 0 and adv
 from __future__ import annotations
 
 import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo.algorithms.advantages import groups as group_lib
 from agent_gspo.algorithms.advantages.groups import centred
@@ -16,26 +15,26 @@ from agent_gspo.algorithms.advantages.groups import centred
 
 def group_std(
   rewards: chex.Array, groups: chex.Array, *, std_floor: float = 0.0, eps: float = 1e-6
-) -> jax.Array:
+) -> np.ndarray:
   """GRPO (arXiv 2402.03300): `(r - mu) / max(sigma, std_floor, eps)`.
 
   A group whose task scores tie divides its cost differences by their own spread: lambda
   cancels there, and the price acts at full strength. `per_component` does not do this.
   """
-  scale = jnp.maximum(group_lib.deviation(rewards, groups), max(std_floor, eps))
+  scale = np.maximum(group_lib.deviation(rewards, groups), max(std_floor, eps))
   return centred(rewards, groups) / scale
 
 
-def group_mean(rewards: chex.Array, groups: chex.Array) -> jax.Array:
+def group_mean(rewards: chex.Array, groups: chex.Array) -> np.ndarray:
   """Dr. GRPO (arXiv 2503.20783): `r - mu`."""
   return centred(rewards, groups)
 
 
 def batch_std(
   rewards: chex.Array, groups: chex.Array, *, std_floor: float = 0.0, eps: float = 1e-6
-) -> jax.Array:
+) -> np.ndarray:
   """`(r - mu_group) / max(sigma_batch, std_floor, eps)`."""
-  scale = jnp.maximum(jnp.std(jnp.asarray(rewards)), max(std_floor, eps))
+  scale = np.maximum(np.std(np.asarray(rewards)), max(std_floor, eps))
   return centred(rewards, groups) / scale
 
 
@@ -47,7 +46,7 @@ def per_component(
   std_floor: float = 0.0,
   eps: float = 1e-6,
   whiten: bool = False,
-) -> jax.Array:
+) -> np.ndarray:
   """Each component apart, after GDPO (arXiv 2601.05242), so that lambda keeps its meaning.
 
   `(task - mu) / max(sigma, std_floor, eps) - (cost - mu_cost)`: only the task score is
@@ -65,7 +64,7 @@ def per_component(
   return group_lib.whitened(values, eps=eps) if whiten else values
 
 
-def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> jax.Array:
+def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
   """Leave-one-out (arXiv 2402.14740): `r - mean of the group's other episodes`.
 
   With one message an episode that is `G / (G - 1) (r - mu)`. With several, the siblings are
@@ -76,11 +75,11 @@ def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> jax.Ar
   own = group_lib.joint_ids(groups, episode)
   others = group_lib.size(groups) - group_lib.size(own)
   # Centred rewards add up to 0 in the group: those of the others to minus its own.
-  baseline = -group_lib.total(difference, own) / jnp.maximum(others, 1.0)
-  return jnp.where(others > 0, difference - baseline, 0.0)
+  baseline = -group_lib.total(difference, own) / np.maximum(others, 1.0)
+  return np.where(others > 0, difference - baseline, 0.0)
 
 
-def reinforce_pp(rewards: chex.Array, *, eps: float = 1e-6) -> jax.Array:
+def reinforce_pp(rewards: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   """REINFORCE++ (arXiv 2501.03262): rewards whitened over the whole batch, no groups.
 
   A group of one counts like any other: its baseline is the batch.
@@ -90,7 +89,7 @@ def reinforce_pp(rewards: chex.Array, *, eps: float = 1e-6) -> jax.Array:
 
 def reinforce_pp_baseline(
   rewards: chex.Array, groups: chex.Array, *, eps: float = 1e-6
-) -> jax.Array:
+) -> np.ndarray:
   """REINFORCE++ with baseline (arXiv 2501.03262): `whiten_batch(r - mu_group)`.
 
   As in `group_std`, lambda cancels in a batch in which all task scores tie.
@@ -100,15 +99,15 @@ def reinforce_pp_baseline(
 
 def seeupo(
   rewards: chex.Array, groups: chex.Array, *, bound: float = 3.0, eps: float = 1e-6
-) -> jax.Array:
+) -> np.ndarray:
   """SeeUPO (arXiv 2602.06554): `clamp(whiten_batch(r - mu_group), -bound, bound)`.
 
   The multipliers of later turns belong to the objective.
   """
-  return jnp.clip(reinforce_pp_baseline(rewards, groups, eps=eps), -bound, bound)
+  return np.clip(reinforce_pp_baseline(rewards, groups, eps=eps), -bound, bound)
 
 
-def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> jax.Array:
+def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> np.ndarray:
   """On-policy RL with optimal baseline (arXiv 2505.23585): `r - sum(l r) / sum(l)`.
 
   Args:
@@ -119,7 +118,7 @@ def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> jax.Arr
   return centred(rewards, groups, lengths)
 
 
-def public_baseline(rewards: chex.Array, question: chex.Array, roles: chex.Array) -> jax.Array:
+def public_baseline(rewards: chex.Array, question: chex.Array, roles: chex.Array) -> np.ndarray:
   """AdvEvo-MARL: `r - mean over the question's messages of the author's functional group`.
 
   Brings its own groups: agents of one role are compared with each other and with no one else.
@@ -127,7 +126,7 @@ def public_baseline(rewards: chex.Array, question: chex.Array, roles: chex.Array
   return centred(rewards, group_lib.joint_ids(question, roles))
 
 
-def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> jax.Array:
+def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   """Single-stream policy optimisation (arXiv 2509.13232): `whiten_batch(r - p)`.
 
   `p` is the question's success probability by the rollouts before this one, see `posterior`:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import chex
-import jax
 
 
 @chex.dataclass(frozen=True)
@@ -43,7 +42,7 @@ class AdvantageInputs:
   probability: chex.Array | None = None
 
   @property
-  def rewards(self) -> jax.Array:
+  def rewards(self) -> chex.Array:
     """`task - costs`, float32 `[M]`."""
     return self.task - self.costs
 

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo.algorithms.advantages import groups as group_lib
 from agent_gspo.algorithms.advantages.group_baselines import group_mean, group_std
@@ -24,7 +23,7 @@ def agent_turn(
   *,
   std_floor: float = 0.0,
   eps: float = 1e-6,
-) -> jax.Array:
+) -> np.ndarray:
   """MARS: returns of turns, normalised per agent over the batch.
 
   `R_m = task - sum of the author's costs from this turn on`: the task score is paid at the
@@ -46,7 +45,7 @@ def gigpo(
   divide: bool = True,
   std_floor: float = 0.0,
   eps: float = 1e-6,
-) -> jax.Array:
+) -> np.ndarray:
   """Group-in-group (arXiv 2505.10978): `A = A_episode + omega A_step`.
 
   `A_episode` compares within `groups`, `A_step` among the question's messages written upon
@@ -75,7 +74,7 @@ def hgpo(
   alpha: float = 1.0,
   std_floor: float = 0.0,
   eps: float = 1e-6,
-) -> jax.Array:
+) -> np.ndarray:
   """Hierarchy of groups (arXiv 2602.22817): `A = sum_k w_k A_k`, `k = 1 .. K`.
 
   `A_k` is `group_std` among the question's messages with the identical last-`k` history, and
@@ -94,10 +93,10 @@ def hgpo(
     level = group_lib.joint_ids(question, ids)
     values.append(group_std(rewards, level, std_floor=std_floor, eps=eps))
     # Ties leave rounding errors, which are not a signal.
-    weights.append(jnp.where(jnp.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
-  weight = jnp.stack(weights)
-  whole = jnp.sum(weight, axis=0)
-  return jnp.sum(weight * jnp.stack(values), axis=0) / jnp.where(whole > 0, whole, 1.0)
+    weights.append(np.where(np.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
+  weight = np.stack(weights)
+  whole = np.sum(weight, axis=0)
+  return np.sum(weight * np.stack(values), axis=0) / np.where(whole > 0, whole, 1.0)
 
 
 def salt(
@@ -108,7 +107,7 @@ def salt(
   *,
   std_floor: float = 0.0,
   eps: float = 1e-6,
-) -> jax.Array:
+) -> np.ndarray:
   """Stand-in for SALT (arXiv 2510.20022): `group_std`, averaged over identical turns.
 
   The question's episodes form a graph in which identical turns (same transcript, same
@@ -126,7 +125,7 @@ def counterfactual(
   agent: chex.Array,
   turn: chex.Array,
   silent: chex.Array,
-) -> jax.Array:
+) -> np.ndarray:
   """Did this message pay? `r - mean reward where its author was silent at this turn`.
 
   After COMA (arXiv 1705.08926), with silence as the default action. The mean is over the
@@ -140,7 +139,7 @@ def counterfactual(
     silent: bool `[M]`.
   """
   same = group_lib.joint_ids(question, agent, turn)
-  silent = jnp.asarray(silent, jnp.float32)
+  silent = np.asarray(silent, np.float32)
   against = group_lib.centred(rewards, same, silent)
   known = group_lib.total(silent, same) > 0
-  return jnp.where(known, against, group_lib.centred(rewards, groups))
+  return np.where(known, against, group_lib.centred(rewards, groups))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import chex
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 
 def etr_clip_scale(
@@ -16,7 +15,7 @@ def etr_clip_scale(
   by_advantage: float = 0.5,
   cap: float = 2.0,
   by_difficulty: float = 0.5,
-) -> jax.Array:
+) -> np.ndarray:
   """Stand-in for elastic trust regions (arXiv 2601.03723): factor of the clip range.
 
   `(1 + by_advantage * min(abs(A), cap)) * (1 + by_difficulty * 4 p (1 - p))`, float32 `[M]`, at
@@ -29,17 +28,17 @@ def etr_clip_scale(
     by_advantage, cap, by_difficulty: stand-ins.
   """
   chex.assert_equal_shape([advantages, solve_rate])
-  strength = 1.0 + by_advantage * jnp.minimum(jnp.abs(advantages), cap)
+  strength = 1.0 + by_advantage * np.minimum(np.abs(advantages), cap)
   return strength * (1.0 + by_difficulty * 4.0 * solve_rate * (1.0 - solve_rate))
 
 
-def no_clip_scale(advantages: chex.Array, solve_rate: chex.Array) -> jax.Array:
+def no_clip_scale(advantages: chex.Array, solve_rate: chex.Array) -> np.ndarray:
   """One clip range for all: float32 ones `[M]`."""
   del solve_rate
-  return jnp.ones_like(advantages)
+  return np.ones_like(advantages)
 
 
-CLIP_SCALES: dict[str, Callable[[chex.Array, chex.Array], jax.Array]] = {
+CLIP_SCALES: dict[str, Callable[[chex.Array, chex.Array], np.ndarray]] = {
   'none': no_clip_scale,
   'etr': etr_clip_scale,
 }
