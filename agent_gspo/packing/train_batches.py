@@ -37,6 +37,9 @@ def pack_messages(
   Returns:
     Micro-batches whose ratios begin with the sampler's log-probs and whose advantages are 0 until
     `with_values` gives them theirs.
+
+  Raises:
+    ValueError: a prompt and its message are longer than a row.
   """
   packed = lambda agent: trained is None or agent in trained
   sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
@@ -44,6 +47,12 @@ def pack_messages(
     return []
   # The last token is predicted, never read.
   inputs = [messages[m].path[:-1] for m in sampled]
+  longest = max(map(len, inputs))
+  if longest > pack_length:
+    raise ValueError(
+      f'learner.pack_length={pack_length} is too short for a prompt and message of {longest + 1} '
+      'tokens; set it to at least that.'
+    )
   tree = prefix_tree.pack(
     inputs,
     pack_length,

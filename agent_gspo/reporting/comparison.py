@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from agent_gspo.reporting import formatting
 from agent_gspo.workdir.records import GRADED
@@ -29,7 +30,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
   for e in evaluations:
     text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
     table.add_row(
-      str(e['label']),
+      Text(str(e['label'])),  # not markup: a name may hold brackets
       _interval(e, 'task/accuracy', 1, 100),
       *(formatting.fixed(_times(e.get(key), 100), 1) for key in graded),
       _interval(e, 'tokens/written_per_question', 1),
@@ -58,7 +59,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
   for row in rows:
     silent = [row.get(f'silence_rate_{kind}') for kind in ('relevant', 'irrelevant')]
     table.add_row(
-      str(row['probe']),
+      Text(str(row['probe'])),
       formatting.fixed(_times(row['task/accuracy'], 100), 1),
       _interval(row, 'task/accuracy_lost', 1, 100),
       formatting.fixed(row.get('agent_written_per_question'), 1),
@@ -78,7 +79,7 @@ def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
   table = _table(['', *names, 'difference'])
   for row in rows:
     table.add_row(
-      str(row['measure']),
+      Text(str(row['measure'])),
       formatting.fixed(row['a'], 1),
       formatting.fixed(row['b'], 1),
       _interval(row, 'difference', 1, signed=True),
@@ -89,7 +90,7 @@ def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
 def _table(heads: Sequence[str]) -> Table:
   table = Table(box=box.SIMPLE_HEAD, caption='brackets: 95 % interval', caption_justify='left')
   for i, head in enumerate(heads):
-    table.add_column(head, justify='right' if i else 'left', no_wrap=True)
+    table.add_column(Text(head), justify='right' if i else 'left', no_wrap=True)
   return table
 
 

@@ -75,7 +75,7 @@ def learning_curves(
     axes.spines[['top', 'right']].set_visible(False)
     axes.margins(x=0.01)
     if scale == 100:
-      axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+      axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
     for i, group in enumerate(runs.values()):
       drawn = False
       for key, style, name in (*curves, ('comm/silence_rate', ':', 'all turns')):
@@ -165,7 +165,7 @@ def frontier(
     )
   axes.set_xlabel('tokens written a question')
   axes.set_ylabel('accuracy')
-  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
   axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
   axes.spines[['top', 'right']].set_visible(False)
   axes.set_xlim(left=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
 
   Returns:
     Plain JSON data: `runs` (name, config, steps and series, also of the supervised stage,
-    evaluations, edges, number of transcripts in the file) and `transcripts`.
+    evaluations, edges and of which evaluation, number of transcripts in the file) and
+    `transcripts`. An evaluation of a team that was told something holds it as `told`.
   """
   shown_runs, shown_transcripts = [], []
   share = max(1, max_transcripts // max(1, len(runs)))
@@ -35,6 +37,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
     chosen, total = pick_transcripts(run.workdir, share)
     steps, series = thin_out(run.metrics, _MAX_POINTS)
     sft_steps, sft_series = thin_out(run.sft, _MAX_POINTS)
+    graph = records.with_edges(run.evaluations) or {}
     shown_runs.append(
       {
         'name': run.name,
@@ -42,8 +45,9 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
         'steps': steps,
         'series': series,
         'sft': {'steps': sft_steps, 'series': sft_series},
-        'evaluations': [_rounded(e) for e in run.evaluations],
-        'edges': next((e for e in map(_edges, reversed(run.evaluations)) if e), []),
+        'evaluations': [_evaluation(e) for e in run.evaluations],
+        'edges': _edges(graph),
+        'edges_of': {key: graph.get(key) for key in ('label', 'step', 'split')},
         'transcripts': total,
       }
     )
@@ -100,6 +104,14 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
   if isinstance(config, list | tuple):
     return {prefix: ', '.join(map(str, config))}
   return {prefix: config} if prefix else {}
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+  """With what the team was told, if it was; an odd label such as "x, price -" tells nothing."""
+  told = None
+  with contextlib.suppress(ValueError):
+    told = records.told_value(evaluation)
+  return _rounded({**evaluation, **({} if told is None else {'told': told})})
 
 
 def _edges(evaluation: Mapping[str, Any]) -> list[Any]:

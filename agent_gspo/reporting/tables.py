@@ -6,9 +6,10 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich import box, cells
+from rich import box, cells, markup
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent_gspo.reporting import formatting
 from agent_gspo.workdir.records import GRADED
@@ -49,7 +50,7 @@ def closing_table(
     if i == 0:
       table.add_section()
     name, first, last, change = [*map(str, row), '', '', ''][:4]
-    table.add_row(name, first, *[''] * len(baselines), last, change)
+    table.add_row(*map(Text, (name, first, *[''] * len(baselines), last, change)))
   return table
 
 
@@ -67,13 +68,14 @@ def _figures(
 
   Records in between are narrow, without intervals: the table fits a terminal of 130 columns.
   """
-  table = Table(box=box.SIMPLE_HEAD, caption=_caption(shown), caption_justify='left')
+  caption = markup.escape(_caption(shown))
+  table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left')
   table.add_column('', style='bold')  # the one that wraps in a narrow terminal
   for record, default in zip(shown, defaults, strict=True):
     label = str(record.get('label') or default)
     name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
     name = name.replace(' ', '\n', 1) if with_change else name
-    table.add_column(name, justify='right', vertical='bottom', no_wrap=True)
+    table.add_column(Text(name), justify='right', vertical='bottom', no_wrap=True)
   if with_change:
     table.add_column('change', justify='right', vertical='bottom', no_wrap=True)
 
@@ -82,7 +84,7 @@ def _figures(
     if with_change:
       cells[1:-1] = [cell.partition(' [')[0] for cell in cells[1:-1]]
       cells.append(change(value(shown[0]), value(shown[-1])))
-    table.add_row(name, *cells)
+    table.add_row(Text(name), *cells)  # not markup: a name may hold brackets
 
   add('accuracy', *_share('task/accuracy'), _points)
   for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):

@@ -65,10 +65,10 @@ def connect(
 
 def _is_one_of_several(environ: Mapping[str, str]) -> bool:
   """Whether Slurm or a TPU pod slice started this process beside others."""
-  return (
-    int(environ.get('SLURM_NTASKS', '1')) > 1
-    or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
-  )
+  tasks = environ.get('SLURM_NTASKS', '')
+  # An allocation has tasks too, but a process that no srun started is alone: it is of no step.
+  of_step = 'SLURM_STEP_NODELIST' in environ and tasks.isdecimal() and int(tasks) > 1
+  return of_step or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
 
 
 def count() -> int:

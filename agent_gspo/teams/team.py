@@ -161,6 +161,12 @@ def make_team(section: Mapping[str, Any]) -> Team:
         f'team.agents (or team.decision) names the role {member!r}, which team.roles does not '
         f'define; it defines {", ".join(sorted(roles)) or "none"}.'
       )
+    if roles[member].max_tokens > options.max_message_tokens:
+      raise ValueError(
+        f'team.roles.{member}.max_tokens={roles[member].max_tokens} is above '
+        f'team.max_message_tokens={options.max_message_tokens}, which no message may exceed. Raise '
+        "team.max_message_tokens or lower the role's, where 0 means the team's."
+      )
   names = unique_names(members)
   if len(set(names)) < len(names):
     raise ValueError(

@@ -34,8 +34,9 @@ from agent_gspo.training.programs import NonFiniteLossError
 from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
-from agent_gspo.workdir import disk, lock, records
-from agent_gspo.workdir.checkpoints import Checkpoints
+from agent_gspo.values import is_number
+from agent_gspo.workdir import disk, json_lines, lock, records
+from agent_gspo.workdir.checkpoints import CHANGEABLE, Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 _SFT_FOLDER = 'sft'  # of the supervised stage's checkpoints, while it goes on
@@ -120,6 +121,7 @@ class Run:
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, saving['keep'], allow_changes, saving['keep_best']
     )
+    self._check_steps()
     self.setup = setup_lib.build(parts)
     self.programs = setup_lib.make_programs(self.setup)
     wandb_project = config['logging']['wandb_project']
@@ -128,6 +130,15 @@ class Run:
     )
     self.sft_checkpoints: Checkpoints | None = None  # of the supervised stage, if it is made
     self.warned: set[str] = set()  # of what: once is enough
+
+  def _check_steps(self) -> None:
+    """Refuses an end that lies behind the run."""
+    steps, taken = self.config['steps'], self.checkpoints.latest_step or 0
+    if steps < taken:
+      raise ValueError(
+        f'steps={steps}, but the run in {self.workdir} has taken {taken}. Set steps={taken} or '
+        'more, or use another --workdir.'
+      )
 
   def close(self) -> None:
     """Ends what is under way; after a run that went well, nothing is."""
@@ -164,6 +175,8 @@ class Run:
     config = self.config
     changes = self.checkpoints.changes
     told = {'changes': changes} if changes else {}
+    if hosts.is_first():
+      (self.workdir / records.DONE).unlink(missing_ok=True)
     self.writer.config({**config, 'model_source': self.setup.source, **told})
     self.resumed = self.checkpoints.latest_step is not None
     start = self.checkpoints.latest_step or 0
@@ -193,8 +206,8 @@ class Run:
         self.interruption.meet()
         untrained = config['evaluation']['untrained']
         self._remove_sft_checkpoints()
-        if untrained == 'first' and not start:  # later that team is gone
-          self._evaluate_state(state, 'untrained', progress)
+        if untrained == 'first':
+          self._evaluate_untrained(state, progress)
         for step in range(start, config['steps']):
           # Here and not after the step: a run that was killed in between does it as well.
           if self._is_evaluated(step):
@@ -219,6 +232,8 @@ class Run:
         self._save_interrupted(state, progress)
         raise
       self._show(record, progress)
+    if hosts.is_first():
+      json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
     return record
 
   def _is_evaluated(self, step: int) -> bool:
@@ -239,8 +254,11 @@ class Run:
       return
     try:
       progress.note(self._closing_table(record, evaluations))
-      if frontier := [e for e in evaluations if records.told_value(e) is not None]:
-        progress.note(comparison_table(frontier))
+      # Of this very team: not before the run went on, nor with other questions.
+      told = [e for e in evaluations if records.told_value(e) is not None]
+      told = [e for e in told if e.get('step') == record['step'] and records.asks_alike(e, record)]
+      if told:
+        progress.note(comparison_table(told))
       report = html_report.write_report(self.workdir, self.workdir / 'report.html')
       progress.note(f'curves and transcripts: {report}')
     except Exception as error:
@@ -299,7 +317,10 @@ class Run:
     kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
     if kept is not None:
       return kept, 'warm start: kept from a run that began alike'
-    saves = self.sft_checkpoints = Checkpoints(self.workdir / _SFT_FOLDER, self.config)
+    # It reads nothing that may change in mid-run, but for how wide rows are.
+    saves = self.sft_checkpoints = Checkpoints(
+      self.workdir / _SFT_FOLDER, self.config, allow_changes=CHANGEABLE
+    )
     params, steps = imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()
     if hosts.count() == 1:  # else no process has all of them
@@ -390,14 +411,10 @@ class Run:
 
     A team that is told a price or a budget is told `told`, or that of evaluations.
     """
-    for record in self._evaluations():
-      if (record.get('step'), record.get('label')) == (step, label):
-        return record
-    options = self.config['evaluation']
-    which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
-      label, 'questions'
-    )
-    questions, split = options[which], 'train' if label == records.SEEN else options['split']
+    found, asked = self._evaluated(step, label), self._asked(label)
+    if found is not None and _serves(found, asked):
+      return found
+    options, questions, split = self.config['evaluation'], asked['questions'], asked['split']
     show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
     with self.interruption.named('this evaluation'):
       record, batch = self.setup.evaluate(
@@ -409,6 +426,7 @@ class Run:
         told=told,
         progress=show,
       )
+      record |= {'spread': asked['spread']}
       baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
     kept = range(min(options['transcripts'], len(batch.episodes)))
     with self.interruption.deferred('this evaluation'):
@@ -426,10 +444,51 @@ class Run:
     self.interruption.meet()
     return record
 
+  def _evaluate_untrained(self, state: TrainState, progress: Progress) -> None:
+    """Evaluates the team as the run begins with it, or says why it cannot."""
+    if not int(state.step):
+      self._evaluate_state(state, 'untrained', progress)
+    elif not SFTOptions(**self.config['sft']).is_asked_for:  # it is what the model was loaded as
+      self._evaluate_once(self.setup.params, 0, 'untrained', progress)
+    else:
+      found = self._evaluated(0, 'untrained')
+      if found is not None and not _serves(found, self._asked('untrained')):
+        count, split, temperature = map(found.get, ('questions', 'split', 'temperature'))
+        progress.note(
+          f'the untrained team was asked {count} {split} questions at temperature {temperature}; '
+          'it is gone'
+        )
+
+  def _asked(self, label: str) -> dict[str, Any]:
+    """What the config wants an evaluation to ask, as its record says it."""
+    options = self.config['evaluation']
+    which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
+      label, 'questions'
+    )
+    split = 'train' if label == records.SEEN else options['split']
+    return {
+      'split': split,
+      'questions': min(options[which], len(self.setup.task.questions(split))),
+      'temperature': options['temperature'],
+      'spread': options['spread'],
+    }
+
+  def _evaluated(self, step: int, label: str) -> dict[str, Any] | None:
+    """What `eval.jsonl` holds of an evaluation."""
+    found = reversed(self._evaluations())
+    return next((r for r in found if (r.get('step'), r.get('label')) == (step, label)), None)
+
   def _evaluations(self) -> list[dict[str, Any]]:
     return hosts.agreed(lambda: records.evaluations(self.workdir))
 
   def _closing_table(self, trained: Mapping[str, Any], evaluations: list[dict[str, Any]]):
-    by_label = {record.get('label'): record for record in evaluations}
+    # What is left from before the run went on to more steps is of another team.
+    steps = (0, trained['step'])
+    by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
     baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
     return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)
+
+
+def _serves(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+  """Whether the record of an evaluation says what one that asks so would."""
+  return records.asks_alike(record, asked) and is_number(record.get('task/accuracy'))

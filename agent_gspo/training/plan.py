@@ -146,11 +146,13 @@ def make(
   state = state_bytes(model, placement, optimizer, reference=parts.keeps_reference)
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
-  options = config['evaluation']
-  batch, group = options['batch_questions'], 1
-  if parts.training:
-    batch, group = config['rollout']['questions'], config['rollout']['group_size']
-  loads = [costs.layer_load(layer, r, prompts, batch, group) for r, _, layer in team.turns]
+  held = _held(parts)
+  batch, group = held[-1]
+  loads = [
+    costs.layer_load(layer, round_, prompts, questions, each)
+    for questions, each in held
+    for round_, _, layer in team.turns
+  ]
   shards = sampler.shards * hosts.count()
   longest = max(max(p.turns) for p in prompts)
   width = sampler.prompt_columns(longest)
@@ -183,6 +185,23 @@ def make(
     flops=work.flops,
     run=tuple(costs.of_run(parts, model, prompts)),
   )
+
+
+def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
+  """Conversations at a time, `(questions, of each)`: of evaluations, then of a rollout.
+
+  A run evaluates beside its own state, so its evaluations have to fit as its rollouts do.
+  """
+  config, options = parts.config, parts.config['evaluation']
+  asked = [(options['questions'], options['split'])]
+  if parts.training:
+    asked.append((options['questions_during'] if options['every'] else 0, options['split']))
+    asked.append((options['seen_questions'], 'train'))
+  largest = max(min(count, len(parts.task.questions(split))) for count, split in asked)
+  found = [(min(options['batch_questions'], largest), 1)]
+  if parts.training:
+    found.append((config['rollout']['questions'], config['rollout']['group_size']))
+  return found
 
 
 def state_bytes(
@@ -242,7 +261,8 @@ def rollout_programs(
       'writing messages' + ', weights gathered for each token' * each_token,
       {"prompts' keys and values": pool, 'cache': cache},
       of_tokens,
-      'Lower sampler.decode_rows, or raise mesh.data.',
+      'Lower sampler.decode_rows, rollout.questions or evaluation.batch_questions, or raise '
+      'mesh.data.',
     ),
   )
 

@@ -12,15 +12,20 @@ from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word
 from agent_gspo.teams import addressing
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import Incoming, PromptWriter
+from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question, Terms
 
-_QUESTIONS_LOOKED_AT = 1000  # of those to train on
+_QUESTIONS_READ = 1000  # of those to train on, for their words
+# Of those to train on, for their lengths: all of a benchmark, since a run ends at the one that is
+# too long. A larger split is made as it is asked for, question by question, which takes longer.
+_LARGEST_SPLIT, _OF_LARGER_SPLITS = 20_000, 2000
 # Leaves a role's own words.
 _EMPTY = Question('', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' '))
-_LONGEST = 64  # of the questions looked at, by characters: one of them has the most tokens
+# Of the questions measured, first by characters, of these by tokens: the longest is among them.
+_LONGEST, _MOST_TOKENS = 500, 64
 
 
 def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
@@ -101,10 +106,9 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
         ) from error
   if any(role.calculator for role in parts.team.roles):
     _ = Calculator(tokenizer).equals_ids  # raises where there is no token for it
-  questions = _questions(parts)
   if tokenizer.is_word_level:
-    _check_words(parts, tokenizer, questions)
-  lengths = _check_lengths(parts, tokenizer, questions, context)
+    _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
+  lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), context)
   _check_demonstrations(parts, tokenizer)
   return lengths
 
@@ -125,17 +129,24 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
     )
 
 
-def _questions(parts: config_lib.Parts) -> list[Question]:
-  """Those of the evaluations and the first to train on."""
+def _questions(parts: config_lib.Parts, trained: Sequence[int]) -> list[Question]:
+  """Those of the evaluations and some of those to train on, by their places in the split."""
   options = parts.config['evaluation']
   found = evaluation.evaluated_questions(parts.task, options, options['questions'])
   if parts.training:
     found += evaluation.evaluated_questions(parts.task, options, options['questions_during'])
     found += evaluation.evaluated_questions(parts.task, options, options['seen_questions'], 'train')
     train = parts.task.questions('train')
-    found += [train[i] for i in range(min(_QUESTIONS_LOOKED_AT, len(train)))]
+    found += [train[i] for i in trained if i < len(train)]
   longest = max(parts.budget.told_words, key=len, default='')
   return [dataclasses.replace(q, terms=Terms('', 0.0, longest)) for q in found]
+
+
+def _measured(parts: config_lib.Parts) -> Sequence[int]:
+  """Places of the training questions whose prompts are measured."""
+  size = len(parts.task.questions('train')) if parts.training else 0
+  count = size if size <= _LARGEST_SPLIT else _OF_LARGER_SPLITS
+  return evaluation.question_indices(size, count, spread=True)
 
 
 def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:
@@ -218,13 +229,16 @@ def _check_lengths(
       f"team.max_message_tokens={cap} leaves no room for a prompt in the model's context of "
       f'{context} tokens. Lower it.'
     )
-  longest = sorted(questions, key=lambda q: -len(q.text) - sum(map(len, q.notes)))[:_LONGEST]
   worst, found = (0, ''), []
+  longest = functools.cache(functools.partial(_longest, tokenizer, questions))
+  noted = max((len(q.notes) for q in questions), default=0)
   writers = team.prompt_writers(tokenizer)
   for agent, writer in enumerate(writers):
     lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writers, left)
-    # What later turns add does not depend on the question.
-    question = max(longest, key=lambda q: next(lengths(q)))
+    # What later turns add does not depend on the question, and agents of a role that hold no note
+    # are shown the same of it.
+    candidates = longest(writer.role, min(agent, noted))
+    question = max(candidates, key=lambda q: next(lengths(q)))
     conversation = writer.begin(question, agent)
     turns = tuple(lengths(question))
     found.append(PromptLengths(len(conversation.prompt([], left)), turns))
@@ -246,6 +260,16 @@ def _check_lengths(
       f'learner.pack_length={-(-needed // 64) * 64} or more.'
     )
   return tuple(found)
+
+
+def _longest(
+  tokenizer: Tokenizer, questions: Sequence[Question], role: Role, agent: int
+) -> list[Question]:
+  """The questions of which an agent is shown most tokens; their prompts are what counts."""
+  shown = [role.opening_of(question, agent) for question in questions]
+  places = sorted(range(len(questions)), key=lambda i: -len(shown[i]))[:_LONGEST]
+  places = sorted(places, key=lambda i: -len(tokenizer.encode(shown[i])))[:_MOST_TOKENS]
+  return [questions[i] for i in places]
 
 
 def _prompt_lengths(

@@ -61,8 +61,11 @@ class Point:
 
   @property
   def result(self) -> dict[str, Any] | None:
-    """The trained team's evaluation, None while the run has not ended."""
-    return self.evaluation('trained')
+    """The trained team's evaluation, None while the run has not ended.
+
+    It has not where other evaluations are still to come.
+    """
+    return self.evaluation('trained') if records.has_ended(self.workdir) else None
 
   def evaluation(self, label: str) -> dict[str, Any] | None:
     """The newest record of `eval.jsonl` under a label."""
@@ -120,7 +123,7 @@ def run_missing(
   """Runs the points that have not ended, each as `launch/train.py` in a process of its own.
 
   A run that was stopped goes on from its checkpoint; one that fails is reported and the
-  others go on.
+  others go on. One that ended under an earlier version is started too: it finds all done.
 
   Args:
     todo: points; those with a result are left alone.

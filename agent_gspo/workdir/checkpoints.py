@@ -25,16 +25,18 @@ from agent_gspo.workdir import best, disk, step_folders
 from agent_gspo.workdir.background import Background
 
 # Fields that may differ between the run that saved and the one that resumes: they
-# change neither the parameters nor what is sampled in the steps to come (another mesh: but
-# for rounding).
-_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging')
+# change neither the parameters nor what is sampled in the steps to come (another mesh, other parts
+# of a rollout: but for rounding).
+_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
 # Fields that may change in mid-run where the user says so: what one turns when a run becomes
-# unstable. All else would change what is sampled or rewarded, the shape of the state, or (a
-# schedule, a warm-up) what the steps before should have been.
+# unstable, and how wide packed rows are, which changes results by rounding alone. All else would
+# change what is sampled or rewarded, the shape of the state, or (a schedule, a warm-up) what the
+# steps before should have been.
 CHANGEABLE = (
   'learner.learning_rate',
   'learner.grad_clip',
   'learner.weight_decay',
+  'learner.pack_length',
   'policy.learning_rates',
   'objective.clip_low',
   'objective.clip_high',
@@ -301,7 +303,7 @@ def chosen(directory: pathlib.Path, which: str | None) -> Saved:
       warnings.warn(f'{directory / str(step)} is damaged ({reason}): skipped', stacklevel=2)
     raise ValueError(
       f'--step=best: no intact checkpoint of {directory} has been evaluated in training (see '
-      f'checkpoint.keep_best). There are steps {names}.'
+      f'evaluation.every and checkpoint.keep_best). There are steps {names}.'
     )
   if which not in map(str, there):
     raise ValueError(

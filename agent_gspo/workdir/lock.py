@@ -30,9 +30,15 @@ def hold(folder: str | os.PathLike) -> Iterator[None]:
 
   Raises:
     FolderInUseError: names the folder, and the process that holds it.
+    ValueError: it is a file, or lies below one.
   """
   folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(
+      f'--workdir={folder}: that is a file (or lies below one); name a folder.'
+    ) from None
   file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
   try:
     _lock(file, folder)

@@ -14,7 +14,8 @@ class CheckpointOptions(Section, name='checkpoint'):
   every: int = option(10, least=1, most=10**9)  # steps; also saved at the end and on Ctrl-C
   # Newest ones; where one is damaged, the run goes on from the one before.
   keep: int = option(2, least=1, most=10**9)
-  # And so many of those that evaluation.every found the best; each that it evaluates is then saved.
+  # And so many of those that evaluation.every (above 0) found the best; each that it evaluates is
+  # then saved.
   keep_best: int = option(0, least=0, most=10**9)
 
 

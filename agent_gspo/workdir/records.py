@@ -2,7 +2,8 @@
 
 A workdir holds `config.json`, `metrics.jsonl` (one object a step), `eval.jsonl` (one object
 an evaluation), `transcripts.jsonl` (one object an episode kept), `sft.jsonl` (one object a step of
-the supervised stage, if there was one), `report.html`, `checkpoints/` and `tensorboard/`.
+the supervised stage, if there was one), `report.html`, `checkpoints/` and `tensorboard/`; and
+`done` once the run has ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
+# Holds the steps of a run that has done all it was asked for; gone while it goes on.
+DONE = 'done'
 # Before the name of a grader: accuracy by it.
 GRADED = 'task/accuracy_by_'
 # Label of an evaluation between training steps.
@@ -53,6 +56,16 @@ def told_team(label: str) -> str:
   return found[1] if found else ''
 
 
+def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+  """Whether two evaluations put the same questions at the same temperature.
+
+  A record of an earlier version does not say `spread`: it agrees with either value.
+  """
+  spread = a.get('spread', b.get('spread'))
+  same = all(a.get(field) == b.get(field) for field in ('split', 'questions', 'temperature'))
+  return same and spread == b.get('spread', spread)
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """What one workdir says about its run.
@@ -74,6 +87,18 @@ class Run:
   sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
+def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+  """The evaluation whose edges are the graph of a run; None where none says who heard whom.
+
+  The newest of the trained team, before it the newest between steps, before it the untrained
+  team's. Which was written last does not count: behind the trained team's stand what it did when
+  it was told other prices, and on the training split, and sometimes the untrained team.
+  """
+  newest = {str(e.get('label') or DURING): e for e in evaluations if e.get('edges')}
+  labels = ('trained', DURING, 'untrained')
+  return next((newest[label] for label in labels if label in newest), None)
+
+
 def load_run(workdir: PathLike, name: str | None = None) -> Run:
   """Reads the configuration, metrics and evaluations of one workdir.
 
@@ -82,12 +107,13 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     name: what to call it; the folder's name by default.
 
   Raises:
-    FileNotFoundError: the folder holds neither metrics nor evaluations.
+    FileNotFoundError: the folder holds neither metrics nor evaluations, nor steps of the
+      supervised stage.
   """
   workdir = pathlib.Path(workdir)
   if not _is_run(workdir):
     raise FileNotFoundError(
-      f'{workdir} holds neither {METRICS} nor {EVALUATIONS}: give the workdir of a run'
+      f'{workdir} holds neither {METRICS} nor {EVALUATIONS} nor {SFT}: give the workdir of a run'
     )
   by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
   return Run(
@@ -98,6 +124,11 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     evaluations=evaluations(workdir),
     sft=supervised(workdir),
   )
+
+
+def has_ended(workdir: PathLike) -> bool:
+  """Whether a run has done all it was asked for; not of one of an earlier version."""
+  return (pathlib.Path(workdir) / DONE).is_file()
 
 
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
@@ -136,7 +167,7 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
     runs = [folder] if _is_run(folder) else [child for child in children if _is_run(child)]
     if not runs:
       raise FileNotFoundError(
-        f'{folder} holds no run: give a folder with {METRICS} or {EVALUATIONS} in it, '
+        f'{folder} holds no run: give a folder with {METRICS}, {EVALUATIONS} or {SFT} in it, '
         'or the folder above such folders'
       )
     for run in runs:
@@ -173,7 +204,7 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_run(folder: pathlib.Path) -> bool:
-  return (folder / METRICS).is_file() or (folder / EVALUATIONS).is_file()
+  return any((folder / name).is_file() for name in (METRICS, EVALUATIONS, SFT))
 
 
 def _names(workdirs: list[pathlib.Path]) -> list[str]:

@@ -289,6 +289,10 @@ def test_configs_of_the_repository_are_valid(file):
       r"model.attention='gpu' is not. Use 'auto'",
     ),
     ({'budget__mode': 'dual'}, r'budget.mode="dual" needs budget.budget_episode'),
+    (
+      {'checkpoint__keep_best': 2, 'evaluation__every': 0},
+      r'checkpoint.keep_best=2 with evaluation.every=0: .* Set evaluation.every to .*keep_best=0',
+    ),
     ({'evaluation__untrained': 'last'}, r"evaluation.untrained='last' with sft.steps=2"),
     ({'task__options__train_size': 1}, r'rollout.questions=2 is more than the 1 training'),
     ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),

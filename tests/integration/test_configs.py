@@ -189,7 +189,7 @@ def test_qwen_configs_train_a_narrow_model(name, cache, tmp_path):
     config['team']['max_message_tokens'] = 352  # as long as official rationales
     config['sft'] |= {'epochs': 0.0, 'steps': 2, 'questions': 4, 'save_every': 2}
     config['sft'] |= {'validation_questions': 4, 'patience': 0}
-  columns = 768 if config['sft']['steps'] else 512
+  columns = 832 if config['sft']['steps'] else 512
   config['rollout'] |= {'questions': 4, 'group_size': 2}
   config['learner'] |= {'pack_length': columns, 'micro_batch_size': 1}
   config['sampler'] |= {'prefill_length': columns, 'prefill_rows': 2}

@@ -161,6 +161,28 @@ def test_answers_that_are_not_whole_are_asked_again(tmp_path):
   said = first['messages'][0]
   broken += [{**first, 'messages': [{k: v for k, v in said.items() if k != field}]}
              for field in ('agent', 'layer', 'readers', 'text_read', 'relevant')]  # fmt: skip
+  broken += [{**first, 'task_score': score} for score in (float('nan'), 3, -1, None)]
+  broken += [{**first, 'graded': graded} for graded in ([1], {'strict': 'x'}, {'strict': 3})]
+  last = first['messages'][-1]
+  (author, round_), *_ = last['read_from']
+  assert author == said['agent'] != last['agent']
+  assert round_ == said['round']
+  wrong: dict[str, tuple] = {
+    'agent': ('stranger', 'solver1', last['agent']),
+    'round': (-1, 1, 10**9),
+    'written': (-50, 10**30),
+    'read': (-1,),
+    'readers': (-1,),
+    'text_written': (-1,),
+    'text_read': (-1,),
+    'layer': (-1,),
+    'relevant': ('x', 2),
+    'addressees': (['nobody'], 'solver', [1], [['solver']], {}),
+    'read_from': ([['ghost', 0]], [[author, 7]], [5], [[author]], [[[author], 0]], 'x', [{}]),
+  }
+  for field, values in wrong.items():
+    broken += [{**first, 'messages': [{**said, field: value}, *first['messages'][1:]]}
+               for value in values]  # fmt: skip
   broken.append([])
   for record in broken:
     lines = ''.join(json.dumps(r) + '\n' for r in (record, {**first, 'question_id': 'other'}))
@@ -169,6 +191,60 @@ def test_answers_that_are_not_whole_are_asked_again(tmp_path):
       answers = evaluation_folder.Folder(tmp_path, fingerprint)
     assert answers.get(first['variant'], first['question_id']) is None
     assert answers.get(first['variant'], 'other') == {**first, 'question_id': 'other'}
+
+
+# Silent ones can be called as well; `None` calls all.
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize(
+  ('agents', 'rounds', 'addressees'),
+  [
+    (['informant1', 'informant2', 'solver'], 1, ['informant1', 'solver']),
+    (['informant1', 'informant2', 'solver'], 2, None),
+    (['informant2', 'solver'], 1, ['informant2']),
+    (['informant1'], 1, ['informant2']),  # a cap has ended it
+    (['solver'], 1, []),
+    (['solver1', 'solver2', 'solver3'], 1, ['solver3']),
+    ([], 1, None),
+  ],
+)
+def test_conversations_of_all_systems_are_whole(tmp_path, agents, rounds, addressees):
+  names = ('informant1', 'informant2', 'solver')
+  fingerprint = {**FINGERPRINT, 'team': {'roles': {name: {} for name in names}, 'rounds': 1}}
+  turns = [(agent, round_) for round_ in range(rounds) for agent in agents]
+  messages = [
+    {
+      'agent': agent,
+      'round': round_,
+      'layer': place,
+      **dict.fromkeys(('written', 'read', 'readers', 'text_written', 'text_read'), 0),
+      'silent': True,
+      'ended': True,
+      'relevant': (None, True, False)[place % 3],
+      'read_from': [[*turn] for turn in turns[:place]],
+      'addressees': addressees,
+    }
+    for place, (agent, round_) in enumerate(turns)
+  ]
+  record = {'variant': 'v', 'question_id': 'a', 'task_score': 1, 'messages': messages}
+  evaluation_folder.Folder(tmp_path, fingerprint).add([record])
+  assert evaluation_folder.Folder(tmp_path, fingerprint).get('v', 'a') == record
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.slow
+@pytest.mark.parametrize('changed', [(), ('topology=debate', 'rounds=2', 'max_episode_tokens=17')])
+def test_what_a_whole_evaluation_wrote_is_read_without_a_warning(tmp_path, changed):
+  """Of every baseline and probe."""
+  fields = [f'--config.team.{field}' for field in changed]
+  arguments = (f'--config={talkative_run.CONFIG}', *fields, '--baseline=all', '--probes')
+  done = micro_run.run(micro_run.command('evaluate', *arguments, f'--out={tmp_path}'))
+  assert done.returncode == 0, done.stderr
+  fingerprint = json.loads((tmp_path / 'evaluation.json').read_text())
+  answers = evaluation_folder.Folder(tmp_path, fingerprint)
+  records = list(json_lines.iterate(tmp_path / 'results.jsonl'))
+  assert len(records) > 4 * 12
+  for record in records:
+    assert answers.get(record['variant'], record['question_id']) == record
 
 
 def test_a_folder_keeps_records_whole(tmp_path):

@@ -170,7 +170,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'no evaluated step': (
       ['evaluate', MICRO, f'--workdir={folder}/other', '--step=best'],
-      'has been evaluated in training (see checkpoint.keep_best). There are steps 0.',
+      'training (see evaluation.every and checkpoint.keep_best). There are steps 0.',
     ),
     'step of no run': (
       ['evaluate', MICRO, '--step=best'],
@@ -323,7 +323,7 @@ def test_evaluate_a_checkpoint(tmp_path):
   # The same questions, noise and figures as at the end of the run.
   records = json_lines.iterate(workdir / 'eval.jsonl')
   (trained,) = (record for record in records if record['label'] == 'trained')
-  same = trained.keys() - {'label', 'seconds'}
+  same = trained.keys() - {'label', 'seconds', 'spread'}
   assert {k: record[k] for k in same} == {k: trained[k] for k in same}
   assert (record['label'], record['step']) == ('step 10', 10)
   assert (constant['label'], alone['label']) == setup_lib.BASELINES

@@ -18,6 +18,7 @@ def test_two_processes_are_one_run(tmp_path):
   several_processes.run(tmp_path / 'run', 2, 2)
   several_processes.assert_same_figures(tmp_path / 'run', several_processes.alone())
   assert (tmp_path / 'run' / 'report.html').exists()
+  assert (tmp_path / 'run' / 'done').exists()
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import NonFiniteLossError, Programs
 from agent_gspo.workdir import checkpoints, disk, step_folders
+from agent_gspo.workdir import records as workdir_lib
 
 STEPS = micro_run.get_config().steps
 
@@ -170,6 +171,92 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   assert {name: (workdir / name).read_bytes() for name in files} == before
   table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
+
+
+def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, capsys, compiled):
+  workdir, evaluate, asked = tmp_path / 'run', setup_lib.Setup.evaluate, []
+  shutil.copytree(micro_run.finished(), workdir)
+
+  def evaluated(self, *arguments, **options):
+    asked.append(options['label'])
+    return evaluate(self, *arguments, **options)
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluated)
+
+  def again(**values):
+    """What is asked again."""
+    asked.clear()
+    loop.train(micro_run.changed(**values), workdir)
+    return list(asked)
+
+  def edit(change):
+    lines = [json.loads(line) for line in (workdir / 'eval.jsonl').read_text().splitlines()]
+    for record in lines:
+      change(record)
+    (workdir / 'eval.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in lines))
+
+  assert again() == []
+  assert 'it is gone' not in capsys.readouterr().out
+  assert again(evaluation__questions=2) == ['trained']
+  shown = ' '.join(capsys.readouterr().out.split())
+  assert 'the untrained team was asked 4 test questions at temperature 1.0; it is gone' in shown
+  questions = {r['label']: r['questions'] for r in records(workdir, 'eval.jsonl')}
+  assert (questions['untrained'], questions['trained']) == (4, 2)
+  assert sum(r['label'] == 'trained' for r in records(workdir, 'eval.jsonl')) == 1
+  assert again(evaluation__questions=2) == []
+  few = {'evaluation__questions': 2, 'evaluation__seen_questions': 2}
+  assert again(**few, evaluation__temperature=0.0) == ['trained', 'trained, training split']
+  assert again(**few, evaluation__temperature=0.0, evaluation__spread=True) == (
+    ['trained', 'trained, training split']
+  )
+  few |= {'evaluation__temperature': 0.0, 'evaluation__spread': True}
+  assert again(**few, evaluation__split='validation') == ['trained']
+  few['evaluation__split'] = 'validation'
+  edit(lambda record: record.pop('spread', None))  # as an earlier version wrote it
+  assert again(**few) == []
+  edit(lambda record: record['label'] == 'trained' and record.update({'task/accuracy': None}))
+  assert again(**few) == ['trained']
+
+
+def test_more_questions_than_there_are_are_asked_once(tmp_path, monkeypatch, compiled):
+  setup = _setup()
+  size = len(setup.task.questions('test'))
+  run = loop.Run.__new__(loop.Run)
+  run.config, run.setup = micro_run.changed(evaluation__questions=size + 1), setup
+  assert run._asked('trained')['questions'] == size
+
+
+@pytest.mark.slow
+def test_an_untrained_team_that_is_still_there_is_asked_again(tmp_path, compiled):
+  config = micro_run.changed(
+    steps=1, sft__steps=0, learner__minibatches=1, evaluation__seen_questions=0
+  )
+  loop.train(config, tmp_path)
+  before = {r['label']: r for r in records(tmp_path, 'eval.jsonl')}
+  config['evaluation']['questions'] = 2
+  loop.train(config, tmp_path)
+  after = {r['label']: r for r in records(tmp_path, 'eval.jsonl')}
+  assert after.keys() == before.keys()
+  assert {r['questions'] for r in before.values()} == {4}
+  assert {r['questions'] for r in after.values()} == {2}
+
+
+def test_a_run_has_ended_when_all_is_done(tmp_path, monkeypatch, compiled):
+  workdir, evaluate = tmp_path / 'run', setup_lib.Setup.evaluate
+  shutil.copytree(micro_run.finished(), workdir)
+  assert (workdir / 'done').read_text() == f'{STEPS}\n'
+  go = lambda: loop.train(micro_run.changed(evaluation__seen_questions=2), workdir)
+
+  def killed(*unused, **options):
+    raise SystemExit('killed')
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', killed)
+  with pytest.raises(SystemExit):
+    go()
+  assert not workdir_lib.has_ended(workdir)
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluate)
+  go()
+  assert workdir_lib.has_ended(workdir)
 
 
 @pytest.mark.filterwarnings('ignore:.*left out')
@@ -446,7 +533,9 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   first.save(small_checkpoints.state(0.0))
   first.wait()
   # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
-  small_checkpoints.open_(tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7})
+  small_checkpoints.open_(
+    tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7}, rollout={'parts': 2}
+  )
   found = r'at step 0 .* \(budget.lambda_tok: 0.02 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
   with pytest.raises(ValueError, match=found):
     small_checkpoints.open_(tmp_path / 'c', team=edges, budget={'lambda_tok': 0.5}, seed=1)
@@ -480,6 +569,11 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
   assert changed.changes == expected
   changed.save(small_checkpoints.state(0.0, 2))
   changed.wait()
+  # How wide rows are changes results by rounding alone.
+  with pytest.raises(
+    ValueError, match=r'pack_length: 64 in .* --allow_changes=learner.pack_length'
+  ):
+    small_checkpoints.open_(tmp_path, keep=2, learner={**lower['learner'], 'pack_length': 96})
   # From here on it is the run's own config; the same command still works.
   assert small_checkpoints.open_(tmp_path, **lower).changes == expected
   assert small_checkpoints.open_(tmp_path, allow_changes=fields, **lower).changes == expected
@@ -533,6 +627,56 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
   config['rollout']['group_size'] = 3
   with pytest.raises(ValueError, match=r'rollout.group_size: 2 in the checkpoint, 3 now'):
     loop.train(config, tmp_path)
+
+
+def test_fewer_steps_than_were_taken_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
+  config = micro_run.changed(steps=2)
+  first = small_checkpoints.open_(tmp_path / 'checkpoints', **config_lib.resolve(config))
+  first.save(small_checkpoints.state(0.0, 3))
+  first.wait()
+  message = rf'steps=2, but the run in {tmp_path} has taken 3\. Set steps=3 or more, or use another'
+  with pytest.raises(ValueError, match=message):
+    loop.train(config, tmp_path)
+  assert not (tmp_path / 'config.json').exists()
+
+
+def test_what_the_warm_start_does_not_read_may_change_during_it(tmp_path, monkeypatch, compiled):
+  class Reached(Exception):
+    pass
+
+  def imitate(setup, saves, hooks):
+    raise Reached(saves.latest_step)
+
+  monkeypatch.setattr(loop, 'imitate', imitate)
+  first = small_checkpoints.open_(tmp_path / 'sft', **config_lib.resolve(micro_run.changed()))
+  first.save(small_checkpoints.state(0.0, 1))
+  first.wait()
+  go = lambda **values: loop.train(
+    micro_run.changed(**values), tmp_path, allow_changes=['learner.learning_rate']
+  )
+  with pytest.raises(Reached, match='1'):
+    go(learner__learning_rate=1e-5)
+  with pytest.raises(ValueError, match=r'sft.learning_rate: .* in the checkpoint, 0.5 now'):
+    go(learner__learning_rate=1e-5, sft__learning_rate=0.5)
+
+
+@pytest.mark.slow
+def test_the_width_of_rows_changes_rounding_alone(tmp_path, no_warm_start):
+  config = micro_run.changed(
+    steps=0, sft__steps=0, learner__minibatches=1, evaluation__questions=1, evaluation__every=0
+  )
+  loop.train(config, tmp_path / 'same')
+  shutil.copytree(tmp_path / 'same', tmp_path / 'wide')
+  config['steps'] = 1
+  loop.train(config, tmp_path / 'same')
+  config['learner']['pack_length'] *= 2
+  loop.train(config, tmp_path / 'wide', allow_changes=['learner.pack_length'])
+  (same,), (wide,) = (records(tmp_path / name, 'metrics.jsonl') for name in ('same', 'wide'))
+  assert wide['packing/positions'] != same['packing/positions']
+  for key in ('policy/grad_norm', 'policy/objective', 'reward/mean'):
+    assert wide[key] == pytest.approx(same[key], rel=1e-4, abs=1e-6), key
+  assert same['policy/grad_norm'] > 0
 
 
 def test_parameters_for_another_use(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
 
 import micro_run
 import pytest
@@ -41,6 +42,19 @@ def test_the_trained_team_is_evaluated_at_each_price(workdir):
   prices = [record['budget/lambda_tok'] for record in records.load_run(workdir).metrics]
   assert len(set(prices)) == 2
   assert all(0 <= price <= 0.02 for price in prices)
+
+
+def test_a_run_that_goes_on_shows_only_the_team_that_it_ends_with(workdir, tmp_path):
+  again = tmp_path / 'run'
+  shutil.copytree(workdir, again)
+  more = ['--config.steps=3', '--config.evaluation.seen_questions=0']
+  done = micro_run.run(micro_run.train_command(again, *_RUN, *more))
+  assert done.returncode == 0, done.stderr
+  found = [(r['label'], r['step']) for r in records.evaluations(again)]
+  assert {(records.SEEN, 2), ('trained, price 0', 2), ('trained, price 0', 3)} <= set(found)
+  assert len(re.findall(r'trained, price 0 ', done.stdout)) == 1
+  assert len(re.findall(r'trained, price 0\.02 ', done.stdout)) == 1
+  assert 'training split' not in done.stdout
 
 
 @pytest.mark.parametrize('team', ['step 2', 'untrained'])

@@ -259,7 +259,8 @@ def test_what_sharing_saves_is_reported():
 
 def test_message_that_does_not_fit_a_row_is_refused():
   long = tiny.message(np.arange(1, 40), [5, 6, _EOS])
-  with pytest.raises(ValueError, match='row_tokens'):
+  message = rf'learner\.pack_length={_ROW} is too short for a prompt and message of 42 tokens; set'
+  with pytest.raises(ValueError, match=message):
     _pack(messages=[long], advantages=np.ones(1))
 
 

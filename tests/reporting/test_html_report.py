@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 from report_pages import episode, parse, write_run
 
 from agent_gspo.reporting import html_report, report_data
-from agent_gspo.workdir import records
+from agent_gspo.workdir import records, writers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOSTILE = '</script><script>alert(1)</script><!-- &amp; "quoted" \u2028 \ud83d'
@@ -103,6 +104,65 @@ def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
   assert shown['edges'] == [back, edge]
 
 
+def edges(tokens):
+  """Of a team in which `holder` said this much to `solver`."""
+  one = {'author': 'holder', 'reader': 'solver', 'turns': 2, 'said': 1, 'told': 1}
+  return [{**one, 'tokens': tokens}]
+
+
+@pytest.mark.parametrize(
+  ('written', 'expected'),
+  [
+    (['untrained', 'trained', 'trained, price 0.5', 'trained, training split'], 'trained'),
+    (['during', 'trained', 'untrained'], 'trained'),
+    (['during', 'trained, price 0.5', 'trained, training split', 'untrained'], 'during'),
+    ([None, 'trained, budget 8'], None),
+    (['untrained', 'trained, training split'], 'untrained'),
+    (['trained, training split'], 'nothing'),
+  ],
+)
+def test_who_hears_whom_is_of_the_trained_team_first(tmp_path, written, expected):
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step, label in enumerate(written):
+      name = {} if label is None else {'label': label}
+      writer.evaluation({'step': step, 'split': 'test', **name, 'edges': edges(step)})
+  (shown,) = report_data.build([records.load_run(tmp_path / 'run')])['runs']
+  step = None if expected == 'nothing' else written.index(expected)
+  assert [edge['tokens'] for edge in shown['edges']] == ([] if step is None else [step])
+  assert shown['edges_of']['step'] == step
+  assert shown['edges_of']['label'] == (None if step is None else expected)
+
+
+def test_what_a_team_was_told_stands_beside_its_evaluation(tmp_path):
+  told = {'trained': None, 'trained, price 0.5': 0.5, 'trained, budget 8': 8.0, 'x, price -': None}
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for label in told:
+      writer.evaluation({'step': 1, 'label': label})
+  (shown,) = report_data.build([records.load_run(tmp_path / 'run')])['runs']
+  assert {e['label']: e.get('told') for e in shown['evaluations']} == told
+  assert 'told' not in shown['evaluations'][0]
+
+
+def test_a_run_in_its_supervised_stage_has_a_report(tmp_path):
+  run = supervised_run(tmp_path / 'runs' / 'new')
+  assert records.find_workdirs([tmp_path / 'runs']) == [run]
+  (shown,) = json.loads(parse(html_report.write_report(run, tmp_path / 'r')).data)['runs']
+  assert shown['sft']['series']['sft/loss_nats'] == [3.0, 1.5]
+  (tmp_path / 'notes').mkdir()
+  with pytest.raises(FileNotFoundError, match=r'notes holds no run: .* or sft\.jsonl in it'):
+    records.find_workdirs([tmp_path / 'notes'])
+  with pytest.raises(FileNotFoundError, match=r'notes holds neither .* nor sft\.jsonl'):
+    records.load_run(tmp_path / 'notes')
+
+
+def supervised_run(workdir):
+  workdir.mkdir(parents=True)
+  (workdir / records.CONFIG).write_text('{"seed": 0}')
+  steps = [{'step': i, 'sft/loss_nats': 3.0 / i} for i in (1, 2)]
+  (workdir / records.SFT).write_text(''.join(json.dumps(step) + '\n' for step in steps))
+  return workdir
+
+
 def test_the_command_runs_from_anywhere(tmp_path):
   write_run(tmp_path / 'sweep' / 'a')
   write_run(tmp_path / 'sweep' / 'b')
@@ -129,6 +189,12 @@ needs_browser = pytest.mark.skipif(browser() is None, reason='no Chromium to dra
 
 def draw(page) -> str:
   """The page as a browser has it once its scripts have run; they must not complain."""
+  drawn, complaints = draw_with_complaints(page)
+  assert 'CONSOLE' not in complaints
+  return drawn
+
+
+def draw_with_complaints(page) -> tuple[str, str]:
   done = subprocess.run(
     [
       browser(),
@@ -142,8 +208,26 @@ def draw(page) -> str:
     timeout=120,
     check=True,
   )
-  assert 'CONSOLE' not in done.stderr
-  return done.stdout
+  return done.stdout, done.stderr
+
+
+def shown(page) -> str:
+  """The elements that a browser has drawn, without the scripts that drew them."""
+  return without_scripts(draw(page))
+
+
+def without_scripts(drawn: str) -> str:
+  return re.sub(r'<script.*?</script>', '', drawn, flags=re.DOTALL)
+
+
+def part(drawn: str, start: str, end: str) -> str:
+  """What a page holds between the only place of a text and the next one of another."""
+  assert drawn.count(start) == 1
+  return drawn.partition(start)[2].partition(end)[0]
+
+
+def text_of(drawn: str) -> list[str]:
+  return [text.strip() for text in re.split(r'<[^>]*>', drawn) if text.strip()]
 
 
 @needs_browser
@@ -186,3 +270,145 @@ def test_charts_are_drawn_before_any_observer_reports(tmp_path):
   page.write_text(text.replace('<head>', '<head>' + silent), encoding='utf-8')
   drawn = draw(page)
   assert drawn.count('<figure') == drawn.count('role="img"') == 3
+
+
+@needs_browser
+def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
+  # Of some sorts of note an agent may have held none, and then there is no rate.
+  rates = {'ann': (0.25, None), 'bob': (None, 0.5), 'cy': (0.75, 0.125), 'solver': (None, None)}
+  keys = ('silence_rate_relevant', 'silence_rate_irrelevant')
+  agents = [{'name': name, **dict(zip(keys, known, strict=True))} for name, known in rates.items()]
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    writer.evaluation({'step': 1, 'label': 'trained', 'task/accuracy': 0.5, 'agents': agents})
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  for kind, rates in (
+    ('relevant', ['25.0 %', '-', '75.0 %']),
+    ('irrelevant', ['-', '50.0 %', '12.5 %']),
+  ):
+    card = text_of(part(drawn, f'>Silent turns, note {kind}</h4>', '<div class="card'))[:6]
+    assert card == ['ann', rates[0], 'bob', rates[1], 'cy', rates[2]]
+
+
+@needs_browser
+def test_a_section_that_fails_leaves_the_others(tmp_path):
+  data = report_data.build(records.load_runs([write_run(tmp_path / 'run')]))
+  data['transcripts'] = [{'run': 0}]  # which no workdir gives: of every line the messages are read
+  page = tmp_path / 'report.html'
+  page.write_text(html_report.render('run', {**data, 'written': ''}), encoding='utf-8')
+  drawn, complaints = draw_with_complaints(page)
+  drawn = without_scripts(drawn)
+  assert 'TypeError' in complaints
+  assert 'Transcripts could not be drawn: TypeError' in drawn
+  assert '>Before and after training</h2>' in drawn
+  assert '>Configuration</h2>' in drawn
+
+
+def told_run(workdir):
+  """Of a team that is told prices, as training writes it; twice, for it was trained longer."""
+  with writers.RunWriter(workdir) as writer:
+    told = {0.002: (61.0, 0.5), 0: (64.0, 0.75), 0.01: (20.0, 0.25)}
+    for label, accuracy in (('constant answer', 0.1), ('single agent', 0.4), ('untrained', 0.2)):
+      measured = {'task/accuracy': accuracy, 'tokens/written_per_question': 40 * accuracy}
+      writer.evaluation({'step': 0, 'label': label, **measured})
+    figures = {'trained': (40.0, 0.6)}
+    figures |= {f'trained, price {price:g}': shown for price, shown in told.items()}
+    figures[records.SEEN] = (45.0, 0.95)
+    for step in (2, 4):
+      writer.metrics(step, {'task/accuracy': 0.5})
+      for label, (tokens, accuracy) in figures.items():
+        measured = {'task/accuracy': accuracy, 'tokens/written_per_question': tokens + step}
+        writer.evaluation({'step': step, 'label': label, **measured})
+    writer.transcripts(
+      [episode(4) | {'label': label} for label in ('train', 'trained', 'trained, price 0.01')]
+    )
+  return workdir
+
+
+@needs_browser
+def test_answers_to_prices_are_a_curve_of_their_own(tmp_path):
+  drawn = shown(html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html'))
+  chart = part(drawn, '>Accuracy against tokens written<', '</figure>')
+  assert 'told a price or budget' in chart
+  assert records.SEEN not in chart
+  marks = re.findall(r'<rect x="([0-9.]+)" [^>]*stroke="var\(--c0\)"[^>]*><title>([^<]*)', chart)
+  assert [name.split(', ')[1:3] for _, name in marks] == [
+    [f'price {price}', 'step 4'] for price in ('0', '0.002', '0.01')
+  ]
+  # Joined in order of the price, from right to left here.
+  curves = re.findall(r'<path ([^>]*)d="M([0-9. L]*)"([^>]*)>', chart)
+  (curve,) = (d for before, d, behind in curves if 'dasharray' not in before + behind)
+  across = [float(point.split()[0]) for point in curve.split('L')]
+  assert across == sorted(across, reverse=True)
+  width = float(re.search(r'<svg width="([0-9.]+)"', chart)[1])
+  labels = re.findall(
+    r'<text class="tick halo" x="([0-9.]+)" y="[0-9.]+" text-anchor="(start|end)">([^<]+)<',
+    chart,
+  )
+  assert [text for *_, text in labels] == ['constant answer', 'single agent', '0', '0.002', '0.01']
+  for x, anchor, text in labels:
+    left = float(x) - 6 * len(text) * (anchor == 'end')
+    assert left > 0
+    assert left + 6 * len(text) < width
+    assert anchor == ('end' if float(x) > width / 2 else 'start')
+
+
+@needs_browser
+def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
+  page = html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html')
+  chooses = """<script>addEventListener('load', () => {
+    const which = document.querySelector('[aria-label="which evaluation"]');
+    which.selectedIndex = [...which.options].findIndex((o) => o.text === 'trained, price 0.01');
+    which.dispatchEvent(new Event('change'));
+  })</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', chooses + '</body>'), encoding='utf-8')
+  drawn = shown(page)
+  assert drawn.count('class="card transcript"') == 1
+  assert 'step 4 · trained, price 0.01 · train · 13 written' in drawn
+
+
+@needs_browser
+@pytest.mark.parametrize('alike', [True, False])
+def test_figures_of_different_measurements_have_no_change(tmp_path, alike):
+  before = {'split': 'test', 'questions': 10, 'temperature': 1.0}
+  after = {**before, 'questions': 40} | ({} if alike else {'temperature': 0.0})
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step, label, measured in ((0, 'untrained', before), (4, 'trained', after)):
+      writer.evaluation(
+        {'step': step, 'label': label, 'task/accuracy': 0.25 + step / 8, **measured}
+      )
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  assert ('+50.0 points' in drawn) == alike
+  assert '75.0 %' in drawn
+  assert (
+    'before: test split, 10 questions, temperature 1; after: test split, 40 questions, temperature '
+    f'{1 if alike else 0}<'
+  ) in drawn
+
+
+@needs_browser
+def test_no_label_of_a_tick_is_cut_off(tmp_path):
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step in (0, 200_000):
+      writer.metrics(step, {'task/accuracy': 0.5})
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  chart = part(drawn, '<figcaption><span>Accuracy<', '</figure>')
+  width = float(re.search(r'<svg width="([0-9.]+)"', chart)[1])
+  ticks = re.findall(r'x="([0-9.]+)" y="[0-9.]+" text-anchor="middle">([0-9][^<]*)<', chart)
+  x, text = ticks[-1]
+  assert text == '200k'
+  assert math.ceil(float(x) + 6.3 * len(text) / 2) <= width
+
+
+@needs_browser
+@pytest.mark.parametrize('supervised', [True, False])
+def test_a_run_without_steps_is_drawn_without_errors(tmp_path, supervised):
+  run = tmp_path / 'run'
+  if supervised:
+    supervised_run(run)
+  else:
+    run.mkdir()
+    (run / records.METRICS).touch()
+  drawn = shown(html_report.write_report([run], tmp_path / 'report.html'))
+  assert 'no step and no evaluation so far' in drawn
+  assert ('Supervised stage, nats a token' in drawn) == supervised

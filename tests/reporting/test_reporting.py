@@ -312,6 +312,24 @@ def test_no_figure_of_a_table_is_cut_off(width):
   assert '…' not in text
 
 
+@pytest.mark.parametrize('name', ['llama-3[fp8]', 'org/model[/b]', '[red]team'])
+def test_names_in_brackets_are_no_markup(name):
+  record = {'label': name, 'split': name, 'task/accuracy': 0.5, f'{records.GRADED}{name}': 0.5}
+  record['agents'] = [{'name': name}]
+  shown = tables.render_text(
+    tables.closing_table(record, record, extra_rows=[(name, name)], baselines=[record])
+  )
+  # Three heads, a row of its grader, two of its agent, the extra one, the caption.
+  assert shown.count(name) == 3 + 1 + 2 + 2 + 1
+  shown = tables.render_text(comparison.comparison_table([record]))
+  assert shown.count(name) == 2
+  probed = {'probe': name, 'task/accuracy': 0.5}
+  assert name in tables.render_text(comparison.probe_table([probed]))
+  row = {'measure': name, 'a': 1, 'b': 2, 'difference': 1}
+  shown = tables.render_text(comparison.difference_table([name, name], [row]))
+  assert shown.count(name) == 3
+
+
 @pytest.mark.parametrize('terminal', [True, False])
 def test_no_figure_that_a_run_shows_is_cut_off(terminal):
   file = io.StringIO()
@@ -357,3 +375,22 @@ def test_learning_curves_are_drawn(tmp_path):
   (tmp_path / 'empty' / records.METRICS).touch()
   with pytest.raises(ValueError, match='no run in it'):
     plots.learning_curves({'team': [tmp_path / 'empty']}, out)
+
+
+def test_axes_of_small_shares_tell_their_ticks_apart(tmp_path, monkeypatch):
+  from matplotlib import figure
+
+  shown = []
+
+  def labels(picture, *args, **kwargs):
+    picture.canvas.draw()
+    shown.append([label.get_text() for label in picture.axes[0].get_yticklabels()])
+
+  monkeypatch.setattr(figure.Figure, 'savefig', labels)
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step in range(3):
+      writer.metrics(step, METRICS | {'task/accuracy': 0.004 * step})
+  plots.learning_curves({'team': [tmp_path / 'run']}, tmp_path / 'curves.png')
+  seeds = {'task/accuracy': [0.004, 0.01], 'tokens/written_per_question': [5.0, 6.0]}
+  plots.frontier([{'name': 'team', 'trained': seeds}], tmp_path / 'frontier.png')
+  assert [len(set(texts)) for texts in shown] == [len(texts) for texts in shown]

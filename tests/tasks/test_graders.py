@@ -144,6 +144,24 @@ def test_a_worker_that_was_killed_is_replaced():
   assert math_process.ask({'gold': 'x', 'answer': 'x'}) is True
 
 
+def test_after_an_interrupt_no_reply_is_taken_for_another(monkeypatch):
+  same, other = {'gold': 'x', 'answer': 'x'}, {'gold': 'x', 'answer': 'x+3'}
+  assert math_process.ask(same) is True
+  reply = math_process._reply
+
+  def interrupted(process, line):
+    process.stdin.write(line + '\n')
+    process.stdin.flush()
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(math_process, '_reply', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      math_process.ask(same)
+  assert math_process._reply is reply
+  assert [math_process.ask(request) for request in (other, same)] == [False, True]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet='ABCDEab ().,:\nthe answer is or not *#\\boxed{}$', max_size=60))
 def test_letter_soup_is_read_without_error(text):

@@ -486,7 +486,17 @@ def test_shares_are_equal_but_for_caps(total, caps):
 
 def test_a_role_may_have_a_lower_cap():
   assert st.team('single', max_tokens=3).message_cap(0) == 3
-  assert st.team('single', max_tokens=30).message_cap(0) == 6
+  assert st.team('single', max_tokens=6).message_cap(0) == 6
+  assert st.team('single').message_cap(0) == 6
+
+
+@pytest.mark.parametrize('decision', ['last', 'judge'])
+def test_a_role_may_not_have_a_higher_cap(decision):
+  message = (
+    r'team\.roles\.agent\.max_tokens=7 is above team\.max_message_tokens=6, .* Raise team\.max'
+  )
+  with pytest.raises(ValueError, match=message):
+    st.team('debate', decision=decision, max_tokens=7)
 
 
 def test_script_longer_than_the_cap_is_an_error():

@@ -68,6 +68,25 @@ def test_a_rollout_reads_no_more_prompts_than_planned(setup):
   assert written == 2 * config['questions'] * config['group_size']
 
 
+def test_a_run_has_room_for_its_own_evaluations():
+  """Which hold more conversations than a rollout; no more of them than there are questions."""
+
+  def planned(training=True, **fields):
+    fields = {'evaluation__batch_questions': 32, **fields}
+    return setup_lib.plan(config_lib.check(micro_run.changed(**fields), training=training))
+
+  few, many = planned(), planned(evaluation__questions=32)
+  alone = planned(training=False, evaluation__questions=32)
+  for small, large, own in zip(few.programs[:2], many.programs[:2], alone.programs, strict=True):
+    assert small.bytes < large.bytes
+    assert large.arrays == own.arrays
+  assert few.positions == many.positions  # of a step
+  assert few.programs == planned(evaluation__batch_questions=4).programs
+  for field in ('evaluation__questions_during', 'evaluation__seen_questions'):
+    assert planned(**{field: 32}).programs == many.programs
+  assert planned(evaluation__questions_during=32, evaluation__every=0).programs == few.programs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('attention', ['reference', 'blockwise'])
 @pytest.mark.parametrize('remat', [False, True])

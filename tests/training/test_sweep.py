@@ -29,6 +29,7 @@ start = {'label': 'untrained', 'step': 0, 'task/accuracy': 0.25, 'tokens/written
 seen = {'label': 'trained, training split', 'step': 1, 'comm/silence_rate_irrelevant': price}
 lines = (json.dumps(r) + '\\n' for r in (start, record, seen))
 (workdir / 'eval.jsonl').write_text(''.join(lines))
+(workdir / 'done').write_text('1\\n')
 """
 
 
@@ -73,6 +74,18 @@ def test_missing_runs_are_run_and_a_failure_stops_nothing(tmp_path, script, jobs
   assert notes[-1] == '4 of 4 runs have ended, 0 to go'
   with pytest.raises(ValueError, match=r'steps=7 .* is not .*steps=8'):
     sweep.run_missing(todo, 'c.py', ['--config.steps=8'], note=notes.append)
+
+
+def test_a_run_that_still_has_to_evaluate_has_not_ended(tmp_path, script):
+  todo, notes = _points(tmp_path, ('0',), (0,)), []
+  sweep.run_missing(todo, 'c.py', [], note=notes.append)
+  # As after a kill behind the record of the trained team; or of an earlier version.
+  (todo[0].workdir / 'done').unlink()
+  assert sweep.summary(todo) == []
+  assert not sweep.run_missing(todo, 'c.py', [], note=notes.append)
+  assert '0 of 1 runs have ended, 1 to go' == notes[-3]
+  assert len((todo[0].workdir / 'calls').read_text().splitlines()) == 2
+  assert [s['seeds'] for s in sweep.summary(todo)] == [[0]]
 
 
 def test_summary_and_table(tmp_path, script):

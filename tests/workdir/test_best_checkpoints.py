@@ -63,6 +63,25 @@ def test_accuracy_then_tokens_then_the_later(tmp_path):
   assert best.best_first(tmp_path) == [5, 2, 4, 1, 7, 3, 6]
 
 
+def test_other_questions_are_not_compared_with(tmp_path):
+  record = lambda step, accuracy, **asked: json.dumps(json.loads(_record(step, accuracy)) | asked)
+  old = {'split': 'test', 'questions': 50, 'temperature': 1.0}
+  new = {**old, 'questions': 200, 'spread': False}
+  _evaluated(
+    tmp_path,
+    record(1, 0.6, **old),
+    record(2, 0.9, **old),  # of few questions
+    record(3, 1.0, **{**new, 'temperature': 0.0}),
+    record(4, 0.7, **{**new, 'split': 'validation'}),
+    record(5, 0.5, **{**old, 'questions': 200}),  # of an earlier version, alike
+    record(6, 0.8, **{**new, 'spread': True}),
+    record(7, 0.4, **new),
+  )
+  assert best.best_first(tmp_path) == [5, 7, 3, 2, 6, 4, 1]
+  folder = _saved(tmp_path, range(1, 9), {}, keep=1, keep_best=2)
+  assert step_folders.steps(folder) == [5, 7, 8]
+
+
 def test_the_best_stay_beside_the_newest(tmp_path):
   scores = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.6, 6: 0.5}
   folder = _saved(tmp_path, range(1, 8), scores, keep=2, keep_best=2)

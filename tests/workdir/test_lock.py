@@ -59,6 +59,20 @@ def test_a_folder_is_held_until_its_holder_is_gone(held):
     pass
 
 
+@pytest.mark.parametrize('below', ['', 'runs/first'])
+@pytest.mark.parametrize(
+  ('name', 'arguments'),
+  [('train', [f'--config={micro_run.CONFIG}']), ('sweep', ['--config=c.py', '--lambdas=0'])],
+)
+def test_a_file_is_no_folder(tmp_path, name, arguments, below):
+  (tmp_path / 'file').touch()
+  folder = tmp_path / 'file' / below
+  done = micro_run.run(micro_run.command(name, *arguments, f'--workdir={folder}'))
+  assert done.returncode == 2
+  told = f'error: --workdir={folder}: that is a file (or lies below one); name a folder.'
+  assert done.stderr.splitlines()[-1] == told
+
+
 def test_a_second_run_in_a_workdir_ends_at_once(held, monkeypatch):
   folder, process = held
   monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))

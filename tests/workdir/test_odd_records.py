@@ -362,6 +362,7 @@ def test_a_sweep_survives_a_result_without_figures(tmp_path, monkeypatch):
     'workdir = pathlib.Path(sys.argv[1].partition("=")[2])\n'
     'line = \'{"label": "trained", "step": 1, "task/accuracy": null, "agents": 3}\'\n'
     '(workdir / "eval.jsonl").write_text(\'{"label": ["x"]}\\n[]\\n\' + line + "\\n")\n'
+    '(workdir / "done").touch()\n'
   )
   monkeypatch.setattr(sweep, '_TRAIN', (sys.executable, str(script)))
   todo, notes = sweep.points(tmp_path, sweep.grid([('a', ['1'])]), [0]), []

@@ -26,19 +26,23 @@ function agentBars(run) {
     bars('Tokens read a question', names, names, read, amount, most(read)),
   ];
   const relevant = values('silence_rate_relevant');
-  if (relevant.flat().some(isNumber)) {
-    const rows = (all) => all.filter((row) => row.some(isNumber));
-    const known = names.filter((_, i) => relevant[i].some(isNumber));
-    cards.push(bars('Silent turns, note relevant', names, known, rows(relevant), percent, 1));
-    cards.push(bars('Silent turns, note irrelevant', names, known, rows(values('silence_rate_irrelevant')), percent, 1));
+  const irrelevant = values('silence_rate_irrelevant');
+  // Both cards have the same agents: one may never have held a note of one kind.
+  const held = names.map((_, i) => [...relevant[i], ...irrelevant[i]].some(isNumber));
+  if (held.some(Boolean)) {
+    const ofHolders = (all) => all.filter((_, i) => held[i]);
+    cards.push(bars('Silent turns, note relevant', names, ofHolders(names), ofHolders(relevant), percent, 1));
+    cards.push(bars('Silent turns, note irrelevant', names, ofHolders(names), ofHolders(irrelevant), percent, 1));
   } else {
     cards.push(bars('Silent turns', names, names, values('silence_rate'), percent, 1));
   }
-  return h('div', {}, h('p', {class: 'hint'}, records.length > 1 ? `pale: ${records[0].label} (step ${records[0].step}); full: ${records[1].label} (step ${records[1].step})` : `${records[0].label}, step ${records[0].step}`),
+  const alike = records.length < 2 || measured(before) === measured(after);
+  const told = (e) => `${e.label} (step ${e.step}${alike ? '' : `, ${measured(e)}`})`;
+  return h('div', {}, h('p', {class: 'hint'}, records.length > 1 ? `pale: ${told(before)}; full: ${told(after)}` : `${records[0].label}, step ${records[0].step}`),
     h('div', {class: 'grid4'}, cards));
 }
 
-function readersGraph(edges) {
+function readersGraph(edges, of) {
   if (!edges.length) return null;
   const names = [...new Set(edges.flatMap((e) => [e.author, e.reader]))].sort();
   const size = 300;
@@ -84,13 +88,14 @@ function readersGraph(edges) {
       ['messages', 'tokens', 'silent', 'for others'].map((x) => h('th', {class: 'n'}, x)))),
     h('tbody', {}, edges.map((e) => h('tr', {}, h('td', {}, e.author), h('td', {}, e.reader),
       h('td', {class: 'n'}, fixed(e.told, 2)), h('td', {class: 'n'}, amount(e.tokens)), h('td', {class: 'n'}, percent(1 - e.said / e.turns)), h('td', {class: 'n'}, percent((e.said - e.told) / e.turns))))));
+  const told = [of.label || 'during', isNumber(of.step) && `step ${of.step}`, of.split && `${of.split} split`].filter(Boolean).join(', ');
   return h('div', {}, h('h3', {}, 'Who hears whom'),
-    h('p', {class: 'hint'}, 'an episode, mean over the newest evaluation; a share of the turns was silent, or for others'),
+    h('p', {class: 'hint'}, `an episode, mean over one evaluation: ${told} (the newest of the trained team, without one during training, then of the untrained team); a share of the turns was silent, or for others`),
     h('div', {class: 'card readers'}, svg('svg', {viewBox: `-30 ${top} ${size + 60} ${Math.max(...heights) + 44 - top}`, role: 'img', 'aria-label': 'who hears whom'}, arrows, discs), h('div', {class: 'scroll'}, table)));
 }
 
 function agentsSection() {
-  const content = (run) => [agentBars(run), readersGraph(run.edges)].filter(Boolean);
+  const content = (run) => [agentBars(run), readersGraph(run.edges, run.edges_of)].filter(Boolean);
   const known = runs.filter((run) => content(run).length);
   if (!known.length) return null;
   const place = h('div', {}, content(known[0]));

@@ -1,5 +1,7 @@
 // Small charts in SVG: lines, stacked areas and points with whiskers.
 
+const LETTER = 6.3;  // width of a letter of a tick or label
+
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = Math.pow(10, Math.floor(Math.log10(rough)));
@@ -49,7 +51,7 @@ function extent(numbers) {
  * spec() returns {lines, tracks, points, areas, unit, xLabel, xZero, xMargin, zero, most}:
  *   lines: [{name, colour, dash, x: [], y: [], faint: []}]
  *   tracks: lines whose x is no step, so that there is nothing to hover over
- *   points: [{name, colour, x, y, low, high, hollow}]
+ *   points: [{name, colour, x, y, low, high, hollow, square, label}]
  *   areas: [{name, colour, x: [], y: []}], drawn on top of each other.
  */
 function chart(title, spec, extra) {
@@ -105,7 +107,9 @@ function drawChart(frame, legend, tip, card, width, title, content) {
   const xTicks = ticks(left, right, Math.max(2, Math.floor(width / 90)));
   const xLabels = tickLabels(xTicks, '');
   const margin = {
-    left: 14 + 6.3 * Math.max(...yLabels.map((label) => label.length)), right: 10, top: 8, bottom: 34,
+    left: 14 + LETTER * Math.max(...yLabels.map((label) => label.length)),
+    // The last tick may stand at the edge, and half of its label beyond.
+    right: Math.max(10, 2 + (LETTER / 2) * (xLabels[xLabels.length - 1] || '').length), top: 8, bottom: 34,
   };
   const px = (x) => margin.left + ((x - left) / (right - left)) * (width - margin.left - margin.right);
   const py = (y) => height - margin.bottom - ((y - low) / (high - low)) * (height - margin.top - margin.bottom);
@@ -137,6 +141,7 @@ function drawChart(frame, legend, tip, card, width, title, content) {
     }));
   }
   for (const point of points) drawPoint(plot, point, px, py);
+  labelPoints(plot, points, px, py, {left: margin.left, right: width - margin.right, top: 0, bottom: height - margin.bottom + 6});
   if (lines.length || areas.length) {
     const write = unit === '%' ? percent : (x) => compact(x, 5);
     hover(picture, card, tip, lines.length ? lines : areas, px, write, margin, height);
@@ -173,12 +178,35 @@ function drawPoint(plot, point, px, py) {
   if (isNumber(point.low) && isNumber(point.high)) {
     plot.append(svg('line', {x1: x, x2: x, y1: py(point.low), y2: py(point.high), stroke: point.colour, 'stroke-width': 1.5}));
   }
-  plot.append(svg('circle', {
-    cx: x, cy: py(point.y), r: 4.5, stroke: point.colour, 'stroke-width': 2,
-    fill: point.hollow ? 'var(--card)' : point.colour,
-  }, svg('title', {}, point.name)));
-  if (point.label) {
-    plot.append(svg('text', {class: 'tick', x: x + 8, y: py(point.y) + 4}, point.label));
+  const mark = pointMark(point, x, py(point.y), 4.5, point.colour, 'var(--card)');
+  mark.append(svg('title', {}, point.name));
+  plot.append(mark);
+}
+
+function pointMark(point, x, y, r, tint, inside) {
+  const paint = {stroke: tint, 'stroke-width': 2, fill: point.hollow ? inside : tint};
+  if (!point.square) return svg('circle', {cx: x, cy: y, r, ...paint});
+  return svg('rect', {x: x - 0.8 * r, y: y - 0.8 * r, width: 1.6 * r, height: 1.6 * r, ...paint});
+}
+
+/** Labels beside their points, where they fit into the frame and on no other point or label. */
+function labelPoints(plot, points, px, py, frame) {
+  const box = (left, right, top, bottom) => ({left, right, top, bottom});
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const taken = points.map((p) => box(px(p.x) - 6, px(p.x) + 6, py(p.y) - 6, py(p.y) + 6));
+  for (const point of points.filter((p) => p.label)) {
+    const [x, y] = [px(point.x), py(point.y)];
+    const size = LETTER * point.label.length;
+    const late = x > (frame.left + frame.right) / 2;  // to its right there is less room
+    const places = [4, -9, 17, -20, 28].flatMap((down) => [late, !late].map((end) => {
+      const from = end ? x - 8 - size : x + 8;
+      return {x: end ? x - 8 : x + 8, y: y + down, end, box: box(from, from + size, y + down - 10, y + down + 2)};
+    }));
+    const inside = ({box: b}) => b.left >= frame.left && b.right <= frame.right && b.top >= frame.top && b.bottom <= frame.bottom;
+    const free = (place) => !taken.some((other) => meet(place.box, other));
+    const place = places.find((p) => inside(p) && free(p)) || places.find(inside) || places[0];
+    taken.push(place.box);
+    plot.append(svg('text', {class: 'tick halo', x: place.x, y: place.y, 'text-anchor': place.end ? 'end' : 'start'}, point.label));
   }
 }
 
@@ -189,7 +217,7 @@ function legendItems(lines, points, areas) {
   }
   for (const area of areas) items.set(area.name, svg('rect', {width: 22, height: 10, fill: area.colour, opacity: 0.75}));
   for (const point of points) {
-    if (point.legend) items.set(point.legend, svg('circle', {cx: 11, cy: 5, r: 4, stroke: 'currentColor', 'stroke-width': 2, fill: point.hollow ? 'none' : 'currentColor'}));
+    if (point.legend) items.set(point.legend, pointMark(point, 11, 5, 4, 'currentColor', 'none'));
   }
   return [...items].map(([name, mark]) => h('span', {}, svg('svg', {width: 22, height: 10}, mark), name));
 }

@@ -135,28 +135,36 @@ function sftChart() {
 
 /** Accuracy against tokens: which run is worth its price. */
 function tradeChart() {
-  const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e['tokens/written_per_question']);
+  const tokens = 'tokens/written_per_question';
+  // What it does on questions that it was trained on says nothing of its price.
+  const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e[tokens]) && !isSeen(e);
   if (runs.flatMap((run) => run.evaluations).filter(usable).length < 2) return null;
   return chart('Accuracy against tokens written', () => {
     const tracks = [];
     const points = [];
     runs.forEach((run, i) => {
       if (view.hidden.has(i)) return;
-      const team = run.evaluations.filter((e) => usable(e) && isTeam(e));
+      const shown = run.evaluations.filter(usable);
+      const team = shown.filter(isTeam);
       const {after} = beforeAndAfter(run);
-      for (const e of run.evaluations.filter(usable)) {
-        const baseline = !isTeam(e);
+      // Those after the same steps: an older team's answers to other prices are another curve.
+      const last = shown.filter(isTold).pop();
+      const told = shown.filter((e) => isTold(e) && e.step === last.step).sort((a, b) => a.told - b.told);
+      const kinds = {told: 'told a price or budget', after: 'after training', other: 'before, during, baselines'};
+      // Last and on top: what a team has learned. It may be told its own price among others.
+      const drawn = [...shown.filter((e) => !isTold(e) && e !== after), ...told, ...shown.filter((e) => e === after && !isTold(e))];
+      for (const e of drawn) {
+        const kind = isTold(e) ? 'told' : e === after ? 'after' : 'other';
+        const baseline = kind === 'other' && !isTeam(e);
         points.push({
-          name: `${run.name}: ${e.label}, step ${e.step}, ${percent(e['task/accuracy'])}, ${amount(e['tokens/written_per_question'])} tokens`,
-          x: e['tokens/written_per_question'], y: e['task/accuracy'], colour: baseline ? 'var(--muted)' : colour(i),
-          low: e['task/accuracy_low'], high: e['task/accuracy_high'], hollow: e !== after,
-          legend: e === after ? 'after training' : 'before, during, baselines', label: baseline && i === 0 ? e.label : null,
+          name: `${run.name}: ${e.label}, step ${e.step}, ${percent(e['task/accuracy'])}, ${amount(e[tokens])} tokens`,
+          x: e[tokens], y: e['task/accuracy'], colour: baseline ? 'var(--muted)' : colour(i),
+          low: e['task/accuracy_low'], high: e['task/accuracy_high'], hollow: kind === 'other', square: kind === 'told',
+          legend: kinds[kind], label: kind === 'told' ? String(e.told) : baseline && i === 0 ? e.label : null,
         });
       }
-      tracks.push({
-        colour: colour(i), dash: '2 4',
-        x: team.map((e) => e['tokens/written_per_question']), y: team.map((e) => e['task/accuracy']),
-      });
+      tracks.push({colour: colour(i), dash: '2 4', x: team.map((e) => e[tokens]), y: team.map((e) => e['task/accuracy'])});
+      tracks.push({colour: colour(i), x: told.map((e) => e[tokens]), y: told.map((e) => e['task/accuracy'])});
     });
     return {tracks, points, unit: '%', xLabel: 'tokens written a question', xZero: true, xMargin: true};
   }).card;
@@ -169,6 +177,7 @@ function curvesSection() {
       changed();
     }});
   const cards = [...CURVES.map(curveChart), sftChart(), tradeChart(), timeChart(), anyChart()].filter(Boolean);
+  if (!cards.length) return null;
   return section('Learning curves', null,
     h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider)), h('div', {class: 'grid2'}, cards));
 }

@@ -66,6 +66,15 @@ const listeners = [];
 const changed = () => listeners.forEach((listener) => listener());
 
 const isTeam = (e) => ['untrained', 'during', 'trained'].includes(e.label || 'during');
+// The trained team when it is told another price or budget than by itself.
+const isTold = (e) => isNumber(e.told);
+// The trained team on questions that it was trained on.
+const isSeen = (e) => e.label === 'trained, training split';
+
+/** On what an evaluation was measured. */
+const measured = (e) => [
+  e.split && `${e.split} split`, e.questions && `${e.questions} questions`, isNumber(e.temperature) && `temperature ${e.temperature}`,
+].filter(Boolean).join(', ');
 
 /** The evaluations before and after training, on the same questions if there are such. */
 function beforeAndAfter(run) {

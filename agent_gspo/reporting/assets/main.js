@@ -27,7 +27,21 @@ function runBar() {
   return h('nav', {'aria-label': 'runs shown in the curves'}, chips);
 }
 
+/** What cannot be drawn says so in its place: the rest of the page is worth reading. */
+function attempt(name, build) {
+  try {
+    return build();
+  } catch (error) {
+    console.error(error);
+    return h('p', {class: 'hint'}, `${name} could not be drawn: ${error}`);
+  }
+}
+
+const PARTS = [
+  ['The title', header], ['The choice of runs', runBar], ['Before and after training', summarySection],
+  ['Learning curves', curvesSection], ['Agents', agentsSection], ['Transcripts', transcriptsSection], ['Configuration', configSection],
+];
 const page = document.getElementById('page');
-page.append(...[header(), runBar(), summarySection(), curvesSection(), agentsSection(), transcriptsSection(), configSection()].filter(Boolean));
+page.append(...PARTS.map(([name, build]) => attempt(name, build)).filter(Boolean));
 // Only now have the charts a width. Drawn before their observers report it, no frame is empty.
 changed();

@@ -27,6 +27,8 @@ function change(figure, before, after) {
   const now = (after || before)[figure.key];
   const old = after && before ? before[figure.key] : null;
   if (!isNumber(old) || !isNumber(now)) return {now, old, pill: null};
+  // Of other questions, or sampled otherwise: the difference is not what training changed.
+  if (before.split !== after.split || before.temperature !== after.temperature) return {now, old, pill: null};
   const size = figure.share ? (100 * (now - old)).toFixed(1) : old ? (100 * (now / old - 1)).toFixed(0) : '';
   const text = size && `${signed(Number(size), figure.share ? 1 : 0)} ${figure.share ? 'points' : '%'}`;
   const direction = Math.sign(Number(size)) * figure.better;  // as shown: no colour for "0 %"
@@ -37,8 +39,10 @@ function change(figure, before, after) {
 /** The two records to compare, and on what they were measured. */
 function compared(run) {
   let {before, after} = beforeAndAfter(run);
-  const measured = (e) => [e.split && `${e.split} split`, e.questions && `${e.questions} questions`].filter(Boolean).join(', ');
-  if (after || (before && run.steps.length < 2)) return {before, after, source: measured(before)};
+  if (after || (before && run.steps.length < 2)) {
+    const alike = !after || measured(before) === measured(after);
+    return {before, after, source: alike ? measured(before) : `before: ${measured(before) || 'not said'}; after: ${measured(after) || 'not said'}`};
+  }
   if (!run.steps.length) return null;
   ({before, after} = fromTraining(run));
   return {before, after, source: `training batches, ${before.label} and ${after.label}`};
@@ -92,7 +96,7 @@ function evaluationTable() {
   const by = 'task/accuracy_by_';
   const graders = [...new Set(rows.flatMap(([, , e]) => Object.keys(e).filter((key) => key.startsWith(by))))];
   const cells = rows.map(([run, i, e]) => {
-    const tint = isTeam(e) ? colour(i) : 'var(--muted)';
+    const tint = isTeam(e) || isTold(e) || isSeen(e) ? colour(i) : 'var(--muted)';
     const accuracy = e['task/accuracy'];
     return h('tr', {class: e.label === 'during' ? 'minor' : ''},
       several && h('td', {}, h('i', {class: 'dot', style: `background:${colour(i)}`}), run.name),
@@ -120,8 +124,9 @@ function evaluationTable() {
 }
 
 function summarySection() {
-  return section('Before and after training', runs.length > 2 ? 'written and read: tokens a question' : null,
-    runs.length <= 2 ? runs.map(cards) : comparisonTable(), evaluationTable());
+  const parts = [...(runs.length <= 2 ? runs.map(cards) : [comparisonTable()]), evaluationTable()].filter(Boolean);
+  if (!parts.length) return section('Before and after training', 'no step and no evaluation so far');
+  return section('Before and after training', runs.length > 2 ? 'written and read: tokens a question' : null, parts);
 }
 
 function configSection() {

@@ -65,7 +65,7 @@ function transcriptView(t, needle, open) {
       h('span', {class: 'excerpt'}, String(t.question ?? t.question_id ?? '').slice(0, 160)),
       h('span', {class: 'muted meta'},
         several && h('i', {class: 'dot', style: `background:${colour(t.run)}`, title: runs[t.run].name}),
-        `step ${t.step ?? '-'}${t.split ? ' · ' + t.split : ''} · ${written} written · ${read} read · ${silent} of ${t.messages.length} silent`)),
+        `step ${t.step ?? '-'}${t.label && t.label !== t.split ? ' · ' + t.label : ''}${t.split ? ' · ' + t.split : ''} · ${written} written · ${read} read · ${silent} of ${t.messages.length} silent`)),
     body);
   if (open) {
     box.open = true;
@@ -78,8 +78,9 @@ function transcriptsSection() {
   const all = [...data.transcripts].sort((a, b) => (b.step ?? 0) - (a.step ?? 0));
   if (!all.length) return null;
   const texts = all.map(haystack);
-  const filter = {text: '', verdict: 0, silence: 0, run: 0, split: 0, from: null, to: null};
+  const filter = {text: '', verdict: 0, silence: 0, run: 0, split: 0, label: 0, from: null, to: null};
   const splits = [...new Set(all.map((t) => t.split).filter(Boolean))];
+  const labels = [...new Set(all.map((t) => t.label).filter(Boolean))];
   let shown = PAGE;
   const list = h('div', {});
   const count = h('span', {class: 'muted'});
@@ -104,6 +105,7 @@ function transcriptsSection() {
       && (filter.silence === 0 || silent === (filter.silence === 1))
       && (filter.run === 0 || t.run === filter.run - 1)
       && (filter.split === 0 || t.split === splits[filter.split - 1])
+      && (filter.label === 0 || t.label === labels[filter.label - 1])
       && (filter.from === null || t.step >= filter.from) && (filter.to === null || t.step <= filter.to);
   }
   function refresh() {
@@ -121,6 +123,7 @@ function transcriptsSection() {
       select('silence', ['with and without silence', 'someone silent', 'nobody silent'], 0, (i) => set('silence', i)),
       several && select('run', ['all runs', ...runs.map((run) => run.name)], 0, (i) => set('run', i)),
       splits.length > 1 && select('split', ['all splits', ...splits], 0, (i) => set('split', i)),
+      labels.length > 1 && select('which evaluation', ['all evaluations', ...labels.map((label) => (label === 'train' ? 'none: training' : label))], 0, (i) => set('label', i)),
       step('from', 'from step'), step('to', 'to step'), count),
     list, more);
   refresh();

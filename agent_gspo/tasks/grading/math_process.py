@@ -32,6 +32,9 @@ def ask(request: dict[str, str]) -> bool | str | None:
       line = _reply(process, json.dumps(request))
     except BrokenPipeError:
       line = ''
+    except BaseException:  # an interrupt: the reply that is still to come is not the next one's
+      _stop()
+      raise
     if line:
       return json.loads(line)
     _stop()

@@ -1,0 +1,82 @@
+"""The longest prompt of a run is found before it, wherever in the training split it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import micro_run
+import pytest
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.tasks.base import Task
+from agent_gspo.training import prompt_checks
+from agent_gspo.types import Question
+
+
+class _Texts(Task):
+  """A task of given training questions."""
+
+  name = 'texts'
+
+  def __init__(self, texts):
+    self._questions = [Question(f'q{i}', text, 'x') for i, text in enumerate(texts)]
+
+  def _split(self, split):
+    return self._questions if split == 'train' else self._questions[:4]
+
+  def score(self, question, answer_text):
+    """Nothing is graded here."""
+    return 0.0
+
+
+def _check(parts, tokenizer, pack_length):
+  config = {**parts.config, 'learner': {**parts.config['learner'], 'pack_length': pack_length}}
+  return prompt_checks.check(dataclasses.replace(parts, config=config), tokenizer, 2048)
+
+
+@pytest.mark.parametrize('place', [3, 999, 1000, 2999])
+def test_a_question_may_be_the_longest_anywhere_and_not_by_characters(place):
+  parts = config_lib.check(micro_run.changed(sft__steps=0))
+  tokenizer = prompt_checks.tokenizer_from_scratch(parts)
+  words = sorted(parts.task.vocabulary(), key=len)
+  short, long = words[0], words[-1]
+  assert 4 * len(short) < len(long)
+  # 300 others have more characters, in fewer words.
+  texts = [' '.join([long] * 30 if i % 10 == 0 else [long]) for i in range(3000)]
+  texts[place] = ' '.join([short] * 50)
+  assert len(texts[place]) < len(texts[0] if place else texts[30])
+  parts = dataclasses.replace(parts, task=_Texts(texts))
+
+  found = _check(parts, tokenizer, 10**4)
+  needed = max(lengths.turns[-1] for lengths in found) + parts.team.max_message_tokens
+  assert needed > 50
+  _check(parts, tokenizer, needed)
+  message = rf'learner.pack_length={needed - 1} is too short: question q{place} can lead'
+  with pytest.raises(ValueError, match=message):
+    _check(parts, tokenizer, needed - 1)
+
+
+def test_of_a_split_without_end_some_are_looked_at():
+  """Generated questions are made as they are asked for."""
+  parts = config_lib.check(micro_run.changed(sft__steps=0))
+  asked = []
+
+  class Counted(_Texts):
+    def questions(self, split):
+      split_ = parts.task.questions(split)
+
+      class Questions:
+        def __len__(self):
+          return len(split_)
+
+        def __getitem__(self, place):
+          asked.append(place)
+          return split_[place]
+
+      return Questions() if split == 'train' else split_
+
+  tokenizer = prompt_checks.tokenizer_from_scratch(parts)
+  _check(dataclasses.replace(parts, task=Counted(['x'])), tokenizer, 64)
+  assert len(parts.task.questions('train')) == 10**6
+  assert len(asked) < 10**4
+  assert max(asked) > 9 * 10**5
