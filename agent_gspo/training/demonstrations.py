@@ -125,20 +125,23 @@ class Demonstrations:
     said of those is heard, not imitated.
     """
     share = self.options.outspoken_probability
-    outspoken = {q.id for q in questions if share and rng.random() < share}
-    nothing: set[tuple[str, int, int]] = set()
-    too_long: set[str] = set()
-    heard: dict[tuple[str, int], dict[int, str]] = {}  # what an agent was told last by each other
+    outspoken = {i for i in range(len(questions)) if share and rng.random() < share}
+    questions = [dataclasses.replace(q) for q in questions]  # one may be asked twice in a step
+    places = {id(question): i for i, question in enumerate(questions)}
+    nothing: set[tuple[int, int, int]] = set()
+    too_long: set[int] = set()
+    heard: dict[tuple[int, int], dict[int, str]] = {}  # what an agent was told last by each other
 
     def speak(turn: Turn) -> str:
-      known = heard.setdefault((turn.question.id, turn.agent), {})
+      place = places[id(turn.question)]
+      known = heard.setdefault((place, turn.agent), {})
       known |= {author: told for author, told in turn.delivered.items() if told}
-      text = self._text(turn, known, rng, outspoken=turn.question.id in outspoken)
+      text = self._text(turn, known, rng, outspoken=place in outspoken)
       if text is None:
-        nothing.add((turn.question.id, turn.agent, turn.round))
+        nothing.add((place, turn.agent, turn.round))
         return ''
       if len(self.tokenizer.encode(text)) >= turn.limit:
-        too_long.add(turn.question.id)
+        too_long.add(place)
         return ''
       return text
 
@@ -146,10 +149,10 @@ class Demonstrations:
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
     shown, left_out = [], 0
     for message in spoken.messages:
-      question, agent = questions[message.episode], message.agent
-      if question.id in too_long or (question.id, agent, message.round) in nothing:
+      place, agent = message.episode, message.agent
+      if place in too_long or (place, agent, message.round) in nothing:
         left_out += 1
-      elif question.id not in outspoken or all(question.relevant[agent : agent + 1]):
+      elif place not in outspoken or all(questions[place].relevant[agent : agent + 1]):
         shown.append(message)
     return shown, left_out / len(spoken.messages)
 

@@ -27,7 +27,7 @@ from agent_gspo.training.options import SFTOptions
 
 # What the parameters after a warm start depend on, beside the program itself.
 _SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
-_LEARNER = ('pack_length', 'micro_batch_size')
+_LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
 _DIGEST = 'sha256'  # of names and values, in the file's metadata
 
 

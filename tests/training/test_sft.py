@@ -104,6 +104,24 @@ def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
   assert left_out == pytest.approx(7 / 24)
 
 
+def test_conversations_about_a_question_that_comes_twice_are_apart(monkeypatch):
+  """A stage of fewer questions than a step, or the end of an epoch."""
+  setup = build(sft__questions=8)
+  calls, heard = [], []
+
+  def demonstration(question, agent, delivered, *_, **__):
+    if agent < 2:
+      calls.append(agent)
+      return 'has' if calls.count(agent) == 1 else ''
+    heard.append(tuple(delivered[:2]))
+    return 'has'
+
+  monkeypatch.setattr(setup.task, 'demonstration', demonstration)
+  shown, _ = demonstrations(setup)._messages([setup.questions[0]] * 2, random.Random(0))
+  assert heard == [('has', 'has'), ('', '')]  # not what was said in the first conversation
+  assert [m.episode for m in shown].count(1) == 3
+
+
 def test_under_a_cap_of_the_whole_episode_those_that_fit_are_shown(monkeypatch):
   setup = build(
     team__max_message_tokens=32,

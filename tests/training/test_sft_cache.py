@@ -51,6 +51,7 @@ def test_another_vocabulary_has_another():
     {'team__max_message_tokens': 5},
     {'model__lora_rank': 2},
     {'learner__pack_length': 128},
+    {'learner__b1_dtype': 'bfloat16'},
     {'budget__mode': 'conditioned', 'budget__told_words': ('free', 'dear')},
   ],
 )
