@@ -11,10 +11,11 @@ one is not, and of how many messages the tokens differ. A draw within rounding o
 either way; from there on two runs are different ones.
 
 With --each_step every step of the meshes and processes begins with the checkpoint that the run of
-one device had there, so that no step's rounding is handed on to the next.
+one device had there, so that no step's rounding is handed on to the next. With --seeds=0,1,2 all of
+it is done for each of these seeds.
 
-Further overrides of the config may follow: --config.sft.steps=100. Prints a markdown table and
-writes benchmarks/results/same_run_<config>.json.
+Further overrides of the config may follow: --config.sft.steps=100. Prints a markdown table a seed
+and writes benchmarks/results/same_run_<config>.json.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from agent_gspo.workdir import json_lines
 from benchmarks import common
+
+_Runs = Iterable[tuple[str, Callable[[pathlib.Path], None]]]
+"""What is compared, by name."""
 
 _AXES = ('data', 'fsdp', 'tensor')
 _STOPPED_AFTER = 3  # steps
@@ -89,6 +93,7 @@ def main() -> None:
   parser.add_argument('--config', type=pathlib.Path, required=True)
   parser.add_argument('--steps', type=int, default=5, help=f'more than {_STOPPED_AFTER}')
   parser.add_argument('--each_step', action='store_true', help='from the same parameters')
+  parser.add_argument('--seeds', type=_integers, default=(0,), help='comma between them')
   options, rest = parser.parse_known_args()
   if options.steps <= _STOPPED_AFTER:
     parser.error(f'--steps={options.steps}: some runs are stopped after {_STOPPED_AFTER}')
@@ -98,32 +103,51 @@ def main() -> None:
   if options.each_step:
     keep = f'--config.checkpoint.keep={options.steps}'
     arguments += ('--config.checkpoint.every=1', keep)
-  found: dict[str, dict[str, Any]] = {}
+  by_seed = {}
+  for seed in options.seeds:
+    of_seed = (*arguments, f'--config.seed={seed}')
+    found = by_seed[seed] = _compared(of_seed, _each_step if options.each_step else _runs)
+    head = (
+      f'seed {seed}, beside one device',
+      'objective differs by',
+      'steps alike',
+      'messages with other tokens',
+    )
+    rows = [
+      (
+        name,
+        f'{f["objective"]:.0e}',
+        str(f['steps_alike']),
+        f'{f["other_tokens"]} of {f["messages"]}',
+      )
+      for name, f in found.items()
+    ]
+    print(common.table(head, rows), flush=True)
+  name = f'same_{"step" if options.each_step else "run"}_{options.config.stem}'
+  told = {'overrides': overrides, 'machine': common.machine(), 'runs_by_seed': by_seed}
+  print(f'\nwrote {common.save(name, told).relative_to(common.ROOT)}')
+
+
+def _integers(text: str) -> tuple[int, ...]:
+  return tuple(map(int, text.split(',')))
+
+
+def _compared(
+  arguments: tuple[str, ...], make: Callable[[tuple[str, ...], pathlib.Path], _Runs]
+) -> dict[str, dict[str, Any]]:
+  """How the runs that `make` names differ from that of one device."""
+  found = {}
   with tempfile.TemporaryDirectory() as scratch:
     reference = pathlib.Path(scratch) / 'reference'
     _Command(arguments).run(reference)
-    runs = _each_step(arguments, reference) if options.each_step else _runs(arguments)
-    for i, (name, run) in enumerate(runs):
+    for i, (name, run) in enumerate(make(arguments, reference)):
       workdir = pathlib.Path(scratch) / str(i)
       start = time.monotonic()
       run(workdir)
       found[name] = _difference(workdir, reference)
       took = time.monotonic() - start
       print(f'{name}: {found[name]}, {took:.0f} s', file=sys.stderr, flush=True)
-  head = ('beside one device', 'objective differs by', 'steps alike', 'messages with other tokens')
-  rows = [
-    (
-      name,
-      f'{f["objective"]:.0e}',
-      str(f['steps_alike']),
-      f'{f["other_tokens"]} of {f["messages"]}',
-    )
-    for name, f in found.items()
-  ]
-  print(common.table(head, rows))
-  name = f'same_{"step" if options.each_step else "run"}_{options.config.stem}'
-  file = common.save(name, {'overrides': overrides, 'machine': common.machine(), 'runs': found})
-  print(f'\nwrote {file.relative_to(common.ROOT)}')
+  return found
 
 
 def _commands(arguments: tuple[str, ...]) -> dict[str, _Command]:
@@ -131,10 +155,6 @@ def _commands(arguments: tuple[str, ...]) -> dict[str, _Command]:
   meshes = ((8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8))
   found = {f'8 devices, {"x".join(map(str, m))}': _Command(arguments, m) for m in meshes}
   return found | {f'{n} processes': _Command(arguments, (n, 1, 1), n) for n in (2, 4)}
-
-
-_Runs = Iterable[tuple[str, Callable[[pathlib.Path], None]]]
-"""What is compared, by name."""
 
 
 def _each_step(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
@@ -165,7 +185,8 @@ def _each_step(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
     yield name, apart(command)
 
 
-def _runs(arguments: tuple[str, ...]) -> _Runs:
+def _runs(arguments: tuple[str, ...], reference: pathlib.Path) -> _Runs:
+  """Runs from their beginning; `reference` is not read."""
   commands = _commands(arguments)
   for name, command in commands.items():
     yield name, command.run

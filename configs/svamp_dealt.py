@@ -10,7 +10,7 @@ The ablation over the token price, and a solver alone that sees the whole proble
 supervised stage:
 
   python launch/sweep.py --config=configs/svamp_dealt.py --workdir=runs/svamp_prices \
-    --lambdas=0,0.05,0.15 --seeds=0,1 --config.evaluation.questions=1000
+    --lambdas=0,0.02,0.05,0.15 --seeds=0,1 --config.evaluation.questions=1000
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 

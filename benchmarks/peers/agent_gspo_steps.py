@@ -133,7 +133,7 @@ def _config(steps: int) -> dict:
   config.sampler.prefill_length = work.PROMPTS * work.PROMPT_TOKENS
   config.sampler.prefill_rows = 1
   config.learner.pack_length = work.PROMPT_TOKENS + work.SAMPLES * work.WRITTEN_TOKENS
-  config.learner.micro_batch_size = 2
+  config.learner.micro_batch_size = 1  # a row of samples is enough work for a core
   config.learner.minibatches = 1
   config.learner.learning_rate = work.LEARNING_RATE
   config.learner.b2, config.learner.grad_clip = 0.999, work.GRAD_CLIP
