@@ -42,7 +42,8 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   """The config that the flags describe, as plain nested dicts.
 
   Raises:
-    ValueError: there is no --config, no such file, or it holds no config.
+    ValueError: there is no --config, no such file, or it holds no config, or a name that is no
+      text.
   """
   config = holder.value
   if config is None:
@@ -53,6 +54,10 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
     _ = config.keys  # the library keeps a failure to read the file until somebody looks
   except OSError as error:
     raise ValueError(f'--config: {_last_line(str(error))}') from error
+  except TypeError as error:  # the library sorts fields by their names
+    raise ValueError(
+      f'--config: the name of a field, or of a role, is no text ({error}). Name all with text.'
+    ) from error
   raise ValueError('--config: get_config() of that file must return a ConfigDict.')
 
 

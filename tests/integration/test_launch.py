@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import pathlib
@@ -52,7 +53,9 @@ _BAD_CONFIGS = {
 @functools.cache
 def _taken() -> socket.socket:
   """Listens as long as this process lives."""
-  return socket.create_server(('127.0.0.1', 0))
+  listening = socket.create_server(('127.0.0.1', 0))
+  atexit.register(listening.close)
+  return listening
 
 
 def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
