@@ -72,6 +72,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/objectives/surrogates.py': ('algorithms/test_objectives.py',),
   'algorithms/objectives/trust_region.py': ('algorithms/test_down_sampling.py',),
   'algorithms/advantages/turn_level.py': ('algorithms/test_turn_level.py',),
+  'algorithms/terms.py': ('algorithms/test_terms.py',),
   'rewards/bounds.py': ('rewards/test_rewards.py',),
   'rewards/communication.py': ('rewards/test_rewards.py',),
   'rewards/options.py': ('rewards/test_rewards.py',),

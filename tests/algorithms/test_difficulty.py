@@ -154,7 +154,7 @@ def _a_grae(e, alpha: float = 1.0) -> np.ndarray:
   return np.where(mixed > 0, mixed * min(1, m / alpha), mixed)
 
 
-@pytest.mark.parametrize('alpha', [1.0, 0.3])
+@pytest.mark.parametrize('alpha', [2.0, 1.0, 0.3])
 def test_a_grae_equals_the_formula(x, alpha):
   found = lib.advantage(x, 'a_grae', alpha=alpha)
   np.testing.assert_allclose(found.values, _a_grae(exact(x), alpha), rtol=1e-4, atol=1e-4)

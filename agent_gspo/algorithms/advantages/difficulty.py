@@ -116,5 +116,5 @@ def a_grae(
   root = np.sqrt(np.clip(rate, least, 1.0 - least))
   hard, easy = 0.5 * values / root, 0.5 * values / (1.0 - root)
   mixed = (1.0 - batch) * easy + batch * hard
-  ahead = np.where(batch < alpha, batch / np.where(alpha > 0, alpha, 1.0), 1.0)  # alpha may be 0
+  ahead = batch / alpha if batch < alpha else 1.0  # alpha may be 0
   return np.where(mixed > 0, mixed * ahead, mixed)
