@@ -35,7 +35,8 @@ from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import categorical
-from agent_gspo.sampling.sampler import Samples, bucket
+from agent_gspo.sampling.sampler import Samples
+from agent_gspo.sampling.shapes import bucket
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import setup as setup_lib

@@ -72,21 +72,21 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
   """
 
   def estimate(terms: RewardTerms, counts: MessageCounts) -> chex.Array:
-    question, ones = np.asarray(counts.question), np.ones(len(counts.question))
+    question, ones = counts.question, np.ones(len(counts.question))
     inputs = estimators.AdvantageInputs(
-      task=np.asarray(terms.task),
-      costs=np.asarray(terms.costs),
+      task=terms.task,
+      costs=terms.costs,
       groups=question,
       question=question,
-      episode=np.asarray(counts.episode),
-      agent=np.asarray(counts.agent),
-      turn=np.asarray(counts.round),
-      lengths=np.asarray(counts.written + 1),
-      silent=np.asarray(counts.silent),
-      roles=np.asarray(counts.agent),
+      episode=counts.episode,
+      agent=counts.agent,
+      turn=counts.round,
+      lengths=counts.written + 1,
+      silent=counts.silent,
+      roles=counts.agent,
       observation=question,
       # Silent episodes of a question are one path, talkative ones differ.
-      path=np.where(np.asarray(counts.silent), question - len(ones), np.asarray(counts.episode)),
+      path=np.where(counts.silent, question - len(ones), counts.episode),
       history=question[None],
       probability=ones / 2,
     )

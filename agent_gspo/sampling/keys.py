@@ -8,6 +8,8 @@ import zlib
 import jax
 import numpy as np
 
+from agent_gspo.sampling.shapes import bucket
+
 
 def question_number(question_id: str) -> int:
   """A stable 31-bit number for a question, to fold into its keys."""
@@ -37,7 +39,7 @@ def row_keys(root: jax.Array, rows: np.ndarray) -> jax.Array:
   """
   rows = np.asarray(rows, np.uint32)
   n = len(rows)
-  padded = np.pad(rows, ((0, _padding(n)), (0, 0)))  # another `N` compiles nothing
+  padded = np.pad(rows, ((0, bucket(n, 8) - n), (0, 0)))  # another `N` compiles nothing
   return take(_fold_rows(root, padded, rows.shape[1]), np.arange(n))
 
 
@@ -45,8 +47,3 @@ def take(keys: jax.Array, rows: np.ndarray) -> jax.Array:
   """Some of the keys `[N]`, by the host: a gather would be compiled for each two sizes."""
   data = np.asarray(jax.random.key_data(keys))[rows]
   return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
-
-
-def _padding(n: int) -> int:
-  """To the next power of two, at least 8."""
-  return max(8, 1 << (n - 1).bit_length()) - n

@@ -31,6 +31,7 @@ from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical, loop_weights
 from agent_gspo.sampling import keys as keys_lib
+from agent_gspo.sampling.shapes import bucket
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 
 _NO_TOKEN = -1  # fills the stop-id array; no id equals it
@@ -74,16 +75,6 @@ class _Decoding:
   count: chex.Array  # int32 [N]: tokens written so far
   live: chex.Array  # bool [N]
   t: chex.Array  # int32 scalar: tokens written by the live rows
-
-
-def bucket(n: int, smallest: int) -> int:
-  """Least number >= n among `smallest * {1, 1.5} * 2^k`: few shapes, at most a third idle."""
-  size = smallest
-  while size < n:
-    if size % 2 == 0 and size * 3 // 2 >= n:
-      return size * 3 // 2
-    size *= 2
-  return size
 
 
 class Sampler:

@@ -73,13 +73,12 @@ def message_advantages(
     costs=options['costs'],
     **estimators.options_at(options['name'], options['options'], done),
   )
-  values = np.asarray(found.values, np.float32)
   solve_rate = groups.solve_rate(inputs.task, inputs.groups, inputs.episode)
   return MessageAdvantages(
-    values=values,
+    values=np.asarray(found.values),
     kept=np.asarray(found.kept) > 0,
-    clip_scale=np.asarray(CLIP_SCALES[options['clip_scale']](values, solve_rate), np.float32),
-    tied_groups=estimators.tied_groups(rewards.task, np.asarray(inputs.groups)),
+    clip_scale=CLIP_SCALES[options['clip_scale']](found.values, solve_rate),
+    tied_groups=estimators.tied_groups(rewards.task, inputs.groups),
   )
 
 

@@ -20,7 +20,8 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import categorical, keys
-from agent_gspo.sampling.sampler import Sampler, bucket
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sampling.shapes import bucket
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.programs import Programs
 

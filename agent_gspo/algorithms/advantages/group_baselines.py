@@ -34,7 +34,7 @@ def batch_std(
   rewards: chex.Array, groups: chex.Array, *, std_floor: float = 0.0, eps: float = 1e-6
 ) -> np.ndarray:
   """`(r - mu_group) / max(sigma_batch, std_floor, eps)`."""
-  scale = np.maximum(np.std(np.asarray(rewards)), max(std_floor, eps))
+  scale = np.maximum(np.std(rewards), max(std_floor, eps))
   return centred(rewards, groups) / scale
 
 

@@ -127,7 +127,7 @@ def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarra
   return out
 
 
-def tied_groups(values: np.ndarray, groups: np.ndarray) -> float:
+def tied_groups(values: chex.Array, groups: chex.Array) -> float:
   """Share of groups whose values are all equal (no task signal)."""
   one_a_group = np.unique(groups, return_index=True)[1]
   return float(np.mean(spread(values, groups)[one_a_group] < 1e-9))

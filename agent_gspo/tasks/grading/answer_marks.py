@@ -21,12 +21,14 @@ MAX_PASSAGE = 1_000
 _MAX_MARKERS = 10
 
 # "The wrong answer is 6" marks no answer; one on the line before "answer" says nothing of it.
-NOT_WRONG = r'(?<!\bwrong[ ])(?<!\bfalse[ ])(?<!\bincorrect[ ])'
+ANSWER = r"""
+  (?<!\bwrong[ ])(?<!\bfalse[ ])(?<!\bincorrect[ ])\bans(?:wer)?
+  (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
+  (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
+"""
 _ANSWER = re.compile(
   rf"""
-  {NOT_WRONG}\bans(?:wer)?
-  (?:\s+(?:to|for)\b[^.\n:=]{{0,80}}?)?
-  (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
+  {ANSWER}
   \s*
   (?:\b(?:is|are|was|equals|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])
   [\s:=]*

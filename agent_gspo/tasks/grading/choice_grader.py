@@ -33,9 +33,7 @@ _QUOTED = re.compile(r"(?<!\w)['‘’](\(?[A-Za-z][).,]{0,2})['’](?!\w)")  # 
 _HASHES = re.compile(r'####([^\n]{1,100})')
 _MARK = re.compile(
   rf"""
-  (?: {answer_marks.NOT_WRONG}\bans(?:wer)?
-      (?:\s+(?:to|for)\b[^.\n:=]{{0,80}}?)?
-      (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
+  (?: {answer_marks.ANSWER}
     | \b(?:correct|right|best|final|my)\s+(?:option|choice|letter|pick)
   )
   \s*
