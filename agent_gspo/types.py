@@ -43,6 +43,7 @@ class Question:
     derivation: how the answer comes about, as the official files have it: an equation such as
       '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
     terms: of talk about it; None where the team is told none.
+    story: id of the question that it tells with other numbers; "" for a question of its own.
   """
 
   id: str
@@ -52,6 +53,7 @@ class Question:
   relevant: tuple[bool, ...] = ()
   derivation: str = ''
   terms: Terms | None = None
+  story: str = ''
 
   def __post_init__(self):
     if len(self.relevant) not in (0, len(self.notes)):

@@ -49,7 +49,7 @@ def get_config() -> config_dict.ConfigDict:
   config.sft.seed = 0  # one stage for all seeds of a sweep
   config.sft.questions = 64
   config.sft.learning_rate = 2e-5
-  config.sft.silence_probability = 0.8  # these three as in configs/svamp_dealt.py
+  config.sft.silence_probability = 0.8  # these three as in configs/multiarith_dealt.py
   config.sft.terse_probability = 0.5
   config.sft.outspoken_probability = 0.5
   config.sft.role_shares.informant = 0.25

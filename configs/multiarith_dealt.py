@@ -24,6 +24,9 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config.task.options.benchmark = 'multiarith'
   config.task.options.apart_from = ()
   config.task.options.redrawn_copies = 8
+  config.team.roles.solver.calculator = False  # as measured; configs/svamp_dealt.py has gone on
+  config.sft.silence_probability = 0.8
+  config.sft.terse_probability = 0.5
   config.sft.save_every = 35
   config.sft.validation_questions = 26
   if form == 'dealt':

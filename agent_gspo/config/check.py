@@ -23,6 +23,7 @@ from agent_gspo.models.load import check_spec
 from agent_gspo.options import check_choice, check_names
 from agent_gspo.rewards import communication, length_rewards
 from agent_gspo.tasks.base import SPLITS, Task
+from agent_gspo.tasks.data import held_back
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
@@ -194,16 +195,17 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
       )
   if training:
     _check_sft(config, task, team)
-    available = len(task.questions('train'))
+    available = len(held_back.asked(task, config['sft']['held_back']))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
         f'task.options: task {task.name!r} has {available} training questions; a run keeps account '
         f'of at most {_MAX_TRAINING_QUESTIONS}. Give it fewer.'
       )
     if config['rollout']['questions'] > available:
+      of_them = ' that sft.held_back leaves to RL' if config['sft']['held_back'] else ''
       raise ValueError(
         f'rollout.questions={config["rollout"]["questions"]} is more than the {available} training '
-        f'questions of task {task.name!r}.'
+        f'questions of task {task.name!r}{of_them}.'
       )
   sharing = make_sharing(
     config['policy'],
@@ -429,7 +431,17 @@ def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
       'is. Set one of them to 0.'
     )
   if not options.is_asked_for:
+    if options.held_back:
+      raise ValueError(
+        f'sft.held_back={options.held_back} keeps questions from a supervised stage, and there is '
+        'none: set sft.epochs, or sft.held_back to 0.'
+      )
     return
+  if not held_back.demonstrated(task, options.held_back):
+    raise ValueError(
+      f'sft.held_back={options.held_back} leaves no training question of task {task.name!r} to '
+      'demonstrate; lower it.'
+    )
   if not hasattr(task, 'demonstration'):
     raise ValueError(
       f'{options.length}, but task {task.name!r} has no demonstrations; set it to 0.'

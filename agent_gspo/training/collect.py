@@ -28,7 +28,7 @@ class CollectedRollout:
 
   Attributes:
     batch: those to learn from, about `B` questions.
-    question_index: int `[B]`, index of each question in the training split.
+    question_index: int `[B]`, index of each question among those that training asks.
     held: all of them, about `Q >= B` questions: those that resampling dropped show as well what the
       team can do and what it costs.
     asked: int `[Q]`, index of each of theirs.

@@ -14,6 +14,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.tasks.data import held_back
 from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.prompt_checks import PromptLengths
@@ -96,7 +97,8 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
       ORDERS[config['learner']['order']].multipliers is not None,
     )
   )
-  asked = min(questions * (1 + config['selection']['resample']), len(parts.task.questions('train')))
+  there_are = len(held_back.asked(parts.task, config['sft']['held_back']))
+  asked = min(questions * (1 + config['selection']['resample']), there_are)
   talk = rollout(model, parts.team, prompts, asked, group)
   learning = update(parts, model, prompts, questions, group, scored)
   return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
@@ -163,7 +165,7 @@ def _supervised(
   options = SFTOptions(**parts.config['sft'])
   if not options.is_asked_for:
     return []
-  steps = options.steps_of(len(parts.task.questions('train')))
+  steps = options.steps_of(len(held_back.demonstrated(parts.task, options.held_back)))
   one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
   return [_times(one, steps, 'supervised stage')]
 

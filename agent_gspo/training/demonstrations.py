@@ -14,6 +14,7 @@ from agent_gspo.algorithms import terms
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
+from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
@@ -55,8 +56,8 @@ class Demonstrations:
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
-    """The training split: nothing else is imitated."""
-    return self.task.questions('train')
+    """Of the training split: nothing else is imitated."""
+    return held_back.demonstrated(self.task, self.options.held_back)
 
   @property
   def seed(self) -> int:
@@ -69,7 +70,7 @@ class Demonstrations:
     return self.options.steps_of(len(self.questions))
 
   def epoch(self, step: int) -> float:
-    """Passes through the training split after so many steps."""
+    """Passes through the questions after so many steps."""
     return step * self.options.questions / len(self.questions)
 
   def of_step(self, step: int) -> tuple[list[TrainBatch], float]:

@@ -42,6 +42,8 @@ class SFTOptions(Section, name='sft'):
   # a sweep those of a pretrained model share one supervised stage.
   seed: int = option(-1, least=-1, most=2**31 - 1)
   learning_rate: float = option(1e-3, above=0)
+  # Share of the training questions, by stories, that is not demonstrated: RL asks these alone.
+  held_back: float = option(0.0, least=0, below=1)
   # Of a demonstrated message that nobody needs.
   silence_probability: float = option(0.0, least=0, most=1)
   terse_probability: float = option(0.0, least=0, most=1)  # that says only what is needed

@@ -100,7 +100,7 @@ def test_copies_of_the_official_training_questions(name, share):
   assert len({question.id for question in asked}) == len(asked)
   shown = 0
   for question in added:
-    original = originals[question.id.rpartition('-')[0]]
+    original = originals[question.story]
     assert shingles(question.text) == shingles(original.text)
     tree = gold_equations.from_infix(question.derivation)
     assert tree is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 import shutil
+import types
 
 import flax.traverse_util
 import jax
@@ -13,11 +15,12 @@ import numpy as np
 import pytest
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
-from agent_gspo.types import Terms
+from agent_gspo.types import Question, Terms
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter
@@ -53,6 +56,44 @@ def go(setup, folder, hooks=None):
 def same(a, b) -> bool:
   flat = map(flax.traverse_util.flatten_dict, (a, b))
   return all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, flat), strict=True))
+
+
+def test_what_is_held_back_from_demonstrations_is_what_rl_asks():
+  setup = build(sft__held_back=0.4, task__options__train_size=20)
+  demonstrated = {q.id for q in demonstrations(setup).questions}
+  asked = {q.id for q in setup.questions}
+  assert demonstrated
+  assert asked
+  assert not demonstrated & asked
+  assert demonstrated | asked == {q.id for q in setup.task.questions('train')}
+  again = build(sft__held_back=0.4, task__options__train_size=20, seed=3)
+  assert {q.id for q in again.questions} == asked
+
+
+def test_copies_of_a_story_are_held_back_together():
+  copies = [
+    Question(id=f'{i}-{copy}' if copy else str(i), text='', answer='', story=str(i) if copy else '')
+    for copy in range(3)
+    for i in range(40)
+  ]
+  task = types.SimpleNamespace(questions=lambda split: copies)
+  asked = held_back.asked(task, 0.5)
+  stories = collections.Counter(q.id.split('-')[0] for q in asked)
+  assert 8 < len(stories) < 32
+  assert set(stories.values()) == {3}
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'sft__steps': 0, 'sft__held_back': 0.2}, 'there is none: set sft.epochs'),
+    ({'sft__held_back': 0.001, 'task__options__train_size': 20}, 'that sft.held_back leaves to RL'),
+    ({'sft__held_back': 0.999999, 'task__options__train_size': 20}, 'leaves no training question'),
+  ],
+)
+def test_parts_of_the_training_split_that_are_too_small_are_refused(values, message):
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(micro_run.changed(**values))
 
 
 def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():

@@ -258,7 +258,8 @@ class DealtTask(base.Task):
       rng = strata.rng(self.seed, 'redrawn', question.id, copy)
       other = redrawn.redrawn(question, rng)
       if other is not None:
-        found.append(self._taken_apart(dataclasses.replace(other, id=f'{question.id}-{copy}')))
+        other = dataclasses.replace(other, id=f'{question.id}-{copy}', story=question.id)
+        found.append(self._taken_apart(other))
     return [problem for problem in found if problem is not None]
 
   def _taken_apart(self, question: Question) -> _Problem | None:
