@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from agent_gspo.tasks.base import Task
+from agent_gspo.tasks.data import strata
 from agent_gspo.types import Question
 
 
@@ -27,4 +27,4 @@ def asked(task: Task, share: float) -> Sequence[Question]:
 
 def _is_held_back(question: Question, share: float) -> bool:
   """One lot a story, the same in all runs: its copies with other numbers go where it goes."""
-  return random.Random(f'held back/{question.story or question.id}').random() < share
+  return strata.rng('held back', question.story or question.id).random() < share
