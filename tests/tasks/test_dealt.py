@@ -196,6 +196,8 @@ def test_grades_the_equation_and_tells_what_the_others_say():
     ({'num_informants': 2.5}, r'num_informants=2\.5 must be'),
     ({'seed': 0.5}, r'seed=0\.5 must be an integer'),
     ({'redrawn_copies': -1}, r'redrawn_copies=-1 must be an integer, 0 or more'),
+    ({'misleading_share': 1.5}, r'misleading_share=1\.5 must be a number from 0 to 1'),
+    ({'misleading_share': 0.5}, 'is a share of the redrawn copies, and redrawn_copies=0 makes'),
     (
       {'benchmark': 'gsm8k', 'redrawn_copies': 1},
       'redrawn_copies=1 needs gold equations, and gsm8k has rationales; set it to 0',

@@ -15,7 +15,7 @@ from agent_gspo.types import Question
 
 _TRIES = 200
 # Whole numbers in digits that stand alone: no ordinal, percentage, part, time or decimal.
-_WHOLE = re.compile(r'(?<![\w.,/:-])[1-9][0-9]{0,3}(?![\w%]|[.,/:-][0-9]| ?(?:%|percent\b))')
+WHOLE_NUMBER = re.compile(r'(?<![\w.,/:-])[1-9][0-9]{0,3}(?![\w%]|[.,/:-][0-9]| ?(?:%|percent\b))')
 
 
 def redrawn(question: Question, rng: random.Random) -> Question | None:
@@ -51,8 +51,8 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
 
 def _may_change(text: str) -> set[Fraction]:
   """Numbers that stand alone in digits, and in no other form."""
-  elsewhere = set(numbers_in(_WHOLE.sub(' ', text)))
-  return {Fraction(digits) for digits in _WHOLE.findall(text)} - elsewhere - {Fraction(1)}
+  elsewhere = set(numbers_in(WHOLE_NUMBER.sub(' ', text)))
+  return {Fraction(digits) for digits in WHOLE_NUMBER.findall(text)} - elsewhere - {Fraction(1)}
 
 
 def _of_as_many_digits(number: Fraction, rng: random.Random) -> int:
@@ -61,7 +61,7 @@ def _of_as_many_digits(number: Fraction, rng: random.Random) -> int:
 
 
 def _in_text(text: str, new: Mapping[Fraction, Fraction]) -> str:
-  return _WHOLE.sub(lambda digits: str(new.get(Fraction(digits[0]), digits[0])), text)
+  return WHOLE_NUMBER.sub(lambda digits: str(new.get(Fraction(digits[0]), digits[0])), text)
 
 
 def _with_numbers(

@@ -21,7 +21,7 @@ from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks import word_problems
 from agent_gspo.tasks.data import sources, strata
 from agent_gspo.tasks.data.near_duplicates import far_from
-from agent_gspo.tasks.dealt import redrawn, script
+from agent_gspo.tasks.dealt import misleading, redrawn, script
 from agent_gspo.tasks.dealt.sentences import context_and_question
 from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
@@ -102,6 +102,7 @@ class DealtTask(base.Task):
     whole_problem: bool = False,
     apart_from: Sequence[str] = (),
     redrawn_copies: int = 0,
+    misleading_share: float = 0.0,
     grader: str = 'equation',
     seed: int = 0,
     data_dir: str | os.PathLike | None = None,
@@ -117,6 +118,8 @@ class DealtTask(base.Task):
       apart_from: other benchmarks whose test questions no training or validation question may be
         near, for a team that is to be evaluated on them.
       redrawn_copies: of each training question, with other numbers (`redrawn`) and idle notes.
+      misleading_share: of these copies, where one can be made so, the share that also tells of
+        other things than the one asked for (`misleading`), as SVAMP's test does.
       grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
         'legacy' read its number as it stands (see `OfficialTask`).
       seed: of places, idle notes and redrawn numbers.
@@ -133,6 +136,13 @@ class DealtTask(base.Task):
       raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
     if not is_whole(redrawn_copies) or redrawn_copies < 0:
       raise ValueError(f'dealt: redrawn_copies={redrawn_copies!r} must be an integer, 0 or more')
+    if not 0 <= misleading_share <= 1:
+      raise ValueError(f'dealt: misleading_share={misleading_share!r} must be a number from 0 to 1')
+    if misleading_share and not redrawn_copies:
+      raise ValueError(
+        f'dealt: misleading_share={misleading_share!r} is a share of the redrawn copies, and '
+        'redrawn_copies=0 makes none; set it to 1 or more'
+      )
     if redrawn_copies and benchmark == 'gsm8k':
       raise ValueError(
         f'dealt: redrawn_copies={redrawn_copies!r} needs gold equations, and gsm8k has rationales; '
@@ -147,6 +157,7 @@ class DealtTask(base.Task):
     self._apart_from = [open_(name) for name in apart_from]
     self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
     self.whole_problem, self.redrawn_copies = whole_problem, redrawn_copies
+    self.misleading_share = misleading_share
     self.graders = self._official.graders
     self._deal = functools.cache(self._dealt)
 
@@ -185,6 +196,7 @@ class DealtTask(base.Task):
       'benchmark': self.benchmark,
       'num_informants': self.num_informants,
       'redrawn_copies': self.redrawn_copies,
+      'misleading_share': self.misleading_share,
       **{f'undealt_{split}': self.undealt(split) for split in base.SPLITS},
     }
 
@@ -252,12 +264,15 @@ class DealtTask(base.Task):
 
   def _redrawn(self, problems: Sequence[_Problem]) -> list[_Problem]:
     """Copies with other numbers, as many as there are such numbers for."""
+    things = misleading.things_asked(problem.question.text for problem in problems)
     found = []
     for copy, problem in itertools.product(range(1, self.redrawn_copies + 1), problems):
       question = problem.question
       rng = strata.rng(self.seed, 'redrawn', question.id, copy)
       other = redrawn.redrawn(question, rng)
       if other is not None:
+        if rng.random() < self.misleading_share:
+          other = misleading.misled(other, things, rng) or other
         other = dataclasses.replace(other, id=f'{question.id}-{copy}', story=question.id)
         found.append(self._taken_apart(other))
     return [problem for problem in found if problem is not None]
