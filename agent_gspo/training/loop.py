@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from rich.console import Console
+from rich.table import Table
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
@@ -31,10 +32,10 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.programs import NonFiniteLossError
+from agent_gspo.training.run_evaluations import UNTRAINED, RunEvaluations
 from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
-from agent_gspo.values import is_number
 from agent_gspo.workdir import disk, json_lines, lock, records
 from agent_gspo.workdir.checkpoints import CHANGEABLE, Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
@@ -188,6 +189,9 @@ class Run:
       self.interruption.tell = lambda what: progress.note(
         f'interrupted: stopping after {what} (a second signal stops at once)'
       )
+      evaluations = RunEvaluations(
+        self.setup, self.workdir, self.writer, self.interruption, progress
+      )
       state = None
       try:
         if self.note:
@@ -207,11 +211,11 @@ class Run:
         untrained = config['evaluation']['untrained']
         self._remove_sft_checkpoints()
         if untrained == 'first':
-          self._evaluate_untrained(state, progress)
+          evaluations.make_untrained(_params(state), int(state.step))
         for step in range(start, config['steps']):
           # Here and not after the step: a run that was killed in between does it as well.
           if self._is_evaluated(step):
-            self._evaluate_state(state, records.DURING, progress)
+            evaluations.make(_params(state), step, records.DURING)
           with self.interruption.deferred('this update'):
             state = self._step(state, progress)
             if self._is_saved(step + 1):
@@ -219,19 +223,19 @@ class Run:
           self.interruption.meet()
         with self.interruption.deferred('this save'):
           self.checkpoints.save(state)
-        record = self._evaluate_state(state, 'trained', progress)
+        params, step = _params(state), int(state.step)
+        record = evaluations.make(params, step, 'trained')
         for value in config['evaluation']['told']:
-          label = records.told(self.setup.terms(value))
-          self._evaluate_state(state, label, progress, value)
+          evaluations.make(params, step, records.told(self.setup.terms(value)), value)
         if config['evaluation']['seen_questions']:
-          self._evaluate_state(state, records.SEEN, progress)
+          evaluations.make(params, step, records.SEEN)
         if untrained == 'last':
-          self._evaluate_once(self.setup.params, 0, 'untrained', progress)
+          evaluations.make(self.setup.params, 0, UNTRAINED)
         self.checkpoints.wait()
       except KeyboardInterrupt:
         self._save_interrupted(state, progress)
         raise
-      self._show(record, progress)
+      self._show(record, evaluations.made(), progress)
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
     return record
@@ -247,13 +251,14 @@ class Run:
     may_be_best = options['keep_best'] > 0 and self._is_evaluated(step)
     return step % options['every'] == 0 or may_be_best
 
-  def _show(self, record: Mapping[str, Any], progress: Progress) -> None:
+  def _show(
+    self, record: Mapping[str, Any], evaluations: list[dict[str, Any]], progress: Progress
+  ) -> None:
     """The closing table and the report; what goes wrong with them costs no run that is done."""
-    evaluations = self._evaluations()
     if not hosts.is_first():
       return
     try:
-      progress.note(self._closing_table(record, evaluations))
+      progress.note(_closing_table(record, evaluations))
       # Of this very team: not before the run went on, nor with other questions.
       told = [e for e in evaluations if records.told_value(e) is not None]
       told = [e for e in told if e.get('step') == record['step'] and records.asks_alike(e, record)]
@@ -398,97 +403,15 @@ class Run:
     )
     self.writer.metrics(step, result.metrics)
 
-  def _evaluate_state(
-    self, state: TrainState, label: str, progress: Progress, told: float | None = None
-  ) -> dict[str, Any]:
-    params = state_lib.merge(state.trainable, state.frozen)
-    return self._evaluate_once(params, int(state.step), label, progress, told)
 
-  def _evaluate_once(
-    self, params: Params, step: int, label: str, progress: Progress, told: float | None = None
-  ) -> dict[str, Any]:
-    """Evaluates, unless `eval.jsonl` holds this evaluation already (from before a stop).
-
-    A team that is told a price or a budget is told `told`, or that of evaluations.
-    """
-    found, asked = self._evaluated(step, label), self._asked(label)
-    if found is not None and _serves(found, asked):
-      return found
-    options, questions, split = self.config['evaluation'], asked['questions'], asked['split']
-    show = lambda done, total: progress.phase(f'evaluate, {label} team', done, total)
-    with self.interruption.named('this evaluation'):
-      record, batch = self.setup.evaluate(
-        params,
-        label=label,
-        step=step,
-        questions=questions,
-        split=split,
-        told=told,
-        progress=show,
-      )
-      record |= {'spread': asked['spread']}
-      baselines = self.setup.baselines(params, questions, show) if label == 'untrained' else []
-    kept = range(min(options['transcripts'], len(batch.episodes)))
-    with self.interruption.deferred('this evaluation'):
-      # What a killed process has written of this evaluation; its record comes last.
-      self.writer.drop(step, {label, *(b['label'] for b in baselines)})
-      self.writer.transcripts(transcripts.records(batch, kept, step=step, split=split, label=label))
-      for baseline in baselines:
-        self.writer.evaluation(baseline)
-      self.writer.evaluation(record)
-    progress.note(
-      f'step {step}: {label}, {record["questions"]} {split} questions: accuracy '
-      f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
-      f'{record["comm/silence_rate"]:.0%} silent'
-    )
-    self.interruption.meet()
-    return record
-
-  def _evaluate_untrained(self, state: TrainState, progress: Progress) -> None:
-    """Evaluates the team as the run begins with it, or says why it cannot."""
-    if not int(state.step):
-      self._evaluate_state(state, 'untrained', progress)
-    elif not SFTOptions(**self.config['sft']).is_asked_for:  # it is what the model was loaded as
-      self._evaluate_once(self.setup.params, 0, 'untrained', progress)
-    else:
-      found = self._evaluated(0, 'untrained')
-      if found is not None and not _serves(found, self._asked('untrained')):
-        count, split, temperature = map(found.get, ('questions', 'split', 'temperature'))
-        progress.note(
-          f'the untrained team was asked {count} {split} questions at temperature {temperature}; '
-          'it is gone'
-        )
-
-  def _asked(self, label: str) -> dict[str, Any]:
-    """What the config wants an evaluation to ask, as its record says it."""
-    options = self.config['evaluation']
-    which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
-      label, 'questions'
-    )
-    split = 'train' if label == records.SEEN else options['split']
-    return {
-      'split': split,
-      'questions': min(options[which], len(self.setup.task.questions(split))),
-      'temperature': options['temperature'],
-      'spread': options['spread'],
-    }
-
-  def _evaluated(self, step: int, label: str) -> dict[str, Any] | None:
-    """What `eval.jsonl` holds of an evaluation."""
-    found = reversed(self._evaluations())
-    return next((r for r in found if (r.get('step'), r.get('label')) == (step, label)), None)
-
-  def _evaluations(self) -> list[dict[str, Any]]:
-    return hosts.agreed(lambda: records.evaluations(self.workdir))
-
-  def _closing_table(self, trained: Mapping[str, Any], evaluations: list[dict[str, Any]]):
-    # What is left from before the run went on to more steps is of another team.
-    steps = (0, trained['step'])
-    by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
-    baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
-    return closing_table(by_label.get('untrained', {}), trained, baselines=baselines)
+def _params(state: TrainState) -> Params:
+  """All of the model."""
+  return state_lib.merge(state.trainable, state.frozen)
 
 
-def _serves(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-  """Whether the record of an evaluation says what one that asks so would."""
-  return records.asks_alike(record, asked) and is_number(record.get('task/accuracy'))
+def _closing_table(trained: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> Table:
+  # What is left from before the run went on to more steps is of another team.
+  steps = (0, trained['step'])
+  by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
+  baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
+  return closing_table(by_label.get(UNTRAINED, {}), trained, baselines=baselines)

@@ -219,11 +219,16 @@ def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, ca
 
 
 def test_more_questions_than_there_are_are_asked_once(tmp_path, monkeypatch, compiled):
-  setup = _setup()
-  size = len(setup.task.questions('test'))
-  run = loop.Run.__new__(loop.Run)
-  run.config, run.setup = micro_run.changed(evaluation__questions=size + 1), setup
-  assert run._asked('trained')['questions'] == size
+  workdir, size = tmp_path / 'run', len(_setup().task.questions('test'))
+  shutil.copytree(micro_run.finished(), workdir)
+  more = micro_run.changed(evaluation__questions=size + 1)
+  assert loop.train(more, workdir)['questions'] == size
+
+  def again(*unused, **options):
+    raise AssertionError('asked again')
+
+  monkeypatch.setattr(setup_lib.Setup, 'evaluate', again)
+  assert loop.train(more, workdir)['questions'] == size
 
 
 @pytest.mark.slow
