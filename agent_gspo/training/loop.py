@@ -32,7 +32,7 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.programs import NonFiniteLossError
-from agent_gspo.training.run_evaluations import UNTRAINED, RunEvaluations
+from agent_gspo.training.run_evaluations import RunEvaluations
 from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
@@ -230,7 +230,7 @@ class Run:
         if config['evaluation']['seen_questions']:
           evaluations.make(params, step, records.SEEN)
         if untrained == 'last':
-          evaluations.make(self.setup.params, 0, UNTRAINED)
+          evaluations.make(self.setup.params, 0, records.UNTRAINED)
         self.checkpoints.wait()
       except KeyboardInterrupt:
         self._save_interrupted(state, progress)
@@ -414,4 +414,4 @@ def _closing_table(trained: Mapping[str, Any], evaluations: list[dict[str, Any]]
   steps = (0, trained['step'])
   by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
   baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
-  return closing_table(by_label.get(UNTRAINED, {}), trained, baselines=baselines)
+  return closing_table(by_label.get(records.UNTRAINED, {}), trained, baselines=baselines)

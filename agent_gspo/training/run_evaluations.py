@@ -17,8 +17,6 @@ from agent_gspo.values import is_number
 from agent_gspo.workdir import records
 from agent_gspo.workdir.writers import RunWriter
 
-UNTRAINED = 'untrained'
-
 
 class RunEvaluations:
   """Makes each evaluation once, however often the run is stopped.
@@ -67,7 +65,7 @@ class RunEvaluations:
         params, label=label, step=step, questions=questions, split=split, told=told, progress=show
       )
       record |= {'spread': asked['spread']}
-      baselines = setup.baselines(params, questions, show) if label == UNTRAINED else []
+      baselines = setup.baselines(params, questions, show) if label == records.UNTRAINED else []
     most = setup.config['evaluation']['transcripts']
     kept = transcripts.records(
       batch, range(min(most, len(batch.episodes))), step=step, split=split, label=label
@@ -95,12 +93,12 @@ class RunEvaluations:
       step: after which it has them; later than 0 where the run goes on from a checkpoint.
     """
     if not step:
-      self.make(params, 0, UNTRAINED)
+      self.make(params, 0, records.UNTRAINED)
     elif not SFTOptions(**self._setup.config['sft']).is_asked_for:
-      self.make(self._setup.params, 0, UNTRAINED)  # as the model was loaded
+      self.make(self._setup.params, 0, records.UNTRAINED)  # as the model was loaded
     else:
-      found = self._found(0, UNTRAINED)
-      if found is not None and not _serves(found, self._asked(UNTRAINED)):
+      found = self._found(0, records.UNTRAINED)
+      if found is not None and not _serves(found, self._asked(records.UNTRAINED)):
         count, split, temperature = map(found.get, ('questions', 'split', 'temperature'))
         self._progress.note(
           f'the untrained team was asked {count} {split} questions at temperature {temperature}; '

@@ -28,6 +28,8 @@ SFT = 'sft.jsonl'
 DONE = 'done'
 # Before the name of a grader: accuracy by it.
 GRADED = 'task/accuracy_by_'
+# Label of the evaluation of the team that a run begins with.
+UNTRAINED = 'untrained'
 # Label of an evaluation between training steps.
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
@@ -95,7 +97,7 @@ def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | 
   it was told other prices, and on the training split, and sometimes the untrained team.
   """
   newest = {str(e.get('label') or DURING): e for e in evaluations if e.get('edges')}
-  labels = ('trained', DURING, 'untrained')
+  labels = ('trained', DURING, UNTRAINED)
   return next((newest[label] for label in labels if label in newest), None)
 
 

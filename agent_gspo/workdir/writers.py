@@ -88,7 +88,7 @@ class RunWriter:
     written = self._append(records.EVALUATIONS, record)
     # "untrained", "during" and "trained" are one curve; baselines stand by themselves.
     label = str(written.get('label', ''))
-    curve = label in ('untrained', 'during', 'trained', '')
+    curve = label in (records.UNTRAINED, records.DURING, 'trained', '')
     group = 'eval' if curve else 'eval_' + label.replace(' ', '_')
     step = int(written.get('step') or 0)
     scalars = {

@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from agent_gspo.tasks.dealt.redrawn import WHOLE_NUMBER
+from agent_gspo.tasks.dealt.redrawn import WHOLE_NUMBER, numbers_of
 from agent_gspo.tasks.dealt.sentences import context_and_question
 from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
@@ -50,7 +50,7 @@ def misled(question: Question, things: Sequence[str], rng: random.Random) -> Que
     not say of what it is: "he gave 14 to Mary" would be of either thing.
   """
   sentences, asked = context_and_question(question.text)
-  thing = thing_asked(question.text)
+  thing = thing_asked(asked)
   if thing is None or not all(map(_says_of_what, sentences)):
     return None
   mention = re.compile(rf'{_NUMBER.pattern} {_BETWEEN}{thing}\b', re.IGNORECASE)
@@ -82,9 +82,9 @@ class _Other:
 
   def as_many(self, mention: str) -> str:
     """'23 pears' for '64 marbles': a number of as many digits."""
-    low = 10 ** (len(mention.split()[0]) - 1)
-    while not (free := set(range(max(low, 2), 10 * low)) - self._taken):
-      low *= 10  # all of one digit are taken
+    digits = len(mention.split()[0])
+    while not (free := set(numbers_of(digits)) - self._taken):
+      digits += 1  # all of one digit are taken
     number = self._rng.choice(sorted(free))
     self._taken.add(number)
     return f'{number} {self._thing}'
@@ -100,13 +100,13 @@ class _Other:
 
 def things_asked(texts: Iterable[str]) -> list[str]:
   """The things that problems ask for and give a number of, in alphabetical order."""
-  found = {(thing_asked(text), text.lower()) for text in texts}
+  found = {(thing_asked(context_and_question(text)[1]), text.lower()) for text in texts}
   return sorted({thing for thing, text in found if thing and re.search(rf'\d {thing}\b', text)})
 
 
-def thing_asked(text: str) -> str | None:
+def thing_asked(question: str) -> str | None:
   """'marbles' of 'How many more green marbles has he?'; None for a measure, or for no plural."""
-  found = _HOW_MANY.search(context_and_question(text)[1])
+  found = _HOW_MANY.search(question)
   thing = ''
   for word in re.findall(r"[a-z'-]+|[^\w\s]", found[1].lower()) if found else ():
     if word in _ENDS_THING or not word[0].isalpha():

@@ -36,7 +36,7 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
   if tree is None or not old & gold_equations.leaves(tree):
     return None
   for _ in range(_TRIES):
-    new = {number: Fraction(_of_as_many_digits(number, rng)) for number in old}
+    new = {number: Fraction(rng.choice(numbers_of(len(str(number))))) for number in old}
     other = _with_numbers(tree, new)
     results = _results(tree, other)
     if len(set(new.values())) == len(old) and results is not None:
@@ -55,9 +55,9 @@ def _may_change(text: str) -> set[Fraction]:
   return {Fraction(digits) for digits in WHOLE_NUMBER.findall(text)} - elsewhere - {Fraction(1)}
 
 
-def _of_as_many_digits(number: Fraction, rng: random.Random) -> int:
-  low = 10 ** (len(str(number)) - 1)
-  return rng.randrange(max(low, 2), 10 * low)
+def numbers_of(digits: int) -> range:
+  """The whole numbers of so many digits, from 2 on."""
+  return range(max(10 ** (digits - 1), 2), 10**digits)
 
 
 def _in_text(text: str, new: Mapping[Fraction, Fraction]) -> str:

@@ -264,7 +264,9 @@ class DealtTask(base.Task):
 
   def _redrawn(self, problems: Sequence[_Problem]) -> list[_Problem]:
     """Copies with other numbers, as many as there are such numbers for."""
-    things = misleading.things_asked(problem.question.text for problem in problems)
+    things: list[str] = []
+    if self.misleading_share:
+      things = misleading.things_asked(problem.question.text for problem in problems)
     found = []
     for copy, problem in itertools.product(range(1, self.redrawn_copies + 1), problems):
       question = problem.question
