@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,17 @@ def is_text(value: Any) -> bool:
   except UnicodeEncodeError:
     return False
   return True
+
+
+def is_json(value: Any) -> bool:
+  """Returns whether a value is plain JSON: text, finite number, bool, None, lists, objects."""
+  if isinstance(value, Mapping):
+    return all(is_text(name) and is_json(inner) for name, inner in value.items())
+  if isinstance(value, list | tuple):
+    return all(map(is_json, value))
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return value is None or isinstance(value, int) or is_text(value)
 
 
 def is_whole(value: Any) -> bool:

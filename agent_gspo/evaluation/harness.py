@@ -206,6 +206,9 @@ def describe(variant: Variant) -> dict[str, Any]:
     name: {**dataclasses.asdict(role), 'examples': str(role.examples)}
     for name, role in zip(team.names, team.roles, strict=True)
   }
+  for fields in roles.values():
+    if not fields['chat_variables']:  # answers of before there were any keep their digest
+      del fields['chat_variables']
   return {
     'agents': list(variant.agents),
     'roles': roles,

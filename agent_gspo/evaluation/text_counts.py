@@ -8,13 +8,15 @@ model reads; it is reported beside the true one, so that tables can be compared.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 
+from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, RolloutBatch
 
-_SLOT = '\ue000'  # stands for a teammate's message; a private-use character
 Taken = tuple[int, int]
 """Tokens sampled, and tokens written."""
 
@@ -33,6 +35,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     tokenizer: of the policy.
     batch: the conversations.
   """
+  guard = tokenizer.guarded
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
   spoken: dict[tuple[int, int, int], tuple[Message, int]] = {}  # (episode, agent, round)
@@ -43,16 +46,16 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
     incoming = [(said.agent, tokens) for said, tokens in heard if said.reaches(key[1])]
     frame = ''.join(
-      role.incoming.format(sender=team.names[author], message=_SLOT) for author, _ in incoming
+      role.incoming.format(sender=team.names[author], message=SLOT) for author, _ in incoming
     )
     question = batch.questions[batch.episodes[key[0]].question]
     if key not in carried:
-      frame = role.opening_of(question, key[1]) + frame
-      carried[key] = sum(map(size, _preamble(role)))
+      frame = role.opening_of(question, key[1], guard) + frame
+      carried[key] = sum(map(size, _preamble(role, guard)))
     cue = role.cue_at(team.told_left(question.terms, *spent.before(message)))
-    carried[key] += sum(map(size, (frame + cue).split(_SLOT)))
+    carried[key] += sum(map(size, (frame + cue).split(SLOT)))
     carried[key] += sum(tokens for _, tokens in incoming)
-    written = message.written if tokenizer.is_word_level else size(message.text)
+    written = message.written if tokenizer.is_word_level else size(guard(message.text))
     counts.append((carried[key], written))
     carried[key] += written
     spoken[(*key, message.round)] = message, written
@@ -77,8 +80,9 @@ class _Spent:
     return before
 
 
-def _preamble(role: Role) -> list[str]:
+def _preamble(role: Role, guard: Callable[[str], str]) -> list[str]:
   """The contents that every prompt of a role begins with."""
   if role.style == 'plain':
-    return role.preamble
-  return [role.system, *(part for c, said in role.examples for part in (c + role.cue, said))]
+    return role.preamble(guard)
+  pairs = [(guard(context) + role.cue, guard(said)) for context, said in role.examples]
+  return [role.system, *itertools.chain(*pairs)]

@@ -138,7 +138,7 @@ class ScriptedPolicy:
     token_ids, ended = [], []
     for turn in turns:
       text = self.script(turn)
-      ids = [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+      ids = [*self.tokenizer.encode(text, special=False), self.tokenizer.eos_id]
       if len(ids) > turn.limit:
         raise ValueError(
           f'the script of agent {turn.agent} writes {len(ids)} tokens ({text!r}); its cap is '

@@ -4,6 +4,8 @@ An agent's prompt in a later turn is its earlier prompt, its own message as it w
 sampled, and what is new. Sampled ids are never decoded and tokenised again: not for
 their author, and not for a reader, who is handed the same ids; but of a token that ends a message
 and says something as well, a reader is handed what it says.
+
+The question, notes and examples are strangers' text: no special token is read in them.
 """
 
 from __future__ import annotations
@@ -14,13 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.types import Question
-
-# Stands for sampled ids while the text around them is rendered. A private-use
-# character: no prompt contains it, and templates leave it alone.
-_SLOT = '\ue000'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ class PromptWriter:
     if self.role.style != 'plain':
       return ()
     said = self.tokenizer.tokens_with(self.role.separator).get(stop_id, '').rstrip()
-    return tuple(self._encode(said).tolist())
+    return tuple(self.tokenizer.encode(said, special=False))
 
   def longest_said(self, cap: int) -> int:
     """Most tokens that readers can be handed of a message of so many."""
@@ -87,7 +86,11 @@ class PromptWriter:
 
   def begin(self, question: Question, agent: int) -> Conversation:
     """An agent's side of a new conversation."""
-    return Conversation(self, self.role.opening_of(question, agent))
+    return Conversation(self, self.opening(question, agent))
+
+  def opening(self, question: Question, agent: int) -> str:
+    """Returns what an agent is shown once, the question and its note guarded."""
+    return self.role.opening_of(question, agent, self.tokenizer.guarded)
 
   def texts(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
     """The new text of the last of `turns`, cut where sampled ids belong.
@@ -105,30 +108,32 @@ class PromptWriter:
     return style(opening, turns)
 
   def _frame(self, turn: Incoming) -> str:
-    heard = ''.join(self.role.incoming.format(sender=s, message=_SLOT) for s in turn.senders)
+    heard = ''.join(self.role.incoming.format(sender=s, message=SLOT) for s in turn.senders)
     return heard + self.role.cue_at(turn.left)
 
   def _plain(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
-    return (opening * (len(turns) == 1) + self._frame(turns[-1])).split(_SLOT)
+    return (opening * (len(turns) == 1) + self._frame(turns[-1])).split(SLOT)
 
   def _chat(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
-    role = self.role
+    role, guard = self.role, self.tokenizer.guarded
     messages = [{'role': 'system', 'content': role.system}] if role.system else []
     for context, message in role.examples:
-      messages.append({'role': 'user', 'content': context + role.cue})
-      messages.append({'role': 'assistant', 'content': message})
+      messages.append({'role': 'user', 'content': guard(context) + role.cue})
+      messages.append({'role': 'assistant', 'content': guard(message)})
     for i, turn in enumerate(turns):
       text = (opening if i == 0 else '') + self._frame(turn)
       messages.append({'role': 'user', 'content': text})
-      messages.append({'role': 'assistant', 'content': _SLOT})
-    text = self.tokenizer.render_chat(messages[:-1], add_generation_prompt=True)
-    pieces = text.split(_SLOT)
+      messages.append({'role': 'assistant', 'content': SLOT})
+    text = self.tokenizer.render_chat(
+      messages[:-1], add_generation_prompt=True, variables=role.chat_variables
+    )
+    pieces = text.split(SLOT)
     return pieces[len(pieces) - len(turns[-1].senders) - 1 :]
 
   @property
   def preamble_texts(self) -> list[str]:
     """What all conversations begin with; nothing where a template puts it where it belongs."""
-    return self.role.preamble if self.role.style == 'plain' else []
+    return self.role.preamble(self.tokenizer.guarded) if self.role.style == 'plain' else []
 
   @functools.cached_property
   def preamble(self) -> np.ndarray:

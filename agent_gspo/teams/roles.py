@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_gspo.models.text.chat import OWN_VARIABLES
 from agent_gspo.types import Question
-from agent_gspo.values import is_text
+from agent_gspo.values import is_json, is_text, shown
 
 STYLES = ('plain', 'chat')
 _LEFT = '{left}'
@@ -33,6 +34,7 @@ class Role:
     separator: ends a message in plain text; what stops the sampler comes from it.
     max_tokens: cap on this role's messages, 0 for the team's.
     calculator: completes `a op b =` while it writes, see `teams.calculator`.
+    chat_variables: that the chat template reads, such as `enable_thinking`; plain JSON.
   """
 
   name: str
@@ -45,6 +47,7 @@ class Role:
   separator: str = '\n'
   max_tokens: int = 0
   calculator: bool = False
+  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
   @property
   def shows_note(self) -> bool:
@@ -60,25 +63,26 @@ class Role:
     """What ends a turn's prompt when so many tokens are left to write."""
     return self.cue.replace(_LEFT, str(left))
 
-  @property
-  def preamble(self) -> list[str]:
+  def preamble(self, guard: Callable[[str], str] = str) -> list[str]:
     """The texts that plain prompts begin with, cut where messages are cut in a conversation.
 
     In one piece, a message could share a token with its separator (".\\n"), and examples would end
-    otherwise than what they are followed by.
+    otherwise than what they are followed by. Examples go through `guard`.
     """
-    shown = [(context + self.cue, said, self.separator) for context, said in self.examples]
-    return [text for text in (self.system, *itertools.chain(*shown)) if text]
+    examples = [
+      (guard(context) + self.cue, guard(s), self.separator) for context, s in self.examples
+    ]
+    return [text for text in (self.system, *itertools.chain(*examples)) if text]
 
   def shows_terms(self, kind: str) -> bool:
     """Whether its agents read a question's terms, 'price' or 'budget'."""
     return f'{{{kind}}}' in self.opening
 
-  def opening_of(self, question: Question, agent: int) -> str:
-    """What an agent of this role is shown of a question."""
+  def opening_of(self, question: Question, agent: int, guard: Callable[[str], str] = str) -> str:
+    """What an agent of this role is shown of a question, whose texts go through `guard`."""
     terms = question.terms.words if question.terms else ''
     return self.opening.format(
-      question=question.text, note=question.note(agent), price=terms, budget=terms
+      question=guard(question.text), note=guard(question.note(agent)), price=terms, budget=terms
     )
 
   def __post_init__(self):
@@ -95,6 +99,19 @@ class Role:
       raise ValueError(
         f'{where}.cue={self.cue!r} tells the tokens left, which no example has. Set examples=().'
       )
+    own = [name for name in self.chat_variables if name in OWN_VARIABLES]
+    if self.chat_variables and (self.style != 'chat' or own):
+      what = f'chat_variables={shown(dict(self.chat_variables))}'
+      raise ValueError(
+        f'{where}.{what} holds {own[0]!r}, which is set for each prompt; leave it out.'
+        if own
+        else f"{where}.{what} needs a chat template; set {where}.style='chat'."
+      )
+    if not is_json(self.chat_variables):
+      raise ValueError(
+        f'{where}.chat_variables={shown(self.chat_variables)} must be plain JSON: texts, finite '
+        'numbers, true, false, null, and lists and objects of these.'
+      )
     if self.max_tokens < 0:
       raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
     for pair in self.examples:
@@ -108,7 +125,7 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   Raises:
     ValueError: an unknown field, or one that does not fit.
   """
-  defaults = {f.name: f.default for f in dataclasses.fields(Role) if f.name != 'name'}
+  defaults = {name: value for name, value in vars(Role('')).items() if name != 'name'}
   if not isinstance(name, str) or not name.strip():
     raise ValueError(f'team.roles holds {name!r}; the name of a role must be a word.')
   if not isinstance(fields, Mapping):
@@ -118,7 +135,7 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
       raise ValueError(
         f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(defaults))}.'
       )
-    expected = type(defaults[field])
+    expected = type(defaults[field])  # of chat_variables a dict
     fits = isinstance(value, list | tuple if expected is tuple else expected)
     if not fits or isinstance(value, bool) != (expected is bool):
       raise ValueError(f'team.roles.{name}.{field}={value!r} must be a {expected.__name__}.')

@@ -141,7 +141,7 @@ class Demonstrations:
       if text is None:
         nothing.add((place, turn.agent, turn.round))
         return ''
-      if len(self.tokenizer.encode(text)) >= turn.limit:
+      if len(self.tokenizer.encode(text, special=False)) >= turn.limit:
         too_long.add(place)
         return ''
       return text
@@ -180,7 +180,7 @@ class Demonstrations:
       )
 
     text = demonstrated()
-    length = lambda text: len(self.tokenizer.encode(text or ''))
+    length = lambda text: len(self.tokenizer.encode(text or '', special=False))
     if self._fits_what_is_left(turn):
       others = [text, *(demonstrated() for _ in range(_DRAWN - 1))]
       text = min(others, key=lambda text: abs(length(text) - turn.left))

@@ -99,7 +99,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
   for role in parts.team.roles:
     if role.style == 'chat':
       try:
-        tokenizer.check_chat(system=bool(role.system))
+        tokenizer.check_chat(system=bool(role.system), variables=role.chat_variables)
       except ValueError as error:
         raise ValueError(
           f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
@@ -184,7 +184,7 @@ def _texts(
     # The opening stands before a first turn: in the first round, but of a judge.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
       for senders in ([], names[:1]):
-        opening = writer.role.opening_of(question, agent)
+        opening = writer.opening(question, agent)
         yield question, writer.texts(opening, [Incoming(senders, left)])[0]
 
 
@@ -268,7 +268,9 @@ def _longest(
   """The questions of which an agent is shown most tokens; their prompts are what counts."""
   shown = [role.opening_of(question, agent) for question in questions]
   places = sorted(range(len(questions)), key=lambda i: -len(shown[i]))[:_LONGEST]
-  places = sorted(places, key=lambda i: -len(tokenizer.encode(shown[i])))[:_MOST_TOKENS]
+  places = sorted(places, key=lambda i: -len(tokenizer.encode(shown[i], special=False)))[
+    :_MOST_TOKENS
+  ]
   return [questions[i] for i in places]
 
 

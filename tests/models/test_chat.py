@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import micro_run
+import pytest
+import raw_gguf
+import scripted_teams as st
+
+from agent_gspo.config import check as config_lib
 from agent_gspo.models.text import chat
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
+from agent_gspo.teams.prompts import PromptWriter
+from agent_gspo.teams.roles import make_role
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.types import Question
 
 _CHAT = [
   {'role': 'system', 'content': 'Be brief & <kind>.'},
@@ -66,4 +76,75 @@ def test_chat_template_errors_are_value_errors():
     chat.render('{{ messages.append(1) }}', _CHAT)  # the sandbox forbids changes
   with pytest.raises(ValueError, match='no chat template'):
     word_level(['a']).render_chat(_CHAT)
-  assert chat.render('{{ enable_thinking }}', _CHAT, enable_thinking=False) == 'False'
+  assert (
+    chat.render('{{ enable_thinking }}', _CHAT, variables={'enable_thinking': False}) == 'False'
+  )
+
+
+_THINKING = (
+  '{% if strict is defined and strict %}{{ raise_exception("strict") }}{% endif %}'
+  "{% if not date is defined %}{% set date = 'today' %}{% endif %}{{ date }}{{ bos_token }}"
+  "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+  '{% if add_generation_prompt %}[assistant]'
+  '{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}'
+  '{% endif %}'
+)
+
+
+def _thinking() -> Tokenizer:
+  tokenizer = st.byte_tokenizer()
+  return Tokenizer(tokenizer.backend, eos_token='<|im_end|>', chat_template=_THINKING)
+
+
+def test_a_role_sets_variables_of_the_template():
+  tokenizer = _thinking()
+
+  def prompt(**variables):
+    role = make_role('r', {'style': 'chat', 'cue': '', 'chat_variables': variables})
+    begun = PromptWriter(role, tokenizer).begin(Question('q', 'Hi', ''), 0)
+    return tokenizer.decode(begun.prompt([]))
+
+  assert prompt() == 'today[user]Hi\n[assistant]'
+  assert prompt(enable_thinking=True) == prompt()
+  assert prompt(enable_thinking=False) == 'today[user]Hi\n[assistant]<think></think>'
+  assert prompt(date='May 1') == 'May 1[user]Hi\n[assistant]'
+
+
+def test_roles_with_other_variables_write_other_prompts():
+  roles = [
+    make_role('r', {'style': 'chat', 'chat_variables': {'date': date}}) for date in ('a', 'b', 'a')
+  ]
+  assert roles[0] != roles[1]
+  assert roles[0] == roles[2]
+  assert len(set(roles)) == 2
+
+
+@pytest.mark.parametrize(
+  ('variables', 'message'),
+  [
+    ({'enable_thinkin': False}, "'enable_thinkin'.*never reads.*date, enable_thinking, strict"),
+    ({'m': 1}, "'m'.*never reads"),
+    ({'strict': True}, 'The chat template cannot render.*strict'),
+    ({'template': 1, 'self': 2}, "'self'.*never reads"),
+    ({'raise_exception': 1}, 'never reads'),
+  ],
+)
+def test_variables_that_the_template_cannot_take_are_refused(variables, message):
+  _thinking().check_chat(system=True, variables={'enable_thinking': False, 'date': ''})
+  with pytest.raises(ValueError, match=message):
+    _thinking().check_chat(system=True, variables=variables)
+
+
+def test_the_run_names_the_role_of_a_variable_and_keeps_it_in_its_config(tmp_path):
+  (tmp_path / 'm.gguf').write_bytes(raw_gguf.valid().data())  # its template reads none
+  config = micro_run.changed(model__source=f'gguf:{tmp_path / "m.gguf"}', sft__steps=0)
+  config['task']['options']['text_style'] = 'plain'
+  config['learner']['pack_length'] = 2048
+  for role in config['team']['roles'].values():
+    role['style'] = 'chat'
+  config['team']['roles']['solver']['chat_variables'] = {'enable_thinking': False}
+  parts = config_lib.check(config)
+  kept = json.loads(json.dumps(parts.config))['team']['roles']['solver']
+  assert kept['chat_variables'] == {'enable_thinking': False}
+  with pytest.raises(ValueError, match=r"team\.roles\.solver.*'enable_thinking'.*\(none\)"):
+    setup_lib.plan(parts)

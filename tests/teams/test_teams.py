@@ -117,7 +117,10 @@ def test_no_message_is_read_twice_by_the_same_agent():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'colour': 'red'}, 'team.roles.x.colour is unknown; a role has calculator, cue, ex'),
+    (
+      {'colour': 'red'},
+      'team.roles.x.colour is unknown; a role has calculator, chat_variables, cue, ex',
+    ),
     ({'style': 'poem'}, "team.roles.x.style='poem' is unknown; use one of plain, chat"),
     ({'system': 3}, 'team.roles.x.system=3 must be a str'),
     ({'max_tokens': 'many'}, "team.roles.x.max_tokens='many' must be a int"),
@@ -136,6 +139,14 @@ def test_no_message_is_read_twice_by_the_same_agent():
     ({'incoming': '{message:>9}'}, "uses ':>9'"),
     ({'separator': ''}, 'team.roles.x.separator is empty'),
     ({'examples': [('a', 'b', 'c')]}, 'must be .context, message. pairs'),
+    ({'chat_variables': ['x']}, 'chat_variables=.* must be a dict'),
+    ({'chat_variables': {'x': 1}}, "chat_variables=.*needs a chat template; set .*style='chat'"),
+    ({'style': 'chat', 'chat_variables': {'messages': []}}, "holds 'messages'"),
+    ({'style': 'chat', 'chat_variables': {'x': 1, 'bos_token': ''}}, "holds 'bos_token'"),
+    ({'style': 'chat', 'chat_variables': {'x': float('nan')}}, 'must be plain JSON'),
+    ({'style': 'chat', 'chat_variables': {'x': [{1: 2}]}}, 'must be plain JSON'),
+    ({'style': 'chat', 'chat_variables': {'x': object()}}, 'must be plain JSON'),
+    ({'style': 'chat', 'chat_variables': {'x': '\ud800'}}, 'must be plain JSON'),
   ],
 )
 def test_role_errors_name_the_field(fields, message):

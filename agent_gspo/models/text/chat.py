@@ -10,12 +10,22 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 
 # A prompt must not depend on the day: a run that goes on tomorrow would read another one. It is the
 # date that Llama 3's own template falls back to.
 _TODAY = datetime.datetime(2024, 7, 26)
-_FIRST_MARK = 0xE100  # private-use characters: templates hold none of their own
+SLOT = '\ud800'
+"""Stands for a message while a template renders what is around it: no text holds half a surrogate
+pair, and templates leave it alone."""
+
+_FIRST_MARK = 0xD810  # further ones
+OWN_VARIABLES = (
+  *('messages', 'add_generation_prompt', 'tools', 'documents'),
+  *('bos_token', 'eos_token', 'pad_token'),
+)
+"""Variables of a template that are not the user's to set."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -39,8 +49,8 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
   )
 
 
-@functools.lru_cache(maxsize=32)
-def _compile(template: str) -> jinja2.Template:
+@functools.cache
+def _environment() -> jinja2.Environment:
   # Templates come with downloaded models, hence the sandbox.
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
@@ -48,14 +58,19 @@ def _compile(template: str) -> jinja2.Template:
   environment.filters['tojson'] = _to_json
   environment.globals['raise_exception'] = _raise
   environment.globals['strftime_now'] = _TODAY.strftime
-  return environment.from_string(template)
+  return environment
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+  return _environment().from_string(template)
 
 
 def render(
   template: str,
   messages: Sequence[Mapping[str, Any]],
   add_generation_prompt: bool = False,
-  **variables: Any,
+  variables: Mapping[str, Any] | None = None,
 ) -> str:
   """Renders messages (`{'role': ..., 'content': ...}`) with a chat template.
 
@@ -63,17 +78,21 @@ def render(
     template: jinja2 source.
     messages: the conversation so far.
     add_generation_prompt: end with the header of the assistant's next message.
-    **variables: what else the template reads (`bos_token`, `enable_thinking`, ...).
+    variables: what else the template reads (`bos_token`, `enable_thinking`, ...).
 
   Raises:
     ValueError: the template is not valid, or refuses these messages.
   """
   try:
     return _compile(template).render(
-      messages=list(messages),
-      add_generation_prompt=add_generation_prompt,
-      # Templates test these with `is none`, which an undefined variable is not.
-      **{'tools': None, 'documents': None, **variables},
+      {
+        # Templates test these with `is none`, which an undefined variable is not.
+        'tools': None,
+        'documents': None,
+        **(variables or {}),
+        'messages': list(messages),
+        'add_generation_prompt': add_generation_prompt,
+      }
     )
   except Exception as error:  # a program from elsewhere: it may raise anything
     kind = '' if isinstance(error, jinja2.TemplateError) else f'{type(error).__name__}: '
@@ -82,13 +101,38 @@ def render(
     ) from error
 
 
-def check(template: str, *, system: bool, **variables: Any) -> None:
-  """Whether a template writes down all that is said, once and in its order.
+def check_variables(template: str, variables: Mapping[str, Any]) -> None:
+  """Checks that a template reads variables.
+
+  Args:
+    template: jinja2 source.
+    variables: that a user sets.
+
+  Raises:
+    ValueError: the template is not valid, or never reads one of them; names those it reads.
+  """
+  if not variables:
+    return
+  try:
+    read = jinja2.meta.find_undeclared_variables(_environment().parse(template))
+  except Exception as error:  # a program from elsewhere
+    raise ValueError(f'The chat template is not valid: {error}') from error
+  read -= {*OWN_VARIABLES, *_environment().globals}
+  if strange := sorted(set(variables) - read):
+    known = ', '.join(sorted(read)) or 'none'
+    raise ValueError(
+      f'chat_variables holds {strange[0]!r}, which the chat template never reads; names must be '
+      f'those of its variables ({known}).'
+    )
+
+
+def check(template: str, *, system: bool, variables: Mapping[str, Any] | None = None) -> None:
+  """Checks that a template writes down all that is said, once and in its order.
 
   Args:
     template: jinja2 source.
     system: whether there is a system prompt.
-    **variables: what else the template reads.
+    variables: what else the template reads.
 
   Raises:
     ValueError: it is not valid, refuses a conversation of several turns, or leaves out or
@@ -97,7 +141,7 @@ def check(template: str, *, system: bool, **variables: Any) -> None:
   roles = ['system'] * system + ['user', 'assistant', 'user']
   marks = [chr(_FIRST_MARK + i) for i in range(len(roles))]
   said = [{'role': role, 'content': mark} for role, mark in zip(roles, marks, strict=True)]
-  text = render(template, said, add_generation_prompt=True, **variables)
+  text = render(template, said, add_generation_prompt=True, variables=variables)
   if [character for character in text if character in marks] != marks:
     raise ValueError(
       f'The chat template does not write down what is said by {", ".join(roles)} once each and '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -15,9 +16,9 @@ import tokenizers
 
 from agent_gspo.models.io.fields import Fields, read_object
 from agent_gspo.models.text import chat, tokenizer_backends
+from agent_gspo.models.text.control import BREAK, ControlTokens
 from agent_gspo.values import is_text
 
-_MARK = '\ue0ff'  # a private-use character: no template holds one
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
 """What a word-level vocabulary has besides its words and the newline."""
@@ -125,38 +126,75 @@ class Tokenizer:
 
     Args:
       text: any string.
-      special: special tokens spelled out in the text become their ids. False makes
-        them ordinary text (for text from strangers), all but those that the model's
-        own files call user-defined.
+      special: special tokens spelled out in the text become their ids, but for those within what
+        `guarded` has marked. False makes all of them ordinary text (for text from strangers).
+        Tokens that the model's own files call user-defined are words, unless its chat template
+        spells them out.
 
     Raises:
       ValueError: a word-level tokenizer does not know a word; the message names it. Or the text
         is none: it holds half a surrogate pair.
     """
-    backend = self.backend if special else self._plain_backend
+    text = text if special else self.guarded(text)
     if unknown := self.unknown_words(text, special):
       raise ValueError(
         f'unknown word {unknown[0]!r} ({len(unknown)} in this text): the word-level vocabulary '
         f'has {self.vocab_size} tokens. Add it to the list of words.'
       )
     try:
-      # As `encode`, without the offsets, which nobody asks for and which take a fifth of the time.
-      return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+      return self._control.encode(text)
     except Exception as error:  # the library raises nothing narrower
+      text = text.replace(BREAK, '')
       raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
+
+  def guarded(self, text: str) -> str:
+    """Returns text from a stranger, marked so that `encode` reads no special token in it.
+
+    Put between texts of one's own it also makes none together with them.
+
+    Raises:
+      ValueError: the text is none, or spells a special token of a single character.
+    """
+    return self._control.guarded(text)
 
   def unknown_words(self, text: str, special: bool = True) -> list[str]:
     """Words of a text that a word-level tokenizer cannot encode; none for other tokenizers."""
     if not self.is_word_level:
       return []
+    names = self._control.names
     if special:
-      for name in self._names.values():
-        text = text.replace(name, ' ') if name else text
-    return [word for word in text.split() if not self._knows(word)]
+      for name in names:
+        text = text.replace(name, ' ')
+    words = text.replace(BREAK, '').split()
+    return [word for word in words if word in names or not self._knows(word)]
 
   def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-    """Text of token ids, special tokens spelled out unless `skip_special`."""
-    return self.backend.decode(np.asarray(ids, int).tolist(), skip_special_tokens=skip_special)
+    """Text of token ids, special tokens spelled out unless `skip_special`.
+
+    Without it, tokens of which no text is left (a word mark alone) are spelled out as well.
+    """
+    ids = np.asarray(ids, int).tolist()
+    text = self.backend.decode(ids, skip_special_tokens=skip_special)
+    if text or skip_special:
+      return text
+    return ''.join(token for token in map(self.backend.id_to_token, ids) if token)
+
+  def unsaid(self, rows: int) -> tuple[tuple[int, int], ...]:
+    """Returns ranges `(first, end)` of the ids below `rows` that no text shows.
+
+    No token has them, or theirs adds nothing to a text. EOS is none of them.
+    """
+    texts = self._texts
+    other = next((i for i, text in enumerate(texts) if text.strip()), self.eos_id)
+    read = functools.partial(self.backend.decode, skip_special_tokens=False)
+
+    def is_said(i: int) -> bool:
+      if i == self.eos_id or (i < len(texts) and texts[i]):
+        return True
+      return i < len(texts) and read([other, i, other]) != read([other, other])
+
+    runs = [(said, [*run]) for said, run in itertools.groupby(range(rows), is_said)]
+    return tuple((run[0], run[-1] + 1) for said, run in runs if not said)
 
   def tokens_with(self, text: str) -> Mapping[int, str]:
     """Ids of the tokens that a text is part of -> what each says before it.
@@ -167,13 +205,18 @@ class Tokenizer:
 
   @functools.cached_property
   def _tokens_with(self) -> Callable[[str], Mapping[int, str]]:
-    texts: list[str] = []
+    texts: dict[int, str] = {}
     if not self.is_word_level:
-      ids = [[i] for i in range(self.vocab_size)]
-      texts = self.backend.decode_batch(ids, skip_special_tokens=True)
+      texts = {i: t for i, t in enumerate(self._texts) if i not in self._control.special}
     return functools.lru_cache(maxsize=8)(
-      lambda text: {i: said.partition(text)[0] for i, said in enumerate(texts) if text in said}
+      lambda text: {i: said.partition(text)[0] for i, said in texts.items() if text in said}
     )
+
+  @functools.cached_property
+  def _texts(self) -> list[str]:
+    """What each id says by itself, "" for those that no token has."""
+    ids = [[i] for i in range(self.vocab_size)]
+    return self.backend.decode_batch(ids, skip_special_tokens=False)
 
   @functools.cached_property
   def begins_with(self) -> tuple[int, ...]:
@@ -190,17 +233,16 @@ class Tokenizer:
     Raises:
       ValueError: there is no chat template, or it is broken.
     """
-    said = [{'role': 'user', 'content': ''}, {'role': 'assistant', 'content': _MARK}]
-    behind = self.render_chat(said).partition(_MARK)[2]
-    special = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+    said = [{'role': 'user', 'content': ''}, {'role': 'assistant', 'content': chat.SLOT}]
+    behind = self.render_chat(said).partition(chat.SLOT)[2]
     ids = [] if self.unknown_words(behind) else self.encode(behind)
-    return ids[0] if ids and ids[0] in special else self.eos_id
+    return ids[0] if ids and ids[0] in self._control.special else self.eos_id
 
   def render_chat(
     self,
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = False,
-    **variables: Any,
+    variables: Mapping[str, Any] | None = None,
   ) -> str:
     """Text of a conversation in the model's own chat format (see `chat.render`).
 
@@ -208,16 +250,21 @@ class Tokenizer:
       ValueError: there is no chat template, or it refuses these messages.
     """
     template, names = self._chat()
-    return chat.render(template, messages, add_generation_prompt, **{**names, **variables})
+    return chat.render(template, messages, add_generation_prompt, {**(variables or {}), **names})
 
-  def check_chat(self, *, system: bool) -> None:
-    """Whether the chat template can be used by agents (see `chat.check`).
+  def check_chat(self, *, system: bool, variables: Mapping[str, Any] | None = None) -> None:
+    """Checks that the chat template can be used by agents (see `chat.check`).
+
+    Args:
+      system: whether there is a system prompt.
+      variables: that a role hands to the template.
 
     Raises:
-      ValueError: there is no chat template, or it is broken.
+      ValueError: there is no chat template, it is broken, or reads none of these variables.
     """
     template, names = self._chat()
-    chat.check(template, system=system, **names)
+    chat.check_variables(template, variables or {})
+    chat.check(template, system=system, variables={**(variables or {}), **names})
 
   def _chat(self) -> tuple[str, dict[str, str]]:
     """The chat template, and the special tokens by the names that it has for them."""
@@ -254,17 +301,15 @@ class Tokenizer:
     (folder / 'tokenizer_config.json').write_text(text, encoding='utf-8')
 
   @functools.cached_property
-  def _plain_backend(self) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
-    backend.encode_special_tokens = True
-    return backend
+  def _control(self) -> ControlTokens:
+    return ControlTokens(self.backend, self.chat_template)
 
   @functools.cached_property
   def _knows(self) -> Callable[[str], bool]:
     @functools.lru_cache(maxsize=65536)
     def knows(word: str) -> bool:
       try:
-        return bool(self._plain_backend.encode(word, add_special_tokens=False).ids)
+        return bool(self._control.plain.encode(word, add_special_tokens=False).ids)
       except Exception:
         return False
 
