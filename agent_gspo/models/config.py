@@ -51,6 +51,8 @@ class ModelConfig:
     remat: recompute each block in the backward pass instead of storing it.
     remat_keeps: of `REMAT_KEEPS`, what of a block is stored nevertheless.
     attention: of `ops.attention.IMPLEMENTATIONS`.
+    unsaid: ranges `(first, end)` of ids that no text shows (see `Tokenizer.unsaid`): their logits
+      are minus infinity.
   """
 
   family: str
@@ -75,6 +77,7 @@ class ModelConfig:
   remat: bool = False
   remat_keeps: str = 'nothing'
   attention: str = 'auto'
+  unsaid: tuple[tuple[int, int], ...] = ()
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:

@@ -24,7 +24,7 @@ class Model:
   """A model whose parameters are found when they are first asked for.
 
   Attributes:
-    config: architecture.
+    config: architecture, and which ids no text of the tokenizer shows.
     tokenizer: vocabulary and chat template.
     source: where it came from: the spec, with the commit for a hub id.
     find: gives the parameters.
@@ -117,7 +117,8 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
       f'{spec}: the tokenizer has {model.tokenizer.vocab_size} tokens, the embedding of the model '
       f'only {model.config.vocab_size} rows. They do not belong together.'
     )
-  return model
+  unsaid = model.tokenizer.unsaid(model.config.vocab_size)
+  return dataclasses.replace(model, config=model.config.replace(unsaid=unsaid))
 
 
 def _random(spec: str, preset: ModelConfig, tokenizer: Tokenizer | None, seed: int) -> Model:

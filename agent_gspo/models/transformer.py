@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention import KEPT, masks
 from agent_gspo.ops.attention.attend import attend
 from agent_gspo.ops.precision import matmul, operand
@@ -300,10 +301,13 @@ class Transformer(nn.Module):
     return operand(self.final_norm(x), c.dtype), tuple(kv)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """Float32 logits `[..., V]` of hidden states `[..., D]`."""
-    if self.config.tie_embeddings:
-      return matmul(hidden, self.embed.embedding.T, self.config.dtype)
-    return self.lm_head(hidden)
+    """Float32 logits `[..., V]` of hidden states `[..., D]`; -inf for ids that no text shows."""
+    c = self.config
+    if c.tie_embeddings:
+      found = matmul(hidden, self.embed.embedding.T, c.dtype)
+    else:
+      found = self.lm_head(hidden)
+    return lm_head.mask_unsaid(found, c.unsaid, -jnp.inf)
 
   def init_everything(self, tokens, positions, mask):
     """Touches every parameter; for `init` only."""

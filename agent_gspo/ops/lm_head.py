@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
 """Of the float32 logits of a chunk of tokens, at most."""
 
+_LOWEST = float(np.finfo(np.float32).min)  # -inf times its weight of 0 would be NaN
 _CHUNKS = 4  # at least, if they are not too small: those that nobody uses cost nothing
 _SMALL = 256
 _TILE = 128
@@ -26,6 +29,16 @@ def chunk_tokens(vocab_size: int, tokens: int) -> int:
   return tokens if chunks == 1 else -(-tokens // (chunks * _TILE)) * _TILE
 
 
+def mask_unsaid(logits: jax.Array, unsaid: Sequence[tuple[int, int]], low: float) -> jax.Array:
+  """Returns logits `[..., V]` with `low` for the ids of some ranges `(first, end)`."""
+  if not unsaid:
+    return logits
+  said = np.ones(logits.shape[-1], bool)
+  for first, end in unsaid:
+    said[first:end] = False
+  return jnp.where(said, logits, low)
+
+
 def token_logprobs(
   hidden: jax.Array,
   kernel: jax.Array,
@@ -34,6 +47,7 @@ def token_logprobs(
   *,
   temperature: float = 1.0,
   entropy: bool = True,
+  unsaid: tuple[tuple[int, int], ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
   """Log-prob of each target and entropy of its distribution, nats, float32 `[N]` each.
 
@@ -47,25 +61,26 @@ def token_logprobs(
     used: bool `[N]`; of the others most cost nothing and give 0.
     temperature: that logits are divided by.
     entropy: whether to compute it; else 0.
+    unsaid: ranges `(first, end)` of ids with probability 0, none of them a target.
   """
   n = len(targets)
   size = chunk_tokens(kernel.shape[1], n)
   order = jnp.argsort(~used)  # those that are used stand together
   cut = lambda x: jnp.pad(x[order], ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
   arguments = (cut(hidden), kernel, cut(targets), cut(used))
-  logprobs, entropies, _ = _padded(size, temperature, entropy, *arguments)
+  logprobs, entropies, _ = _padded(size, temperature, entropy, unsaid, *arguments)
   back = lambda x: jnp.zeros(n).at[order].set(x[:n])
   return back(logprobs), back(entropies)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _padded(size, temperature, entropy, hidden, kernel, targets, used):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
   """`token_logprobs` of a multiple of `size` tokens, and the logarithm of their logits' sum."""
   kernel = operand(kernel, hidden.dtype)  # once, not once a chunk
 
   def of_chunk(chunk):
     hidden, targets, _ = chunk
-    logits = matmul(hidden, kernel, hidden.dtype) / temperature
+    logits = _logits(hidden, kernel, temperature, unsaid)
     highest = logits.max(axis=1)
     weights = jnp.exp(logits - highest[:, None])
     total = weights.sum(axis=1)
@@ -80,18 +95,22 @@ def _padded(size, temperature, entropy, hidden, kernel, targets, used):
   return tuple(x.reshape(-1) for x in found)
 
 
-def _keep(size, temperature, entropy, hidden, kernel, targets, used):
-  found = _padded(size, temperature, entropy, hidden, kernel, targets, used)
+def _logits(hidden, kernel, temperature, unsaid):
+  return mask_unsaid(matmul(hidden, kernel, hidden.dtype) / temperature, unsaid, _LOWEST)
+
+
+def _keep(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
+  found = _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used)
   return found, (hidden, kernel, targets, used, found[2])
 
 
-def _backward(size, temperature, entropy, kept, gradients):
+def _backward(size, temperature, entropy, unsaid, kept, gradients):
   hidden, kernel, targets, used, log_total = kept
   kernel = operand(kernel, hidden.dtype)
 
   def of_chunk(total, chunk):
     hidden, targets, _, log_total, gradient = chunk
-    logits = matmul(hidden, kernel, hidden.dtype) / temperature
+    logits = _logits(hidden, kernel, temperature, unsaid)
     chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]
     dlogits = chosen - jnp.exp(logits - log_total[:, None])
     dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)

@@ -43,15 +43,19 @@ def draw(
   target = uniforms * total
   block = jnp.minimum((cdf <= target[:, None]).sum(axis=-1), blocks - 1)
   before = jnp.where(block > 0, _pick(cdf, jnp.maximum(block - 1, 0)), 0.0)
-  block = jnp.where(greedy, jnp.argmax(highest, axis=-1), block)
+  # Rounding of the sums may leave the target at a block in which no token is possible.
+  likely = jnp.argmax(highest, axis=-1)
+  block = jnp.where(greedy | jnp.isneginf(_pick(highest, block)), likely, block)
 
   # A sum, for any layout of the logits; to gather a row's block, a TPU would first copy all.
   own = jnp.arange(blocks)[None, :, None] == block[:, None, None]
   inside = jnp.where(own, by_block, 0.0).sum(axis=1)
   weights = jnp.exp((inside - top[:, None]) * scale)
   offset = (jnp.cumsum(weights, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
-  # Rounding may leave the target a hair beyond the block: take its most likely token.
-  offset = jnp.where(greedy | (offset >= size), jnp.argmax(inside, axis=-1), offset)
+  # Rounding may leave the target a hair beyond the block, or at a token that is impossible: take
+  # the most likely one.
+  missed = (offset >= size) | jnp.isneginf(_pick(inside, jnp.minimum(offset, size - 1)))
+  offset = jnp.where(greedy | missed, jnp.argmax(inside, axis=-1), offset)
   token = (block * size + offset).astype(jnp.int32)
   return token, (_pick(inside, offset) - top) * scale - jnp.log(total)
 

@@ -177,6 +177,7 @@ class PolicyLoss:
       batch.loss_mask.reshape(-1) > 0,
       temperature=self.temperature,
       entropy=self.entropy,
+      unsaid=self.model.config.unsaid,
     )
     logprobs, entropy = (x.reshape(rows, slots) for x in found)
     return logprobs, entropy

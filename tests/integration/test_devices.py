@@ -10,6 +10,7 @@ import micro_run
 import numpy as np
 import pytest
 import tiny
+import unsaid_ids
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.sharding import placement
@@ -107,6 +108,15 @@ for mesh in MESHES:
       'gathered first': sum(n for n, text in zip(gathers, programs) if '\\nENTRY' in text),
       'gathered': sum(gathers),
     }
+"""
+
+_UNSAID = """
+import unsaid_ids
+
+found = {
+  f'{rank} {mesh}': unsaid_ids.first_update(mesh, lora_rank=rank)
+  for mesh in MESHES for rank in (0, 4)
+}
 """
 
 _LAYOUT = """
@@ -211,6 +221,20 @@ def test_mesh_changes_no_sample(mesh):
     assert many['tokens'] == one['tokens'], gather
     assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
   assert len({len(ids) for ids in one['tokens']}) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rank', [0, 4])
+def test_ids_that_no_text_shows_are_not_sampled_on_a_mesh(rank):
+  """Some parts of a vocabulary that is cut hold nothing else; ratios are 1 as on one device."""
+  mesh = (2, 1, 4)
+  found = _run(_UNSAID, (mesh,))
+  one, many = found[f'{rank} {ONE}'], found[f'{rank} {mesh}']
+  assert many['tokens'] == one['tokens']
+  assert set(many['tokens']) <= set(unsaid_ids.said().tolist())
+  assert many['metrics']['policy/ratio_error_max'] < 1e-4
+  for name in ('policy/entropy', 'policy/grad_norm'):
+    assert many['metrics'][name] == pytest.approx(one['metrics'][name], rel=1e-3)
 
 
 @pytest.mark.slow
