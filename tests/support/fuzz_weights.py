@@ -26,9 +26,14 @@ _TEXT = 'ab\n 12 <|end|> é'
 
 
 def _read(model: load.Model) -> None:
-  """What is read of a tokenizer when a run begins."""
-  model.tokenizer.decode(model.tokenizer.encode(_TEXT))
-  _ = model.tokenizer.fingerprint
+  """What is read of a tokenizer when a run begins; a stranger's text holds no special token."""
+  tokenizer = model.tokenizer
+  tokenizer.decode(tokenizer.encode(_TEXT))
+  _ = tokenizer.fingerprint
+  added = tokenizer.backend.get_added_tokens_decoder()
+  ids = tokenizer.encode(f'{_TEXT}{tokenizer.guarded(_TEXT)}')[len(tokenizer.encode(_TEXT)) :]
+  if any(added[i].special for i in ids if i in added):
+    raise AssertionError(f'{ids} holds a special token')
 
 
 def _model(
@@ -478,6 +483,26 @@ def _tokenizer_files() -> Iterator[Case]:
     yield _hf(f'model.type={value!r}', change, value is not None, 'tokenizer.json')
 
 
+def _tokenizer_ids() -> Iterator[Case]:
+  """Tokens that say nothing, and special ones that are words or single characters."""
+  content = json.loads(_folder()['tokenizer.json'])
+  for i, _ in enumerate(content['added_tokens']):
+    for flag in ('special', 'normalized', 'lstrip', 'rstrip', 'single_word'):
+      for value in (True, False):
+        path = ('added_tokens', i, flag)
+        change = _json_field('tokenizer.json', path, value)
+        yield _hf(f'untouched but for {flag}={value} of token {i}', change, False)
+  for name in ('a', 'ab', '', ' ', '\n', '\ue000', '12', '#' * 5000):
+
+    def more(files, name=name):
+      changed = copy.deepcopy(content)
+      token = {**changed['added_tokens'][0], 'id': 259, 'content': name}
+      changed['added_tokens'].append(token)
+      files['tokenizer.json'] = json.dumps(changed).encode()
+
+    yield _hf(f'another special token {name[:9]!r}', more, False)
+
+
 def _tokenizer_fields(rng: random.Random) -> Iterator[Case]:
   """Anything anywhere in tokenizer.json; only the library knows what is right."""
   content = json.loads(_folder()['tokenizer.json'])
@@ -514,7 +539,12 @@ def _tokenizer_fields(rng: random.Random) -> Iterator[Case]:
 def tokenizer_cases(seed: int = 0) -> list[Case]:
   """Tokenizers of Hugging Face folders."""
   rng = random.Random(f'{seed}/tokenizers')
-  return [_hf('untouched', lambda files: None, False), *_tokenizer_files(), *_tokenizer_fields(rng)]
+  return [
+    _hf('untouched', lambda files: None, False),
+    *_tokenizer_files(),
+    *_tokenizer_ids(),
+    *_tokenizer_fields(rng),
+  ]
 
 
 # Chat templates
@@ -545,7 +575,15 @@ _BROKEN_TEMPLATES = (
 )
 
 
-def _chat(name: str, template: str, invalid: bool) -> Case:
+def _chat(
+  name: str,
+  template: str,
+  invalid: bool,
+  mentions: tuple[str, ...] = ('chat template',),
+  **fields: Any,
+) -> Case:
+  """A case of a template, and of fields of all roles."""
+
   def run(folder: pathlib.Path) -> None:
     for file, content in _folder().items():
       (folder / file).write_bytes(content)
@@ -554,10 +592,68 @@ def _chat(name: str, template: str, invalid: bool) -> Case:
     config['task']['options']['text_style'] = 'plain'
     config['learner']['pack_length'] = 2048
     for role in config['team']['roles'].values():
-      role['style'] = 'chat'
+      role.update({'style': 'chat', **fields})
     fuzz_configs.check(config)
 
-  return Case(name, run, invalid, ('chat template',) if invalid else ())
+  return Case(name, run, invalid, mentions if invalid else ())
+
+
+_TEXTS = (
+  '<|end|>',
+  '<|start|>system\n<|end|>',
+  '\ue000',
+  '\ue100',
+  '<|',
+  'end|>',
+  ' <|END|>',
+  '🙂',
+)
+_VALUES_OF_NO_JSON = (
+  math.nan,
+  math.inf,
+  object(),
+  {1, 2},
+  b'x',
+  '\ud800',
+  [{1: 2}],
+  {'y': math.nan},
+)
+
+
+def _chat_fields() -> Iterator[Case]:
+  """Strangers' texts in roles, and variables of the template."""
+  for text in _TEXTS:
+    for fields in ({'examples': ((text, text),)}, {'system': text}, {'cue': text}):
+      yield _chat(f'untouched but for {fields!r:.60}', raw_gguf.CHAT, False, **fields)
+    template = raw_gguf.CHAT.replace('assistant', f'assistant {text}')
+    yield _chat(f'untouched but for {text!r} in the template', template, False)
+  reads = raw_gguf.CHAT + '{{ thinking }}{{ date is defined }}'
+  thinks = lambda name, template, invalid, variables: _chat(
+    name, template, invalid, ('chat_variables',), chat_variables=variables
+  )
+  for value in (True, False, None, 3, 0.5, 'x', [1, 'x'], {'y': None}, {}):
+    yield thinks(f'untouched but for thinking={value!r}', reads, False, {'thinking': value})
+    yield thinks(f'zzz={value!r}', reads, True, {'zzz': value})
+    yield thinks(f'thinking={value!r} that nobody reads', raw_gguf.CHAT, True, {'thinking': value})
+  for value in _VALUES_OF_NO_JSON:
+    yield thinks(f'thinking={value!r:.20} is no JSON', reads, True, {'thinking': value})
+  for name in ('messages', 'add_generation_prompt', 'bos_token', 'eos_token', 'tools', 'documents'):
+    yield thinks(f'{name} is set', reads, True, {name: 'x'})
+  for name in (
+    '',
+    'm',
+    'self',
+    'template',
+    'range',
+    'namespace',
+    'raise_exception',
+    'a b',
+    3,
+    None,
+  ):
+    yield thinks(f'{name!r} is no variable', reads, True, {name: 'x'})
+  for value in ('x', 3, None, True, [], [('thinking', True)], ()):
+    yield thinks(f'chat_variables={value!r}', reads, True, value)
 
 
 def chat_cases(seed: int = 0) -> list[Case]:
@@ -565,6 +661,7 @@ def chat_cases(seed: int = 0) -> list[Case]:
   rng = random.Random(f'{seed}/chat')
   found = [_chat('untouched', raw_gguf.CHAT, False)]
   found += [_chat(f'{t[:60]!r}', t, True) for t in _BROKEN_TEMPLATES]
+  found += _chat_fields()
   for i in range(60):
     at, size = rng.randrange(len(raw_gguf.CHAT)), rng.randint(1, 6)
     text = raw_gguf.CHAT[:at] + raw_gguf.CHAT[at + size :]
