@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pretrained
 import pytest
 
-from agent_gspo.models import transformer
+from agent_gspo.models import rope, transformer
 from agent_gspo.models.io import hf, stored, tensor_names
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
 from agent_gspo.ops.attention import masks
@@ -291,6 +292,96 @@ def test_rope_fields_of_transformers_4_and_5_mean_the_same():
   plain = {'rope_type': 'default', 'rope_theta': 1e6}  # transformers reads the other one
   with pytest.raises(ValueError, match=r'rope_scaling.* the same as rope_parameters beside it'):
     config_from_hf({**_BASE, **both, 'rope_parameters': plain})
+
+
+_SCALED = {k: v for k, v in _LLAMA3.items() if k != 'rope_theta'}
+
+
+@pytest.mark.parametrize('family', ['Llama', 'Qwen2', 'Qwen3'])
+@pytest.mark.parametrize(
+  'section',
+  [
+    {},
+    {'rope_theta': 5e5},
+    {'rope_theta': 5e5, 'rope_scaling': None, 'rope_interleaved': False},
+    {'rope_parameters': {}},
+    {'rope_parameters': {'rope_type': 'default'}},
+    {'rope_parameters': {'rope_theta': 5e5}},
+    {'rope_parameters': {'rope_type': 'default'}, 'rope_theta': 7e4},
+    {'rope_parameters': {'rope_type': 'default', 'rope_theta': 5e5}, 'rope_theta': 7e4},
+    {'rope_scaling': {'type': 'default', 'rope_theta': 5e5}},
+    {'rope_scaling': _SCALED, 'rope_theta': 5e5},
+    {'rope_scaling': {**_SCALED, 'type': 'llama3'}},
+    {'rope_parameters': _SCALED, 'rope_scaling': _LLAMA3 | {'rope_theta': 5e5}},
+  ],
+)
+def test_rope_frequencies_are_those_of_transformers(family, section):
+  shape = {**_SHAPE, 'head_dim': 16}
+  config = getattr(transformers, f'{family}Config')(**shape, **copy.deepcopy(section))
+  theirs = transformers.AutoModelForCausalLM.from_config(config).model.rotary_emb
+  shape['model_type'] = family.lower()
+  ours = rope.frequencies(config_from_hf({**shape, **section}))
+  np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=2e-6)
+
+
+def test_rope_sections_of_layer_types_are_read():
+  full = {'rope_type': 'default', 'rope_theta': 5e5}
+  for kinds in (
+    {'full_attention': full},
+    {'full_attention': full, 'sliding_attention': full},
+    {'full_attention': full, 'sliding_attention': None},
+  ):
+    assert config_from_hf({**_BASE, 'rope_parameters': kinds}).rope_theta == 5e5
+  scaled = config_from_hf({**_BASE, 'rope_scaling': {'full_attention': _LLAMA3}})
+  assert scaled == config_from_hf({**_BASE, 'rope_parameters': _LLAMA3})
+  outside = {'rope_theta': 7e4, 'rope_parameters': {'full_attention': {'rope_type': 'default'}}}
+  assert config_from_hf({**_BASE, **outside}).rope_theta == 7e4
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'rope_parameters': {'sliding_attention': {'rope_theta': 5e5}}}, r'lacks .*full_attention'),
+    ({'rope_parameters': {'full_attention': None}}, r'lacks rope_parameters\.full_attention'),
+    ({'rope_parameters': {'full_attention': 5e5}}, 'full_attention=500000.0 must be an object'),
+    ({'rope_parameters': {'global': {'rope_theta': 5e5}}}, r'lacks .*full_attention'),
+    (
+      {'rope_parameters': {'full_attention': {'rope_theta': 5e5}, 'rope_theta': 1e4}},
+      r'rope_parameters\.rope_theta=10000\.0 must be absent: it differs from full_attention',
+    ),
+    (
+      {'rope_parameters': {'full_attention': {'rope_theta': 5e5}, 'sliding_attention': {}}},
+      r'rope_parameters\.sliding_attention=\{\} must be absent',
+    ),
+    (
+      {'rope_parameters': {'full_attention': {'rope_theta': 5e5, 'factor': 2.0}}},
+      r'rope_parameters\.full_attention\.factor=2\.0 must be absent',
+    ),
+    ({'rope_parameters': {'theta': 5e5}}, r'rope_parameters\.theta=500000\.0 must be absent'),
+    ({'rope_scaling': {'factor': 8.0}}, r'rope_scaling\.factor=8\.0 must be absent'),
+    ({'rope_scaling': {**_LLAMA3, 'beta_fast': 32}}, r'rope_scaling\.beta_fast=32 must be absent'),
+    (
+      {'rope_scaling': {'type': 'linear', 'rope_type': 'default'}},
+      r"rope_scaling\.type='linear' must be absent, or 'default'",
+    ),
+    (
+      {'rope_scaling': {'rope_theta': 5e5}, 'rope_parameters': {'rope_theta': 1e4}},
+      'rope_scaling=.* must be absent, or the same',
+    ),
+    ({'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "rope_scaling.type='dynamic'"),
+    ({'rope_parameters': {'rope_type': 'longrope'}}, "rope_type='longrope'"),
+    ({'rope_scaling': {'rope_type': 'default', 'mrope_section': [2, 2, 4]}}, 'mrope_section'),
+    (
+      {'rope_scaling': _LLAMA3, 'original_max_position_embeddings': 64},
+      'original_max_position_embeddings=64 must be 32',
+    ),
+    ({'rope_interleaved': True}, 'rope_interleaved=True must be absent'),
+    ({'rope_local_base_freq': 1e4}, 'rope_local_base_freq=10000.0 must be absent'),
+  ],
+)
+def test_rope_sections_that_are_not_understood_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    config_from_hf({**_BASE, **change})
 
 
 @pytest.mark.slow

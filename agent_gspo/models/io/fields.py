@@ -93,6 +93,15 @@ class Fields:
       raise self.wrong(field, 'an object')
     return Fields(value, self.where, f'{self.prefix}{field}.')
 
+  def absent(self, field: str, why: str) -> None:
+    """Refuses a field that says something.
+
+    Raises:
+      ValueError: it is neither absent nor null.
+    """
+    if self.values.get(field) is not None:
+      raise self.wrong(field, f'absent: {why}')
+
   def wrong(self, field: str, expected: str) -> ValueError:
     """The error of a field that is not what it must be."""
     value = shown(self.values.get(field))

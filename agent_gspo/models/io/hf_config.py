@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,32 +77,79 @@ def _refuse(fields: Fields, family: str) -> None:
     raise fields.wrong('layer_types', 'a list of "full_attention"; nothing else is supported')
 
 
+_ROPE_FIELDS = ('rope_theta', 'rope_parameters', 'rope_scaling')
+_ROPE_KEYS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
+_LLAMA3_KEYS = {
+  'factor',
+  'low_freq_factor',
+  'high_freq_factor',
+  'original_max_position_embeddings',
+}
+
+
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-  """Base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other."""
-  sections = [name for name in ('rope_parameters', 'rope_scaling') if fields.get(name, {})]
-  told = [{**fields.section(name).values, 'rope_theta': None} for name in sections]
-  if len(sections) == 2 and told[0] != told[1]:
-    raise fields.wrong('rope_scaling', 'absent, or the same as rope_parameters beside it')
-  rope = fields.section(sections[0] if sections else 'rope_scaling')
-  theta = fields.number('rope_theta', 10_000.0, low=1.0)
+  """Reads base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other.
+
+  Raises:
+    ValueError: a key that is not understood, since it may change the function, or a value that a
+      key cannot have.
+  """
+  for field in fields.values:
+    if field.startswith('rope_') and field not in _ROPE_FIELDS and fields.get(field, False):
+      raise fields.wrong(field, 'absent or false; it is not supported')
+  rope = _full_attention(_rope_section(fields))
+  theta = fields.number('rope_theta', 10_000.0, low=1.0)  # transformers has no other default
   theta = rope.number('rope_theta', theta, low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
     raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
   name = 'type' if rope.values.get('rope_type') is None else 'rope_type'  # old files, new ones
   kind = rope.get(name, 'default')
+  if kind not in ('default', 'llama3'):
+    raise rope.wrong(name, '"default" or "llama3"; take a model without another scaling')
+  if rope.get('type', kind) != kind:
+    raise rope.wrong('type', f'absent, or {kind!r} as rope_type beside it')
+  for key in rope.values:
+    if key not in _ROPE_KEYS | (_LLAMA3_KEYS if kind == 'llama3' else set()):
+      rope.absent(key, f'it is no key of rope_type {kind!r}')
   if kind == 'default':
     return theta, None
-  if kind != 'llama3':
-    raise rope.wrong(name, '"default" or "llama3"; nothing else is supported')
   low, high = rope.number('low_freq_factor'), rope.number('high_freq_factor')
   if low >= high:
     raise rope.wrong('low_freq_factor', f'below high_freq_factor={high}')
+  positions = rope.whole('original_max_position_embeddings')
+  if fields.get('original_max_position_embeddings', positions) != positions:
+    raise fields.wrong('original_max_position_embeddings', f'{positions} as in {rope.prefix[:-1]}')
   return theta, RopeScaling(
     factor=rope.number('factor'),
     low_freq_factor=low,
     high_freq_factor=high,
-    original_max_positions=rope.whole('original_max_position_embeddings'),
+    original_max_positions=positions,
   )
+
+
+def _rope_section(fields: Fields) -> Fields:
+  """Returns the section on rotary embeddings; two of them must agree."""
+  new, old = (fields.section(name) for name in ('rope_parameters', 'rope_scaling'))
+  if not new.values or not old.values:
+    return new if new.values else old
+  both = {**old.values, **new.values}
+  apart = new.values.keys() ^ old.values.keys()
+  if apart - {'rope_theta'} or both != {**new.values, **old.values}:
+    raise fields.wrong('rope_scaling', 'absent, or the same as rope_parameters beside it')
+  return dataclasses.replace(new, values=both)
+
+
+def _full_attention(section: Fields) -> Fields:
+  """Returns what a section says of layers with full attention: the only kind that is read."""
+  kinds = [key for key in section.values if key.endswith('_attention')]
+  if not kinds and not any(isinstance(value, Mapping) for value in section.values.values()):
+    return section
+  section.get('full_attention')
+  own = section.section('full_attention')
+  for key, value in section.values.items():
+    if value != own.values:
+      section.absent(key, 'it differs from full_attention beside it, and all layers are of that')
+  return own
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
