@@ -167,7 +167,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path):
   with pytest.raises(ValueError, match=r'not expected.*blk\.0\.oops'):
     stored.read(ours.open_gguf(file).params)
   _write(file, config, flat, llama__rope__scaling__type='yarn')
-  with pytest.raises(ValueError, match="rope scaling 'yarn'"):
+  with pytest.raises(ValueError, match=r"rope\.scaling\.type='yarn'"):
     stored.read(ours.open_gguf(file).params)
   metadata, _ = gguf_header.read(file)
   for key, value, message in (

@@ -241,14 +241,6 @@ def _float8(folder):
   file.write_bytes(struct.pack('<Q', len(text)) + text + body)
 
 
-def _twice(folder):
-  """Two files with the same tensors."""
-  content = (folder / 'model.safetensors').read_bytes()
-  (folder / 'again.safetensors').write_bytes(content)
-  weight_map = {'a': 'model.safetensors', 'b': 'again.safetensors'}
-  _json('model.safetensors.index.json', weight_map=weight_map)(folder)
-
-
 _CONFIG, _INDEX, _TOKENIZER = 'config.json', 'model.safetensors.index.json', 'tokenizer.json'
 _DAMAGES = {
   'config, no object': (_text(_CONFIG, '[1]'), r'config\.json: must hold a JSON object, not \[1\]'),
@@ -303,7 +295,10 @@ _DAMAGES = {
     _json(_INDEX, weight_map={'a': '../model.safetensors'}),
     r"weight_map names '\.\./model\.safetensors', which is no name of a file in the folder",
   ),
-  'index, twice': (_twice, r"model\.safetensors: tensor '.*' is in another file of the folder"),
+  'index, other tensor': (
+    _json(_INDEX, weight_map={'a': 'model.safetensors'}),
+    r"model\.safetensors: lacks the tensor 'a', which must be in this file by model\.safetensors\.",
+  ),
   'integers': (
     _weights(lambda x: x.astype(np.int32)),
     r"model\.safetensors: tensor 'model\.norm\.weight' .* holds int32 numbers",

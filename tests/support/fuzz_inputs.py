@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import fuzz_configs
+import fuzz_model_parts
 import fuzz_runs
 import fuzz_weights
 import fuzzing
@@ -22,6 +23,7 @@ CATEGORIES = {
   'configs': fuzz_configs.cases,
   'gguf': fuzz_weights.gguf_cases,
   'hf': fuzz_weights.hf_cases,
+  'model_parts': fuzz_model_parts.cases,
   'tokenizers': fuzz_weights.tokenizer_cases,
   'chat': fuzz_weights.chat_cases,
   'checkpoints': fuzz_runs.checkpoint_cases,

@@ -424,7 +424,7 @@ def _hf_index() -> Iterator[Case]:
     shards = {'a': 'model.safetensors', 'b': 'other.safetensors'}
     _json_field(file, ('weight_map',), shards)(files)
 
-  yield _hf('every tensor in two files', twice, True, 'another file')
+  yield _hf('names that neither file holds', twice, True, 'lacks the tensor')
 
 
 def hf_cases(seed: int = 0) -> list[Case]:

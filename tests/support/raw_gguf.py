@@ -12,9 +12,18 @@ from agent_gspo.models import presets
 from agent_gspo.models.io import tensor_names
 
 # ggml's numbers of types: of metadata values, and of tensors.
-UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, FLOAT64 = 4, 5, 6, 7, 8, 9, 10, 12
+UINT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 2, 4, 5, 6, 7, 8, 9
+UINT64, FLOAT64 = 10, 12
 F32, F16, Q8_0, I32 = 0, 1, 8, 26
-_SCALARS = {UINT32: 'I', INT32: 'i', FLOAT32: 'f', BOOL: '?', UINT64: 'Q', FLOAT64: 'd'}
+_SCALARS = {
+  UINT16: 'H',
+  UINT32: 'I',
+  INT32: 'i',
+  FLOAT32: 'f',
+  BOOL: '?',
+  UINT64: 'Q',
+  FLOAT64: 'd',
+}
 
 CONFIG = presets.PRESETS['micro'].replace(
   vocab_size=260, num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=24
@@ -57,6 +66,22 @@ class File:
     )
     header = b'GGUF' + struct.pack('<IQQ', self.version, *counts) + keys + infos
     return header + b'\0' * (-len(header) % 32) + body
+
+
+def split(whole: File, count: int, empty_first: bool = False) -> list[File]:
+  """Returns the parts of a file as llama-gguf-split writes them: the first has the metadata."""
+  names, first = list(whole.tensors), int(empty_first)
+  parts = []
+  for i in range(count):
+    own = names[i - first :: count - first] if i >= first else []
+    metadata = dict(whole.metadata) if i == 0 else {}
+    metadata |= {
+      'split.no': (UINT16, i),
+      'split.count': (UINT16, count),
+      'split.tensors.count': (INT32, len(names)),
+    }
+    parts.append(File(metadata, {name: whole.tensors[name] for name in own}))
+  return parts
 
 
 def _string(text: str | bytes) -> bytes:

@@ -13,17 +13,25 @@ import numpy as np
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io import families, gguf_header, tensor_names
+from agent_gspo.models.io import families, gguf_header, gguf_parts, tensor_names
 from agent_gspo.models.io.fields import Fields
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
 
 _ROPE_FACTORS = 'rope_freqs.weight'
+# Keys on rotary embeddings with the values that change nothing, as llama.cpp reads them.
+_ROPE_NEUTRAL = {
+  'rope.scaling.type': ('none', 'linear'),  # linear is its default, and nothing without a factor
+  'rope.scaling.factor': (0, 1),
+  'rope.scale_linear': (0, 1),
+  'rope.scaling.attn_factor': (1,),
+  'rope.scaling.finetuned': (False,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-  """What one file holds.
+  """What one file holds, or all parts of a split one.
 
   Attributes:
     config: architecture.
@@ -39,23 +47,30 @@ class GGUFModel:
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   """Reads the header of a file of architecture llama, qwen2 or qwen3.
 
+  Args:
+    file: its path, or that of any part of a split one.
+
   Raises:
-    FileNotFoundError: there is no such file.
+    FileNotFoundError: there is no such file, or a part is missing.
     ValueError: not GGUF, damaged, another architecture or tensors that do not fit the metadata;
       where parameters are read, also weights that are not finite.
   """
   path = pathlib.Path(file)
   if not path.is_file():
     raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
-  metadata, tensors = gguf_header.read(path)
-  _check_layout(tensors, gguf_header.alignment(metadata), path)
+  headers = gguf_parts.read(path)
+  tensors: dict[str, tuple[pathlib.Path, gguf_header.TensorInfo]] = {}
+  for part, (own, infos) in headers.items():
+    _check_layout(infos, gguf_header.alignment(own), part)
+    tensors |= {name: (part, info) for name, info in infos.items()}
+  metadata, _ = next(iter(headers.values()))
   factors = tensors.pop(_ROPE_FACTORS, None)
   config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
   if factors is not None:
-    config = _scaled(config, _tensor(path, factors), str(path))
+    config = _scaled(config, _tensor(*factors), str(path))
   rows = tensor_names.table(config)
   tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
-  params = {row.ours: _stored(config, row, path, tensors[row.gguf]) for row in rows}
+  params = {row.ours: _stored(config, row, *tensors[row.gguf]) for row in rows}
   return GGUFModel(config, metadata, tensor_names.unflatten(params))
 
 
@@ -172,11 +187,10 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
   prefix = f'{family}.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
   fields = Fields(own, f'{where}: the metadata', prefix)
-  scaling = fields.get('rope.scaling.type', 'none')
-  if scaling != 'none':
-    raise ValueError(
-      f'{where}: rope scaling {shown(scaling)} is not supported in GGUF; use hf:<folder>.'
-    )
+  for key, value in own.items():
+    read = key in ('rope.freq_base', 'rope.dimension_count')
+    if key.startswith('rope.') and not read and value not in _ROPE_NEUTRAL.get(key, ()):
+      raise fields.wrong(key, 'absent or without effect: this scaling is not read; use hf:<folder>')
   if fields.whole('expert_count', 0, low=0):
     raise ValueError(f'{where}: mixtures of experts are not supported.')
   tokens = metadata.get('tokenizer.ggml.tokens')

@@ -80,12 +80,27 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
 
   Raises:
     FileNotFoundError: there is none.
-    ValueError: it is damaged, or the architecture is not supported.
+    ValueError: it is damaged, the architecture is not supported, or the folder holds an adapter.
   """
+  _refuse_adapter(pathlib.Path(path))
   file = pathlib.Path(path) / 'config.json'
   if not file.is_file():
     raise FileNotFoundError(f'{file}: no such file. Give the folder of a Hugging Face model.')
   return config_from_hf(read_object(file), str(file))
+
+
+def _refuse_adapter(folder: pathlib.Path) -> None:
+  """Refuses a folder with an adapter: what it adds to its base would be missing."""
+  file = folder / 'adapter_config.json'
+  found = [file, *sorted(folder.glob('adapter_model.*'))]
+  found = [file for file in found if file.is_file()]
+  if not found:
+    return
+  base = read_object(file).get('base_model_name_or_path') if file in found else None
+  raise ValueError(
+    f'{found[0]}: the folder holds an adapter of the model {shown(base)}; must be a whole model. '
+    'Merge the two with `merge_and_unload()` of peft, save the result, and give its folder.'
+  )
 
 
 def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
@@ -102,11 +117,7 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   """
   folder = pathlib.Path(path)
   config = read_config(folder)
-  found: dict[str, tuple[pathlib.Path, tuple[int, ...]]] = {}
-  for file, name, shape in _tensors(folder):
-    if name in found:
-      raise ValueError(f'{file}: tensor {name!r} is in another file of the folder, too.')
-    found[name] = file, shape
+  found = {name: (file, shape) for file, name, shape in _tensors(folder)}
   head = found.pop(_HEAD, None) if config.tie_embeddings else None
   rows = tensor_names.table(config)
   tensor_names.check_names({row.hf for row in rows}, set(found), str(folder))
@@ -118,15 +129,21 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[int, ...]]]:
-  """File, name and shape of each tensor."""
-  for shard in _shard_files(folder):
+  """Yields file, name and shape of each tensor that is read: with an index, of those it lists."""
+  for shard, listed in _shard_files(folder).items():
     if not shard.is_file():
       raise FileNotFoundError(
         f'{shard}: no such file. Only safetensors are read: save other formats again '
         'with `model.save_pretrained(folder)` of transformers.'
       )
     with _opened(shard) as file:
-      for name in file.keys():
+      held = set(file.keys())
+      if listed is not None and (missing := sorted(listed - held)):
+        raise ValueError(
+          f'{shard}: lacks the tensor {missing[0]!r}, which must be in this file by {_INDEX}. '
+          'Fetch the folder again.'
+        )
+      for name in sorted(held if listed is None else listed):
         if not name.endswith(_BUFFER):
           yield shard, name, tuple(file.get_slice(name).get_shape())
 
@@ -177,21 +194,28 @@ def _tied(embedding: StoredArray, head: StoredArray, folder: pathlib.Path) -> St
   return StoredArray(embedding.shape, part)
 
 
-def _shard_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The safetensors files of a folder, those of its index if it has one."""
+def _shard_files(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
+  """Returns the safetensors files of a folder, with the tensors that its index reads from each.
+
+  A folder without an index has one file, of which everything is read (None).
+
+  Raises:
+    ValueError: the index is damaged, or names a file that is not in the folder.
+  """
   index = folder / _INDEX
   if not index.is_file():
-    return [folder / _SINGLE]
+    return {folder / _SINGLE: None}
   fields = Fields(read_object(index), str(index))
-  shards = fields.section('weight_map').values.values()
-  for shard in shards:
+  shards: dict[pathlib.Path, set[str]] = {}
+  for name, shard in fields.section('weight_map').values.items():
     if not isinstance(shard, str) or pathlib.PurePath(shard).name != shard:
       raise ValueError(
         f'{index}: weight_map names {shown(shard)}, which is no name of a file in the folder.'
       )
+    shards.setdefault(folder / shard, set()).add(name)
   if not shards:
     raise fields.wrong('weight_map', 'tensor names with their files')
-  return [folder / shard for shard in sorted(set(shards))]
+  return shards
 
 
 def export_hf(
