@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import jax
@@ -230,6 +231,80 @@ def test_rewards_that_all_tie_give_no_advantage(name, reward):
   options = {'best': np.float32(reward)} if name == 'ngrpo' else {}
   tied = x.replace(task=full(reward), costs=full(0), probability=full(0.3))
   np.testing.assert_allclose(lib.advantage(tied, name, **options).values, 0, atol=1e-6)
+
+
+def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
+  """Four tied groups of 3, 5, 6 and 7 messages, and four in which rewards differ.
+
+  A group is a question with an agent of its own and one message an episode.
+  """
+  rng = np.random.default_rng(0)
+  sizes = (3, 5, 6, 7, 3, 4, 5, 7)
+  group = np.repeat(np.arange(8), sizes)
+  tied = group < 4
+  differ = lambda value: rng.choice(np.float32([0.1, 0.3, 0.7]), len(group)) * np.float32(value)
+  order = rng.permutation(len(group))
+  fields = {
+    'task': np.where(tied, np.float32(task), differ(1.0)),
+    'costs': np.where(tied, np.float32(cost), differ(0.1)),
+    **dict.fromkeys(('groups', 'question', 'agent', 'roles', 'observation'), group),
+    'episode': np.arange(len(group)),
+    'turn': group * 0,
+    'lengths': rng.integers(1, 40, len(group)),
+    'silent': rng.random(len(group)) < 0.4,
+    'path': group * 2 + rng.integers(0, 2, len(group)),
+    'history': np.stack([group, group, np.arange(len(group))]),
+    'probability': np.full(len(group), 0.3, np.float32),
+  }
+  return lib.AdvantageInputs(**{key: value[..., order] for key, value in fields.items()})
+
+
+_TIES = (0.1, 0.3, 0.7, 1 / 3, 0.9, 0.976, 0.013, 1.0, 1e-3, 123.4)
+
+
+@pytest.mark.parametrize('options', [{}, {'costs': 'apart'}])
+@pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
+def test_ties_among_other_groups_give_exactly_0(name, options):
+  """A rounding error would count as a message that a clip can act on."""
+  runs = [options, {**options, 'whiten': True}] if name == 'per_component' else [options]
+  for task, cost, given in itertools.product(_TIES, (0.0, 0.1, 0.013), runs):
+    x = _ties_among_others(task, cost)
+    found = lib.advantage(x, name, **given).values
+    np.testing.assert_array_equal(found[x.question < 4], 0.0, err_msg=f'{task} - {cost}')
+    assert np.abs(found[x.question >= 4]).max() > 1e-3
+
+
+@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('size', [3, 5, 6, 7, 24])
+def test_batches_that_tie_give_exactly_0(name, size):
+  zeros = np.zeros(size, int)
+  columns = ('groups', 'question', 'agent', 'turn', 'roles', 'observation', 'path')
+  for task, cost in itertools.product(_TIES, (0.0, 0.1, 0.013)):
+    full = lambda value: np.full(size, value, np.float32)
+    x = lib.AdvantageInputs(
+      **dict.fromkeys(columns, zeros),
+      **{'task': full(task), 'costs': full(cost), 'probability': full(0.3)},
+      **{'episode': np.arange(size), 'lengths': np.arange(size) + 1, 'silent': np.arange(size) < 2},
+      history=np.stack([zeros, zeros, zeros]),
+    )
+    options = {'best': np.float32(task) - np.float32(cost)} if name == 'ngrpo' else {}
+    np.testing.assert_array_equal(lib.advantage(x, name, **options).values, 0.0)
+
+
+def test_a_reward_at_the_mean_of_its_group_has_advantage_0():
+  rewards, groups = np.float32([0.25, 0.5, 0.75, 1, 0, 0.5, 0.5]), np.array([0, 0, 0, 1, 1, 1, 1])
+  for name in (
+    'group_mean',
+    'group_std',
+    'rloo',
+    'reinforce_pp_baseline',
+    'seeupo',
+    'per_component',
+  ):
+    x = _ties_among_others(0.0, 0.0)
+    x = _select(x, np.arange(7)).replace(task=rewards, costs=rewards * 0, groups=groups)
+    found = lib.advantage(x, name).values
+    np.testing.assert_array_equal(found == 0, [False, True, False, False, False, True, True])
 
 
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))

@@ -99,7 +99,7 @@ def advantage(
     return _estimate(inputs, name, options)
   free = _estimate(dataclasses.replace(inputs, costs=np.zeros_like(inputs.costs)), name, options)
   price = centred(inputs.costs, inputs.groups)
-  back = (free.values == 0) & (np.abs(price) > 1e-9)  # equal costs leave rounding errors
+  back = (free.values == 0) & (price != 0)
   return Advantage(values=free.values - price, kept=np.maximum(free.kept, back))
 
 

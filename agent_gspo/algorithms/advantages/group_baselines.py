@@ -61,7 +61,7 @@ def per_component(
       all task scores tie it would divide by the spread of the costs, and lambda cancels.
   """
   values = group_std(task, groups, std_floor=std_floor, eps=eps) - centred(costs, groups)
-  return group_lib.whitened(values, eps=eps) if whiten else values
+  return group_lib.scaled(values, eps=eps) if whiten else values
 
 
 def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
@@ -94,7 +94,7 @@ def reinforce_pp_baseline(
 
   As in `group_std`, lambda cancels in a batch in which all task scores tie.
   """
-  return group_lib.whitened(centred(rewards, groups), eps=eps)
+  return group_lib.scaled(centred(rewards, groups), eps=eps)
 
 
 def seeupo(

@@ -74,11 +74,14 @@ def mean(values: chex.Array, groups: chex.Array, weights: chex.Array | None = No
 def centred(
   values: chex.Array, groups: chex.Array, weights: chex.Array | None = None
 ) -> np.ndarray:
-  """`values - mean of the group`, float32 `[M]`."""
-  # Twice, since the first mean is off by a rounding error: in a group of equal values that
-  # is all that is left, and division by the (tiny) deviation would blow it up.
-  deviation = np.asarray(values) - mean(values, groups, weights)
-  return deviation - mean(deviation, groups, weights)
+  """Returns `values - mean of the group`, `[M]`: exactly 0 where a group's values are equal."""
+  values = np.asarray(values)
+  one = np.zeros(len(values), int)
+  one[groups] = np.arange(len(values))
+  # Relative to one of the group, in float64: equal values leave no rounding error, which division
+  # by a tiny deviation would blow up, and which a clip would count as a message.
+  apart = values.astype(np.float64) - values[one[groups]]
+  return (apart - mean(apart, groups, weights)).astype(np.result_type(values, np.float32))
 
 
 def deviation(values: chex.Array, groups: chex.Array) -> np.ndarray:
@@ -88,8 +91,17 @@ def deviation(values: chex.Array, groups: chex.Array) -> np.ndarray:
 
 def whitened(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   """`(values - mean) / max(standard deviation, eps)` over all messages, `[M]`."""
-  everyone = np.zeros(len(values), int)
-  return centred(values, everyone) / np.maximum(deviation(values, everyone), eps)
+  return scaled(centred(values, np.zeros(len(values), int)), eps=eps)
+
+
+def scaled(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
+  """Returns `values / max(root of their mean square, eps)` over all messages, `[M]`.
+
+  Whitens values that add up to 0 in each group: to subtract their mean, which is a rounding error,
+  would move those that are 0.
+  """
+  square = mean(values**2, np.zeros(len(values), int))
+  return values / np.maximum(np.sqrt(square), eps)
 
 
 def episodes(groups: chex.Array, episode: chex.Array) -> np.ndarray:

@@ -92,7 +92,7 @@ def hgpo(
   for k, ids in enumerate(history, start=1):
     level = group_lib.joint_ids(question, ids)
     values.append(group_std(rewards, level, std_floor=std_floor, eps=eps))
-    # Ties leave rounding errors, which are not a signal.
+    # A value at the mean is left with the rounding error of the rewards, which is no signal.
     weights.append(np.where(np.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
   weight = np.stack(weights)
   whole = np.sum(weight, axis=0)
