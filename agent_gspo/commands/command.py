@@ -21,6 +21,8 @@ from ml_collections import config_dict, config_flags
 from agent_gspo import cache
 from agent_gspo.commands import host_memory
 from agent_gspo.config import renamed
+from agent_gspo.config.defaults import SECTIONS
+from agent_gspo.options import types_of
 
 if TYPE_CHECKING:
   from agent_gspo.workdir import checkpoints
@@ -35,7 +37,45 @@ _SMALLER = (
 
 def define_config() -> flags.FlagHolder:
   """The flag --config=FILE, with --config.<field>=<value> for every field of the file."""
-  return config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+  holder = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+  flags.FLAGS[holder.name].parser = _OpenFields(flags.FLAGS[holder.name].parser)
+  return holder
+
+
+class _OpenFields(flags.ArgumentParser):
+  """Reads a config file, and lets flags set what it does not write: options, fields of roles.
+
+  Which of these there are depends on the names in the config: `config.check` refuses the others.
+  """
+
+  def __init__(self, parser: flags.ArgumentParser):
+    self.parser = parser
+
+  def parse(self, argument: str) -> Any:
+    config = self.parser.parse(argument)
+    for arg in flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False):
+      found = re.match(r'--?(?:no)?config\.(\w+)\.(\w+)\.([\w.]+)', arg)
+      if found and found[2] in _open_fields(found[1]):
+        _make_room(config, [found[1], found[2], *found[3].split('.')])
+    return config
+
+  def flag_type(self) -> str:
+    return self.parser.flag_type()
+
+
+def _open_fields(section: str) -> list[str]:
+  """Returns the fields of a section that hold fields of the user's choice."""
+  kinds = types_of(SECTIONS[section]) if section in SECTIONS else {}
+  return [field for field, (kind, _) in kinds.items() if kind is dict]
+
+
+def _make_room(config: Any, path: Sequence[str]) -> None:
+  """Adds a field of any type, if its section is there and it is not."""
+  for name in path[:-1]:
+    config = config.get(name) if isinstance(config, config_dict.ConfigDict) else None
+  if isinstance(config, config_dict.ConfigDict) and path[-1] not in config:
+    with config.unlocked():
+      config[path[-1]] = config_dict.placeholder(object)
 
 
 def load_config(holder: flags.FlagHolder) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),
-      "--config.task.options.max_cnt: the config has no field 'max_cnt'",
+      "unknown option 'max_cnt' of task relay; did you mean 'max_count'?",
     ),
     'field of a number': (train('--config.steps.foo=1'), '--config: KeyError: Attribute'),
     'wrong type': (

@@ -1,0 +1,89 @@
+"""Options and fields of roles on the command line that the config file does not write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import micro_run
+import pytest
+
+from agent_gspo.config import check as config_lib
+
+_LOAD = """
+import json, sys
+from agent_gspo.commands import command
+holder = command.define_config()
+command._parse_flags(sys.argv)
+print(json.dumps(command.load_config(holder)))
+"""
+
+
+def _loaded(*arguments: str) -> subprocess.CompletedProcess[str]:
+  """Loads the micro run's config with flags in a process of its own; prints it as JSON."""
+  line = [sys.executable, '-c', _LOAD, f'--config={micro_run.CONFIG}', *arguments]
+  return subprocess.run(
+    line, env=micro_run.environment(), capture_output=True, text=True, check=False
+  )
+
+
+def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
+  (tmp_path / 'flags').write_text('--config.advantage.options.eps=1e-3\n')
+  done = _loaded(
+    '--config.objective.options.tau_positive=2.0',
+    *('--config.objective.name=sapo', '--config.objective.options.tau_negative=3'),
+    *('--config.advantage.options.whiten', f'--flagfile={tmp_path}/flags'),
+    *('--config.task.options.num_teams=x', '--config.task.options.max_count=5'),
+    '--config.team.roles.solver.calculator=True',
+    '--config.sft.role_shares.informant=0.25',
+  )
+  assert done.returncode == 0, done.stderr
+  config = json.loads(done.stdout)
+  assert config['objective']['options'] == {'tau_positive': 2.0, 'tau_negative': 3}
+  assert config['advantage']['options'] == {'eps': 1e-3, 'whiten': True}
+  assert config['task']['options']['num_teams'] == 'x'
+  assert config['task']['options']['max_count'] == 5
+  assert config['team']['roles']['solver']['calculator'] is True
+  assert config['sft']['role_shares'] == {'informant': 0.25}
+  with pytest.raises(ValueError, match="unknown option 'num_teams' of task relay"):
+    config_lib.check(config)
+  del config['task']['options']['num_teams']
+  del config['team']['roles']['solver']['calculator']
+  config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('objective.options.clip=0.3', r"objective.options.clip is unknown; 'gspo' takes none"),
+    ('advantage.options.std_flor=1', r"std_flor is unknown; 'per_component' takes std_floor, eps"),
+    ('advantage.options.eps=abc', r"advantage.options.eps='abc' must be a finite number"),
+    ('advantage.options.eps=nan', r"advantage.options.eps='nan' must be a finite number"),
+    ('advantage.options.whiten=1', r'advantage.options.whiten=1: its default is False'),
+    ('task.options.text_stile=plain', "'text_stile' of task relay; did you mean 'text_style'"),
+    ('team.roles.solver.openning=x', 'openning'),
+    ('sft.role_shares.nobody=0.5', 'nobody'),
+  ],
+)
+def test_those_that_there_are_not_are_refused_by_name(argument, message):
+  done = _loaded(f'--config.{argument}')
+  assert done.returncode == 0, done.stderr
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+  'argument',
+  [
+    'team.roles.nobody.opening=x',
+    'objective.optoins.eps=1',
+    'budget.options.x=1',
+    'zzz.options.x=1',
+  ],
+)
+def test_other_fields_are_refused_as_before(argument):
+  done = _loaded(f'--config.{argument}')
+  assert done.returncode == 2
+  assert 'the config has no field' in done.stderr
+  assert len(done.stderr.splitlines()) == 1
