@@ -79,6 +79,7 @@ def main() -> None:
   fingerprint = _fingerprint(setup, speaker, step)
   if _OUT.value:
     run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
+  before = run.answers.held()
 
   whole, records = run.run(label, variants.itself(setup.team))
   found = [whole]
@@ -94,15 +95,18 @@ def main() -> None:
     except ValueError as error:  # what does not fit this team does not stop the others
       left_out[name] = str(error)
   probed = probes.run_all(run, whole, records) if _PROBES.value else []
+  ids = [record['question_id'] for record in records]
   if _OUT.value:
-    ids = [record['question_id'] for record in records]
     result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
     run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
   shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
   shown += [comparison.probe_table(probed)] if probed else []
   for table in shown:
     print(tables.render_text(table, width=160))
-  print(f'{len(records)} questions in {formatting.duration(time.monotonic() - start)}')
+  old = sum((whole['variant'], question_id) in before for question_id in ids)
+  share = f'{len(ids) - old} of {len(ids)}' if old else f'{len(ids)}'
+  rest = ', the others before' if old else ''
+  print(f'{share} questions in {formatting.duration(time.monotonic() - start)}{rest}')
   for name, reason in left_out.items():
     print(f'left out --baseline={name}: {" ".join(reason.split())}', file=sys.stderr)
   if left_out:

@@ -38,6 +38,10 @@ class Answers:
     for record in records:
       self._found[record['variant'], record['question_id']] = record
 
+  def held(self) -> frozenset[tuple[str, str]]:
+    """Returns variant and question id of every record."""
+    return frozenset(self._found)
+
   def learn(self, name: str, what: Any) -> None:
     """Keeps what was learnt under a name, as plain data."""
     self.learnt[name] = what

@@ -90,6 +90,12 @@ def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
   (cut / 'results.jsonl').write_bytes(b''.join(lines[:9]) + lines[9][: len(lines[9]) // 2])
   done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, f'--out={cut}'))
   assert done.returncode == 0, done.stderr
+  records = list(map(json.loads, lines))
+  own = [record['variant'] for record in records].count(records[0]['variant'])
+  answered = sum(record['variant'] == records[0]['variant'] for record in records[:9])
+  assert re.search(
+    rf'^{own - answered} of {own} questions in .*, the others before$', done.stdout, re.M
+  )
   assert (cut / 'result.json').read_bytes() == (folder / 'result.json').read_bytes()
   assert (cut / 'learnt.json').read_bytes() == (folder / 'learnt.json').read_bytes()
   again = (cut / 'results.jsonl').read_bytes().splitlines(keepends=True)
