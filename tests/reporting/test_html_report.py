@@ -273,6 +273,30 @@ def test_charts_are_drawn_before_any_observer_reports(tmp_path):
 
 
 @needs_browser
+@pytest.mark.parametrize(('count', 'smoothing'), [(1, 0.6), (1, 0), (2, 0.6)])
+def test_a_tooltip_shows_what_was_measured_under_its_name(tmp_path, count, smoothing):
+  runs = [write_run(tmp_path / f'run{i}') for i in range(count)]
+  page = html_report.write_report(runs, tmp_path / 'report.html')
+  point = f"""<script>addEventListener('load', () => {{
+    const slider = document.querySelector('input[type=range]');
+    slider.value = {smoothing};
+    slider.dispatchEvent(new Event('input'));
+    const chart = document.querySelector('svg[aria-label=Accuracy]');
+    const clientX = chart.getBoundingClientRect().right;
+    chart.dispatchEvent(new PointerEvent('pointermove', {{clientX}}));
+  }})</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', point + '</body>'), encoding='utf-8')
+  tip = text_of(part(shown(page), '<b>step 5</b>', '</figure>'))
+  mean = sum(0.6 ** (5 - step) * step / 5 for step in range(1, 6)) / sum(0.6**i for i in range(5))
+  expected = []
+  for name in ['training'] if count == 1 else ['run0', 'run1']:
+    expected += [name, '100.0 %']
+    expected += [f'{name}, smoothed', f'{100 * mean:.1f} %'] if smoothing else []
+  assert tip == expected
+
+
+@needs_browser
 def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
   # Of some sorts of note an agent may have held none, and then there is no rate.
   rates = {'ann': (0.25, None), 'bob': (None, 0.5), 'cy': (0.75, 0.125), 'solver': (None, None)}

@@ -49,7 +49,7 @@ function extent(numbers) {
 /**
  * A chart that redraws when its width or its data change.
  * spec() returns {lines, tracks, points, areas, unit, xLabel, xZero, xMargin, zero, most}:
- *   lines: [{name, colour, dash, x: [], y: [], faint: []}]
+ *   lines: [{name, colour, dash, x: [], y: [], raw: [], faint}], raw: what y smooths; faint: drawn, too
  *   tracks: lines whose x is no step, so that there is nothing to hover over
  *   points: [{name, colour, x, y, low, high, hollow, square, label}]
  *   areas: [{name, colour, x: [], y: []}], drawn on top of each other.
@@ -135,7 +135,7 @@ function drawChart(frame, legend, tip, card, width, title, content) {
   }
   for (const line of [...tracks, ...lines]) {
     const common = {fill: 'none', stroke: line.colour, 'stroke-linejoin': 'round'};
-    if (line.faint) plot.append(svg('path', {...common, d: path(line.x, line.faint, px, py), opacity: 0.22}));
+    if (line.faint) plot.append(svg('path', {...common, d: path(line.x, line.raw, px, py), opacity: 0.22}));
     plot.append(svg('path', {
       ...common, d: path(line.x, line.y, px, py), 'stroke-width': 2, 'stroke-dasharray': line.dash,
     }));
@@ -237,16 +237,18 @@ function hover(picture, card, tip, lines, px, write, margin, height) {
     const at = event.clientX - box.left;
     let step = steps[0];
     for (const s of steps) if (Math.abs(px(s) - at) < Math.abs(px(step) - at)) step = s;
-    const rows = lines.map((line) => {
+    const rows = lines.flatMap((line) => {
       const i = line.x.indexOf(step);
-      return i >= 0 && isNumber(line.y[i]) ? [line, line.y[i]] : null;
-    }).filter(Boolean);
+      if (i < 0 || !isNumber(line.y[i])) return [];
+      const {colour: tint, name} = line;
+      return line.raw ? [[tint, name, line.raw[i]], [tint, `${name}, smoothed`, line.y[i]]] : [[tint, name, line.y[i]]];
+    });
     if (!rows.length) return leave();
     cursor.setAttribute('x1', px(step));
     cursor.setAttribute('x2', px(step));
     cursor.setAttribute('visibility', 'visible');
-    tip.replaceChildren(h('b', {}, `step ${step}`), ...rows.slice(0, 14).map(([line, value]) =>
-      h('div', {}, h('i', {style: `background:${line.colour}`}), h('span', {}, line.name), h('em', {}, write(value)))));
+    tip.replaceChildren(h('b', {}, `step ${step}`), ...rows.slice(0, 28).map(([tint, name, value]) =>
+      h('div', {}, h('i', {style: `background:${tint}`}), h('span', {}, name), h('em', {}, write(value)))));
     tip.hidden = false;
     const outer = card.getBoundingClientRect();
     const x = event.clientX - outer.left;

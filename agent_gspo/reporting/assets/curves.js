@@ -37,7 +37,7 @@ function linesOf(keys) {
       dash: several ? DASHES[k % DASHES.length] : null,
       legend: present.length > 1 ? name : null,
       legendColour: several ? 'currentColor' : null,
-      x: run.steps, y, faint: view.smoothing && !several ? run.series[key] : null,
+      x: run.steps, y, raw: view.smoothing ? run.series[key] : null, faint: view.smoothing && !several,
     };
   }).filter(Boolean));
 }
@@ -126,7 +126,7 @@ function sftChart() {
       return {
         name: several ? `${run.name}, ${name(key)}` : name(key), colour: colour(several ? i : k),
         dash: several ? DASHES[k % DASHES.length] : null, legend: name(key), legendColour: several ? 'currentColor' : null,
-        x: kept.map((n) => run.sft.steps[n]), y: smoothed, faint: null,
+        x: kept.map((n) => run.sft.steps[n]), y: smoothed, raw: smoothed === y ? null : y,
       };
     }))),
     xLabel: 'steps of the supervised stage', zero: true,
