@@ -197,20 +197,22 @@ def merge(sums: Sums) -> Sums:
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
   """What the metrics are made of: sums over messages and tokens, and maxima."""
   tokens = x.token_mask
+  # An objective of the user's own may say anything of padding, NaN as well.
+  ratio, clipped = (jnp.where(x.message_mask > 0, v, 0) for v in (result.ratio, result.clipped))
   length = jax.ops.segment_sum(tokens, x.message_ids, x.advantages.shape[0])
   sums = {
     'objective': result.total,
     'count': result.count,
     'messages': jnp.sum(x.message_mask),
     'tokens': tokens.sum(),
-    'ratio': result.ratio.sum(),
-    'ratio_error_max': jnp.max(jnp.abs(result.ratio - 1.0) * x.message_mask),
-    'clipped': result.clipped.sum(),
+    'ratio': ratio.sum(),
+    'ratio_error_max': jnp.max(jnp.abs(ratio - 1.0) * x.message_mask),
+    'clipped': clipped.sum(),
     'entropy': jnp.sum(entropy.reshape(-1) * tokens),
   }
   for low, high in LENGTH_RANGES:
     inside = x.message_mask * (length >= low) * (length < high)
-    sums[f'clipped_{low}'] = jnp.sum(result.clipped * inside)
+    sums[f'clipped_{low}'] = jnp.sum(clipped * inside)
     sums[f'count_{low}'] = jnp.sum(inside)
   return jax.tree.map(jax.lax.stop_gradient, sums)
 

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import micro_run
 import numpy as np
 import optax
+import packed_cases
 import pytest
 import tiny
 
+from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import presets as model_presets
@@ -25,7 +27,7 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.training import collect as collect_lib
-from agent_gspo.training import prompt_checks
+from agent_gspo.training import policy_loss, prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.collect import collect
@@ -200,6 +202,24 @@ def test_objectives_fit_the_update(name, span):
   gradient, sums = jax.eval_shape(jax.grad(loss, has_aux=True), state.trainable, {}, None, batch)
   assert set(gradient) == set(state.trainable)
   assert sums['objective'].shape == ()
+
+
+@pytest.mark.parametrize('padding', [8.0, np.nan, np.inf])
+def test_what_an_objective_says_of_padding_never_counts(padding):
+  x = packed_cases.case(2)
+  inside = np.asarray(x.message_mask) > 0
+  assert not inside.all()
+  entropy = jnp.ones(len(x.logprobs))
+
+  def sums(outside):
+    ratio, clipped = (jnp.where(inside, v, outside) for v in (1.5, 0.25))
+    found = losses.Objective(total=0.0, count=jnp.sum(inside), ratio=ratio, clipped=clipped)
+    return policy_loss._sums(x, found, entropy)
+
+  found, expected = sums(padding), sums(0.0)
+  assert found['ratio'] == 1.5 * inside.sum()
+  assert found['clipped'] == 0.25 * inside.sum()
+  assert {k: float(v) for k, v in found.items()} == {k: float(v) for k, v in expected.items()}
 
 
 def test_optima_pays_for_what_the_reference_finds_likely():

@@ -44,8 +44,9 @@ class Objective:
     total: float32 scalar, sum over what the objective is a mean of.
     count: float32 scalar, how many those are: messages, spans or tokens.
     ratio: float32 `[M]`, importance ratio of each message (mean over its tokens for
-      token-level ratios), 0 for padding.
-    clipped: float32 `[M]`, share of the message's tokens at which the clip acted.
+      token-level ratios).
+    clipped: float32 `[M]`, share of the message's tokens at which the clip acted. What either
+      holds for padding is not read.
   """
 
   total: chex.Array
