@@ -9,5 +9,15 @@ VARIABLE = 'AGENT_GSPO_CACHE'
 
 
 def folder(given: str | os.PathLike | None = None) -> pathlib.Path:
-  """`given`, else $AGENT_GSPO_CACHE, else `~/.cache/agent_gspo`; may not exist yet."""
-  return pathlib.Path(given or os.environ.get(VARIABLE) or '~/.cache/agent_gspo').expanduser()
+  """Returns `given`, else $AGENT_GSPO_CACHE, else `~/.cache/agent_gspo`; may not exist yet.
+
+  Raises:
+    ValueError: nobody knows the home folder that it lies in.
+  """
+  named = os.fspath(given or os.environ.get(VARIABLE) or '~/.cache/agent_gspo')
+  found = os.path.expanduser(named)
+  if found.startswith('~'):
+    raise ValueError(
+      f'{named} has no home folder on this machine; must be a folder; set ${VARIABLE} to one.'
+    )
+  return pathlib.Path(found)

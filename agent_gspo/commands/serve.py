@@ -14,13 +14,16 @@ The team is that of a run, or with --config=FILE in place of --workdir the untra
 counts what all agents read and wrote; `team` holds their messages, of which a stream sends each as
 it is written. `notes` (one an agent, in their order) and `price` or `budget` (for a team that is
 told one) come beside OpenAI's own fields; what a team cannot follow is refused, not ignored.
-Requests are answered one at a time, to whoever can reach the port: keep it on this machine.
+Requests are answered one at a time, to programs of this machine and the server's own page. A --host
+that others can reach needs an --api_key, or AGENT_GSPO_API_KEY, which is not seen in the list of
+processes: clients send it as theirs, and the page asks for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 _TEAM = team_of_run.define_flags()
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
+_KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by default.')
 _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
 
 
@@ -65,21 +69,23 @@ def main() -> None:
   """Runs the command."""
   _TEAM.check()
   try:
-    import uvicorn
-
+    from agent_gspo.serving import connections, guard
     from agent_gspo.serving.app import make_app
   except ImportError as error:
     raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
 
   served = Served(_TEAM, _NAME.value)
   with _listen(_HOST.value, _PORT.value) as listening:  # before a model is read for nothing
-    served.load()
     host, port = listening.getsockname()[:2]
+    key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
+    guard.check_key(key, _HOST.value, host)
+    served.load()
     address = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
     print(
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
     )
-    server = uvicorn.Server(uvicorn.Config(make_app(served), log_level='info'))
+    app = make_app(served, listens=(_HOST.value, host), api_key=key)
+    server = connections.server(app, log_level='info')
     with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
       server.run(sockets=[listening])
 

@@ -13,7 +13,9 @@ from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch, Terms
-from agent_gspo.values import is_text
+from agent_gspo.values import is_text, shown
+
+_BYTE_ORDER_MARK = '\ufeff'  # some editors begin a file with it
 
 
 def ask(
@@ -57,8 +59,13 @@ def asked(
     terms: of talk about it, where the team is told any.
 
   Raises:
-    ValueError: there is no question, or nobody would read a note.
+    ValueError: there is no question, nobody would read a note, or one of them is no text.
   """
+  text, *notes = (given.lstrip(_BYTE_ORDER_MARK) for given in (text, *notes))
+  if broken := [given for given in (text, *notes) if not is_text(given)]:
+    raise ValueError(
+      f'{shown(broken[0])} holds half a surrogate pair, which is no text; leave it out.'
+    )
   if not text.strip():
     raise ValueError('the question is empty; write what all agents should read.')
   if len(notes) > team.num_agents:
@@ -70,7 +77,7 @@ def asked(
   for name, role, note in zip(team.names, team.roles, notes, strict=False):
     if note and not role.shows_note:
       raise ValueError(
-        f'note {note!r} is for {name}, whose role {role.name!r} shows no note (its opening is '
+        f'note {shown(note)} is for {name}, whose role {role.name!r} shows no note (its opening is '
         f'{role.opening!r}); notes go to the agents {holders}.'
       )
   return Question(f'asked-{number}', text.strip(), '', tuple(notes), terms=terms)
@@ -85,7 +92,8 @@ def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
   for text in (question.text, *question.notes):
     if unknown := tokenizer.unknown_words(text, special=False):
       raise ValueError(
-        f'unknown word {unknown[0]!r}: this team knows only the words of its task. Ask in those.'
+        f'unknown word {shown(unknown[0])}: this team knows only the words of its task. Ask in '
+        'those.'
       )
     tokenizer.encode(text, special=False)
   if any(role.shows_left for role in team.roles):
@@ -117,6 +125,7 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
   found = []
   # Not splitlines(): a text may hold a Unicode line separator.
   for number, line in enumerate(content.split('\n'), 1):
+    line = line.lstrip(_BYTE_ORDER_MARK)
     if not line.strip():
       continue
     try:
@@ -131,13 +140,11 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
 def _of_fields(team: Team, number: int, fields: Any, terms: Terms | None) -> Question:
   form = '{"question": "...", "notes": ["...", ...]}'
   if not isinstance(fields, Mapping) or not fields.keys() <= {'question', 'notes'}:
-    raise ValueError(f'{fields!r} is not of the form {form}')
+    raise ValueError(f'{shown(fields)} is not of the form {form}')
   text, notes = fields.get('question', ''), fields.get('notes', [])
   texts = [text, *notes] if isinstance(notes, list) else [None]
   if not all(isinstance(x, str) for x in texts):
-    raise ValueError(f'{fields!r} is not of the form {form}')
-  if not all(map(is_text, texts)):
-    raise ValueError(f'{fields!r} holds half a surrogate pair, which is no text; leave it out.')
+    raise ValueError(f'{shown(fields)} is not of the form {form}')
   return asked(team, number, text, notes, terms)
 
 

@@ -120,6 +120,27 @@ def test_a_line_of_a_file_ends_where_json_lines_do(tmp_path, separator):
   assert [q.text for q in found] == [f'One{separator}two?'] * 2
 
 
+def test_a_byte_order_mark_is_no_part_of_a_question(tmp_path):
+  file = tmp_path / 'questions.jsonl'
+  line = b'\xef\xbb\xbf' + json.dumps({'question': 'One?', 'notes': ['\ufeffa']}).encode() + b'\n'
+  file.write_bytes(line + b'\xef\xbb\xbf\n' + line)  # two files in one
+  found = asking.read(scripted_teams.team('star'), file)
+  assert [(q.text, q.notes) for q in found] == [('One?', ('a',))] * 2
+  with pytest.raises(ValueError, match='the question is empty'):
+    asking.asked(scripted_teams.team('star'), 0, '\ufeff ')
+
+
+def test_an_error_does_not_repeat_a_long_text(tmp_path):
+  team, file = scripted_teams.team('star', opening='Q {question}\n'), tmp_path / 'questions.jsonl'
+  file.write_text(json.dumps(['x' * 10**6]))
+  with pytest.raises(ValueError, match='is not of the form') as caught:
+    asking.read(team, file)
+  assert len(str(caught.value)) < 500
+  with pytest.raises(ValueError, match='is for agent1') as caught:
+    asking.asked(team, 0, 'Q?', ['x' * 10**6])
+  assert len(str(caught.value)) < 500
+
+
 def test_a_file_that_is_not_utf8_is_named(tmp_path):
   file = tmp_path / 'questions.jsonl'
   file.write_bytes('{"question": "Wie groß?"}'.encode('latin-1'))

@@ -204,6 +204,19 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['ask', MICRO, '--question=supercalifragilistic'],
       "unknown word 'supercalifragilistic': this team knows only the words of its task.",
     ),
+    'ask a file of nobody': (
+      ['ask', MICRO, '--file=~nosuchuser/questions.jsonl'],
+      "No such file or directory: '~nosuchuser/questions.jsonl'",
+    ),
+    'ask a run of nobody': (
+      ['ask', '--workdir=~nosuchuser/run', '--question=Q?'],
+      '~nosuchuser/run/checkpoints holds no checkpoint',
+    ),
+    'ask half a character': (['ask', MICRO, '--question=Q\udcff?'], 'holds half a surrogate pair'),
+    'serve everybody without a key': (
+      ['serve', MICRO, '--host=0.0.0.0', '--port=0'],
+      '--host=0.0.0.0 can be reached from elsewhere; --api_key must be set',
+    ),
     'serve at a port in use': (
       ['serve', MICRO, f'--port={_taken().getsockname()[1]}'],
       f'--host=127.0.0.1 --port={_taken().getsockname()[1]}: Address already in use',
@@ -365,6 +378,18 @@ def _asked(*arguments: str, typed: str = '') -> str:
   return done.stdout
 
 
+def test_ask_a_keyboard_that_is_closed():
+  done = subprocess.run(
+    ['sh', '-c', 'exec "$@" <&-', 'sh', *micro_run.command('ask', MICRO)],
+    env=micro_run.environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.stderr == 'error: standard input is closed; give --question or --file.\n'
+  assert done.returncode == 2
+
+
 @pytest.mark.slow
 def test_ask_a_trained_team(tmp_path):
   """On the command line, from a file and from the keyboard: the same conversation."""
@@ -385,7 +410,8 @@ def test_ask_a_trained_team(tmp_path):
   assert [m['note'] for m in record['messages'][:2]] == held
   assert record['messages'][2]['read_from'] == [['informant1', 0], ['informant2', 0]]
   assert record['step'] == 10
-  typed = _asked('--temperature=0', typed='\n'.join(['', talk['question'], *held]))
+  # A pipe can begin with a byte order mark.
+  typed = _asked('--temperature=0', typed='\n'.join([f'\ufeff{talk["question"]}', *held]))
   said = {m['agent']: m['text'].strip() for m in record['messages'] if not m['silent']}
   for name, text in said.items():
     assert re.search(rf'\b{name} \(.*\) {re.escape(text)}\n', typed), typed

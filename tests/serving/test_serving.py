@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
-import threading
 import time
+import typing
 import urllib.request
-from collections.abc import Iterator
 
 import openai
 import pytest
-import scripted_teams
-import uvicorn
+from openai.types.chat import completion_create_params as protocol
+from served_team import Served, serving
 
-from agent_gspo.evaluation import asking
-from agent_gspo.serving.app import make_app
 from agent_gspo.serving.requests import RequestError, read
-from agent_gspo.tasks.registry import make_task
-from agent_gspo.teams.policies import ScriptedPolicy, Turn
 
-TOKENIZER = scripted_teams.byte_tokenizer()
 USER = [{'role': 'user', 'content': 'How many?'}]
-
-
-class Served:
-  """Two informants and a solver; the first one says its note, the second nothing."""
-
-  name = 'team'
-  told = ''
-
-  def __init__(self):
-    self.team = scripted_teams.team('star', max_message_tokens=40)
-    self.questions, self.temperatures, self.fails = [], [], None
-
-  def question(self, request):
-    return asking.asked(self.team, 0, request.question, request.notes)
-
-  def ask(self, question, listener, *, temperature, max_tokens):
-    self.questions.append(question)
-    self.temperatures.append(temperature)
-
-    def say(turn: Turn) -> str:
-      if turn.agent == 2:
-        heard = ''.join(turn.delivered.values())
-        return f'It is {len(heard)}.'
-      return question.note(0) if turn.agent == 0 else ''
-
-    if self.fails:
-      raise self.fails
-    policy = ScriptedPolicy(say, TOKENIZER)
-    team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
-    return asking.ask(team, make_task('relay'), TOKENIZER, question, policy, listener)
-
-
-@contextlib.contextmanager
-def serving(served) -> Iterator[str]:
-  """The address at which a team is served."""
-  server = uvicorn.Server(uvicorn.Config(make_app(served), port=0, log_level='error'))
-  thread = threading.Thread(target=server.run, daemon=True)
-  thread.start()
-  while not server.started:
-    time.sleep(0.01)
-  host, port = server.servers[0].sockets[0].getsockname()
-  try:
-    yield f'http://{host}:{port}'
-  finally:
-    server.should_exit = True
-    thread.join(10)
 
 
 @pytest.fixture
@@ -154,6 +100,19 @@ def test_what_goes_wrong_is_told(served, client):
     list(client.chat.completions.create(model='team', messages=USER, stream=True))
 
 
+@pytest.mark.parametrize('fault', [RuntimeError('no memory'), StopIteration(), SystemExit(0)])
+def test_a_fault_of_the_server_is_told_as_one(served, client, fault):
+  served.fails = fault
+  with pytest.raises(openai.InternalServerError, match=type(fault).__name__) as caught:
+    client.chat.completions.create(model='team', messages=USER)
+  assert caught.value.type == 'server_error'
+  with pytest.raises(openai.APIError, match=type(fault).__name__) as caught:
+    list(client.chat.completions.create(model='team', messages=USER, stream=True))
+  assert caught.value.type == 'server_error'
+  served.fails = None
+  assert client.chat.completions.create(model='team', messages=USER).choices
+
+
 @pytest.mark.parametrize(
   ('fields', 'field', 'message'),
   [
@@ -175,7 +134,18 @@ def test_what_goes_wrong_is_told(served, client):
     ({'stream_options': {'x': 1}}, 'stream_options', "may hold 'include_usage' alone"),
     ({'max_tokens': 0}, 'max_tokens', 'max_tokens=0 must be a whole number above 0'),
     ({'seed': 5}, 'seed', 'seed=5: a team cannot follow seed'),
-    ({'tools': []}, 'tools', r'tools=\[\]: a team cannot follow tools'),
+    ({'tools': [{}]}, 'tools', r'tools=\[{}\]: a team gives tools=\[\]'),
+    ({'n': True}, 'n', 'n=True: a team gives n=1'),
+    ({'logprobs': 0}, 'logprobs', 'logprobs=0: a team gives logprobs=False'),
+    ({'top_logprobs': 3}, 'top_logprobs', 'top_logprobs=3: a team gives top_logprobs=0'),
+    ({'stop': ['x']}, 'stop', r"stop=\['x'\]: a team gives stop=\[\]"),
+    ({'tool_choice': 'required'}, 'tool_choice', "'required': a team gives tool_choice=none"),
+    ({'service_tier': 'priority'}, 'service_tier', "'priority': a team gives service_tier=auto"),
+    ({'modalities': ['audio']}, 'modalities', r"\['audio'\]: a team gives modalities="),
+    ({'response_format': {'type': 'json_object'}}, 'response_format', 'a team gives response_for'),
+    ({'reasoning_effort': 'high'}, 'reasoning_effort', 'cannot follow reasoning_effort'),
+    ({'messages': [{**USER[0], 'tool_calls': [{}]}]}, 'messages', "has 'tool_calls'; must have"),
+    ({'notes': ['x' * 2**18]}, 'messages', 'have 262153 characters; must be at most 262144'),
   ],
 )
 def test_bad_requests_name_the_field(fields, field, message):
@@ -184,19 +154,111 @@ def test_bad_requests_name_the_field(fields, field, message):
   assert caught.value.field == field
 
 
-def test_what_asks_for_nothing_special_is_taken():
-  fields = {'n': 1, 'top_p': 1.0, 'user': 'me', 'max_tokens': None, 'presence_penalty': 0}
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'n': 1, 'top_p': 1.0, 'user': 'me', 'max_tokens': None, 'presence_penalty': 0},
+    {'response_format': {'type': 'text'}, 'modalities': ['text'], 'verbosity': 'medium'},
+    {'stop': []},
+    {'stop': ''},
+    {'logprobs': False, 'top_logprobs': 0, 'logit_bias': {}},
+    {'tools': [], 'tool_choice': 'none', 'parallel_tool_calls': True},
+    {'tool_choice': 'auto', 'functions': [], 'function_call': 'auto'},
+    {'service_tier': 'auto', 'store': True, 'metadata': {'a': 'b'}, 'prompt_cache_key': 'x'},
+    {'stream': True, 'stream_options': {'include_usage': None, 'include_obfuscation': False}},
+    {'messages': [{**USER[0], 'name': 'Mara', 'tool_calls': None}]},
+  ],
+)
+def test_what_asks_for_nothing_special_is_taken(fields):
   assert read({'messages': USER, **fields}, 'team').question == 'How many?'
 
 
-@pytest.mark.parametrize('body', [b'{', b'\xff', b'[' * 100_000], ids=['half', 'bytes', 'deep'])
-def test_a_body_that_is_no_json(address, body):
-  request = urllib.request.Request(f'{address}/v1/chat/completions', data=body, method='POST')
+def _fields_of_the_protocol() -> list[str]:
+  return sorted(
+    set(typing.get_type_hints(protocol.CompletionCreateParamsStreaming)) - {'messages', 'model'}
+  )
+
+
+def test_null_asks_for_nothing_special_in_every_field_of_the_protocol():
+  fields = dict.fromkeys(_fields_of_the_protocol())
+  assert len(fields) > 30
+  assert read({'messages': USER, **fields}, 'team').question == 'How many?'
+
+
+@pytest.mark.parametrize(
+  'part',
+  [
+    None,
+    {},
+    'text',
+    {'type': 'text'},
+    {'type': 'text', 'text': None},
+    {'type': 'text', 'text': {'x': 1}},
+    {'type': 'text', 'text': ['x']},
+    {'type': 'text', 'text': 3},
+    {'type': 'text', 'text': 'x', 'image_url': 'y'},
+    {'type': 'image_url', 'image_url': {'url': 'x'}},
+  ],
+)
+def test_a_part_that_is_no_text_is_not_asked(part):
+  content = [{'type': 'text', 'text': 'How many?'}, part]
+  with pytest.raises(RequestError, match=r'messages\[0\].content holds .* each part must be text'):
+    read({'messages': [{'role': 'user', 'content': content}]}, 'team')
+
+
+@pytest.mark.parametrize(
+  ('body', 'message'),
+  [
+    (b'{', 'Expecting'),
+    (b'\xff', 'decode'),
+    (b'[' * 100_000, 'recursion'),
+    (b'{"messages": [], "temperature": NaN}', 'Out of range'),
+    (b'{"temperature": 1e999}', 'Out of range'),
+    (b'{"n": 1, "n": 1}', "the name 'n' is given twice"),
+    (b'{"messages": [{"role": "user", "content": "x", "content": "y"}]}', "'content' is given tw"),
+    (b'{"user": "\\ud800"}', 'surrogates not allowed'),
+    (b'{"\\udfff": 1}', 'surrogates not allowed'),
+    (b'{"max_tokens": ' + b'9' * 5000 + b'}', 'limit'),
+  ],
+  ids=lambda value: str(value)[:30],
+)
+def test_a_body_that_is_no_json(address, body, message):
+  told, status = _refusal(address, body)
+  assert status == 400
+  assert 'the body is not JSON' in told
+  assert message in told
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'model': 'x' * 300_000},
+    {'x' * 300_000: 1},
+    {'stop': 'x' * 300_000},
+    {'messages': [{'role': 'user', 'content': ['x' * 300_000]}]},
+    {'notes': ['', '', '', 'x' * 300_000]},
+    {'notes': {'x' * 300_000: 1}},
+  ],
+  ids=range(6),
+)
+def test_no_error_sends_a_long_request_back(address, fields):
+  told, _ = _refusal(address, json.dumps({'messages': USER, **fields}).encode())
+  assert 'xxx' in told or 'characters' in told
+  assert len(told) <= 500
+
+
+def _refusal(address: str, body: bytes) -> tuple[str, int]:
+  """Message and status of a refused body."""
+  request = urllib.request.Request(
+    f'{address}/v1/chat/completions', body, {'Content-Type': 'application/json'}
+  )
+  start = time.monotonic()
   with pytest.raises(urllib.error.HTTPError) as caught:
     urllib.request.urlopen(request)
+  assert time.monotonic() - start < 10
   told = json.loads(caught.value.read())['error']
-  assert caught.value.code == 400
-  assert 'the body is not JSON' in told['message']
+  assert told['type'] == 'invalid_request_error'
+  return told['message'], caught.value.code
 
 
 def test_the_page_knows_whom_to_ask(address):

@@ -63,7 +63,7 @@ def data_folder(data_dir: str | os.PathLike | None = None) -> pathlib.Path | Non
   given = data_dir or os.environ.get(DATA_DIR_VARIABLE)
   if not given:
     return None
-  folder = pathlib.Path(given).expanduser()
+  folder = pathlib.Path(os.path.expanduser(given))  # which leaves an unknown user's as it is
   if not folder.is_dir():
     origin = 'data_dir' if data_dir else f'${DATA_DIR_VARIABLE}'
     raise FileNotFoundError(

@@ -1,0 +1,67 @@
+"""Errors of the endpoint, in the one form that OpenAI's protocol has for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+_LOG = logging.getLogger('uvicorn.error')
+_LONGEST = 500  # characters: a request of megabytes is not sent back
+
+
+class RequestError(ValueError):
+  """A request that cannot be answered.
+
+  Attributes:
+    field: what is wrong with it, '' for the whole.
+    status: of HTTP.
+  """
+
+  def __init__(self, message: str, field: str = '', status: int = 400):
+    super().__init__(message)
+    self.field, self.status = field, status
+
+
+def form(message: str, status: int, field: str = '') -> dict[str, Any]:
+  """Returns an error as JSON holds it: its text clipped, and of characters that UTF-8 has."""
+  text = message if len(message) <= _LONGEST else f'{message[: _LONGEST - 3]}...'
+  kind = 'server_error' if status >= 500 else 'invalid_request_error'
+  told = {'message': _plain(text), 'type': kind, 'param': _plain(field[:80]) or None, 'code': None}
+  return {'error': told}
+
+
+def response(
+  message: str, status: int, field: str = '', headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+  """Returns the answer to a request that failed."""
+  return JSONResponse(form(message, status, field), status, headers)
+
+
+def of_fault(error: Exception) -> tuple[str, int, str]:
+  """Returns message, status and field of what was raised on the way to an answer.
+
+  A `ValueError` is the request's fault. Any other is the server's: its traceback goes to the log.
+  """
+  if isinstance(error, RequestError):
+    return str(error), error.status, error.field
+  if isinstance(error, ValueError):
+    return str(error), 400, ''
+  _LOG.error('A conversation failed.', exc_info=error)
+  return f'the server failed: {type(error).__name__}: {error}', 500, ''
+
+
+async def of_route(http: Request, error: Exception) -> JSONResponse:
+  """Answers what no route takes, and what a route fails at."""
+  if isinstance(error, HTTPException):
+    message = f'{http.method} {http.url.path}: {error.detail}.'
+    return response(message, error.status_code, headers=error.headers)
+  return response(f'the server failed: {type(error).__name__}: {error}', 500)
+
+
+def _plain(text: str) -> str:
+  return text.encode('utf-8', 'backslashreplace').decode()

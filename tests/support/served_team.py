@@ -1,0 +1,93 @@
+"""A team of three behind the endpoint, for whom a script speaks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import scripted_teams
+
+from agent_gspo.evaluation import asking
+from agent_gspo.serving import connections
+from agent_gspo.serving.app import make_app
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.policies import ScriptedPolicy, Turn
+
+TOKENIZER = scripted_teams.byte_tokenizer()
+
+
+class Served:
+  """Two informants and a solver; the first one says its note, the second nothing.
+
+  Attributes:
+    questions: that were put to the team.
+    temperatures: of its conversations.
+    turns: that were taken, as (text of the question, agent).
+    fails: what a conversation raises, if anything.
+    before: called before each turn.
+  """
+
+  name = 'team'
+  told = ''
+
+  def __init__(self):
+    self.team = scripted_teams.team('star', max_message_tokens=40)
+    self.questions, self.temperatures, self.turns = [], [], []
+    self.fails: BaseException | None = None
+    self.before: Callable[[Turn], Any] = lambda turn: None
+
+  def question(self, request):
+    return asking.asked(self.team, 0, request.question, request.notes)
+
+  def ask(self, question, listener, *, temperature, max_tokens):
+    self.questions.append(question)
+    self.temperatures.append(temperature)
+
+    def say(turn: Turn) -> str:
+      self.before(turn)
+      self.turns.append((question.text, turn.agent))
+      if turn.agent == 2:
+        heard = ''.join(turn.delivered.values())
+        return f'It is {len(heard)}.'
+      return question.note(0) if turn.agent == 0 else ''
+
+    if self.fails:
+      raise self.fails
+    policy = ScriptedPolicy(say, TOKENIZER)
+    team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
+    return asking.ask(team, make_task('relay'), TOKENIZER, question, policy, listener)
+
+
+@contextlib.contextmanager
+def serving(served: Served, **options) -> Iterator[str]:
+  """The address at which a team is served.
+
+  Args:
+    served: the team.
+    **options: of `make_app`.
+  """
+  server = connections.server(make_app(served, **options), port=0, log_level='error')
+  thread = threading.Thread(target=server.run, daemon=True)
+  thread.start()
+  while not server.started:
+    time.sleep(0.01)
+  host, port = server.servers[0].sockets[0].getsockname()
+  try:
+    yield f'http://{host}:{port}'
+  finally:
+    server.should_exit = True
+    thread.join(10)
+
+
+if __name__ == '__main__':  # a process that can be ended; told the file for its port
+  import pathlib
+  import socket
+
+  with socket.create_server(('127.0.0.1', 0)) as listening:
+    pathlib.Path(sys.argv[1]).write_text(str(listening.getsockname()[1]))
+    connections.server(make_app(Served()), log_level='info').run(sockets=[listening])
