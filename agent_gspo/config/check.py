@@ -335,7 +335,9 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
         f'its own. Set objective.{field}.'
       )
   _check_options(config, 'objective', known)
-  losses.from_config(objective, max_length=team.max_message_tokens)
+  traced = losses.from_config(objective, max_length=team.max_message_tokens)
+  if plugins.is_plugin(objective['name']):
+    losses.trace(objective['name'], traced)
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:
     raise ValueError(f'advantage.options.share={kept} is more than 1.')

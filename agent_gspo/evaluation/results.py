@@ -14,6 +14,7 @@ import numpy as np
 
 from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.team import Team
@@ -66,7 +67,7 @@ def of_questions(
 def _graded(task: Task, question: Question, episode: Episode) -> dict[str, float]:
   """Grader -> what it says of the answer; that of the task has been asked."""
   own, *others = task.graders
-  asked = {name: task.graded_by(name, question, episode.answer) for name in others}
+  asked = {name: checked.graded_by(task, name, question, episode.answer) for name in others}
   return {own: episode.task_score, **asked}
 
 

@@ -232,7 +232,10 @@ def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
   if name == 'linear':
     return np.zeros(len(episodes.scores))
   arrays, _ = _arguments(name)
-  return length_reward(name)(*(getattr(episodes, field) for field in arrays), **options)
+  given = [getattr(episodes, field) for field in arrays]
+  field = 'reward.length_reward'
+  found = plugins.call(field, name, length_reward(name), *given, **options)
+  return plugins.vector(plugins.described(field, name), found, len(episodes.scores), 'episode')
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:

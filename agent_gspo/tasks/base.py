@@ -4,38 +4,13 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from agent_gspo.tasks import checked
 from agent_gspo.types import Question
 
 SPLITS = ('train', 'validation', 'test')
-
-
-class LazyQuestions(Sequence[Question]):
-  """Questions that are made when they are asked for.
-
-  `make(i)` must give the same question for the same `i`, in any order of calls. A
-  slice gives a list.
-  """
-
-  def __init__(self, size: int, make: Callable[[int], Question]):
-    self._size = size
-    self._make = make
-
-  def __len__(self) -> int:
-    return self._size
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return [self._make(i) for i in range(*index.indices(self._size))]
-    position = index + self._size if index < 0 else index
-    if not 0 <= position < self._size:
-      raise IndexError(f'question {index} of a split with {self._size} questions')
-    return self._make(int(position))
-
-  def __iter__(self) -> Iterator[Question]:
-    return (self._make(i) for i in range(self._size))
 
 
 class Task(abc.ABC):
@@ -60,7 +35,10 @@ class Task(abc.ABC):
 
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
     """`score` of each pair, in order; tasks that are slow to grade do it in parallel."""
-    return [self.score(q, text) for q, text in zip(questions, answer_texts, strict=True)]
+    return [
+      checked.call(self, f'score of question {q.id!r}', self.score, q, text)
+      for q, text in zip(questions, answer_texts, strict=True)
+    ]
 
   def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
     """What one of `graders` says of an answer, in `[0, 1]`."""
@@ -88,13 +66,17 @@ class Task(abc.ABC):
 
     Raises:
       ValueError: for an unknown split, or for one without questions.
+      PluginError: for what is no list of questions, see `checked.questions`.
     """
     if split not in SPLITS:
       raise ValueError(f'split={split!r} of task {self.name} is unknown; use one of {SPLITS}')
-    found = self._split(split)
-    if not len(found):
+    kept = vars(self).setdefault('_checked_questions', {})  # subclasses need not call __init__
+    if split not in kept:
+      found = checked.call(self, f'split {split!r}', self._split, split)
+      kept[split] = checked.questions(self, found, split)
+    if not len(kept[split]):
       raise ValueError(f'split {split!r} of task {self.name} is empty: {self._empty_remedy(split)}')
-    return found
+    return kept[split]
 
   def describe(self) -> dict[str, Any]:
     """Name and number of questions a split, for logs."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_gspo import plugins
+from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 
 _TASKS = {
@@ -61,10 +62,13 @@ def make_task(name: str, /, **options: Any) -> Task:
     expected = _kind(option, known[option])
     if expected and _kind(option, value) != expected:
       raise ValueError(f'option {option}={value!r} of task {name} must be {expected}')
-  task = _task_class(name)(**options)
+  make = _task_class(name)
+  if not plugins.is_plugin(name):
+    return make(**options)
+  task = plugins.call('task.name', name, make, **options)
   if not isinstance(task, Task):
     raise ValueError(f'task.name={name!r} makes a {type(task).__name__}, no agent_gspo.Task.')
-  return task
+  return plugins.call('task.name', name, checked.adopt, task, name)
 
 
 def _kind(option: str, value: Any) -> str:

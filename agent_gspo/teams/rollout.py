@@ -13,6 +13,7 @@ import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sampling.sampler import Samples
+from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, calculator
 from agent_gspo.teams.policies import Policy, Turn
@@ -249,7 +250,7 @@ class _Table:
   def finish(self, task: Task) -> RolloutBatch:
     asked = [e // self.group_size for e in range(self.num_episodes)]
     answers = [self._answer(e, task) for e in range(self.num_episodes)]
-    scores = task.score_all([self.questions[q] for q in asked], answers)
+    scores = checked.scores(task, [self.questions[q] for q in asked], answers)
     return RolloutBatch(
       questions=self.questions,
       episodes=tuple(

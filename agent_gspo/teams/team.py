@@ -138,8 +138,8 @@ def make_team(section: Mapping[str, Any]) -> Team:
     ValueError: anything that does not fit, with the field's name.
   """
   options = TeamOptions(**section)
-  described = {**_role_set(options.role_set), **options.roles}
-  roles = {name: make_role(name, fields) for name, fields in described.items()}
+  own = {name: make_role(name, fields) for name, fields in options.roles.items()}
+  roles = {**_role_set(options.role_set), **own}
   members = list(options.agents)
   for member in members:
     if not isinstance(member, str):
@@ -190,7 +190,7 @@ def make_team(section: Mapping[str, Any]) -> Team:
   )
 
 
-def _role_set(name: str) -> Mapping[str, Any]:
+def _role_set(name: str) -> Mapping[str, Role]:
   """The user's own roles, by name; none where there is no set."""
   if not name:
     return {}
@@ -199,7 +199,8 @@ def _role_set(name: str) -> Mapping[str, Any]:
   found = plugins.load(name, 'team.role_set')
   if not isinstance(found, Mapping):
     raise ValueError(f'team.role_set={name!r} is a {type(found).__name__}, no dict of roles.')
-  return found
+  with plugins.guard(plugins.described('team.role_set', name), ''):
+    return {role: make_role(role, fields) for role, fields in found.items()}
 
 
 def unique_names(members: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from agent_gspo import plugins
 from agent_gspo.values import is_whole
@@ -44,6 +46,10 @@ class Topology:
         raise ValueError(
           f'team.edges: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
         )
+    if strangers := sorted(set(self.last_round_only) - set(range(self.num_agents))):
+      raise ValueError(
+        f'last_round_only={strangers} must be of the agents 0..{self.num_agents - 1}.'
+      )
     _ = self.layers  # a cycle is an error
     if twice := sorted(self.edges & self.previous_round):
       raise ValueError(f'{twice} are read in the same round and again in the next one.')
@@ -197,13 +203,11 @@ def _pairs(field: str, edges: Iterable[Sequence[int]]) -> frozenset[Edge]:
 def _own(name: str, num_agents: int, rounds: int) -> Topology:
   """What a user's function makes, which must be of this many agents and rounds."""
   function = plugins.load_function(name, 'team.topology')
-  try:
+  where = f'team.topology={name!r}, called with num_agents={num_agents} and rounds={rounds}'
+  with plugins.guard(where, name.partition(':')[0]):
     made = function(num_agents=num_agents, rounds=rounds)
-  except Exception as error:  # whatever the user's function raises
-    raise ValueError(
-      f'team.topology={name!r}, called with num_agents={num_agents} and rounds={rounds}: '
-      f'{type(error).__name__}: {error}'
-    ) from error
+    if isinstance(made, Topology):
+      made = _of_whole_numbers(made)
   if not isinstance(made, Topology):
     raise ValueError(f'team.topology={name!r} returned a {type(made).__name__}, no Topology.')
   if (made.num_agents, made.rounds) != (num_agents, rounds):
@@ -212,6 +216,26 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
       f'team.agents and team.rounds ask for {num_agents} and {rounds}.'
     )
   return made
+
+
+def _of_whole_numbers(made: Topology) -> Topology:
+  """Returns the same topology of Python's own whole numbers; NumPy's are not stored as JSON."""
+
+  def whole(value: Any) -> int:
+    try:
+      return operator.index(value)
+    except TypeError:
+      raise ValueError(f'{value!r} must be a whole number, as agents and rounds are') from None
+
+  pairs = lambda edges: frozenset((whole(i), whole(j)) for i, j in edges)
+  return dataclasses.replace(
+    made,
+    num_agents=whole(made.num_agents),
+    edges=pairs(made.edges),
+    previous_round=pairs(made.previous_round),
+    rounds=whole(made.rounds),
+    last_round_only=frozenset(map(whole, made.last_round_only)),
+  )
 
 
 def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:

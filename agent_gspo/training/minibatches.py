@@ -11,11 +11,12 @@ from agent_gspo.algorithms.advantages.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import spans
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.packing import train_batches
+from agent_gspo.plugins import PluginError, is_plugin
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training.advantages import MessageAdvantages
-from agent_gspo.training.programs import NonFiniteLossError, Programs
+from agent_gspo.training.programs import NonFiniteLossError, Programs, UncountedLossError
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import RolloutBatch, TrainBatch
@@ -97,8 +98,10 @@ def update_on_minibatches(
 
   Raises:
     NonFiniteLossError: names the mini-batch, the step and the questions.
+    PluginError: an objective of the user's own counts nothing.
   """
   config, found = setup.config, []
+  name = config['objective']['name']
   order = ORDERS[config['learner']['order']]
   progress.phase('update', 0, len(minibatches))
   minibatches = [_with_old_logprobs(setup, programs, state, m) for m in minibatches]
@@ -130,10 +133,15 @@ def update_on_minibatches(
       micro_batches = _with_spans(programs, state, micro_batches, ids)
     try:
       state, metrics = programs.optimizer_step(state, micro_batches)
+    except UncountedLossError as error:
+      raise PluginError(
+        f'objective.name={name!r} returned {error}; must return a count above 0.'
+      ) from None
     except NonFiniteLossError as error:
+      own = f'Mend objective.name={name!r}, if it is that, or lower' if is_plugin(name) else 'Lower'
       raise NonFiniteLossError(
         f'{error} in mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
-        f'questions {", ".join(minibatch.question_ids)}. Lower '
+        f'questions {", ".join(minibatch.question_ids)}. {own} '
         f'{PolicyOptions(**config["policy"]).rate_field} or look at these questions.'
       ) from None
     found.append(metrics)

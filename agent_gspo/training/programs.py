@@ -28,6 +28,10 @@ class NonFiniteLossError(FloatingPointError):
   """The loss or gradient of a mini-batch is NaN or infinite."""
 
 
+class UncountedLossError(ValueError):
+  """An objective of the user's own counted nothing in a mini-batch, yet its total is not 0."""
+
+
 class Programs:
   """All that is compiled to learn from packed messages; nothing in it changes.
 
@@ -89,6 +93,7 @@ class Programs:
 
     Raises:
       NonFiniteLossError: loss or gradient is not finite.
+      UncountedLossError: see there.
     """
     totals = self._no_totals(state.trainable)
     for batch in map(self.placement.shard_rows, micro_batches):
@@ -98,6 +103,8 @@ class Programs:
     grad_norm = found.pop('grad_norm')
     objective = found['objective'] / max(found['count'], 1.0)
     metrics = update_metrics.of_sums(found, grad_norm)
+    if found['count'] < 0 or (found['count'] == 0 and found['objective'] != 0):
+      raise UncountedLossError(f'count={found["count"]} for total={found["objective"]}')
     if not (np.isfinite(objective) and np.isfinite(metrics['policy/grad_norm'])):
       raise NonFiniteLossError(
         f'objective={objective}, gradient norm={metrics["policy/grad_norm"]}'

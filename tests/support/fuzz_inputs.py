@@ -1,4 +1,4 @@
-"""The fuzz: malformed configs, weights, tokenizers, checkpoints and records of runs.
+"""The fuzz: malformed configs, weights, tokenizers, checkpoints, records of runs and plug-ins.
 
     python tests/support/fuzz_inputs.py [--seed=N] [CATEGORY...]
 
@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import fuzz_configs
 import fuzz_model_parts
+import fuzz_plugins
 import fuzz_runs
 import fuzz_weights
 import fuzzing
@@ -28,6 +29,7 @@ CATEGORIES = {
   'chat': fuzz_weights.chat_cases,
   'checkpoints': fuzz_runs.checkpoint_cases,
   'records': fuzz_runs.record_cases,
+  'plugins': fuzz_plugins.cases,
 }
 
 if __name__ == '__main__':

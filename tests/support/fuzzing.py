@@ -59,8 +59,8 @@ class Outcome:
     return self.kind in ('refused', 'accepted')
 
 
-class _TooLong(BaseException):
-  """Not an error that anybody catches."""
+class _TooLong(KeyboardInterrupt):
+  """Not an error that anybody catches, but for Ctrl-C's own status."""
 
 
 @contextlib.contextmanager
@@ -93,10 +93,10 @@ def outcome(case: Case) -> Outcome:
       ):
         warnings.simplefilter('ignore')
         command._guarded(lambda: case.run(place))
-    except SystemExit as end:  # of a clear error; some commands hand the text to it
-      kind, text = 'refused', errors.getvalue() or str(end.code)
-    except _TooLong:
-      kind, text = 'endless', f'not done after {CPU_SECONDS} s'
+    except (SystemExit, _TooLong) as end:  # the first of a clear error; some hand the text to it
+      kind, text = 'refused', errors.getvalue() or str(getattr(end, 'code', ''))
+      if isinstance(end, _TooLong) or isinstance(end.__context__, _TooLong):
+        kind, text = 'endless', f'not done after {CPU_SECONDS} s'
     except BaseException as error:
       if isinstance(error, KeyboardInterrupt):
         raise

@@ -108,12 +108,14 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   for field, value in fields.items():
     if value is None:
       raise ValueError(f'advantage {name!r} reads inputs.{field}, which is None.')
-  found = estimator(name)(**fields, **options)
+  count = len(inputs.task)
+  found = plugins.call('advantage.name', name, estimator(name), **fields, **options)
   if not isinstance(found, Advantage):
-    found = Advantage(values=found, kept=np.ones(len(inputs.task)))
-  # One of the user's own may have computed in JAX.
+    found = Advantage(values=found, kept=np.ones(count))
+  where = plugins.described('advantage.name', name)
   return Advantage(
-    values=np.asarray(found.values, np.float32), kept=np.asarray(found.kept, np.float32)
+    values=plugins.vector(where, found.values, count, 'message').astype(np.float32),
+    kept=plugins.vector(f'{where}, kept:', found.kept, count, 'message').astype(np.float32),
   )
 
 
@@ -134,10 +136,7 @@ def check(name: str) -> None:
       a default.
   """
   known = [f.name for f in dataclasses.fields(AdvantageInputs)] + ['rewards']
-  plugins.check_parameters(name, 'advantage.name', estimator(name), known)
-  for option, default in options_of(name).items():
-    if not isinstance(default, bool | int | float):
-      raise ValueError(f'advantage.name={name!r}: option {option!r} needs a number as its default.')
+  plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
 
 
 def fields_of(name: str) -> tuple[str, ...]:

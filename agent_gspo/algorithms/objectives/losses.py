@@ -252,10 +252,18 @@ def spec(name: str) -> ObjectiveSpec:
   with ratios of tokens; hand in an `ObjectiveSpec` to say otherwise.
 
   Raises:
-    ValueError: there is no such objective.
+    ValueError: there is no such objective, or one with parameters that have no name.
   """
   found = plugins.find(OBJECTIVES, name, 'objective.name')
-  return found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
+  found = found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
+  if plugins.is_plugin(name):
+    with plugins.guard(plugins.described('objective.name', name), ''):
+      parameters = inspect.signature(found.function).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) or not parameters:
+      raise plugins.PluginError(
+        f'objective.name={name!r} must take PackedTokens, then each option by its name.'
+      )
+  return found
 
 
 def make(
@@ -278,9 +286,66 @@ def make(
     raise ValueError(f'objective {name!r} has no option {unknown[0]!r}; it takes {takes}.')
   if missing := [k for k, default in known.items() if default is None and k not in options]:
     raise ValueError(f'objective {name!r} needs option {missing[0]!r}.')
+  call = functools.partial(_called, name, objective, options)
   if opsm_threshold is None:
-    return lambda x: objective(x, **options)
-  return lambda x: objective(masks.opsm(x, threshold=opsm_threshold), **options)
+    return call
+  return lambda x: call(masks.opsm(x, threshold=opsm_threshold))
+
+
+def _called(
+  name: str, objective: ObjectiveSpec, options: Mapping[str, float], x: PackedTokens
+) -> Objective:
+  """Returns what an objective returns; of the user's own, shapes and types are checked."""
+  found = plugins.call('objective.name', name, objective, x, **options)
+  if not plugins.is_plugin(name):
+    return found
+  where = plugins.described('objective.name', name)
+  if not isinstance(found, Objective):
+    raise plugins.PluginError(
+      f'{where} returned {plugins.kind_of(found)}; must return an agent_gspo.algorithms.Objective.'
+    )
+  by_message = x.advantages.shape
+  return Objective(
+    total=_array(f'{where}: total', found.total, ()),
+    count=_array(f'{where}: count', found.count, ()),
+    ratio=_array(f'{where}: ratio', found.ratio, by_message),
+    clipped=_array(f'{where}: clipped', found.clipped, by_message),
+  )
+
+
+def _array(where: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
+  """Returns what a user's own objective returned as float32 of this shape."""
+  must = f'must be real numbers of shape {shape}'
+  try:
+    found = jnp.asarray(value)
+  except (TypeError, ValueError):
+    raise plugins.PluginError(f'{where} is {plugins.kind_of(value)}; {must}.') from None
+  if found.shape != shape or jnp.iscomplexobj(found):
+    raise plugins.PluginError(f'{where} is {found.dtype} of shape {found.shape}; {must}.')
+  return found.astype(jnp.float32)
+
+
+def trace(name: str, objective: Callable[[PackedTokens], Objective]) -> None:
+  """Traces an objective of the user's own and its gradient once; computes nothing.
+
+  Args:
+    name: 'module:Name'.
+    objective: with its options bound, see `from_config`.
+
+  Raises:
+    PluginError: it cannot be traced, or returns another shape than it must.
+  """
+  tokens, messages = jnp.float32([0] * 6), jnp.float32([0] * 3)  # found apart by their lengths
+  x = PackedTokens(
+    logprobs=tokens,
+    old_logprobs=tokens,
+    message_ids=tokens.astype(jnp.int32),
+    token_mask=tokens,
+    advantages=messages,
+    message_mask=messages,
+  )
+  total = lambda logprobs, x: objective(dataclasses.replace(x, logprobs=logprobs)).total
+  plugins.call('objective.name', name, jax.eval_shape, jax.grad(total), tokens, x)
 
 
 def clip_band(section: Mapping[str, Any]) -> dict[str, float]:

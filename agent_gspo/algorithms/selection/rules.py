@@ -16,6 +16,7 @@ import numpy as np
 from agent_gspo import plugins
 from agent_gspo.algorithms.selection import posterior as posterior_lib
 from agent_gspo.algorithms.selection.posterior import Posterior
+from agent_gspo.values import shown
 
 
 @chex.dataclass(frozen=True)
@@ -60,10 +61,14 @@ def choose(
   if count > free.sum():
     raise ValueError(f'cannot choose {count} different questions of {free.sum()}.')
   rule = plugins.find(SELECTIONS, name, 'selection.name')
-  chosen = np.asarray(rule(state, free, count, seed))
-  if len(set(chosen.tolist())) != count or not free[chosen].all():
-    raise ValueError(
-      f'selection.name={name!r} chose {chosen.tolist()}, not {count} different free questions.'
+  choice = lambda *given: np.asarray(rule(*given))
+  chosen = plugins.call('selection.name', name, choice, state, free, count, seed)
+  shaped = chosen.shape == (count,) and chosen.dtype.kind in 'iu'
+  inside = shaped and (0 <= chosen).all() and (chosen < len(free)).all()
+  if not inside or len(np.unique(chosen)) != count or not free[chosen].all():
+    raise plugins.PluginError(
+      f'selection.name={name!r} chose {shown(chosen.tolist())}, not {count} different free '
+      f'questions; must return an index from 0 to {len(free) - 1} for each.'
     )
   return chosen, dataclasses.replace(state, drawn=state.drawn + count)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow_datasets as tfds
 
-from agent_gspo.tasks.base import LazyQuestions
+from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
 
 # Raise it when the readers of a task change: what is stored is what they gave.

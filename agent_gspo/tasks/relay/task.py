@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import strata
 from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
+from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.tasks.relay import grammar, script
 from agent_gspo.types import Question
 from agent_gspo.values import is_whole
@@ -225,7 +226,7 @@ class RelayTask(base.Task):
     return {**super().describe(), **{field: getattr(self, field) for field in fields}}
 
   def _split(self, split: str) -> Sequence[Question]:
-    return base.LazyQuestions(self._sizes[split], functools.partial(self._make, split))
+    return LazyQuestions(self._sizes[split], functools.partial(self._make, split))
 
   def _empty_remedy(self, split: str) -> str:
     return f'set {split}_size > 0'
