@@ -56,4 +56,6 @@ def shown(value: Any) -> str:
     text = repr(value)
   except ValueError:  # a whole number of more digits than Python writes
     text = 'a very long number'
+  except Exception:  # of a user's own class
+    text = f'a {type(value).__name__} that cannot be written'
   return text if len(text) <= 80 else f'{text[:77]}...'

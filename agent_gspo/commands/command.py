@@ -189,6 +189,10 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
     fail(_told(str(error)), error)
+  except SystemExit as end:
+    if end.code:  # of --help
+      raise
+    fail('--config: the file calls sys.exit; must return a config instead.')
   except Exception as error:  # as the config file or ml_collections raised it
     fail(_explain(error, argv), error)
   if len(rest) > 1:

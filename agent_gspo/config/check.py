@@ -335,9 +335,20 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
         f'its own. Set objective.{field}.'
       )
   _check_options(config, 'objective', known)
-  traced = losses.from_config(objective, max_length=team.max_message_tokens)
-  if plugins.is_plugin(objective['name']):
-    losses.trace(objective['name'], traced)
+  spanned = objective['ratio_span'] != 'message'
+  optional = {
+    'clip_scale': True,
+    'importance': objective['tis_cap'] > 0,
+    'token_penalty': objective['kl_coef'] > 0,
+    'token_weights': config['advantage']['token_share'] < 1,
+    'span_log_ratio': spanned,
+    'span_share': spanned,
+  }
+  losses.trace(
+    objective['name'],
+    losses.from_config(objective, max_length=team.max_message_tokens),
+    [field for field, given in optional.items() if given],
+  )
   kept = config['advantage']['options'].get('share', 1)
   if kept > 1:
     raise ValueError(f'advantage.options.share={kept} is more than 1.')

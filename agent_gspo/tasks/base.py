@@ -72,8 +72,8 @@ class Task(abc.ABC):
       raise ValueError(f'split={split!r} of task {self.name} is unknown; use one of {SPLITS}')
     kept = vars(self).setdefault('_checked_questions', {})  # subclasses need not call __init__
     if split not in kept:
-      found = checked.call(self, f'split {split!r}', self._split, split)
-      kept[split] = checked.questions(self, found, split)
+      asked = lambda: checked.questions(self, self._split(split), split)
+      kept[split] = checked.call(self, f'split {split!r}', asked)
     if not len(kept[split]):
       raise ValueError(f'split {split!r} of task {self.name} is empty: {self._empty_remedy(split)}')
     return kept[split]

@@ -100,10 +100,8 @@ def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
       'agent_gspo.Question.'
     )
   if not isinstance(found, list | tuple):
-    size = call(task, what, len, found)
-    return LazyQuestions(
-      size, lambda i: call(task, what, lambda: _checked(task, what, i, found[i]))
-    )
+    made = lambda i: _checked(task, what, i, found[i])
+    return LazyQuestions(len(found), lambda i: call(task, what, made, i))
   places: dict[str, int] = {}
   for i, question in enumerate(found):
     first = places.setdefault(_checked(task, what, i, question).id, i)

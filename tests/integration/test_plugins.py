@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
-import subprocess
 import sys
 
 import fuzz_plugins
@@ -14,6 +12,7 @@ import pytest
 from scripted_teams import Echo, IdsPolicy, numbers_tokenizer, questions, team
 
 from agent_gspo import plugins
+from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate
 from agent_gspo.teams.rollout import rollout
 
@@ -99,43 +98,52 @@ def test_ctrl_c_stays_ctrl_c():
     raise KeyboardInterrupt
 
 
-def _commands(folder: pathlib.Path, **codes: str) -> dict[str, tuple[int, str]]:
-  """Exit status and stderr of whole runs, each with the docs' parts but for some code."""
-  lines = []
-  for name, code in codes.items():
-    (folder / name).mkdir()
-    lines.append(fuzz_plugins.write(folder / name, f'mine_{name}', code))
-  done = subprocess.run(
-    [sys.executable, str(micro_run.CONFIG.parent / 'forked_commands.py')],
-    input=json.dumps(lines),
-    env=micro_run.environment(),
-    cwd=folder,
-    capture_output=True,
-    text=True,
-    check=True,
+@pytest.mark.parametrize('code', ['sys.exit(0)', 'def get_config(): sys.exit()'])
+def test_a_config_file_that_ends_the_program_is_refused(code, tmp_path):
+  (tmp_path / 'config.py').write_text(f'import sys\n{code}\n')
+  line = micro_run.command('train', f'--config={tmp_path}/config.py', '--dry_run')
+  done = micro_run.run(line)
+  assert done.returncode == 2
+  assert done.stderr.splitlines() == [
+    'error: --config: the file calls sys.exit; must return a config instead.'
+  ]
+
+
+def test_an_objective_may_read_what_the_config_gives_it(tmp_path, monkeypatch):
+  code = (
+    'import agent_gspo.algorithms as a\n'
+    'def masked(x): return a.gspo(x.replace(advantages=x.clip_scale * x.span_share))\n'
+    'def weighted(x): return a.gspo(x.replace(logprobs=x.logprobs * x.token_weights))\n'
   )
-  ended = json.loads(done.stdout)
-  return {name: (status, err) for name, (status, _, err) in zip(codes, ended, strict=True)}
+  (tmp_path / 'reads.py').write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'reads', raising=False)
+  check = lambda **fields: config_lib.check(micro_run.changed(**fields))
+  check(objective__name='reads:masked', objective__ratio_span='episode')
+  check(objective__name='reads:weighted', advantage__token_share=0.5)
+  with pytest.raises(
+    plugins.PluginError, match=r"objective.name='reads:weighted': .* at reads.py:3"
+  ):
+    check(objective__name='reads:weighted')
+
+
+_OBJECTIVE = 'good = policy_gradient\npolicy_gradient = lambda x, *, scale=1.0: good(x).replace('
 
 
 @pytest.mark.slow
-def test_whole_runs_end_with_one_line_that_names_the_part(tmp_path):
-  good = 'good = policy_gradient\npolicy_gradient = lambda x, *, scale=1.0: good(x)'
-  found = _commands(
-    tmp_path,
-    counts=f'{good}.replace(count=0.0)',
-    nan=f'{good}.replace(total=jnp.nan * good(x).total)',
-    exits='def f(self, question, answer_text): sys.exit(0)\nimport sys\nSums.score = f',
-  )
-  for name, told in {
-    'counts': "error: objective.name='mine_counts:policy_gradient' returned count=0.0 for total=",
-    'nan': "Mend objective.name='mine_nan:policy_gradient', if it is that, or lower learner.",
-    'exits': "error: task.name='mine_exits:Sums', score of question '0+3': SystemExit: 0 at ",
-  }.items():
-    status, err = found[name]
-    assert status == 2
-    last = err.splitlines()[-1]
-    assert told in last
-    assert last.startswith('error: ')
-    assert 'Traceback' not in err
-  assert 'learning' not in found['counts'][1]
+@pytest.mark.parametrize(
+  ('code', 'told'),
+  [
+    (f'{_OBJECTIVE}count=0.0)', "objective.name='own:policy_gradient' returned count=0.0 for tot"),
+    (f'{_OBJECTIVE}total=jnp.nan * good(x).total)', "Mend objective.name='own:policy_gradient', "),
+    ('Sums.score = lambda self, *of: exit(0)', "='own:Sums', score of question '0+3': SystemExit"),
+  ],
+)
+def test_a_whole_run_ends_with_one_line_that_names_the_part(code, told, tmp_path):
+  done = micro_run.run(micro_run.command(*fuzz_plugins.write(tmp_path, 'own', code)))
+  assert done.returncode == 2
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith('error: ')
+  assert told in last
+  assert 'Traceback' not in done.stderr
+  assert ('learning' in last) == ('Mend' in told)

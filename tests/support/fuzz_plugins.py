@@ -199,7 +199,8 @@ def _calls() -> Iterator[tuple[str, str, str, str]]:
 _SCORES = (
   'float("nan")', 'float("inf")', '2.0', '-0.5', '1.001', '10**400', '"1.0"', 'b"1"', '[1.0]',
   '{}', 'np.ones(1)', 'np.array("1")', 'np.float32("nan")', 'jnp.float32(2)', '1j',
-  'np.datetime64("now")', 'lambda: 1.0', 'np.array(None)', 'jnp.ones(2)',
+  'np.datetime64("now")', 'lambda: 1.0', 'type("R", (), {"__repr__": lambda s: 1 / 0})()',
+  'np.array(None)', 'jnp.ones(2)',
 )  # fmt: skip
 _SCORE_LISTS = (
   '[]', '[1.0]', '[1.0] * 99', 'np.ones((2, 1))', '1.0', '"11"', '{0.0, 1.0}', '{0: 1, 1: 1}',
@@ -211,7 +212,7 @@ _QUESTIONS = (
   f'[{_QUESTION})] * 2', f'[{_QUESTION}), "x"]', f'[{_QUESTION}, notes="ab", relevant=(1, 0))]',
   f'[{_QUESTION}, notes=(1,), relevant=(True,))]',
   f'[{_QUESTION}, notes=("a",), relevant=("no",))]', f'[{_QUESTION}, notes=None)]',
-  f'[{_QUESTION}, notes=("a",), relevant=None)]',
+  f'[{_QUESTION}, notes=("a",), relevant=([],))]', f'[{_QUESTION}, notes=("a",), relevant=None)]',
   f'[{_QUESTION}, notes=("a",), relevant=(True, True))]', f'[{_QUESTION}, story=None)]',
   f'[{_QUESTION}, derivation=3)]', '[Question("1", "1 + ?", 1)]', '[Question("1", 3, "1")]',
   '[Question(1, "1", "1")]', '[Question("", "1", "1")]', '[Question(["1"], "1", "1")]',
@@ -242,7 +243,8 @@ _TOPOLOGIES = (
   'Topology(2, frozenset({(0.5, 1)}))', 'Topology(2, None)', 'Topology(0)', 'Topology(-1)',
 )  # fmt: skip
 _VECTORS = (
-  '0.0', 'X[:-1]', 'np.append(X, 0)', 'X[:, None]', 'X * np.nan', 'np.where(X == X, np.inf, X)',
+  '0.0', 'X[:-1]', 'np.append(X, 0)', 'X[:, None]', 'X * np.nan',
+  'type("R", (), {"__repr__": lambda s: 1 / 0})()', 'np.where(X == X, np.inf, X)',
   'X * 1e300 + 1e300', '[]', '{}', '[None for x in X]', '["1" for x in X]', 'X.astype(str)',
   'X * 1j', 'jnp.asarray(X)[1:]', '[X, X[:1]]', 'X.sum()', 'sum', 'X.astype("M8[s]")', '[X]',
 )  # fmt: skip

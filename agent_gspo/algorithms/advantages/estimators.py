@@ -115,7 +115,7 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   where = plugins.described('advantage.name', name)
   return Advantage(
     values=plugins.vector(where, found.values, count, 'message').astype(np.float32),
-    kept=plugins.vector(f'{where}, kept:', found.kept, count, 'message').astype(np.float32),
+    kept=plugins.vector(f'{where}, as kept,', found.kept, count, 'message').astype(np.float32),
   )
 
 

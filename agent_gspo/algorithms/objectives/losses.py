@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import chex
@@ -325,17 +325,23 @@ def _array(where: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
   return found.astype(jnp.float32)
 
 
-def trace(name: str, objective: Callable[[PackedTokens], Objective]) -> None:
+def trace(
+  name: str, objective: Callable[[PackedTokens], Objective], given: Collection[str] = ()
+) -> None:
   """Traces an objective of the user's own and its gradient once; computes nothing.
 
   Args:
-    name: 'module:Name'.
+    name: of the objective; those of `OBJECTIVES` are known to be right.
     objective: with its options bound, see `from_config`.
+    given: optional fields of `PackedTokens` that it is called with.
 
   Raises:
     PluginError: it cannot be traced, or returns another shape than it must.
   """
-  tokens, messages = jnp.float32([0] * 6), jnp.float32([0] * 3)  # found apart by their lengths
+  if not plugins.is_plugin(name):
+    return
+  tokens, messages = jnp.zeros(6), jnp.zeros(3)  # two lengths, so that none stands for the other
+  by_message = ('clip_scale', 'span_log_ratio', 'span_share')
   x = PackedTokens(
     logprobs=tokens,
     old_logprobs=tokens,
@@ -343,6 +349,7 @@ def trace(name: str, objective: Callable[[PackedTokens], Objective]) -> None:
     token_mask=tokens,
     advantages=messages,
     message_mask=messages,
+    **{field: messages if field in by_message else tokens for field in given},
   )
   total = lambda logprobs, x: objective(dataclasses.replace(x, logprobs=logprobs)).total
   plugins.call('objective.name', name, jax.eval_shape, jax.grad(total), tokens, x)
