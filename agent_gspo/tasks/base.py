@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_gspo.tasks import checked
+from agent_gspo.tasks.grading import answer_marks
 from agent_gspo.types import Question
 
 SPLITS = ('train', 'validation', 'test')
@@ -46,7 +47,7 @@ class Task(abc.ABC):
 
   def canonical(self, answer_text: str) -> str | None:
     """The answer in a text in a form that can be compared for votes; None if it has none."""
-    return answer_text.strip() or None
+    return answer_marks.passage(answer_text).strip() or None
 
   def note(self, splits: Sequence[str]) -> str:
     """What the user should know of the questions of some splits before a run, '' for nothing."""

@@ -293,6 +293,77 @@ CODE = [  # the gold answer is the task's id
   (REFUSAL, 'HumanEval/4', 0, 0),
 ]
 
+_LONG = 'and so on ' * 2_001
+_SUM = '#### 1. Cost\n3 * 2 = 6\n#### 2. Add the paper\n6 + 12 = 18\n'
+# The answer is right under the strict grader, by where it stands: (kind, text, gold).
+MARKED = [
+  # However long the text is.
+  ('letter', f'The answer is C.\n{_LONG}', 'C'),
+  ('letter', rf'\boxed{{D}} {_LONG} A or B', 'D'),
+  ('letter', f'#### D\n{_LONG} A or B', 'D'),
+  ('letter', f'B is correct.\n{_LONG}', 'B'),
+  ('maths', f'The answer is $x^2+1$.\n{_LONG}', 'x^2+1'),
+  ('maths', rf'\boxed{{x^2+1}} {_LONG} 5', 'x^2+1'),
+  ('number', f'The answer is 5.\n{_LONG} 7', '5'),
+  # Headings.
+  ('number', _SUM, '18'),
+  ('number', f'{_SUM}The answer is 18. That took 2 steps.', '18'),
+  ('number', '#### 2 Add the paper\nSum: 18', '18'),
+  ('number', '#### 2: then add\n= 18', '18'),
+  ('number', '#### 3 apples at 2 dollars each\n3 * 2 = 6', '6'),
+  ('number', '#### 3\n\\boxed{18}', '18'),
+  ('number', '#### 3\nThe answer is 18.', '18'),
+  ('number', '##### 3\nSum: 18', '18'),
+  ('number', '#### 18 dollars a day\nThat took 3 steps.', '18'),
+  ('number', '#### $18.50\nThat took 3 steps.', '18.5'),
+  ('number', 'She pays 3. #### 18 ####\nin 3 steps', '18'),
+  ('maths', '#### Conclusion\n$\\boxed{5}$', '5'),
+  ('maths', '#### Conclusion\n$5$', '5'),
+  ('maths', '#### Step 1: factor\n$x^2-1$\n#### Step 2\nThe answer is $\\boxed{5}$.', '5'),
+  ('maths', '\\boxed{5}\n#### Check of $x$\nfine', '5'),
+  ('maths', '\\boxed{5}\n#### Q.E.D.', '5'),
+  ('maths', '#### x = 3\n\\boxed{5}', '5'),
+  ('maths', '#### a) Find $x$\n$5$', '5'),
+  ('maths', '##### $x$\nThe answer is 5.', '5'),
+  ('maths', '#### $(1,2)$\nin 3 steps', '(1,2)'),
+  ('maths', 'We ask who.\n#### Evelyn', r'\text{Evelyn}'),
+  ('letter', '#### Analysis of B\nno\n\n**Answer: C**', 'C'),
+  ('letter', '#### Option A\nno\n#### Option B\nno\nThe correct option is C.', 'C'),
+  ('letter', '#### Why A fails\nbad\n#### Conclusion\nC is correct.', 'C'),
+  ('letter', '##### A\n\\boxed{C}', 'C'),
+  ('letter', '#### (C)\nas A fails', 'C'),
+  ('letter', 'A or B?\n#### C) 150 km', 'C'),
+  # Reasoning, whose opening tag may be missing and which may never end.
+  ('number', '<think>So the answer is 7. Hmm, 2 more.</think>\n9', '9'),
+  ('number', '<think>\\boxed{7}? no.</think>\nThe answer is 9.', '9'),
+  ('number', 'I say #### 7</think><think>7</think >9', '9'),
+  ('maths', '<think>so $\\boxed{7}$...</think>\n$9$', '9'),
+  ('maths', 'so $7$</think>\n\nx^2', 'x^2'),
+  ('letter', '<think>The answer is A.</think>\n\nB', 'B'),
+  ('letter of four', 'The answer is A</think>\n(B)', 'B'),
+  ('number', '<think>The answer is 9. Or 10', '9'),
+  ('maths', '<think>The answer is $9$. Or $10$', '9'),
+  ('letter', '<think>The answer is B. Not A', 'B'),
+  # The last <answer>.
+  ('number', '<answer>18</answer> because 2*9', '18'),
+  ('number', '\\boxed{5} <answer>18</answer>\n#### 4', '18'),
+  ('number', '<answer>5</answer>, no: <ANSWER>\n18\n</ANSWER> 3', '18'),
+  ('number', 'I use <answer></answer>. The answer is 18. 3 steps', '18'),
+  ('maths', '<answer>$x^2+1$</answer> since $x=2$', 'x^2+1'),
+  ('maths', '<answer>x^2+1</answer>', 'x^2+1'),
+  ('maths', '<answer>The answer is $x^2$.</answer> for $x=2$', 'x^2'),
+  ('maths', '<answer><think>$7$</think>x^2</answer> for $x=2$', 'x^2'),
+  ('letter', '<answer>B</answer> The answer is C.', 'B'),
+  ('letter of four', '<think><answer>A</answer></think><answer>B</answer> C', 'B'),
+]
+# No answer at all: (kind, text, what is not its answer).
+UNMARKED = [
+  ('number', '<think>The answer is 7.</think>', '7'),
+  ('maths', r'<think>\boxed{7}</think>', '7'),
+  ('letter', '<think>B</think>\n', 'B'),
+  ('number', '<answer>see above</answer> The answer is 7.', '7'),
+]
+
 CASES = [
   (kind, *row)
   for kind, rows in (

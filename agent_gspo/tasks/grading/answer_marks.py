@@ -1,9 +1,13 @@
 r"""Passages of a text that its author marked as the answer.
 
-Best first: what stands behind the last `####`, in the last `\boxed{}`, in the sentence
-behind the last "the answer is", "answer:" or "answer =". Graders of all answer types
-begin here, so that "The answer is 42. That took 3 steps." means 42 to each of them. "The wrong
-answer is" marks nothing.
+`passage` says which part of a message is read. In it, best first: the last line behind `####`
+that holds nothing but an answer, the last `\boxed{}`, the sentence behind the last "the answer
+is", "answer:" or "answer =". Graders of all answer types begin here, so that "The answer is 42.
+That took 3 steps." means 42 to each of them. "The wrong answer is" marks nothing.
+
+`####` is GSM8K's mark and Markdown's heading. So a `\boxed{}` or "the answer is" behind it goes
+first, five hashes mark nothing, and a line that says more than an answer counts only where it
+ends the text, begins with an answer and nothing else is marked.
 
 A list is no answer, nor is a sum that is not worked out, but what is concluded from it is:
 "the answer is 10 apples and 4 pears, so 14" means 14. A single answer stays one, whatever
@@ -14,7 +18,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 # Bounds on what is looked at, so that no sampled text can make grading slow.
 MAX_PASSAGE = 1_000
@@ -22,7 +27,7 @@ _MAX_MARKERS = 10
 
 # "The wrong answer is 6" marks no answer; one on the line before "answer" says nothing of it.
 ANSWER = r"""
-  (?<!\bwrong[ ])(?<!\bfalse[ ])(?<!\bincorrect[ ])\bans(?:wer)?
+  \bans(?<!\bwrong[ ]ans)(?<!\bfalse[ ]ans)(?<!\bincorrect[ ]ans)(?:wer)?
   (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
   (?:,?\s+(?:here|then|thus|therefore|so|now|finally),?)?
 """
@@ -46,11 +51,32 @@ _JOIN = re.compile(
 )
 _SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
 _BOXED = re.compile(r'\\boxed\b')
+_HASHES = re.compile(r'(?<!#)####(?!#)([^\n#]*[^\s#][^\n#]*)')
+# "1. Add", "b) Add": a heading, whatever follows.
+NUMBERED = re.compile(r'\W*(?:\d+|[a-z])\s*[.):]\s*[^\W\d]', re.IGNORECASE)
+# Line breaks behind a tag are its own; indentation is not.
+_THOUGHT_END = re.compile(r'</think(?:ing)?\s*>\n*', re.IGNORECASE)
+_TAG = re.compile(r'<answer\s*>\n*', re.IGNORECASE)
+_TAG_END = re.compile(r'</answer\s*>', re.IGNORECASE)
+
+
+def passage(text: str) -> str:
+  """Returns the part of a message that every grader and every vote reads.
+
+  Reasoning is no answer: all up to the last `</think>` is left out. An opening tag alone means
+  nothing, since many templates write it into the prompt: reasoning that never ends is read as a
+  message without tags is. Of what is left, the last `<answer>...</answer>` that is not blank is
+  read alone; without an opening tag it begins with the text. Indentation is kept, for code.
+  """
+  text = _THOUGHT_END.split(text)[-1]
+  *tagged, _ = _TAG_END.split(text)
+  contents = (_TAG.split(part)[-1] for part in reversed(tagged))
+  return next((content for content in contents if content.strip()), text)
 
 
 def last(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
   """The last few matches, last one first."""
-  return list(pattern.finditer(text))[: -_MAX_MARKERS - 1 : -1]
+  return list(reversed(deque(pattern.finditer(text), _MAX_MARKERS)))
 
 
 def boxed(text: str) -> Iterator[str]:
@@ -67,6 +93,37 @@ def answer_sentences(
     passage = text[match.end() : match.end() + MAX_PASSAGE]
     stop = end.search(passage)
     yield passage[: stop.start()] if stop else passage
+
+
+def marked(
+  text: str,
+  bare: Callable[[str], object],
+  begun: Callable[[str], object],
+  sentences: Callable[[str], Iterator[str]] = answer_sentences,
+) -> Iterator[tuple[str, bool]]:
+  """Yields the passages that are marked as the answer, best first.
+
+  Each comes with True if it is a sentence, which may say more than the answer.
+
+  Args:
+    text: what `passage` returns.
+    bare: true of a line behind `####` that holds nothing but an answer.
+    begun: true of one that begins with an answer.
+    sentences: finds what follows "the answer is", last one first.
+  """
+
+  def others(start: int) -> Iterator[tuple[str, bool]]:
+    yield from ((content, False) for content in boxed(text[start:]))
+    yield from ((sentence, True) for sentence in sentences(text[start:]))
+
+  lines = [match for match in _HASHES.finditer(text) if len(match[1]) <= MAX_PASSAGE]
+  best = next((line for line in reversed(lines) if bare(line[1].strip())), None)
+  if best:
+    yield from others(best.start())
+    yield best[1].strip(), False
+  yield from others(0)
+  if lines and not text[lines[-1].end() :].strip(' \n#') and begun(lines[-1][1].strip()):
+    yield lines[-1][1].strip(), False
 
 
 def conclusion(passage: str, items: Sequence[tuple[int, int]]) -> str | None:

@@ -2,7 +2,7 @@ r"""Reading the letter of an option out of free text.
 
 Which letter counts, first rule that finds one:
 
-1. the one behind the last `####`, in the last `\boxed{}`;
+1. the one behind `####` (for which lines, see `answer_marks`), in the last `\boxed{}`;
 2. in the last sentence that follows "the answer is", "answer:", "the correct option is"
    or "I choose" and names an option: the one it starts with, else the only one in it;
 3. the last "B is correct", "option B is the right one", or conclusion: a letter between
@@ -26,20 +26,20 @@ from collections.abc import Iterator
 
 from agent_gspo.tasks.grading import answer_marks
 
-_MAX_TEXT = 20_000
 _MAX_LETTER = 'H'  # "the answer is F" names an option, "the answer is X" a variable
 _LOOKS = re.compile(r'\*+|__|`|\\(?:text|textbf|mathrm|mathbf|rm|bf)\b|[${}"“”]')
 _QUOTED = re.compile(r"(?<!\w)['‘’](\(?[A-Za-z][).,]{0,2})['’](?!\w)")  # not "it's"
-_HASHES = re.compile(r'####([^\n]{1,100})')
 _MARK = re.compile(
   rf"""
+  (?=[acrbfmi])\b(?:  # first letters, which are found faster
   (?: {answer_marks.ANSWER}
-    | \b(?:correct|right|best|final|my)\s+(?:option|choice|letter|pick)
+    | (?:correct|right|best|final|my)\s+(?:option|choice|letter|pick)
   )
   \s*
   (?:\b(?:is|are|was|(?:would|will|must|should)\s+be)\b(?!\s+not\b)|[:=])
   [\s:=]*
-  | \bI(?:\s+would|['’]ll|\s+will|['’]d)?\s+(?:choose|pick|select|go\s+with)\b[\s:]*
+  | I(?:\s+would|['’]ll|\s+will|['’]d)?\s+(?:choose|pick|select|go\s+with)\b[\s:]*
+  )
   """,
   re.VERBOSE | re.IGNORECASE,
 )
@@ -61,10 +61,12 @@ _OTHER = re.compile(
 )
 _CHOSEN = re.compile(
   rf"""
-  (?<![\w'’])\(?(?P<said>[A-H])\b[).]*\s+(?:is|must\s+be|would\s+be)\s+
+  (?=[(A-HMSTWfhmstw])(?<!\w)(?:  # first letters, which are found faster
+  (?<!['’])\(?(?P<said>[A-H])\b[).]*\s+(?:is|must\s+be|would\s+be)\s+
   (?:(?:the|clearly|therefore|thus|a)\s+)*(?:correct|right|best|true|answer)\b
   | (?i:{answer_marks.CONCLUSION}[\s,:]*(?:(?:it\s+(?:is|must\s+be)|it['’]s)\s+)?{_KIND})
     (?:\(\s*)?(?P<concluded>[A-H])(?:\s*\))?(?=[.;!?]*\s*(?:$|\n)|[.;!?]+\s+[^\sa-z])
+  )
   """,
   re.VERBOSE,
 )
@@ -73,7 +75,7 @@ _OPENING = re.compile(
   r'^\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?'
   r'(?:\(\s*([A-Ha-h])\s*\)|([A-Ha-h])\)|([A-H])(?:[.:,](?=\s|$)|\s+[-–—]\s|\s+because\b))'
 )
-_LISTED = re.compile(r'(?:^|\n)\s*([A-H])[.:]\s|\(([A-Ha-h])\)|(?<!\w)([A-H])\)')
+_LISTED = re.compile(r'(?:^|\n)[^\S\n]*([A-H])[.:]\s|\(([A-Ha-h])\)|(?<!\w)([A-H])\)')
 _NAMED = re.compile(
   r"(?<![\w'’^+*/=-])(?P<round>\()?(?P<letter>[A-H])(?(round)\s*\)|(?![\w'’^+*/=-]))"
 )
@@ -92,12 +94,11 @@ def extract_choice(text: str, letters: str = 'ABCDE') -> str | None:
   """The option that `text` chooses, a capital letter, or None (rules: see the module).
 
   Args:
-    text: the answer, free text; only its last 20,000 characters are read.
+    text: the answer, free text.
     letters: the options of the task.
   """
-  text = text[-_MAX_TEXT:]
   try:
-    for found in _candidates(text):
+    for found in _candidates(answer_marks.passage(text)):
       if found is not None:
         return found if found in letters else None
   except _NoAnswer:
@@ -118,13 +119,10 @@ def grade_choice(text: str, gold: str, letters: str = 'ABCDE') -> float:
 
 def _candidates(text: str) -> Iterator[str | None]:
   """The letter that each rule finds, best rule first."""
-  for match in answer_marks.last(_HASHES, text):
-    yield _stated(_plain(match[1]))
-  for passage in answer_marks.boxed(text):
-    yield _stated(_plain(passage))
+  bare, begun = (lambda line, form=form: form.match(_plain(line)) for form in (_ALONE, _START))
+  for passage, is_sentence in answer_marks.marked(text, bare, begun, _sentences):
+    yield _stated(passage if is_sentence else _plain(passage))
   text = _plain(text)
-  for sentence in answer_marks.answer_sentences(text, _MARK, _SENTENCE_END):
-    yield _stated(sentence)
   for match in answer_marks.last(_CHOSEN, text):
     if not _NEGATED.search(text[max(0, match.start() - 40) : match.start()]):
       yield match['said'] or match['concluded']
@@ -137,6 +135,10 @@ def _candidates(text: str) -> Iterator[str | None]:
     listed = {_group(match).upper() for match in _LISTED.finditer(text)}
     yield _group(opening).upper() if len(listed) < 2 else None
   yield _only(text)
+
+
+def _sentences(text: str) -> Iterator[str]:
+  return answer_marks.answer_sentences(_plain(text), _MARK, _SENTENCE_END)
 
 
 def _plain(text: str) -> str:
@@ -172,12 +174,13 @@ def _only(passage: str) -> str | None:
   """
   names = set()
   for match in _NAMED.finditer(passage):
-    before, behind = passage[max(0, match.start() - 40) : match.start()], passage[match.end() :]
-    article = match['letter'] == 'A' and not match['round'] and not _LETTER_ENDS.match(behind)
+    before = passage[max(0, match.start() - 40) : match.start()]
+    article = match['letter'] == 'A' and not match['round']
+    article = article and not _LETTER_ENDS.match(passage, match.end())
     if not article and not _NEGATED.search(before):
       names.add(match['letter'])
-  if len(names) > 1:
-    return _conclusion(passage)
+    if len(names) > 1:
+      return _conclusion(passage)
   return names.pop() if names else None
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from agent_gspo.tasks.grading import (
+  answer_marks,
   choice_grader,
   equations,
   legacy_graders,
@@ -31,7 +32,10 @@ class Grader:
 NUMBER: Mapping[str, Grader] = {
   'strict': Grader(numeric.canonical_number, numeric.grade_number),
   'legacy': Grader(legacy_graders.number, legacy_graders.grade_number),
-  'equation': Grader(equations.answer, equations.grade),
+  'equation': Grader(
+    lambda text: equations.answer(answer_marks.passage(text)),
+    lambda text, gold: equations.grade(answer_marks.passage(text), gold),
+  ),
 }
 MATHS: Mapping[str, Grader] = {
   'strict': Grader(math_grader.canonical_maths, math_grader.grade_maths),

@@ -3,7 +3,8 @@ r"""The answer extraction of AgentPrune, G-Designer and AgentDropout, faults inc
 For comparison with the tables of those projects only: these functions read "1,000" as
 000, "-3" as 3, "12.5" as 5 and "(A)" as "(". They are written anew from a reading of
 the public code, and reproduce what it does with a text, not how it does it. Choose them
-with `task.options.grader = 'legacy'`, and state it beside the numbers.
+with `task.options.grader = 'legacy'`, and state it beside the numbers. Which part of a message
+they read is ours to say, and the same for all graders (`answer_marks.passage`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import re
 from agent_gspo.tasks.grading import answer_marks
 
 _NUMBER = re.compile(r'-?[0-9]*\.?[0-9]+')
-_MAX_TEXT = 20_000
 
 
 def number(text: str) -> str:
@@ -43,6 +43,7 @@ def mmlu_letter(text: str) -> str:
 
   An empty answer, at which their code stops with an error, gives ''.
   """
+  text = answer_marks.passage(text)
   _, mark, behind = text.partition('answer is')
   if mark:
     text = behind.strip(':').strip().strip('Option').strip()
@@ -51,7 +52,7 @@ def mmlu_letter(text: str) -> str:
 
 def maths(text: str) -> str:
   r"""Their MATH answer: the last `\boxed{}`, normalised; the whole text if there is none."""
-  text = text[-_MAX_TEXT:]
+  text = answer_marks.passage(text)
   return tidy(_boxed(text) if 'boxed' in text else text).strip('.')
 
 
@@ -67,13 +68,13 @@ def program(text: str) -> str:
   "total = 1" becomes "al = 1", and the prompt is not put in front: an answer must restate the
   function, its helpers and what it imports, `typing` aside.
   """
-  code = text.lstrip('`python\n').rstrip('\n`')
+  code = answer_marks.passage(text).lstrip('`python\n').rstrip('\n`')
   return f'from typing import *\n{code}\n'
 
 
 def _answer_part(text: str, pattern: re.Pattern[str]) -> str:
   """What follows the last "The answer is ", else is boxed, else the last match."""
-  text = text[-_MAX_TEXT:]
+  text = answer_marks.passage(text)
   for mark in ('The answer is ', 'the answer is '):
     if mark in text:
       found = text.rpartition(mark)[2].strip()

@@ -1,9 +1,9 @@
 r"""Reading a mathematical expression out of free text, and comparing it with a gold one.
 
-Which expression counts, first rule that finds one: behind the last `####`; the last
-`\boxed{}`; behind the last "the answer is" (its first formula, else its words); the last
-formula of the text (`$..$`, `\(..\)`, `\[..\]`); a text that is no more than an
-expression; the last number of the text.
+Which expression counts, first rule that finds one: behind `####` (for which lines, see
+`answer_marks`); the last `\boxed{}`; behind the last "the answer is" (its first formula, else
+its words); the last formula of the text (`$..$`, `\(..\)`, `\[..\]`); a text that is no more
+than an expression; the last number of the text.
 
 Two expressions are equal if they are the same up to how they look (sizes, spaces, units,
 degree, percent and dollar signs, "x =" in front); if both are numbers, by
@@ -25,15 +25,17 @@ from agent_gspo.tasks.grading.math_process import ask
 
 _MAX_TEXT = 20_000
 _MAX_EXPRESSION = 500
-_HASHES = re.compile(r'####([^\n]{1,1000})')
 _FORMULA = re.compile(
   r'\$\$(.{1,1000}?)\$\$|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$'
-  r'|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]',
+  # Possessive, and past no second opening, so that those that never close cost little.
+  r'|\\\(((?:[^\\]|\\[^()]){1,1000}+)\\\)|\\\[((?:[^\\]|\\[^\[\]]){1,1000}+)\\\]',
   re.DOTALL,
 )
 _ITEM = re.compile(_FORMULA.pattern + r'|(?<![\w.])\\?\$?[0-9][0-9.,/]*(?<![.,])', re.DOTALL)
 _REASON = re.compile(r',?\s+(?:because|since|so|as|which|when|where|if)\b.*', re.DOTALL)
 _PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
+# A heading: begins with a word, or has nothing of a formula.
+_HEADING = re.compile(r'[^\\\w]*(?:[A-Za-z]{3}|[A-Z][a-z]\b)|[^\d\\$=+^/<>-]*$|\W*$')
 
 _LOOKS = tuple(
   (re.compile(pattern), replacement)
@@ -73,20 +75,17 @@ _SET = re.compile(r'\\\{.*\\\}')
 
 def extract_maths(text: str) -> str | None:
   """The expression that `text` gives as its answer, LaTeX as it stands there, or None."""
-  text = text[-_MAX_TEXT:]
-  for match in answer_marks.last(_HASHES, text):
-    return match[1].strip()
-  for passage in answer_marks.boxed(text):
-    if passage.strip():
-      return passage.strip()
-  for sentence in answer_marks.answer_sentences(text):
-    found = _stated(_conclusion(sentence))
+  text = answer_marks.passage(text)
+  begun = lambda line: _is_expression(line) and not answer_marks.NUMBERED.match(line)
+  bare = lambda line: begun(line) and not _HEADING.match(line)
+  for passage, is_sentence in answer_marks.marked(text, bare, begun):
+    found = _stated(_conclusion(passage)) if is_sentence else passage.strip()
     if found:
       return found
   formulas = answer_marks.last(_FORMULA, text)
   if formulas:
     return _content(formulas[0])
-  text = text.strip()
+  text = text.strip(' \t\n#')
   if text and len(text) <= _MAX_EXPRESSION and _is_expression(text):
     return text
   return numeric.canonical_number(text)

@@ -2,7 +2,7 @@ r"""Reading a number out of free text, and comparing it with a gold number.
 
 Which number of a text counts, first rule that finds one:
 
-1. the last `#### 42`;
+1. `#### 42`, nothing but a number and its unit (for other lines, see `answer_marks`);
 2. the last `\boxed{42}`;
 3. the first number in the sentence after the last "the answer is", "answer:" or
    "answer =" (the last of these that has a number in its sentence);
@@ -30,7 +30,6 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 
 from agent_gspo.tasks.grading import answer_marks
@@ -106,7 +105,10 @@ _WORD = re.compile(
   r'(?!-[a-z]|[\s-]+(?:hundred|thousand|million|billion|dozen|half|thirds?|quarters?)\b)',
   re.IGNORECASE,
 )
-_HASHES = re.compile(r'####[^A-Za-z0-9\n]{0,40}(?=[0-9])[^\n]{0,1000}')
+# Words behind a number that holds a line alone: "dollars a day" and "USD", not "Add the paper".
+_UNIT = re.compile(
+  r'[^\w.:;!?)-]*+(?:(?![A-Z][a-z]{2})[^\W\d_]++[\s/.-]*+){0,3}+(?:\^?\{?[23]\}?)?\W*'
+)
 # Between two numbers of a chain: a unit ("days", "km/h"), an exponent, and what joins them, which
 # is a bracket alone in "3(4)".
 _GAP = re.compile(
@@ -174,13 +176,15 @@ def grade_number(text: str, gold: str) -> float:
 
 @functools.lru_cache(maxsize=4096)  # a gold answer, and what a group agrees on, is read once
 def _extract(text: str) -> _Found | None:
-  text = _rewritten(text)
-  for passage in _marked_passages(text):
-    found = _first(passage)
+  text = _rewritten(answer_marks.passage(text))
+  for passage, is_sentence in answer_marks.marked(text, _is_bare, _begins):
+    # "=" stands for the "is" before it, which makes a minus a sign.
+    found = _first('= ' + passage if is_sentence else passage)
     if found is not None:
       return found
-  numbers = _numbers(text) or _spelled(text)
-  return numbers[-1] if numbers else None
+  matches = list(_NUMBER.finditer(text))
+  numbers = filter(None, (_read(text, match) for match in reversed(matches)))
+  return next(numbers, None) or next(reversed(_spelled(text)), None)
 
 
 def _rewritten(text: str) -> str:
@@ -192,13 +196,16 @@ def _rewritten(text: str) -> str:
   return text
 
 
-def _marked_passages(text: str) -> Iterator[str]:
-  """Passages that are marked as the answer, best first."""
-  for match in answer_marks.last(_HASHES, text):
-    yield match.group()[4:]
-  yield from answer_marks.boxed(text)
-  # "=" stands for the "is" before it, which makes a minus a sign.
-  yield from ('= ' + sentence for sentence in answer_marks.answer_sentences(text))
+def _begins(line: str) -> bool:
+  """Tells whether a line begins with a number that does not number it, as "2. Add" does."""
+  first = re.search(r'[^\W_]', line)
+  return bool(first and first[0] in '0123456789' and not answer_marks.NUMBERED.match(line))
+
+
+def _is_bare(line: str) -> bool:
+  """Tells whether a line holds nothing but a number and its unit."""
+  number = _NUMBER.search(line) if _begins(line) else None
+  return bool(number and _UNIT.fullmatch(line, number.end()))
 
 
 def _first(passage: str) -> _Found | None:
@@ -221,16 +228,17 @@ def _first(passage: str) -> _Found | None:
 
 
 def _numbers(text: str) -> list[_Found]:
-  found = []
-  for match in _NUMBER.finditer(text):
-    value = _value(match)
-    if value is None:
-      continue
-    if _NEGATIVE.search(text[max(0, match.start() - 24) : match.start()]):
-      value = -value
-    _, _, decimals = (match['plain'] or '').partition('.')
-    found.append(_Found(match.start(), match.end(), value, len(decimals)))
-  return found
+  return list(filter(None, (_read(text, match) for match in _NUMBER.finditer(text))))
+
+
+def _read(text: str, match: re.Match[str]) -> _Found | None:
+  value = _value(match)
+  if value is None:
+    return None
+  if _NEGATIVE.search(text[max(0, match.start() - 24) : match.start()]):
+    value = -value
+  _, _, decimals = (match['plain'] or '').partition('.')
+  return _Found(match.start(), match.end(), value, len(decimals))
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
