@@ -81,6 +81,29 @@ MESSAGES = {
   'main guard': f'{ALONE}\nif __name__ == "__main__":\n    raise ValueError\n',
   'windows lines': ALONE.replace('\n', '\r\n'),
   'wrapped signature': f'def double(\n    xs,\n):\n{BODY}',
+  'opened in the prompt': f'{ALONE}{FENCE}\nThis doubles each.',
+  'opened in the prompt, body': f'{BODY}{FENCE}\nThis doubles each.',
+  'opened in the prompt, tests behind': f'{BODY}{FENCE}\nTry:\n{FENCE}\ndef t(): 1 / 0\n{FENCE}',
+  'opened in the prompt, one line': f'return [2 * x for x in xs]\n{FENCE}\nThis doubles each.',
+  'opened in the prompt, closed behind code': f'{ALONE.rstrip()}{FENCE}\nThis doubles each.',
+  'opened in the prompt, windows lines': f'{ALONE}~~~\nDone.'.replace('\n', '\r\n'),
+  'opened in the prompt, with its language': f'python\n{ALONE}{FENCE}\nDone.',
+  'opened in the prompt, example never closed': f'{ALONE}{FENCE}\nTry:\n{FENCE}python\ndouble([',
+  'first line at the margin': BODY.lstrip(),
+  'first line at the margin, in a fence': f'{FENCE}\n{BODY.lstrip()}{FENCE}',
+  'first line at the margin, fence in the prompt': f'{BODY.lstrip()}{FENCE}\nDone.',
+  'first line at the margin, prose behind': f'{BODY.lstrip()}\nThis doubles each.',
+  'first line lost a space': BODY[1:],
+  'one line at the margin': 'return [2 * x for x in xs]',
+  'import at the margin': f'import math\n{BODY}',
+  'comment at the margin': f'# Each one.\n{BODY}',
+  'helper at the margin': 'def h(x):\n        return 2 * x\n    return [h(x) for x in xs]\n',
+  'block at the margin': 'for _ in xs:\n        return [2 * x for x in xs]\n',
+  'block at the margin, and more': 'if not xs:\n        return xs\n    return [2 * x for x in xs]',
+  'bracket at the margin': 'ys = [\n        2 * x\n        for x in xs\n    ]\n    return ys\n',
+  'reasoning': f'<think>\n{FENCE}\ndef double(xs): pass\n{FENCE}\n</think>\n\n{BODY}',
+  'reasoning never ends': f'<think>\n{FENCE}\n{ALONE}{FENCE}',
+  'in a tag': f'<answer>\n{BODY}</answer>\n{FENCE}\ndef double(xs): pass\n{FENCE}',
 }
 
 
@@ -153,11 +176,27 @@ def test_without_the_wanted_function_the_last_one_counts():
   assert extract_code(message) == extract_code(message, ('other',)) == TESTS.strip('\n')
 
 
-@pytest.mark.parametrize('line', [' ' * 100_000, '1' * 100_000, f'a {FENCE}\n {FENCE}\n' * 500])
-def test_code_of_a_hostile_message_is_quick(line):
-  begun = time.monotonic()
-  extract_code(line, ('double',))
-  assert time.monotonic() - begun < 10
+@pytest.mark.parametrize(
+  'message',
+  [
+    ' ' * 100_000,
+    '1' * 100_000,
+    f'a {FENCE}\n {FENCE}\n' * 100_000,
+    FENCE * 100_000,
+    f'{FENCE}\n' * 200_000,
+    'class ' + 'a' * 100_000,
+    f'{FENCE}\n' + 'import (\n' * 100_000 + f'{FENCE}\n{FENCE}\ndef double(): pass\n{FENCE}',
+    ''.join(f'{FENCE}\ndef f{i}(): pass\n{FENCE}\n' for i in range(20_000))
+    + f'{FENCE}\ndef double():\n'
+    + ''.join(f'  f{i}()\n' for i in range(100_000)),
+  ],
+  ids=lambda message: repr(message[:12]),
+)
+def test_code_of_a_hostile_message_is_quick(message):
+  """Of the processor: quadratic work took 10 s and more."""
+  begun = time.process_time()
+  extract_code(message, ('double',))
+  assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize('message', ['', ' \n', 'I do not know.', 'double', f'{FENCE}\n{FENCE}'])

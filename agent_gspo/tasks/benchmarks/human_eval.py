@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import concurrent.futures
 import functools
 import gzip
@@ -14,7 +15,7 @@ from collections.abc import Collection, Sequence
 from agent_gspo import sandbox, values
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import sources
-from agent_gspo.tasks.grading import legacy_graders
+from agent_gspo.tasks.grading import answer_marks, legacy_graders
 from agent_gspo.types import Question
 
 _source = functools.partial(sources.Source, repository='openai/human-eval', commit='6d43fb9')
@@ -33,12 +34,18 @@ _PACKED = _source(  # The repository has the file in this form only.
 _FENCE = re.compile(r'(?P<indent>\s*+(?:(?:[-*+]|\d++[.)])\s++)?+)[^`~]*+(?P<marks>```+|~~~+)[^`]*')
 _FUNCTION = re.compile(r'^(?:async )?def (\w+)', re.MULTILINE)
 _CLASS = re.compile(r'^class (\w+)', re.MULTILINE)
-_IMPORTS = re.compile(r'^(?:from [\w.]+ )?import (\([^)]*\)|[^#\n]*)', re.MULTILINE)
+_IMPORTS = re.compile(r'^(?:from [\w.]+ )?import (\([^()]*\)|[^#\n]*)', re.MULTILINE)
 _NAME = r'[A-Za-z_][\w.]*(?: as \w+)?'
 _STATEMENT = re.compile(
   rf'(?:from [\w.]+ import .+|import {_NAME}(?:, ?{_NAME})*'
-  r'|(?:async )?def \w+ ?\(.*|class \w+.*:|@\w.*)\s*'
+  r'|(?:async )?def \w+ ?\(.*|class \w.*:|@\w.*)\s*'
 )
+# How a body may begin that lost the indentation of its first line.
+_BODY = re.compile(
+  r'(?:return|raise|yield|assert|del|pass|global|nonlocal)\b|(?:if|for|while|with|try|match)\b.*:'
+  r'|[^\s=#][^=\n]*=(?!=)|[\w.]+\(|#.*\n[^\S\n]'
+)
+_INDENTED = re.compile(r'\s|$|#')  # comments may stand anywhere
 _CONTINUED = re.compile(r'\s|$|#|[)\]}]|[A-Za-z_]\w* ?(?::[^=]*)?[-+*/|]?=(?!=)|if __name__\b')
 _FUTURE = re.compile(r'^from __future__ import .*\n?', re.MULTILINE)
 
@@ -167,65 +174,114 @@ def extract_code(message: str, names: Collection[str] = ()) -> str | None:
   earlier blocks that it needs. What follows it, such as tests, is left out. If none does: the last
   one that defines any function, else the first one. A block that is not closed goes to the end
   of the message. Without fences: from the first line that begins a definition or an import to
-  the first later line at the margin that is prose. A message that begins with an indented line
-  is the continuation of the prompt, up to its first line at the margin.
+  the first later line at the margin that is prose. A message that begins with an indented line,
+  or with what begins a body, is the continuation of the prompt, up to its next line at the margin.
+
+  The first fence may close a block that the prompt opened: no block defines a wanted function,
+  and what stands before the fence does, or is a continuation with an odd number of fences.
 
   Args:
-    message: what the model wrote.
+    message: what the model wrote; read is its `answer_marks.passage`.
     names: the wanted function; several where it is not known which of them is.
   """
-  blocks = _fenced(message)
+  message = re.sub(r'\A(?:\s*\n)+', '', answer_marks.passage(message))
+  lines = message.split('\n')
+  blocks = _fenced(lines)
+  if not any(_wanted(block, names) for block in blocks):
+    opened = _opened_before(lines, names)
+    if opened and not _wanted(opened[0], names):
+      return opened[0]
+    blocks = opened or blocks
   for i in reversed(range(len(blocks))):
     wanted = _functions(blocks[i]).intersection(names)
     if wanted:
       return '\n'.join([*_helpers(blocks[:i], blocks[i], wanted), blocks[i]])
   if blocks:
     return ([block for block in blocks if _functions(block)][-1:] or blocks[:1])[0]
-  lines = re.sub(r'\A(?:\s*\n)+', '', message).split('\n')  # Without blank lines at first.
+  return _unfenced(lines, names)
+
+
+def _unfenced(lines: Sequence[str], names: Collection[str]) -> str | None:
+  """Returns the code in lines of which the first is not blank, None if there is none."""
   if lines[0][:1].isspace() and lines[0].strip():
-    return _upto(lines, re.compile(r'\s|$'))
-  for start, line in enumerate(lines):
-    if _STATEMENT.fullmatch(line):
-      return _upto(lines[start:], re.compile(f'{_STATEMENT.pattern}|{_CONTINUED.pattern}'))
-  return None
+    return _upto(lines, _INDENTED)
+  start = next((i for i, line in enumerate(lines) if _STATEMENT.fullmatch(line)), len(lines))
+  if start and _BODY.match('\n'.join(lines[:2])) and not _wanted('\n'.join(lines[start:]), names):
+    return '\n'.join([lines[0], _upto(lines[1:], _INDENTED)]).rstrip()
+  kept = re.compile(f'{_STATEMENT.pattern}|{_CONTINUED.pattern}')
+  return _upto(lines[start:], kept) or None
+
+
+def _opened_before(lines: Sequence[str], names: Collection[str]) -> list[str]:
+  """Returns the blocks of a message whose first fence closes one, [] if it does not."""
+  fences = [(i, match) for i, line in enumerate(lines) if (match := _FENCE.fullmatch(line))]
+  if not fences:
+    return []
+  at, fence = fences[0]
+  head = [*lines[:at], fence.string[: fence.start('marks')]]
+  code = _unfenced(head, names)
+  if code is None:
+    return []
+  closes = len(fences) % 2 and not fence.string[fence.end('marks') :].strip()
+  if _wanted(code, names) or (closes and code.startswith(head[0].rstrip())):
+    return [code, *_fenced(lines[at + 1 :])]
+  return []
 
 
 def complete_program(prompt: str, code: str, name: str) -> str:
   """A program that defines the function `name`: the prompt and the code of an answer.
 
   The code may state the function again, with or without the imports and helpers of the
-  prompt, or be only its body, indented or not.
+  prompt, or be only its body, indented or not, or but for the first line.
   """
   if re.search(rf'^(?:async )?def {re.escape(name)}\b', code, re.MULTILINE):
     future = ''.join(_FUTURE.findall(code))  # Allowed at the very beginning only.
     return f'{future}{prompt}\n{_FUTURE.sub("", code)}\n'
-  first = next((line for line in code.split('\n') if line.strip()), '')
-  body = code if first[:1].isspace() else textwrap.indent(code, '    ')
-  return f'{prompt}{body}\n'
+  return f'{prompt}{_indented(code)}\n'
 
 
-def _fenced(message: str) -> list[str]:
-  """The fenced blocks of a message that are not blank, without their common indentation.
+def _indented(body: str) -> str:
+  """Returns the body of a function, its first line as deep as those that go with it."""
+  first, *rest = body.lstrip('\n').split('\n')
+  own = len(first) - len(first.lstrip())
+  indents = [re.match(r'\s*', line)[0] for line in rest if line.strip() and line.lstrip()[0] != '#']
+  least = min(indents, key=len, default='')
+  # All the others may be the block that the first line opens.
+  if own < len(least) and not (
+    first.partition('#')[0].rstrip().endswith(':') and indents[0] == least
+  ):
+    return '\n'.join([least + first.lstrip(), *rest])
+  return body if own else textwrap.indent(body, '    ')
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+  """Returns the fenced blocks that are not blank, without their common indentation.
 
   A fence closes no deeper than it opened, since one deeper stands in a docstring; if there is none
   such, up to three spaces deeper, as in Markdown.
   """
-  lines = message.split('\n')
+  stripped = ((i, line, line.lstrip()) for i, line in enumerate(lines))
+  fences = [
+    (i, len(line) - len(bare), bare)
+    for i, line, bare in stripped
+    if bare.startswith(('```', '~~~'))
+  ]
+
+  @functools.cache  # else a message of fences that close none would be read once for each
+  def closing(marks: str, most: int) -> list[int]:
+    return [i for i, depth, bare in fences if depth <= most and bare.startswith(marks)]
+
   blocks, start = [], 0
   while start < len(lines):
     opening = _FENCE.fullmatch(lines[start])
     start += 1
     if opening is None:
       continue
-    depths = {}  # of the lines that may close it
-    for i in range(start, len(lines)):
-      bare = lines[i].lstrip()
-      if bare.startswith(opening['marks']):
-        depths[i] = len(lines[i]) - len(bare) - len(opening['indent'])
-        if depths[i] <= 0:
-          break
-    closing = [i for most in (0, 3) for i, depth in depths.items() if depth <= most]
-    end = closing[0] if closing else len(lines)
+    end = len(lines)
+    for deeper in (3, 0):
+      at = closing(opening['marks'], len(opening['indent']) + deeper)
+      following = bisect.bisect_left(at, start)
+      end = at[following] if following < len(at) else end
     blocks.append(textwrap.dedent('\n'.join(lines[start:end])).strip('\n'))
     start = end + 1
   return [block for block in blocks if block.strip()]
@@ -240,15 +296,22 @@ def _helpers(earlier: Sequence[str], block: str, wanted: Collection[str]) -> lis
   used, bound = _words(block) | {'*'}, _bound(block)
   found: list[str] = []
   for other in reversed(earlier):  # The newest version of a helper counts.
-    if _bound(other) & (used - bound) and not call.search(other):
-      used, bound = used | _words(other), bound | _bound(other)
-      found.insert(0, other)
-  return found
+    binds = _bound(other)
+    if not used.isdisjoint(binds - bound) and not call.search(other):
+      used |= _words(other)
+      bound |= binds
+      found.append(other)
+  return found[::-1]
 
 
 def _functions(code: str) -> set[str]:
   """The functions that are defined at the margin."""
   return set(_FUNCTION.findall(code))
+
+
+def _wanted(code: str, names: Collection[str]) -> bool:
+  """Tells whether code defines one of the functions, any function where none is named."""
+  return not _functions(code).isdisjoint(names) if names else bool(_functions(code))
 
 
 def _bound(code: str) -> set[str]:
