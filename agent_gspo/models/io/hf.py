@@ -97,8 +97,9 @@ def _refuse_adapter(folder: pathlib.Path) -> None:
   if not found:
     return
   base = read_object(file).get('base_model_name_or_path') if file in found else None
+  of = f'the model {shown(base)}' if base else 'a model that it does not name'
   raise ValueError(
-    f'{found[0]}: the folder holds an adapter of the model {shown(base)}; must be a whole model. '
+    f'{found[0]}: the folder holds an adapter of {of}; must be a whole model. '
     'Merge the two with `merge_and_unload()` of peft, save the result, and give its folder.'
   )
 
