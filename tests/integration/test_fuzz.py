@@ -20,7 +20,9 @@ import pytest
 _CATEGORIES = tuple(fuzz_inputs.CATEGORIES)
 _SOME, _AS_COMMANDS = 25, 12
 # Those that no subprocess reads as it is, or of which test_plugins.py runs some.
-_WITH_COMMANDS = tuple(c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins'))
+_WITH_COMMANDS = tuple(
+  c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins', 'graders')
+)
 
 
 def _bad(cases: list[fuzzing.Case]) -> list[str]:

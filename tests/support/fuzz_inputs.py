@@ -1,4 +1,4 @@
-"""The fuzz: malformed configs, weights, tokenizers, checkpoints, records of runs and plug-ins.
+"""The fuzz: malformed inputs of every kind that strangers hand in.
 
     python tests/support/fuzz_inputs.py [--seed=N] [CATEGORY...]
 
@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import fuzz_configs
+import fuzz_graders
 import fuzz_model_parts
 import fuzz_plugins
 import fuzz_runs
@@ -30,6 +31,7 @@ CATEGORIES = {
   'checkpoints': fuzz_runs.checkpoint_cases,
   'records': fuzz_runs.record_cases,
   'plugins': fuzz_plugins.cases,
+  'graders': fuzz_graders.cases,
 }
 
 if __name__ == '__main__':

@@ -161,6 +161,33 @@ def test_enough_cases():
   assert len({text for text, _ in CASES}) == len(CASES)
 
 
+@pytest.mark.parametrize(
+  ('text', 'value'),
+  [
+    (r'0.\overline{3}', '1/3'),
+    (r'The answer is $-0.1\bar 6$.', '-1/6'),
+    (r'\boxed{12.3\overline{45}}', '679/55'),
+    (r'1,234.\overline{5}', '11111/9'),
+    (r'0.\dot{1}4285\dot{7}', '1/7'),
+    ('0.16\u0305', '1/6'),
+    ('The answer is 0.333..., or so.', '1/3'),
+    ('It is 0.1666… of 5 m. So 0.1212…', '4/33'),
+    ('#### 0.999...', 1),
+    ('It is 5 and 0.333...', '1/3'),
+    (r'$3.\overline{3}$ a pen', '10/3'),
+    # Digits that are only cut off.
+    ('3.14159...', '314159/100000'),
+    ('2.718281828...', '2718281828/1000000000'),
+    ('3.3166...', '33166/10000'),
+    ('12... or 13', 13),
+    (r'5\overline{3}', 3),
+  ],
+)
+def test_repeating_decimals(text, value):
+  assert extract_number(text) == Fraction(value)
+  assert grade_number(text, str(Fraction(value))) == 1
+
+
 SPACED_THOUSANDS = [
   # One number.
   ('12 500', 12500),

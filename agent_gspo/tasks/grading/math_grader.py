@@ -11,6 +11,12 @@ degree, percent and dollar signs, "x =" in front); if both are numbers, by
 (github.com/huggingface/Math-Verify), which parses LaTeX to sympy, finds them equal. It
 runs in another process, since sympy may take for ever on what a model writes.
 
+Numbers without decimals are equal only if they are exactly: 10^{-20} is not 10^{-21}. Values
+belong to names: "x=1, y=2" is not "x=2, y=1", and (1,2) is the first of them. An inequality is the
+interval or union that has the same numbers; so is (3,5), which may be a point, if the other is
+3 < x < 5. A degree sign is dropped behind a bare number, but \sin 30^\circ is 1/2, and 30^\circ is
+\pi/6 where the other has \pi or an inverse function. Decimals that repeat are fractions.
+
 As in MATH itself, units are not checked and 50 % is 50. Intervals, tuples and sets keep
 their brackets and, sets aside, their order. The base of a number counts if both have one:
 52_8 is not 52_9, but 52 will do. "1 4/5" is a mixed number.
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 import re
 
-from agent_gspo.tasks.grading import answer_marks, numeric
+from agent_gspo.tasks.grading import answer_marks, numeric, statements
 from agent_gspo.tasks.grading.math_process import ask
 
 _MAX_TEXT = 20_000
@@ -37,15 +43,39 @@ _PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
 # A heading: begins with a word, or has nothing of a formula.
 _HEADING = re.compile(r'[^\\\w]*(?:[A-Za-z]{3}|[A-Z][a-z]\b)|[^\d\\$=+^/<>-]*$|\W*$')
 
-_LOOKS = tuple(
+_UNICODE = str.maketrans(
+  {'≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '∞': r'\infty ', '∪': r'\cup ', '∈': r'\in '}
+)
+_FUNCTION = r'(?:sin|cos|tan|cot|csc)'
+_DEGREE = re.compile(r'(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree(?![a-z])|[°º])')
+_UNDER_FUNCTION = re.compile(rf'\\(?:{_FUNCTION}|sec)h?(?![a-z])')
+_RADIANS = re.compile(rf'\\pi(?![a-z])|\\arc{_FUNCTION}|\\{_FUNCTION}\s*\^\s*\{{\s*-\s*1\s*\}}')
+_OF_DEGREES = re.compile(
+  r'((?<![0-9.])(?:[0-9]++(?:\.[0-9]++)?+|\.[0-9]++)|\\frac\{[^{}]*\}\{[^{}]*\}|\\?[A-Za-z]++'
+  r'|\([^()]*\)|\{[^{}]*\})' + r'\s*' + _DEGREE.pattern
+)
+_SIGNS = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
     (r'\\(?:left|right|displaystyle|limits|big|Big|bigg|Bigg)(?![a-zA-Z])', ''),
     (r'(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])', ' '),
     (r'\*\*|\\?\$|(?<!\\)\\[()\[\]]', ''),
     (r'\\[dt]frac(?![a-zA-Z])', r'\\frac'),
-    (r'\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|°|\\?%', ''),
+    (r'\\?%', ''),
     (r'[\u2212\u2010-\u2013]', '-'),
+    (r'<=|=<', r'\\le '),
+    (r'>=', r'\\ge '),
+    (r'(?<=[A-Za-z])\s*!=|\\not\s*=', r'\\ne '),
+    (r'(?<![A-Za-z\\])(?:oo|inf|infinity)(?![A-Za-z])', r'\\infty '),
+    (r'(?<=[)\]])\s*U(?=\s*[(\[])', r'\\cup '),
+    (r'(?<=[0-9A-Za-z)}])\s*(?:\\text\s*\{\s*degrees?\s*\}|(?<![A-Za-z])degrees?\b)', '°'),
+    (rf'(?<![A-Za-z\\{{])((?:arc)?{_FUNCTION})(?=\s*[(0-9\\])', r'\\\1 '),
+    (r'\s+', ' '),
+  )
+)
+_LOOKS = tuple(
+  (re.compile(pattern), replacement)
+  for pattern, replacement in (
     (r'\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}', r' \\text{\1}'),
     # A unit behind a number or formula; words that are the answer stand alone.
     (r'(?<=[0-9A-Za-z})])\s*\\text\{\s*[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?\s*\.?\s*$', ''),
@@ -56,12 +86,11 @@ _LOOKS = tuple(
     (r'\\frac\s*([0-9])\s*([0-9])', r'\\frac{\1}{\2}'),
     (r'\\frac\s*([0-9])\s*(?=\{)', r'\\frac{\1}'),
     (r'\\sqrt\s*([0-9a-z])', r'\\sqrt{\1}'),
-    (r'^\s*\\?[A-Za-z](?:\([a-z]\))?\s*=(?!=)', ''),
     (r'(?<![\w./^])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![\w/])', r'\1\\frac{\2}{\3}'),
     (r'[.,;:]\s*$', ''),
-    (r'\s+', ''),
   )
 )
+_NAME = re.compile(r'^\\?[A-Za-z](?:\([a-z]\))?=(?!=)')
 _THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _NUMBER = re.compile(
   r'-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[0-9]+/[0-9]+|\\frac\{-?[0-9]+\}\{[0-9]+\})'
@@ -70,7 +99,7 @@ _BASED = re.compile(r'(-?)\(?0*([0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?\(?([0-9]{1,2})
 # The last kind is a name and a number, such as June 20.
 _WORDS = re.compile(r'\(?(?:\\text\{)?\(?([A-Za-z][A-Za-z,]*|[A-Z][a-z]{2,}[0-9]{1,4})\)?\}?\)?')
 _TUPLE = re.compile(r'[(\[].*,.*[)\]]')
-_SET = re.compile(r'\\\{.*\\\}')
+_SET = re.compile(r'\\\{(?!.*(?:[<>:|]|\\mid|\\[lg]e)).*\\\}')
 
 
 def extract_maths(text: str) -> str | None:
@@ -109,11 +138,28 @@ def grade_maths(text: str, gold: str) -> float:
 
 def same_expression(answer: str, gold: str) -> bool:
   """Whether two LaTeX expressions say the same (rules: see the module)."""
-  answer, gold = plain(answer), plain(gold)
+  seen = _seen(answer), _seen(gold)
+  bare = _bare(seen[0]), _bare(seen[1])
+  if seen[0] == seen[1]:
+    return True
+  if not bare[0] or max(map(len, bare)) > _MAX_EXPRESSION:
+    return bare[0] == bare[1]
+  named = statements.same_values(*seen, same_expression)
+  if named is not None:
+    return named
+  if _same(*bare, sets=seen if any(map(statements.has_relation, seen)) else None):
+    return True
+  signs = [bool(_DEGREE.search(text[:_MAX_TEXT])) for text in (answer, gold)]
+  if signs[0] == signs[1] or not _RADIANS.search((answer, gold)[signs[0]]):
+    return False
+  angles = _bare(_seen(answer, radians=True)), _bare(_seen(gold, radians=True))
+  return angles != bare and _same(*angles)
+
+
+def _same(answer: str, gold: str, sets: tuple[str, str] | None = None) -> bool:
+  """Returns whether two expressions without spaces are equal; `sets`: both, if sets are meant."""
   if answer == gold:
     return True
-  if not answer or max(len(answer), len(gold)) > _MAX_EXPRESSION:
-    return False
   if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
     return numeric.grade_number(answer, gold) == 1.0
   based = _BASED.fullmatch(answer), _BASED.fullmatch(gold)
@@ -124,7 +170,10 @@ def same_expression(answer: str, gold: str) -> bool:
     return words[0] == words[1]
   if any(_SET.fullmatch(a) and _TUPLE.fullmatch(b) for a, b in ((answer, gold), (gold, answer))):
     return False
-  return ask({'gold': gold, 'answer': answer}) is True
+  request: dict[str, object] = {'gold': gold, 'answer': answer}
+  if sets:
+    request['conditions'] = [statements.conditions(text) for text in reversed(sets)]
+  return ask(request) is True
 
 
 def canonical_maths(text: str) -> str | None:
@@ -148,9 +197,32 @@ def canonical_maths(text: str) -> str | None:
 
 def plain(latex: str) -> str:
   """The expression without what only changes how it looks, and without spaces."""
-  latex = latex[:_MAX_TEXT]
+  return _bare(_seen(latex))
+
+
+def _seen(latex: str, radians: bool = False) -> str:
+  """Returns the expression without what only changes how it looks; spaces and "x =" are left.
+
+  Degrees are turned into radians under a function, and everywhere if `radians`; else their sign
+  is dropped.
+  """
+  latex = latex[:_MAX_TEXT].translate(_UNICODE)
+  latex = numeric.rewrite_recurring(
+    latex, lambda value: rf'\frac{{{value.numerator}}}{{{value.denominator}}}'
+  )
+  for pattern, replacement in _SIGNS:
+    latex = pattern.sub(replacement, latex)
+  if radians or _UNDER_FUNCTION.search(latex):
+    latex = _OF_DEGREES.sub(r'(\1\\cdot\\frac{\\pi}{180})', latex)
+  latex = _DEGREE.sub('', latex)
   for pattern, replacement in _LOOKS:
     latex = pattern.sub(replacement, latex)
+  return latex.strip()
+
+
+def _bare(latex: str) -> str:
+  """Returns the expression without spaces and without "x =" in front."""
+  latex = _NAME.sub('', statements.without_spaces(latex))
   return latex.replace(',', '') if _THOUSANDS.fullmatch(latex) else latex
 
 

@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 
 _WORKER = pathlib.Path(__file__).with_name('math_worker.py')
 
@@ -18,7 +19,7 @@ _process: subprocess.Popen[str] | None = None
 _owner = 0  # A fork must not write into its parent's pipe.
 
 
-def ask(request: dict[str, str]) -> bool | str | None:
+def ask(request: Mapping[str, object]) -> bool | str | None:
   """The worker's reply to a request; None also if it ran out of time or memory.
 
   Safe in threads, which take turns, and in forked processes, which start their own.

@@ -22,6 +22,9 @@ Thousands may be parted by spaces: one to three digits, then groups of exactly t
 behind a single space (thin or not), with no other number beside them and no unit attached,
 are one number. "12 500" is 12500, but "3 4 500", "3 500ml" and "1 500/1000" are several.
 The price is that a bare list "100 200 300" reads as one number, and so does "2 500 g bags".
+
+A decimal that repeats is the fraction that it stands for: `0.1\overline{6}`, `0.1\dot{6}`, and
+"0.1666..." where three equal blocks, or nothing but equal blocks, stand before the dots.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from agent_gspo.tasks.grading import answer_marks
@@ -47,6 +51,40 @@ _WORDS = {
 _THOUSANDS = (
   r'(?<![\w.,/^])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9]|,[0-9]|-?[A-Za-z]|[%^/])'
 )
+
+_MARKED = r'(?:\\(?:overline|bar|dot)\s?(?:\{[0-9]{1,60}\}|[0-9])|[0-9][\u0304\u0305\u0307])'
+_RECURRING = re.compile(
+  rf"""
+  (?<![0-9.]) (?P<whole>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,9}} | [0-9]{{0,60}}) \.
+  (?:
+    (?P<first>[0-9]{{0,60}}) (?P<period>{_MARKED}(?:[0-9]{{0,60}}{_MARKED}){{0,60}})
+    | (?P<shown>[0-9]{{2,24}}) (?:\s|\\,)? (?:\.\.\.|…|\\[lc]?dots(?![A-Za-z]))
+  )
+  """,
+  re.VERBOSE,
+)
+_BLOCKS = re.compile(r'(?P<first>[0-9]*?)(?P<period>[0-9]+?)(?P=period)+')
+
+
+def rewrite_recurring(text: str, write: Callable[[Fraction], str]) -> str:
+  """Returns the text with what `write` makes of the value of each decimal that repeats."""
+
+  def rewritten(match: re.Match[str]) -> str:
+    first, period = match['first'], re.sub('[^0-9]', '', match['period'] or '')
+    if match['shown']:
+      blocks = _BLOCKS.fullmatch(match['shown'])
+      # Of 2.718281828... and 3.3166... (the root of 11) two equal blocks are chance.
+      if not blocks or (
+        blocks['first'] and blocks.end() - blocks.end('first') < 3 * len(blocks['period'])
+      ):
+        return match.group()
+      first, period = blocks['first'], blocks['period']
+    whole = int(match['whole'].replace(',', '') + first or '0')
+    repeated = Fraction(int(period), 10 ** len(period) - 1)
+    return write((whole + repeated) / 10 ** len(first))
+
+  return _RECURRING.sub(rewritten, text)
+
 
 _REWRITES = tuple(
   (re.compile(pattern), replacement)
@@ -71,7 +109,7 @@ _REWRITES = tuple(
   )
 )
 # Without any of this nothing is rewritten, and most answers have none of it.
-_REWRITTEN = re.compile(r'[^\x00-\x7f]|[\\*_`{~]|[0-9] [0-9]')
+_REWRITTEN = re.compile(r'[^\x00-\x7f]|[\\*_`{~]|[0-9] [0-9]|\.\.\.')
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
 # Possessive quantifiers: a match may not give digits back to please a lookahead.
@@ -191,6 +229,8 @@ def _rewritten(text: str) -> str:
   """The text with one spelling of signs, spaces and fractions."""
   if _REWRITTEN.search(text):
     text = text.translate(_FULL_WIDTH)
+    # 1.0/3 is no second half of a mixed number: "5 and 0.333..." are two.
+    text = rewrite_recurring(text, lambda value: f'{value.numerator}.0/{value.denominator}')
     for pattern, replacement in _REWRITES:
       text = pattern.sub(replacement, text)
   return text
