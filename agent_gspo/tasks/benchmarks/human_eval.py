@@ -244,7 +244,8 @@ def _indented(body: str) -> str:
   """Returns the body of a function, its first line as deep as those that go with it."""
   first, *rest = body.lstrip('\n').split('\n')
   own = len(first) - len(first.lstrip())
-  indents = [re.match(r'\s*', line)[0] for line in rest if line.strip() and line.lstrip()[0] != '#']
+  code = [line for line in rest if not re.match(r'\s*(?:#|$)', line)]
+  indents = [line[: len(line) - len(line.lstrip())] for line in code]
   least = min(indents, key=len, default='')
   # All the others may be the block that the first line opens.
   if own < len(least) and not (
