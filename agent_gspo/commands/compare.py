@@ -28,6 +28,8 @@ def cli() -> None:
     (first, a), (second, b) = (_read(system) for system in options.systems)
     if first['task'] != second['task'] or first['split'] != second['split']:
       raise ValueError('the evaluations are of different tasks, options or splits.')
+    failed = {*first['failed'], *second['failed']}
+    a, b = ([r for r in records if r['question_id'] not in failed] for records in (a, b))
     rows = compare.differences(a, b)
   except (ValueError, OSError) as error:
     command.fail(str(error), error)
@@ -35,7 +37,7 @@ def cli() -> None:
   if names[0] == names[1]:
     names = list(options.systems)
   print(tables.render_text(comparison.difference_table(names, rows)))
-  print(f'{len(a)} questions')
+  print(f'{len(a)} questions' + f', {len(failed)} that failed in one left out' * bool(failed))
 
 
 def _read(system: str):

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import sys
+import textwrap
 import time
 
 from absl import flags
@@ -66,16 +67,16 @@ def main() -> None:
   if saved:
     saved.check_params(config)
   setup = setup_lib.build(parts)
-  step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
+  step, label, alone = (saved.step, f'step {saved.step}', 0) if saved else (0, 'untrained', 0)
   if _ENDPOINT.value:
     label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
-    policy = _endpoint_policy(setup)
+    policy, alone = _endpoint_policy(setup)
   else:
     params = saved.restore_params(config, setup.params) if saved else setup.params
     params = setup.own_copy(params)  # once, not for each baseline
     speaker = harness.digest_of_weights(params)
     policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
-  run = _harness(setup, policy, step)
+  run = dataclasses.replace(_harness(setup, policy, step), alone=alone)
   fingerprint = _fingerprint(setup, speaker, step)
   if _OUT.value:
     run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
@@ -95,22 +96,34 @@ def main() -> None:
     except ValueError as error:  # what does not fit this team does not stop the others
       left_out[name] = str(error)
   probed = probes.run_all(run, whole, records) if _PROBES.value else []
-  ids = [record['question_id'] for record in records]
   if _OUT.value:
+    ids = [question.id for question in run.asked]
     result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
     run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
   shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
   shown += [comparison.probe_table(probed)] if probed else []
   for table in shown:
     print(tables.render_text(table, width=160))
-  old = sum((whole['variant'], question_id) in before for question_id in ids)
-  share = f'{len(ids) - old} of {len(ids)}' if old else f'{len(ids)}'
+  old = sum((whole['variant'], record['question_id']) in before for record in records)
+  share = f'{len(records) - old} of {len(records)}' if old else f'{len(records)}'
   rest = ', the others before' if old else ''
   print(f'{share} questions in {formatting.duration(time.monotonic() - start)}{rest}')
+  short_of = [figures for figures in (*found, *probed) if 'failed' in figures]
+  for figures in short_of:
+    print(_failed(figures), file=sys.stderr)
   for name, reason in left_out.items():
     print(f'left out --baseline={name}: {" ".join(reason.split())}', file=sys.stderr)
-  if left_out:
+  if left_out or short_of:
     raise SystemExit(1)
+
+
+def _failed(figures) -> str:
+  """Returns a line that counts and names the questions that failed, and says why the first did."""
+  failed = figures['failed']
+  names = textwrap.shorten(', '.join(failed), 200, placeholder=' ...')
+  label = figures.get('label') or figures['probe']
+  told = f'{label}: {len(failed)} questions failed ({names}); the same command asks them again'
+  return f'{told}. The first one: {" ".join(next(iter(failed.values())).split())}'
 
 
 def _names(known, agents: int) -> list[str]:
@@ -131,6 +144,7 @@ def _check_endpoint(team) -> None:
     raise ValueError('--endpoint speaks for the team: leave out --workdir.')
   from agent_gspo.teams import endpoint
 
+  endpoint.check_address(_ENDPOINT.value, **_key())
   endpoint.check(team)
 
 
@@ -145,14 +159,17 @@ def _check_probes(team, task, split: str) -> None:
       raise ValueError(f'--probes: {error} Or leave out --probes.') from error
 
 
+def _key() -> dict[str, str]:
+  return {'api_key': key} if (key := os.environ.get('OPENAI_API_KEY')) else {}
+
+
 def _endpoint_policy(setup):
+  """Returns the team's voice, and how many conversations it holds at a time."""
   from agent_gspo.teams.endpoint import EndpointPolicy
 
   url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
-  key = os.environ.get('OPENAI_API_KEY', 'none')
-  return lambda temperature, stream: EndpointPolicy(
-    url, model, setup.tokenizer, temperature, api_key=key
-  )
+  first = EndpointPolicy(url, model, setup.tokenizer, 0.0, **_key())
+  return lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
 
 
 def _harness(setup, policy, step: int):

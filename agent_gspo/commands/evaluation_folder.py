@@ -123,7 +123,8 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
     label: which evaluation; the first one, of the team itself, by default.
 
   Returns:
-    Its figures, and its records in the order in which they were asked.
+    Its figures, with the ids of the questions that `failed`, and the records of the others in the
+    order in which they were asked.
 
   Raises:
     FileNotFoundError: the folder holds no finished evaluation.
@@ -136,19 +137,21 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   if not chosen:
     known = ', '.join(repr(e['label']) for e in evaluations) or 'none'
     raise ValueError(f'{path} holds no evaluation {label!r}; it holds {known}.')
-  figures = {**chosen[0], 'task': result['evaluation']['task']}
+  failed = list(chosen[0]['failed']) if _holds(chosen[0], failed=dict) else []
+  figures = {**chosen[0], 'task': result['evaluation']['task'], 'failed': failed}
   records = {
     record['question_id']: record
     for record in json_lines.iterate(path / RESULTS)
     if record.get('variant') == figures['variant'] and _is_whole(record)
   }
-  for question_id in result['question_ids']:
+  asked = [question_id for question_id in result['question_ids'] if question_id not in failed]
+  for question_id in asked:
     if not isinstance(question_id, str) or question_id not in records:
       raise ValueError(
         f'{path / RESULTS} holds no whole answer to question {question_id!r}, which {RESULT} '
         'counts: it is damaged. Evaluate again with another --out.'
       )
-  return figures, [records[question_id] for question_id in result['question_ids']]
+  return figures, [records[question_id] for question_id in asked]
 
 
 def _answers(file: pathlib.Path, team: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

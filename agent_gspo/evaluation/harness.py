@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,10 +20,15 @@ from agent_gspo.evaluation import evaluate, pruning, results
 from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.endpoint import EndpointError, RefusedError
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, Terms
+
+_IN_A_ROW = 10  # failed conversations that an evaluation is given up after
+_Part = TypeVar('_Part')
+_Found = TypeVar('_Found')
 
 
 class Answers:
@@ -83,6 +92,8 @@ class Harness:
     terms: of each question, None where the team is told none.
     answers: what was answered so far.
     note: shown a line of progress.
+    alone: conversations at a time, where each is held by itself and may fail by itself, as through
+      an endpoint; 0: those of a batch are held together.
   """
 
   team: Team
@@ -101,6 +112,7 @@ class Harness:
   terms: Terms | None = None
   answers: Answers = dataclasses.field(default_factory=Answers)
   note: Callable[[str], None] = lambda text: None
+  alone: int = 0
 
   @property
   def asked(self) -> list[Question]:
@@ -125,7 +137,8 @@ class Harness:
     """Asks a team what it has not been asked yet.
 
     A batch with a missing answer is asked as a whole, as in an evaluation that nothing
-    interrupted, so that the answers are the same to the last bit.
+    interrupted, so that the answers are the same to the last bit. Where questions are asked alone,
+    only the missing ones are.
 
     Args:
       label: of the record.
@@ -134,32 +147,118 @@ class Harness:
       probe: what is done to the policy.
 
     Returns:
-      The figures, and a record a question.
+      The figures, and a record a question. The figures are those of the questions that were
+      answered; `failed` names the others, which have no record, and why they failed.
+
+    Raises:
+      EndpointError: no question was answered, or see `_held`.
     """
     temperature = self.temperature if temperature is None else temperature
     told = [dataclasses.asdict(self.terms)] if self.terms else []
     key = digest([describe(variant), temperature, probe.name if probe else '', *told])
     policy = variant.policy(self.policy(temperature, 'eval'))
     policy = probe.wrap(policy) if probe else policy
-    asked, size = self.asked, self.batch_questions
+    asked, failed = self.asked, {}
     partners = self.partners() if probe and probe.with_partners else {}
-    for first in range(0, len(asked), size):
-      self.note(f'{label}: {first} of {len(asked)} questions')
-      part = asked[first : first + size]
-      missing = {q.id for q in part if self.answers.get(key, q.id) is None}
-      if missing:
-        others = {partners[q.id].id: partners[q.id] for q in part if partners}
-        beside = [q for q in others.values() if q not in part]
-        found = self._ask([*part, *beside], variant, policy, label)
-        found = [{**record, 'variant': key} for record in found]
-        self.answers.add([record for record in found if record['question_id'] in missing])
-    self.note(f'{label}: {len(asked)} of {len(asked)} questions')
-    answered = (self.answers.get(key, q.id) for q in asked)
-    records = [record for record in answered if record is not None]
-    assert len(records) == len(asked)
+    missing = {q.id for q in asked if self.answers.get(key, q.id) is None}
+    answered = len(asked) - len(missing)
+
+    def ask(part: Sequence[Question]) -> list[dict[str, Any]]:
+      others = {partners[q.id].id: partners[q.id] for q in part if partners}
+      beside = [q for q in others.values() if q not in part]
+      found = self._ask([*part, *beside], variant, policy, label)
+      kept = missing.intersection(q.id for q in part)
+      return [{**record, 'variant': key} for record in found if record['question_id'] in kept]
+
+    self.note(f'{label}: {answered} of {len(asked)} questions')
+    for part, found in self._held(self._parts(asked, missing, partners), ask, bool(answered)):
+      if isinstance(found, EndpointError):
+        failed |= {q.id: str(found) for q in part}
+      else:
+        self.answers.add(found)
+        answered += len(found)
+      self.note(f'{label}: {answered + len(failed)} of {len(asked)} questions')
+    records = [found for q in asked if (found := self.answers.get(key, q.id)) is not None]
+    if not records:
+      raise EndpointError(
+        f'none of {len(asked)} questions was answered: {next(iter(failed.values()))}'
+      )
     head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
     figures = results.figures(records, variant.team.names, self.prices)
+    if failed:  # they count as wrong in one figure, and in no other
+      right = sum(record['task_score'] for record in records)
+      figures |= {'task/accuracy_over_all': right / len(asked), 'failed': failed}
     return {**head, 'variant': key, **figures}, records
+
+  def _parts(
+    self, asked: Sequence[Question], missing: set[str], partners: Mapping[str, Question]
+  ) -> list[list[Question]]:
+    """Returns the questions that are asked together, of each part that lacks an answer."""
+    size = self.batch_questions
+    if not self.alone:
+      parts = [list(asked[first : first + size]) for first in range(0, len(asked), size)]
+      return [part for part in parts if missing.intersection(q.id for q in part)]
+    alone: dict[frozenset[str], list[Question]] = {}
+    for question in (q for q in asked if q.id in missing):
+      pair = {question.id, partners[question.id].id} if partners else {question.id}
+      alone.setdefault(frozenset(pair), []).append(question)
+    return list(alone.values())
+
+  def _held(
+    self, parts: Sequence[_Part], hold: Callable[[_Part], _Found], answered: bool
+  ) -> Iterator[tuple[_Part, _Found | EndpointError]]:
+    """Holds the conversations of each part; with `alone`, so many at a time.
+
+    Args:
+      parts: whose conversations are held together.
+      hold: a part -> what came of it.
+      answered: whether the endpoint has answered before, so that it withholds single replies.
+
+    Yields:
+      Each part as it ends with what came of it; with `alone` that may be how it failed.
+
+    Raises:
+      EndpointError: so many failed in a row that the endpoint seems to be gone. Of one that has
+        answered before, a reply that was withheld does not count.
+    """
+    if not self.alone:
+      yield from ((part, hold(part)) for part in parts)
+      return
+    waiting = collections.deque(parts)
+    ended: queue.SimpleQueue[tuple[_Part, Any]] = queue.SimpleQueue()
+
+    def work() -> None:
+      while waiting:
+        try:
+          part = waiting.popleft()
+        except IndexError:  # another thread has the last one
+          return
+        try:
+          ended.put((part, hold(part)))
+        except BaseException as error:
+          ended.put((part, error))
+
+    # Threads that end with the process: nobody waits for a reply that may never come.
+    for _ in range(min(self.alone, len(parts))):
+      threading.Thread(target=work, daemon=True).start()
+    in_a_row = 0
+    try:
+      for _ in parts:
+        part, found = ended.get()
+        if isinstance(found, BaseException) and not isinstance(found, EndpointError):
+          raise found
+        yield part, found
+        if not isinstance(found, EndpointError):
+          answered, in_a_row = True, 0
+        elif not (answered and isinstance(found, RefusedError)):
+          in_a_row += 1
+        if in_a_row == _IN_A_ROW:
+          raise EndpointError(
+            f'{in_a_row} conversations in a row failed: given up. What was answered is kept in '
+            f'--out; the same command goes on. The last one: {found}'
+          )
+    finally:
+      waiting.clear()
 
   def _ask(self, questions, variant, policy, label) -> list[dict[str, Any]]:
     start = time.monotonic()
@@ -193,11 +292,20 @@ class Harness:
       for mask in np.unique(masks, axis=0):
         members = np.flatnonzero((masks == mask).all(axis=1))
         variant = graph(mask)
-        drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in members)
-        asked = [variant.question(question) for question in drawn]
         voice = variant.policy(policy)
-        batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
-        found[members] = [episode.task_score for episode in batch.episodes]
+
+        def hold(part: np.ndarray, variant=variant, voice=voice) -> list[float]:
+          drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in part)
+          asked = [variant.question(question) for question in drawn]
+          batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
+          return [episode.task_score for episode in batch.episodes]
+
+        parts = np.split(members, len(members)) if self.alone else [members]
+        for part, told in self._held(parts, hold, answered=True):
+          if isinstance(told, EndpointError):  # a score of 0 teaches the learner nothing
+            warnings.warn(f'a training question counts as wrong: {told}', stacklevel=2)
+          else:
+            found[part] = told
       return found
 
     return scores

@@ -121,12 +121,17 @@ def run_all(
   team = harness.team
   check(team, harness.task, harness.split)
   rows, same, stop_id = [], variants.itself(team), harness.tokenizer.eos_id
+
+  def lost(name: str, variant: variants.Variant = same, probe: Probe | None = None):
+    figures, probed = harness.run(name, variant, probe=probe)
+    failed = {'failed': figures['failed']} if 'failed' in figures else {}
+    return loss(name, *results.paired(records, probed)) | failed
+
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
     probe = Probe(name, functools.partial(Muted, agents=(i,), stop_id=stop_id))
-    rows.append(value(loss(name, records, harness.run(name, same, probe=probe)[1]), agent))
-  name = 'messages blanked'
-  rows.append(loss(name, records, harness.run(name, variants.unheard(team))[1]))
+    rows.append(value(lost(name, probe=probe), agent))
+  rows.append(lost('messages blanked', variant=variants.unheard(team)))
   if can_shuffle(team):
     name, partners = 'messages shuffled', {}
     for question, other in harness.partners().items():
@@ -134,7 +139,7 @@ def run_all(
       partners.setdefault(other.id, question)
     shuffled = lambda policy: Shuffled(policy, partners, team, stop_id)
     probe = Probe(name, shuffled, with_partners=True)
-    rows.append(loss(name, records, harness.run(name, same, probe=probe)[1]))
+    rows.append(lost(name, probe=probe))
   return rows
 
 

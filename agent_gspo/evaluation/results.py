@@ -146,6 +146,19 @@ def figures(
   }
 
 
+def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+  """Returns the records of the questions that both hold, in the order of the first.
+
+  Raises:
+    ValueError: there is none.
+  """
+  theirs = {record['question_id']: record for record in b}
+  ours = [record for record in a if record['question_id'] in theirs]
+  if not ours:
+    raise ValueError('no question was answered in both evaluations: run the same command again.')
+  return ours, [theirs[record['question_id']] for record in ours]
+
+
 def _by_grader(records: Sequence[Record]) -> dict[str, float]:
   """Accuracy by every grader of the task, where it has several."""
   names = records[0].get('graded', {})

@@ -18,7 +18,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 
   Accuracy, also by each grader of a task that has several. Tokens a question: written, read, and
   both in plain text (as `evaluation.text_counts` counts them); of the critical path. Calls a
-  question, silent turns, money a question if it is known.
+  question, silent turns, money a question if it is known, questions that failed if any did.
   """
   money = any('money/per_question' in e for e in evaluations)
   graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
@@ -26,7 +26,8 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
   heads = (
     '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
   )  # fmt: skip
-  table = _table([*heads, *['money'] * money])
+  failed = any('failed' in e for e in evaluations)
+  table = _table([*heads, *['money'] * money, *['failed'] * failed])
   for e in evaluations:
     text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
     table.add_row(
@@ -40,6 +41,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
       formatting.fixed(e.get('comm/calls_per_question'), 1),
       formatting.fixed(_times(e.get('comm/silence_rate'), 100), 1),
       *[formatting.number(e.get('money/per_question'))] * money,
+      *[str(len(e.get('failed', ())))] * failed,
     )
   return table
 

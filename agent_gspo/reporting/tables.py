@@ -87,6 +87,10 @@ def _figures(
     table.add_row(Text(name), *cells)  # not markup: a name may hold brackets
 
   add('accuracy', *_share('task/accuracy'), _points)
+  if any(record.get('failed') for record in shown):
+    failed: _Value = lambda record: len(record.get('failed') or ())
+    add('accuracy, failed questions wrong', *_share('task/accuracy_over_all'), _points)
+    add('questions that failed', lambda record: str(failed(record)), failed, _ratio)
   for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
     add(f'accuracy, {key.removeprefix(GRADED)} grader', *_share(key), _points)
   add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)

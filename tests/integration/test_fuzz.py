@@ -21,7 +21,7 @@ _CATEGORIES = tuple(fuzz_inputs.CATEGORIES)
 _SOME, _AS_COMMANDS = 25, 12
 # Those that no subprocess reads as it is, or of which test_plugins.py runs some.
 _WITH_COMMANDS = tuple(
-  c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins', 'graders')
+  c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins', 'graders', 'endpoint')
 )
 
 

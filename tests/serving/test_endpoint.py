@@ -72,7 +72,7 @@ def test_an_evaluation_through_the_endpoint_has_the_figures_of_the_direct_one():
 def test_an_agent_reads_its_own_replies_as_text_between_separators(monkeypatch):
   sent = []
 
-  def reply(self, client, turn):
+  async def reply(self, turn):
     sent.append(self.tokenizer.decode(turn.prompt_ids.tolist()))
     return 'seven', True, (1, 1)
 
@@ -150,7 +150,7 @@ def test_caps_count_the_tokens_of_the_endpoint(monkeypatch, cap, written, limits
   """Where our tokenizer has many more for the same text."""
   asked = []
 
-  def reply(self, client, turn):
+  async def reply(self, turn):
     asked.append(turn.limit)
     return 'Mara has three pens.', True, (30, written)
 

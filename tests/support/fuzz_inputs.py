@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import fuzz_configs
+import fuzz_endpoint
 import fuzz_graders
 import fuzz_model_parts
 import fuzz_plugins
@@ -32,6 +33,7 @@ CATEGORIES = {
   'records': fuzz_runs.record_cases,
   'plugins': fuzz_plugins.cases,
   'graders': fuzz_graders.cases,
+  'endpoint': fuzz_endpoint.cases,
 }
 
 if __name__ == '__main__':
