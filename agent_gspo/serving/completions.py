@@ -211,7 +211,7 @@ class _Exchange:
     except Exception as error:  # the status has been sent
       yield event(errors.form(*errors.of_fault(error)))
       return
-    yield chunk({'content': batch.episodes[0].answer.strip()})
+    yield chunk({'content': _content(batch)})
     told = {'answer': answer, 'messages': [], 'seconds': seconds}
     yield chunk({}, _finish(self._served.team, batch), team=told)
     if request.include_usage:
@@ -219,13 +219,17 @@ class _Exchange:
     yield 'data: [DONE]\n\n'
 
 
+def _content(batch: RolloutBatch) -> str:
+  """Returns the answer without blank lines around it; its indentation may be that of code."""
+  return batch.episodes[0].answer.rstrip().lstrip('\n')
+
+
 def _completion(
   served: ServedTeam, batch: RolloutBatch, answer: str | None, seconds: float
 ) -> dict[str, Any]:
-  text = batch.episodes[0].answer.strip()
   choice = {
     'index': 0,
-    'message': {'role': 'assistant', 'content': text},
+    'message': {'role': 'assistant', 'content': _content(batch)},
     'finish_reason': _finish(served.team, batch),
     'logprobs': None,
   }

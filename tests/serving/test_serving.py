@@ -74,6 +74,16 @@ def test_a_stream_holds_the_same(client):
   assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == 'stop'
 
 
+def test_the_indentation_of_an_answer_is_kept(served, client):
+  """It may be the body of a function."""
+  served.solution = '\n    x = 1\n    return x\n'
+  found = client.chat.completions.create(model='team', messages=USER)
+  assert found.choices[0].message.content == '    x = 1\n    return x'
+  chunks = client.chat.completions.create(model='team', messages=USER, stream=True)
+  text = ''.join(chunk.choices[0].delta.content or '' for chunk in chunks)
+  assert text == found.choices[0].message.content
+
+
 def test_models(client):
   assert [model.id for model in client.models.list()] == ['team']
   assert client.models.retrieve('team').owned_by == 'agent_gspo'

@@ -30,6 +30,7 @@ class Served:
     turns: that were taken, as (text of the question, agent).
     fails: what a conversation raises, if anything.
     before: called before each turn.
+    solution: what the solver says; by default how many characters it has heard.
   """
 
   name = 'team'
@@ -40,6 +41,7 @@ class Served:
     self.questions, self.temperatures, self.turns = [], [], []
     self.fails: BaseException | None = None
     self.before: Callable[[Turn], Any] = lambda turn: None
+    self.solution = ''
 
   def question(self, request):
     return asking.asked(self.team, 0, request.question, request.notes)
@@ -53,7 +55,7 @@ class Served:
       self.turns.append((question.text, turn.agent))
       if turn.agent == 2:
         heard = ''.join(turn.delivered.values())
-        return f'It is {len(heard)}.'
+        return self.solution or f'It is {len(heard)}.'
       return question.note(0) if turn.agent == 0 else ''
 
     if self.fails:
