@@ -22,6 +22,7 @@ _SOME, _AS_COMMANDS = 25, 12
 # Those that no subprocess reads as it is, or of which test_plugins.py runs some.
 _WITH_COMMANDS = tuple(
   c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins', 'graders', 'endpoint')
+  c for c in _CATEGORIES if c not in ('chat', 'checkpoints', 'plugins', 'code')
 )
 
 

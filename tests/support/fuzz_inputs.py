@@ -13,6 +13,7 @@ import sys
 # A script finds what lies beside it, not the package above.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+import fuzz_code
 import fuzz_configs
 import fuzz_endpoint
 import fuzz_graders
@@ -34,6 +35,7 @@ CATEGORIES = {
   'plugins': fuzz_plugins.cases,
   'graders': fuzz_graders.cases,
   'endpoint': fuzz_endpoint.cases,
+  'code': fuzz_code.cases,
 }
 
 if __name__ == '__main__':
