@@ -29,10 +29,10 @@ class RequestError(ValueError):
 
 def form(message: str, status: int, field: str = '') -> dict[str, Any]:
   """Returns an error as JSON holds it: its text clipped, and of characters that UTF-8 has."""
-  text = message if len(message) <= _LONGEST else f'{message[: _LONGEST - 3]}...'
+  plain = [text.encode('utf-8', 'backslashreplace').decode() for text in (message, field)]
+  text = plain[0] if len(plain[0]) <= _LONGEST else f'{plain[0][: _LONGEST - 3]}...'
   kind = 'server_error' if status >= 500 else 'invalid_request_error'
-  told = {'message': _plain(text), 'type': kind, 'param': _plain(field[:80]) or None, 'code': None}
-  return {'error': told}
+  return {'error': {'message': text, 'type': kind, 'param': plain[1][:80] or None, 'code': None}}
 
 
 def response(
@@ -58,10 +58,6 @@ def of_fault(error: Exception) -> tuple[str, int, str]:
 async def of_route(http: Request, error: Exception) -> JSONResponse:
   """Answers what no route takes, and what a route fails at."""
   if isinstance(error, HTTPException):
-    message = f'{http.method} {http.url.path}: {error.detail}.'
+    message = f'{http.method} {http.url.path[:200]}: {error.detail}.'
     return response(message, error.status_code, headers=error.headers)
   return response(f'the server failed: {type(error).__name__}: {error}', 500)
-
-
-def _plain(text: str) -> str:
-  return text.encode('utf-8', 'backslashreplace').decode()

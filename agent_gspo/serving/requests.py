@@ -169,7 +169,7 @@ def _question(messages: Any) -> str:
       'system prompts of their own.',
       'messages',
     )
-  content = messages[0].get('content')
+  content: Any = messages[0].get('content')
   if others := _given(messages[0]).keys() - {'role', 'content', 'name'}:
     raise RequestError(
       f'messages[0] has {shown(min(others))}; must have role and content alone; leave it out.',

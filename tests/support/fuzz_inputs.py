@@ -20,6 +20,7 @@ import fuzz_graders
 import fuzz_model_parts
 import fuzz_plugins
 import fuzz_runs
+import fuzz_serve
 import fuzz_weights
 import fuzzing
 
@@ -36,6 +37,7 @@ CATEGORIES = {
   'graders': fuzz_graders.cases,
   'endpoint': fuzz_endpoint.cases,
   'code': fuzz_code.cases,
+  'serve': fuzz_serve.cases,
 }
 
 if __name__ == '__main__':
