@@ -58,7 +58,7 @@ def main() -> None:
   asked = team_of_run.TeamOfRun(_TEAM)
   terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
   questions: Iterable[Question] = _typed(asked, terms)
-  if _FILE.value is not None:
+  if _FILE.value:
     questions = asking.read(asked.team, _FILE.value, terms)
   elif _QUESTION.value is not None:
     questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
@@ -104,11 +104,11 @@ class _Lines:
 
 def _check_flags() -> None:
   _TEAM.check()
-  if _FILE.value is not None and (_QUESTION.value is not None or _NOTE.value):
+  if _FILE.value and (_QUESTION.value is not None or _NOTE.value):
     raise ValueError('--file has questions and notes of its own: leave out --question and --note.')
   if _NOTE.value and _QUESTION.value is None:
     raise ValueError('--note is given without --question.')
-  if _FILE.value is None and _QUESTION.value is None and sys.stdin is None:
+  if not _FILE.value and _QUESTION.value is None and sys.stdin is None:
     raise ValueError('standard input is closed; give --question or --file.')
 
 

@@ -169,5 +169,7 @@ def cases(seed: int = 0) -> list[Case]:
     found.append(_case(f'{name}: {value[:30]!r}', _BODY, headers=(*kept, (name, value))))
   for value in ('-1', 'x', '²', '9' * 99, '9' * 9999):
     headers = (*_HEADERS, ('content-length', value))
-    found.append(_case(f'content-length: {value[:30]}', _BODY, False, headers=headers))
+    found.append(
+      _case(f'content-length: {value[:30]} ({len(value)})', _BODY, False, headers=headers)
+    )
   return found

@@ -147,6 +147,14 @@ def test_fetch_uses_the_cache_variable(tmp_path, server, monkeypatch, no_data_di
   assert found == tmp_path / 'elsewhere/downloads/set/file.txt'
 
 
+def test_the_folder_of_nobody_is_named(monkeypatch, no_data_dir):
+  with pytest.raises(FileNotFoundError, match="data_dir='~nosuchuser/x' is not a folder"):
+    sources.data_folder('~nosuchuser/x')
+  monkeypatch.setenv('AGENT_GSPO_CACHE', '~nosuchuser/x')
+  with pytest.raises(ValueError, match=r'~nosuchuser/x has no home folder .* set \$AGENT_GSPO_CAC'):
+    sources.fetch(small_source())
+
+
 def test_file_missing_in_the_data_folder_is_downloaded(tmp_path, server):
   (tmp_path / 'data').mkdir()
   put(server.folder, 'owner/repo/abc/data/file.txt', b'hello')
