@@ -11,7 +11,7 @@ import micro_run
 import numpy as np
 import pytest
 import scripted_teams
-from test_serving import TOKENIZER, Served, serving
+from served_team import TOKENIZER, Served, serving
 
 from agent_gspo.evaluation import evaluate
 from agent_gspo.teams import endpoint
