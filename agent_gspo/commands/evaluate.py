@@ -144,7 +144,7 @@ def _check_endpoint(team) -> None:
     raise ValueError('--endpoint speaks for the team: leave out --workdir.')
   from agent_gspo.teams import endpoint
 
-  endpoint.check_address(_ENDPOINT.value, **_key())
+  endpoint.check_address(_ENDPOINT.value, _key())
   endpoint.check(team)
 
 
@@ -159,8 +159,10 @@ def _check_probes(team, task, split: str) -> None:
       raise ValueError(f'--probes: {error} Or leave out --probes.') from error
 
 
-def _key() -> dict[str, str]:
-  return {'api_key': key} if (key := os.environ.get('OPENAI_API_KEY')) else {}
+def _key() -> str:
+  from agent_gspo.teams import endpoint
+
+  return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
 
 
 def _endpoint_policy(setup):
@@ -168,7 +170,7 @@ def _endpoint_policy(setup):
   from agent_gspo.teams.endpoint import EndpointPolicy
 
   url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
-  first = EndpointPolicy(url, model, setup.tokenizer, 0.0, **_key())
+  first = EndpointPolicy(url, model, setup.tokenizer, 0.0, _key())
   return lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
 
 

@@ -21,11 +21,11 @@ def differences(a: Sequence[results.Record], b: Sequence[results.Record]) -> lis
     `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure.
 
   Raises:
-    ValueError: the questions are not the same.
+    ValueError: the questions are not the same, or there are none.
   """
   theirs = {record['question_id']: record for record in b}
   ours = [record['question_id'] for record in a]
-  if set(ours) != set(theirs):
+  if not ours or set(ours) != set(theirs):
     common = len(set(ours) & set(theirs))
     raise ValueError(
       f'{len(ours)} and {len(theirs)} questions, {common} of them the same: evaluate both systems '

@@ -30,7 +30,7 @@ _AGAIN = 2  # times that a reply of another protocol is asked for again: a gatew
 _OF_THE_REQUEST = (400, 403, 413, 422, 451)  # statuses; of others the next request dies as well
 _INSTEAD = ('refusal', 'tool_calls', 'function_call')  # of an answer
 _BROKEN_OFF = ('content_filter', 'tool_calls', 'function_call', 'error', 'abort')
-_NO_KEY = 'none'
+NO_KEY = 'none'
 _SECRET = 8  # characters of a key that is no word
 _unlike: set[str] = set()  # addresses whose counts were warned of
 
@@ -69,7 +69,7 @@ class EndpointPolicy:
   model: str
   tokenizer: Tokenizer
   temperature: float
-  api_key: str = dataclasses.field(default=_NO_KEY, repr=False)
+  api_key: str = dataclasses.field(default=NO_KEY, repr=False)
   timeout_s: float = 120.0
   retries: int = 4
   parallel: int = 8
@@ -184,8 +184,8 @@ class EndpointPolicy:
     except openai.OpenAIError as error:
       status, told = 0, f'{error} {error.__cause__ or ""}'
       if isinstance(error, openai.APIStatusError):
-        status, body = error.status_code, error.response.content.decode(errors='replace')
-        told = f'status {status}: {body}'
+        status = error.status_code
+        told = f'status {status}: {error.response.content.decode(errors="replace")}'
         if 300 <= status < 400:
           told = f'status {status}: it redirects elsewhere. Give that address.'
       told = f'{type(error).__name__}: {told}'
@@ -197,7 +197,7 @@ class EndpointPolicy:
 
   def _clean(self, text: str) -> str:
     """Returns a line that can be shown: short, printable, without the key however it is quoted."""
-    if self.api_key != _NO_KEY:
+    if self.api_key != NO_KEY:
       for key in {self.api_key, repr(self.api_key)[1:-1], json.dumps(self.api_key)[1:-1]}:
         text = re.sub(re.escape(key), '[api_key]', text, flags=re.IGNORECASE)
     text = ' '.join(''.join(c if c.isprintable() else ' ' for c in text).split())
@@ -284,7 +284,8 @@ def _text(content: Any) -> str | None:
   """
   if isinstance(content, list) and content:
     parts = [part.get('text') if isinstance(part, dict) else None for part in content]
-    content = ''.join(parts) if all(isinstance(part, str) for part in parts) else content
+    texts = [part for part in parts if isinstance(part, str)]
+    content = ''.join(texts) if len(texts) == len(parts) else content
   if content is None or content == []:
     return None
   if not isinstance(content, str):
@@ -301,7 +302,7 @@ def _usage(reply: Mapping[str, Any], least: tuple[int, int]) -> tuple[int, int]:
   """
   found = []
   for name, low in zip(('prompt_tokens', 'completion_tokens'), least, strict=True):
-    count = _of(reply, 'usage').get(name)
+    count: Any = _of(reply, 'usage').get(name)
     if not is_whole(count) or not low <= count < _TOO_MANY:
       raise _BrokenError(
         f'a reply whose usage.{name} is {shown(count)}; must be a whole number of {low} to 2^31 - 1'
@@ -316,7 +317,7 @@ def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
   return inside if isinstance(inside, dict) else {}
 
 
-def check_address(base_url: str, api_key: str = _NO_KEY) -> None:
+def check_address(base_url: str, api_key: str = NO_KEY) -> None:
   """Refuses an address that holds credentials, which would end up in files and messages.
 
   Raises:
@@ -326,11 +327,10 @@ def check_address(base_url: str, api_key: str = _NO_KEY) -> None:
   try:
     parts = urllib.parse.urlsplit(base_url)
     host = (parts.hostname or '').encode('idna')
-    fits = parts.scheme in ('http', 'https') and host and parts.port != 0
-    fits = fits and re.fullmatch(r'[!-~]+', base_url)
+    whole = parts.scheme in ('http', 'https') and host and parts.port != 0
   except ValueError:
-    fits = None
-  if not fits:
+    whole = False
+  if not whole or not re.fullmatch(r'[!-~]+', base_url):
     raise ValueError('--endpoint is no address; must be one such as https://host/v1.')
   in_path = len(api_key) >= _SECRET and api_key in base_url
   if in_path or '@' in parts.netloc or re.search(r'[?#\\;&=%]', base_url):

@@ -296,6 +296,23 @@ def test_compare_two_systems(monkeypatch, capsys):
   assert all(text in printed for text in ('accuracy, %', 'Ptok', 'untrained', '4 questions'))
 
 
+def test_compare_leaves_out_what_failed_in_one(monkeypatch, tmp_path, capsys):
+  folder, _ = evaluated()
+  other = tmp_path / 'other'
+  shutil.copytree(folder, other)
+  changed = result()
+  team, failed = changed['evaluations'][0], changed['question_ids'][1]
+  team['failed'] = {failed: 'withheld'}
+  (other / 'result.json').write_text(json.dumps(changed))
+  lines = (other / 'results.jsonl').read_text().splitlines(keepends=True)
+  gone = lambda r: (r['variant'], r['question_id']) == (team['variant'], failed)
+  kept = [line for line in lines if not gone(json.loads(line))]
+  (other / 'results.jsonl').write_text(''.join(kept))
+  assert len(kept) == len(lines) - 1
+  compare_command(monkeypatch, folder, other)
+  assert '3 questions, 1 that failed in one left out' in capsys.readouterr().out
+
+
 def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   folder, _ = evaluated()
   other = tmp_path / 'other'

@@ -377,6 +377,7 @@ def evaluated(*arguments: str):
   return micro_run.run(command)
 
 
+@pytest.mark.slow
 def test_the_command_counts_and_names_what_failed(tmp_path, monkeypatch):
   monkeypatch.setenv('OPENAI_API_KEY', KEY)
   out, healed = tmp_path / 'out', False
