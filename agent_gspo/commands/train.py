@@ -13,9 +13,21 @@ On a TPU pod slice and under Slurm the same command, started once a host, is one
 --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same --workdir.
 """
 
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
 from absl import flags
 
+from agent_gspo import provenance
 from agent_gspo.commands import command
+from agent_gspo.sharding import partners
+from agent_gspo.training import interruption
 
 _CONFIG = command.define_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
@@ -24,6 +36,10 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
 _PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
+_WHO = (_COORDINATOR, _PROCESSES, _PROCESS)
+_START = flags.DEFINE_float(
+  'start_timeout_s', 60.0, 'Seconds to wait for a process that has not come.'
+)
 _HEARTBEAT = flags.DEFINE_integer(
   'heartbeat_timeout_s', 100, 'Seconds without a sign after which a process counts as dead.'
 )
@@ -44,10 +60,13 @@ def main() -> None:
   planned = _PLAN.value or _DRY_RUN.value
   if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
+  place = _place()
+  if place is not None and place.processes > 1:
+    partners.meet(place, _facts(config), _START.value)  # before the imports, which take seconds
   from agent_gspo.sharding import hosts
-  from agent_gspo.training import interruption, loop
+  from agent_gspo.training import loop
 
-  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _HEARTBEAT.value)
+  hosts.connect(*(holder.value for holder in _WHO), _HEARTBEAT.value)
   if planned:
     loop.print_plan(config, whole=_DRY_RUN.value)
   else:
@@ -56,9 +75,56 @@ def main() -> None:
       interruption.ignore()  # one that died while it waits for the others would fail them all
 
 
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what must be the same in all processes of a run."""
+  same = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
+  same['--workdir'] = os.path.abspath(_WORKDIR.value) if _WORKDIR.value else ''
+  return {**provenance.software(), **same, **config}
+
+
+def _place(checked: bool = True) -> partners.Place | None:
+  """Returns where this process stands, by these flags alone: others may be wrong."""
+  own = flags.FlagValues()
+  for holder in _WHO:
+    own[holder.name] = flags.FLAGS[holder.name]
+  own(sys.argv, known_only=True)
+  who = own.coordinator, own.num_processes, own.process_id
+  return partners.find(*who) if checked or not own.coordinator else partners.Place(*who)
+
+
 def cli() -> None:
-  """Parses the flags and runs the command."""
-  command.run(main)
+  """Parses the flags and runs the command; tells the other processes how it ends."""
+  try:
+    command.run(main)
+  except BaseException as error:
+    _tell_others(error)
+    raise
+
+
+def _tell_others(error: BaseException) -> None:
+  """Tells the other processes, if there are some, why this one ends; a failure ends them all."""
+  status: Any = error.code if isinstance(error, SystemExit) else 1
+  cause = error.__context__ if isinstance(error, SystemExit) else error
+  problem = f'{type(cause).__name__}, see its own output' if status else ''
+  if problem and isinstance(cause, ValueError | OSError | flags.Error):
+    problem = str(cause)
+  if not partners.have_met():
+    with contextlib.suppress(ValueError, flags.Error):
+      place = _place(checked=False)
+      if place is not None and problem and not isinstance(cause, partners.PartnerError):
+        partners.refuse(place, problem)
+    return
+  if not problem or (cause is not None and cause.args == (interruption.TOGETHER,)):
+    partners.leave()
+    return
+  if not isinstance(error, SystemExit):
+    if first := partners.cause():  # whose end broke what this one was about
+      print('error:', first, file=sys.stderr)
+      problem, status = first, 2
+    else:
+      traceback.print_exception(error)
+  partners.leave(problem)
+  partners.end_now(status)
 
 
 if __name__ == '__main__':

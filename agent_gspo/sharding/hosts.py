@@ -10,15 +10,15 @@ have `ThreadMeetings`.
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from jax._src import distributed  # where its coordination service is; there is no public name
 from jax.experimental import multihost_utils
+
+from agent_gspo.sharding import encoding, partners
 
 T = TypeVar('T')
 _MEETINGS = itertools.count()
@@ -30,45 +30,30 @@ def connect(
 ) -> None:
   """Joins the other processes; the first thing a process does with JAX.
 
-  Without arguments JAX asks Slurm or the TPU's own environment, where there is one; elsewhere this
-  process is alone. Whatever ends one process ends all of them.
+  They meet here, if they have not met before (`partners.meet`). Whatever ends one of them ends all.
 
   Args:
-    coordinator: address of process 0, `host:port`.
-    processes: number of them.
-    index: of this one.
-    heartbeat_seconds: a process that gives no sign for so long has died, so the others end; the
-      default is JAX's own.
+    coordinator, processes, index: who is who, see `partners.find`.
+    heartbeat_seconds: a process whose host gives no sign for so long has died, so the others end;
+      the default is JAX's own.
 
   Raises:
-    ValueError: some of the arguments are given, but not all; or they do not fit together.
+    ValueError: the seconds are below 1; or see `partners.find` and `partners.meet`.
   """
   if heartbeat_seconds < 1:
     raise ValueError(f'--heartbeat_timeout_s={heartbeat_seconds} must be at least 1.')
-  told = {
-    'coordinator': bool(coordinator),
-    'num_processes': processes > 0,
-    'process_id': index >= 0,
-  }
-  if all(told.values()):
-    if index >= processes:
-      raise ValueError(f'--process_id={index} must be below --num_processes={processes}.')
-    jax.distributed.initialize(
-      coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds
-    )
-  elif any(told.values()):
-    missing = ', '.join(f'--{name}' for name, given in told.items() if not given)
-    raise ValueError(f'{missing} missing: give all of {", ".join(f"--{name}" for name in told)}.')
-  elif _is_one_of_several(os.environ):
-    jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_seconds)
-
-
-def _is_one_of_several(environ: Mapping[str, str]) -> bool:
-  """Whether Slurm or a TPU pod slice started this process beside others."""
-  tasks = environ.get('SLURM_NTASKS', '')
-  # An allocation has tasks too, but a process that no srun started is alone: it is of no step.
-  of_step = 'SLURM_STEP_NODELIST' in environ and tasks.isdecimal() and int(tasks) > 1
-  return of_step or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
+  place = partners.find(coordinator, processes, index)
+  if place is None or place.processes == 1:
+    return
+  bound = partners.meet(place)
+  jax.distributed.initialize(
+    place.coordinator,
+    place.processes,
+    place.index,
+    local_device_ids=place.local_devices,
+    heartbeat_timeout_seconds=heartbeat_seconds,
+    coordinator_bind_address=bound or None,
+  )
 
 
 def count() -> int:
@@ -91,23 +76,23 @@ def gather(value: T) -> list[T]:
   """The value of each process, in their order."""
   if count() == 1:
     return [value]
-  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  data = np.frombuffer(encoding.encode(value), np.uint8)
   sizes = multihost_utils.process_allgather(np.asarray(data.size))
   padded = np.zeros(int(sizes.max()), np.uint8)
   padded[: data.size] = data
   found = multihost_utils.process_allgather(padded)
-  return [pickle.loads(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
+  return [encoding.decode(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
 
 
 def agreed(decide: Callable[[], T]) -> T:
   """What the first process finds; the others do not look."""
   if count() == 1:
     return decide()
-  data = np.frombuffer(pickle.dumps(decide()) if is_first() else b'', np.uint8)
+  data = np.frombuffer(encoding.encode(decide()) if is_first() else b'', np.uint8)
   # In two numbers: parameters may have more bytes than an int32 counts.
   high, low = multihost_utils.broadcast_one_to_all(np.asarray(divmod(data.size, 2**30), np.int32))
   data = data if is_first() else np.zeros(int(high) * 2**30 + int(low), np.uint8)
-  return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
+  return encoding.decode(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
 def barrier() -> None:

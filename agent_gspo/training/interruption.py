@@ -1,4 +1,4 @@
-"""Ctrl-C that never costs a finished step."""
+"""Ctrl-C, SIGTERM or a terminal that closes never cost a finished step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a `KeyboardInterrupt` holds to which all processes of a run come.
+TOGETHER = 'together'
 
 
 class Interruption:
-  """Turns SIGINT and SIGTERM into `KeyboardInterrupt`, but not while state is changing.
+  """Turns SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, but not while state is changing.
 
   Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
-  end (a second one does not wait).
+  end (a second one does not wait, unless it is SIGHUP: both shell and kernel send it). Under
+  `nohup` SIGHUP stays ignored.
 
   Where several processes must stop at the same place, it raises in `meet` and at the end of
   `allowed` alone, to which all of them come.
@@ -41,7 +44,8 @@ class Interruption:
   def __enter__(self) -> Interruption:
     if threading.current_thread() is threading.main_thread():
       for number in _NUMBERS:
-        self._previous[number] = signal.signal(number, self._handle)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+          self._previous[number] = signal.signal(number, self._handle)
     return self
 
   def __exit__(self, *unused_exception) -> None:
@@ -77,7 +81,7 @@ class Interruption:
   def meet(self) -> None:
     """Raises where a signal has come to any of several processes; all of them call it."""
     if self._any_of is not None and self._any_of(self._pending):
-      raise KeyboardInterrupt
+      raise KeyboardInterrupt(TOGETHER)
 
   @contextlib.contextmanager
   def allowed(self, what: str) -> Iterator[None]:
@@ -99,7 +103,9 @@ class Interruption:
     finally:
       self._deferring = deferring
 
-  def _handle(self, unused_number, unused_frame) -> None:
+  def _handle(self, number, unused_frame) -> None:
+    if number == signal.SIGHUP:
+      signal.signal(number, signal.SIG_IGN)
     if self._deferring and not self._pending:
       self._pending = True
       threading.Thread(target=self.tell, args=(self._what,), daemon=True).start()

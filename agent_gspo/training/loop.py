@@ -15,6 +15,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from agent_gspo import plugins
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
@@ -23,7 +24,7 @@ from agent_gspo.reporting.comparison import comparison_table
 from agent_gspo.reporting.progress import Progress
 from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
-from agent_gspo.sharding import hosts
+from agent_gspo.sharding import hosts, partners
 from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training import costs, sft_cache
 from agent_gspo.training import metrics as metrics_lib
@@ -69,6 +70,8 @@ def train(
     KeyboardInterrupt: after saving the last finished step.
   """
   parts = config_lib.check(config)
+  # What the commands could not compare: other files may have been read here than there.
+  partners.check_alike(hosts.gather({'plug-ins': plugins.digest(parts.config), **parts.config}))
   with (
     lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
     # Several processes must stop together: a signal waits until they meet.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from agent_gspo import cache, plugins
+from agent_gspo import cache, plugins, provenance
 from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.models import load as models
@@ -50,7 +49,7 @@ def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.
   if sheet := terms.make(BudgetOptions(**config['budget'])):
     told['terms'] = dataclasses.asdict(sheet)
   own = plugins.digest(told)
-  text = json.dumps([told, jax.__version__, _program(), own], sort_keys=True)
+  text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
   return cache.folder() / 'sft' / f'{name}.safetensors'
 
@@ -130,10 +129,3 @@ def _digest(flat: Mapping[str, np.ndarray]) -> str:
     total.update(name.encode())
     total.update(flat[name].tobytes())
   return total.hexdigest()
-
-
-@functools.cache
-def _program() -> str:
-  """Fingerprint of the package's sources: another program may learn something else."""
-  sources = sorted(pathlib.Path(__file__).resolve().parents[1].rglob('*.py'))
-  return hashlib.sha256(b'\0'.join(path.read_bytes() for path in sources)).hexdigest()

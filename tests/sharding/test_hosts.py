@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
-from agent_gspo.sharding import hosts
+from agent_gspo.sharding import partners
 
-_ALLOCATION = {'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
+_ALLOCATION = {'SLURM_JOB_ID': '7', 'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_LOCALID': '0'}
 _STEP = {**_ALLOCATION, 'SLURM_STEP_NODELIST': 'node[1-4]'}
+_OF_STEP = partners.Place('node1:61447', 4, 2, (0,))
 
 
 @pytest.mark.parametrize(
-  ('environ', 'joins'),
+  ('environ', 'place'),
   [
-    ({}, False),
-    (_ALLOCATION, False),  # without srun
-    ({**_ALLOCATION, 'SLURM_NTASKS': '4(x2)'}, False),
-    ({**_STEP, 'SLURM_NTASKS': '4(x2)'}, False),
-    ({**_STEP, 'SLURM_NTASKS': '1'}, False),
-    (_STEP, True),
-    ({'TPU_WORKER_HOSTNAMES': 'one'}, False),
-    ({'TPU_WORKER_HOSTNAMES': 'one,two'}, True),
+    ({}, None),
+    (_ALLOCATION, None),  # without srun
+    ({**_ALLOCATION, 'SLURM_NTASKS': '4(x2)'}, None),
+    ({**_STEP, 'SLURM_NTASKS': '4(x2)'}, None),
+    ({**_STEP, 'SLURM_NTASKS': '1'}, None),
+    ({**_STEP, 'SLURM_PTY_PORT': '40001'}, None),  # srun --pty bash
+    (_STEP, _OF_STEP),
+    ({'TPU_WORKER_HOSTNAMES': 'one'}, None),
   ],
 )
-def test_a_process_is_alone_unless_it_was_started_beside_others(monkeypatch, environ, joins):
-  joined = []
-  monkeypatch.setattr(hosts.os, 'environ', environ)
-  monkeypatch.setattr(jax.distributed, 'initialize', lambda *_, **options: joined.append(options))
-  hosts.connect()
-  assert joined == [{'heartbeat_timeout_seconds': 100}] * joins
+def test_a_process_is_alone_unless_it_was_started_beside_others(monkeypatch, environ, place):
+  for name in [*_STEP, 'SLURM_PTY_PORT', 'TPU_WORKER_HOSTNAMES', 'JAX_COORDINATOR_ADDRESS']:
+    monkeypatch.delenv(name, raising=False)
+  for name, value in environ.items():
+    monkeypatch.setenv(name, value)
+  assert partners.find() == place
+
+
+def test_a_pod_slice_whose_hosts_are_not_known_says_what_is_missing(monkeypatch):
+  monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'one,two')
+  with pytest.raises(ValueError, match='give --coordinator, --num_processes and --process_id'):
+    partners.find()

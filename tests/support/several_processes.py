@@ -28,7 +28,7 @@ _FREE = ('time/', 'memory/', 'seconds', 'policy/ratio_first_minibatch_error')
 _FREE += ('policy/sampler_trainer_diff',)
 
 
-def _free_port() -> int:
+def free_port() -> int:
   with socket.socket() as some:
     some.bind(('127.0.0.1', 0))
     return some.getsockname()[1]
@@ -56,6 +56,7 @@ def start(
   devices: int,
   output: int | IO[bytes] = subprocess.PIPE,
   under: Callable[[int], list[str]] = lambda index: [],
+  options: Callable[[int], list[str]] = lambda index: [],
 ) -> list[subprocess.Popen]:
   """The processes of a run with so many devices each, started together.
 
@@ -65,10 +66,11 @@ def start(
     devices: of each.
     output: where to.
     under: of each process the command that runs its command, if there is one.
+    options: of each process alone.
   """
   together = []
   if processes > 1:
-    together = [f'--coordinator=127.0.0.1:{_free_port()}', f'--num_processes={processes}']
+    together = [f'--coordinator=127.0.0.1:{free_port()}', f'--num_processes={processes}']
     together.append('--heartbeat_timeout_s=10')  # or each kill would be noticed after 100
   return [
     subprocess.Popen(
@@ -79,6 +81,7 @@ def start(
         *_mesh(processes * devices),
         *together,
         *([f'--process_id={index}'] if together else []),
+        *options(index),
       ),
       env=_environment(devices),
       cwd=micro_run.folder(),
@@ -96,7 +99,7 @@ def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> 
   Its arguments are the folder, the coordinator's address and the index of its process.
   """
   environment = {**_environment(devices), 'PYTHONPATH': str(pathlib.Path(__file__).parent)}
-  coordinator = f'127.0.0.1:{_free_port()}'
+  coordinator = f'127.0.0.1:{free_port()}'
   started = [
     subprocess.Popen(
       [sys.executable, '-c', script, str(folder), coordinator, str(index)],

@@ -1,0 +1,506 @@
+"""The processes of a run by name: they meet before JAX connects them, and hear when one ends.
+
+Process 0 listens where JAX's coordinator will, so a port that is taken is found here. Each other
+process holds one connection to it, for the whole run. A process that fails says why on it, and one
+that is killed closes it. JAX alone would wait for either, and then abort with a stack trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import json
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+from agent_gspo.values import shown
+
+_MARK = 'agent_gspo'  # key of every message; without it a stranger talks
+_LONGEST = 2**24  # bytes of a message
+_QUIET_SECONDS = 2.0  # of waiting, before it is said for whom
+_ANSWER_SECONDS = 5.0  # until process 0 must answer who has connected
+_LATE_SECONDS = 8.0  # that a refusal waits for processes which have not come yet
+_GRACE_SECONDS = 5.0  # for a process to end by itself, where all fail alike
+
+_met: Partners | None = None  # of this process
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where one of several processes stands.
+
+  Attributes:
+    coordinator: `host:port` of process 0.
+    processes: number of them.
+    index: of this one.
+    local_devices: ids of the devices that it may take; None: all of its host.
+  """
+
+  coordinator: str
+  processes: int
+  index: int
+  local_devices: tuple[int, ...] | None = None
+
+  @property
+  def host_and_port(self) -> tuple[str, int]:
+    """Returns the two parts of the coordinator's address.
+
+    Raises:
+      ValueError: it has not these two.
+    """
+    host, _, port = self.coordinator.rpartition(':')
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+      raise ValueError(
+        f'--coordinator={self.coordinator} must be host:port, with a port from 1 to 65535.'
+      )
+    return host.strip('[]'), int(port)
+
+  def named(self, *indices: int) -> str:
+    """Names processes of the run: 'process 1 of 2'."""
+    several = 'es' if len(indices) > 1 else ''
+    return f'process{several} {", ".join(map(str, indices))} of {self.processes}'
+
+
+def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | None:
+  """Returns where this process stands among others, None where it is alone.
+
+  Without arguments Slurm or the TPU's own environment tells, where there is one.
+
+  Args:
+    coordinator: address of process 0, `host:port`.
+    processes: number of them.
+    index: of this one.
+
+  Raises:
+    ValueError: some of the arguments are given, but not all; or they do not fit together.
+  """
+  told = {
+    'coordinator': bool(coordinator),
+    'num_processes': processes > 0,
+    'process_id': index >= 0,
+  }
+  local: Any = None
+  if any(told.values()):
+    missing = ', '.join(f'--{name}' for name, given in told.items() if not given)
+    if missing:
+      raise ValueError(f'{missing} missing: give all of {", ".join(f"--{name}" for name in told)}.')
+    if index >= processes:
+      raise ValueError(f'--process_id={index} must be below --num_processes={processes}.')
+  elif _is_one_of_several(os.environ):
+    from jax._src import clusters  # there is no public name
+
+    # As `jax.distributed.initialize` does itself, which does not say what it has found.
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    named = os.environ.get('JAX_COORDINATOR_ADDRESS')
+    coordinator, processes, index, local = cast(Any, detect)(named, None, None, None, None, 300)
+    if None in (coordinator, processes, index):
+      raise ValueError(
+        'the environment names several processes, but not who is who: give --coordinator, '
+        '--num_processes and --process_id.'
+      )
+  else:
+    return None
+  place = Place(coordinator, processes, index, None if local is None else tuple(local))
+  _ = place.host_and_port
+  return place
+
+
+def _is_one_of_several(environ: Mapping[str, str]) -> bool:
+  """Whether Slurm or a TPU pod slice started this process beside others."""
+  tasks = environ.get('SLURM_NTASKS', '')
+  # An allocation has tasks too, but a process that no srun started is alone: it is of no step.
+  of_step = 'SLURM_STEP_NODELIST' in environ and tasks.isdecimal() and int(tasks) > 1
+  # Of a step with a terminal nobody but its first task has a user.
+  of_step = of_step and 'SLURM_PTY_PORT' not in environ
+  return of_step or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
+
+
+class PartnerError(ValueError):
+  """This run cannot be, or go on, with the processes that have come."""
+
+
+class Partners:
+  """The other processes of a run, as one of them sees them."""
+
+  def __init__(self, place: Place):
+    """Prepares; nobody is met before `meet`."""
+    self.place = place
+    self.bound = ''  # address that the coordinator listens at
+    self._wires: dict[int, socket.socket] = {}  # by process
+    self._inbox: queue.SimpleQueue[tuple[socket.socket, dict | None]] = queue.SimpleQueue()
+    self._left: set[int] = set()
+    self._failed = threading.Event()
+    self._first_end, self._end_heard = '', threading.Event()
+
+  def meet(self, facts: Mapping[str, Any], seconds: float, problem: str = '') -> None:
+    """Waits for the other processes, and compares what each is told of the run.
+
+    Afterwards a thread listens to them, and ends this process where another one fails.
+
+    Args:
+      facts: nested, plain data; must be the same in all of them.
+      seconds: to wait at most for one that has not come.
+      problem: for which this process cannot take part. The others are told, within a few seconds.
+
+    Raises:
+      ValueError: names who did not come, who cannot take part and why, or the first fact that
+        differs and its two values; or this is no address to listen at.
+    """
+    hello = {'index': self.place.index, 'of': self.place.processes, 'problem': problem}
+    hello['facts'] = _texts(facts)
+    if problem:
+      seconds = min(seconds, _LATE_SECONDS)
+    verdict = (self._attend if self.place.index else self._preside)(hello, seconds)
+    if verdict:
+      raise PartnerError(verdict)
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def leave(self, problem: str = '') -> None:
+    """Says that this process has ended.
+
+    After a problem this waits until the others have noticed, as process 0: with it goes JAX's
+    coordinator, and without that the others would abort.
+    """
+    if problem:
+      self._failed.set()
+    for wire in [*self._wires.values()]:
+      _send(wire, left=self.place.index, problem=problem)
+    if problem and not self.place.index:
+      self._outlast()
+
+  def cause(self) -> str:
+    """Returns the line of another process that ended before this one failed, '' if none did."""
+    self._end_heard.wait(_QUIET_SECONDS)
+    return self._first_end
+
+  def _outlast(self) -> None:
+    """Waits until all others are gone, but not long."""
+    until = time.monotonic() + 2 * _GRACE_SECONDS
+    while self._wires and time.monotonic() < until:
+      time.sleep(0.05)
+
+  def _preside(self, hello: dict[str, Any], seconds: float) -> str:
+    """Meets as process 0; returns why the run cannot be, '' if it can."""
+    here, wires, problem = {0: hello}, {}, hello['problem']
+    wait = _Wait(seconds)
+    try:
+      listener = _listen(self.place)
+    except PartnerError as error:
+      with contextlib.suppress(OSError):  # another process 0 may be waiting there
+        _send(_connected(self.place, 1.0), **{**hello, 'problem': problem or str(error)})
+      raise
+    with listener:
+      self.bound = _written(listener.getsockname()[0], self.place.host_and_port[1])
+      while len(here) < self.place.processes and not wait.over:
+        missing = [i for i in range(self.place.processes) if i not in here]
+        wait.say(f'{self.place.named(*missing)} at {self.place.coordinator}')
+        if select.select([listener], [], [], 0.05)[0]:
+          self._read_from(listener.accept()[0])
+        while not self._inbox.empty():
+          wire, said = self._inbox.get()
+          index = next((i for i, known in wires.items() if known is wire), None)
+          if index is not None:
+            found = f'{self.place.named(index)} ended before the run began.'
+          elif not said or not isinstance(index := said.get('index'), int):
+            wire.close()  # some other program's
+            continue
+          else:
+            found = self._problem_with(index, said, here)
+            _send(wire, here=sorted(here))
+            # Of two with one index the second is told, too.
+            wires[index if index not in wires else -len(wires)] = wire
+            here.setdefault(index, said)
+          if found and not problem:
+            problem, wait = found, _Wait(min(wait.left, _LATE_SECONDS))
+    missing = [i for i in range(self.place.processes) if i not in here]
+    if missing and not problem:
+      problem = (
+        f'{self.place.named(*missing)} did not come to {self.place.coordinator} within '
+        f'{seconds:g} s. Start all with one command and --process_id=0 to '
+        f'{self.place.processes - 1}, or raise --start_timeout_s.'
+      )
+    self._wires = wires
+    for wire in wires.values():
+      _send(wire, verdict=problem)
+    return problem
+
+  def _problem_with(self, index: int, said: dict, here: Mapping[int, dict]) -> str:
+    """Returns why a process that has come cannot take part, '' if it can."""
+    who, processes = self.place.named(index), self.place.processes
+    if said.get('problem'):
+      return f'{who} cannot take part: {said["problem"]}'
+    if said.get('of') != processes:
+      return (
+        f'--num_processes is {processes} in process 0, {said.get("of")} in process {index}; must '
+        'be the same in all.'
+      )
+    if index in here:
+      return f'two processes have --process_id={index}; give each its own, from 0.'
+    if not 0 <= index < processes:
+      return f'--process_id={index} must be from 0 to {processes - 1}.'
+    return _difference(here[0]['facts'], said.get('facts') or {}, who)
+
+  def _attend(self, hello: dict[str, Any], seconds: float) -> str:
+    """Meets as another process than the first; returns as `_preside` does."""
+    first, wait = f'{self.place.named(0)} at {self.place.coordinator}', _Wait(seconds)
+    wire = None
+    while wire is None:
+      try:
+        wire = _connected(self.place, min(wait.left + 0.1, _ANSWER_SECONDS))
+      except OSError as error:
+        if wait.over:
+          reason = error.strerror or str(error)
+          return (
+            f'{first} did not come within {seconds:g} s ({reason}). Start it there, or raise '
+            '--start_timeout_s.'
+          )
+        wait.say(first)
+        time.sleep(0.1)
+    self._wires = {0: wire}
+    self._read_from(wire)
+    _send(wire, **hello)
+    if 'here' not in (self._heard(_ANSWER_SECONDS) or {}):
+      return (
+        f'{self.place.coordinator} is another program, or a process of a run under way: no answer '
+        f'of {self.place.named(0)}. Name another port in all processes.'
+      )
+    wait = _Wait(seconds + 2 * _ANSWER_SECONDS)
+    while (said := self._heard(0.5)) == {} and not wait.over:
+      wait.say(f'the others; {first} is here')
+    if not said or not isinstance(said.get('verdict'), str):
+      return f'{first} ended before the run began.'
+    return said['verdict']
+
+  def _heard(self, seconds: float) -> dict | None:
+    """Returns the next message, {} where none comes, None where the connection has ended."""
+    try:
+      return self._inbox.get(timeout=seconds)[1]
+    except queue.Empty:
+      return {}
+
+  def _read_from(self, wire: socket.socket) -> None:
+    """Starts a thread that puts what comes into the inbox; None last."""
+
+    def read() -> None:
+      said: dict | None = {}
+      while said is not None:
+        said = _received(file)
+        self._inbox.put((wire, said))
+
+    wire.settimeout(None)
+    file = wire.makefile('rb')
+    threading.Thread(target=read, daemon=True).start()
+
+  def _watch(self) -> None:
+    """Ends this process where another one has ended before the run did."""
+    while True:
+      wire, said = self._inbox.get()
+      index = next((i for i, known in self._wires.items() if known is wire), None)
+      if index is None:
+        continue
+      if said is None:
+        self._wires.pop(index)
+        problem = '' if index in self._left else 'it was killed, or its host is out of reach'
+      else:  # process 0 tells of others, too
+        index, problem = said.get('left', index), str(said.get('problem', ''))
+      known = index in self._left
+      self._left.add(index)
+      if problem and not known:
+        self._first_end = self._first_end or f'{self.place.named(index)} ended: {problem}'
+        self._end_heard.set()
+        for other in [*self._wires.values()] if not self.place.index else ():
+          _send(other, left=index, problem=problem)
+        threading.Thread(target=self._end, daemon=True).start()
+
+  def _end(self) -> None:
+    # All may fail alike, each with its own line.
+    if self._failed.wait(_GRACE_SECONDS):
+      return
+    self._failed.set()
+    print('error:', ' '.join(self._first_end.split()), file=sys.stderr)
+    if not self.place.index:
+      self._outlast()
+    end_now(2)
+
+
+def meet(place: Place, facts: Mapping[str, Any] | None = None, seconds: float = 60.0) -> str:
+  """Meets the other processes, once, for the whole run; see `Partners.meet`.
+
+  Returns:
+    The address that JAX's coordinator must listen at; '' but for process 0.
+  """
+  global _met
+  if not seconds >= 1:
+    raise ValueError(f'--start_timeout_s={seconds:g} must be at least 1.')
+  if _met is None:
+    others = Partners(place)
+    others.meet(facts or {}, seconds)
+    _met = others
+  return _met.bound
+
+
+def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
+  """Refuses facts, one dict a process, that are not the same in all.
+
+  Raises:
+    ValueError: names the first that differs and its two values.
+  """
+  first, *others = map(_texts, facts)
+  for index, other in enumerate(others, start=1):
+    if found := _difference(first, other, f'process {index} of {len(facts)}'):
+      raise PartnerError(found)
+
+
+def have_met() -> bool:
+  """Returns whether this process is one of several that have met."""
+  return _met is not None
+
+
+def leave(problem: str = '') -> None:
+  """Tells those that were met that this process ends; after a problem they all end."""
+  if _met is not None:
+    _met.leave(problem)
+
+
+def cause() -> str:
+  """Returns which other process ended first, and why; '' if this one did."""
+  return _met.cause() if _met is not None else ''
+
+
+def refuse(place: Place, problem: str) -> None:
+  """Tells the other processes, in some seconds, why this one cannot take part."""
+  with contextlib.suppress(PartnerError):
+    Partners(place).meet({}, _LATE_SECONDS, problem)
+
+
+def end_now(status: int) -> NoReturn:
+  """Ends this process without JAX's own farewell, which waits for processes that are gone."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+
+class _Wait:
+  """Some seconds, and a word after the first of them."""
+
+  def __init__(self, seconds: float):
+    self._start, self._seconds, self._said = time.monotonic(), seconds, ''
+
+  @property
+  def left(self) -> float:
+    return self._seconds - (time.monotonic() - self._start)
+
+  @property
+  def over(self) -> bool:
+    return self.left <= 0
+
+  def say(self, whom: str) -> None:
+    if whom != self._said and self._seconds - self.left >= _QUIET_SECONDS:
+      self._said = whom
+      print(f'waiting for {whom} (at most {self.left:.0f} s)', file=sys.stderr, flush=True)
+
+
+def _connected(place: Place, seconds: float) -> socket.socket:
+  wire = socket.create_connection(place.host_and_port, timeout=seconds)
+  if wire.getsockname() == wire.getpeername():  # TCP may connect a free port with itself
+    wire.close()
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+  wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+  return wire
+
+
+def _listen(place: Place) -> socket.socket:
+  """Listens at the address that the coordinator is named by, and at no other one.
+
+  Raises:
+    PartnerError: the port is taken, or the address is none of this host.
+  """
+  host, port = place.host_and_port
+  given = os.environ.get('JAX_COORDINATOR_BIND_ADDRESS', '')
+  if given:
+    host, port = Place(given, 1, 0).host_and_port
+  problem = None
+  for family, address in _addresses(host, port, named=bool(given)):
+    try:
+      return socket.create_server(
+        (address, port), family=family, dualstack_ipv6=address == '::', backlog=1024
+      )
+    except OSError as error:
+      problem = error
+      if error.errno == errno.EADDRINUSE:
+        break
+  reason = os.strerror(problem.errno or 0) if problem else 'no such host'
+  raise PartnerError(
+    f'--coordinator={place.coordinator}: process 0 cannot listen there ({reason}). Name an address '
+    'of the host of process 0 and a free port, and start one process alone with --process_id=0.'
+  ) from problem
+
+
+def _addresses(host: str, port: int, named: bool) -> list[tuple[int, str]]:
+  """Returns families and addresses of a host, those first that other hosts can reach."""
+  try:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  except OSError:
+    return []
+  addresses = [(int(family), str(address[0])) for family, *_, address in found]
+  local = [ipaddress.ip_address(a.partition('%')[0]).is_loopback for _, a in addresses]
+  if all(local) and not named and host != 'localhost' and host not in {a for _, a in addresses}:
+    # Some systems give their own name to loopback. The others read it otherwise.
+    if socket.has_dualstack_ipv6():
+      return [(socket.AF_INET6, '::')]
+    return [(socket.AF_INET, '0.0.0.0')]
+  return sorted(set(addresses), key=lambda a: local[addresses.index(a)])
+
+
+def _written(address: str, port: int) -> str:
+  return f'[{address}]:{port}' if ':' in address else f'{address}:{port}'
+
+
+def _send(wire: socket.socket, **said: Any) -> None:
+  with contextlib.suppress(OSError):  # its end is noticed by who reads
+    wire.sendall(json.dumps({_MARK: 1, **said}).encode() + b'\n')
+
+
+def _received(file: Any) -> dict | None:
+  """Returns a message, or None where there is none to come."""
+  try:
+    said = json.loads(file.readline(_LONGEST))
+  except (OSError, ValueError, RecursionError):
+    return None
+  return said if isinstance(said, dict) and _MARK in said else None
+
+
+def _flat(facts: Any, key: str = '') -> list[tuple[str, Any]]:
+  if not isinstance(facts, Mapping) or not facts:
+    return [(key, facts)]
+  return [
+    leaf
+    for name, value in facts.items()
+    for leaf in _flat(value, f'{key}.{name}' if key else str(name))
+  ]
+
+
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+  return {key: json.dumps(x, default=str, sort_keys=True) for key, x in _flat(facts)}
+
+
+def _difference(mine: Mapping[str, str], others: Mapping[str, str], who: str) -> str:
+  """Returns the first fact that differs, with both values; '' where all are the same."""
+  for key in [*mine, *(key for key in others if key not in mine)]:
+    one, other = mine.get(key), others.get(key)
+    if one != other:
+      values = [shown(json.loads(text)) if text else 'absent' for text in (one, other)]
+      return (
+        f'{key} is {values[0]} in process 0, {values[1]} in {who}; must be the same in all. Start '
+        'them with one command and one installation.'
+      )
+  return ''
