@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from agent_gspo import provenance
 from agent_gspo.evaluation import harness
 from agent_gspo.models.io import fields
 from agent_gspo.reporting import report_data
@@ -93,8 +94,8 @@ class Folder(harness.Answers):
     _write(self._path / LEARNT, self.learnt)
 
   def finish(self, result: Mapping[str, Any]) -> None:
-    """Writes the figures."""
-    _write(self._path / RESULT, result)
+    """Writes the figures, and the packages and code that they were made with."""
+    _write(self._path / RESULT, {**result, 'software': provenance.software()})
 
 
 def read_result(path: str | pathlib.Path) -> dict[str, Any]:

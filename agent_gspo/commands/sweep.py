@@ -26,7 +26,7 @@ from agent_gspo.commands import command
 from agent_gspo.reporting import html_report, plots
 from agent_gspo.training import sweep
 from agent_gspo.values import is_number, is_text, shown
-from agent_gspo.workdir import lock, records
+from agent_gspo.workdir import json_lines, lock, records
 
 _TEAM = 'team of the baselines'
 # What the frontier shows of an evaluation: field, whether a value fits, what it must be.
@@ -162,9 +162,9 @@ def _write(folder, config, overrides, found, references) -> None:
     'settings': found,
     'references': references,
   }
-  (folder / 'sweep.json').write_text(json.dumps(record, indent=2) + '\n', encoding='utf-8')
+  json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
   text = sweep.table(found, references)
-  (folder / 'sweep.md').write_text(text + '\n', encoding='utf-8')
+  json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
   print(text)
   workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
   runs = [workdir for group in workdirs.values() for workdir in group]

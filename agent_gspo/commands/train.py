@@ -10,7 +10,8 @@ weights; every run begins with the same lines, and is refused where it cannot fi
 what the whole run costs: questions, positions and time, at the rate that is measured here.
 
 On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
---coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same --workdir.
+--coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command and
+--workdir, and the same code and packages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from absl import flags
 
 from agent_gspo import provenance
 from agent_gspo.commands import command
-from agent_gspo.sharding import partners
+from agent_gspo.sharding import partners, places
 from agent_gspo.training import interruption
 
 _CONFIG = command.define_config()
@@ -82,14 +83,14 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
   return {**provenance.software(), **same, **config}
 
 
-def _place(checked: bool = True) -> partners.Place | None:
+def _place(checked: bool = True) -> places.Place | None:
   """Returns where this process stands, by these flags alone: others may be wrong."""
   own = flags.FlagValues()
   for holder in _WHO:
     own[holder.name] = flags.FLAGS[holder.name]
   own(sys.argv, known_only=True)
   who = own.coordinator, own.num_processes, own.process_id
-  return partners.find(*who) if checked or not own.coordinator else partners.Place(*who)
+  return places.find(*who) if checked or not own.coordinator else places.Place(*who)
 
 
 def cli() -> None:

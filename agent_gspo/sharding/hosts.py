@@ -18,7 +18,7 @@ import numpy as np
 from jax._src import distributed  # where its coordination service is; there is no public name
 from jax.experimental import multihost_utils
 
-from agent_gspo.sharding import encoding, partners
+from agent_gspo.sharding import encoding, partners, places
 
 T = TypeVar('T')
 _MEETINGS = itertools.count()
@@ -33,16 +33,16 @@ def connect(
   They meet here, if they have not met before (`partners.meet`). Whatever ends one of them ends all.
 
   Args:
-    coordinator, processes, index: who is who, see `partners.find`.
+    coordinator, processes, index: who is who, see `places.find`.
     heartbeat_seconds: a process whose host gives no sign for so long has died, so the others end;
       the default is JAX's own.
 
   Raises:
-    ValueError: the seconds are below 1; or see `partners.find` and `partners.meet`.
+    ValueError: the seconds are below 1; or see `places.find` and `partners.meet`.
   """
   if heartbeat_seconds < 1:
     raise ValueError(f'--heartbeat_timeout_s={heartbeat_seconds} must be at least 1.')
-  place = partners.find(coordinator, processes, index)
+  place = places.find(coordinator, processes, index)
   if place is None or place.processes == 1:
     return
   bound = partners.meet(place)

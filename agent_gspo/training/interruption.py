@@ -17,8 +17,8 @@ class Interruption:
   """Turns SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, but not while state is changing.
 
   Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
-  end (a second one does not wait, unless it is SIGHUP: both shell and kernel send it). Under
-  `nohup` SIGHUP stays ignored.
+  end (a second one does not wait, unless it is SIGHUP: kernel, shell and service managers
+  send it beside another). Under `nohup` SIGHUP stays ignored.
 
   Where several processes must stop at the same place, it raises in `meet` and at the end of
   `allowed` alone, to which all of them come.
@@ -36,7 +36,7 @@ class Interruption:
     """
     self._any_of = any_of
     self._deferring = self._patient = any_of is not None
-    self._pending = False
+    self._pending = self._signaled = False
     self._what = 'what is under way'
     self._previous: dict[int, Any] = {}
     self.tell: Callable[[str], None] = lambda what: None
@@ -106,6 +106,9 @@ class Interruption:
   def _handle(self, number, unused_frame) -> None:
     if number == signal.SIGHUP:
       signal.signal(number, signal.SIG_IGN)
+      if self._signaled:
+        return
+    self._signaled = True
     if self._deferring and not self._pending:
       self._pending = True
       threading.Thread(target=self.tell, args=(self._what,), daemon=True).start()

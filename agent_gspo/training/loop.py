@@ -15,7 +15,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from agent_gspo import plugins
+from agent_gspo import plugins, provenance
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
@@ -185,7 +185,10 @@ class Run:
     self.resumed = self.checkpoints.latest_step is not None
     start = self.checkpoints.latest_step or 0
     # Without a checkpoint nothing counts, not even an evaluation at step 0.
-    self.writer.truncate_after(start if self.resumed else -1)
+    odd = self.writer.truncate_after(start if self.resumed else -1)
+    if self.resumed:
+      odd += self._lost(start)
+    self.writer.started(start, provenance.start())
     title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
     console = None if hosts.is_first() else Console(file=io.StringIO())
     with Progress(config['steps'], start, title, console=console) as progress:
@@ -204,6 +207,8 @@ class Run:
         progress.note(self._ties())
         if self.resumed:
           progress.note(f'resumed from the checkpoint at step {start}')
+        for line in odd:
+          progress.note(line)
         for step, reason in self.checkpoints.damaged.items():
           progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
         for change in changes:
@@ -242,6 +247,17 @@ class Run:
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
     return record
+
+  def _lost(self, step: int) -> list[str]:
+    """Returns what the run so far should have written, and no file holds."""
+    if not step or not hosts.is_first():
+      return []
+    evaluated = any(map(self._is_evaluated, range(step)))
+    expected = {
+      records.TRANSCRIPTS: self.config['logging']['transcripts'],
+      records.EVALUATIONS: evaluated or self.config['evaluation']['untrained'] == 'first',
+    }
+    return records.lost(self.workdir, step, [name for name, due in expected.items() if due])
 
   def _is_evaluated(self, step: int) -> bool:
     """Whether the state after so many steps is evaluated before the next one."""
@@ -345,7 +361,8 @@ class Run:
     """What the supervised stage tells this run."""
 
     def records_so_far(step: int) -> list[dict[str, Any]]:
-      self.writer.truncate_supervised_after(step)
+      for line in self.writer.truncate_supervised_after(step):
+        progress.note(line)
       if step:
         progress.note(f'resumed from step {step} of the warm start')
       return hosts.agreed(lambda: records.supervised(self.workdir))

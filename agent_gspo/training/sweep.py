@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.reporting import formatting
-from agent_gspo.workdir import records
+from agent_gspo.workdir import json_lines, records
 
 # Of this very package, whatever another one lies in the folder that the sweep is run in.
 _TRAIN = (sys.executable, '-P', '-m', 'agent_gspo.commands.train')
@@ -167,7 +167,7 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
   command = [*_TRAIN, f'--workdir={point.workdir}', *arguments]
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
-  (point.workdir / _ARGUMENTS).write_text('\n'.join(arguments) + '\n', encoding='utf-8')
+  json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
   note(f'begin {name}')
   path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -33,6 +34,23 @@ def writing(what: object, folder: object = None) -> Iterator[None]:
     raise WriteError(f'{what} could not be written{where}: {reason}') from error
 
 
+def own(path: str, flags: int) -> int:
+  """Opens a file of this run (an opener of `open`); a symbolic link would lead to another's.
+
+  Raises:
+    ValueError: it is a symbolic link.
+  """
+  try:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+  except OSError as error:
+    if error.errno != errno.ELOOP:
+      raise
+    raise ValueError(
+      f'{path} is a symbolic link; must be a file, since it is written to. Remove it, or take '
+      'another folder.'
+    ) from None
+
+
 class Appender:
   """A file that grows by pieces, each of which is the system's when `append` returns.
 
@@ -43,7 +61,7 @@ class Appender:
     """Opens the file, which need not exist."""
     self._path = path
     with writing(path):
-      self._file = path.open('ab', buffering=0)
+      self._file = open(path, 'ab', buffering=0, opener=own)
 
   def append(self, data: bytes) -> None:
     """Writes all of `data`, or raises `WriteError`."""

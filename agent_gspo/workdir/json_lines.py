@@ -90,7 +90,7 @@ def replace(path: PathLike, lines: Iterable[bytes]) -> None:
   path = pathlib.Path(path)
   new = path.with_name(path.name + '.new')
   try:
-    with disk.writing(path), new.open('wb') as file:
+    with disk.writing(path), open(new, 'wb', opener=disk.own) as file:
       file.writelines(lines)
       file.flush()
       os.fsync(file.fileno())
@@ -100,16 +100,40 @@ def replace(path: PathLike, lines: Iterable[bytes]) -> None:
   os.replace(new, path)
 
 
-def truncate_after(path: PathLike, step: int) -> None:
+def truncate_after(path: PathLike, step: int) -> str:
   """Drops the records whose `step` is later, and the lines that hold no whole record.
 
   Records without a step are kept. The file is replaced in one piece.
+
+  Returns:
+    How many lines held no whole record, and between which steps; '' where all did.
   """
   path = pathlib.Path(path)
   if not path.exists():
-    return
+    return ''
+  spoiled, before, behind = 0, '', ''
+
+  def kept(lines: Iterable[bytes]) -> Iterator[bytes]:
+    nonlocal spoiled, before, behind
+    for line in lines:
+      record = parse_line(line) if line.endswith(b'\n') else None
+      if record is None:
+        spoiled, behind = spoiled + bool(line.strip()), ''
+        continue
+      written_at = record.get('step')
+      if isinstance(written_at, int | float):
+        if not spoiled:
+          before = f' behind step {written_at}'
+        behind = behind or f' before step {written_at}'
+      if not isinstance(written_at, int | float) or written_at <= step:
+        yield line
+
   with path.open('rb') as file:
-    replace(path, (line for line in file if _is_kept(line, step)))
+    replace(path, kept(file))
+  if not spoiled:
+    return ''
+  where = ' and'.join(filter(None, (before, behind)))
+  return f'{path}: dropped what was no whole record, lines: {spoiled},{where or " of all"}'
 
 
 def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
@@ -130,10 +154,11 @@ def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
 
 def drop_half_line(path: PathLike) -> None:
   """Cuts off what stands behind the last line end, so that the next record starts a line."""
-  path = pathlib.Path(path)
-  if not path.exists():
+  try:
+    file = open(path, 'rb+', opener=disk.own)
+  except FileNotFoundError:
     return
-  with path.open('rb+') as file:
+  with file:
     end = file.seek(0, os.SEEK_END)
     position = end
     while position:
@@ -146,11 +171,3 @@ def drop_half_line(path: PathLike) -> None:
       position = start
     if position < end:
       file.truncate(position)
-
-
-def _is_kept(line: bytes, step: int) -> bool:
-  record = parse_line(line) if line.endswith(b'\n') else None
-  if record is None:
-    return False
-  written_at = record.get('step')
-  return not isinstance(written_at, int | float) or written_at <= step

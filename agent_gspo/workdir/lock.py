@@ -11,6 +11,8 @@ import socket
 import warnings
 from collections.abc import Iterator
 
+from agent_gspo.workdir import disk
+
 FILE = 'lock'
 
 
@@ -30,7 +32,7 @@ def hold(folder: str | os.PathLike) -> Iterator[None]:
 
   Raises:
     FolderInUseError: names the folder, and the process that holds it.
-    ValueError: it is a file, or lies below one.
+    ValueError: it is a file, or lies below one; or the file for the lock is a symbolic link.
   """
   folder = pathlib.Path(folder)
   try:
@@ -39,7 +41,7 @@ def hold(folder: str | os.PathLike) -> Iterator[None]:
     raise ValueError(
       f'--workdir={folder}: that is a file (or lies below one); name a folder.'
     ) from None
-  file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o666)
+  file = disk.own(str(folder / FILE), os.O_RDWR | os.O_CREAT)
   try:
     _lock(file, folder)
     yield

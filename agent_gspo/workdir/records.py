@@ -2,8 +2,9 @@
 
 A workdir holds `config.json`, `metrics.jsonl` (one object a step), `eval.jsonl` (one object
 an evaluation), `transcripts.jsonl` (one object an episode kept), `sft.jsonl` (one object a step of
-the supervised stage, if there was one), `report.html`, `checkpoints/` and `tensorboard/`; and
-`done` once the run has ended.
+the supervised stage, if there was one), `starts.jsonl` (one object a start of the command: from
+which step, with which packages, code and devices), `report.html`, `checkpoints/` and
+`tensorboard/`; and `done` once the run has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from agent_gspo.reporting import cleaning
 from agent_gspo.types import Terms
+from agent_gspo.values import is_number
 from agent_gspo.workdir import json_lines
 
 CONFIG = 'config.json'
@@ -24,6 +26,8 @@ METRICS = 'metrics.jsonl'
 EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
+STARTS = 'starts.jsonl'
+LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 # Holds the steps of a run that has done all it was asked for; gone while it goes on.
 DONE = 'done'
 # Before the name of a grader: accuracy by it.
@@ -118,6 +122,8 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
       f'{workdir} holds neither {METRICS} nor {EVALUATIONS} nor {SFT}: give the workdir of a run'
     )
   by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
+  if gaps := lacking(by_step):
+    warnings.warn(f'{workdir / METRICS} lacks {gaps}', stacklevel=2)
   return Run(
     name=name or workdir.resolve().name,
     workdir=workdir,
@@ -126,6 +132,38 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     evaluations=evaluations(workdir),
     sft=supervised(workdir),
   )
+
+
+def lacking(steps: Iterable[float], last: int = 0) -> str:
+  """Returns which steps from 1 on have no record: 'steps 3 to 5, 9'; '' where all have one.
+
+  Args:
+    steps: that have.
+    last: that must have one; by default the last that has.
+  """
+  whole = sorted({int(step) for step in steps if step >= 1 and step == int(step)})
+  gaps, before = [], 0
+  for step in [*whole, *([last + 1] if last >= (whole or [0])[-1] else [])]:
+    if step > before + 1:
+      gaps.append(f'{before + 1} to {step - 1}' if step > before + 2 else f'{before + 1}')
+    before = step
+  more = f' and {len(gaps) - _MOST_WARNINGS} more gaps' if len(gaps) > _MOST_WARNINGS else ''
+  return f'steps {", ".join(gaps[:_MOST_WARNINGS])}{more}' if gaps else ''
+
+
+def lost(workdir: PathLike, step: int, expected: Iterable[str]) -> list[str]:
+  """Returns what a run at a step should have written and no file holds, a line a file.
+
+  Args:
+    workdir: of the run.
+    step: finished so far.
+    expected: names of the files that it has written to.
+  """
+  folder = pathlib.Path(workdir)
+  found = [f'{folder / name} is gone' for name in expected if not (folder / name).exists()]
+  written = (record.get('step') for _, record in json_lines.numbered(folder / METRICS) if record)
+  gaps = lacking((x for x in written if is_number(x)), step)
+  return found + ([f'{folder / METRICS} lacks {gaps}'] if gaps else [])
 
 
 def has_ended(workdir: PathLike) -> bool:

@@ -46,7 +46,7 @@ class RunWriter:
     self._files: dict[str, disk.Appender] = {}
     self._boards: dict[str, event_file.EventFile] = {}  # by folder
     self._purge_steps: dict[str, int] = {}
-    for name in (records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS, records.SFT):
+    for name in records.LINES:
       json_lines.drop_half_line(self.workdir / name)
 
   def config(self, config: Mapping[str, Any]) -> None:
@@ -62,6 +62,10 @@ class RunWriter:
     self._tensorboard().text('config', '\n'.join('    ' + line for line in text.splitlines()))
     if self._wandb is not None:
       self._wandb.config.update(plain, allow_val_change=True)
+
+  def started(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes what a start of the run, from a step, goes by (see `provenance.start`)."""
+    self._append(records.STARTS, {'step': step, **values})
 
   def metrics(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes the metrics of one step.
@@ -105,7 +109,7 @@ class RunWriter:
     for episode in episodes:
       self._append(records.TRANSCRIPTS, episode)
 
-  def truncate_after(self, step: int) -> None:
+  def truncate_after(self, step: int) -> list[str]:
     """Drops all records of later steps, so that a resumed run does not hold them twice.
 
     Each file is replaced in one piece, or left as it was. Lines that a killed process left
@@ -113,18 +117,21 @@ class RunWriter:
 
     Args:
       step: the last step to keep.
+
+    Returns:
+      A line for each file that held something else than whole records.
     """
-    self._truncate((records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS), _BOARD, step)
+    return self._truncate((records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS), _BOARD, step)
 
-  def truncate_supervised_after(self, step: int) -> None:
+  def truncate_supervised_after(self, step: int) -> list[str]:
     """The same of the supervised stage."""
-    self._truncate((records.SFT,), _SFT_BOARD, step)
+    return self._truncate((records.SFT,), _SFT_BOARD, step)
 
-  def _truncate(self, names: Iterable[str], board: str, step: int) -> None:
+  def _truncate(self, names: Iterable[str], board: str, step: int) -> list[str]:
     self._close_files()
-    for name in names:
-      json_lines.truncate_after(self.workdir / name, step)
     self._purge_steps[board] = step + 1
+    told = [json_lines.truncate_after(self.workdir / name, step) for name in names]
+    return [line for line in told if line]
 
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Drops what was written of the evaluations with these labels at a step."""
@@ -185,6 +192,9 @@ class SilentWriter(RunWriter):
   def config(self, config: Mapping[str, Any]) -> None:
     """Nothing."""
 
+  def started(self, step: int, values: Mapping[str, Any]) -> None:
+    """Nothing."""
+
   def metrics(self, step: int, values: Mapping[str, Any]) -> None:
     """Nothing."""
 
@@ -197,11 +207,13 @@ class SilentWriter(RunWriter):
   def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
     """Nothing."""
 
-  def truncate_after(self, step: int) -> None:
+  def truncate_after(self, step: int) -> list[str]:
     """Nothing."""
+    return []
 
-  def truncate_supervised_after(self, step: int) -> None:
+  def truncate_supervised_after(self, step: int) -> list[str]:
     """Nothing."""
+    return []
 
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Nothing."""
@@ -229,7 +241,7 @@ def _start_wandb(project: str, workdir: pathlib.Path):
   # The id stands in the workdir, so that a resumed run continues the same W&B run.
   id_file = workdir / 'wandb_id.txt'
   if not id_file.exists():
-    id_file.write_text(uuid.uuid4().hex[:12])
+    json_lines.replace(id_file, [uuid.uuid4().hex[:12].encode()])
   run = wandb.init(
     project=project,
     name=workdir.resolve().name,

@@ -7,8 +7,10 @@ import functools
 import json
 import os
 import pathlib
+import pty
 import queue
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -171,6 +173,32 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   assert {name: (workdir / name).read_bytes() for name in files} == before
   table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
+
+
+def test_what_a_run_has_lost_of_its_records_is_told(tmp_path, capsys, compiled):
+  workdir = tmp_path / 'run'
+  shutil.copytree(micro_run.finished(), workdir)
+  lines = (workdir / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
+  lines[2] = lines[3] = b'{"step": 3, "lo\n'
+  del lines[6:8]
+  (workdir / 'metrics.jsonl').write_bytes(b''.join(lines))
+  (workdir / 'transcripts.jsonl').unlink()
+  loop.train(micro_run.get_config().to_dict(), workdir)
+  told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(workdir))]
+  metrics = f'{workdir}/metrics.jsonl'
+  assert told == [
+    f'{metrics}: dropped what was no whole record, lines: 2, behind step 2 and before step 5',
+    f'{workdir}/transcripts.jsonl is gone',
+    f'{metrics} lacks steps 3 to 4, 7 to 8',
+  ]
+  with pytest.warns(UserWarning, match='metrics.jsonl lacks steps 3 to 4, 7 to 8'):
+    workdir_lib.load_run(workdir)
+  first, second = records(workdir, 'starts.jsonl')  # of each start
+  assert (first['step'], second['step']) == (0, STEPS)
+  assert second['jax'] == jax.__version__
+  assert second['numpy'] == np.__version__
+  assert second['device'] == jax.devices()[0].device_kind
+  assert {'jaxlib', 'flax', 'optax', 'python', 'code', 'commit', 'host'} <= second.keys()
 
 
 def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, capsys, compiled):
@@ -454,6 +482,50 @@ def test_interruption_waits_for_the_end_of_a_block():
     assert done == [signal.SIGTERM, signal.SIGINT]
     block(interruption)
   assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_terminal_that_closes_interrupts_once_and_nohup_keeps_it_out():
+  before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+  def block(interruption, first):
+    with interruption.deferred('this'):
+      signal.raise_signal(first)
+      signal.raise_signal(signal.SIGHUP)  # the shell's, beside the kernel's
+      done.append(first)
+
+  try:
+    for first in (signal.SIGHUP, signal.SIGTERM):
+      done = []
+      with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+          block(interruption, first)
+        signal.raise_signal(signal.SIGHUP)
+        assert done == [first]
+      assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interruption() as interruption, interruption.deferred('this'):
+      signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_costs_no_finished_step(tmp_path):
+  child, terminal = pty.fork()
+  if not child:
+    os.chdir(micro_run.folder())
+    command = micro_run.train_command(tmp_path / 'run', '--config.checkpoint.every=1000')
+    os.execvpe(command[0], command, micro_run.environment())
+  until = time.monotonic() + 240
+  while not (tmp_path / 'run' / 'metrics.jsonl').exists() and time.monotonic() < until:
+    if select.select([terminal], [], [], 0.1)[0]:
+      os.read(terminal, 4096)
+  os.close(terminal)
+  _, status = os.waitpid(child, 0)
+  steps = [record['step'] for record in records(tmp_path / 'run', 'metrics.jsonl')]
+  assert step_folders.steps(tmp_path / 'run' / 'checkpoints')[-1] == steps[-1] < 10
+  assert os.waitstatus_to_exitcode(status) == 130
 
 
 def test_several_processes_meet_where_nothing_is_lost():

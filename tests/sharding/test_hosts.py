@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent_gspo.sharding import partners
+from agent_gspo.sharding import places
 
 _ALLOCATION = {'SLURM_JOB_ID': '7', 'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_LOCALID': '0'}
 _STEP = {**_ALLOCATION, 'SLURM_STEP_NODELIST': 'node[1-4]'}
-_OF_STEP = partners.Place('node1:61447', 4, 2, (0,))
+_OF_STEP = places.Place('node1:61447', 4, 2, (0,))
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_a_process_is_alone_unless_it_was_started_beside_others(monkeypatch, env
     monkeypatch.delenv(name, raising=False)
   for name, value in environ.items():
     monkeypatch.setenv(name, value)
-  assert partners.find() == place
+  assert places.find() == place
 
 
 def test_a_pod_slice_whose_hosts_are_not_known_says_what_is_missing(monkeypatch):
   monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'one,two')
   with pytest.raises(ValueError, match='give --coordinator, --num_processes and --process_id'):
-    partners.find()
+    places.find()

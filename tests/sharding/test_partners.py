@@ -15,12 +15,12 @@ import micro_run
 import pytest
 import several_processes
 
-from agent_gspo.sharding import partners
+from agent_gspo.sharding import partners, places
 
 _FACTS = {'jax': '0.10.2', 'code': 'ab12', 'seed': 0, 'budget': {'lambda_tok': 0.02}}
 
 
-def _meet(place: partners.Place, facts, seconds=10.0, problem='') -> str:
+def _meet(place: places.Place, facts, seconds=10.0, problem='') -> str:
   """What a process is told, '' if it meets the others."""
   try:
     partners.Partners(place).meet(facts, seconds, problem)
@@ -32,7 +32,7 @@ def _meet(place: partners.Place, facts, seconds=10.0, problem='') -> str:
 def _all_meet(told: list[dict], **options) -> list[str]:
   """What each of some processes is told; they have these facts."""
   address = f'127.0.0.1:{several_processes.free_port()}'
-  places = [partners.Place(address, len(told), index) for index in range(len(told))]
+  places = [places.Place(address, len(told), index) for index in range(len(told))]
   with concurrent.futures.ThreadPoolExecutor() as pool:
     return [*pool.map(lambda place, facts: _meet(place, facts, **options), places, told)]
 
@@ -71,18 +71,18 @@ def test_facts_that_are_equal_are_equal():
 def test_a_process_that_cannot_take_part_says_why(index):
   address = f'127.0.0.1:{several_processes.free_port()}'
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    bad = pool.submit(_meet, partners.Place(address, 2, index), {}, 5.0, 'steps=-1 is wrong.')
-    good = pool.submit(_meet, partners.Place(address, 2, 1 - index), _FACTS)
+    bad = pool.submit(_meet, places.Place(address, 2, index), {}, 5.0, 'steps=-1 is wrong.')
+    good = pool.submit(_meet, places.Place(address, 2, 1 - index), _FACTS)
   assert bad.result()
   assert 'steps=-1 is wrong.' in good.result()
 
 
 def test_one_that_does_not_come_is_named_at_once(capsys):
-  place = partners.Place(f'127.0.0.1:{several_processes.free_port()}', 3, 0)
+  place = places.Place(f'127.0.0.1:{several_processes.free_port()}', 3, 0)
   line = _meet(place, _FACTS, 2.5)
   assert f'processes 1, 2 of 3 did not come to {place.coordinator} within 2.5 s' in line
   assert f'waiting for processes 1, 2 of 3 at {place.coordinator} (' in capsys.readouterr().err
-  line = _meet(partners.Place(place.coordinator, 3, 2), _FACTS, 2.5)
+  line = _meet(places.Place(place.coordinator, 3, 2), _FACTS, 2.5)
   assert 'process 0 of 3 at ' in line
   assert f'{place.coordinator} did not come within 2.5 s (Connection refused)' in line
   assert capsys.readouterr().err.startswith('waiting for process 0 of 3 at ')
@@ -91,7 +91,7 @@ def test_one_that_does_not_come_is_named_at_once(capsys):
 @pytest.mark.parametrize('address', ['127.0.0.1', '0.0.0.0'])
 def test_a_port_that_is_taken_is_one_line(address):
   with socket.create_server((address, 0)) as taken:
-    place = partners.Place(f'127.0.0.1:{taken.getsockname()[1]}', 2, 0)
+    place = places.Place(f'127.0.0.1:{taken.getsockname()[1]}', 2, 0)
     assert 'process 0 cannot listen there (Address already in use)' in _meet(place, _FACTS)
 
 
@@ -99,7 +99,7 @@ def test_two_first_processes_end_both(monkeypatch):
   monkeypatch.setattr(partners, '_LATE_SECONDS', 1.0)
   address = f'127.0.0.1:{several_processes.free_port()}'
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    found = [*pool.map(lambda _: _meet(partners.Place(address, 2, 0), _FACTS, 9.0), range(2))]
+    found = [*pool.map(lambda _: _meet(places.Place(address, 2, 0), _FACTS, 9.0), range(2))]
   assert all('start one process alone with --process_id=0' in line for line in found), found
 
 
@@ -111,7 +111,7 @@ def test_two_processes_with_one_index_and_another_count(monkeypatch):
     ([(3, 1), (4, 2)], '--num_processes is 3 in process 0, 4 in process 2'),
     ([(3, 1), (3, 5)], '--process_id=5 must be from 0 to 2'),
   ):
-    places = [partners.Place(address, n, index) for n, index in [(3, 0), *others]]
+    places = [places.Place(address, n, index) for n, index in [(3, 0), *others]]
     with concurrent.futures.ThreadPoolExecutor() as pool:
       found = [*pool.map(lambda place: _meet(place, _FACTS), places)]
     assert all(line in text for text in found), found
@@ -120,7 +120,7 @@ def test_two_processes_with_one_index_and_another_count(monkeypatch):
 def test_strangers_at_the_port_are_passed_over():
   address = f'127.0.0.1:{several_processes.free_port()}'
   with contextlib.ExitStack() as open_, concurrent.futures.ThreadPoolExecutor() as pool:
-    first = pool.submit(_meet, partners.Place(address, 2, 0), _FACTS)
+    first = pool.submit(_meet, places.Place(address, 2, 0), _FACTS)
     while True:
       try:
         silent = open_.enter_context(socket.create_connection(tuple(address.split(':'))))
@@ -129,14 +129,14 @@ def test_strangers_at_the_port_are_passed_over():
         time.sleep(0.02)
     for said in (b'', b'GET / HTTP/1.1\r\n\r\n', b'[]\n', b'{"index": 1}\n', b'\xff' * 99):
       open_.enter_context(socket.create_connection(silent.getpeername())).sendall(said)
-    assert [_meet(partners.Place(address, 2, 1), _FACTS), first.result()] == ['', '']
+    assert [_meet(places.Place(address, 2, 1), _FACTS), first.result()] == ['', '']
 
 
 def test_another_program_at_the_port_is_told(monkeypatch):
   monkeypatch.setattr(partners, '_ANSWER_SECONDS', 1.0)
   with socket.create_server(('127.0.0.1', 0)) as taken:
     address = f'127.0.0.1:{taken.getsockname()[1]}'
-    line = _meet(partners.Place(address, 2, 1), _FACTS)
+    line = _meet(places.Place(address, 2, 1), _FACTS)
     assert f'{address} is another program, or a process of a run under way' in line
 
     def answer():
@@ -144,7 +144,7 @@ def test_another_program_at_the_port_is_told(monkeypatch):
       taken.accept()[0].sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')
 
     threading.Thread(target=answer, daemon=True).start()
-    assert f'{address} is another program' in _meet(partners.Place(address, 2, 1), _FACTS)
+    assert f'{address} is another program' in _meet(places.Place(address, 2, 1), _FACTS)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +152,18 @@ def test_another_program_at_the_port_is_told(monkeypatch):
 )
 def test_an_address_that_is_none_is_refused(address):
   with pytest.raises(ValueError, match='must be host:port, with a port from 1 to 65535'):
-    partners.find(address, 2, 0)
+    places.find(address, 2, 0)
 
 
 def test_an_address_of_another_host_is_refused():
-  line = _meet(partners.Place('192.0.2.1:4000', 2, 0), _FACTS)
+  line = _meet(places.Place('192.0.2.1:4000', 2, 0), _FACTS)
   assert 'process 0 cannot listen there (Cannot assign requested address)' in line
-  assert 'cannot listen there (no such host)' in _meet(partners.Place('no.invalid:4000', 2, 0), {})
+  assert 'cannot listen there (no such host)' in _meet(places.Place('no.invalid:4000', 2, 0), {})
 
 
 def test_process_0_listens_at_the_address_alone_that_it_is_named_by():
   port = several_processes.free_port()
-  with partners._listen(partners.Place(f'127.0.0.1:{port}', 2, 0)) as listener:
+  with partners._listen(places.Place(f'127.0.0.1:{port}', 2, 0)) as listener:
     assert listener.getsockname() == ('127.0.0.1', port)
 
 
@@ -171,10 +171,10 @@ def test_process_0_listens_at_the_address_alone_that_it_is_named_by():
 # as standard input says.
 _PROCESS = """
 import sys, time
-from agent_gspo.sharding import partners
+from agent_gspo.sharding import partners, places
 partners._GRACE_SECONDS = 1.0
 address, count, index = sys.argv[1], *map(int, sys.argv[2:])
-partners.meet(partners.Place(address, count, index))
+partners.meet(places.Place(address, count, index))
 print('met', flush=True)
 problem = sys.stdin.readline().strip()
 if problem == 'well':

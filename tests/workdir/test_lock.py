@@ -14,7 +14,7 @@ import pytest
 
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.workdir import lock
+from agent_gspo.workdir import lock, records, writers
 
 # Holds the folder, with a child that outlives it, until it is killed.
 _HOLDER = """
@@ -91,6 +91,46 @@ def test_a_second_sweep_in_a_folder_ends_at_once(held):
     f'error: {folder} is in use by process {process.pid}'
   )
   assert [path.name for path in folder.iterdir()] == ['lock']
+
+
+def _link(folder, name, target):
+  folder.mkdir()
+  (folder / name).symlink_to(target)
+
+
+@pytest.mark.parametrize('exists', [True, False])
+@pytest.mark.parametrize('name', [lock.FILE, *records.LINES, 'config.json.new'])
+def test_a_link_in_place_of_a_file_leaves_its_target_alone(tmp_path, name, exists):
+  target, folder = tmp_path / 'target', tmp_path / 'run'
+  if exists:
+    target.write_text('{"step": 1}\nof another program')
+  before = target.read_bytes() if exists else None
+  _link(folder, name, target)
+
+  def write():
+    with lock.hold(folder), writers.RunWriter(folder) as writer:
+      writer.config({})
+
+  with pytest.raises(ValueError, match=f'{name} is a symbolic link; must be a file'):
+    write()
+  assert (target.read_bytes() if target.exists() else None) == before
+
+
+def test_a_folder_may_be_a_link(tmp_path):
+  (tmp_path / 'elsewhere').mkdir()
+  _link(tmp_path / 'runs', 'one', tmp_path / 'elsewhere')
+  with lock.hold(tmp_path / 'runs' / 'one'), writers.RunWriter(tmp_path / 'runs' / 'one') as writer:
+    writer.metrics(1, {})
+  assert (tmp_path / 'elsewhere' / records.METRICS).exists()
+
+
+def test_the_command_refuses_a_link_in_one_line(tmp_path):
+  (tmp_path / 'target').write_text('of another program')
+  _link(tmp_path / 'run', lock.FILE, tmp_path / 'target')
+  done = micro_run.run(micro_run.train_command(tmp_path / 'run'))
+  assert done.returncode == 2
+  assert 'lock is a symbolic link; must be a file' in done.stderr.splitlines()[-1]
+  assert (tmp_path / 'target').read_text() == 'of another program'
 
 
 def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):

@@ -235,3 +235,41 @@ def test_drop_leaves_lines_of_other_shapes(tmp_path):
   path.write_bytes(odd + b'{"step": 3, "label": "a"}\n')
   json_lines.drop(path, 3, {'a'})
   assert path.read_bytes() == odd
+
+
+@pytest.mark.parametrize(
+  ('content', 'told'),
+  [
+    ('', ''),
+    ('{"step": 1}\n\n{"step": 2}\n{"a": 1}\n', ''),
+    (
+      '{"step": 1}\nx\n{"a": 1}\n[]\n{"step": 4}\nnull\n{"step": 9}\n',
+      '3, behind step 1 and before step 9',
+    ),
+    ('x\n{"step": 2}\n', '1, before step 2'),
+    ('{"step": 2}\n{"step": 3, \n', '1, behind step 2'),
+    ('\xff\n', '1, of all'),
+  ],
+)
+def test_lines_that_are_dropped_are_counted(tmp_path, content, told):
+  path = tmp_path / 'x.jsonl'
+  path.write_bytes(content.encode('latin-1'))
+  whole = f'{path}: dropped what was no whole record, lines: {told}' if told else ''
+  assert json_lines.truncate_after(path, 5) == whole
+  assert json_lines.truncate_after(path, 5) == ''
+  assert all(record.get('step', 0) <= 5 for record in json_lines.iterate(path))
+
+
+@pytest.mark.parametrize(
+  ('steps', 'last', 'gaps'),
+  [
+    ([], 0, ''),
+    ([], 3, 'steps 1 to 3'),
+    ([1, 2, 3], 0, ''),
+    ([3, 1, 3, -4, 2.5], 5, 'steps 2, 4 to 5'),
+    ([1e30], 0, f'steps 1 to {int(1e30) - 1}'),
+    (range(2, 20, 2), 0, 'steps 1, 3, 5, 7, 9 and 4 more gaps'),
+  ],
+)
+def test_steps_without_a_record_are_named(steps, last, gaps):
+  assert records.lacking(steps, last) == gaps
