@@ -212,7 +212,7 @@ class _Exchange:
       yield event(errors.form(*errors.of_fault(error)))
       return
     yield chunk({'content': _content(batch)})
-    told = {'answer': answer, 'messages': [], 'seconds': seconds}
+    told: dict[str, Any] = {'answer': answer, 'messages': [], 'seconds': seconds}
     yield chunk({}, _finish(self._served.team, batch), team=told)
     if request.include_usage:
       yield event({**head, 'choices': [], 'usage': _usage(batch)})
