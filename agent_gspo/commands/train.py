@@ -67,18 +67,19 @@ def main() -> None:
   from agent_gspo.sharding import hosts
   from agent_gspo.training import loop
 
-  hosts.connect(*(holder.value for holder in _WHO), _HEARTBEAT.value)
+  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _HEARTBEAT.value)
   if planned:
     loop.print_plan(config, whole=_DRY_RUN.value)
   else:
     loop.train(config, str(_WORKDIR.value), _CHANGES.value)
-    if hosts.count() > 1:
-      interruption.ignore()  # one that died while it waits for the others would fail them all
+  partners.leave()
+  if hosts.count() > 1:
+    interruption.ignore()  # one that died while it waits for the others would fail them all
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns what must be the same in all processes of a run."""
-  same = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
+  same: dict[str, Any] = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
   same['--workdir'] = os.path.abspath(_WORKDIR.value) if _WORKDIR.value else ''
   return {**provenance.software(), **same, **config}
 
@@ -106,16 +107,19 @@ def _tell_others(error: BaseException) -> None:
   """Tells the other processes, if there are some, why this one ends; a failure ends them all."""
   status: Any = error.code if isinstance(error, SystemExit) else 1
   cause = error.__context__ if isinstance(error, SystemExit) else error
-  problem = f'{type(cause).__name__}, see its own output' if status else ''
-  if problem and isinstance(cause, ValueError | OSError | flags.Error):
+  problem = f'{type(cause).__name__}, see its own output'
+  if isinstance(cause, ValueError | OSError | flags.Error):
     problem = str(cause)
   if not partners.have_met():
     with contextlib.suppress(ValueError, flags.Error):
       place = _place(checked=False)
-      if place is not None and problem and not isinstance(cause, partners.PartnerError):
+      known = isinstance(cause, partners.PartnerError | KeyboardInterrupt)
+      if place is not None and status and not known:
         partners.refuse(place, problem)
     return
-  if not problem or (cause is not None and cause.args == (interruption.TOGETHER,)):
+  if partners.has_left():
+    return
+  if cause is not None and cause.args == (interruption.TOGETHER,):
     partners.leave()
     return
   if not isinstance(error, SystemExit):
@@ -125,7 +129,7 @@ def _tell_others(error: BaseException) -> None:
     else:
       traceback.print_exception(error)
   partners.leave(problem)
-  partners.end_now(status)
+  partners.end_now(status if isinstance(status, int) and status else 2)
 
 
 if __name__ == '__main__':

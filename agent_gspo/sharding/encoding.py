@@ -108,7 +108,7 @@ class _Reader:
       module, name, fields = content
       found = _record(module, name)
       if found is not None:
-        made = object.__new__(found)  # its constructor has run where it was made
+        made: Any = object.__new__(found)  # its constructor has run where it was made
         for field, inner in fields:
           object.__setattr__(made, field, self.value(inner))
         return made

@@ -44,6 +44,7 @@ class Partners:
   def __init__(self, place: Place):
     """Prepares; nobody is met before `meet`."""
     self.place = place
+    self.has_left = False
     self.bound = ''  # address that the coordinator listens at
     self._wires: dict[int, socket.socket] = {}  # by process
     self._inbox: queue.SimpleQueue[tuple[socket.socket, dict | None]] = queue.SimpleQueue()
@@ -66,7 +67,7 @@ class Partners:
         differs and its two values; or this is no address to listen at.
     """
     hello = {'index': self.place.index, 'of': self.place.processes, 'problem': problem}
-    hello['facts'] = _texts(facts)
+    hello['facts'] = written(facts)
     if problem:
       seconds = min(seconds, _LATE_SECONDS)
     verdict = (self._attend if self.place.index else self._preside)(hello, seconds)
@@ -80,6 +81,7 @@ class Partners:
     After a problem this waits until the others have noticed, as process 0: with it goes JAX's
     coordinator, and without that the others would abort.
     """
+    self.has_left = True
     if problem:
       self._failed.set()
     for wire in [*self._wires.values()]:
@@ -100,8 +102,8 @@ class Partners:
 
   def _preside(self, hello: dict[str, Any], seconds: float) -> str:
     """Meets as process 0; returns why the run cannot be, '' if it can."""
-    here, wires, problem = {0: hello}, {}, hello['problem']
-    wait = _Wait(seconds)
+    here, problem, wait = {0: hello}, hello['problem'], _Wait(seconds)
+    wires: dict[int, socket.socket] = {}
     try:
       listener = _listen(self.place)
     except PartnerError as error:
@@ -109,7 +111,7 @@ class Partners:
         _send(_connected(self.place, 1.0), **{**hello, 'problem': problem or str(error)})
       raise
     with listener:
-      self.bound = _written(listener.getsockname()[0], self.place.host_and_port[1])
+      self.bound = _written(*listener.getsockname()[:2])
       while len(here) < self.place.processes and not wait.over:
         missing = [i for i in range(self.place.processes) if i not in here]
         wait.say(f'{self.place.named(*missing)} at {self.place.coordinator}')
@@ -258,21 +260,30 @@ def meet(place: Place, facts: Mapping[str, Any] | None = None, seconds: float = 
   return _met.bound
 
 
-def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
-  """Refuses facts, one dict a process, that are not the same in all.
+def written(facts: Mapping[str, Any]) -> dict[str, str]:
+  """Returns facts as text, by their fields: 'team.agents'."""
+  return {key: json.dumps(value, default=str) for key, value in _flat(facts)}
+
+
+def check_alike(facts: Sequence[Mapping[str, str]]) -> None:
+  """Refuses facts, as `written` gives them in each process, that are not the same in all.
 
   Raises:
     ValueError: names the first that differs and its two values.
   """
-  first, *others = map(_texts, facts)
-  for index, other in enumerate(others, start=1):
-    if found := _difference(first, other, f'process {index} of {len(facts)}'):
+  for index, other in enumerate(facts):
+    if found := _difference(facts[0], other, f'process {index} of {len(facts)}'):
       raise PartnerError(found)
 
 
 def have_met() -> bool:
   """Returns whether this process is one of several that have met."""
   return _met is not None
+
+
+def has_left() -> bool:
+  """Returns whether the others know that this process ends."""
+  return _met is not None and _met.has_left
 
 
 def leave(problem: str = '') -> None:
@@ -397,10 +408,6 @@ def _flat(facts: Any, key: str = '') -> list[tuple[str, Any]]:
     for name, value in facts.items()
     for leaf in _flat(value, f'{key}.{name}' if key else str(name))
   ]
-
-
-def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
-  return {key: json.dumps(x, default=str, sort_keys=True) for key, x in _flat(facts)}
 
 
 def _difference(mine: Mapping[str, str], others: Mapping[str, str], who: str) -> str:

@@ -71,7 +71,8 @@ def train(
   """
   parts = config_lib.check(config)
   # What the commands could not compare: other files may have been read here than there.
-  partners.check_alike(hosts.gather({'plug-ins': plugins.digest(parts.config), **parts.config}))
+  facts = {'plug-ins': plugins.digest(parts.config), **parts.config}
+  partners.check_alike(hosts.gather(partners.written(facts)))
   with (
     lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
     # Several processes must stop together: a signal waits until they meet.

@@ -161,8 +161,8 @@ def lost(workdir: PathLike, step: int, expected: Iterable[str]) -> list[str]:
   """
   folder = pathlib.Path(workdir)
   found = [f'{folder / name} is gone' for name in expected if not (folder / name).exists()]
-  written = (record.get('step') for _, record in json_lines.numbered(folder / METRICS) if record)
-  gaps = lacking((x for x in written if is_number(x)), step)
+  written = [record.get('step', 0) for _, record in json_lines.numbered(folder / METRICS) if record]
+  gaps = lacking([x for x in written if is_number(x)], step)
   return found + ([f'{folder / METRICS} lacks {gaps}'] if gaps else [])
 
 

@@ -32,9 +32,9 @@ def _meet(place: places.Place, facts, seconds=10.0, problem='') -> str:
 def _all_meet(told: list[dict], **options) -> list[str]:
   """What each of some processes is told; they have these facts."""
   address = f'127.0.0.1:{several_processes.free_port()}'
-  places = [places.Place(address, len(told), index) for index in range(len(told))]
+  those = [places.Place(address, len(told), index) for index in range(len(told))]
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    return [*pool.map(lambda place, facts: _meet(place, facts, **options), places, told)]
+    return [*pool.map(lambda place, facts: _meet(place, facts, **options), those, told)]
 
 
 @pytest.mark.parametrize('count', [2, 3])
@@ -111,9 +111,9 @@ def test_two_processes_with_one_index_and_another_count(monkeypatch):
     ([(3, 1), (4, 2)], '--num_processes is 3 in process 0, 4 in process 2'),
     ([(3, 1), (3, 5)], '--process_id=5 must be from 0 to 2'),
   ):
-    places = [places.Place(address, n, index) for n, index in [(3, 0), *others]]
+    those = [places.Place(address, n, index) for n, index in [(3, 0), *others]]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-      found = [*pool.map(lambda place: _meet(place, _FACTS), places)]
+      found = [*pool.map(lambda place: _meet(place, _FACTS), those)]
     assert all(line in text for text in found), found
 
 

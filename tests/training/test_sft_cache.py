@@ -113,7 +113,7 @@ def test_another_program_or_model_does_not(monkeypatch):
   sft_cache.save(_file(), _PARAMS)
   with pytest.warns(UserWarning, match='a/kernel is more than the model has'):
     assert sft_cache.load(_file(), {'c': np.zeros(1)}) is None
-  monkeypatch.setattr(sft_cache, '_program', lambda: 'changed')
+  monkeypatch.setattr(sft_cache.provenance, 'code', lambda: 'changed')
   assert sft_cache.load(_file(), _PARAMS) is None
 
 
