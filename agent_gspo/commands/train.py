@@ -37,7 +37,6 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
 _PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
-_WHO = (_COORDINATOR, _PROCESSES, _PROCESS)
 _START = flags.DEFINE_float(
   'start_timeout_s', 60.0, 'Seconds to wait for a process that has not come.'
 )
@@ -61,13 +60,14 @@ def main() -> None:
   planned = _PLAN.value or _DRY_RUN.value
   if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
-  place = _place()
+  who = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
+  place = places.find(*who)
   if place is not None and place.processes > 1:
     partners.meet(place, _facts(config), _START.value)  # before the imports, which take seconds
   from agent_gspo.sharding import hosts
   from agent_gspo.training import loop
 
-  hosts.connect(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value, _HEARTBEAT.value)
+  hosts.connect(*who, _HEARTBEAT.value)
   if planned:
     loop.print_plan(config, whole=_DRY_RUN.value)
   else:
@@ -84,14 +84,15 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
   return {**provenance.software(), **same, **config}
 
 
-def _place(checked: bool = True) -> places.Place | None:
-  """Returns where this process stands, by these flags alone: others may be wrong."""
+def _place() -> places.Place | None:
+  """Returns where this process stands by these flags alone, be they or others wrong."""
   own = flags.FlagValues()
-  for holder in _WHO:
+  for holder in (_COORDINATOR, _PROCESSES, _PROCESS):
     own[holder.name] = flags.FLAGS[holder.name]
   own(sys.argv, known_only=True)
-  who = own.coordinator, own.num_processes, own.process_id
-  return places.find(*who) if checked or not own.coordinator else places.Place(*who)
+  if own.coordinator:
+    return places.Place(own.coordinator, own.num_processes, own.process_id)
+  return places.find()
 
 
 def cli() -> None:
@@ -112,7 +113,7 @@ def _tell_others(error: BaseException) -> None:
     problem = str(cause)
   if not partners.have_met():
     with contextlib.suppress(ValueError, flags.Error):
-      place = _place(checked=False)
+      place = _place()
       known = isinstance(cause, partners.PartnerError | KeyboardInterrupt)
       if place is not None and status and not known:
         partners.refuse(place, problem)

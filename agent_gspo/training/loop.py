@@ -70,8 +70,8 @@ def train(
     KeyboardInterrupt: after saving the last finished step.
   """
   parts = config_lib.check(config)
-  # What the commands could not compare: other files may have been read here than there.
-  facts = {'plug-ins': plugins.digest(parts.config), **parts.config}
+  # The command has not read the files that it names; a library's user has compared nothing.
+  facts = {**provenance.software(), 'plug-ins': plugins.digest(parts.config), **parts.config}
   partners.check_alike(hosts.gather(partners.written(facts)))
   with (
     lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
