@@ -1,4 +1,4 @@
-"""Which code and packages a process runs, and on what machine."""
+"""Identifies the code and packages that a process runs, and its machine."""
 
 from __future__ import annotations
 

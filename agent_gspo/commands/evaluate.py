@@ -67,7 +67,8 @@ def main() -> None:
   if saved:
     saved.check_params(config)
   setup = setup_lib.build(parts)
-  step, label, alone = (saved.step, f'step {saved.step}', 0) if saved else (0, 'untrained', 0)
+  step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
+  alone = 0
   if _ENDPOINT.value:
     label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
     policy, alone = _endpoint_policy(setup)
@@ -76,7 +77,7 @@ def main() -> None:
     params = setup.own_copy(params)  # once, not for each baseline
     speaker = harness.digest_of_weights(params)
     policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
-  run = dataclasses.replace(_harness(setup, policy, step), alone=alone)
+  run = _harness(setup, policy, step, alone)
   fingerprint = _fingerprint(setup, speaker, step)
   if _OUT.value:
     run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
@@ -174,7 +175,7 @@ def _endpoint_policy(setup):
   return lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
 
 
-def _harness(setup, policy, step: int):
+def _harness(setup, policy, step: int, alone: int):
   from agent_gspo.evaluation.harness import Harness
 
   options = setup.config['evaluation']
@@ -194,6 +195,7 @@ def _harness(setup, policy, step: int):
     prices=_prices(setup),
     terms=setup.terms(),
     note=_show,
+    alone=alone,
   )
 
 

@@ -24,17 +24,17 @@ from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
 
 MAX_BYTES = 1 << 20
-"""Of a request's body."""
+"""Limits the body of a request."""
 MAX_REQUESTS = 128
-"""In hand at once: with `MAX_BYTES`, what strangers' requests take of the memory."""
+"""Limits the requests in hand; with `MAX_BYTES`, the memory that they take."""
 BODY_SECONDS = 20.0
-"""For the whole body of a request."""
+"""Limits the time until the whole body of a request has come."""
 
 _Found: TypeAlias = tuple[RolloutBatch, str | None, float]
 
 
 class ServedTeam(Protocol):
-  """What the application asks of a team.
+  """Answers for a team what the application asks.
 
   Attributes:
     name: of the model that it is served as.
@@ -46,7 +46,7 @@ class ServedTeam(Protocol):
 
   @property
   def told(self) -> str:
-    """What its agents read of the cost of talk: 'price', 'budget' or ''."""
+    """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
 
   def question(self, request: ChatRequest) -> Question:
     """The question of a request.

@@ -13,9 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from agent_gspo.serving import errors
 
 HEAD_SECONDS = 10.0
-"""For the head of a request, and for what is left of the body of a refused one."""
+"""Limits the head of a request, and what is left of the body of a refused one."""
 GRACE_SECONDS = 2.0
-"""For a conversation under way when the server ends."""
+"""Limits a conversation under way when the server ends."""
 
 
 class Connection(H11Protocol):

@@ -13,7 +13,7 @@ from agent_gspo.serving.errors import RequestError
 from agent_gspo.values import is_number, is_text, is_whole, shown
 
 MAX_CHARACTERS = 1 << 18
-"""Of question and notes together, counted before anything is encoded."""
+"""Limits question and notes together, counted before anything is encoded."""
 
 # Fields of the protocol that say nothing about the answer.
 _IGNORED = (

@@ -1,4 +1,4 @@
-"""Where a process stands among those of its run: by its arguments, Slurm or a TPU pod slice."""
+"""Finds the index of a process in its run: by its arguments, Slurm or a TPU pod slice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where one of several processes stands.
+  """Locates one of several processes.
 
   Attributes:
     coordinator: `host:port` of process 0.
@@ -89,7 +89,7 @@ def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | 
 
 
 def _is_one_of_several(environ: Mapping[str, str]) -> bool:
-  """Whether Slurm or a TPU pod slice started this process beside others."""
+  """Returns whether Slurm or a TPU pod slice started this process beside others."""
   tasks = environ.get('SLURM_NTASKS', '')
   # An allocation has tasks too, but a process that no srun started is alone: it is of no step.
   of_step = 'SLURM_STEP_NODELIST' in environ and tasks.isdecimal() and int(tasks) > 1

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import micro_run
 import pytest
 import served_team
-from served_team import Served, serving
+from served_team import serving
 
 from agent_gspo.serving import completions, connections, guard
 
@@ -74,17 +74,6 @@ def _until(condition, seconds: float = 5.0) -> None:
   while not condition():
     assert time.monotonic() < end
     time.sleep(0.01)
-
-
-@pytest.fixture
-def served():
-  return Served()
-
-
-@pytest.fixture
-def address(served):
-  with serving(served) as found:
-    yield found
 
 
 # Who may ask

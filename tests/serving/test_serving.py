@@ -10,22 +10,10 @@ import urllib.request
 import openai
 import pytest
 from openai.types.chat import completion_create_params as protocol
-from served_team import Served, serving
 
 from agent_gspo.serving.requests import RequestError, read
 
 USER = [{'role': 'user', 'content': 'How many?'}]
-
-
-@pytest.fixture
-def served():
-  return Served()
-
-
-@pytest.fixture
-def address(served):
-  with serving(served) as found:
-    yield found
 
 
 @pytest.fixture

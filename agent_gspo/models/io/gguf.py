@@ -31,7 +31,7 @@ _ROPE_NEUTRAL = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-  """What one file holds, or all parts of a split one.
+  """Holds the model of one file, or of all parts of a split one.
 
   Attributes:
     config: architecture.

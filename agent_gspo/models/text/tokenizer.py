@@ -214,7 +214,7 @@ class Tokenizer:
 
   @functools.cached_property
   def _texts(self) -> list[str]:
-    """What each id says by itself, "" for those that no token has."""
+    """Returns the text of each id by itself, "" for ids that no token has."""
     ids = [[i] for i in range(self.vocab_size)]
     return self.backend.decode_batch(ids, skip_special_tokens=False)
 
