@@ -1,0 +1,76 @@
+"""Divides the value of what a reader was told among the messages that told it.
+
+`v(S)` is the value of a set `S` of messages: here the log-probability of the gold answer for an
+agent that has read these and no others. `N` is the set of all that were written (a silent author
+is not in it). Each function returns a credit for every slot, the authors' turns in reading order,
+silent ones among them:
+
+- leave-one-out, a difference reward: `v(N) - v(N - {i})`;
+- potential: `v(N) - v(before i)`, the return from slot `i` on of the shaped rewards
+  `v(up to i) - v(before i)` (Ng et al. 1999), which telescope to `v(N) - v({})`;
+- Shapley: the mean of `v(S + {i}) - v(S)` over the orders in which messages can arrive.
+
+What is subtracted from `v(N)` in the first two does not depend on what slot `i` says, so the
+expected gradient is that of `v(N)`: without a price the optimum is unchanged. Shapley's credit has
+no such guarantee, and splits evenly what two redundant messages add.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Coalition = frozenset[int]
+Values = Mapping[Coalition, float]
+
+
+def leave_one_out(values: Values, said: Coalition, slots: Sequence[int]) -> list[float]:
+  """Returns `v(N) - v(N - {i})` of each slot: 0 for a silent one."""
+  return [values[said] - values[said - {slot}] for slot in slots]
+
+
+def potential(values: Values, said: Coalition, slots: Sequence[int]) -> list[float]:
+  """Returns `v(N) - v(before i)` of each slot."""
+  return [values[said] - values[said & {*slots[:place]}] for place in range(len(slots))]
+
+
+def shapley(values: Values, said: Coalition, slots: Sequence[int]) -> list[float]:
+  """Returns the Shapley value of each slot: 0 for a silent one; they sum to `v(N) - v({})`."""
+  players = len(said)
+  weight = lambda size: 1 / (players * math.comb(players - 1, size))
+  return [
+    sum(weight(len(s)) * (values[s | {slot}] - values[s]) for s in _subsets(said - {slot}))
+    if slot in said
+    else 0.0
+    for slot in slots
+  ]
+
+
+def _subsets(of: Iterable[int]) -> list[Coalition]:
+  members = sorted(of)
+  sizes = range(len(members) + 1)
+  return [frozenset(s) for size in sizes for s in itertools.combinations(members, size)]
+
+
+ATTRIBUTIONS: dict[str, Callable[[Values, Coalition, Sequence[int]], list[float]]] = {
+  'leave_one_out': leave_one_out,
+  'potential': potential,
+  'shapley': shapley,
+}
+
+
+def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coalition]:
+  """Returns the coalitions whose values an attribution reads, that of all messages first.
+
+  Args:
+    name: Key of `ATTRIBUTIONS`.
+    said: Slots whose message was read.
+    slots: All slots in reading order.
+  """
+  found = {
+    'leave_one_out': lambda: [said - {slot} for slot in slots],
+    'potential': lambda: [said & {*slots[:place]} for place in range(len(slots))],
+    'shapley': lambda: _subsets(said),
+  }[name]()
+  return list(dict.fromkeys([said, *found]))
