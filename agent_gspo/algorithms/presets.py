@@ -76,4 +76,5 @@ PRESETS: dict[str, Preset] = {
   'counterfactual': Preset(
     'ours', 'gspo', 'counterfactual', costs='apart', grouping='question_turn_agent'
   ),
+  'worth': Preset('ours', 'gspo', 'worth', grouping='question_turn_agent'),
 }

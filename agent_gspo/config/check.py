@@ -17,7 +17,7 @@ from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection.rules import SELECTIONS
-from agent_gspo.config import learned_topology, renamed
+from agent_gspo.config import learned_topology, renamed, worth
 from agent_gspo.config.defaults import SECTIONS, RunOptions
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import check_choice, check_names
@@ -195,6 +195,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
       )
   if training:
     _check_sft(config, task, team)
+    worth.check(config, task, team)
     available = len(held_back.asked(task, config['sft']['held_back']))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(

@@ -24,5 +24,7 @@ class EvaluationOptions(Section, name='evaluation'):
   temperature: float = option(0.0, least=0)
   every: int = option(0, least=0, most=10**9)  # steps between two during training, 0 for none
   questions_during: int = option(50, least=1, most=10**5)
+  # Conversations of each evaluation in which the worth of messages is measured.
+  worth_questions: int = option(0, least=0, most=10**5)
   batch_questions: int = option(64, least=1, most=10**5)  # conversations held at a time
   transcripts: int = option(20, least=0, most=10**9)  # episodes kept of each evaluation

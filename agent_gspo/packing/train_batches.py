@@ -131,6 +131,26 @@ def with_old_logprobs(
   ]
 
 
+def with_first_token_weights(
+  micro_batches: Sequence[TrainBatch], weights: np.ndarray
+) -> list[TrainBatch]:
+  """Returns the micro-batches with a loss weight for the first token of each message.
+
+  Args:
+    micro_batches: `M` messages that were packed together.
+    weights: float `[M]`, of the first sampled token; all others weigh 1.
+  """
+  found = []
+  for batch in micro_batches:
+    slot = np.asarray(batch.loss_message)
+    # A message's loss tokens stand side by side, in the order of slots.
+    first = (np.diff(slot, axis=1, prepend=-1) != 0) & (batch.loss_mask > 0)
+    message = np.take_along_axis(np.asarray(batch.message), slot, axis=1)
+    token_weights = np.where(first, np.asarray(weights)[message], 1.0).astype(np.float32)
+    found.append(dataclasses.replace(batch, token_weights=token_weights))
+  return found
+
+
 def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:
   """Values `[M]` of the messages that were packed, float32 `[R, S]`; 0 in empty slots."""
   return np.where(batch.message_mask > 0, np.asarray(values)[batch.message], 0).astype(np.float32)

@@ -89,6 +89,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       path=np.where(counts.silent, question - len(ones), counts.episode),
       history=question[None],
       probability=ones / 2,
+      **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),
     )
     found = estimators.advantage(inputs, name, costs=costs, **options)
     return found.values * found.kept

@@ -49,6 +49,24 @@ class Task(abc.ABC):
     """The answer in a text in a form that can be compared for votes; None if it has none."""
     return answer_marks.passage(answer_text).strip() or None
 
+  def gold_messages(self, question: Question) -> Sequence[str]:
+    """Returns right answers as the answering agent would write them, in several equivalent forms.
+
+    Their probability measures what a message is worth. Empty: there is no gold text, as of code.
+    """
+    return (question.answer,)
+
+  def plain_message(self, question: Question, agent: int) -> str:
+    """Returns the plainest message that tells an agent's note, '' where it has none."""
+    return question.note(agent)
+
+  def further_demonstrations(self) -> Sequence[Question]:
+    """Returns questions that the supervised stage shows besides those of the training split.
+
+    RL and evaluations never ask them.
+    """
+    return ()
+
   def note(self, splits: Sequence[str]) -> str:
     """What the user should know of the questions of some splits before a run, '' for nothing."""
     del splits

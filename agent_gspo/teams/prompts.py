@@ -15,6 +15,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import Tokenizer
@@ -143,6 +144,15 @@ class PromptWriter:
     is_written = np.array_equal(ids[: len(bos)], bos)
     return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
 
+  def as_written(self, text: str) -> str:
+    """Returns a text as it follows the cue: subword vocabularies hold the space before a word."""
+    continues = self.role.style == 'plain' and not self.tokenizer.is_word_level
+    return f' {text}' if text and continues else text
+
+  def written_ids(self, text: str) -> np.ndarray:
+    """Returns int32 ids of a message of that text, without a stop token; no special ones."""
+    return _ids(self.tokenizer.encode(self.as_written(text), special=False))
+
   def encode(self, text: str) -> np.ndarray:
     """Int32 ids of a text, not to be written to: they are kept for the next who asks."""
     return self._encode(text)
@@ -158,7 +168,7 @@ class Conversation:
     self._ids: np.ndarray = writer.preamble
     self._last_id: int | None = None  # the stop token of the agent's last message
 
-  def prompt(self, incoming: Sequence[tuple[str, Sequence[int]]], left: int = 0) -> np.ndarray:
+  def prompt(self, incoming: Sequence[tuple[str, ArrayLike]], left: int = 0) -> np.ndarray:
     """Int32 ids `[P]` of the next turn's prompt.
 
     Args:
@@ -177,14 +187,14 @@ class Conversation:
     self._ids = np.concatenate([self._ids, *new])
     return self._ids
 
-  def wrote(self, token_ids: Sequence[int], ended: bool) -> None:
+  def wrote(self, token_ids: ArrayLike, ended: bool) -> None:
     """Appends the agent's own message; `token_ids` include its stop token if it `ended`."""
     new = [_ids(token_ids)]
-    self._last_id = int(token_ids[-1]) if ended else None
+    self._last_id = int(new[0][-1]) if ended else None
     if not ended and self._writer.role.style == 'plain':
       new.append(self._writer.encode(self._writer.role.separator))
     self._ids = np.concatenate([self._ids, *new])
 
 
-def _ids(values: Sequence[int]) -> np.ndarray:
+def _ids(values: ArrayLike) -> np.ndarray:
   return np.asarray(values, np.int32)

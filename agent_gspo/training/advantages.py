@@ -14,6 +14,7 @@ from agent_gspo.algorithms.selection import posterior
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.training.collect import CollectedRollout
+from agent_gspo.training.message_worth import MessageWorth
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import RolloutBatch
@@ -45,6 +46,7 @@ def message_advantages(
   rollout: CollectedRollout,
   counts: MessageCounts,
   rewards: RewardTerms,
+  worth: MessageWorth | None = None,
 ) -> MessageAdvantages:
   """Advantages under the config's estimator, of `M` messages.
 
@@ -54,6 +56,7 @@ def message_advantages(
     rollout: the conversations.
     counts: of their messages.
     rewards: of their messages.
+    worth: Of their messages, for estimators that read gains.
   """
   options = setup.config['advantage']
   done = int(state.step) / max(setup.config['steps'], 1)
@@ -67,6 +70,9 @@ def message_advantages(
       rollout.question_index
     ],
   )
+  if worth is not None:
+    fields = ('gain', 'plain_gain', 'plain_costs')
+    inputs = dataclasses.replace(inputs, **{field: getattr(worth, field) for field in fields})
   found = estimators.advantage(
     inputs,
     options['name'],

@@ -18,10 +18,11 @@ from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
 from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
+from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
-from agent_gspo.types import Message, Question, TrainBatch
+from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
 
 _DRAWN = 8  # texts, of which one fits what is left to write
 
@@ -51,13 +52,22 @@ class Demonstrations:
     return SFTOptions(**self.config['sft'])
 
   @functools.cached_property
+  def _writers(self) -> tuple[PromptWriter, ...]:
+    return self.team.prompt_writers(self.tokenizer)
+
+  @functools.cached_property
   def _calculator(self) -> Calculator:
     return Calculator(self.tokenizer)
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
-    """Of the training split: nothing else is imitated."""
+    """Of the training split and the task's further demonstrations."""
     return held_back.demonstrated(self.task, self.options.held_back)
+
+  @functools.cached_property
+  def note_holders(self) -> int:
+    """Agents that hold a note: the first ones."""
+    return len(self.questions[0].notes)
 
   @property
   def seed(self) -> int:
@@ -80,7 +90,12 @@ class Demonstrations:
     kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
     if not kept:  # small shares of few questions
       kept = [m for m in shown if self._share(m)][:1]
-    return self._packed(kept), left_out
+    micro_batches = self._packed(kept)
+    if self.options.decision_weight != 1:
+      holds = np.asarray([m.agent < self.note_holders for m in kept])
+      weights = np.where(holds, self.options.decision_weight, 1.0)
+      micro_batches = train_batches.with_first_token_weights(micro_batches, weights)
+    return micro_batches, left_out
 
   def shown(self, step: int) -> tuple[list[Message], float]:
     """The messages of a step, of which shares are trained, and the share that is left out."""
@@ -91,15 +106,23 @@ class Demonstrations:
 
   def of_validation(self) -> dict[str, list[TrainBatch]]:
     """Micro-batches of questions of the validation split, by role; the same at any time."""
-    found = self.task.questions('validation')
-    count = min(self.options.validation_questions, len(found))
-    batch = self._on_terms([found[i] for i in range(count)], 0)
-    shown, _ = self._messages(batch, random.Random('validation'))
+    shown, _ = self._messages(self._validation_questions, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
       if self._share(message):
         by_role.setdefault(self.team.roles[message.agent].name, []).append(message)
     return {role: self._packed(messages) for role, messages in by_role.items()}
+
+  def silent_validation(self) -> RolloutBatch:
+    """Returns conversations about the same validation questions in which nobody says a word."""
+    policy = ScriptedPolicy(lambda turn: '', self.tokenizer)
+    return rollout(self.team, self.task, self.tokenizer, self._validation_questions, 1, policy)
+
+  @property
+  def _validation_questions(self) -> Sequence[Question]:
+    found = self.task.questions('validation')
+    count = min(self.options.validation_questions, len(found))
+    return self._on_terms([found[i] for i in range(count)], 0)
 
   def _on_terms(self, questions: Sequence[Question], step: int) -> Sequence[Question]:
     if self.sheet is None:
@@ -190,9 +213,7 @@ class Demonstrations:
         text, tries = demonstrated(), tries + 1
     if text:
       text = self._addressed(turn, text, rng)
-    continues = self.team.roles[turn.agent].style == 'plain' and not self.tokenizer.is_word_level
-    # Pretrained vocabularies hold words with the space before them.
-    return f' {text}' if text and continues else text
+    return text and self._writers[turn.agent].as_written(text)
 
   def _fits_what_is_left(self, turn: Turn) -> bool:
     """Whether an author is told what is left of a budget, and demonstrations follow budgets."""

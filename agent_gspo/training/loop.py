@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_gspo import plugins, provenance
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
@@ -295,6 +296,12 @@ class Run:
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""
     options, price = self.config['advantage'], self.setup.budget.highest_lambda_tok
+    if options['name'] in estimators.GAINS:
+      known = {**estimators.options_of(options['name']), **options['options']}
+      return (
+        f'At lambda_tok={price:g} a token must gain the answering agent {price * known["nats"]:g} '
+        'nats of the gold answer to pay.'
+      )
     estimate = ties.estimator(options['name'], costs=options['costs'], **options['options'])
     length = self.setup.team.max_message_tokens
     taught = ties.what_ties_teach(

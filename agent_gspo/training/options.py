@@ -57,6 +57,8 @@ class SFTOptions(Section, name='sft'):
   addressed_probability: float = option(0.0, least=0, most=1)
   # Role -> share of its messages that is trained; 1 for roles that are not named.
   role_shares: dict = dataclasses.field(default_factory=dict)
+  # Weight in the loss of the first token of messages whose author holds a note: to speak or not.
+  decision_weight: float = option(1.0, above=0)
   save_every: int = option(100, least=1, most=10**9)  # steps; also on Ctrl-C
   # Of the validation split, whose loss is measured with each save; 0 for none.
   validation_questions: int = option(0, least=0, most=10**6)

@@ -17,6 +17,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import update_metrics
 from agent_gspo.training.policy_loss import PolicyLoss, Sums, merge
+from agent_gspo.training.scoring import PolicyParams
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 
@@ -111,7 +112,9 @@ class Programs:
       )
     return dataclasses.replace(state, trainable=trainable, opt_state=opt_state), metrics
 
-  def logprobs(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
+  def logprobs(
+    self, state: TrainState | PolicyParams, micro_batches: Sequence[TrainBatch]
+  ) -> list[np.ndarray]:
     """The trainer's log-prob of each loss token under `state`, float32 `[R, L]` a batch."""
     placed = map(self.placement.shard_rows, micro_batches)
     return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from agent_gspo.packing import train_batches
+from agent_gspo.training import scoring
 from agent_gspo.training.programs import Programs
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -33,15 +31,8 @@ def of_episodes(
   if not setup.reward.needs_reference:
     return None
   said = [m for m in batch.messages if not m.silent]
-  micro_batches = train_batches.pack_messages(
-    said,
-    pack_length=setup.config['learner']['pack_length'],
-    micro_batch_size=setup.config['learner']['micro_batch_size'],
-    adapters=setup.sharing.adapters,
-  )
-  scored = programs.logprobs(dataclasses.replace(state, trainable=state.reference), micro_batches)
-  losses = [-logprobs.astype(np.float64) for logprobs in scored]
-  total = train_batches.message_sums(micro_batches, losses, len(said))
+  reference = scoring.PolicyParams(state.reference, state.frozen)
+  total = -scoring.message_logprobs(setup, programs, reference, said)
   mean = total / np.asarray([int(m.sampled.sum()) for m in said])
   highest = np.full(len(batch.episodes), -np.inf)
   np.maximum.at(highest, np.asarray([m.episode for m in said], int), mean)

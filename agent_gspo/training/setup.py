@@ -27,8 +27,8 @@ from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks.data import held_back
 from agent_gspo.teams.policies import ModelPolicy
+from agent_gspo.training import message_worth, prompt_checks, scoring
 from agent_gspo.training import plan as plan_lib
-from agent_gspo.training import prompt_checks
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.plan import Plan
@@ -65,6 +65,18 @@ class Setup(config_lib.Parts):
   def questions(self) -> Sequence[Question]:
     """Those that training asks."""
     return held_back.asked(self.task, self.config['sft']['held_back'])
+
+  @functools.cached_property
+  def scoring(self) -> Programs:
+    """Programs that score messages at temperature 1; they never step."""
+    return Programs(
+      self.model,
+      losses.imitation,
+      optax.identity(),
+      temperature=1.0,
+      entropy=False,
+      placement=self.placement,
+    )
 
   def own_copy(self, params: Params) -> Params:
     """Parameters on the devices on which this process samples; those of a file are read."""
@@ -126,6 +138,10 @@ class Setup(config_lib.Parts):
       batch_questions=options['batch_questions'],
       progress=progress,
     )
+    if not alone:
+      scored = scoring.PolicyParams.of(params)
+      figures |= scoring.judgement_figures(self, self.scoring, scored, batch)
+      figures |= message_worth.of_evaluation(self, scored, batch)
     head = {
       'step': step,
       'label': label,

@@ -16,13 +16,15 @@ import numpy as np
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
+from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training import scoring
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import NonFiniteLossError, Programs
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
-from agent_gspo.types import TrainBatch
+from agent_gspo.types import RolloutBatch, TrainBatch
 from agent_gspo.workdir import checkpoints as checkpoints_lib
 from agent_gspo.workdir.checkpoints import Checkpoints
 
@@ -99,6 +101,9 @@ class _Stage:
       adapters=setup.sharing.adapters if adapted else None,
       sheet=setup.term_sheet,
     )
+    self._scored = setup  # whose adapters are those that are trained here
+    if not adapted:
+      self._scored = dataclasses.replace(setup, sharing=Sharing())
     self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
     optimizer = state_lib.make_optimizer(
       LearnerOptions(
@@ -129,7 +134,7 @@ class _Stage:
       for record in hooks.records(int(self.state.step))
       if record.get(VALIDATION) is not None
     }
-    self._validation: dict[str, list[TrainBatch]] | None = None
+    self._validation: tuple[dict[str, list[TrainBatch]], RolloutBatch] | None = None
 
   def go(self) -> None:
     """All steps, or until the validation loss has stopped falling."""
@@ -172,11 +177,13 @@ class _Stage:
     self.checkpoints.save(self.state, also_keep=[self._best] if may_be_result else [])
 
   def _validate(self) -> dict[str, float]:
-    """Nats a token of the validation split's demonstrations: of each role, and of all."""
+    """Returns nats a token of the validation demonstrations, by role and in all, and judgement."""
     if self._validation is None:
-      self._validation = self.demonstrations.of_validation()
+      shown = self.demonstrations
+      self._validation = shown.of_validation(), shown.silent_validation()
+    by_role, unsaid = self._validation
     sums, counts = {}, {}
-    for role, micro_batches in self._validation.items():
+    for role, micro_batches in by_role.items():
       logprobs = self.programs.logprobs(self.state, micro_batches)
       sums[role] = -float(sum(x.sum(dtype=np.float64) for x in logprobs))
       counts[role] = float(sum(b.loss_mask.sum() for b in micro_batches))
@@ -188,6 +195,7 @@ class _Stage:
     return {
       VALIDATION: sum(sums.values()) / sum(counts.values()),
       **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},
+      **scoring.judgement_figures(self._scored, self.programs, self.state, unsaid),
     }
 
   @property

@@ -14,8 +14,8 @@ from agent_gspo.reporting.progress import Progress
 from agent_gspo.rewards import communication
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import count_messages
+from agent_gspo.training import message_worth, reference_nll
 from agent_gspo.training import metrics as metrics_lib
-from agent_gspo.training import reference_nll
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
 from agent_gspo.training.minibatches import pack_minibatches, update_on_minibatches
@@ -79,8 +79,10 @@ def train_step(
     texts=[message.text for message in batch.messages],
     reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
   )
-  advantages = message_advantages(setup, state, rollout, counts, rewards)
   clock.lap('score')
+  worth = message_worth.of_step(setup, state, batch, counts, prices)
+  clock.lap('worth')
+  advantages = message_advantages(setup, state, rollout, counts, rewards, worth)
 
   minibatches = pack_minibatches(setup, state, batch, counts, advantages.kept)
   state, updates = update_on_minibatches(
@@ -111,6 +113,7 @@ def train_step(
   metrics = {
     **metrics_lib.of_step(setup, rollout, all_counts, rewards, advantages, minibatches, updates),
     **budgets.metrics(prices, next_budget),
+    **(worth.metrics(counts) if worth else {}),
     **clock.metrics(),
   }
   state = dataclasses.replace(

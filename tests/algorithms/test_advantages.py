@@ -168,6 +168,8 @@ def test_group_in_which_all_are_silent(normalize):
 
 # Their baseline is not the group's: the batch, a posterior, a virtual reward.
 _NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
+# These read gains, not rewards, where they were measured: see test_worth_advantages.
+_BY_REWARD = [name for name in lib.ADVANTAGES if name not in lib.GAINS]
 # In these a message's reward counts where others were silent, or by role or agent.
 _OWN_GROUPS = ('public_baseline', 'agent_turn', 'counterfactual')
 
@@ -205,7 +207,7 @@ def test_any_order_of_messages_gives_the_same(name):
   np.testing.assert_array_equal(again.kept, np.asarray(found.kept)[order])
 
 
-@pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n not in _NOT_OF_THE_GROUP])
+@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in _NOT_OF_THE_GROUP])
 def test_message_that_nothing_is_compared_with_has_no_advantage(name):
   x = some_inputs(7, 'question_agent')
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
@@ -222,7 +224,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
     np.testing.assert_allclose(found.values, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('name', _BY_REWARD)
 @pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
 def test_rewards_that_all_tie_give_no_advantage(name, reward):
   """Above all not a rounding error divided by a rounding error."""
@@ -255,6 +257,7 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
     'path': group * 2 + rng.integers(0, 2, len(group)),
     'history': np.stack([group, group, np.arange(len(group))]),
     'probability': np.full(len(group), 0.3, np.float32),
+    **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(group), np.nan, np.float32)),
   }
   return lib.AdvantageInputs(**{key: value[..., order] for key, value in fields.items()})
 
@@ -284,6 +287,7 @@ def test_batches_that_tie_give_exactly_0(name, size):
     x = lib.AdvantageInputs(
       **dict.fromkeys(columns, zeros),
       **{'task': full(task), 'costs': full(cost), 'probability': full(0.3)},
+      **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), full(np.nan)),
       **{'episode': np.arange(size), 'lengths': np.arange(size) + 1, 'silent': np.arange(size) < 2},
       history=np.stack([zeros, zeros, zeros]),
     )
@@ -307,7 +311,7 @@ def test_a_reward_at_the_mean_of_its_group_has_advantage_0():
     np.testing.assert_array_equal(found == 0, [False, True, False, False, False, True, True])
 
 
-@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('name', _BY_REWARD)
 def test_group_in_which_all_are_silent_and_wrong(name):
   """Question 5 of `some_inputs`; alone in the batch, so that no statistic of others moves it."""
   x = some_inputs(7)

@@ -31,6 +31,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
   written = rng.integers(0, 12, len(rows)) * (rng.random(len(rows)) < 0.6)
   written[(question == 5) | ((question == 0) & (agent == 2))] = 0
   observation = np.where(turn == 0, question * 3 + agent, 100 + rng.integers(0, 30, len(rows)))
+  gain = np.where(agent == 2, np.nan, rng.normal(0, 5, len(rows)) * (written > 0))
   return AdvantageInputs(
     task=scores[episode],
     costs=np.float32(price) * written.astype(np.float32),
@@ -46,6 +47,9 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
     path=observation * 20 + written % 3,
     history=np.stack([question * 0 + turn, observation % 7, observation]),
     probability=rng.uniform(0.1, 0.9, 7).astype(np.float32)[question],
+    gain=gain.astype(np.float32),
+    plain_gain=np.where(episode % 5 == 0, gain, np.nan).astype(np.float32),
+    plain_costs=np.full(len(rows), np.float32(price) * 8),
   )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.word_problems import WordProblems
-from agent_gspo.tasks.data import sources
+from agent_gspo.tasks.data import held_back, sources
 from agent_gspo.tasks.data.near_duplicates import near_duplicates
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt import task as dealt
@@ -194,6 +194,8 @@ def test_grades_the_equation_and_tells_what_the_others_say():
     ({'apart_from': ('drop',)}, "dealt: apart_from='drop' is unknown; use one of"),
     ({'num_informants': 0}, 'num_informants=0 must be an integer from 1 to 100'),
     ({'num_informants': 2.5}, r'num_informants=2\.5 must be'),
+    ({'also_from': ('svmp',)}, "also_from='svmp' is unknown; use one of"),
+    ({'also_from': ('small',)}, 'also_from=.* must name each other benchmark once'),
     ({'seed': 0.5}, r'seed=0\.5 must be an integer'),
     ({'redrawn_copies': -1}, r'redrawn_copies=-1 must be an integer, 0 or more'),
     ({'misleading_share': 1.5}, r'misleading_share=1\.5 must be a number from 0 to 1'),
@@ -304,6 +306,65 @@ def test_apart_from_another_benchmark(official):
   assert left | near >= {q.id for q in official['svamp'].questions('train')}
   assert apart.questions('test') == official['svamp'].questions('test')
   assert apart.undealt('train') == len(everything) - len(left)
+
+
+@needs_data
+def test_further_demonstrations_are_of_other_stories(official):
+  task = make_task(
+    'dealt',
+    benchmark='multiarith',
+    also_from=('svamp', 'gsm8k'),
+    apart_from=('svamp',),
+    grader='equation',
+    data_dir=DATA,
+  )
+  further = task.further_demonstrations()
+  assert len(further) > 8000
+  own = [
+    q for split in base.SPLITS for q in make_task('multiarith', data_dir=DATA).questions(split)
+  ]
+  tests = own + list(make_task('svamp', data_dir=DATA).questions('test'))
+  whole = {
+    q.id: q
+    for name in ('svamp', 'gsm8k')
+    for q in make_task(name, data_dir=DATA).questions('train')
+  }
+  assert not near_duplicates([whole[q.id] for q in further], tests)
+  assert {q.id for q in held_back.demonstrated(task, 0.5)} > {q.id for q in further}
+  assert not {q.id for q in held_back.asked(task, 0.5)} & {q.id for q in further}
+  shown = lambda q: task.demonstration(
+    q, 3, q.notes, random.Random(0), terse_probability=0, silence_probability=0
+  )
+  solved = [q for q in further if shown(q) is not None]
+  assert {q.id.partition('-')[0] for q in solved} == {'svamp'}  # GSM8K has no equations
+
+
+@pytest.mark.parametrize(
+  ('equation', 'answer', 'forms'),
+  [
+    ('( 3 + 2 )', '5', ['3 + 2 = 5', '2 + 3 = 5']),
+    ('( 6 - 2 )', '4', ['6 - 2 = 4']),
+    (
+      '( ( 3 + 2 ) * 4 )',
+      '20',
+      [
+        '3 + 2 = 5, 5 * 4 = 20',
+        '3 + 2 = 5, 4 * 5 = 20',
+        '2 + 3 = 5, 5 * 4 = 20',
+        '2 + 3 = 5, 4 * 5 = 20',
+      ],
+    ),
+    ('7', '7', ['7']),
+  ],
+)
+def test_gold_messages_are_the_solution_with_its_operands_exchanged(equation, answer, forms):
+  question = Question('x', 'How many?', answer, derivation=equation)
+  assert (
+    list(
+      Small(grader='equation', data_dir=None, cache_dir=None, base_url='').gold_messages(question)
+    )
+    == forms
+  )
 
 
 @needs_data

@@ -70,13 +70,27 @@ def test_what_is_held_back_from_demonstrations_is_what_rl_asks():
   assert {q.id for q in again.questions} == asked
 
 
+def test_the_decision_to_speak_weighs_more():
+  """The first token of each informant's message, and of no other, has the weight."""
+  plain = demonstrations(build())
+  heavy = demonstrations(build(sft__decision_weight=5.0))
+  (batch, *_), _ = heavy.of_step(0)
+  (before, *_), _ = plain.of_step(0)
+  assert before.token_weights is None
+  shown, _ = heavy.shown(0)
+  firsts = sorted(int(m.token_ids[0]) for m in shown if m.agent < 2)
+  heavy_ids = batch.loss_target[(batch.token_weights == 5) & (batch.loss_mask > 0)]
+  assert sorted(heavy_ids.tolist()) == firsts
+  assert set(np.unique(batch.token_weights)) == {1.0, 5.0}
+
+
 def test_copies_of_a_story_are_held_back_together():
   copies = [
     Question(id=f'{i}-{copy}' if copy else str(i), text='', answer='', story=str(i) if copy else '')
     for copy in range(3)
     for i in range(40)
   ]
-  task = types.SimpleNamespace(questions=lambda split: copies)
+  task = types.SimpleNamespace(questions=lambda split: copies, further_demonstrations=lambda: ())
   asked = held_back.asked(task, 0.5)
   stories = collections.Counter(q.id.split('-')[0] for q in asked)
   assert 8 < len(stories) < 32

@@ -33,6 +33,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
 )
 from agent_gspo.algorithms.advantages.groups import GROUPINGS, centred, group_ids, tied_groups
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
+from agent_gspo.algorithms.advantages.message_worth import worth
 from agent_gspo.algorithms.advantages.turn_level import (
   agent_turn,
   counterfactual,
@@ -62,12 +63,18 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'hgpo': hgpo,
   'salt': salt,
   'counterfactual': counterfactual,
+  'worth': worth,
+  'potential': worth,
+  'shapley': worth,
 }
+
+# Estimator -> how the value of what was read is divided among messages, of `ATTRIBUTIONS`.
+GAINS = {'worth': 'leave_one_out', 'potential': 'potential', 'shapley': 'shapley'}
 
 COSTS = ('inside', 'apart')
 
-# Estimators that add up the costs of an author's turns, which must therefore be each message's own.
-SUMS_OWN_COSTS = ('agent_turn',)
+# Estimators that compare or add up the costs of single messages: an episode's would count twice.
+SUMS_OWN_COSTS = ('agent_turn', *GAINS)
 
 # Estimator -> option -> its value when a share of the run is over, from the value that is given.
 OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {

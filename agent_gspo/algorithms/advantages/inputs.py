@@ -24,6 +24,10 @@ class AdvantageInputs:
     history: int `[K, M]`, row `k` equal iff the last `k + 1` steps of the transcript are.
     probability: float32 `[M]`, success probability of the question before this rollout
       (`posterior.probability`).
+    gain: float32 `[M]`, nats that the answering agent gained by the message
+      (`training.message_worth`); NaN where it was not measured.
+    plain_gain: float32 `[M]`, nats that the author's plain note would gain; NaN likewise.
+    plain_costs: float32 `[M]`, costs of the plain note, weights applied.
   """
 
   task: chex.Array
@@ -40,6 +44,9 @@ class AdvantageInputs:
   path: chex.Array | None = None
   history: chex.Array | None = None
   probability: chex.Array | None = None
+  gain: chex.Array | None = None
+  plain_gain: chex.Array | None = None
+  plain_costs: chex.Array | None = None
 
   @property
   def rewards(self) -> chex.Array:

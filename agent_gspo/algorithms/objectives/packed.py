@@ -22,7 +22,7 @@ class PackedTokens:
     token_mask: float32 `[T]`, 0 for padding.
     advantages: float32 `[M]`.
     message_mask: float32 `[M]`, 0 for padding.
-    token_weights: float32 `[T]` in 0 .. 1, weight of each token in the loss (D3S, arXiv
+    token_weights: float32 `[T]`, at least 0, weight of each token in the loss (D3S, arXiv
       2509.22115, selects tokens). A message's ratio is still that of all its tokens, and a
       message of which nothing is selected still counts as a message.
     importance: float32 `[T]`, a constant that each token's surrogate is multiplied by, see

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -15,11 +16,14 @@ Tree = Fraction | tuple[str, 'Tree', 'Tree']
 _SIGNS: dict[type[ast.operator], str] = {
   ast.Add: '+', ast.Sub: '-', ast.Mult: '*', ast.Div: '/',
 }  # fmt: skip
+_ARITHMETIC = re.compile(r'[-+*/().\s\d]+')
 _ANNOTATION = re.compile(r'<<([^<>]*)>>')
 
 
 def from_infix(text: str) -> Tree | None:
   """'( 6.0 - ( 3.0 + 2.0 ) )', as SVAMP and MultiArith write it; None if it is no such thing."""
+  if not _ARITHMETIC.fullmatch(text):  # such as a rationale
+    return None
   try:
     return _tree(ast.parse(text.strip(), mode='eval').body)
   except (SyntaxError, ValueError):
@@ -55,6 +59,18 @@ def infix(tree: Tree) -> str:
 def leaves(tree: Tree) -> set[Fraction]:
   """The numbers that an equation begins with."""
   return {tree} if isinstance(tree, Fraction) else leaves(tree[1]) | leaves(tree[2])
+
+
+def commuted(tree: Tree, most: int = 8) -> list[Tree]:
+  """Returns the equation and those with summands or factors exchanged, `most` at most."""
+  if isinstance(tree, Fraction):
+    return [tree]
+  sign, left, right = tree
+  pairs = itertools.product(commuted(left, most), commuted(right, most))
+  found: list[Tree] = []
+  for a, b in pairs:
+    found += [(sign, a, b), (sign, b, a)] if sign in '+*' else [(sign, a, b)]
+  return found[:most]
 
 
 def chain(tree: Tree | None, answer: str) -> str:

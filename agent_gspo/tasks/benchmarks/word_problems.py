@@ -38,6 +38,19 @@ class WordProblems(OfficialTask):
     return gold_equations.chain(tree, question.answer)
 
   @classmethod
+  def solutions(cls, question: Question) -> tuple[str, ...]:
+    """Returns `solution` and its forms with summands or factors exchanged; or none."""
+    tree = gold_equations.from_infix(question.derivation)
+    if tree is None:
+      return tuple(filter(None, (cls.solution(question),)))
+    chains = (gold_equations.chain(t, question.answer) for t in gold_equations.commuted(tree))
+    return tuple(dict.fromkeys(filter(None, chains)))
+
+  def gold_messages(self, question: Question) -> Sequence[str]:
+    """Returns `solutions`, or the number alone where there is none."""
+    return self.solutions(question) or (question.answer,)
+
+  @classmethod
   def operands(cls, question: Question) -> set[Fraction]:
     """The numbers that the gold derivation begins with."""
     tree = gold_equations.from_infix(question.derivation)

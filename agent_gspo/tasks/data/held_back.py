@@ -10,9 +10,14 @@ from agent_gspo.types import Question
 
 
 def demonstrated(task: Task, share: float) -> Sequence[Question]:
-  """The training questions of the supervised stage: all that are not held back from it."""
+  """Returns the questions of the supervised stage: all training questions not held back from it.
+
+  Those of `Task.further_demonstrations` are among them, whatever the share.
+  """
   questions = task.questions('train')
-  return [q for q in questions if not _is_held_back(q, share)] if share else questions
+  kept = [q for q in questions if not _is_held_back(q, share)] if share else questions
+  further = task.further_demonstrations()
+  return [*kept, *further] if further else kept
 
 
 def asked(task: Task, share: float) -> Sequence[Question]:

@@ -101,6 +101,7 @@ class DealtTask(base.Task):
     num_informants: int = 3,
     whole_problem: bool = False,
     apart_from: Sequence[str] = (),
+    also_from: Sequence[str] = (),
     redrawn_copies: int = 0,
     misleading_share: float = 0.0,
     grader: str = 'equation',
@@ -117,6 +118,9 @@ class DealtTask(base.Task):
       whole_problem: deal nothing: the same questions, whole, for a solver alone to compare with.
       apart_from: other benchmarks whose test questions no training or validation question may be
         near, for a team that is to be evaluated on them.
+      also_from: other benchmarks whose training problems the supervised stage shows as well, dealt
+        alike; a solver is shown those that have an equation. None is near a question of this
+        benchmark, of any split, or of a test of `apart_from`, and RL asks none.
       redrawn_copies: of each training question, with other numbers (`redrawn`) and idle notes.
       misleading_share: of these copies, where one can be made so, the share that also tells of
         other things than the one asked for (`misleading`), as SVAMP's test does.
@@ -129,9 +133,16 @@ class DealtTask(base.Task):
       FileNotFoundError: if a file cannot be had.
       ValueError: an option out of range, or a file that is not the official one.
     """
-    for option, name in [('benchmark', benchmark), *(('apart_from', n) for n in apart_from)]:
-      if name not in BENCHMARKS:
-        raise ValueError(f'dealt: {option}={name!r} is unknown; use one of {[*BENCHMARKS]}')
+    others = {'apart_from': apart_from, 'also_from': also_from}
+    for option, names in {'benchmark': (benchmark,), **others}.items():
+      for name in names:
+        if name not in BENCHMARKS:
+          raise ValueError(f'dealt: {option}={name!r} is unknown; use one of {[*BENCHMARKS]}')
+    if benchmark in also_from or len(set(also_from)) < len(also_from):
+      raise ValueError(
+        f'dealt: also_from={tuple(also_from)!r} must name each other benchmark once, and not '
+        f'benchmark={benchmark!r}'
+      )
     if not is_whole(num_informants) or not 1 <= num_informants <= 100:
       raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
     if not is_whole(redrawn_copies) or redrawn_copies < 0:
@@ -155,14 +166,24 @@ class DealtTask(base.Task):
     )
     self._official = open_(benchmark)
     self._apart_from = [open_(name) for name in apart_from]
+    self._also_from = [open_(name) for name in also_from]
     self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
     self.whole_problem, self.redrawn_copies = whole_problem, redrawn_copies
     self.misleading_share = misleading_share
     self.graders = self._official.graders
     self._deal = functools.cache(self._dealt)
+    self._further = functools.cache(self._dealt_further)
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._deal(split).questions
+
+  def gold_messages(self, question: Question) -> Sequence[str]:
+    """Returns the solutions that a solver is shown, see `WordProblems.solutions`."""
+    return self._official.solutions(question)
+
+  def further_demonstrations(self) -> Sequence[Question]:
+    """Returns the training problems of `also_from`, dealt."""
+    return self._further()
 
   def score(self, question: Question, answer_text: str) -> float:
     """1.0 if the grader takes the answer for the gold answer, else 0.0."""
@@ -235,10 +256,24 @@ class DealtTask(base.Task):
     kept = official
     for other in self._apart_from if split != 'test' else ():
       kept = far_from(kept, list(other.questions('test')))
-    problems = [found for found in map(self._taken_apart, kept) if found is not None]
+    problems = self._dealable(self._official, kept)
     left_out = len(official) - len(problems)
     if split == 'train':
       problems += self._redrawn(problems)
+    return _Dealt(self._with_notes(split, problems), left_out, len(official))
+
+  def _dealt_further(self) -> list[Question]:
+    """Deals the training problems of `also_from`, each benchmark with its own idle notes."""
+    own = [list(self._official.questions(split)) for split in base.SPLITS]
+    tests = [list(task.questions('test')) for task in self._apart_from]
+    found = []
+    for task in self._also_from:
+      kept = functools.reduce(far_from, [*own, *tests], list(task.questions('train')))
+      found += self._with_notes(f'train of {task.name}', self._dealable(task, kept))
+    return found
+
+  def _with_notes(self, split: str, problems: Sequence[_Problem]) -> list[Question]:
+    """Deals the problems of a split to the informants."""
     idle = [sentence for problem in problems for sentence in problem.context]
     dealt_to: collections.Counter[int] = collections.Counter()
     questions = []
@@ -260,7 +295,7 @@ class DealtTask(base.Task):
           relevant=flags,
         )
       )
-    return _Dealt(questions, left_out, len(official))
+    return questions
 
   def _redrawn(self, problems: Sequence[_Problem]) -> list[_Problem]:
     """Copies with other numbers, as many as there are such numbers for."""
@@ -276,15 +311,21 @@ class DealtTask(base.Task):
         if rng.random() < self.misleading_share:
           other = misleading.misled(other, things, rng) or other
         other = dataclasses.replace(other, id=f'{question.id}-{copy}', story=question.id)
-        found.append(self._taken_apart(other))
-    return [problem for problem in found if problem is not None]
+        found.append(other)
+    return self._dealable(self._official, found)
 
-  def _taken_apart(self, question: Question) -> _Problem | None:
-    """None for a problem that cannot be dealt."""
-    context, asked = context_and_question(question.text)
-    operands = frozenset(map(_rounded, self._official.operands(question)))
-    problem = _Problem(question, tuple(context), asked, operands)
-    return problem if any(map(problem.needs, context)) else None
+  def _dealable(
+    self, task: word_problems.WordProblems, questions: Sequence[Question]
+  ) -> list[_Problem]:
+    """Takes apart the problems of a benchmark; those that cannot be dealt are left out."""
+    found = []
+    for question in questions:
+      context, asked = context_and_question(question.text)
+      operands = frozenset(map(_rounded, task.operands(question)))
+      problem = _Problem(question, tuple(context), asked, operands)
+      if any(map(problem.needs, context)):
+        found.append(problem)
+    return found
 
   def _notes(self, problem: _Problem, idle: Sequence[str], rng: random.Random) -> list[str]:
     """One an informant, those of the problem first, in its order."""

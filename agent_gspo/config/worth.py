@@ -1,0 +1,55 @@
+"""Checks that what messages are worth can be measured, before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.team import Team
+
+_MOST_PLAYERS = 6  # messages of an episode: Shapley's value asks for two to the power of them
+
+
+def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
+  """Refuses an estimator of `estimators.GAINS` where its gains cannot be measured.
+
+  Raises:
+    ValueError: Names the field, its value and the remedy.
+  """
+  name = config['advantage']['name']
+  if name not in estimators.GAINS:
+    return
+  where, reader = f'advantage.name={name!r}', team.num_agents - 1
+  rounds = range(team.topology.rounds)
+  players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
+  if team.decision == 'majority':
+    raise ValueError(
+      f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
+      "or advantage.name='per_component'."
+    )
+  if not players:
+    raise ValueError(
+      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
+      "anything to it. Choose another team.topology, or advantage.name='per_component'."
+    )
+  if name == 'shapley' and players > _MOST_PLAYERS:
+    raise ValueError(
+      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
+      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
+    )
+  if team.roles[reader].shows_left:
+    raise ValueError(
+      f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
+      f'that {where} leaves out. Remove {{left}} from it.'
+    )
+  if config['advantage']['costs'] == 'apart':
+    raise ValueError(
+      f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
+    )
+  if not task.gold_messages(task.questions('train')[0]):
+    raise ValueError(
+      f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
+      "advantage.name='per_component'."
+    )

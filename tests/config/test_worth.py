@@ -1,0 +1,37 @@
+"""Estimators that read gains are refused where none can be measured."""
+
+from __future__ import annotations
+
+import pytest
+from micro_run import changed
+
+from agent_gspo.config import check as config_lib
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'team__decision': 'majority'}, r"team.decision='majority': no single agent answers"),
+    ({'team__topology': 'dag', 'team__edges': ((0, 1),)}, r"'solver', reads nobody"),
+    ({'team__topology': 'complete', 'team__rounds': 4, 'advantage__name': 'shapley'}, 'too many'),
+    (
+      {'team__roles__solver__cue': ' left {left} answer :'},
+      r'team.roles.solver.cue tells \{left\}',
+    ),
+    ({'advantage__costs': 'apart'}, r"advantage.costs='apart' with advantage.name='worth'"),
+    ({'reward__credit': 'episode'}, r"Set reward.credit='own_cost'"),
+  ],
+)
+def test_refused(fields, message):
+  base = {'algorithm': 'worth', 'learner__pack_length': 256}
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(changed(**{**base, **fields}))
+
+
+def test_a_task_without_gold_texts_is_refused(monkeypatch):
+  config = changed(algorithm='worth')
+  config_lib.check(config)
+  relay = type(config_lib.check(config).task)
+  monkeypatch.setattr(relay, 'gold_messages', lambda self, question: ())
+  with pytest.raises(ValueError, match=r"task 'relay' has no gold answers"):
+    config_lib.check(config)

@@ -1,0 +1,211 @@
+"""Gains of messages, against the model run on prompts written by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import micro_run
+import numpy as np
+import pytest
+import scripted_teams
+
+from agent_gspo.algorithms import attribution
+from agent_gspo.config import check as config_lib
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import message_worth, scoring
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.train_step import train_step
+
+TOKENIZER = scripted_teams.byte_tokenizer()
+
+
+class _Gold(scripted_teams.Echo):
+  """Accepts two spellings."""
+
+  def gold_messages(self, question):
+    return '12', 'twelve'
+
+  def plain_message(self, question, agent):
+    return 'delta' if agent == 0 else ''
+
+
+def _measured(said, name='leave_one_out', topology='star', value=None, **team):
+  """Gains where the value of a prompt is `value(prompt, answer)`, nats."""
+  team = scripted_teams.team(topology, max_message_tokens=40, **team)
+  policy = ScriptedPolicy(lambda turn: said[turn.sample][turn.agent], TOKENIZER)
+  task, questions = _Gold(), scripted_teams.questions(1)
+  batch = rollout(team, task, TOKENIZER, questions, len(said), policy)
+  calls = []
+
+  def logprobs(messages):
+    calls.append(messages)
+    decode = lambda ids: TOKENIZER.decode(ids.tolist())
+    return np.array([value(decode(m.prompt_ids), decode(m.token_ids[:-1])) for m in messages])
+
+  found = message_worth.measure(team, task, TOKENIZER, batch, name, logprobs)
+  return batch, found, calls
+
+
+def _told(prompt, answer):
+  """Both relevant words are needed for all of the value; each form has half of the probability."""
+  del answer
+  return -10.0 + 4 * ('alpha' in prompt) + 5 * ('beta' in prompt) + 1 * ('delta' in prompt)
+
+
+def test_leave_one_out_and_the_plain_note():
+  batch, found, calls = _measured(
+    [('alpha', 'beta', '12'), ('', 'beta', '12'), ('alpha', 'gamma', '9')], value=_told
+  )
+  gain = {(m.episode, m.agent): g for m, g in zip(batch.messages, found.gain, strict=True)}
+  assert [gain[e, 0] for e in range(3)] == pytest.approx([4, 0, 4])
+  assert [gain[e, 1] for e in range(3)] == pytest.approx([5, 5, 0])
+  assert all(np.isnan(gain[e, 2]) for e in range(3))  # the answering agent's own
+  plain = {(m.episode, m.agent): g for m, g in zip(batch.messages, found.plain_gain, strict=True)}
+  assert plain[0, 0] == pytest.approx(1)
+  assert sum(~np.isnan(list(plain.values()))) == 1  # agent 1 has no note
+  assert found.plain_written[0] == len(' delta')
+  prompts = {m.prompt_ids.tobytes() for m in calls[0]}
+  forms = len(calls[0]) / len(prompts)
+  assert len(calls) == 1
+  assert forms == round(forms)  # equal prompts are scored once, with all forms
+  assert len(prompts) < 3 * 4
+
+
+def test_all_that_was_read_gives_the_prompt_that_was_read():
+  batch, _, calls = _measured([('alpha', 'beta', '12')], value=_told)
+  answered = next(m for m in batch.messages if m.agent == 2)
+  assert answered.prompt_ids.tobytes() in {m.prompt_ids.tobytes() for m in calls[0]}
+
+
+def test_potential_telescopes_over_rounds():
+  said = [('alpha', 'beta', '12')]
+  batch, found, _ = _measured(
+    said, 'potential', 'complete', value=_told, rounds=2, addressing=False
+  )
+  read = [g for g in found.gain if not np.isnan(g)]
+  assert max(read) == pytest.approx(9)
+  assert count_messages(batch).turn.max() > 1
+
+
+def test_who_is_not_read_has_no_gain():
+  """In a chain the answering agent reads its predecessor alone."""
+  batch, found, _ = _measured([('alpha', 'beta', '12')], topology='chain', value=_told)
+  measured = {m.agent for m, g in zip(batch.messages, found.gain, strict=True) if not np.isnan(g)}
+  assert measured == {1}
+
+
+@pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
+def test_of_a_real_rollout(name):
+  """Values are the model's own, and an unread note has the worth of nothing."""
+  estimator = 'worth' if name == 'leave_one_out' else name
+  config = micro_run.changed(advantage__name=estimator, advantage__costs='inside')
+  setup = setup_lib.build(config_lib.check(config))
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
+  batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:2], 2, policy)
+  counts = count_messages(batch)
+  prices = {'lambda_tok': 0.02, 'lambda_turn': 0.0, 'lambda_rep': 0.0}
+  found = message_worth.of_step(setup, state, batch, counts, prices)
+  asked = counts.agent < 2
+  assert np.isfinite(found.gain[asked]).all()
+  assert np.isnan(found.gain[~asked]).all()
+  assert (found.gain[asked & counts.silent] == 0).all() or name == 'potential'
+  np.testing.assert_allclose(found.plain_costs[asked], 0.02 * found.plain_written[asked], rtol=1e-5)
+  if name != 'leave_one_out':
+    return
+  m = next(m for m in np.flatnonzero(asked) if not counts.silent[m])
+  without = next(
+    x for x in batch.messages if x.agent == 2 and x.episode == batch.messages[m].episode
+  )
+  forms = setup.task.gold_messages(batch.questions[counts.question[m]])
+  writer = setup.team.prompt_writers(setup.tokenizer)[2]
+
+  def value(prompt):
+    scored = [
+      scoring.scored_message(0, 2, prompt, [*writer.written_ids(form), end])
+      for form in forms
+      for end in {writer.end_id, setup.tokenizer.eos_id}
+    ]
+    alone = [scoring.message_logprobs(setup, setup.scoring, state, [x])[0] for x in scored]
+    return np.logaddexp.reduce(alone)
+
+  names, others = setup.team.names, [x for x in batch.messages if x.episode == without.episode][:2]
+  told = [
+    (names[x.agent], x.said) for x in others if x.agent != batch.messages[m].agent and not x.silent
+  ]
+  prompt = writer.begin(batch.questions[counts.question[m]], 2).prompt(told)
+  expected = value(without.prompt_ids) - value(prompt)
+  assert found.gain[m] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_step_learns_from_gains():
+  config = micro_run.changed(algorithm='worth', steps=2)
+  setup = setup_lib.build(config_lib.check(config))
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  assert np.isfinite(result.advantages).all()
+  assert np.abs(result.advantages[[m.agent < 2 for m in result.rollout.messages]]).max() > 0
+  assert {'worth/relevant_nats', 'worth/irrelevant_nats', 'time/worth_s'} <= {*result.metrics}
+
+
+def test_an_evaluation_states_what_would_be_left_at_a_price():
+  config = micro_run.changed(evaluation__worth_questions=3)
+  setup = setup_lib.build(config_lib.check(config))
+  record, batch = setup.evaluate(setup.params, label='trained', step=0, questions=4)
+  assert [row['name'] for row in record['worth/agents']] == list(setup.team.names)
+  frontier = record['worth/frontier']
+  tokens = [row['tokens'] for row in frontier]
+  assert tokens == sorted(tokens, reverse=True)
+  counts = count_messages(batch)
+  first = counts.question < 3
+  answers = counts.written[first & (counts.agent == 2)].sum() / 3
+  assert answers <= tokens[-1] <= tokens[0] <= counts.written[first].sum() / 3
+  assert all(0 <= row['gold_probability'] <= 1 for row in frontier)
+  free = [row for row in frontier if row['tokens'] == frontier[0]['tokens']]
+  assert len({row['gold_probability'] for row in free}) == 1
+  assert (
+    'worth/frontier'
+    not in setup_lib.build(config_lib.check(micro_run.changed())).evaluate(
+      setup.params, label='trained', step=0, questions=4
+    )[0]
+  )
+
+
+def test_silence_is_the_probability_of_stopping_at_once():
+  setup = setup_lib.build(config_lib.check(micro_run.changed()))
+  policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
+  batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:3], 2, policy)
+  params = scoring.PolicyParams.of(setup.params)
+  found = scoring.log_silence(setup, setup.scoring, params, batch.messages)
+  writers = setup.team.prompt_writers(setup.tokenizer)
+  for m, message in enumerate(batch.messages):
+    ends = [
+      scoring.scored_message(0, message.agent, message.prompt_ids, [stop])
+      for stop in writers[message.agent].stop_ids
+    ]
+    alone = scoring.message_logprobs(setup, setup.scoring, params, ends)
+    assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
+  unknown = tuple(dataclasses.replace(q, relevant=()) for q in batch.questions)
+  batch = dataclasses.replace(batch, questions=unknown)
+  assert scoring.judgement_figures(setup, setup.scoring, params, batch) == {}
+
+
+def test_metrics_tell_relevant_from_irrelevant():
+  counts = types.SimpleNamespace(
+    silent=np.array([False, False, True, False]),
+    relevant=np.array([1, 0, 1, -1]),
+    written=np.array([4, 4, 0, 2]),
+  )
+  gain = np.array([6.0, 0.5, 0.0, np.nan], np.float32)
+  found = message_worth.MessageWorth(gain, gain, counts.written).metrics(counts)
+  assert found == {
+    'worth/relevant_nats': 6.0,
+    'worth/irrelevant_nats': 0.5,
+    'worth/nats_per_token': pytest.approx(6.5 / 8),
+    'worth/auc': 1.0,
+  }
