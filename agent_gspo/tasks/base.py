@@ -49,12 +49,14 @@ class Task(abc.ABC):
     """The answer in a text in a form that can be compared for votes; None if it has none."""
     return answer_marks.passage(answer_text).strip() or None
 
-  def gold_messages(self, question: Question) -> Sequence[str]:
+  def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
     """Returns right answers as the answering agent would write them, in several equivalent forms.
 
-    Their probability measures what a message is worth. Empty: there is no gold text, as of code.
+    The probability of the second part of a form after the first measures what a message is worth:
+    what says how an answer is worded, not what it is, belongs in the first. Empty: there is no gold
+    text, as of code.
     """
-    return (question.answer,)
+    return (('', question.answer),)
 
   def plain_message(self, question: Question, agent: int) -> str:
     """Returns the plainest message that tells an agent's note, '' where it has none."""

@@ -1,8 +1,9 @@
 """Measures what each message was worth to the agent that answers; nothing is sampled.
 
 The value of a set of messages is the log-probability of the gold answer for the answering agent
-after it has read these and no others, in nats: the log-sum over the forms of
-`Task.gold_messages`, each ended as the policy ends a message. `algorithms.attribution` divides it.
+after it has read these and no others, in nats: the log-sum over the forms of `Task.gold_messages`,
+given how they are worded, each ended as the policy ends a message. `algorithms.attribution` divides
+it.
 
 Measured are the messages that the answering agent reads itself. What a message did through other
 readers is not, nor is what the answering agent wrote.
@@ -37,7 +38,7 @@ PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Nats a token at which the oracle frontier is stated."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
-_Gold = tuple[np.ndarray, np.ndarray | None]  # ids, and which of them a tool inserts
+_Gold = tuple[np.ndarray, np.ndarray]  # ids, and which of them are not scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,15 +294,18 @@ class _Reader:
     return prompt
 
   def _gold_of(self, question: int) -> list[_Gold]:
-    """Returns ids of each gold answer with a stop token, and which of them a tool inserts."""
+    """Returns ids of each gold answer with a stop token, and which are given or a tool's."""
     if question not in self._gold:
       writer, cap = self._writers[self._agent], self._team.message_cap(self._agent)
       found: list[_Gold] = []
-      for text in self._task.gold_messages(self.batch.questions[question]):
-        ids = writer.written_ids(text)
-        for end in {writer.end_id, self._eos} if 0 < len(ids) < cap else ():
+      for given, text in self._task.gold_messages(self.batch.questions[question]):
+        ids = writer.written_ids(given + text)
+        unscored = len(writer.written_ids(given))
+        for end in {writer.end_id, self._eos} if 0 < len(ids) - unscored < cap else ():
           whole = np.append(ids, np.int32(end))
-          inserted = self._calculator.inserted(whole) if self._calculator else None
+          inserted = np.arange(len(whole)) < unscored
+          if self._calculator:
+            inserted |= self._calculator.inserted(whole)
           found.append((whole, inserted))
       self._gold[question] = found
     return self._gold[question]

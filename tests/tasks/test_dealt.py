@@ -359,12 +359,8 @@ def test_further_demonstrations_are_of_other_stories(official):
 )
 def test_gold_messages_are_the_solution_with_its_operands_exchanged(equation, answer, forms):
   question = Question('x', 'How many?', answer, derivation=equation)
-  assert (
-    list(
-      Small(grader='equation', data_dir=None, cache_dir=None, base_url='').gold_messages(question)
-    )
-    == forms
-  )
+  task = Small(grader='equation', data_dir=None, cache_dir=None, base_url='')
+  assert list(task.gold_messages(question)) == [('', form) for form in forms]
 
 
 @needs_data

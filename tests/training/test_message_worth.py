@@ -26,7 +26,7 @@ class _Gold(scripted_teams.Echo):
   """Accepts two spellings."""
 
   def gold_messages(self, question):
-    return '12', 'twelve'
+    return ('', '12'), ('is ', 'twelve')
 
   def plain_message(self, question, agent):
     return 'delta' if agent == 0 else ''
@@ -125,9 +125,11 @@ def test_of_a_real_rollout(name):
   writer = setup.team.prompt_writers(setup.tokenizer)[2]
 
   def value(prompt):
+    ((given, said),) = forms
+    prompt = np.concatenate([prompt, writer.written_ids(given)])
+    ids = writer.written_ids(given + said)[len(writer.written_ids(given)) :]
     scored = [
-      scoring.scored_message(0, 2, prompt, [*writer.written_ids(form), end])
-      for form in forms
+      scoring.scored_message(0, 2, prompt, [*ids, end])
       for end in {writer.end_id, setup.tokenizer.eos_id}
     ]
     alone = [scoring.message_logprobs(setup, setup.scoring, state, [x])[0] for x in scored]

@@ -123,7 +123,7 @@ class HumanEval(base.Task):
   def _empty_remedy(self, split: str) -> str:
     return f'HumanEval has tests only; use split=test, and another task for {split}'
 
-  def gold_messages(self, question: Question) -> tuple[str, ...]:
+  def gold_messages(self, question: Question) -> tuple[tuple[str, str], ...]:
     """Returns none: of programs that are right, the official one is one of many."""
     del question
     return ()

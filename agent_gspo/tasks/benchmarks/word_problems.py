@@ -37,18 +37,15 @@ class WordProblems(OfficialTask):
     tree = gold_equations.from_infix(question.derivation)
     return gold_equations.chain(tree, question.answer)
 
-  @classmethod
-  def solutions(cls, question: Question) -> tuple[str, ...]:
-    """Returns `solution` and its forms with summands or factors exchanged; or none."""
+  def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
+    """Returns `solution` with summands or factors exchanged, else the number alone."""
     tree = gold_equations.from_infix(question.derivation)
-    if tree is None:
-      return tuple(filter(None, (cls.solution(question),)))
-    chains = (gold_equations.chain(t, question.answer) for t in gold_equations.commuted(tree))
-    return tuple(dict.fromkeys(filter(None, chains)))
-
-  def gold_messages(self, question: Question) -> Sequence[str]:
-    """Returns `solutions`, or the number alone where there is none."""
-    return self.solutions(question) or (question.answer,)
+    forms = [self.solution(question)]
+    if tree is not None:
+      forms += [gold_equations.chain(t, question.answer) for t in gold_equations.commuted(tree)]
+    return tuple(('', form) for form in dict.fromkeys(filter(None, forms))) or (
+      ('', question.answer),
+    )
 
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:

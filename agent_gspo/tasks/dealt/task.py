@@ -177,9 +177,9 @@ class DealtTask(base.Task):
   def _split(self, split: str) -> Sequence[Question]:
     return self._deal(split).questions
 
-  def gold_messages(self, question: Question) -> Sequence[str]:
-    """Returns the solutions that a solver is shown, see `WordProblems.solutions`."""
-    return self._official.solutions(question)
+  def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
+    """Returns the solutions that a solver is shown, see `WordProblems.gold_messages`."""
+    return self._official.gold_messages(question)
 
   def further_demonstrations(self) -> Sequence[Question]:
     """Returns the training problems of `also_from`, dealt."""

@@ -187,9 +187,10 @@ class RelayTask(base.Task):
     """1 if the number in the answer is the gold number, else 0 (see `grade_number`)."""
     return grade_number(answer_text, question.answer)
 
-  def gold_messages(self, question: Question) -> Sequence[str]:
-    """Returns the number alone and the scripted solver's short sentence."""
-    return question.answer, self.render(f'the answer is {question.answer} .')
+  def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
+    """Returns the number, given that the scripted solver's short sentence has begun."""
+    given = 'the answer is'
+    return ((given, self.render(f'{given} {question.answer} .').removeprefix(given)),)
 
   def demonstration(
     self,
