@@ -216,12 +216,12 @@ class _Reader:
     self._calculator = None
     if team.roles[self._agent].calculator:
       self._calculator = Calculator(tokenizer)
-    self._eos = tokenizer.eos_id
     self._by_turn = {(m.episode, m.agent, m.round): i for i, m in enumerate(batch.messages)}
     self._own: dict[int, list[Message]] = {}
     for message in batch.messages:
       if message.agent == self._agent:
         self._own.setdefault(message.episode, []).append(message)
+    self._ends = self._usual_ends()
     self._gold: dict[int, list[_Gold]] = {}
     self._places: dict[tuple[int, bytes], int] = {}
     self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
@@ -293,6 +293,12 @@ class _Reader:
       conversation.wrote(message.token_ids, message.ended)
     return prompt
 
+  def _usual_ends(self) -> list[int]:
+    """Returns the stop tokens that the answering agent ends messages with, in this batch."""
+    writer = self._writers[self._agent]
+    used = {int(m.token_ids[-1]) for own in self._own.values() for m in own if m.ended}
+    return sorted(end for end in used if not writer.tail(end)) or [writer.end_id]
+
   def _gold_of(self, question: int) -> list[_Gold]:
     """Returns ids of each gold answer with a stop token, and which are given or a tool's."""
     if question not in self._gold:
@@ -301,7 +307,7 @@ class _Reader:
       for given, text in self._task.gold_messages(self.batch.questions[question]):
         ids = writer.written_ids(given + text)
         unscored = len(writer.written_ids(given))
-        for end in {writer.end_id, self._eos} if 0 < len(ids) - unscored < cap else ():
+        for end in self._ends if 0 < len(ids) - unscored < cap else ():
           whole = np.append(ids, np.int32(end))
           inserted = np.arange(len(whole)) < unscored
           if self._calculator:

@@ -123,15 +123,14 @@ def test_of_a_real_rollout(name):
   )
   forms = setup.task.gold_messages(batch.questions[counts.question[m]])
   writer = setup.team.prompt_writers(setup.tokenizer)[2]
+  ends = {int(x.token_ids[-1]) for x in batch.messages if x.agent == 2 and x.ended}
+  ends = ends or {writer.end_id}
 
   def value(prompt):
     ((given, said),) = forms
     prompt = np.concatenate([prompt, writer.written_ids(given)])
     ids = writer.written_ids(given + said)[len(writer.written_ids(given)) :]
-    scored = [
-      scoring.scored_message(0, 2, prompt, [*ids, end])
-      for end in {writer.end_id, setup.tokenizer.eos_id}
-    ]
+    scored = [scoring.scored_message(0, 2, prompt, [*ids, end]) for end in ends]
     alone = [scoring.message_logprobs(setup, setup.scoring, state, [x])[0] for x in scored]
     return np.logaddexp.reduce(alone)
 
