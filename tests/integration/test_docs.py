@@ -6,8 +6,11 @@ import operator
 import pathlib
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from agent_gspo import algorithms
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.selection import rules
@@ -15,7 +18,7 @@ from agent_gspo.rewards.options import LENGTH_REWARDS
 from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), ROOT / 'benchmarks/README.md'])
+_FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), ROOT / 'benchmarks/README.md'])
 # What a short path is below, in this order.
 _BASES = ('.', 'agent_gspo', 'agent_gspo/algorithms', 'benchmarks')
 _EXAMPLES = {'agent_gspo/tasks/problems.py'}  # files that a reader is told to write
@@ -93,3 +96,48 @@ def test_the_page_on_the_training_step_shows_it_as_it_is():
   assert shown[1] == source
   body = source.rpartition('"""\n')[2]  # behind the docstring
   assert 20 < len([line for line in body.splitlines() if line.strip()]) <= 56  # one screen
+
+
+def test_readme_is_short_and_names_every_subpackage():
+  text = (ROOT / 'README.md').read_text()
+  assert len(text.split()) <= 900
+  named = set(re.findall(r'^\| `(\w+)` \|', text.split('## Packages')[1], re.M))
+  assert {file.parent.name for file in (ROOT / 'agent_gspo').glob('*/__init__.py')} <= named
+
+
+def test_the_algorithm_in_readme_is_that_of_the_library():
+  block = re.search(r'## Algorithm.*?```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.S)
+  assert block
+  assert len(block[1].splitlines()) <= 30
+  shown = {}
+  exec(block[1], shown)
+  rng = np.random.default_rng(0)
+  logprobs, old = (-rng.random((4, 5)).astype(np.float32) for _ in range(2))
+  mask = np.arange(5) < rng.integers(1, 6, (4, 1))
+  tokens = mask.sum(-1).astype(np.float32)
+  for score in (np.float32([1, 0, 1, 1]), np.ones(4, np.float32), np.float32([0, 0, 0, 1])):
+    found = shown['advantages'](score, tokens, 0.02)
+    cost = 0.02 * tokens * (score.mean() >= 0.5)
+    messages = algorithms.AdvantageInputs(
+      task=score,
+      costs=cost,
+      groups=np.zeros(4, np.int32),
+      question=np.zeros(4, np.int32),
+      episode=np.arange(4, dtype=np.int32),
+      agent=np.zeros(4, np.int32),
+      turn=np.zeros(4, np.int32),
+    )
+    expected = algorithms.advantage(messages, 'per_component').values
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    batch = algorithms.PackedTokens(
+      logprobs=jnp.asarray(logprobs[mask]),
+      old_logprobs=jnp.asarray(old[mask]),
+      message_ids=jnp.asarray(np.nonzero(mask)[0]),
+      token_mask=jnp.ones(mask.sum()),
+      advantages=jnp.asarray(expected),
+      message_mask=jnp.ones(4),
+    )
+    result = algorithms.gspo(batch)
+    np.testing.assert_allclose(
+      shown['objective'](logprobs, old, mask, found), result.total / result.count, rtol=1e-5
+    )
