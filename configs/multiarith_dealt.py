@@ -10,7 +10,7 @@ The ablation over the token price:
   python launch/sweep.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith_prices \
     --lambdas=0,0.05 --seeds=0,1
 
-What was measured, with this and with earlier settings, is in docs/benchmarks.md.
+Results of this and of earlier settings are in docs/results/benchmarks.md.
 """
 
 from ml_collections import config_dict

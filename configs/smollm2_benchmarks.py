@@ -7,7 +7,7 @@ Behind the colon: mmlu, gsm8k, multiarith, svamp, aqua, human_eval or math500. T
 two solvers, and one that reads both. All three have the same few-line prompt, made for the kind
 of answer, so only sampling makes them differ. AGENT_GSPO_DATA_DIR names the folder of the official
 files; they are fetched from their own addresses without it. benchmarks/untrained_benchmarks.py
-runs all seven; what came out is in docs/evaluation.md.
+runs all seven; results are in docs/results/benchmarks.md.
 """
 
 from ml_collections import config_dict

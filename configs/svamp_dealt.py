@@ -15,7 +15,7 @@ supervised stage:
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
-What was measured is in docs/benchmarks.md: after the supervised stage (an hour of two CPU cores,
+Results are in docs/results/benchmarks.md: after the supervised stage (an hour of two CPU cores,
 2026-11-25) 35.8 % of SVAMP's test with 46 tokens written a question; at a price of 0.1 RL leaves
 28 of them and 33.0 % (seed 0), without a price (40 steps) it makes them 57, with 34.5 %.
 """
