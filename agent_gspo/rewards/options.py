@@ -30,7 +30,7 @@ class RewardOptions(Section, name='reward'):
   # Where prices and the length reward act: always; correct: episodes that solved the task;
   # group_accuracy: questions whose group reaches gate_accuracy; top_groups: the gate_fraction of
   # the questions that are answered best. Charged always, a price drives teams that are often
-  # wrong into silence (docs/algorithms.md).
+  # wrong into silence (docs/results/ablations.md).
   gate: str = option('group_accuracy', choices=GATES)
   gate_accuracy: float = option(0.5, least=0, most=1)  # share of right answers that opens the gate
   gate_fraction: float = option(0.2, above=0, most=1)  # share of a step's questions
