@@ -42,6 +42,7 @@ from agent_gspo.workdir import disk, json_lines, lock, records
 from agent_gspo.workdir.checkpoints import CHANGEABLE, Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
+_WARNINGS = (metrics_lib.clip_warning, metrics_lib.no_update_warning, metrics_lib.price_warning)
 _SFT_FOLDER = 'sft'  # of the supervised stage's checkpoints, while it goes on
 
 
@@ -407,7 +408,7 @@ class Run:
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
     step = int(result.state.step)
-    for warning in (metrics_lib.clip_warning, metrics_lib.no_update_warning):
+    for warning in _WARNINGS:
       text = warning(self.config, result.metrics)
       if text and warning.__name__ not in self.warned:
         progress.note(f'step {step}: {text}')

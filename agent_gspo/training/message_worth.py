@@ -51,18 +51,25 @@ class MessageWorth:
       episode of a question for each author and turn, NaN elsewhere.
     plain_written: int `[M]`, tokens of that note.
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
+    plain_needed: float32 `[M]`, nats that it must gain to be worth them; None likewise.
   """
 
   gain: np.ndarray
   plain_gain: np.ndarray
   plain_written: np.ndarray
   plain_costs: np.ndarray | None = None
+  plain_needed: np.ndarray | None = None
 
   def metrics(self, counts: MessageCounts) -> dict[str, float]:
     """Returns mean gains of relevant and irrelevant notes that were told, and how they part."""
     told = ~np.isnan(self.gain) & ~counts.silent
     kinds = {kind: self.gain[told & (counts.relevant == flag)] for kind, flag in _KINDS.items()}
     found = {f'worth/{kind}_nats': float(x.mean()) for kind, x in kinds.items() if len(x)}
+    if self.plain_needed is not None:
+      plain = ~np.isnan(self.plain_gain) & (counts.relevant == 1)
+      if plain.any():
+        pays = self.plain_gain[plain] >= self.plain_needed[plain]
+        found['worth/relevant_plain_pays'] = float(pays.mean())
     if told.any():
       found['worth/nats_per_token'] = float(self.gain[told].sum() / counts.written[told].sum())
     if all(map(len, kinds.values())):
@@ -89,7 +96,8 @@ def of_step(
   Returns:
     None where the estimator reads no gains.
   """
-  name = estimators.GAINS.get(setup.config['advantage']['name'])
+  estimator = setup.config['advantage']['name']
+  name = estimators.GAINS.get(estimator)
   if name is None:
     return None
   logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, state, scored)
@@ -102,7 +110,10 @@ def of_step(
     **prices,
     texts=[''] * len(batch.messages),
   )
-  return dataclasses.replace(found, plain_costs=plain.costs)
+  options = {**estimators.options_of(estimator), **setup.config['advantage']['options']}
+  return dataclasses.replace(
+    found, plain_costs=plain.costs, plain_needed=plain.costs * np.float32(options['nats'])
+  )
 
 
 def of_evaluation(

@@ -22,6 +22,7 @@ from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.minibatches import Minibatch
 from agent_gspo.training.setup import Setup
 
+_RELEVANT_PAYS = 0.5  # least share of relevant notes that a price should leave worth saying
 _NOISE_CLIPPED = 0.02  # of the messages, in a first mini-batch
 
 
@@ -163,6 +164,24 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
     f'{clipped:.0%} of the messages were clipped before anything was updated, where all ratios '
     f'should be 1 (they are off by up to {metrics["policy/ratio_first_minibatch_error_max"]:.1e}): '
     f'the band of {band} is narrower than rounding. {remedy}, or widen the band.'
+  )
+
+
+def price_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+  """Returns what to tell where relevant notes do not gain what they cost, None where most do.
+
+  Args:
+    config: Resolved, of the run.
+    metrics: Of a step.
+  """
+  pays = metrics.get('worth/relevant_plain_pays', 1.0)
+  if pays >= _RELEVANT_PAYS:
+    return None
+  return (
+    f'at budget.lambda_tok={metrics["budget/lambda_tok"]:g} only {pays:.0%} of the relevant notes, '
+    'said plainly, gain the answering agent what they cost: the price teaches silence about the '
+    'others. Lower budget.lambda_tok or advantage.options.nats, or train the answering agent '
+    f'longer first: sft.steps={config["sft"]["steps"]}, sft.epochs={config["sft"]["epochs"]}.'
   )
 
 

@@ -17,6 +17,7 @@ from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import message_worth, scoring
 from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.metrics import price_warning
 from agent_gspo.training.train_step import train_step
 
 TOKENIZER = scripted_teams.byte_tokenizer()
@@ -175,6 +176,20 @@ def test_an_evaluation_states_what_would_be_left_at_a_price():
       setup.params, label='trained', step=0, questions=4
     )[0]
   )
+
+
+@pytest.mark.parametrize(('price', 'told'), [(0.0, False), (0.08, True)])
+def test_a_price_above_what_relevant_notes_gain_is_told(price, told):
+  config = micro_run.changed(algorithm='worth', steps=2, budget__lambda_tok=price)
+  config['advantage']['options'] = {'nats': 1000.0}
+  setup = setup_lib.build(config_lib.check(config))
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  text = price_warning(setup.config, result.metrics)
+  assert (text is not None) == (told or result.metrics['worth/relevant_plain_pays'] < 0.5)
+  if told:
+    assert 'at budget.lambda_tok=0.08 only 0% of the relevant notes' in text
 
 
 def test_silence_is_the_probability_of_stopping_at_once():
