@@ -50,6 +50,17 @@ def is_number(value: Any) -> bool:
   return value == 0 or float(_FLOAT32.tiny) <= abs(value) <= float(_FLOAT32.max)
 
 
+def finite(value: Any) -> float | None:
+  """Returns `value` as a float, or None where it is absent, not a number, NaN or infinite."""
+  if isinstance(value, str | bytes):
+    return None
+  try:
+    result = float(value)
+  except (TypeError, ValueError, OverflowError):
+    return None
+  return result if math.isfinite(result) else None
+
+
 def shown(value: Any) -> str:
   """A value in a message: its beginning, if it is long."""
   try:

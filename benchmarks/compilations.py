@@ -71,7 +71,7 @@ def _child(file: pathlib.Path, start: float) -> None:
   """The training command, watched."""
   import jax
 
-  from agent_gspo.commands import command, train
+  from agent_gspo.apps.commands import command, train
   from agent_gspo.training import loop
 
   events = {_REQUEST: 0, _HIT: 0}

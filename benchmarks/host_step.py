@@ -32,10 +32,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
-from agent_gspo.commands import host_memory
+from agent_gspo.apps.commands import host_memory
+from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
-from agent_gspo.reporting.progress import Progress
 from agent_gspo.tasks.base import Task
 from agent_gspo.training import plan, update_metrics
 from agent_gspo.training import setup as setup_lib

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo.commands import host_memory
+from agent_gspo.apps.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from agent_gspo.commands import evaluation_folder
+from agent_gspo.apps.commands import evaluation_folder
 from agent_gspo.evaluation import statistics
 from agent_gspo.tasks.registry import make_task
 from benchmarks import common

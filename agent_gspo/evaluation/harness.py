@@ -20,8 +20,7 @@ from agent_gspo.evaluation import evaluate, pruning, results
 from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.endpoint import EndpointError, RefusedError
-from agent_gspo.teams.policies import Policy
+from agent_gspo.teams.policies import EndpointError, Policy, RefusedError
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, Terms

@@ -49,6 +49,14 @@ class Turn:
   offset: int = 0
 
 
+class EndpointError(ConnectionError):
+  """Reports that an endpoint did not answer, or not as the protocol says."""
+
+
+class RefusedError(EndpointError):
+  """Reports that an endpoint followed the protocol, but withheld this very reply."""
+
+
 class Policy(Protocol):
   """Writes a message for each of `N` turns of one layer."""
 

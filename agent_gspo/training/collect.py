@@ -10,11 +10,11 @@ import numpy as np
 
 from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.selection import rules
-from agent_gspo.reporting.progress import Progress
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import pathlib
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 from agent_gspo import plugins, provenance
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
-from agent_gspo.reporting import html_report
-from agent_gspo.reporting.comparison import comparison_table
-from agent_gspo.reporting.progress import Progress
-from agent_gspo.reporting.tables import closing_table
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts, partners
 from agent_gspo.teams.options import PolicyOptions
@@ -34,6 +27,7 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.programs import NonFiniteLossError
+from agent_gspo.training.progress import PlainLog, Progress
 from agent_gspo.training.run_evaluations import RunEvaluations
 from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
@@ -47,7 +41,10 @@ _SFT_FOLDER = 'sft'  # of the supervised stage's checkpoints, while it goes on
 
 
 def train(
-  config: Mapping[str, Any], workdir: str | pathlib.Path, allow_changes: Collection[str] = ()
+  config: Mapping[str, Any],
+  workdir: str | pathlib.Path,
+  allow_changes: Collection[str] = (),
+  display: Callable[..., Progress] = PlainLog,
 ) -> dict[str, Any]:
   """Trains a team as the config says and writes everything to `workdir`.
 
@@ -59,6 +56,8 @@ def train(
     workdir: of the run.
     allow_changes: fields of `checkpoints.CHANGEABLE` that may have another value than in the
       run so far; `config.json` tells from which step on.
+    display: Makes the display from `total_steps`, `start_step` and `title`; prints plain lines by
+      default. Only the first of several processes has one.
 
   Returns:
     The record of the trained team's evaluation, as in `eval.jsonl`.
@@ -80,7 +79,7 @@ def train(
     # Several processes must stop together: a signal waits until they meet.
     Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
   ):
-    run = Run(parts, pathlib.Path(workdir), allow_changes, interruption)
+    run = Run(parts, pathlib.Path(workdir), allow_changes, interruption, display)
     try:
       return run.go()
     except disk.WriteError as error:
@@ -120,10 +119,11 @@ class Run:
     workdir: pathlib.Path,
     allow_changes: Collection[str],
     interruption: Interruption,
+    display: Callable[..., Progress],
   ):
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
-    self.interruption = interruption
+    self.interruption, self.display = interruption, display
     saving = config['checkpoint']
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, saving['keep'], allow_changes, saving['keep_best']
@@ -193,8 +193,7 @@ class Run:
       odd += self._lost(start)
     self.writer.started(start, provenance.start())
     title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
-    console = None if hosts.is_first() else Console(file=io.StringIO())
-    with Progress(config['steps'], start, title, console=console) as progress:
+    with self._progress(start, title) as progress:
       self.interruption.tell = lambda what: progress.note(
         f'interrupted: stopping after {what} (a second signal stops at once)'
       )
@@ -246,7 +245,7 @@ class Run:
       except KeyboardInterrupt:
         self._save_interrupted(state, progress)
         raise
-      self._show(record, evaluations.made(), progress)
+      progress.ended(self.workdir, record)
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
     return record
@@ -273,26 +272,11 @@ class Run:
     may_be_best = options['keep_best'] > 0 and self._is_evaluated(step)
     return step % options['every'] == 0 or may_be_best
 
-  def _show(
-    self, record: Mapping[str, Any], evaluations: list[dict[str, Any]], progress: Progress
-  ) -> None:
-    """The closing table and the report; what goes wrong with them costs no run that is done."""
+  def _progress(self, start: int, title: str) -> Progress:
+    """Returns the display of this process."""
     if not hosts.is_first():
-      return
-    try:
-      progress.note(_closing_table(record, evaluations))
-      # Of this very team: not before the run went on, nor with other questions.
-      told = [e for e in evaluations if records.told_value(e) is not None]
-      told = [e for e in told if e.get('step') == record['step'] and records.asks_alike(e, record)]
-      if told:
-        progress.note(comparison_table(told))
-      report = html_report.write_report(self.workdir, self.workdir / 'report.html')
-      progress.note(f'curves and transcripts: {report}')
-    except Exception as error:
-      progress.note(
-        f'there is no report ({type(error).__name__}: {error}); all else is done. For another try: '
-        f'python launch/report.py {self.workdir}'
-      )
+      return Progress()
+    return self.display(total_steps=self.config['steps'], start_step=start, title=title)
 
   def _ties(self) -> str:
     """What reward and advantage together do where task scores say nothing."""
@@ -436,11 +420,3 @@ class Run:
 def _params(state: TrainState) -> Params:
   """All of the model."""
   return state_lib.merge(state.trainable, state.frozen)
-
-
-def _closing_table(trained: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> Table:
-  # What is left from before the run went on to more steps is of another team.
-  steps = (0, trained['step'])
-  by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
-  baselines = [by_label[k] for k in (*setup_lib.BASELINES, records.SEEN) if k in by_label]
-  return closing_table(by_label.get(records.UNTRAINED, {}), trained, baselines=baselines)

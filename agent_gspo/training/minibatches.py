@@ -12,11 +12,11 @@ from agent_gspo.algorithms.objectives import spans
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.packing import train_batches
 from agent_gspo.plugins import PluginError, is_plugin
-from agent_gspo.reporting.progress import Progress
 from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training.advantages import MessageAdvantages
 from agent_gspo.training.programs import NonFiniteLossError, Programs, UncountedLossError
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import RolloutBatch, TrainBatch

@@ -8,10 +8,10 @@ from typing import Any
 
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
-from agent_gspo.reporting.progress import Progress
 from agent_gspo.sharding import hosts
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.values import is_number
 from agent_gspo.workdir import records

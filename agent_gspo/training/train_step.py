@@ -10,7 +10,6 @@ import numpy as np
 
 from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms.selection import rules
-from agent_gspo.reporting.progress import Progress
 from agent_gspo.rewards import communication
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import count_messages
@@ -20,6 +19,7 @@ from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
 from agent_gspo.training.minibatches import pack_minibatches, update_on_minibatches
 from agent_gspo.training.programs import Programs
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import RolloutBatch

@@ -16,10 +16,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from agent_gspo.reporting import cleaning
 from agent_gspo.types import Terms
 from agent_gspo.values import is_number
-from agent_gspo.workdir import json_lines
+from agent_gspo.workdir import cleaning, json_lines
 
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'

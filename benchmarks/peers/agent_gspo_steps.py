@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import jax
 
 from agent_gspo.algorithms.options import BudgetOptions
-from agent_gspo.commands import host_memory
+from agent_gspo.apps.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig

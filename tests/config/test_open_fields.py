@@ -13,7 +13,7 @@ from agent_gspo.config import check as config_lib
 
 _LOAD = """
 import json, sys
-from agent_gspo.commands import command
+from agent_gspo.apps.commands import command
 holder = command.define_config()
 command._parse_flags(sys.argv)
 print(json.dumps(command.load_config(holder)))

@@ -10,9 +10,9 @@ import pytest
 import scripted_teams
 from rich.console import Console
 
+from agent_gspo.apps.reporting.conversation import ConversationDisplay
 from agent_gspo.evaluation import asking
 from agent_gspo.models.text.tokenizer import word_level
-from agent_gspo.reporting.conversation import ConversationDisplay
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.types import Message

@@ -14,8 +14,8 @@ import micro_run
 import pytest
 import talkative_run
 
-from agent_gspo.commands import compare, evaluation_folder
-from agent_gspo.reporting import comparison, tables
+from agent_gspo.apps.commands import compare, evaluation_folder
+from agent_gspo.apps.reporting import comparison, tables
 from agent_gspo.tasks import base, registry
 from agent_gspo.workdir import json_lines
 

@@ -25,7 +25,7 @@ for name in {_OF_EXTRAS}:
   sys.modules[name] = None  # an import of it raises ModuleNotFoundError
 for file in sorted(pathlib.Path('agent_gspo').rglob('*.py')):
   module = '.'.join(file.with_suffix('').parts).removesuffix('.__init__')
-  if module.startswith('agent_gspo.commands.'):  # one a process: each defines flags of its own
+  if module.startswith('agent_gspo.apps.commands.'):  # one a process: each defines flags of its own
     for flag in list(absl.flags.FLAGS):
       delattr(absl.flags.FLAGS, flag)
   if not module.startswith({_NEEDING_THEM}):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import small_checkpoints
 
-from agent_gspo.commands import command
+from agent_gspo.apps.commands import command
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, lora, presets
 from agent_gspo.models.io import hf

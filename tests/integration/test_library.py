@@ -67,7 +67,7 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   _, _, mine, config = _BLOCKS
   (tmp_path / 'mine.py').write_text(mine)
   (tmp_path / 'config.py').write_text(config)
-  command = ('-m', 'agent_gspo.commands.train', '--config=config.py', '--workdir=run')
+  command = ('-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run')
   done = _python(*command, cwd=tmp_path)
   assert done.returncode == 0, done.stderr
   steps = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').open()]

@@ -26,8 +26,9 @@ import run_comparison
 import small_checkpoints
 from run_comparison import records, saved
 
+from agent_gspo.apps.reporting import html_report
+from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import check as config_lib
-from agent_gspo.reporting import html_report
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -168,7 +169,7 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   before = {name: (workdir / name).read_bytes() for name in files}
   monkeypatch.setattr(Programs, 'optimizer_step', lambda *_: pytest.fail('trained'))
   monkeypatch.setattr(setup_lib.Setup, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
-  record = loop.train(micro_run.get_config().to_dict(), workdir)
+  record = loop.train(micro_run.get_config().to_dict(), workdir, display=Progress)
   assert record['label'] == 'trained'
   assert {name: (workdir / name).read_bytes() for name in files} == before
   table = lambda text: text[text.index('untrained   ') : text.index('curves and transcripts')]
@@ -305,7 +306,7 @@ def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
       file.write(line + '\n')
   config = micro_run.get_config().to_dict()
   with pytest.warns(UserWarning, match=r"eval\.jsonl, line 8: left out 'label'"):
-    loop.train(config, workdir)
+    loop.train(config, workdir, display=Progress)
   assert f'curves and transcripts: {workdir}/report.html' in capsys.readouterr().out
 
   def write_report(*unused):
@@ -313,7 +314,7 @@ def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
 
   monkeypatch.setattr(html_report, 'write_report', write_report)
   with pytest.warns(UserWarning, match='left out'):
-    assert loop.train(config, workdir)['label'] == 'trained'
+    assert loop.train(config, workdir, display=Progress)['label'] == 'trained'
   output = capsys.readouterr().out
   assert 'there is no report (TypeError: nothing fits); all else is done' in output
   assert f'python launch/report.py {workdir}' in output

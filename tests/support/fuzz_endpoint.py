@@ -22,7 +22,7 @@ from typing import Any
 import scripted_teams
 from fuzzing import Case
 
-from agent_gspo.teams import endpoint
+from agent_gspo.apps import endpoint
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
 

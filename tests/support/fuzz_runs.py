@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import micro_run
 from fuzzing import Case
 
-from agent_gspo.commands import compare, report
+from agent_gspo.apps.commands import compare, report
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions

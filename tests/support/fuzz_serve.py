@@ -15,8 +15,8 @@ from unittest import mock
 from fuzzing import Case
 from served_team import Served
 
-from agent_gspo.serving import errors
-from agent_gspo.serving.app import make_app
+from agent_gspo.apps.serving import errors
+from agent_gspo.apps.serving.app import make_app
 
 _PATH = '/v1/chat/completions'
 _HEADERS = (('host', '127.0.0.1:8000'), ('content-type', 'application/json'))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from agent_gspo.commands import command
+from agent_gspo.apps.commands import command
 
 CPU_SECONDS = 10  # a case takes milliseconds; what takes longer never ends
 

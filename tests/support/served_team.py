@@ -12,9 +12,9 @@ from typing import Any
 
 import scripted_teams
 
+from agent_gspo.apps.serving import connections
+from agent_gspo.apps.serving.app import make_app
 from agent_gspo.evaluation import asking
-from agent_gspo.serving import connections
-from agent_gspo.serving.app import make_app
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 

@@ -8,7 +8,7 @@ import pytest
 import small_checkpoints
 from full_disk import full
 
-from agent_gspo.commands import evaluation_folder
+from agent_gspo.apps.commands import evaluation_folder
 from agent_gspo.workdir import disk, json_lines, records, writers
 
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import strategies as st
 from report_pages import episode, parse, write_run
 
-from agent_gspo.reporting import cleaning, html_report
-from agent_gspo.training import sweep
-from agent_gspo.workdir import json_lines, records
+from agent_gspo.apps import sweep
+from agent_gspo.apps.reporting import html_report
+from agent_gspo.workdir import cleaning, json_lines, records
 
 METRICS, EVALUATIONS, TRANSCRIPTS, CONFIG = (
   records.METRICS,
@@ -323,14 +323,14 @@ _TAKEN = {
 @pytest.fixture
 def command(monkeypatch):
   """Runs launch/report.py here and gives its exit status."""
-  import agent_gspo.commands.report
+  import agent_gspo.apps.commands.report
 
   monkeypatch.setattr(warnings, 'formatwarning', warnings.formatwarning)
 
   def run(*arguments: str) -> int:
     monkeypatch.setattr(sys, 'argv', ['report.py', *arguments])
     try:
-      agent_gspo.commands.report.cli()
+      agent_gspo.apps.commands.report.cli()
     except SystemExit as exit_:
       return exit_.code
     return 0

@@ -1,0 +1,1 @@
+"""Commands, displays, reports and the HTTP endpoint; the core never imports them."""

@@ -1,0 +1,139 @@
+"""Puts a question to a team and shows its conversation, message by message.
+
+    python launch/ask.py --workdir=runs/quickstart \\
+      --question="How many pens do Mara and Tom have together?" \\
+      --note="Mara has 3 pens." --note="The sky is blue." --note="Tom has 4 pens."
+    python launch/ask.py --workdir=runs/quickstart                      # asks for it
+    python launch/ask.py --workdir=runs/quickstart --file=mine.jsonl --json
+
+The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best. With
+--config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
+--note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
+prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
+that of the config's evaluation, or --temperature; --price=0.01 or --budget=20 tell a team that was
+trained to be told a price of a token, or a budget (budget.mode='conditioned' and 'target'), another
+one than its evaluations do. --max_tokens=40 is a limit for all that the team writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from agent_gspo.apps.commands import command, team_of_run
+
+if TYPE_CHECKING:
+  from agent_gspo.apps.commands.team_of_run import TeamOfRun
+  from agent_gspo.types import Message, Question, RolloutBatch, Terms
+
+_TEAM = team_of_run.define_flags()
+_QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
+_NOTE = flags.DEFINE_multi_string('note', [], 'What the next agent alone reads.')
+_FILE = flags.DEFINE_string('file', None, 'Questions, a JSON object a line.')
+_JSON = flags.DEFINE_bool('json', False, 'Print JSON objects, not text.')
+_PRICE = flags.DEFINE_float(
+  'price', None, 'Of a token, for a team that is told it.', lower_bound=0.0
+)
+_BUDGET = flags.DEFINE_float(
+  'budget', None, 'Tokens of the episode, for a team that is told them.', lower_bound=0.0
+)
+_MAX_TOKENS = flags.DEFINE_integer(
+  'max_tokens', 0, 'Most that all agents together may write; 0: as the team is.', lower_bound=0
+)
+_TEMPERATURE = flags.DEFINE_float('temperature', None, 'Of sampling; 0 is greedy.', lower_bound=0.0)
+
+
+def main() -> None:
+  """Runs the command."""
+  _check_flags()
+  from agent_gspo.apps.reporting.conversation import ConversationDisplay
+  from agent_gspo.evaluation import asking
+
+  asked = team_of_run.TeamOfRun(_TEAM)
+  terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
+  questions: Iterable[Question] = _typed(asked, terms)
+  if _FILE.value:
+    questions = asking.read(asked.team, _FILE.value, terms)
+  elif _QUESTION.value is not None:
+    questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
+  shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
+  asked.load()  # before anything is typed
+  for question in questions:
+    try:
+      asked.check_words(question)
+      start = time.monotonic()
+      shown.begin(question)
+      batch, answer = asked.ask(
+        question,
+        shown.message,
+        temperature=_TEMPERATURE.value,
+        max_tokens=_MAX_TOKENS.value,
+      )
+      shown.end(batch, answer, time.monotonic() - start)
+    except ValueError as error:
+      if isinstance(questions, list):
+        raise
+      print(f'error: {error}', file=sys.stderr)  # who types can try again
+
+
+class _Lines:
+  """In place of a display: a JSON object a conversation."""
+
+  def __init__(self, step: int):
+    self._step = step
+
+  def begin(self, question: Question) -> None:
+    pass
+
+  def message(self, message: Message) -> None:
+    pass
+
+  def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
+    from agent_gspo.evaluation import transcripts
+
+    (record,) = transcripts.records(batch, [0], step=self._step, split='')
+    told = {key: record[key] for key in ('step', 'question', 'messages')}
+    print(json.dumps({**told, 'answer': answer, 'seconds': round(seconds, 3)}), flush=True)
+
+
+def _check_flags() -> None:
+  _TEAM.check()
+  if _FILE.value and (_QUESTION.value is not None or _NOTE.value):
+    raise ValueError('--file has questions and notes of its own: leave out --question and --note.')
+  if _NOTE.value and _QUESTION.value is None:
+    raise ValueError('--note is given without --question.')
+  if not _FILE.value and _QUESTION.value is None and sys.stdin is None:
+    raise ValueError('standard input is closed; give --question or --file.')
+
+
+def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
+  """Questions from the keyboard, until it ends (Ctrl-D)."""
+  from agent_gspo.evaluation import asking
+
+  team = asked.team
+  for number in itertools.count():
+    try:
+      text = input('question: ')
+      notes = [''] * team.num_agents
+      for agent in asking.note_holders(team) if text.strip() else ():
+        notes[agent] = input(f'note of {team.names[agent]}: ')
+    except EOFError:
+      print()
+      return
+    if text.strip():
+      yield asking.asked(team, number, text, notes, terms)
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

@@ -1,0 +1,238 @@
+"""What the commands share: flags, clear errors, exit codes, compiled programs.
+
+What a user can mend ends with one line (usage before it where arguments are missing) and exit
+status 2; AGENT_GSPO_TRACEBACK=1 shows where it was raised. Ctrl-C ends with 130.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from absl import app, flags, logging
+from ml_collections import config_dict, config_flags
+
+from agent_gspo import cache
+from agent_gspo.apps.commands import host_memory
+from agent_gspo.config import renamed
+from agent_gspo.config.defaults import SECTIONS
+from agent_gspo.options import types_of
+
+if TYPE_CHECKING:
+  from agent_gspo.workdir import checkpoints
+
+flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
+
+_SMALLER = (
+  'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
+  'rollout.group_size, set model.remat=True, or take a smaller model.'
+)
+
+
+def define_config() -> flags.FlagHolder:
+  """The flag --config=FILE, with --config.<field>=<value> for every field of the file."""
+  holder = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
+  flags.FLAGS[holder.name].parser = _OpenFields(flags.FLAGS[holder.name].parser)
+  return holder
+
+
+class _OpenFields(flags.ArgumentParser):
+  """Reads a config file, and lets flags set what it does not write: options, fields of roles.
+
+  Which of these there are depends on the names in the config: `config.check` refuses the others.
+  """
+
+  def __init__(self, parser: flags.ArgumentParser):
+    self.parser = parser
+
+  def parse(self, argument: str) -> Any:
+    config = self.parser.parse(argument)
+    for arg in flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False):
+      found = re.match(r'--?(?:no)?config\.(\w+)\.(\w+)\.([\w.]+)', arg)
+      if found and found[2] in _open_fields(found[1]):
+        _make_room(config, [found[1], found[2], *found[3].split('.')])
+    return config
+
+  def flag_type(self) -> str:
+    return self.parser.flag_type()
+
+
+def _open_fields(section: str) -> list[str]:
+  """Returns the fields of a section that hold fields of the user's choice."""
+  kinds = types_of(SECTIONS[section]) if section in SECTIONS else {}
+  return [field for field, (kind, _) in kinds.items() if kind is dict]
+
+
+def _make_room(config: Any, path: Sequence[str]) -> None:
+  """Adds a field of any type, if its section is there and it is not."""
+  for name in path[:-1]:
+    config = config.get(name) if isinstance(config, config_dict.ConfigDict) else None
+  if isinstance(config, config_dict.ConfigDict) and path[-1] not in config:
+    with config.unlocked():
+      config[path[-1]] = config_dict.placeholder(object)
+
+
+def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
+  """The config that the flags describe, as plain nested dicts.
+
+  Raises:
+    ValueError: there is no --config, no such file, or it holds no config, or a name that is no
+      text.
+  """
+  config = holder.value
+  if config is None:
+    raise ValueError('--config is missing; give a file such as configs/tiny.py.')
+  try:
+    if isinstance(config, config_dict.ConfigDict):
+      return config.to_dict()
+    _ = config.keys  # the library keeps a failure to read the file until somebody looks
+  except OSError as error:
+    raise ValueError(f'--config: {_last_line(str(error))}') from error
+  except TypeError as error:  # the library sorts fields by their names
+    raise ValueError(
+      f'--config: the name of a field, or of a role, is no text ({error}). Name all with text.'
+    ) from error
+  raise ValueError('--config: get_config() of that file must return a ConfigDict.')
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFlags:
+  """--workdir and --step: which checkpoint."""
+
+  workdir: flags.FlagHolder
+  step: flags.FlagHolder
+
+  def chosen(self) -> checkpoints.Saved | None:
+    """The checkpoint that they name, None without a --workdir.
+
+    Raises:
+      ValueError: a step of no run, or see `checkpoints.chosen`.
+    """
+    workdir, step = self.workdir.value, self.step.value
+    if not workdir and step:
+      raise ValueError(f'--step={step}: of which run? Give its --workdir.')
+    if not workdir:
+      return None
+    from agent_gspo.workdir.checkpoints import chosen
+
+    return chosen(pathlib.Path(workdir) / 'checkpoints', step)
+
+
+def define_checkpoint() -> CheckpointFlags:
+  """Defines the flags in the module that calls."""
+  return CheckpointFlags(
+    flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.'),
+    flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),
+  )
+
+
+def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
+  """The config of a checkpoint that is used on this machine, which may have other devices."""
+  from agent_gspo.sharding.placement import on_this_machine
+
+  return saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
+
+
+def run(main: Callable[[], None]) -> None:
+  """Parses the flags of `main`'s module and runs it; --help shows that module's docstring."""
+  module = sys.modules[main.__module__]
+  sys.modules['__main__'].__doc__ = module.__doc__
+  for flag in flags.FLAGS.get_key_flags_for_module(module):
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+  warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
+  if os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())  # where a user's own modules lie, see `plugins`
+  app.run(lambda _: _guarded(main), flags_parser=_parse_flags)
+
+
+def _guarded(main: Callable[[], None]) -> None:
+  host_memory.keep()
+  logging.set_verbosity(logging.WARNING)
+  _use_compilation_cache()
+  try:
+    main()
+  except (ValueError, OSError, FloatingPointError, ImportError) as error:
+    fail(str(error), error)
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
+  except Exception as error:
+    if not _is_out_of_memory(error):
+      raise
+    fail(f'out of memory ({error}). {_SMALLER}', error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+  """Of the host, or of a device: of the latter only the text tells."""
+  return isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error)
+
+
+def _use_compilation_cache() -> None:
+  """Compiled programs are kept, so that a second run starts at once.
+
+  All of them: the few hundred that take less than JAX's one second each are most of a start.
+  """
+  import jax
+
+  if not getattr(jax.config, 'jax_compilation_cache_dir', None):  # jax types it nowhere
+    jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.Error as error:
+    fail(_told(str(error)), error)
+  except SystemExit as end:
+    if end.code:  # of --help
+      raise
+    fail('--config: the file calls sys.exit; must return a config instead.')
+  except Exception as error:  # as the config file or ml_collections raised it
+    fail(_explain(error, argv), error)
+  if len(rest) > 1:
+    fail(f'unexpected argument {rest[1]!r}; options are written --name=value.')
+  return rest
+
+
+def _told(text: str) -> str:
+  """What a flag's error says; of one in the config file, which is a traceback, its end."""
+  last = _last_line(text)
+  behind = re.match(r'flag (--config=[^\n]*(:[^:\n]*)): Error', text)
+  if behind and 'get_config() takes 0 positional arguments' in last:
+    return f'{behind[1]}: this config takes nothing behind a colon; leave out {behind[2]!r}.'
+  return last
+
+
+def _explain(error: Exception, argv: Sequence[str]) -> str:
+  """Names the flag whose field the config does not have, if it is that."""
+  while error.args and isinstance(error.args[0], Exception):
+    error = error.args[0]
+  text = str(error.args[0] if isinstance(error, KeyError) else error)
+  found = re.search(r"""['"](\w+)['"]""", text)
+  for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
+    if now := renamed.told(flag.removeprefix('--config.')):
+      return f'{now}.'
+    if found and found[1] in flag.split('.'):
+      meant = re.search(r'Did you mean "\w+"', text)
+      return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
+  if found and (now := renamed.told_of_word(found[1])):  # which the file reads
+    return f'--config: {now}.'
+  return f'--config: {type(error).__name__}: {text}'
+
+
+def fail(text: str, error: Exception | None = None) -> NoReturn:
+  """Ends with one line on stderr and exit status 2."""
+  if error is not None and os.environ.get('AGENT_GSPO_TRACEBACK'):
+    raise error
+  print('error:', ' '.join(text.split()), file=sys.stderr)
+  raise SystemExit(2)
+
+
+def _last_line(text: str) -> str:
+  return text.strip().splitlines()[-1].strip()

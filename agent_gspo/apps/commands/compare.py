@@ -1,0 +1,51 @@
+"""Compares two evaluations of the same questions: differences with paired intervals.
+
+    python launch/compare.py A B
+
+A and B are folders of launch/evaluate.py --out, or FOLDER:LABEL for one of the baselines in
+it, such as evaluations/svamp:chain. The interval is a bootstrap over questions (see
+agent_gspo/evaluation/statistics.py); one that does not hold 0 says that A and B differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from agent_gspo.apps.commands import command, evaluation_folder
+from agent_gspo.apps.reporting import comparison, tables
+from agent_gspo.evaluation import compare
+
+
+def cli() -> None:
+  """Parses the arguments and runs the command."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('systems', nargs=2, metavar='DIR[:LABEL]', help='folder of an evaluation')
+  options = parser.parse_args()
+  try:
+    (first, a), (second, b) = (_read(system) for system in options.systems)
+    if first['task'] != second['task'] or first['split'] != second['split']:
+      raise ValueError('the evaluations are of different tasks, options or splits.')
+    failed = {*first['failed'], *second['failed']}
+    a, b = ([r for r in records if r['question_id'] not in failed] for records in (a, b))
+    rows = compare.differences(a, b)
+  except (ValueError, OSError) as error:
+    command.fail(str(error), error)
+  names = [str(first['label']), str(second['label'])]
+  if names[0] == names[1]:
+    names = list(options.systems)
+  print(tables.render_text(comparison.difference_table(names, rows)))
+  print(f'{len(a)} questions' + f', {len(failed)} that failed in one left out' * bool(failed))
+
+
+def _read(system: str):
+  if pathlib.Path(system).is_dir():
+    return evaluation_folder.read(system)
+  folder, _, label = system.rpartition(':')
+  return evaluation_folder.read(folder or system, label if folder else '')
+
+
+if __name__ == '__main__':
+  cli()

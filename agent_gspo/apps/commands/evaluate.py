@@ -1,0 +1,246 @@
+"""Evaluates a team, untrained or from a checkpoint, beside what simpler systems give.
+
+    python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
+      [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
+    OPENAI_API_KEY=... python launch/evaluate.py --config=configs/quickstart.py \\
+      --endpoint=https://host/v1 --endpoint_model=NAME --out=DIR
+
+Without --workdir the team is the untrained one; --step names another checkpoint than the newest:
+its step, or "best", which is what the run's own evaluations found the best. Questions, their number
+and the temperature are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and
+the figures (result.json); the same command goes on where it was stopped. --dry_run prints the
+memory, questions, positions and time that the team needs (each baseline comes to that again), and
+ends. With --endpoint all agents speak through a model far away, in OpenAI's protocol, whose `usage`
+is what is counted; of config.model the tokenizer alone is used. See docs/evaluation.md.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+import time
+
+from absl import flags
+
+from agent_gspo.apps.commands import command
+
+_CONFIG = command.define_config()
+_CHECKPOINT = command.define_checkpoint()
+_OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
+_BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
+_MATCH = flags.DEFINE_string(
+  'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
+)
+_ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible endpoint.')
+_ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')
+_PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
+_DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
+_WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
+_READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
+
+
+def main() -> None:
+  """Runs the command."""
+  config = command.load_config(_CONFIG)
+  from agent_gspo.apps.commands import evaluation_folder
+  from agent_gspo.apps.reporting import comparison, formatting, tables
+  from agent_gspo.config import check as config_lib
+  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
+  from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import records as workdir_records
+
+  start = time.monotonic()
+  parts = config_lib.check(config, training=False)
+  _check_endpoint(parts.team)
+  _check_probes(parts.team, parts.task, config['evaluation']['split'])
+  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
+  if _DRY_RUN.value:
+    from agent_gspo.training import loop
+
+    loop.print_plan(config, training=False, whole=True)
+    return
+  if told := parts.task.note([config['evaluation']['split']]):
+    print(told)
+  matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
+  saved = _CHECKPOINT.chosen()
+  if saved:
+    saved.check_params(config)
+  setup = setup_lib.build(parts)
+  step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
+  alone = 0
+  if _ENDPOINT.value:
+    label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
+    policy, alone = _endpoint_policy(setup)
+  else:
+    params = saved.restore_params(config, setup.params) if saved else setup.params
+    params = setup.own_copy(params)  # once, not for each baseline
+    speaker = harness.digest_of_weights(params)
+    policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
+  run = _harness(setup, policy, step, alone)
+  fingerprint = _fingerprint(setup, speaker, step)
+  if _OUT.value:
+    run = dataclasses.replace(run, answers=evaluation_folder.Folder(_OUT.value, fingerprint))
+  before = run.answers.held()
+
+  whole, records = run.run(label, variants.itself(setup.team))
+  found = [whole]
+  for value in config['evaluation']['told']:
+    told = dataclasses.replace(run, terms=setup.terms(value))
+    name = workdir_records.told(told.terms, label)
+    found.append(told.run(name, variants.itself(setup.team))[0])
+  found.append(evaluate.constant_answer(run.asked, run.split))
+  left_out = {}
+  for name in names:
+    try:
+      found.append(reference_systems.baseline(run, name, whole, matched))
+    except ValueError as error:  # what does not fit this team does not stop the others
+      left_out[name] = str(error)
+  probed = probes.run_all(run, whole, records) if _PROBES.value else []
+  if _OUT.value:
+    ids = [question.id for question in run.asked]
+    result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
+    run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
+  shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
+  shown += [comparison.probe_table(probed)] if probed else []
+  for table in shown:
+    print(tables.render_text(table, width=160))
+  old = sum((whole['variant'], record['question_id']) in before for record in records)
+  share = f'{len(records) - old} of {len(records)}' if old else f'{len(records)}'
+  rest = ', the others before' if old else ''
+  print(f'{share} questions in {formatting.duration(time.monotonic() - start)}{rest}')
+  short_of = [figures for figures in (*found, *probed) if 'failed' in figures]
+  for figures in short_of:
+    print(_failed(figures), file=sys.stderr)
+  for name, reason in left_out.items():
+    print(f'left out --baseline={name}: {" ".join(reason.split())}', file=sys.stderr)
+  if left_out or short_of:
+    raise SystemExit(1)
+
+
+def _failed(figures) -> str:
+  """Returns a line that counts and names the questions that failed, and says why the first did."""
+  failed = figures['failed']
+  names = textwrap.shorten(', '.join(failed), 200, placeholder=' ...')
+  label = figures.get('label') or figures['probe']
+  told = f'{label}: {len(failed)} questions failed ({names}); the same command asks them again'
+  return f'{told}. The first one: {" ".join(next(iter(failed.values())).split())}'
+
+
+def _names(known, agents: int) -> list[str]:
+  """The baselines that were asked for; a team of one is its own single agent."""
+  names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
+  for name in names:
+    if name not in known:
+      raise ValueError(f'--baseline={name} is unknown; use {", ".join(known)}, or all.')
+  return [name for name in names if agents > 1 or name != 'single']
+
+
+def _check_endpoint(team) -> None:
+  if not _ENDPOINT.value and not _ENDPOINT_MODEL.value:
+    return
+  if not (_ENDPOINT.value and _ENDPOINT_MODEL.value):
+    raise ValueError('--endpoint and --endpoint_model go together: give both.')
+  if _CHECKPOINT.workdir.value:
+    raise ValueError('--endpoint speaks for the team: leave out --workdir.')
+  from agent_gspo.apps import endpoint
+
+  endpoint.check_address(_ENDPOINT.value, _key())
+  endpoint.check(team)
+
+
+def _check_probes(team, task, split: str) -> None:
+  """Now, since probes come after all that takes long."""
+  from agent_gspo.evaluation import probes
+
+  if _PROBES.value:
+    try:
+      probes.check(team, task, split)
+    except ValueError as error:
+      raise ValueError(f'--probes: {error} Or leave out --probes.') from error
+
+
+def _key() -> str:
+  from agent_gspo.apps import endpoint
+
+  return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
+
+
+def _endpoint_policy(setup):
+  """Returns the team's voice, and how many conversations it holds at a time."""
+  from agent_gspo.apps.endpoint import EndpointPolicy
+
+  url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
+  first = EndpointPolicy(url, model, setup.tokenizer, 0.0, _key())
+  return lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
+
+
+def _harness(setup, policy, step: int, alone: int):
+  from agent_gspo.evaluation.harness import Harness
+
+  options = setup.config['evaluation']
+  return Harness(
+    team=setup.team,
+    task=setup.task,
+    tokenizer=setup.tokenizer,
+    policy=policy,
+    split=options['split'],
+    questions=options['questions'],
+    temperature=options['temperature'],
+    diverse_temperature=setup.config['rollout']['temperature'],
+    seed=setup.config['seed'],
+    batch_questions=options['batch_questions'],
+    spread=options['spread'],
+    step=step,
+    prices=_prices(setup),
+    terms=setup.terms(),
+    note=_show,
+    alone=alone,
+  )
+
+
+def _fingerprint(setup, speaker: str, step: int):
+  """What the answers depend on; neither the number of questions nor their batches do."""
+  from agent_gspo.evaluation import harness, variants
+
+  config = setup.config
+  # Where files lie changes nothing: their content is checked.
+  places = ('data_dir', 'cache_dir', 'base_url')
+  options = {k: v for k, v in config['task']['options'].items() if k not in places}
+  return {
+    'model': setup.source,
+    'dtype': config['model']['dtype'],
+    'weights': speaker,
+    'step': step,
+    'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
+    'team': harness.describe(variants.itself(setup.team)),
+    'task': {'name': config['task']['name'], 'options': options},
+    'split': config['evaluation']['split'],
+    'temperature': config['evaluation']['temperature'],
+    'seed': config['seed'],
+  }
+
+
+def _prices(setup):
+  """From the flags, else from the reward, if it counts money."""
+  from agent_gspo.evaluation.results import Prices
+
+  if _WRITTEN.value is not None or _READ.value is not None:
+    return Prices(_WRITTEN.value or 0.0, _READ.value or 0.0, 'flags')
+  if setup.reward.cost == 'money':
+    return Prices(setup.reward.p_write, setup.reward.p_read, 'config.reward')
+  return None
+
+
+def _show(text: str) -> None:
+  if sys.stderr.isatty():
+    print(f'\r\x1b[K{text}', end='', file=sys.stderr)
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

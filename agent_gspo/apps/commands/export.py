@@ -1,0 +1,93 @@
+"""Writes the policy of a run as a folder that transformers or peft loads.
+
+    python launch/export.py --workdir=runs/quickstart --out=models/quickstart
+    python launch/export.py --workdir=runs/team --agent=solver --format=peft --out=models/solver
+
+The newest intact checkpoint is taken, or that of --step=N, or (--step=best) the one that the run's
+own evaluations found the best; and the config that it was made with. `hf` is a whole model,
+adapters merged into its weights; `peft` is the adapter alone, and beside it in `base` the model
+that it adapts, if that has no Hugging Face folder of its own. Where each agent has a policy,
+--agent says whose is written.
+"""
+
+import pathlib
+
+from absl import flags
+
+from agent_gspo.apps.commands import command
+
+FORMATS = ('hf', 'peft')
+
+_CHECKPOINT = command.define_checkpoint()
+_OUT = flags.DEFINE_string('out', None, 'Folder for the model; made if it does not exist.')
+_AGENT = flags.DEFINE_string('agent', None, 'Whose policy, where they are several.')
+_FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adapter alone.')
+
+
+def main() -> None:
+  """Runs the command."""
+  # Last of them, since it reads the whole checkpoint.
+  if not _OUT.value or (saved := _CHECKPOINT.chosen()) is None:
+    raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
+  from agent_gspo.config import check as config_lib
+  from agent_gspo.models import lora
+  from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import disk
+
+  config = command.config_here(saved)
+  parts = config_lib.check(config, training=False)
+  adapter = _adapter(parts, _AGENT.value)
+  setup = setup_lib.build(parts)
+  params = saved.restore_params(config, setup.params)
+  write = _write_hf if _FORMAT.value == 'hf' else _write_peft
+  with disk.writing('the model', _OUT.value):
+    write(setup, lora.one_adapter(params, adapter), _OUT.value)
+  whose = f' of {_AGENT.value}' if _AGENT.value else ''
+  print(f'wrote the policy{whose} of step {saved.step} to {_OUT.value}')
+
+
+def _adapter(parts, agent: str | None) -> int:
+  """Index of the adapter to write, -1 for none."""
+  adapters = parts.sharing.adapters
+  known = ', '.join(parts.team.names)
+  if adapters is None:
+    if agent:
+      raise ValueError(f'--agent={agent}: all agents share one policy; leave it out.')
+    return 0
+  if agent not in parts.team.names:
+    given = '--agent is missing' if agent is None else f'--agent={agent}'
+    raise ValueError(f'{given}: each agent has a policy of its own; name one of {known}.')
+  return adapters[parts.team.names.index(agent)]
+
+
+def _write_hf(setup, params, out: str) -> None:
+  from agent_gspo.models import lora
+  from agent_gspo.models.io import hf
+
+  config = setup.model.config
+  hf.export_hf(config, lora.merge_adapters(config, params), out, setup.tokenizer)
+
+
+def _write_peft(setup, params, out: str) -> None:
+  from agent_gspo.models import lora
+  from agent_gspo.models.io import hf, peft
+
+  kind, _, base = setup.source.partition(':')
+  if kind != 'hf':
+    base = str(pathlib.Path(out).absolute() / 'base')
+  revision = None
+  if kind == 'hf' and not pathlib.Path(base).is_dir():
+    base, _, revision = base.partition('@')
+  peft.export_peft(setup.model.config, params, out, base, revision)
+  if kind != 'hf':
+    config = setup.model.config.without_adapters()
+    hf.export_hf(config, lora.one_adapter(params, -1), base, setup.tokenizer)
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

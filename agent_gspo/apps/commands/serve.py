@@ -1,0 +1,110 @@
+"""Serves a team on this machine: as one model in OpenAI's protocol, and as a page to talk to.
+
+    python launch/serve.py --workdir=runs/quickstart      # http://127.0.0.1:8000
+
+    from openai import OpenAI
+    client = OpenAI(base_url='http://127.0.0.1:8000/v1', api_key='none')
+    client.chat.completions.create(
+      model='team',
+      messages=[{'role': 'user', 'content': 'How many pens do Mara and Tom have together?'}],
+      extra_body={'notes': ['Mara has 3 pens.', 'The sky is blue.', 'Tom has 4 pens.']},
+    )
+
+The team is that of a run, or with --config=FILE in place of --workdir the untrained one. `usage`
+counts what all agents read and wrote; `team` holds their messages, of which a stream sends each as
+it is written. `notes` (one an agent, in their order) and `price` or `budget` (for a team that is
+told one) come beside OpenAI's own fields; what a team cannot follow is refused, not ignored.
+Requests are answered one at a time, to programs of this machine and the server's own page. A --host
+that others can reach needs an --api_key, or AGENT_GSPO_API_KEY, which is not seen in the list of
+processes: clients send it as theirs, and the page asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from agent_gspo.apps.commands import command, team_of_run
+
+if TYPE_CHECKING:
+  from agent_gspo.apps.serving.requests import ChatRequest
+  from agent_gspo.types import Question
+
+_TEAM = team_of_run.define_flags()
+_HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
+_PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
+_KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by default.')
+_NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
+
+
+class Served(team_of_run.TeamOfRun):
+  """The team as `serving.app.ServedTeam`."""
+
+  def __init__(self, which: team_of_run.Flags, name: str):
+    super().__init__(which)
+    self.name = name
+    self._numbers = itertools.count()
+
+  def question(self, request: ChatRequest) -> Question:
+    """That of a request, if this team can read it."""
+    from agent_gspo.evaluation import asking
+
+    question = asking.asked(
+      self.team,
+      next(self._numbers),
+      request.question,
+      request.notes,
+      self.terms(price=request.price, budget=request.budget),
+    )
+    self.check_words(question)
+    return question
+
+
+def main() -> None:
+  """Runs the command."""
+  _TEAM.check()
+  try:
+    from agent_gspo.apps.serving import connections, guard
+    from agent_gspo.apps.serving.app import make_app
+  except ImportError as error:
+    raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
+
+  served = Served(_TEAM, _NAME.value)
+  with _listen(_HOST.value, _PORT.value) as listening:  # before a model is read for nothing
+    host, port = listening.getsockname()[:2]
+    key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
+    guard.check_key(key, _HOST.value, host)
+    served.load()
+    address = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
+    print(
+      f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
+    )
+    app = make_app(served, listens=(_HOST.value, host), api_key=key)
+    server = connections.server(app, log_level='info')
+    with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
+      server.run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  try:
+    return socket.create_server((host, port), family=family)
+  except OSError as error:
+    raise OSError(
+      f'--host={host} --port={port}: {error.strerror}. Take another --port (0: any that is free) '
+      'or --host.'
+    ) from error
+
+
+def cli() -> None:
+  """Parses the flags and runs the command."""
+  command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

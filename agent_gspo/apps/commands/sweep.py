@@ -1,0 +1,187 @@
+"""Runs one config at several settings and seeds, and draws accuracy against tokens.
+
+    python launch/sweep.py --config=configs/tiny.py --workdir=runs/lambda \\
+      --lambdas=0,0.005,0.01,0.02,0.04 --seeds=0,1,2
+
+Settings come from --lambdas (values of budget.lambda_tok), from --vary=FIELD=V1,V2 (several
+make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Runs that have ended
+are not run again, those that were stopped go on, one that fails does not stop the others.
+--config.<field>=<value> holds for all. Writes sweep.json, sweep.md (mean over seeds, lowest
+and highest), frontier.png, curves.png (if a run trained) and report.html to the workdir.
+--reference=DIR, a folder of `launch/evaluate.py --out`, puts its team and baselines on the
+frontier; several are the seeds of one comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from agent_gspo.apps import sweep
+from agent_gspo.apps.commands import command
+from agent_gspo.apps.reporting import html_report, plots
+from agent_gspo.values import is_number, is_text, shown
+from agent_gspo.workdir import json_lines, lock, records
+
+_TEAM = 'team of the baselines'
+# What the frontier shows of an evaluation: field, whether a value fits, what it must be.
+_MEASURED = (
+  ('label', is_text, 'text'),
+  ('tokens/written_per_question', is_number, 'a number'),
+  ('task/accuracy', is_number, 'a number'),
+)
+_Number = TypeVar('_Number', int, float)
+
+
+def cli() -> NoReturn:
+  """Parses the arguments and runs the command; ends with status 1 if a run failed."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  parser.add_argument('--config', required=True, help='file of the config')
+  parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the runs')
+  parser.add_argument('--lambdas', default='', help='values of budget.lambda_tok')
+  parser.add_argument('--vary', action='append', default=[], metavar='FIELD=V1,V2')
+  parser.add_argument('--setting', action='append', default=[], metavar='"NAME: FIELD=VALUE"')
+  parser.add_argument('--seeds', default='0,1,2', help='comma between them')
+  parser.add_argument('--reference', action='append', default=[], metavar='DIR')
+  parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
+  options, overrides = parser.parse_known_args()
+  try:
+    for argument in overrides:
+      if not argument.startswith('--config.') or '=' not in argument:
+        raise ValueError(f'unknown argument {argument!r}; fields are --config.<field>=<value>.')
+    settings = _settings(options.lambdas, options.vary, options.setting)
+    seeds = _numbers('seeds', options.seeds, int)
+    todo = sweep.points(options.workdir, settings, seeds)
+    references = _references(options.reference)
+    if options.jobs < 1:
+      raise ValueError(f'--jobs={options.jobs} must be at least 1.')
+    with lock.hold(options.workdir):
+      status = _sweep(options, overrides, todo, references)
+  except (ValueError, OSError) as error:
+    command.fail(str(error), error)
+  sys.exit(status)
+
+
+def _sweep(options, overrides, todo, references) -> int:
+  failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=_note)
+  found = sweep.summary(todo)
+  if not found:
+    print('no run has ended: nothing to show', file=sys.stderr)
+    return 1
+  _write(options.workdir, options.config, overrides, found, references)
+  return 1 if failed else 0
+
+
+def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list[sweep.Setting]:
+  axes = []
+  if lambdas:
+    _numbers('lambdas', lambdas, float)
+    axes.append(('budget.lambda_tok', lambdas.split(',')))
+  for text in varied:
+    field, equals, values = text.partition('=')
+    if not equals or not values:
+      raise ValueError(f'--vary={text}: write FIELD=VALUE,VALUE.')
+    axes.append((field, values.split(',')))
+  settings = sweep.grid(axes) if axes else []
+  for text in named:
+    name, colon, fields = text.partition(':')
+    pairs = [pair.partition('=') for pair in fields.split()]
+    if not colon or not name.strip() or not all(field and equals for field, equals, _ in pairs):
+      raise ValueError(f'--setting={text}: write "NAME: FIELD=VALUE FIELD=VALUE".')
+    if twice := sweep.twice([field for field, _, _ in pairs]):
+      raise ValueError(f'--setting={text}: {twice} stands there twice; give it once.')
+    settings.append(sweep.Setting(name.strip(), {field: value for field, _, value in pairs}))
+  if not settings:
+    raise ValueError('nothing to sweep: give --lambdas, --vary or --setting.')
+  return settings
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
+  """The numbers that a flag gives, comma between; each is a run, or several, with its folder."""
+  found: list[_Number] = []
+  for part in text.split(','):
+    try:
+      number = kind(part)
+    except ValueError as error:
+      what = 'whole numbers' if kind is int else 'numbers'
+      raise ValueError(f'--{flag}={text}: {part!r} is none of the {what} it takes.') from error
+    if isinstance(number, float) and not math.isfinite(number):
+      raise ValueError(f'--{flag}={text}: {part!r} must be a finite number.')
+    if number in found:
+      raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
+    found.append(number)
+  return found
+
+
+def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+  """Tokens and accuracy of the systems that evaluations compared, by name, one a folder."""
+  found: dict[str, list[tuple[float, float]]] = {}
+  if not folders:
+    return found
+  from agent_gspo.apps.commands import evaluation_folder  # here: it imports the model
+
+  for folder in folders:
+    result = evaluation_folder.read_result(folder)
+    for i, record in enumerate(result['evaluations']):  # the team comes first
+      where = f'{pathlib.Path(folder) / evaluation_folder.RESULT}: evaluations[{i}]'
+      label, tokens, accuracy = _measured(record, where)
+      found.setdefault(_system(label) if i else _TEAM, []).append((tokens, accuracy))
+  return found
+
+
+def _measured(record: Any, where: str) -> list[Any]:
+  """Label, tokens and accuracy of an evaluation; `where` it stands, for messages."""
+  found = [record.get(f) if isinstance(record, Mapping) else None for f, _, _ in _MEASURED]
+  for value, (field, fits, what) in zip(found, _MEASURED, strict=True):
+    if not fits(value):
+      raise ValueError(
+        f'{where}: {field}={shown(value)} must be {what}: it is damaged. Evaluate again with '
+        'another --out.'
+      )
+  return found
+
+
+def _system(label: str) -> str:
+  """The name that an evaluation has in each folder: without samples, or the step of the team."""
+  if team := records.told_team(label):
+    return f'{_TEAM}{label.removeprefix(team)}'
+  return label.partition(' (')[0]
+
+
+def _write(folder, config, overrides, found, references) -> None:
+  record = {
+    'config': config,
+    'overrides': overrides,
+    'settings': found,
+    'references': references,
+  }
+  json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
+  text = sweep.table(found, references)
+  json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
+  print(text)
+  workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
+  runs = [workdir for group in workdirs.values() for workdir in group]
+  plots.frontier(found, folder / 'frontier.png', references, sweep.start(found))
+  curves = ''
+  if any(records.load_run(workdir).metrics for workdir in runs):
+    plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
+    curves = ', curves.png'
+  else:
+    print('no run has trained a step: no curves.png')
+  html_report.write_report(runs, folder / 'report.html')
+  print(f'wrote sweep.json, sweep.md, frontier.png{curves} and report.html to {folder}')
+
+
+def _note(text: str) -> None:
+  print(text, flush=True)
+
+
+if __name__ == '__main__':
+  cli()

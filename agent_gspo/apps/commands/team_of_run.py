@@ -1,0 +1,133 @@
+"""The team of a run, or an untrained one, that can be asked: what `ask` and `serve` share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from agent_gspo.apps.commands import command
+
+if TYPE_CHECKING:
+  from agent_gspo.config.check import Parts
+  from agent_gspo.models.transformer import Params
+  from agent_gspo.training.setup import Setup
+  from agent_gspo.types import Message, Question, RolloutBatch, Terms
+
+flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """--config, or --workdir and --step: which team."""
+
+  config: flags.FlagHolder
+  checkpoint: command.CheckpointFlags
+
+  def check(self) -> None:
+    """Refuses flags that name no team, or two.
+
+    Raises:
+      ValueError: both or none of --config and --workdir are given.
+    """
+    if bool(self.checkpoint.workdir.value) == (self.config.value is not None):
+      raise ValueError(
+        'give --workdir (of a run), or --config (for the untrained team): one of them.'
+      )
+
+
+def define_flags() -> Flags:
+  """Defines the flags in the module that calls."""
+  return Flags(command.define_config(), command.define_checkpoint())
+
+
+class TeamOfRun:
+  """A team whose model is loaded when it is first needed."""
+
+  def __init__(self, which: Flags):
+    """Finds the team.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no such run or checkpoint, or its config is bad.
+    """
+    from agent_gspo.config import check as config_lib
+
+    self._saved = which.checkpoint.chosen()
+    if self._saved is None:
+      config = command.load_config(which.config)
+    else:
+      config = command.config_here(self._saved)
+    self.parts: Parts = config_lib.check(config, training=False)
+    self.team = self.parts.team
+    self.step = self._saved.step if self._saved else 0
+    self._loaded: tuple[Setup, Params] | None = None
+
+  def load(self) -> Setup:
+    """Reads the model, once."""
+    from agent_gspo.training import setup as setup_lib
+
+    if self._loaded is None:
+      setup = setup_lib.build(self.parts)
+      params = setup.params
+      if self._saved is not None:
+        params = self._saved.restore_params(self.parts.config, params)
+      self._loaded = setup, setup.own_copy(params)
+    return self._loaded[0]
+
+  @property
+  def told(self) -> str:
+    """What its agents read of the cost of talk: 'price', 'budget' or ''."""
+    return self.parts.term_sheet.kind if self.parts.term_sheet else ''
+
+  def terms(self, **told: float | None) -> Terms | None:
+    """Terms of a question, by default those of evaluations.
+
+    Args:
+      **told: `price` or `budget`, None where it is not given.
+
+    Raises:
+      ValueError: the team is told none such.
+    """
+    given = {kind: value for kind, value in told.items() if value is not None}
+    for kind, value in given.items():
+      if kind != self.told:
+        mode = {'price': 'conditioned', 'budget': 'target'}[kind]
+        raise ValueError(
+          f'{kind}={value:g}: this team is told no {kind}. Train one with budget.mode={mode!r}.'
+        )
+    return self.parts.terms(given.get(self.told))
+
+  def check_words(self, question: Question) -> None:
+    """Whether the team can read a question, see `asking.check_words`."""
+    from agent_gspo.evaluation import asking
+
+    asking.check_words(self.team, self.load().tokenizer, question)
+
+  def ask(
+    self,
+    question: Question,
+    listener: Callable[[Message], Any],
+    *,
+    temperature: float | None = None,
+    max_tokens: int = 0,
+  ) -> tuple[RolloutBatch, str | None]:
+    """A conversation, see `asking.ask`.
+
+    Args:
+      question: of one's own.
+      listener: hears each message.
+      temperature: that of evaluations by default.
+      max_tokens: that all agents together may write, 0 for the team's own caps alone.
+    """
+    from agent_gspo.evaluation import asking
+
+    setup = self.load()
+    assert self._loaded is not None
+    if temperature is None:
+      temperature = self.parts.config['evaluation']['temperature']
+    policy = setup.policy(self._loaded[1], stream='eval', step=0, temperature=temperature)
+    caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
+    team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
+    return asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)

@@ -1,0 +1,138 @@
+"""Trains a team: python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
+
+Any field can be set from here: --config.budget.lambda_tok=0.002. The same command goes on
+where it was stopped. Where a run became unstable, it also goes on with another learning rate (or
+what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
+--allow_changes=learner.learning_rate; config.json then tells from which step on.
+
+--plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
+weights; every run begins with the same lines, and is refused where it cannot fit. --dry_run adds
+what the whole run costs: questions, positions and time, at the rate that is measured here.
+
+On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
+--coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command and
+--workdir, and the same code and packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from agent_gspo import provenance
+from agent_gspo.apps.commands import command
+from agent_gspo.sharding import partners, places
+from agent_gspo.training import interruption
+
+_CONFIG = command.define_config()
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator', '', 'Of several processes: address of the first one, host:port.'
+)
+_PROCESSES = flags.DEFINE_integer('num_processes', 0, 'How many processes train together.')
+_PROCESS = flags.DEFINE_integer('process_id', -1, 'Which of them this one is, from 0.')
+_START = flags.DEFINE_float(
+  'start_timeout_s', 60.0, 'Seconds to wait for a process that has not come.'
+)
+_HEARTBEAT = flags.DEFINE_integer(
+  'heartbeat_timeout_s', 100, 'Seconds without a sign after which a process counts as dead.'
+)
+_PLAN = flags.DEFINE_bool(
+  'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
+)
+_DRY_RUN = flags.DEFINE_bool(
+  'dry_run', False, 'The plan, and questions, positions and time of the whole run; and end.'
+)
+_CHANGES = flags.DEFINE_list(
+  'allow_changes', [], 'Fields that may have another value than in the run so far.'
+)
+
+
+def main() -> None:
+  """Runs the command."""
+  config = command.load_config(_CONFIG)
+  planned = _PLAN.value or _DRY_RUN.value
+  if not _WORKDIR.value and not planned:
+    raise ValueError('--workdir is missing; name a folder for the run.')
+  who = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
+  place = places.find(*who)
+  if place is not None and place.processes > 1:
+    partners.meet(place, _facts(config), _START.value)  # before the imports, which take seconds
+  from agent_gspo.apps.reporting.progress import Progress
+  from agent_gspo.sharding import hosts
+  from agent_gspo.training import loop
+
+  hosts.connect(*who, _HEARTBEAT.value)
+  if planned:
+    loop.print_plan(config, whole=_DRY_RUN.value)
+  else:
+    loop.train(config, str(_WORKDIR.value), _CHANGES.value, Progress)
+  partners.leave()
+  if hosts.count() > 1:
+    interruption.ignore()  # one that died while it waits for the others would fail them all
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what must be the same in all processes of a run."""
+  same: dict[str, Any] = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
+  same['--workdir'] = os.path.abspath(_WORKDIR.value) if _WORKDIR.value else ''
+  return {**provenance.software(), **same, **config}
+
+
+def _place() -> places.Place | None:
+  """Returns where this process stands by these flags alone, be they or others wrong."""
+  own = flags.FlagValues()
+  for holder in (_COORDINATOR, _PROCESSES, _PROCESS):
+    own[holder.name] = flags.FLAGS[holder.name]
+  own(sys.argv, known_only=True)
+  if own.coordinator:
+    return places.Place(own.coordinator, own.num_processes, own.process_id)
+  return places.find()
+
+
+def cli() -> None:
+  """Parses the flags and runs the command; tells the other processes how it ends."""
+  try:
+    command.run(main)
+  except BaseException as error:
+    _tell_others(error)
+    raise
+
+
+def _tell_others(error: BaseException) -> None:
+  """Tells the other processes, if there are some, why this one ends; a failure ends them all."""
+  status: Any = error.code if isinstance(error, SystemExit) else 1
+  cause = error.__context__ if isinstance(error, SystemExit) else error
+  problem = f'{type(cause).__name__}, see its own output'
+  if isinstance(cause, ValueError | OSError | flags.Error):
+    problem = str(cause)
+  if not partners.have_met():
+    with contextlib.suppress(ValueError, flags.Error):
+      place = _place()
+      known = isinstance(cause, partners.PartnerError | KeyboardInterrupt)
+      if place is not None and status and not known:
+        partners.refuse(place, problem)
+    return
+  if partners.has_left():
+    return
+  if cause is not None and cause.args == (interruption.TOGETHER,):
+    partners.leave()
+    return
+  if not isinstance(error, SystemExit):
+    if first := partners.cause():  # whose end broke what this one was about
+      print('error:', first, file=sys.stderr)
+      problem, status = first, 2
+    else:
+      traceback.print_exception(error)
+  partners.leave(problem)
+  partners.end_now(status if isinstance(status, int) and status else 2)
+
+
+if __name__ == '__main__':
+  cli()

@@ -1,0 +1,356 @@
+"""Agents that speak through an endpoint of OpenAI's protocol: models that do not fit here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import json
+import re
+import threading
+import urllib.parse
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.sampling.sampler import Samples
+from agent_gspo.teams.policies import EndpointError, RefusedError, Turn
+from agent_gspo.teams.team import Team
+from agent_gspo.values import is_whole, shown
+
+if TYPE_CHECKING:
+  import openai
+
+_MOST_BYTES = 2**21  # of a reply; what is behind them is not read
+_TOO_MANY = 2**31  # tokens
+_AGAIN = 2  # times that a reply of another protocol is asked for again: a gateway's page, mostly
+_OF_THE_REQUEST = (400, 403, 413, 422, 451)  # statuses; of others the next request dies as well
+_INSTEAD = ('refusal', 'tool_calls', 'function_call')  # of an answer
+_BROKEN_OFF = ('content_filter', 'tool_calls', 'function_call', 'error', 'abort')
+NO_KEY = 'none'
+_SECRET = 8  # characters of a key that is no word
+_unlike: set[str] = set()  # addresses whose counts were warned of
+
+
+class _BrokenError(EndpointError):
+  """A reply is not of the protocol."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointPolicy:
+  """Sends each turn's prompt as a message of the user, and takes the reply for its message.
+
+  Tokens are those that the endpoint says it used; who reads the message is shown it as text.
+
+  Attributes:
+    base_url: such as 'https://host/v1'; without credentials, as it stands in files and messages.
+    model: as the endpoint calls it.
+    tokenizer: that prompts are put together with.
+    temperature: of sampling.
+    api_key: of the endpoint; no message shows it.
+    timeout_s: of the connection, and between two pieces of a reply.
+    retries: of a request that failed on the way or was turned away for now.
+    parallel: requests at a time.
+    deadline_s: of a whole reply, with all retries.
+  """
+
+  base_url: str
+  model: str
+  tokenizer: Tokenizer
+  temperature: float
+  api_key: str = dataclasses.field(default=NO_KEY, repr=False)
+  timeout_s: float = 120.0
+  retries: int = 4
+  parallel: int = 8
+  deadline_s: float = 300.0
+
+  def __post_init__(self):
+    check_address(self.base_url, self.api_key)
+    import openai  # noqa: F401 (now: it takes a second, which is none of a reply's deadline)
+
+    _loop()  # before there are threads that would make two
+
+  def __call__(self, turns: Sequence[Turn]) -> Samples:
+    """Writes a message for each turn.
+
+    Raises:
+      EndpointError: some got no reply; says how many, and why the first one. RefusedError where
+        all of those were withheld.
+    """
+    asked = [asyncio.run_coroutine_threadsafe(self._reply(turn), _loop()) for turn in turns]
+    found, failed = [], []
+    for turn, reply in zip(turns, asked, strict=True):
+      try:
+        text, ended, usage = reply.result()
+        ids = self._ids(text, ended, turn)
+      except EndpointError as error:
+        failed.append(error)
+      else:
+        self._compare(usage, (len(turn.prompt_ids), len(ids) - ended))
+        found.append((ids, ended, usage))
+    if failed:
+      withheld = all(isinstance(error, RefusedError) for error in failed)
+      raise (RefusedError if withheld else EndpointError)(
+        f'{self.base_url}: {len(failed)} of {len(turns)} requests to {self.model!r} failed, the '
+        f'first one with {failed[0]}'
+      )
+    return Samples(
+      token_ids=[ids for ids, _, _ in found],
+      logprobs=[np.zeros(len(ids), np.float32) for ids, _, _ in found],
+      ended=np.asarray([ended for _, ended, _ in found]),
+      prefill_positions=0,
+      usage=[usage for _, _, usage in found],
+    )
+
+  # Both are made in the thread of the loop, by the first request.
+
+  @functools.cached_property
+  def _free(self) -> asyncio.Semaphore:
+    return asyncio.Semaphore(self.parallel)
+
+  @functools.cached_property
+  def _client(self) -> openai.AsyncOpenAI:
+    """The client, kept over the layers of a conversation, and its connections with it."""
+    import openai
+
+    class Limited(openai.DefaultAsyncHttpxClient):
+      """Reads the beginning of a body alone, and follows nobody elsewhere with a question."""
+
+      async def send(self, request, **options):
+        found = await super().send(request, **{**options, 'stream': True})
+        body = bytearray()
+        try:
+          async for piece in found.aiter_bytes():
+            body += piece
+            if len(body) > _MOST_BYTES:
+              break
+        finally:
+          await found.aclose()
+        # The body is decoded by now, and may be shorter.
+        drop = ('content-encoding', 'content-length', 'transfer-encoding')
+        headers = [(k, v) for k, v in found.headers.multi_items() if k.lower() not in drop]
+        content = bytes(body[:_MOST_BYTES])
+        return type(found)(found.status_code, headers=headers, content=content, request=request)
+
+    return openai.AsyncOpenAI(
+      base_url=self.base_url,
+      api_key=self.api_key,
+      timeout=self.timeout_s,
+      max_retries=self.retries,
+      http_client=Limited(follow_redirects=False),
+    )
+
+  async def _reply(self, turn: Turn) -> tuple[str, bool, tuple[int, int]]:
+    """Returns the text, whether it ended by itself, and the tokens read and written."""
+    prompt = self.tokenizer.decode(turn.prompt_ids.tolist())
+    async with self._free:
+      try:
+        async with asyncio.timeout(self.deadline_s):
+          left = min(self.retries, _AGAIN)
+          while True:
+            try:
+              return _read(await self._body(prompt, turn.limit))
+            except _BrokenError:
+              if not left:
+                raise
+              left -= 1
+              await asyncio.sleep(0.5)
+      except TimeoutError:
+        raise EndpointError(f'no whole reply within {self.deadline_s:g} s') from None
+      except EndpointError as error:
+        raise type(error)(self._clean(str(error))) from None
+
+  async def _body(self, prompt: str, limit: int) -> bytes:
+    import openai
+
+    try:
+      reply = await self._client.chat.completions.with_raw_response.create(
+        model=self.model,
+        messages=[{'role': 'user', 'content': prompt}],
+        temperature=self.temperature,
+        max_tokens=limit,
+      )
+    except openai.OpenAIError as error:
+      status, told = 0, f'{error} {error.__cause__ or ""}'
+      if isinstance(error, openai.APIStatusError):
+        status = error.status_code
+        told = f'status {status}: {error.response.content.decode(errors="replace")}'
+        if 300 <= status < 400:
+          told = f'status {status}: it redirects elsewhere. Give that address.'
+      told = f'{type(error).__name__}: {told}'
+      raise (RefusedError if status in _OF_THE_REQUEST else EndpointError)(told) from None
+    body = reply.http_response.content
+    # A short key is a word, which may stand in any reply; a long one must not reach a transcript.
+    secret = self.api_key.encode() if len(self.api_key) >= _SECRET else b''
+    return body.replace(secret, b'[api_key]') if secret else body
+
+  def _clean(self, text: str) -> str:
+    """Returns a line that can be shown: short, printable, without the key however it is quoted."""
+    if self.api_key != NO_KEY:
+      for key in {self.api_key, repr(self.api_key)[1:-1], json.dumps(self.api_key)[1:-1]}:
+        text = re.sub(re.escape(key), '[api_key]', text, flags=re.IGNORECASE)
+    text = ' '.join(''.join(c if c.isprintable() else ' ' for c in text).split())
+    return text if len(text) <= 300 else f'{text[:297]}...'
+
+  def _ids(self, text: str, ended: bool, turn: Turn) -> np.ndarray:
+    # As plain text: what a model far away writes must not end a turn or open another here. Nor is
+    # EOS written behind it: the agent's next prompt is sent as text, which would spell it out.
+    try:
+      ids = self.tokenizer.encode(text, special=False)
+    except ValueError as error:
+      raise RefusedError(self._clean(f'a reply that is not understood: {error}')) from None
+    return np.asarray([*ids, *[turn.end_id] * ended], np.int32)
+
+  def _compare(self, usage: tuple[int, int], counted: tuple[int, int]) -> None:
+    """Warns once of an endpoint that counts its tokens several fold otherwise."""
+    for name, theirs, ours in zip(('prompt', 'completion'), usage, counted, strict=True):
+      low, high = sorted((theirs, ours))
+      # Templates and short texts differ by some tokens.
+      if high > 4 * low + 64 and self.base_url not in _unlike:
+        _unlike.add(self.base_url)
+        warnings.warn(
+          f'{self.base_url}: usage.{name}_tokens is {theirs} for a text of {ours} tokens of the '
+          "config's tokenizer; Ctok and Ptok count what `usage` says. Compare the column as text.",
+          stacklevel=3,
+        )
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+  """Returns the loop that requests run in, in a thread that ends with the process."""
+  loop = asyncio.new_event_loop()
+  threading.Thread(target=loop.run_forever, daemon=True).start()
+  return loop
+
+
+def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
+  """Returns what a reply says, see `EndpointPolicy._reply`.
+
+  Raises:
+    RefusedError: the message was withheld, or something else was written in its place.
+    _BrokenError: this is no reply.
+  """
+  try:
+    reply = json.loads(body)
+  except (ValueError, RecursionError):
+    raise _BrokenError(f'a reply that is not JSON: {body.decode(errors="replace")}') from None
+  if not isinstance(reply, dict):
+    raise _BrokenError(f'a reply that is {shown(reply)}; must be an object')
+  if reply.get('error'):
+    raise _BrokenError(f'an error with status 200: {shown(reply["error"])}')
+  choices = reply.get('choices')
+  if not isinstance(choices, list) or len(choices) != 1:
+    raise _BrokenError(f'a reply whose `choices` is {shown(choices)}; must be a list of one')
+  choice = choices[0] if isinstance(choices[0], dict) else {}
+  message, finish = choice.get('message'), choice.get('finish_reason')
+  if not isinstance(message, dict):
+    raise _BrokenError(f'a reply whose `message` is {shown(message)}; must be an object')
+  text = _text(message.get('content'))
+  said = bool(text and text.strip())
+  behind = [name for name, value in message.items() if value and name not in ('role', 'content')]
+  if _of(_of(reply, 'usage'), 'completion_tokens_details').get('reasoning_tokens'):
+    behind.append('reasoning_tokens')
+  if (
+    finish in _BROKEN_OFF
+    or any(message.get(name) for name in _INSTEAD)
+    or (not said and (finish != 'stop' or text is None or behind))
+  ):
+    told = f', with {", ".join(behind)}' if behind else ''
+    more = ' Raise team.max_message_tokens.' if finish == 'length' and not said else ''
+    raise RefusedError(
+      f'a withheld reply (finish_reason {shown(finish)}, content '
+      f'{shown(message.get("content"))}{told}), which is no silence.{more}'
+    )
+  assert text is not None
+  return text, finish != 'length', _usage(reply, least=(1, int(said)))
+
+
+def _text(content: Any) -> str | None:
+  """Returns the text of a message's content, its parts joined; None if there is no content.
+
+  Raises:
+    _BrokenError: it is no text.
+  """
+  if isinstance(content, list) and content:
+    parts = [part.get('text') if isinstance(part, dict) else None for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    content = ''.join(texts) if len(texts) == len(parts) else content
+  if content is None or content == []:
+    return None
+  if not isinstance(content, str):
+    raise _BrokenError(f'a reply whose `content` is {shown(content)}; must be text')
+  # Halves of a surrogate pair are no text: those of one pair are joined, others replaced.
+  return content.encode('utf-16-le', 'surrogatepass').decode('utf-16-le', 'replace')
+
+
+def _usage(reply: Mapping[str, Any], least: tuple[int, int]) -> tuple[int, int]:
+  """Returns the tokens read and written.
+
+  Raises:
+    _BrokenError: one is no whole number from its least to 2**31 - 1.
+  """
+  found = []
+  for name, low in zip(('prompt_tokens', 'completion_tokens'), least, strict=True):
+    count: Any = _of(reply, 'usage').get(name)
+    if not is_whole(count) or not low <= count < _TOO_MANY:
+      raise _BrokenError(
+        f'a reply whose usage.{name} is {shown(count)}; must be a whole number of {low} to 2^31 - 1'
+      )
+    found.append(count)
+  return found[0], found[1]
+
+
+def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+  """Returns the object in a field, an empty one if it is none."""
+  inside = value.get(field)
+  return inside if isinstance(inside, dict) else {}
+
+
+def check_address(base_url: str, api_key: str = NO_KEY) -> None:
+  """Refuses an address that holds credentials, which would end up in files and messages.
+
+  Raises:
+    ValueError: that, or it is no address at all, or the key is none that a header can hold. Shows
+      neither.
+  """
+  try:
+    parts = urllib.parse.urlsplit(base_url)
+    host = (parts.hostname or '').encode('idna')
+    whole = parts.scheme in ('http', 'https') and host and parts.port != 0
+  except ValueError:
+    whole = False
+  if not whole or not re.fullmatch(r'[!-~]+', base_url):
+    raise ValueError('--endpoint is no address; must be one such as https://host/v1.')
+  in_path = len(api_key) >= _SECRET and api_key in base_url
+  if in_path or '@' in parts.netloc or re.search(r'[?#\\;&=%]', base_url):
+    raise ValueError(
+      '--endpoint holds a user, a password or a query, which result files would show; must be '
+      'scheme, host and path. Give the key as OPENAI_API_KEY.'
+    )
+  if not re.fullmatch(r'[!-~]+', api_key):
+    raise ValueError(
+      'OPENAI_API_KEY holds a space or another character that no header can; must be of ASCII '
+      'letters, digits and signs.'
+    )
+
+
+def check(team: Team) -> None:
+  """Refuses a team whose prompts an endpoint cannot be sent.
+
+  Raises:
+    ValueError: a role has a chat template, which the endpoint has itself, or a tool.
+  """
+  for role in team.roles:
+    if role.style != 'plain':
+      raise ValueError(
+        f'team.roles.{role.name}.style={role.style!r}: an endpoint puts its own template around a '
+        "prompt. Set style='plain'."
+      )
+    if role.calculator:
+      raise ValueError(
+        f'team.roles.{role.name}.calculator=True: an endpoint cannot be interrupted at each "=". '
+        'Set it to False.'
+      )

@@ -1,0 +1,110 @@
+"""Tables with a row a system: evaluations side by side, probes, paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from agent_gspo.apps.reporting import formatting
+from agent_gspo.workdir.records import GRADED
+
+
+def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+  """A row an evaluation, as they stand in `result.json`.
+
+  Accuracy, also by each grader of a task that has several. Tokens a question: written, read, and
+  both in plain text (as `evaluation.text_counts` counts them); of the critical path. Calls a
+  question, silent turns, money a question if it is known, questions that failed if any did.
+  """
+  money = any('money/per_question' in e for e in evaluations)
+  graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
+  by_grader = [f'{key.removeprefix(GRADED)}, %' for key in graded]
+  heads = (
+    '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
+  )  # fmt: skip
+  failed = any('failed' in e for e in evaluations)
+  table = _table([*heads, *['money'] * money, *['failed'] * failed])
+  for e in evaluations:
+    text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
+    table.add_row(
+      Text(str(e['label'])),  # not markup: a name may hold brackets
+      _interval(e, 'task/accuracy', 1, 100),
+      *(formatting.fixed(_times(e.get(key), 100), 1) for key in graded),
+      _interval(e, 'tokens/written_per_question', 1),
+      _interval(e, 'tokens/read_per_question', 0),
+      ' + '.join(formatting.fixed(t, d) for t, d in zip(text, (1, 0), strict=True)),
+      formatting.fixed(e.get('tokens/critical_path_per_question'), 1),
+      formatting.fixed(e.get('comm/calls_per_question'), 1),
+      formatting.fixed(_times(e.get('comm/silence_rate'), 100), 1),
+      *[formatting.number(e.get('money/per_question'))] * money,
+      *[str(len(e.get('failed', ())))] * failed,
+    )
+  return table
+
+
+def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+  """A row a probe: what the team loses, and what a muted agent's tokens are worth."""
+  table = _table(
+    [
+      'probe',
+      'accuracy, %',
+      'points lost',
+      "agent's Ctok",
+      'points a 100 tokens',
+      'silent: needed / idle, %',
+    ]
+  )
+  for row in rows:
+    silent = [row.get(f'silence_rate_{kind}') for kind in ('relevant', 'irrelevant')]
+    table.add_row(
+      Text(str(row['probe'])),
+      formatting.fixed(_times(row['task/accuracy'], 100), 1),
+      _interval(row, 'task/accuracy_lost', 1, 100),
+      formatting.fixed(row.get('agent_written_per_question'), 1),
+      formatting.fixed(row.get('points_per_100_tokens'), 1),
+      ' / '.join(formatting.fixed(_times(rate, 100), 1) for rate in silent),
+    )
+  return table
+
+
+def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+  """Two systems and their difference, a row a measure.
+
+  Args:
+    names: of the two.
+    rows: `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high`.
+  """
+  table = _table(['', *names, 'difference'])
+  for row in rows:
+    table.add_row(
+      Text(str(row['measure'])),
+      formatting.fixed(row['a'], 1),
+      formatting.fixed(row['b'], 1),
+      _interval(row, 'difference', 1, signed=True),
+    )
+  return table
+
+
+def _table(heads: Sequence[str]) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, caption='brackets: 95 % interval', caption_justify='left')
+  for i, head in enumerate(heads):
+    table.add_column(Text(head), justify='right' if i else 'left', no_wrap=True)
+  return table
+
+
+def _interval(
+  row: Mapping[str, Any], key: str, decimals: int, scale: float = 1, signed: bool = False
+) -> str:
+  value, low, high = (
+    formatting.fixed(_times(row.get(k), scale), decimals, signed)
+    for k in (key, f'{key}_low', f'{key}_high')
+  )
+  return value if formatting.MISSING in (low, high) else f'{value} [{low}, {high}]'
+
+
+def _times(value: Any, scale: float) -> float | None:
+  return None if value is None else scale * value

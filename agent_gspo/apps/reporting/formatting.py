@@ -1,0 +1,85 @@
+"""Numbers as short text, with "-" for what is not known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from agent_gspo.values import finite
+
+MISSING = '-'
+_BARS = '▁▂▃▄▅▆▇█'
+_ASCII_BARS = '_.-:=+*#'
+
+
+def number(value: Any, digits: int = 3, signed: bool = False) -> str:
+  """Returns `value` with `digits` significant digits; thousands stand in full."""
+  x = finite(value)
+  if x is None:
+    return MISSING
+  sign = '+' if signed else ''
+  if x == 0:
+    return format(0.0, f'{sign}.{digits - 1}f')
+  exponent = math.floor(math.log10(abs(x)))
+  if exponent < -4:
+    return format(x, f'{sign}.{max(digits - 2, 0)}e')
+  return format(x, f'{sign}.{max(digits - 1 - exponent, 0)}f')
+
+
+def fixed(value: Any, decimals: int, signed: bool = False) -> str:
+  """Returns `value` with a fixed number of decimals."""
+  x = finite(value)
+  return MISSING if x is None else format(x, f'{"+" if signed else ""}.{decimals}f')
+
+
+def percent(value: Any, decimals: int = 1) -> str:
+  """Returns a share in `[0, 1]` as a percentage."""
+  x = finite(value)
+  return MISSING if x is None else f'{100 * x:.{decimals}f} %'
+
+
+def duration(seconds: Any) -> str:
+  """Returns a span of time: `0.42 s`, `12.3 s`, `4m 05s`, `3h 07m` or `2d 04h`.
+
+  Whole seconds given as an int are written without a fraction.
+  """
+  x = finite(seconds)
+  if x is None:
+    return MISSING
+  if x < 60 and isinstance(seconds, int):
+    return f'{seconds} s'
+  if x < 60:
+    return f'{x:.2f} s' if x < 1 else f'{x:.1f} s'
+  minutes = int(x) // 60
+  if minutes < 60:
+    return f'{minutes}m {int(x) % 60:02d}s'
+  if minutes < 48 * 60:
+    return f'{minutes // 60}h {minutes % 60:02d}m'
+  return f'{minutes // 1440}d {minutes % 1440 // 60:02d}h'
+
+
+def sparkline(values: Sequence[Any], width: int, ascii_only: bool = False) -> str:
+  """Draws a curve in one line of text.
+
+  Args:
+    values: the curve; entries that are not finite numbers are left out.
+    width: most characters to use. A longer curve is averaged in equal slices.
+    ascii_only: for terminals that cannot show block characters.
+
+  Returns:
+    At most `width` characters, scaled from the lowest to the highest slice.
+  """
+  data = [x for x in map(finite, values) if x is not None]
+  if not data or width < 1:
+    return ''
+  if len(data) > width:
+    edges = [i * len(data) // width for i in range(width + 1)]
+    slices = [data[a:b] for a, b in itertools.pairwise(edges)]
+    data = [sum(piece) / len(piece) for piece in slices]
+  low, high = min(data), max(data)
+  bars = _ASCII_BARS if ascii_only else _BARS
+  if high == low:
+    return bars[len(bars) // 2] * len(data)
+  return ''.join(bars[round((x - low) / (high - low) * (len(bars) - 1))] for x in data)

@@ -1,0 +1,89 @@
+"""One HTML file that shows what runs did and what their agents said."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import pathlib
+import string
+from collections.abc import Iterable
+from typing import Any
+
+from agent_gspo.apps.reporting import report_data
+from agent_gspo.workdir import json_lines, records
+
+_ASSETS = pathlib.Path(__file__).parent / 'assets'
+_SCRIPTS = (
+  'dom.js',
+  'charts.js',
+  'summary.js',
+  'curves.js',
+  'agents.js',
+  'transcripts.js',
+  'main.js',
+)
+
+
+def write_report(
+  workdirs: Iterable[records.PathLike] | records.PathLike, out: records.PathLike
+) -> pathlib.Path:
+  """Writes a report on one run, or on several side by side.
+
+  The file needs nothing but a browser: its styles, scripts and data are part of it, and it
+  may not reach the network (its content-security policy says so).
+
+  Args:
+    workdirs: of runs, finished or not; a folder of workdirs stands for all of them.
+    out: the file to write. It is replaced in one piece.
+
+  Returns:
+    The path written.
+
+  Raises:
+    FileNotFoundError: a folder holds no run.
+    ValueError: `workdirs` is empty, or `out` a folder.
+  """
+  folders = [workdirs] if isinstance(workdirs, str | pathlib.Path) else list(workdirs)
+  if not folders:
+    raise ValueError('workdirs is empty: name the workdir of a run at least')
+  runs = records.load_runs(folders)
+  data = report_data.build(runs)
+  now = datetime.datetime.now(datetime.UTC)
+  data['written'] = now.strftime('%Y-%m-%d %H:%M UTC')
+  title = runs[0].name if len(runs) == 1 else f'{len(runs)} runs'
+  out = pathlib.Path(out)
+  if out.is_dir():
+    raise ValueError(f'{out} is a folder: name a file, such as {out / "report.html"}')
+  out.parent.mkdir(parents=True, exist_ok=True)
+  json_lines.replace(out, [render(title, data).encode(errors='replace')])
+  return out
+
+
+def render(title: str, data: Any) -> str:
+  """Returns the page.
+
+  Args:
+    title: of the page.
+    data: plain JSON data, see `report_data.build`.
+  """
+  template = string.Template((_ASSETS / 'report.html').read_text(encoding='utf-8'))
+  return template.substitute(
+    title=html.escape(f'agent_gspo: {title}'),
+    style=(_ASSETS / 'report.css').read_text(encoding='utf-8'),
+    script='\n'.join((_ASSETS / name).read_text(encoding='utf-8') for name in _SCRIPTS),
+    data=script_json(data),
+  )
+
+
+def script_json(data: Any) -> str:
+  """Returns JSON that is safe inside a script element.
+
+  No "<" is left in it, so neither "</script>" nor "<!--" can end the element, whatever the
+  agents wrote. All of it is ASCII: decoded tokens may hold halves of surrogate pairs.
+
+  Raises:
+    ValueError: the data holds NaN or infinity.
+  """
+  text = json.dumps(data, allow_nan=False, separators=(',', ':'))
+  return text.replace('&', '\\u0026').replace('<', '\\u003c').replace('>', '\\u003e')

@@ -1,0 +1,221 @@
+"""Learning curves and the accuracy-tokens frontier as pictures, over several seeds."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from agent_gspo.apps.reporting import formatting
+from agent_gspo.workdir import records
+
+_COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
+_Style = Literal['-', '--', ':']
+_Panel = tuple[str, tuple[tuple[str, _Style, str], ...], int]  # title, (key, style, name), scale
+
+_PANELS: tuple[_Panel, ...] = (
+  ('accuracy', (('task/accuracy', '-', ''),), 100),
+  ('tokens written a question', (('tokens/written_per_question', '-', ''),), 1),
+  (
+    'silent turns',
+    (
+      ('comm/silence_rate_relevant', '-', 'relevant'),
+      ('comm/silence_rate_irrelevant', '--', 'irrelevant'),
+    ),
+    100,
+  ),
+)
+_PRICE: _Panel = ('price of a token', (('budget/lambda_tok', '-', ''),), 1)
+
+
+def learning_curves(
+  workdirs_by_label: Mapping[str, Sequence[records.PathLike]],
+  out_png: records.PathLike,
+  *,
+  smoothing: int = 1,
+) -> pathlib.Path:
+  """Draws accuracy, tokens written and silence over the steps of training.
+
+  A line is the mean over the runs of a label, its band reaches from the lowest to the highest
+  run. Where a label's runs do not say which notes were relevant, the silence of all turns is
+  drawn. The price of a token is drawn if a run changed it.
+
+  Args:
+    workdirs_by_label: the seeds' workdirs of each setting.
+    out_png: the file to write.
+    smoothing: each run's curve is the mean over this many steps up to and including a step.
+
+  Returns:
+    The path written.
+
+  Raises:
+    ValueError: there is nothing to draw, or `smoothing` is below 1.
+    FileNotFoundError: a workdir holds no run.
+  """
+  from matplotlib import figure, lines, ticker  # here, as importing it takes a second
+  from matplotlib.backends import backend_agg
+
+  if smoothing < 1:
+    raise ValueError(f'smoothing = {smoothing}: give a number of steps, at least 1')
+  runs = {k: [records.load_run(w) for w in dirs] for k, dirs in workdirs_by_label.items()}
+  if not any(run.metrics for group in runs.values() for run in group):
+    raise ValueError('workdirs_by_label: no run in it has written metrics yet')
+
+  controlled = any(_price_moves(run) for group in runs.values() for run in group)
+  panels = (*_PANELS, _PRICE) if controlled else _PANELS
+  picture = figure.Figure(figsize=(4 * len(panels), 3.6), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  styles_used: set[tuple[_Style, str]] = set()
+  for axes, (title, curves, scale) in zip(picture.subplots(1, len(panels)), panels, strict=True):
+    axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
+    axes.set_xlabel('step')
+    axes.grid(axis='y', color='#000000', alpha=0.1, linewidth=0.8)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.margins(x=0.01)
+    if scale == 100:
+      axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
+    for i, group in enumerate(runs.values()):
+      drawn = False
+      for key, style, name in (*curves, ('comm/silence_rate', ':', 'all turns')):
+        if key == 'comm/silence_rate' and (drawn or scale == 1 or len(curves) == 1):
+          continue
+        steps, low, mean, high = across_runs([run.metrics for run in group], key, smoothing)
+        if not steps.size:
+          continue
+        drawn = True
+        colour = _COLOURS[i % len(_COLOURS)]
+        axes.plot(steps, scale * mean, style, color=colour, linewidth=1.8)
+        axes.fill_between(steps, scale * low, scale * high, color=colour, alpha=0.15, linewidth=0)
+        if name:
+          styles_used.add((style, name))
+          styled = axes
+    if axes.dataLim.y0 >= 0:  # a price may be negative
+      axes.set_ylim(bottom=0)
+  if styles_used:
+    handles = [
+      lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
+    ]
+    styled.legend(handles=handles, frameon=False, fontsize=9)
+  handles = [
+    lines.Line2D(
+      [],
+      [],
+      color=_COLOURS[i % len(_COLOURS)],
+      linewidth=3,
+      label=f'{label} ({len(group)} seeds)' if len(group) > 1 else label,
+    )
+    for i, (label, group) in enumerate(runs.items())
+  ]
+  picture.legend(handles=handles, loc='outside lower center', ncols=4, frameon=False)
+  out = pathlib.Path(out_png)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  picture.savefig(out, dpi=150)
+  return out
+
+
+def _price_moves(run: records.Run) -> bool:
+  return len({step.get('budget/lambda_tok') for step in run.metrics} - {None}) > 1
+
+
+def frontier(
+  settings: Sequence[Mapping[str, Any]],
+  out_png: records.PathLike,
+  references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+  start: Mapping[str, Any] | None = None,
+) -> pathlib.Path:
+  """Draws accuracy against tokens written a question, a point a setting.
+
+  Args:
+    settings: records with `name` and, under `trained`, `task/accuracy` and
+      `tokens/written_per_question`, one value a seed. The point is the mean, its bars reach
+      from the lowest to the highest seed; single seeds are dots.
+    out_png: the file to write.
+    references: name -> (tokens, accuracy) of each seed, of systems that were not trained
+      here; drawn in grey.
+    start: as `trained`, of the team that all settings begin with, if it is one.
+
+  Returns:
+    The path written.
+  """
+  from matplotlib import figure, ticker
+  from matplotlib.backends import backend_agg
+
+  picture = figure.Figure(figsize=(7.5, 4.8), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  axes = picture.subplots()
+  tokens, accuracy = 'tokens/written_per_question', 'task/accuracy'
+  points = lambda values: [*zip(values[tokens], values[accuracy], strict=True)]
+  if start is not None and None not in start[tokens]:
+    _seeds(axes, points(start), 'before training', 'D', '#666')
+  for i, setting in enumerate(settings):
+    _seeds(axes, points(setting['trained']), setting['name'], 'o', _COLOURS[i % len(_COLOURS)])
+  for name, seeds in (references or {}).items():
+    x, share = np.mean(seeds, axis=0)
+    _seeds(axes, seeds, None, 'x', '#666')
+    late = x > axes.get_xlim()[1] / 2  # its name would leave the picture on the right
+    axes.annotate(
+      name,
+      (x, 100 * share),
+      (-6 if late else 6, 5),
+      textcoords='offset points',
+      ha='right' if late else 'left',
+      fontsize=8,
+    )
+  axes.set_xlabel('tokens written a question')
+  axes.set_ylabel('accuracy')
+  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
+  axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.set_xlim(left=0)
+  axes.set_ylim(0, np.clip(1.3 * axes.dataLim.y1, 1, 102))
+  axes.legend(frameon=False, fontsize=8, loc='best', ncols=1 + len(settings) // 8)
+  out = pathlib.Path(out_png)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  picture.savefig(out, dpi=150)
+  return out
+
+
+def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: str, colour: str):
+  """The mean of some (tokens, accuracy), bars to the lowest and highest, a dot for each."""
+  tokens, accuracy = np.asarray(points, float).T * [[1], [100]]
+  x, y = tokens.mean(), accuracy.mean()
+  axes.errorbar(
+    x,
+    y,
+    xerr=[[x - tokens.min()], [tokens.max() - x]],
+    yerr=[[y - accuracy.min()], [accuracy.max() - y]],
+    fmt=mark,
+    color=colour,
+    capsize=3,
+    label=name,
+  )
+  axes.plot(tokens, accuracy, '.', color=colour, alpha=0.5)
+
+
+def across_runs(
+  runs: Sequence[Sequence[Mapping[str, Any]]], key: str, smoothing: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Puts one metric of several runs together, step by step.
+
+  Args:
+    runs: the metrics of each run, in the order of steps.
+    key: of the metric. Steps at which a run does not have it are left out of that run.
+    smoothing: length of the trailing mean over a run's own values.
+
+  Returns:
+    `(steps, low, mean, high)`, each `[n]`, over the steps at which any run has the metric.
+  """
+  by_step: dict[float, list[float]] = {}
+  for metrics in runs:
+    read = ((m['step'], formatting.finite(m.get(key))) for m in metrics)
+    points = [(step, value) for step, value in read if value is not None]
+    for i, (step, _) in enumerate(points):
+      window = [value for _, value in points[max(0, i - smoothing + 1) : i + 1]]
+      by_step.setdefault(step, []).append(sum(window) / len(window))
+  steps = sorted(by_step)
+  low, mean, high = (
+    np.array([f(by_step[s]) for s in steps]) for f in (min, lambda v: sum(v) / len(v), max)
+  )
+  return np.array(steps), low, mean, high

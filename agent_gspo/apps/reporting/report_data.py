@@ -1,0 +1,151 @@
+"""The data that a report carries, small enough to open in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_gspo.apps.reporting import formatting
+from agent_gspo.values import is_real
+from agent_gspo.workdir import json_lines, records
+
+MAX_TRANSCRIPTS = 300
+_MAX_POINTS = 800
+_MAX_TEXT = 4000
+_MAX_CHARACTERS = 6_000_000  # of all transcripts together
+
+
+def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -> dict[str, Any]:
+  """Gathers what the page shows.
+
+  Args:
+    runs: at least one.
+    max_transcripts: most episodes to show, over all runs. Each run's share is filled to two
+      thirds with its newest episodes; the rest is spread over the earlier ones, so that the
+      team can be compared with what it was.
+
+  Returns:
+    Plain JSON data: `runs` (name, config, steps and series, also of the supervised stage,
+    evaluations, edges and of which evaluation, number of transcripts in the file) and
+    `transcripts`. An evaluation of a team that was told something holds it as `told`.
+  """
+  shown_runs, shown_transcripts = [], []
+  share = max(1, max_transcripts // max(1, len(runs)))
+  for i, run in enumerate(runs):
+    chosen, total = pick_transcripts(run.workdir, share)
+    steps, series = thin_out(run.metrics, _MAX_POINTS)
+    sft_steps, sft_series = thin_out(run.sft, _MAX_POINTS)
+    graph = records.with_edges(run.evaluations) or {}
+    shown_runs.append(
+      {
+        'name': run.name,
+        'config': flatten(run.config),
+        'steps': steps,
+        'series': series,
+        'sft': {'steps': sft_steps, 'series': sft_series},
+        'evaluations': [_evaluation(e) for e in run.evaluations],
+        'edges': _edges(graph),
+        'edges_of': {key: graph.get(key) for key in ('label', 'step', 'split')},
+        'transcripts': total,
+      }
+    )
+    room = _MAX_CHARACTERS // len(runs)
+    for transcript in reversed(chosen):
+      small = _clip_transcript(transcript)
+      room -= sum(len(str(m.get('text'))) for m in small['messages'])
+      if room < 0:
+        break
+      shown_transcripts.append({**small, 'run': i})
+  return {'runs': shown_runs, 'transcripts': shown_transcripts}
+
+
+def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
+  """Reads at most `most` episodes of a run.
+
+  Returns:
+    The episodes in the order of the file, and how many the file holds.
+  """
+  found = json_lines.numbered(workdir / records.TRANSCRIPTS)
+  total = sum(record is not None for _, record in found)
+  keep = set(range(total))
+  if total > most:
+    early = most // 3
+    older = total - (most - early)
+    keep = {i * older // early for i in range(early)} | set(range(older, total))
+  return [t for i, t in enumerate(records.transcripts(workdir)) if i in keep], total
+
+
+def thin_out(
+  metrics: Sequence[Mapping[str, Any]], most: int
+) -> tuple[list[float], dict[str, list[float | None]]]:
+  """Turns records into curves of at most `most` points.
+
+  Returns:
+    The steps `[n]`, and for every key its values `[n]`, None where it has none. Of a longer
+    run a point is the mean over a slice of steps, and stands at the slice's last step.
+  """
+  keys = sorted({key for m in metrics for key, value in m.items() if is_real(value)} - {'step'})
+  slices = [metrics[i * len(metrics) // most : (i + 1) * len(metrics) // most] for i in range(most)]
+  if len(metrics) <= most:
+    slices = [[m] for m in metrics]
+  series = {key: [_mean([m.get(key) for m in part]) for part in slices] for key in keys}
+  return [part[-1]['step'] for part in slices], series
+
+
+def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns a nested configuration as `{'a.b': value}`; lists become text."""
+  if isinstance(config, Mapping) and config:
+    flat = {}
+    for key, value in config.items():
+      flat.update(flatten(value, f'{prefix}.{key}' if prefix else str(key)))
+    return flat
+  if isinstance(config, list | tuple):
+    return {prefix: ', '.join(map(str, config))}
+  return {prefix: config} if prefix else {}
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+  """With what the team was told, if it was; an odd label such as "x, price -" tells nothing."""
+  told = None
+  with contextlib.suppress(ValueError):
+    told = records.told_value(evaluation)
+  return _rounded({**evaluation, **({} if told is None else {'told': told})})
+
+
+def _edges(evaluation: Mapping[str, Any]) -> list[Any]:
+  """Who told whom how much in the evaluation of a team."""
+  return _rounded(sorted(evaluation.get('edges') or (), key=lambda edge: -edge['tokens']))
+
+
+def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:
+  small = {key: _clip(value) for key, value in transcript.items() if key != 'messages'}
+  small['messages'] = [
+    {key: _clip(value) for key, value in m.items()} for m in transcript['messages']
+  ]
+  return _rounded(small)
+
+
+def _clip(value: Any, most: int = _MAX_TEXT) -> Any:
+  """Leaves out the middle of a long text: both ends say more."""
+  if not isinstance(value, str) or len(value) <= most:
+    return value
+  first = most // 3
+  return f'{value[:first]} [... {len(value) - most} characters ...] {value[first - most :]}'
+
+
+def _rounded(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _rounded(v) for key, v in value.items()}
+  if isinstance(value, list):
+    return [_rounded(v) for v in value]
+  if isinstance(value, float):
+    x = formatting.finite(value)
+    return None if x is None else float(f'{x:.6g}')
+  return value
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+  numbers = [x for x in map(formatting.finite, values) if x is not None]
+  return _rounded(sum(numbers) / len(numbers)) if numbers else None

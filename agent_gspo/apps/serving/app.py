@@ -1,0 +1,69 @@
+"""The web application: `/v1/chat/completions`, `/v1/models`, and a page."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from agent_gspo.apps.serving import errors
+from agent_gspo.apps.serving.completions import Completions, ServedTeam
+from agent_gspo.apps.serving.guard import Guard
+from agent_gspo.evaluation import asking
+from agent_gspo.values import shown
+
+_PAGE = pathlib.Path(__file__).parent / 'assets' / 'page.html'
+
+
+def make_app(
+  served: ServedTeam, *, listens: Sequence[str] = ('127.0.0.1',), api_key: str = ''
+) -> Starlette:
+  """Returns the application of one team, which answers one request at a time.
+
+  Args:
+    served: the team.
+    listens: names and addresses at which the server listens, see `guard.Guard`.
+    api_key: that clients must show, '' for none.
+  """
+
+  async def models(http: Request) -> Response:
+    model = {'id': served.name, 'object': 'model', 'created': 0, 'owned_by': 'agent_gspo'}
+    wanted = http.path_params.get('model')
+    if wanted is None:
+      return JSONResponse({'object': 'list', 'data': [model]})
+    if wanted != served.name:
+      return errors.response(f'the model {shown(wanted)} is not served.', 404, 'model')
+    return JSONResponse(model)
+
+  async def team(http: Request) -> Response:
+    return JSONResponse(
+      {
+        'model': served.name,
+        'agents': served.team.names,
+        'note_holders': asking.note_holders(served.team),
+        'told': served.told,
+      }
+    )
+
+  async def page(http: Request) -> Response:
+    # Else another page could show this one as a part of its own.
+    alone = {'Content-Security-Policy': "frame-ancestors 'none'"}
+    return HTMLResponse(_PAGE.read_text(encoding='utf-8'), headers=alone)
+
+  return Starlette(
+    routes=[
+      Route('/', page),
+      Route('/team', team),
+      Route('/v1/models', models),
+      Route('/v1/models/{model}', models),
+      Route('/v1/chat/completions', Completions(served), methods=['POST']),
+    ],
+    middleware=[Middleware(Guard, listens=listens, api_key=api_key)],
+    exception_handlers={HTTPException: errors.of_route, Exception: errors.of_route},
+  )

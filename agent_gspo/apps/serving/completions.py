@@ -1,0 +1,282 @@
+"""`/v1/chat/completions`: requests wait their turn, and end with whoever sent them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from agent_gspo.apps.serving import errors, requests
+from agent_gspo.apps.serving.errors import RequestError
+from agent_gspo.apps.serving.requests import ChatRequest
+from agent_gspo.teams import batches
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Message, Question, RolloutBatch
+
+MAX_BYTES = 1 << 20
+"""Limits the body of a request."""
+MAX_REQUESTS = 128
+"""Limits the requests in hand; with `MAX_BYTES`, the memory that they take."""
+BODY_SECONDS = 20.0
+"""Limits the time until the whole body of a request has come."""
+
+_Found: TypeAlias = tuple[RolloutBatch, str | None, float]
+
+
+class ServedTeam(Protocol):
+  """Answers for a team what the application asks.
+
+  Attributes:
+    name: of the model that it is served as.
+    team: who talks.
+  """
+
+  name: str
+  team: Team
+
+  @property
+  def told(self) -> str:
+    """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
+
+  def question(self, request: ChatRequest) -> Question:
+    """The question of a request.
+
+    Raises:
+      ValueError: it cannot be put to this team.
+    """
+
+  def ask(
+    self,
+    question: Question,
+    listener: Callable[[Message], None],
+    *,
+    temperature: float | None,
+    max_tokens: int,
+  ) -> tuple[RolloutBatch, str | None]:
+    """The conversation, and the answer in its canonical form (see `asking.ask`)."""
+
+
+class Completions:
+  """Takes requests for one team, an ASGI application.
+
+  One thread reads them, another holds the conversations, in the order in which they come. So the
+  event loop is free, and one long question is the most that is being encoded.
+  """
+
+  def __init__(self, served: ServedTeam):
+    """Prepares both threads."""
+    self.served = served
+    self.reader = ThreadPoolExecutor(1, 'reader')
+    self.speaker = ThreadPoolExecutor(1, 'speaker')
+    self._in_hand = 0
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers one request."""
+    http = Request(scope, receive)
+    if self._in_hand >= MAX_REQUESTS:
+      busy = f'{MAX_REQUESTS} requests are waiting already; send it again later.'
+      return await errors.response(busy, 503, headers={'Retry-After': '5'})(scope, receive, send)
+    self._in_hand += 1
+    try:
+      await _Exchange(self, await _body(http)).answer(scope, receive, send)
+    except RequestError as error:
+      await errors.response(*errors.of_fault(error))(scope, receive, send)
+    except ClientDisconnect:
+      pass  # nobody is there to be told
+    finally:
+      self._in_hand -= 1
+
+
+async def _body(http: Request) -> bytes:
+  """Returns the body, of which no more is read than is allowed.
+
+  Raises:
+    RequestError: it is too large, or takes too long.
+  """
+  too_large = RequestError(
+    f'the body is too large; must be at most {MAX_BYTES} bytes; shorten question and notes.',
+    status=413,
+  )
+  announced = http.headers.get('content-length', '')
+  if announced.isdecimal() and int(announced[:20]) > MAX_BYTES:
+    raise too_large
+  found = bytearray()
+  with anyio.move_on_after(BODY_SECONDS):
+    async for piece in http.stream():
+      found += piece
+      if len(found) > MAX_BYTES:
+        raise too_large
+    return bytes(found)
+  raise RequestError(f'the body took more than {BODY_SECONDS:g} seconds.', status=408)
+
+
+class _Exchange:
+  """A request with its answer."""
+
+  def __init__(self, desk: Completions, body: bytes):
+    self._served, self._desk, self._body = desk.served, desk, body
+    self._gone = threading.Event()
+    self._talk: asyncio.Future[_Found] | None = None
+
+  async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers, unless the client goes: then the conversation ends with the layer under way."""
+    try:
+      async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+          while (await receive())['type'] != 'http.disconnect':
+            pass
+          tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        response = await self._response()
+        await response(scope, receive, send)
+        tasks.cancel_scope.cancel()
+    finally:
+      self._gone.set()
+      if self._talk is not None:
+        self._talk.cancel()  # if it has not begun
+
+  async def _response(self) -> Response:
+    try:
+      request, question = await self._run(self._desk.reader, self._read)
+      if request.stream:
+        return StreamingResponse(self._events(request, question), media_type='text/event-stream')
+      return JSONResponse(_completion(self._served, *await self._begin(request, question)))
+    except Exception as error:
+      return errors.response(*errors.of_fault(error))
+
+  def _read(self) -> tuple[ChatRequest, Question]:
+    request = requests.read(requests.decode(self._body), self._served.name)
+    return request, self._served.question(request)
+
+  def _begin(
+    self,
+    request: ChatRequest,
+    question: Question,
+    hear: Callable[[Message], None] = lambda message: None,
+  ) -> asyncio.Future[_Found]:
+    """Puts the conversation in the queue; `hear` gets its messages, on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def listen(message: Message) -> None:
+      if self._gone.is_set():
+        raise CancelledError
+      loop.call_soon_threadsafe(hear, message)
+
+    def converse() -> _Found:
+      start = time.monotonic()
+      batch, answer = self._served.ask(
+        question, listen, temperature=request.temperature, max_tokens=request.max_tokens
+      )
+      return batch, answer, time.monotonic() - start
+
+    self._talk = self._run(self._desk.speaker, converse)
+    return self._talk
+
+  @staticmethod
+  def _run(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def guarded() -> Any:
+      try:
+        return work()
+      except (StopIteration, SystemExit) as error:  # a future loses the one; the other ends it all
+        raise RuntimeError(repr(error)) from error
+
+    return asyncio.get_running_loop().run_in_executor(thread, guarded)
+
+  async def _events(self, request: ChatRequest, question: Question) -> AsyncIterator[str]:
+    """Yields server-sent events: a chunk for each message of the team, then the answer."""
+    heard: asyncio.Queue[Message | asyncio.Future[_Found]] = asyncio.Queue()
+    head = _head(self._served, 'chat.completion.chunk')
+    event = lambda told: f'data: {json.dumps(told)}\n\n'
+    chunk = lambda delta, finish=None, **more: event(
+      {**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': finish}], **more}
+    )
+    self._begin(request, question, heard.put_nowait).add_done_callback(heard.put_nowait)
+    yield chunk({'role': 'assistant', 'content': ''})
+    while isinstance(found := await heard.get(), Message):
+      yield chunk({}, team={'messages': [_told(self._served.team, found)]})
+    try:
+      batch, answer, seconds = found.result()
+    except Exception as error:  # the status has been sent
+      yield event(errors.form(*errors.of_fault(error)))
+      return
+    yield chunk({'content': _content(batch)})
+    told: dict[str, Any] = {'answer': answer, 'messages': [], 'seconds': seconds}
+    yield chunk({}, _finish(self._served.team, batch), team=told)
+    if request.include_usage:
+      yield event({**head, 'choices': [], 'usage': _usage(batch)})
+    yield 'data: [DONE]\n\n'
+
+
+def _content(batch: RolloutBatch) -> str:
+  """Returns the answer without blank lines around it; its indentation may be that of code."""
+  return batch.episodes[0].answer.rstrip().lstrip('\n')
+
+
+def _completion(
+  served: ServedTeam, batch: RolloutBatch, answer: str | None, seconds: float
+) -> dict[str, Any]:
+  choice = {
+    'index': 0,
+    'message': {'role': 'assistant', 'content': _content(batch)},
+    'finish_reason': _finish(served.team, batch),
+    'logprobs': None,
+  }
+  return {
+    **_head(served, 'chat.completion'),
+    'choices': [choice],
+    'usage': _usage(batch),
+    'team': {
+      'answer': answer,
+      'messages': [_told(served.team, message) for message in batch.messages],
+      'seconds': seconds,
+    },
+  }
+
+
+def _head(served: ServedTeam, kind: str) -> dict[str, Any]:
+  created = int(time.time())
+  return {
+    'id': f'chatcmpl-{uuid.uuid4().hex}',
+    'object': kind,
+    'created': created,
+    'model': served.name,
+  }
+
+
+def _finish(team: Team, batch: RolloutBatch) -> str:
+  turns = sum(len(layer) for _, _, layer in team.turns)
+  return 'stop' if len(batch.messages) == turns and batch.messages[-1].ended else 'length'
+
+
+def _usage(batch: RolloutBatch) -> dict[str, int]:
+  """All that the agents read and wrote."""
+  completion, prompt = batches.written_and_read(batch)
+  return {
+    'prompt_tokens': prompt,
+    'completion_tokens': completion,
+    'total_tokens': prompt + completion,
+  }
+
+
+def _told(team: Team, message: Message) -> dict[str, Any]:
+  return {
+    'agent': team.names[message.agent],
+    'round': message.round,
+    'text': message.text.strip(),
+    'silent': message.silent,
+    'written': message.written,
+    'read': message.read,
+    'readers': team.readers(message),
+  }

@@ -1,0 +1,264 @@
+"""Many runs of one config: which are missing, running them, and what came out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_gspo.apps.reporting import formatting
+from agent_gspo.workdir import json_lines, records
+
+# Of this very package, whatever another one lies in the folder that the sweep is run in.
+_TRAIN = (sys.executable, '-P', '-m', 'agent_gspo.apps.commands.train')
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2]
+LOG = 'train.log'
+_ARGUMENTS = 'sweep_arguments.txt'
+
+_SEEN = f'{records.SEEN}: '  # before keys of that evaluation
+
+# What a sweep compares: name, key of `eval.jsonl`, scale, decimals.
+MEASURES = (
+  ('accuracy, %', 'task/accuracy', 100, 1),
+  *((f'by {g}, %', f'{records.GRADED}{g}', 100, 1) for g in ('equation', 'strict', 'legacy')),
+  ('tokens written a question', 'tokens/written_per_question', 1, 1),
+  ('tokens read a question', 'tokens/read_per_question', 1, 0),
+  ('tokens heard of teammates', 'tokens/heard_per_question', 1, 1),
+  ('silent with a needed note, %', 'comm/silence_rate_relevant', 100, 1),
+  ('silent with an idle note, %', 'comm/silence_rate_irrelevant', 100, 1),
+  ('the same, training split', f'{_SEEN}comm/silence_rate_irrelevant', 100, 1),
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+  """One setting of a sweep, run with several seeds.
+
+  Attributes:
+    name: what tables and figures call it.
+    fields: config field -> value, as written on a command line.
+  """
+
+  name: str
+  fields: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Point:
+  """One run of a sweep."""
+
+  setting: Setting
+  seed: int
+  workdir: pathlib.Path
+
+  @property
+  def result(self) -> dict[str, Any] | None:
+    """The trained team's evaluation, None while the run has not ended.
+
+    It has not where other evaluations are still to come.
+    """
+    return self.evaluation('trained') if records.has_ended(self.workdir) else None
+
+  def evaluation(self, label: str) -> dict[str, Any] | None:
+    """The newest record of `eval.jsonl` under a label."""
+    found = records.evaluations(self.workdir)
+    return next((r for r in reversed(found) if r.get('label') == label), None)
+
+
+def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
+  """All combinations of the values of some fields, the last field changing fastest.
+
+  Raises:
+    ValueError: a field is varied twice.
+  """
+  if field := twice([field for field, _ in varied]):
+    raise ValueError(f'{field} is varied twice; give all its values at once.')
+  names = [field.rpartition('.')[2] for field, _ in varied]
+  return [
+    Setting(
+      name=', '.join(f'{n}={v}' for n, v in zip(names, values, strict=True)),
+      fields={field: v for (field, _), v in zip(varied, values, strict=True)},
+    )
+    for values in itertools.product(*(values for _, values in varied))
+  ]
+
+
+def twice(fields: Sequence[str]) -> str:
+  """The first field that stands there again, '' if none does."""
+  return next((field for i, field in enumerate(fields) if field in fields[:i]), '')
+
+
+def points(folder: pathlib.Path, settings: Sequence[Setting], seeds: Sequence[int]) -> list[Point]:
+  """Every setting with every seed; all settings of a seed come before the next seed.
+
+  Raises:
+    ValueError: two settings would share a folder.
+  """
+  folders = [re.sub(r'[^\w.=,-]+', '_', setting.name) for setting in settings]
+  if len(set(folders)) != len(folders):
+    raise ValueError(f'two settings have the same name: {", ".join(folders)}.')
+  return [
+    Point(setting, seed, folder / f'{name}_seed_{seed}')
+    for seed in seeds
+    for setting, name in zip(settings, folders, strict=True)
+  ]
+
+
+def run_missing(
+  todo: Sequence[Point],
+  config: str,
+  overrides: Sequence[str],
+  *,
+  jobs: int = 1,
+  note: Callable[[str], None] = print,
+) -> list[Point]:
+  """Runs the points that have not ended, each as `launch/train.py` in a process of its own.
+
+  A run that was stopped goes on from its checkpoint; one that fails is reported and the
+  others go on. One that ended under an earlier version is started too: it finds all done.
+
+  Args:
+    todo: points; those with a result are left alone.
+    config: file of the config, as for `launch/train.py`.
+    overrides: `--config.<field>=<value>` for all points; a setting's own fields win.
+    jobs: runs at a time.
+    note: shown a line for each run that begins, ends or fails.
+
+  Returns:
+    The points that failed.
+
+  Raises:
+    ValueError: a workdir was begun with another config or other fields.
+  """
+  arguments = {point: _arguments(point, config, overrides) for point in todo}
+  for point in todo:
+    _check_begun(point, arguments[point])
+  missing = [point for point in todo if point.result is None]
+  note(f'{len(todo) - len(missing)} of {len(todo)} runs have ended, {len(missing)} to go')
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    ended = list(pool.map(lambda point: _run(point, arguments[point], note), missing))
+  return [point for point, fine in zip(missing, ended, strict=True) if not fine]
+
+
+def _arguments(point: Point, config: str, overrides: Sequence[str]) -> list[str]:
+  fields = [f'--config.{field}={value}' for field, value in point.setting.fields.items()]
+  return [f'--config={config}', *overrides, *fields, f'--config.seed={point.seed}']
+
+
+def _check_begun(point: Point, arguments: Sequence[str]) -> None:
+  file = point.workdir / _ARGUMENTS
+  begun = file.read_text(encoding='utf-8').splitlines() if file.exists() else arguments
+  if list(begun) != list(arguments):
+    raise ValueError(
+      f'{point.workdir} was begun with {" ".join(begun)}, which is not {" ".join(arguments)}. '
+      'Take another --workdir.'
+    )
+
+
+def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) -> bool:
+  command = [*_TRAIN, f'--workdir={point.workdir}', *arguments]
+  name = f'{point.setting.name}, seed {point.seed}'
+  point.workdir.mkdir(parents=True, exist_ok=True)
+  json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
+  note(f'begin {name}')
+  path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
+  with (point.workdir / LOG).open('a', encoding='utf-8') as log:
+    status = subprocess.run(
+      command,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      stdin=subprocess.DEVNULL,
+      env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path))},
+      check=False,
+    ).returncode
+  if status:
+    note(f'FAILED {name} with status {status}: see {point.workdir / LOG}')
+    return False
+  result = point.result or {}
+  note(
+    f'end   {name}: accuracy {formatting.percent(result.get("task/accuracy"))}, '
+    f'{formatting.fixed(result.get("tokens/written_per_question"), 1)} tokens a question'
+  )
+  return True
+
+
+def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
+  """One record a setting: its fields, its seeds, each measure's value for each seed.
+
+  Settings without a finished run are left out.
+  """
+  by_setting: dict[str, list[Point]] = {}
+  for point in done:
+    if point.result is not None:
+      by_setting.setdefault(point.setting.name, []).append(point)
+  return [
+    {
+      'name': name,
+      'fields': dict(members[0].setting.fields),
+      'seeds': [point.seed for point in members],
+      'workdirs': [point.workdir.name for point in members],
+      'untrained': _measures(members, 'untrained'),
+      'trained': _measures(members, 'trained'),
+    }
+    for name, members in by_setting.items()
+  ]
+
+
+def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | None]]:
+  found = [point.evaluation(label) or {} for point in members]
+  if label == 'trained':
+    seen = [point.evaluation(records.SEEN) or {} for point in members]
+    found = [a | {_SEEN + k: v for k, v in b.items()} for a, b in zip(found, seen, strict=True)]
+  return {key: [record.get(key) for record in found] for _, key, _, _ in MEASURES}
+
+
+def start(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]] | None:
+  """Measures of the untrained team, if all settings of a `summary` begin with the same one."""
+  first = settings[0]['untrained']
+  return first if all(setting['untrained'] == first for setting in settings) else None
+
+
+def table(
+  settings: Sequence[Mapping[str, Any]],
+  references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> str:
+  """Markdown: a row a setting, the mean over seeds with the lowest and highest in brackets.
+
+  The first row is the untrained team, if all settings begin with the same one.
+
+  Args:
+    settings: of `summary`.
+    references: name -> (tokens written a question, accuracy) of each seed, further rows.
+  """
+  rows = [(setting['name'], setting['trained']) for setting in settings]
+  if (first := start(settings)) is not None:
+    rows.insert(0, ('untrained', first))
+  for name, points in (references or {}).items():
+    tokens, accuracy = zip(*points, strict=True)
+    rows.append((name, {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}))
+  known = lambda values, key: [v for v in values.get(key, ()) if v is not None]
+  shown = [m for m in MEASURES if any(known(values, m[1]) for _, values in rows)]
+  lines = ['| | ' + ' | '.join(name for name, *_ in shown) + ' |']
+  lines.append('| --- |' + ' ---: |' * len(shown))
+  for name, values in rows:
+    cells = [spread([scale * v for v in known(values, key)], d) for _, key, scale, d in shown]
+    lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
+def spread(values: Sequence[float], decimals: int) -> str:
+  """'mean [lowest, highest]', or '-' of nothing."""
+  if not values:
+    return '-'
+  mean = f'{statistics.mean(values):.{decimals}f}'
+  if len(values) == 1:
+    return mean
+  return f'{mean} [{min(values):.{decimals}f}, {max(values):.{decimals}f}]'

@@ -1,0 +1,73 @@
+"""Says how a run is doing: the interface of displays, and plain lines as the default one."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from agent_gspo.values import is_real
+
+
+class Progress:
+  """Takes what a run says of itself and shows none of it; displays override what they show."""
+
+  def __enter__(self) -> Progress:
+    return self
+
+  def __exit__(self, *unused_exception) -> None:
+    pass
+
+  def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+    """Says what is going on within a step; called from inner loops.
+
+    Args:
+      name: Such as "rollout".
+      done: Finished parts of the phase.
+      total: All of its parts.
+    """
+
+  def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Takes a finished step.
+
+    Args:
+      step: Number of the step.
+      metrics: `group/name` -> number, any of which may be missing.
+    """
+
+  def note(self, text: str) -> None:
+    """Takes a message for the user."""
+
+  def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
+    """Takes the end of a run that did all its steps; must not raise.
+
+    Args:
+      workdir: Folder of the run, with all of its records.
+      trained: Evaluation of the trained team, as in `eval.jsonl`.
+    """
+
+
+class PlainLog(Progress):
+  """Prints a line for each step and message."""
+
+  _SHOWN = (
+    ('task/accuracy', 'accuracy'),
+    ('reward/mean', 'reward'),
+    ('tokens/written_per_question', 'tokens written'),
+    ('comm/silence_rate', 'silence rate'),
+    ('time/step_s', 'seconds'),
+  )
+
+  def __init__(self, total_steps: int, start_step: int = 0, title: str = ''):
+    """Prints the title; steps are counted by the run."""
+    self._total = total_steps
+    print(title, flush=True)
+
+  def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Prints the step's number and its main metrics."""
+    found = (f'{name} {metrics[key]:.4g}' for key, name in self._SHOWN if is_real(metrics.get(key)))
+    print(f'step {step} of {self._total}: {", ".join(found)}', flush=True)
+
+  def note(self, text: str) -> None:
+    """Prints the message."""
+    print(text, flush=True)

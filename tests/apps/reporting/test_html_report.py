@@ -1,0 +1,438 @@
+"""The HTML report: its data, its form, and who read whom."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from report_pages import episode, parse, write_run
+
+from agent_gspo.apps.reporting import html_report, report_data
+from agent_gspo.workdir import records, writers
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+HOSTILE = '</script><script>alert(1)</script><!-- &amp; "quoted" \u2028 \ud83d'
+
+
+def test_the_report_is_one_valid_file_with_the_runs_in_it(tmp_path):
+  runs = [write_run(tmp_path / 'a'), write_run(tmp_path / 'b', steps=3)]
+  out = html_report.write_report(runs, tmp_path / 'deep' / 'report.html')
+  page = parse(out)
+  data = json.loads(page.data)
+  assert [run['name'] for run in data['runs']] == ['a', 'b']
+  assert data['runs'][0]['steps'] == [1, 2, 3, 4, 5]
+  assert data['runs'][0]['series']['task/accuracy'] == [0.2, 0.4, 0.6, 0.8, 1.0]
+  assert 'bad' not in data['runs'][0]['series']
+  assert data['runs'][0]['config'] == {'task.name': 'notes', 'layers': '1, 2'}
+  assert [e['task/accuracy'] for e in data['runs'][1]['evaluations']] == [0.125, 0.875]
+  assert len(data['transcripts']) == 8
+  assert {t['run'] for t in data['transcripts']} == {0, 1}
+  tags = [tag for tag, _ in page.seen]
+  assert tags.count('script') == 2
+  # Nothing is fetched, and the page says so itself.
+  assert not [a for _, a in page.seen if 'src' in a or a.get('href', '').startswith('http')]
+  policy = next(a for _, a in page.seen if a.get('http-equiv') == 'Content-Security-Policy')
+  assert "default-src 'none'" in policy['content']
+  assert 'http' not in re.sub(r'http://www\.w3\.org/2000/svg|http-equiv', '', out.read_text())
+
+
+def test_what_agents_write_cannot_leave_its_place(tmp_path):
+  hostile = [episode(1, text=HOSTILE) | {'question': HOSTILE}]
+  out = html_report.write_report(write_run(tmp_path / '<b>&run', episodes=hostile), tmp_path / 'r')
+  page = parse(out)
+  assert [tag for tag, _ in page.seen].count('script') == 2
+  assert 'b' not in [tag for tag, _ in page.seen]
+  data = json.loads(page.data)
+  assert data['transcripts'][0]['question'] == HOSTILE
+  assert data['transcripts'][0]['messages'][0]['text'] == HOSTILE
+  assert '<' not in html_report.script_json(HOSTILE)
+
+
+def test_sizes_are_bounded(tmp_path):
+  long = [episode(step, text='word ' * 4000) for step in range(1, 701)]
+  run = write_run(tmp_path / 'a', steps=5000, episodes=long)
+  data = report_data.build(records.load_runs([run]))
+  (shown,) = data['runs']
+  assert len(shown['steps']) == 800
+  assert shown['steps'][-1] == 5000
+  assert shown['series']['task/accuracy'][-1] == pytest.approx(1, abs=0.002)
+  assert shown['transcripts'] == 700
+  steps = [t['step'] for t in data['transcripts']]
+  assert len(steps) == 300
+  assert steps == sorted(steps, reverse=True)
+  assert steps[:200] == list(range(700, 500, -1))
+  assert steps[-1] == 1
+  text = data['transcripts'][0]['messages'][0]['text']
+  assert len(text) < 4100
+  assert 'characters' in text
+  assert html_report.write_report(run, tmp_path / 'r').stat().st_size < 5_000_000
+
+
+@pytest.mark.filterwarnings('ignore:.*left out')
+def test_unfinished_and_odd_runs(tmp_path):
+  (tmp_path / 'started').mkdir()
+  (tmp_path / 'started' / records.METRICS).touch()
+  parse(html_report.write_report(tmp_path / 'started', tmp_path / 'r'))
+  odd = tmp_path / 'odd'
+  odd.mkdir()
+  (odd / records.METRICS).write_text('{"step": 1, "a": true}\n{"no step": 1}\n{"step": 2, "a')
+  (odd / records.TRANSCRIPTS).write_text('{"step": 1}\n')
+  (odd / records.CONFIG).write_text('{')
+  parse(html_report.write_report([odd], tmp_path / 'r'))
+  with pytest.raises(ValueError, match='workdirs is empty'):
+    html_report.write_report([], tmp_path / 'r')
+  with pytest.raises(FileNotFoundError, match='holds no run'):
+    html_report.write_report(tmp_path / 'nowhere', tmp_path / 'r')
+
+
+def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
+  edge = {'author': 'holder', 'reader': 'solver', 'turns': 2, 'said': 1, 'told': 1, 'tokens': 8}
+  back = {**edge, 'author': 'solver', 'reader': 'holder', 'tokens': 9}
+  run = write_run(tmp_path / 'run')
+  with (run / records.EVALUATIONS).open('a') as file:
+    for edges in ([edge], [edge, back, {'author': 'holder'}], None):
+      told = {} if edges is None else {'edges': edges}
+      file.write(json.dumps({'step': 5, 'label': 'trained', **told}) + '\n')
+  with pytest.warns(UserWarning, match=r'edges\[2\]'):
+    (shown,) = report_data.build([records.load_run(run)])['runs']
+  assert shown['edges'] == [back, edge]
+
+
+def edges(tokens):
+  """Of a team in which `holder` said this much to `solver`."""
+  one = {'author': 'holder', 'reader': 'solver', 'turns': 2, 'said': 1, 'told': 1}
+  return [{**one, 'tokens': tokens}]
+
+
+@pytest.mark.parametrize(
+  ('written', 'expected'),
+  [
+    (['untrained', 'trained', 'trained, price 0.5', 'trained, training split'], 'trained'),
+    (['during', 'trained', 'untrained'], 'trained'),
+    (['during', 'trained, price 0.5', 'trained, training split', 'untrained'], 'during'),
+    ([None, 'trained, budget 8'], None),
+    (['untrained', 'trained, training split'], 'untrained'),
+    (['trained, training split'], 'nothing'),
+  ],
+)
+def test_who_hears_whom_is_of_the_trained_team_first(tmp_path, written, expected):
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step, label in enumerate(written):
+      name = {} if label is None else {'label': label}
+      writer.evaluation({'step': step, 'split': 'test', **name, 'edges': edges(step)})
+  (shown,) = report_data.build([records.load_run(tmp_path / 'run')])['runs']
+  step = None if expected == 'nothing' else written.index(expected)
+  assert [edge['tokens'] for edge in shown['edges']] == ([] if step is None else [step])
+  assert shown['edges_of']['step'] == step
+  assert shown['edges_of']['label'] == (None if step is None else expected)
+
+
+def test_what_a_team_was_told_stands_beside_its_evaluation(tmp_path):
+  told = {'trained': None, 'trained, price 0.5': 0.5, 'trained, budget 8': 8.0, 'x, price -': None}
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for label in told:
+      writer.evaluation({'step': 1, 'label': label})
+  (shown,) = report_data.build([records.load_run(tmp_path / 'run')])['runs']
+  assert {e['label']: e.get('told') for e in shown['evaluations']} == told
+  assert 'told' not in shown['evaluations'][0]
+
+
+def test_a_run_in_its_supervised_stage_has_a_report(tmp_path):
+  run = supervised_run(tmp_path / 'runs' / 'new')
+  assert records.find_workdirs([tmp_path / 'runs']) == [run]
+  (shown,) = json.loads(parse(html_report.write_report(run, tmp_path / 'r')).data)['runs']
+  assert shown['sft']['series']['sft/loss_nats'] == [3.0, 1.5]
+  (tmp_path / 'notes').mkdir()
+  with pytest.raises(FileNotFoundError, match=r'notes holds no run: .* or sft\.jsonl in it'):
+    records.find_workdirs([tmp_path / 'notes'])
+  with pytest.raises(FileNotFoundError, match=r'notes holds neither .* nor sft\.jsonl'):
+    records.load_run(tmp_path / 'notes')
+
+
+def supervised_run(workdir):
+  workdir.mkdir(parents=True)
+  (workdir / records.CONFIG).write_text('{"seed": 0}')
+  steps = [{'step': i, 'sft/loss_nats': 3.0 / i} for i in (1, 2)]
+  (workdir / records.SFT).write_text(''.join(json.dumps(step) + '\n' for step in steps))
+  return workdir
+
+
+def test_the_command_runs_from_anywhere(tmp_path):
+  write_run(tmp_path / 'sweep' / 'a')
+  write_run(tmp_path / 'sweep' / 'b')
+  command = [sys.executable, '-I', str(ROOT / 'launch' / 'report.py')]
+  done = subprocess.run(
+    [*command, 'sweep/a'], cwd=tmp_path, capture_output=True, text=True, check=True
+  )
+  assert 'wrote sweep/a/report.html' in done.stdout
+  parse(tmp_path / 'sweep' / 'a' / 'report.html')
+  subprocess.run([*command, 'sweep', '--out=both.html'], cwd=tmp_path, check=True)
+  assert len(json.loads(parse(tmp_path / 'both.html').data)['runs']) == 2
+  failed = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True)
+  assert failed.returncode == 2
+  assert 'holds no run' in failed.stderr
+
+
+def browser():
+  names = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
+  return next(filter(None, map(shutil.which, names)), None)
+
+
+needs_browser = pytest.mark.skipif(browser() is None, reason='no Chromium to draw the report with')
+
+
+def draw(page) -> str:
+  """The page as a browser has it once its scripts have run; they must not complain."""
+  drawn, complaints = draw_with_complaints(page)
+  assert 'CONSOLE' not in complaints
+  return drawn
+
+
+def draw_with_complaints(page) -> tuple[str, str]:
+  done = subprocess.run(
+    [
+      browser(),
+      *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run'),
+      *('--disable-background-networking', '--disable-component-update', '--disable-sync'),
+      f'--user-data-dir={page.parent / "profile"}',
+      *('--enable-logging=stderr', '--virtual-time-budget=2000', '--dump-dom', page.as_uri()),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=True,
+  )
+  return done.stdout, done.stderr
+
+
+def shown(page) -> str:
+  """The elements that a browser has drawn, without the scripts that drew them."""
+  return without_scripts(draw(page))
+
+
+def without_scripts(drawn: str) -> str:
+  return re.sub(r'<script.*?</script>', '', drawn, flags=re.DOTALL)
+
+
+def part(drawn: str, start: str, end: str) -> str:
+  """What a page holds between the only place of a text and the next one of another."""
+  assert drawn.count(start) == 1
+  return drawn.partition(start)[2].partition(end)[0]
+
+
+def text_of(drawn: str) -> list[str]:
+  return [text.strip() for text in re.split(r'<[^>]*>', drawn) if text.strip()]
+
+
+@needs_browser
+@pytest.mark.parametrize(('typed', 'found'), [('CRATE HOLDS', 2), ('(3)', 1), ('nobody says', 0)])
+def test_searching_transcripts(tmp_path, typed, found):
+  silent = [episode(step, text='', right=False) for step in (3, 4)]
+  run = write_run(tmp_path / 'run', episodes=[episode(1), episode(2), *silent])
+  page = html_report.write_report([run], tmp_path / 'report.html')
+  types = f"""<script>addEventListener('load', () => {{
+    const search = document.querySelector('input[type=search]');
+    search.value = {json.dumps(typed)};
+    search.dispatchEvent(new Event('input'));
+  }})</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', types + '</body>'), encoding='utf-8')
+  drawn = draw(page)
+  assert drawn.count('class="card transcript"') == found
+  assert f'{found} of 4' in drawn
+
+
+@needs_browser
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_browser_draws_it_without_errors(tmp_path, count):
+  hostile = [episode(1, text=HOSTILE), episode(2, text='', right=False)]
+  runs = [write_run(tmp_path / f'run{i}', episodes=hostile) for i in range(count)]
+  drawn = draw(html_report.write_report(runs, tmp_path / 'report.html'))
+  assert drawn.count('class="card transcript"') == 2 * count
+  assert 'says nothing' in drawn
+  assert '87.5 %' in drawn
+  assert '+75.0 points' in drawn
+  assert '<polyline' in drawn or '<path' in drawn
+  assert drawn.count('<script') == 2
+
+
+@needs_browser
+def test_charts_are_drawn_before_any_observer_reports(tmp_path):
+  page = html_report.write_report([write_run(tmp_path / 'run')], tmp_path / 'report.html')
+  silent = '<script>ResizeObserver = class { observe() {} }</script>'
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('<head>', '<head>' + silent), encoding='utf-8')
+  drawn = draw(page)
+  assert drawn.count('<figure') == drawn.count('role="img"') == 3
+
+
+@needs_browser
+@pytest.mark.parametrize(('count', 'smoothing'), [(1, 0.6), (1, 0), (2, 0.6)])
+def test_a_tooltip_shows_what_was_measured_under_its_name(tmp_path, count, smoothing):
+  runs = [write_run(tmp_path / f'run{i}') for i in range(count)]
+  page = html_report.write_report(runs, tmp_path / 'report.html')
+  point = f"""<script>addEventListener('load', () => {{
+    const slider = document.querySelector('input[type=range]');
+    slider.value = {smoothing};
+    slider.dispatchEvent(new Event('input'));
+    const chart = document.querySelector('svg[aria-label=Accuracy]');
+    const clientX = chart.getBoundingClientRect().right;
+    chart.dispatchEvent(new PointerEvent('pointermove', {{clientX}}));
+  }})</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', point + '</body>'), encoding='utf-8')
+  tip = text_of(part(shown(page), '<b>step 5</b>', '</figure>'))
+  mean = sum(0.6 ** (5 - step) * step / 5 for step in range(1, 6)) / sum(0.6**i for i in range(5))
+  expected = []
+  for name in ['training'] if count == 1 else ['run0', 'run1']:
+    expected += [name, '100.0 %']
+    expected += [f'{name}, smoothed', f'{100 * mean:.1f} %'] if smoothing else []
+  assert tip == expected
+
+
+@needs_browser
+def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
+  # Of some sorts of note an agent may have held none, and then there is no rate.
+  rates = {'ann': (0.25, None), 'bob': (None, 0.5), 'cy': (0.75, 0.125), 'solver': (None, None)}
+  keys = ('silence_rate_relevant', 'silence_rate_irrelevant')
+  agents = [{'name': name, **dict(zip(keys, known, strict=True))} for name, known in rates.items()]
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    writer.evaluation({'step': 1, 'label': 'trained', 'task/accuracy': 0.5, 'agents': agents})
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  for kind, rates in (
+    ('relevant', ['25.0 %', '-', '75.0 %']),
+    ('irrelevant', ['-', '50.0 %', '12.5 %']),
+  ):
+    card = text_of(part(drawn, f'>Silent turns, note {kind}</h4>', '<div class="card'))[:6]
+    assert card == ['ann', rates[0], 'bob', rates[1], 'cy', rates[2]]
+
+
+@needs_browser
+def test_a_section_that_fails_leaves_the_others(tmp_path):
+  data = report_data.build(records.load_runs([write_run(tmp_path / 'run')]))
+  data['transcripts'] = [{'run': 0}]  # which no workdir gives: of every line the messages are read
+  page = tmp_path / 'report.html'
+  page.write_text(html_report.render('run', {**data, 'written': ''}), encoding='utf-8')
+  drawn, complaints = draw_with_complaints(page)
+  drawn = without_scripts(drawn)
+  assert 'TypeError' in complaints
+  assert 'Transcripts could not be drawn: TypeError' in drawn
+  assert '>Before and after training</h2>' in drawn
+  assert '>Configuration</h2>' in drawn
+
+
+def told_run(workdir):
+  """Of a team that is told prices, as training writes it; twice, for it was trained longer."""
+  with writers.RunWriter(workdir) as writer:
+    told = {0.002: (61.0, 0.5), 0: (64.0, 0.75), 0.01: (20.0, 0.25)}
+    for label, accuracy in (('constant answer', 0.1), ('single agent', 0.4), ('untrained', 0.2)):
+      measured = {'task/accuracy': accuracy, 'tokens/written_per_question': 40 * accuracy}
+      writer.evaluation({'step': 0, 'label': label, **measured})
+    figures = {'trained': (40.0, 0.6)}
+    figures |= {f'trained, price {price:g}': shown for price, shown in told.items()}
+    figures[records.SEEN] = (45.0, 0.95)
+    for step in (2, 4):
+      writer.metrics(step, {'task/accuracy': 0.5})
+      for label, (tokens, accuracy) in figures.items():
+        measured = {'task/accuracy': accuracy, 'tokens/written_per_question': tokens + step}
+        writer.evaluation({'step': step, 'label': label, **measured})
+    writer.transcripts(
+      [episode(4) | {'label': label} for label in ('train', 'trained', 'trained, price 0.01')]
+    )
+  return workdir
+
+
+@needs_browser
+def test_answers_to_prices_are_a_curve_of_their_own(tmp_path):
+  drawn = shown(html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html'))
+  chart = part(drawn, '>Accuracy against tokens written<', '</figure>')
+  assert 'told a price or budget' in chart
+  assert records.SEEN not in chart
+  marks = re.findall(r'<rect x="([0-9.]+)" [^>]*stroke="var\(--c0\)"[^>]*><title>([^<]*)', chart)
+  assert [name.split(', ')[1:3] for _, name in marks] == [
+    [f'price {price}', 'step 4'] for price in ('0', '0.002', '0.01')
+  ]
+  # Joined in order of the price, from right to left here.
+  curves = re.findall(r'<path ([^>]*)d="M([0-9. L]*)"([^>]*)>', chart)
+  (curve,) = (d for before, d, behind in curves if 'dasharray' not in before + behind)
+  across = [float(point.split()[0]) for point in curve.split('L')]
+  assert across == sorted(across, reverse=True)
+  width = float(re.search(r'<svg width="([0-9.]+)"', chart)[1])
+  labels = re.findall(
+    r'<text class="tick halo" x="([0-9.]+)" y="[0-9.]+" text-anchor="(start|end)">([^<]+)<',
+    chart,
+  )
+  assert [text for *_, text in labels] == ['constant answer', 'single agent', '0', '0.002', '0.01']
+  for x, anchor, text in labels:
+    left = float(x) - 6 * len(text) * (anchor == 'end')
+    assert left > 0
+    assert left + 6 * len(text) < width
+    assert anchor == ('end' if float(x) > width / 2 else 'start')
+
+
+@needs_browser
+def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
+  page = html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html')
+  chooses = """<script>addEventListener('load', () => {
+    const which = document.querySelector('[aria-label="which evaluation"]');
+    which.selectedIndex = [...which.options].findIndex((o) => o.text === 'trained, price 0.01');
+    which.dispatchEvent(new Event('change'));
+  })</script>"""
+  text = page.read_text(encoding='utf-8')
+  page.write_text(text.replace('</body>', chooses + '</body>'), encoding='utf-8')
+  drawn = shown(page)
+  assert drawn.count('class="card transcript"') == 1
+  assert 'step 4 · trained, price 0.01 · train · 13 written' in drawn
+
+
+@needs_browser
+@pytest.mark.parametrize('alike', [True, False])
+def test_figures_of_different_measurements_have_no_change(tmp_path, alike):
+  before = {'split': 'test', 'questions': 10, 'temperature': 1.0}
+  after = {**before, 'questions': 40} | ({} if alike else {'temperature': 0.0})
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step, label, measured in ((0, 'untrained', before), (4, 'trained', after)):
+      writer.evaluation(
+        {'step': step, 'label': label, 'task/accuracy': 0.25 + step / 8, **measured}
+      )
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  assert ('+50.0 points' in drawn) == alike
+  assert '75.0 %' in drawn
+  assert (
+    'before: test split, 10 questions, temperature 1; after: test split, 40 questions, temperature '
+    f'{1 if alike else 0}<'
+  ) in drawn
+
+
+@needs_browser
+def test_no_label_of_a_tick_is_cut_off(tmp_path):
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step in (0, 200_000):
+      writer.metrics(step, {'task/accuracy': 0.5})
+  drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
+  chart = part(drawn, '<figcaption><span>Accuracy<', '</figure>')
+  width = float(re.search(r'<svg width="([0-9.]+)"', chart)[1])
+  ticks = re.findall(r'x="([0-9.]+)" y="[0-9.]+" text-anchor="middle">([0-9][^<]*)<', chart)
+  x, text = ticks[-1]
+  assert text == '200k'
+  assert math.ceil(float(x) + 6.3 * len(text) / 2) <= width
+
+
+@needs_browser
+@pytest.mark.parametrize('supervised', [True, False])
+def test_a_run_without_steps_is_drawn_without_errors(tmp_path, supervised):
+  run = tmp_path / 'run'
+  if supervised:
+    supervised_run(run)
+  else:
+    run.mkdir()
+    (run / records.METRICS).touch()
+  drawn = shown(html_report.write_report([run], tmp_path / 'report.html'))
+  assert 'no step and no evaluation so far' in drawn
+  assert ('Supervised stage, nats a token' in drawn) == supervised

@@ -1,0 +1,396 @@
+"""How a run is shown: in terminals and logs, in the closing table, in pictures."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agent_gspo.apps.reporting import (
+  comparison,
+  formatting,
+  live_panel,
+  plain_log,
+  plots,
+  progress,
+  tables,
+)
+from agent_gspo.workdir import records, writers
+
+METRICS = {
+  'task/accuracy': 0.5,
+  'budget/running_accuracy': 0.45,
+  'reward/mean': 0.31,
+  'tokens/written_per_question': 42.25,
+  'tokens/read_per_question': 512.0,
+  'comm/silence_rate': 0.25,
+  'comm/silence_rate_relevant': 0.1,
+  'comm/silence_rate_irrelevant': 0.75,
+  'budget/lambda_tok': 0.002,
+  'policy/ratio_mean': 1.0003,
+  'policy/clip_fraction': 0.125,
+  'time/rollout_s': 2.5,
+  'time/score_s': 0.1,
+  'time/update_s': 1.5,
+}
+
+
+def evaluation(step, label, accuracy, written, silent):
+  return {
+    'step': step,
+    'label': label,
+    'split': 'test',
+    'questions': 200,
+    'temperature': 0.0,
+    'task/accuracy': accuracy,
+    'task/accuracy_low': accuracy - 0.05,
+    'task/accuracy_high': accuracy + 0.05,
+    'tokens/written_per_question': written,
+    'tokens/read_per_question': 10 * written,
+    'comm/silence_rate': silent,
+    'comm/silence_rate_relevant': 0.01,
+    'comm/silence_rate_irrelevant': silent,
+    'agents': [
+      {
+        'name': 'holder',
+        'written_per_question': written / 2,
+        'read_per_question': 50.0,
+        'silence_rate': silent,
+        'silence_rate_relevant': 0.01,
+        'silence_rate_irrelevant': silent,
+      },
+      {
+        'name': 'solver',
+        'written_per_question': written / 2,
+        'read_per_question': 50.0,
+        'silence_rate': 0.0,
+        'silence_rate_relevant': None,
+        'silence_rate_irrelevant': None,
+      },
+    ],
+  }
+
+
+def show(steps, **console_options):
+  file = io.StringIO()
+  console = Console(file=file, **console_options)
+  with progress.Progress(100, 0, 'three agents', console=console) as display:
+    for step, metrics in steps:
+      display.phase('rollout', 1, 4)
+      display.step(step, metrics)
+    display.note('checkpoint [saved]')
+  return file.getvalue()
+
+
+def test_a_log_gets_one_aligned_line_a_step():
+  text = show([(step, METRICS) for step in range(1, 43)], force_terminal=False)
+  out = text.splitlines()
+  assert out[0] == 'three agents'
+  headers = [i for i, line in enumerate(out) if 'acc %' in line]
+  assert headers == [1, 22, 43]
+  rows = [line for line in out[1:-1] if 'acc %' not in line]
+  assert len(rows) == 42
+  assert {len(line) for line in rows} == {len(plain_log.header())}
+  assert rows[4].split()[:9] == [
+    '5',
+    '50.0',
+    '45.0',
+    '0.310',
+    '42.2',
+    '512',
+    '25.0',
+    '10.0',
+    '75.0',
+  ]
+  assert out[-1] == 'checkpoint [saved]'
+  assert '\x1b' not in text
+
+
+def test_a_log_hears_of_a_long_phase_now_and_then():
+  file, now = io.StringIO(), [1000.0]
+  console = Console(file=file, force_terminal=False)
+  with progress.Progress(100, 0, 'run', console=console, clock=lambda: now[0]) as display:
+    for done in range(130):
+      now[0] += 1
+      display.phase('warm start, 0.512 nats a token', done, 300)
+    display.note('warm start: done')
+    for _ in range(29):
+      now[0] += 1
+      display.phase('rollout', 1, 3)
+    now[0] += 1
+    display.phase('update')
+    display.phase('update', 1, 3)
+    now[0] += 29
+    display.step(1, METRICS)
+    now[0] += 29
+    display.phase('rollout')
+  out = file.getvalue().splitlines()
+  phases = [line for line in out if line.startswith('...')]
+  assert phases == [
+    *(f'... warm start, 0.512 nats a token {done}/300' for done in (29, 59, 89, 119)),
+    '... update',
+  ]
+  assert out.index('warm start: done') == 5
+
+
+def test_a_terminal_shows_phases_in_its_panel_alone():
+  file, now = io.StringIO(), [0.0]
+  console = Console(file=file, force_terminal=True, color_system=None)
+  with progress.Progress(9, 0, 'run', console=console, clock=lambda: now[0]) as display:
+    now[0] += 100
+    display.phase('rollout', 1, 3)
+  assert '...' not in file.getvalue()
+
+
+def test_a_log_survives_missing_and_odd_metrics():
+  odd = {'task/accuracy': 'x', 'reward/mean': math.nan, 'comm/silence_rate': np.ones(3), 'a': None}
+  out = show([(1, {}), (2, odd)], force_terminal=False).splitlines()
+  assert out[2].split()[1:15] == ['-'] * 14
+  assert out[3].split()[1:15] == ['-'] * 14
+
+
+@pytest.mark.parametrize('width', [20, 60, 80, 140])
+def test_the_live_panel_fits_its_terminal(width):
+  steps = [(1, METRICS), (2, {}), (3, {'task/accuracy': 'x'}), (4, METRICS)]
+  text = show(steps, force_terminal=True, width=width, color_system=None)
+  assert 'checkpoint [saved]' in text
+  assert text.rindex('4 %') > text.rindex('╰')
+  assert max(len(line) for line in text.splitlines() if '│' in line) <= width
+  if width >= 80:
+    for piece in ('step 4 of 100', 'now 50.0 %', 'running 45.0 %', 'lambda_tok 0.00200', '▅'):
+      assert piece in text
+
+
+class Broken(io.StringIO):
+  def write(self, text):
+    raise OSError(28, 'no space left')
+
+
+@pytest.mark.parametrize('terminal', [True, False])
+def test_a_terminal_that_fails_does_not_stop_the_run(terminal, capsys):
+  console = Console(file=Broken(), force_terminal=terminal)
+  with progress.Progress(3, 0, 'run', console=console) as display:
+    for step in range(3):
+      display.step(step, METRICS)
+    display.note('still here')
+  assert capsys.readouterr().err.count('the run goes on') == 1
+
+
+def test_text_that_the_log_cannot_encode():
+  raw = io.BytesIO()
+  file = io.TextIOWrapper(raw, encoding='ascii')
+  table = tables.closing_table(evaluation(0, '', 0.1, 9, 0), evaluation(1, '', 0.2, 8, 0))
+  with progress.Progress(3, 0, 'λ', console=Console(file=file)) as display:
+    display.step(1, METRICS)
+    display.note(table)
+    display.note('後')
+  file.flush()
+  text = raw.getvalue().decode('ascii')
+  assert text.startswith('?\n')
+  assert text.endswith('?\n')
+  assert '10.0 %' in text
+
+
+def test_the_body_may_raise():
+  console = Console(file=io.StringIO(), force_terminal=True)
+  with (
+    pytest.raises(KeyboardInterrupt),
+    progress.Progress(3, 0, 'run', console=console),
+  ):
+    raise KeyboardInterrupt
+
+
+def test_remaining_time_leaves_out_the_compilation(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(live_panel.time, 'monotonic', lambda: now[0])
+  state = live_panel.ProgressState(title='', total=12, done=2, started=0.0)
+  assert state.remaining_seconds() is None
+  now[0] = 100.0
+  state.record(3, {})
+  assert state.remaining_seconds() == 9 * 100
+  for step in (4, 5):
+    now[0] += 3
+    state.record(step, {})
+  assert state.remaining_seconds() == pytest.approx(7 * 3)
+
+
+@pytest.mark.parametrize(
+  ('value', 'text'),
+  [(0.42, '0.42 s'), (8, '8 s'), (59.94, '59.9 s'), (245, '4m 05s'), (11220, '3h 07m')],
+)
+def test_durations(value, text):
+  assert formatting.duration(value) == text
+
+
+def test_numbers_and_sparklines():
+  assert formatting.number(0.0021234) == '0.00212'
+  assert formatting.number(12345.6) == '12346'
+  assert formatting.number(1.5e-6) == '1.5e-06'
+  assert formatting.number(0) == '0.00'
+  assert formatting.number(math.inf) == '-'
+  assert formatting.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == '▁▂▃▄▅▆▇█'
+  assert formatting.sparkline([0, 0, None, 7, 7, math.nan], 2) == '▁█'
+  assert formatting.sparkline([], 5) == ''
+
+
+# Tables and pictures.
+
+
+def test_closing_table():
+  table = tables.closing_table(
+    evaluation(0, 'untrained', 0.3, 60.0, 0.05),
+    evaluation(9, 'trained', 0.55, 20.0, 0.8),
+    extra_rows=[('wall time', '', '1h 02m')],
+    baselines=[{'label': 'constant answer', 'task/accuracy': 0.2}],
+  )
+  text = tables.render_text(table, 140)
+  rows = {line[:38].strip(): line[38:].split('  ') for line in text.splitlines()}
+  rows = {name: [cell.strip() for cell in cells if cell.strip()] for name, cells in rows.items()}
+  assert re.search(r'untrained +constant +trained\n +team +answer +team +change', text)
+  assert rows['accuracy'] == [
+    '30.0 % [25.0, 35.0]',
+    '20.0 %',
+    '55.0 % [50.0, 60.0]',
+    '+25.0 points',
+  ]
+  assert rows['tokens written a question (Ctok)'] == ['60.0', '-', '20.0', '-67 %']
+  assert rows['tokens read a question (Ptok)'] == ['600', '-', '200', '-67 %']
+  assert 'holder: silent, needed / idle note' in text
+  assert '1.0 % / 80.0 %' in text
+  assert rows['silent with a needed note'] == ['1.0 %', '-', '1.0 %', '+0.0 points']
+  assert rows['silent with an idle note'] == ['5.0 %', '-', '80.0 %', '+75.0 points']
+  assert '+0.0 / +75.0 points' in text
+  assert rows['solver: silent'] == ['0.0 %', '-', '0.0 %', '+0.0 points']
+  assert rows['wall time'] == ['1h 02m']
+  assert 'test split, 200 questions' in text
+
+
+def test_closing_table_of_nothing():
+  text = tables.render_text(tables.closing_table({}, {}))
+  assert 'accuracy' in text
+  with pytest.raises(ValueError, match=r'extra_rows\[0\]'):
+    tables.closing_table({}, {}, extra_rows=[()])
+
+
+def _interval(key, value, low, high):
+  return {key: value, f'{key}_low': low, f'{key}_high': high}
+
+
+COMPARED = {
+  'label': 'AgentDropout at equal tokens',
+  **_interval('task/accuracy', 0.251, 0.225, 0.279),
+  **{f'task/accuracy_by_{grader}': 0.26 for grader in ('equation', 'strict', 'legacy')},
+  **_interval('tokens/written_per_question', 142.6, 130.1, 150.2),
+  **_interval('tokens/read_per_question', 1979.0, 1900.0, 2050.0),
+  'tokens/text_written_per_question': 119.2,
+  'tokens/text_read_per_question': 1805.0,
+  'tokens/critical_path_per_question': 80.2,
+  'comm/calls_per_question': 6.0,
+  'comm/silence_rate': 0.112,
+  'money/per_question': 0.000123,
+}
+FIGURES = ('25.1 [22.5, 27.9]', '142.6 [130.1, 150.2]', '1979 [1900, 2050]', '119.2 + 1805',
+           '80.2', '6.0', '11.2', '0.000123')  # fmt: skip
+
+
+@pytest.mark.parametrize('width', [40, 120, 160])
+def test_no_figure_of_a_table_is_cut_off(width):
+  table = comparison.comparison_table([COMPARED])
+  (row,) = (x for x in tables.render_text(table, width).splitlines() if 'AgentDropout' in x)
+  assert row.split('  ')[1:2] == ['AgentDropout at equal tokens']
+  assert all(f'  {figure}' in row for figure in FIGURES)
+  team = evaluation(9, 'trained', 0.55, 20.0, 0.8)
+  text = tables.render_text(tables.closing_table(team, team), width)
+  assert re.search(
+    r' 55\.0 % \[50\.0, 60\.0\]   55\.0 % \[50\.0, 60\.0\]  .* \+0\.0 points\n', text
+  )
+  assert '…' not in text
+
+
+@pytest.mark.parametrize('name', ['llama-3[fp8]', 'org/model[/b]', '[red]team'])
+def test_names_in_brackets_are_no_markup(name):
+  record = {'label': name, 'split': name, 'task/accuracy': 0.5, f'{records.GRADED}{name}': 0.5}
+  record['agents'] = [{'name': name}]
+  shown = tables.render_text(
+    tables.closing_table(record, record, extra_rows=[(name, name)], baselines=[record])
+  )
+  # Three heads, a row of its grader, two of its agent, the extra one, the caption.
+  assert shown.count(name) == 3 + 1 + 2 + 2 + 1
+  shown = tables.render_text(comparison.comparison_table([record]))
+  assert shown.count(name) == 2
+  probed = {'probe': name, 'task/accuracy': 0.5}
+  assert name in tables.render_text(comparison.probe_table([probed]))
+  row = {'measure': name, 'a': 1, 'b': 2, 'difference': 1}
+  shown = tables.render_text(comparison.difference_table([name, name], [row]))
+  assert shown.count(name) == 3
+
+
+@pytest.mark.parametrize('terminal', [True, False])
+def test_no_figure_that_a_run_shows_is_cut_off(terminal):
+  file = io.StringIO()
+  console = Console(file=file, force_terminal=terminal, width=80, color_system=None)
+  with progress.Progress(3, 0, 'run', console=console) as display:
+    display.note(comparison.comparison_table([COMPARED]))
+  assert all(f'  {figure}' in file.getvalue() for figure in FIGURES)
+
+
+def test_curves_across_runs():
+  runs = [
+    [{'step': 1, 'a': 1.0}, {'step': 2, 'a': 3.0}],
+    [{'step': 1, 'a': 2.0}, {'step': 2}, {'step': 3, 'a': None}],
+    [{'step': 2, 'a': math.nan}, {'step': 4, 'a': 8.0}],
+  ]
+  steps, low, mean, high = plots.across_runs(runs, 'a')
+  np.testing.assert_array_equal(steps, [1, 2, 4])
+  np.testing.assert_array_equal(low, [1, 3, 8])
+  np.testing.assert_array_equal(mean, [1.5, 3, 8])
+  np.testing.assert_array_equal(high, [2, 3, 8])
+  _, _, smoothed, _ = plots.across_runs(runs[:1], 'a', smoothing=2)
+  np.testing.assert_array_equal(smoothed, [1, 2])
+
+
+def test_learning_curves_are_drawn(tmp_path):
+  for seed in range(2):
+    with writers.RunWriter(tmp_path / f'seed{seed}') as writer:
+      for step in range(5):
+        writer.metrics(step, METRICS | {'task/accuracy': 0.1 * step + 0.05 * seed})
+  dirs = [tmp_path / 'seed0', tmp_path / 'seed1']
+  out = plots.learning_curves({'team': dirs, 'alone': dirs[:1]}, tmp_path / 'deep' / 'curves.png')
+  raw = out.read_bytes()
+  assert raw.startswith(b'\x89PNG')
+  assert struct.unpack('>II', raw[16:24]) == (1800, 540)
+  with writers.RunWriter(tmp_path / 'priced') as writer:
+    for step in range(3):
+      writer.metrics(step, METRICS | {'budget/lambda_tok': 0.01 * step})
+  raw = plots.learning_curves({'a price that moves': [tmp_path / 'priced']}, out).read_bytes()
+  assert struct.unpack('>II', raw[16:24]) == (2400, 540)  # is drawn
+  with pytest.raises(ValueError, match='smoothing = 0'):
+    plots.learning_curves({'team': dirs}, out, smoothing=0)
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'empty' / records.METRICS).touch()
+  with pytest.raises(ValueError, match='no run in it'):
+    plots.learning_curves({'team': [tmp_path / 'empty']}, out)
+
+
+def test_axes_of_small_shares_tell_their_ticks_apart(tmp_path, monkeypatch):
+  from matplotlib import figure
+
+  shown = []
+
+  def labels(picture, *args, **kwargs):
+    picture.canvas.draw()
+    shown.append([label.get_text() for label in picture.axes[0].get_yticklabels()])
+
+  monkeypatch.setattr(figure.Figure, 'savefig', labels)
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    for step in range(3):
+      writer.metrics(step, METRICS | {'task/accuracy': 0.004 * step})
+  plots.learning_curves({'team': [tmp_path / 'run']}, tmp_path / 'curves.png')
+  seeds = {'task/accuracy': [0.004, 0.01], 'tokens/written_per_question': [5.0, 6.0]}
+  plots.frontier([{'name': 'team', 'trained': seeds}], tmp_path / 'frontier.png')
+  assert [len(set(texts)) for texts in shown] == [len(texts) for texts in shown]

@@ -1,0 +1,208 @@
+"""Sweeps: what is run, what is left alone, what a failure costs, what is written."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from agent_gspo.apps import sweep
+from agent_gspo.apps.commands import sweep as sweep_command
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Stands in for launch/train.py: accuracy and tokens follow from the price and the seed.
+_TRAIN = """
+import json, pathlib, sys
+fields = dict(a.lstrip('-').split('=', 1) for a in sys.argv[1:])
+workdir = pathlib.Path(fields['workdir'])
+price, seed = float(fields['config.budget.lambda_tok']), int(fields['config.seed'])
+if price == 0.5 and not (workdir / 'mended').exists():
+  sys.exit(3)
+with (workdir / 'calls').open('a') as calls:
+  calls.write(' '.join(sys.argv[1:]) + '\\n')
+(workdir / 'metrics.jsonl').write_text(json.dumps({'step': 1, 'task/accuracy': 0.5}) + '\\n')
+record = {'label': 'trained', 'step': 1, 'task/accuracy': 0.9 - price / 10 + seed / 100,
+          'tokens/written_per_question': 50 - 40 * price}
+start = {'label': 'untrained', 'step': 0, 'task/accuracy': 0.25, 'tokens/written_per_question': 60}
+seen = {'label': 'trained, training split', 'step': 1, 'comm/silence_rate_irrelevant': price}
+lines = (json.dumps(r) + '\\n' for r in (start, record, seen))
+(workdir / 'eval.jsonl').write_text(''.join(lines))
+(workdir / 'done').write_text('1\\n')
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+  path = tmp_path / 'train.py'
+  path.write_text(_TRAIN)
+  monkeypatch.setattr(sweep, '_TRAIN', (sys.executable, str(path)))
+  return path
+
+
+def _command(*arguments):
+  command = [sys.executable, str(ROOT / 'launch/sweep.py'), '--config=c.py', *arguments]
+  return subprocess.run(command, capture_output=True, text=True)
+
+
+def _points(folder, prices=('0', '0.5'), seeds=(0, 1)):
+  return sweep.points(folder, sweep.grid([('budget.lambda_tok', prices)]), seeds)
+
+
+@pytest.mark.parametrize('jobs', [1, 3])
+def test_missing_runs_are_run_and_a_failure_stops_nothing(tmp_path, script, jobs):
+  todo, notes = _points(tmp_path / 'runs'), []
+  failed = sweep.run_missing(todo, 'c.py', ['--config.steps=7'], jobs=jobs, note=notes.append)
+  assert [(p.setting.name, p.seed) for p in failed] == [
+    ('lambda_tok=0.5', 0),
+    ('lambda_tok=0.5', 1),
+  ]
+  assert notes[0] == '0 of 4 runs have ended, 4 to go'
+  assert sum('FAILED' in note for note in notes) == 2
+  for point in failed:
+    (point.workdir / 'mended').touch()
+  failed = sweep.run_missing(todo, 'c.py', ['--config.steps=7'], jobs=jobs, note=notes.append)
+  assert not failed
+  assert '2 of 4 runs have ended, 2 to go' in notes
+  for point in todo:
+    (call,) = (point.workdir / 'calls').read_text().splitlines()  # once, not again
+    assert f'--config.seed={point.seed}' in call
+    assert '--config=c.py' in call
+    assert '--config.steps=7' in call
+  assert not sweep.run_missing(todo, 'c.py', ['--config.steps=7'], note=notes.append)
+  assert notes[-1] == '4 of 4 runs have ended, 0 to go'
+  with pytest.raises(ValueError, match=r'steps=7 .* is not .*steps=8'):
+    sweep.run_missing(todo, 'c.py', ['--config.steps=8'], note=notes.append)
+
+
+def test_a_run_that_still_has_to_evaluate_has_not_ended(tmp_path, script):
+  todo, notes = _points(tmp_path, ('0',), (0,)), []
+  sweep.run_missing(todo, 'c.py', [], note=notes.append)
+  # As after a kill behind the record of the trained team; or of an earlier version.
+  (todo[0].workdir / 'done').unlink()
+  assert sweep.summary(todo) == []
+  assert not sweep.run_missing(todo, 'c.py', [], note=notes.append)
+  assert '0 of 1 runs have ended, 1 to go' == notes[-3]
+  assert len((todo[0].workdir / 'calls').read_text().splitlines()) == 2
+  assert [s['seeds'] for s in sweep.summary(todo)] == [[0]]
+
+
+def test_summary_and_table(tmp_path, script):
+  todo = _points(tmp_path)
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  (free,) = sweep.summary(todo)  # the other one has failed
+  assert free['seeds'] == [0, 1]
+  assert free['trained']['task/accuracy'] == pytest.approx([0.9, 0.91])
+  header, _, _, row = sweep.table([free]).splitlines()
+  assert 'accuracy, %' in header
+  assert 'silent with a needed' not in header  # no run has said it
+  assert header.endswith('| the same, training split |')
+  assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
+
+
+def test_grid_is_a_product_and_names_differ(tmp_path):
+  settings = sweep.grid([('a.x', ['1', '2']), ('b.y', ['u', 'v'])])
+  assert [s.name for s in settings] == ['x=1, y=u', 'x=1, y=v', 'x=2, y=u', 'x=2, y=v']
+  assert settings[1].fields == {'a.x': '1', 'b.y': 'v'}
+  with pytest.raises(ValueError, match='same name'):
+    sweep.points(tmp_path, [*settings, settings[0]], [0])
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ([], 'nothing to sweep'),
+    (['--vary=advantage.name'], 'write FIELD=VALUE,VALUE'),
+    (['--setting=advantage.name=x'], 'NAME: FIELD=VALUE'),
+    (['--lambdas=0', '--steps=3'], 'unknown argument'),
+    (['--lambdas=0', '--jobs=0'], 'at least 1'),
+    (['--lambdas=0', '--seeds=0,a'], "--seeds=0,a: 'a' is none of the whole numbers"),
+    (['--lambdas=0', '--seeds='], "--seeds=: '' is none of the whole numbers"),
+    (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' stands there twice"),
+    (['--lambdas=0,x'], "--lambdas=0,x: 'x' is none of the numbers"),
+    (['--lambdas=0,0.0'], "--lambdas=0,0.0: '0.0' stands there twice"),
+    (['--lambdas=0,nan'], "--lambdas=0,nan: 'nan' must be a finite number"),
+    (['--lambdas=-inf'], "--lambdas=-inf: '-inf' must be a finite number"),
+    (['--lambdas=0', '--vary=budget.lambda_tok=1'], 'budget.lambda_tok is varied twice'),
+    (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
+  ],
+)
+def test_bad_arguments(tmp_path, arguments, message):
+  done = _command(f'--workdir={tmp_path}/s', *arguments)
+  assert done.returncode == 2
+  assert message in done.stderr
+
+
+def test_the_command_writes_its_figures(tmp_path, script):
+  todo = _points(tmp_path, ('0', '1'))
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  # 'trained, ...': what the team was called there in earlier versions, whatever its step.
+  for seed, (label, tokens, told) in enumerate(
+    (('vote (k=2)', 9.0, 'step 9, price 0.02'), ('vote (k=3)', 11.0, 'trained, price 0.02'))
+  ):
+    (tmp_path / f'evaluated{seed}').mkdir()
+    evaluated = {'label': label, 'tokens/written_per_question': tokens, 'task/accuracy': 0.25}
+    team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
+    evaluations = [team, {**team, 'label': told}, evaluated]
+    found = {'evaluations': evaluations, 'evaluation': {'task': 'relay'}, 'question_ids': []}
+    result = json.dumps(found)
+    (tmp_path / f'evaluated{seed}' / 'result.json').write_text(result)
+  arguments = [f'--workdir={tmp_path}', '--lambdas=0,1', '--seeds=0,1']
+  assert _command(*arguments, '--reference=nowhere').returncode == 2
+  done = _command(*arguments, *(f'--reference={tmp_path}/evaluated{seed}' for seed in (0, 1)))
+  assert done.returncode == 0, done.stderr
+  assert '4 of 4 runs have ended' in done.stdout
+  record = json.loads((tmp_path / 'sweep.json').read_text())
+  assert record['references'] == {
+    'team of the baselines': [[30.0, 0.5], [30.0, 0.5]],
+    'team of the baselines, price 0.02': [[30.0, 0.5], [30.0, 0.5]],
+    'vote': [[9.0, 0.25], [11.0, 0.25]],
+  }
+  assert [s['name'] for s in record['settings']] == ['lambda_tok=0', 'lambda_tok=1']
+  table = (tmp_path / 'sweep.md').read_text()
+  assert 'lambda_tok=1' in table
+  rows = table.splitlines()
+  assert rows[2] == '| untrained | 25.0 [25.0, 25.0] | 60.0 [60.0, 60.0] | - |'
+  assert rows[-1] == '| vote | 25.0 [25.0, 25.0] | 10.0 [9.0, 11.0] | - |'
+  for name in ('frontier.png', 'curves.png', 'report.html'):
+    assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_without_a_step_there_are_no_curves(tmp_path, script):
+  todo = _points(tmp_path, ('0',), (0,))
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  (todo[0].workdir / 'metrics.jsonl').unlink()  # as with steps=0
+  done = _command(f'--workdir={tmp_path}', '--lambdas=0', '--seeds=0')
+  assert (done.returncode, done.stderr) == (0, '')
+  assert done.stdout.endswith(
+    'no run has trained a step: no curves.png\n'
+    f'wrote sweep.json, sweep.md, frontier.png and report.html to {tmp_path}\n'
+  )
+  assert (tmp_path / 'report.html').stat().st_size > 1000
+  assert not (tmp_path / 'curves.png').exists()
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'told'),
+  [
+    ('label', 3, 'label=3 must be text'),
+    ('task/accuracy', None, 'task/accuracy=None must be a number'),
+    ('tokens/written_per_question', 'x', "written_per_question='x' must be a number"),
+  ],
+)
+def test_a_damaged_reference_is_named(tmp_path, field, value, told):
+  team = {'label': 'step 9', 'tokens/written_per_question': 30.0, 'task/accuracy': 0.5}
+  evaluations = [team, {**team, field: value}]
+  found = {'evaluations': evaluations, 'evaluation': {'task': 'relay'}, 'question_ids': []}
+  (tmp_path / 'result.json').write_text(json.dumps(found))
+  with pytest.raises(ValueError, match=rf'result\.json: evaluations\[1\]: .*{told}: it is damaged'):
+    sweep_command._references([str(tmp_path)])
+
+
+def test_settings_that_begin_elsewhere_have_no_row_for_the_start(tmp_path, script):
+  sweep.run_missing(_points(tmp_path, ('0', '1')), 'c.py', [], note=lambda text: None)
+  settings = sweep.summary(_points(tmp_path, ('0', '1')))
+  assert '| untrained |' in sweep.table(settings)
+  settings[1]['untrained']['task/accuracy'][0] = 0.5
+  assert '| untrained |' not in sweep.table(settings)
