@@ -61,6 +61,18 @@ def finite(value: Any) -> float | None:
   return result if math.isfinite(result) else None
 
 
+def flatten(tree: Mapping[str, Any], separator: str = '.', prefix: str = '') -> dict[str, Any]:
+  """Returns nested mappings as one: `{'a.b': leaf}`; empty ones are left out."""
+  flat: dict[str, Any] = {}
+  for key, value in tree.items():
+    path = f'{prefix}{key}'
+    if isinstance(value, Mapping):
+      flat |= flatten(value, separator, f'{path}{separator}')
+    else:
+      flat[path] = value
+  return flat
+
+
 def shown(value: Any) -> str:
   """A value in a message: its beginning, if it is long."""
   try:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from agent_gspo.sharding.places import Place
-from agent_gspo.values import shown
+from agent_gspo.values import flatten, shown
 
 _MARK = 'agent_gspo'  # key of every message; without it a stranger talks
 _LONGEST = 2**24  # bytes of a message
@@ -262,7 +262,7 @@ def meet(place: Place, facts: Mapping[str, Any] | None = None, seconds: float = 
 
 def written(facts: Mapping[str, Any]) -> dict[str, str]:
   """Returns facts as text, by their fields: 'team.agents'."""
-  return {key: json.dumps(value, default=str) for key, value in _flat(facts)}
+  return {key: json.dumps(value, default=str) for key, value in flatten(facts).items()}
 
 
 def check_alike(facts: Sequence[Mapping[str, str]]) -> None:
@@ -398,16 +398,6 @@ def _received(file: Any) -> dict | None:
   except (OSError, ValueError, RecursionError):
     return None
   return said if isinstance(said, dict) and _MARK in said else None
-
-
-def _flat(facts: Any, key: str = '') -> list[tuple[str, Any]]:
-  if not isinstance(facts, Mapping) or not facts:
-    return [(key, facts)]
-  return [
-    leaf
-    for name, value in facts.items()
-    for leaf in _flat(value, f'{key}.{name}' if key else str(name))
-  ]
 
 
 def _difference(mine: Mapping[str, str], others: Mapping[str, str], who: str) -> str:

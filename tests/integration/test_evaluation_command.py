@@ -100,7 +100,9 @@ def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
   assert (cut / 'learnt.json').read_bytes() == (folder / 'learnt.json').read_bytes()
   again = (cut / 'results.jsonl').read_bytes().splitlines(keepends=True)
   assert again[:9] == lines[:9]
-  without_time = lambda line: {k: v for k, v in json.loads(line).items() if k != 'seconds'}
+  without_time = lambda line: {
+    k: v for k, v in json.loads(line).items() if k not in ('seconds', 'checksum')
+  }
   key = lambda record: (record['variant'], record['question_id'])
   assert sorted(map(without_time, again), key=key) == sorted(map(without_time, lines), key=key)
 
@@ -161,79 +163,34 @@ def test_answers_that_are_not_whole_are_asked_again(tmp_path):
   folder, _ = evaluated()
   shutil.copy(folder / 'evaluation.json', tmp_path)
   fingerprint = json.loads((folder / 'evaluation.json').read_text())
-  first = next(json_lines.iterate(folder / 'results.jsonl'))
-  broken: list = [{k: v for k, v in first.items() if k != field}
-                  for field in ('variant', 'question_id', 'task_score', 'messages')]  # fmt: skip
-  said = first['messages'][0]
-  broken += [{**first, 'messages': [{k: v for k, v in said.items() if k != field}]}
-             for field in ('agent', 'layer', 'readers', 'text_read', 'relevant')]  # fmt: skip
-  broken += [{**first, 'task_score': score} for score in (float('nan'), 3, -1, None)]
-  broken += [{**first, 'graded': graded} for graded in ([1], {'strict': 'x'}, {'strict': 3})]
-  last = first['messages'][-1]
-  (author, round_), *_ = last['read_from']
-  assert author == said['agent'] != last['agent']
-  assert round_ == said['round']
-  wrong: dict[str, tuple] = {
-    'agent': ('stranger', 'solver1', last['agent']),
-    'round': (-1, 1, 10**9),
-    'written': (-50, 10**30),
-    'read': (-1,),
-    'readers': (-1,),
-    'text_written': (-1,),
-    'text_read': (-1,),
-    'layer': (-1,),
-    'relevant': ('x', 2),
-    'addressees': (['nobody'], 'solver', [1], [['solver']], {}),
-    'read_from': ([['ghost', 0]], [[author, 7]], [5], [[author]], [[[author], 0]], 'x', [{}]),
-  }
-  for field, values in wrong.items():
-    broken += [{**first, 'messages': [{**said, field: value}, *first['messages'][1:]]}
-               for value in values]  # fmt: skip
-  broken.append([])
-  for record in broken:
-    lines = ''.join(json.dumps(r) + '\n' for r in (record, {**first, 'question_id': 'other'}))
-    (tmp_path / 'results.jsonl').write_text(lines)
-    with pytest.warns(UserWarning, match=r'results\.jsonl, line 1 is no whole answer: asked again'):
-      answers = evaluation_folder.Folder(tmp_path, fingerprint)
-    assert answers.get(first['variant'], first['question_id']) is None
-    assert answers.get(first['variant'], 'other') == {**first, 'question_id': 'other'}
-
-
-# Silent ones can be called as well; `None` calls all.
-@pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize(
-  ('agents', 'rounds', 'addressees'),
-  [
-    (['informant1', 'informant2', 'solver'], 1, ['informant1', 'solver']),
-    (['informant1', 'informant2', 'solver'], 2, None),
-    (['informant2', 'solver'], 1, ['informant2']),
-    (['informant1'], 1, ['informant2']),  # a cap has ended it
-    (['solver'], 1, []),
-    (['solver1', 'solver2', 'solver3'], 1, ['solver3']),
-    ([], 1, None),
-  ],
-)
-def test_conversations_of_all_systems_are_whole(tmp_path, agents, rounds, addressees):
-  names = ('informant1', 'informant2', 'solver')
-  fingerprint = {**FINGERPRINT, 'team': {'roles': {name: {} for name in names}, 'rounds': 1}}
-  turns = [(agent, round_) for round_ in range(rounds) for agent in agents]
-  messages = [
-    {
-      'agent': agent,
-      'round': round_,
-      'layer': place,
-      **dict.fromkeys(('written', 'read', 'readers', 'text_written', 'text_read'), 0),
-      'silent': True,
-      'ended': True,
-      'relevant': (None, True, False)[place % 3],
-      'read_from': [[*turn] for turn in turns[:place]],
-      'addressees': addressees,
-    }
-    for place, (agent, round_) in enumerate(turns)
+  first, second = (folder / 'results.jsonl').read_text().splitlines()[:2]
+  one, other = map(json.loads, (first, second))
+  said = {**one['messages'][0], 'agent': 'stranger'}
+  broken = [
+    first[:50],
+    '[]',
+    '{}',
+    first.replace('"written": ', '"written": 1'),
+    json.dumps({k: v for k, v in one.items() if k != 'checksum'}),
+    json.dumps({k: v for k, v in one.items() if k != 'variant'}),
+    json.dumps({**one, 'task_score': 3}),
+    json.dumps({**one, 'messages': [said, *one['messages'][1:]]}),
+    json.dumps({**one, 'checksum': other['checksum']}),
   ]
-  record = {'variant': 'v', 'question_id': 'a', 'task_score': 1, 'messages': messages}
-  evaluation_folder.Folder(tmp_path, fingerprint).add([record])
-  assert evaluation_folder.Folder(tmp_path, fingerprint).get('v', 'a') == record
+  for line in broken:
+    (tmp_path / 'results.jsonl').write_text(f'{line}\n{second}\n')
+    with pytest.warns(UserWarning, match=r'results\.jsonl, line 1 is no whole answer: left out'):
+      answers = evaluation_folder.Folder(tmp_path, fingerprint)
+    assert answers.get(one['variant'], one['question_id']) is None
+    assert {**answers.get(other['variant'], other['question_id'])} == without_checksum(other)
+
+
+def resealed(record: dict) -> str:
+  return json.dumps(evaluation_folder.sealed(without_checksum(record)))
+
+
+def without_checksum(record: dict) -> dict:
+  return {k: v for k, v in record.items() if k != 'checksum'}
 
 
 @pytest.mark.filterwarnings('error')
@@ -250,7 +207,7 @@ def test_what_a_whole_evaluation_wrote_is_read_without_a_warning(tmp_path, chang
   records = list(json_lines.iterate(tmp_path / 'results.jsonl'))
   assert len(records) > 4 * 12
   for record in records:
-    assert answers.get(record['variant'], record['question_id']) == record
+    assert answers.get(record['variant'], record['question_id']) == without_checksum(record)
 
 
 def test_a_folder_keeps_records_whole(tmp_path):
@@ -303,7 +260,7 @@ def test_compare_leaves_out_what_failed_in_one(monkeypatch, tmp_path, capsys):
   changed = result()
   team, failed = changed['evaluations'][0], changed['question_ids'][1]
   team['failed'] = {failed: 'withheld'}
-  (other / 'result.json').write_text(json.dumps(changed))
+  (other / 'result.json').write_text(resealed(changed))
   lines = (other / 'results.jsonl').read_text().splitlines(keepends=True)
   gone = lambda r: (r['variant'], r['question_id']) == (team['variant'], failed)
   kept = [line for line in lines if not gone(json.loads(line))]
@@ -327,11 +284,11 @@ def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   shutil.copytree(folder, other)
   changed = result()
   changed['evaluation']['task']['name'] = 'another'
-  (other / 'result.json').write_text(json.dumps(changed))
+  (other / 'result.json').write_text(resealed(changed))
   refused('different tasks, options or splits')
   changed = result()
   changed['question_ids'].pop()
-  (other / 'result.json').write_text(json.dumps(changed))
+  (other / 'result.json').write_text(resealed(changed))
   refused('4 and 3 questions, 3 of them the same')
 
 
@@ -350,8 +307,7 @@ def test_damaged_folders_of_evaluations_are_refused(tmp_path):
   for text, message in (
     ('[]', r'result\.json: must hold a JSON object'),
     ('{"evaluations": ', r'result\.json: not valid JSON'),
-    ('{"evaluations": 3}', r'result\.json: evaluations=3 must be a list'),
-    ('{"evaluations": [], "question_ids": []}', r'result\.json lacks evaluation\.task'),
+    ('{"evaluations": [], "question_ids": []}', r'result\.json is damaged: its checksum is wrong'),
   ):
     (folder / 'result.json').write_text(text)
     with pytest.raises(ValueError, match=message):

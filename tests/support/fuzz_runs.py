@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import micro_run
 from fuzzing import Case
 
-from agent_gspo.apps.commands import compare, report
+from agent_gspo.apps.commands import compare, evaluation_folder, report
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
@@ -191,8 +191,11 @@ def _evaluation() -> dict[str, bytes]:
     'evaluation': {'task': {'name': 'notes', 'options': {}}},
     'question_ids': ['q0', 'q1', 'q2'],
   }
-  lines = ''.join(json.dumps(episode) + '\n' for episode in episodes)
-  return {'result.json': json.dumps(result).encode(), 'results.jsonl': lines.encode()}
+  lines = ''.join(json.dumps(evaluation_folder.sealed(e)) + '\n' for e in episodes)
+  return {
+    'result.json': json.dumps(evaluation_folder.sealed(result)).encode(),
+    'results.jsonl': lines.encode(),
+  }
 
 
 def _report(place: pathlib.Path) -> list[str]:

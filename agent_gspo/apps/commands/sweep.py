@@ -15,26 +15,20 @@ frontier; several are the seeds of one comparison.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from agent_gspo.apps import sweep
 from agent_gspo.apps.commands import command
 from agent_gspo.apps.reporting import html_report, plots
-from agent_gspo.values import is_number, is_text, shown
 from agent_gspo.workdir import json_lines, lock, records
 
 _TEAM = 'team of the baselines'
-# What the frontier shows of an evaluation: field, whether a value fits, what it must be.
-_MEASURED = (
-  ('label', is_text, 'text'),
-  ('tokens/written_per_question', is_number, 'a number'),
-  ('task/accuracy', is_number, 'a number'),
-)
 _Number = TypeVar('_Number', int, float)
 
 
@@ -70,7 +64,8 @@ def cli() -> NoReturn:
 
 
 def _sweep(options, overrides, todo, references) -> int:
-  failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=_note)
+  show = functools.partial(print, flush=True)
+  failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=show)
   found = sweep.summary(todo)
   if not found:
     print('no run has ended: nothing to show', file=sys.stderr)
@@ -130,21 +125,9 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
   for folder in folders:
     result = evaluation_folder.read_result(folder)
     for i, record in enumerate(result['evaluations']):  # the team comes first
-      where = f'{pathlib.Path(folder) / evaluation_folder.RESULT}: evaluations[{i}]'
-      label, tokens, accuracy = _measured(record, where)
-      found.setdefault(_system(label) if i else _TEAM, []).append((tokens, accuracy))
-  return found
-
-
-def _measured(record: Any, where: str) -> list[Any]:
-  """Label, tokens and accuracy of an evaluation; `where` it stands, for messages."""
-  found = [record.get(f) if isinstance(record, Mapping) else None for f, _, _ in _MEASURED]
-  for value, (field, fits, what) in zip(found, _MEASURED, strict=True):
-    if not fits(value):
-      raise ValueError(
-        f'{where}: {field}={shown(value)} must be {what}: it is damaged. Evaluate again with '
-        'another --out.'
-      )
+      name = _system(record['label']) if i else _TEAM
+      measured = record['tokens/written_per_question'], record['task/accuracy']
+      found.setdefault(name, []).append(measured)
   return found
 
 
@@ -156,12 +139,7 @@ def _system(label: str) -> str:
 
 
 def _write(folder, config, overrides, found, references) -> None:
-  record = {
-    'config': config,
-    'overrides': overrides,
-    'settings': found,
-    'references': references,
-  }
+  record = dict(config=config, overrides=overrides, settings=found, references=references)
   json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
   text = sweep.table(found, references)
   json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
@@ -177,10 +155,6 @@ def _write(folder, config, overrides, found, references) -> None:
     print('no run has trained a step: no curves.png')
   html_report.write_report(runs, folder / 'report.html')
   print(f'wrote sweep.json, sweep.md, frontier.png{curves} and report.html to {folder}')
-
-
-def _note(text: str) -> None:
-  print(text, flush=True)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_gspo.apps.reporting import formatting
-from agent_gspo.values import is_real
+from agent_gspo.values import flatten, is_real
 from agent_gspo.workdir import json_lines, records
 
 MAX_TRANSCRIPTS = 300
@@ -41,7 +41,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
     shown_runs.append(
       {
         'name': run.name,
-        'config': flatten(run.config),
+        'config': _fields(run.config),
         'steps': steps,
         'series': series,
         'sft': {'steps': sft_steps, 'series': sft_series},
@@ -94,16 +94,10 @@ def thin_out(
   return [part[-1]['step'] for part in slices], series
 
 
-def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns a nested configuration as `{'a.b': value}`; lists become text."""
-  if isinstance(config, Mapping) and config:
-    flat = {}
-    for key, value in config.items():
-      flat.update(flatten(value, f'{prefix}.{key}' if prefix else str(key)))
-    return flat
-  if isinstance(config, list | tuple):
-    return {prefix: ', '.join(map(str, config))}
-  return {prefix: config} if prefix else {}
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a config as `{'a.b': value}`; lists become text."""
+  written = lambda value: ', '.join(map(str, value)) if isinstance(value, list | tuple) else value
+  return {field: written(value) for field, value in flatten(config).items()}
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo import values
 from agent_gspo.models.config import ModelConfig
 
 _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
@@ -72,13 +73,9 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
   return tuple(rows)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Nested dict -> `{'a/b/c': leaf}`."""
-  flat = {}
-  for key, value in tree.items():
-    path = f'{prefix}{key}'
-    flat.update(flatten(value, f'{path}/') if isinstance(value, Mapping) else {path: value})
-  return flat
+  return values.flatten(tree, '/')
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,11 +111,6 @@ def check_names(expected: set[str], found: set[str], where: str) -> None:
 def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
   """Compares the shape of a checkpoint's tensor with what the config implies.
 
-  Args:
-    name: of the parameter.
-    shape: of the tensor.
-    where: the tensor and its file, for messages.
-
   Raises:
     ValueError: it is another one.
   """
@@ -129,12 +121,7 @@ def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
 
 
 def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
-  """A checkpoint's tensor of floats, or a part of it -> our contiguous float32 array.
-
-  Args:
-    name: of the parameter.
-    tensor: of `_FLOATS`.
-    where: the tensor and its file, for messages.
+  """Returns a checkpoint's tensor of floats, or a part of it, as our contiguous float32 array.
 
   Raises:
     ValueError: its numbers are no floats, or some are not finite.
