@@ -123,7 +123,7 @@ def run_missing(
   """Runs the points that have not ended, each as `launch/train.py` in a process of its own.
 
   A run that was stopped goes on from its checkpoint; one that fails is reported and the
-  others go on. One that ended under an earlier version is started too: it finds all done.
+  others go on.
 
   Args:
     todo: points; those with a result are left alone.

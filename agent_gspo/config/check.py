@@ -17,7 +17,7 @@ from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection.rules import SELECTIONS
-from agent_gspo.config import learned_topology, renamed, worth
+from agent_gspo.config import learned_topology, worth
 from agent_gspo.config.defaults import SECTIONS, RunOptions
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import check_choice, check_names
@@ -260,7 +260,6 @@ def check_micro_batch(config: Mapping[str, Any], row_shards: int) -> None:
 
 def _check_sections(config: Mapping[str, Any]) -> None:
   """Same sections and fields as `default_config`, each with a value that it can have."""
-  renamed.refuse(config)
   run = [field.name for field in dataclasses.fields(RunOptions)]
   check_names(config, [*run, *SECTIONS])
   RunOptions(**{field: config[field] for field in run})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -68,16 +67,6 @@ def default_config() -> config_dict.ConfigDict:
   for name, options in SECTIONS.items():
     config[name] = config_dict.ConfigDict(_defaults(options))
   return config
-
-
-def filled(config: Mapping[str, Any]) -> dict[str, Any]:
-  """A config of an earlier version, as a nested dict, with the defaults of what has come since."""
-  found = dict(config)
-  for name, default in default_config().to_dict().items():
-    given = config.get(name, default)
-    whole = isinstance(default, Mapping) and isinstance(given, Mapping)
-    found[name] = {**default, **given} if whole else given
-  return found
 
 
 def _defaults(options: type[Section]) -> dict[str, Any]:

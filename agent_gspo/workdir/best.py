@@ -11,14 +11,11 @@ from agent_gspo.workdir import json_lines, records
 
 
 def best_first(workdir: json_lines.PathLike) -> list[int]:
-  """Steps that were evaluated during training, the best first.
+  """Returns the steps that were evaluated during training, the best first.
 
   The best has the highest accuracy (`task/accuracy` of its record labelled "during"); of those
   alike the one that writes fewest tokens a question, of those the latest. Where `evaluation` was
   changed in mid-run, records of other questions than the newest one's come last.
-
-  Args:
-    workdir: of the run, which may be going on.
   """
   found: dict[int, dict[str, Any]] = {}
   newest: dict[str, Any] = {}

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from agent_gspo.config import defaults, renamed
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
+from agent_gspo.values import flatten
 from agent_gspo.workdir import best, disk, step_folders
 from agent_gspo.workdir.background import Background
 
@@ -105,11 +105,6 @@ class Checkpoints:
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self.directory, self.latest_step)
-      renamed.refuse(
-        saved.config,
-        f'the checkpoint at step {saved.step} is of an earlier version: ',
-        ' Use another --workdir.',
-      )
       differing = _differences(saved, self._config, lambda field: not _under(field, free))
       self.changes = saved.changes + [
         {'step': saved.step, 'field': field, 'old': old, 'new': new}
@@ -123,10 +118,6 @@ class Checkpoints:
     """Copies the state, which is the caller's again, and writes it in the background.
 
     Waits for the save before. Does nothing if this step is saved already, or being saved.
-
-    Args:
-      state: to save.
-      also_keep: steps that stay beside the newest and the best ones.
 
     Raises:
       WriteError: the disk did not take the one before, or does not take the beginning of this
@@ -321,8 +312,8 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
   folder = directory.absolute() / str(step)
   with _orbax() as orbax:
     restored = orbax.restore(folder, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
-  changes = restored.config.pop('changes', [])  # none of an earlier version
-  return Saved(folder, step, defaults.filled(restored.config), changes)
+  changes = restored.config.pop('changes')
+  return Saved(folder, step, restored.config, changes)
 
 
 def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer:
@@ -414,7 +405,7 @@ def _differences(
   saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
   """Fields with another value in the checkpoint: that one, and the one now."""
-  theirs, ours = _leaves(saved.config), _leaves(config)
+  theirs, ours = flatten(saved.config), flatten(config)
   return {
     field: (theirs.get(field), ours.get(field))
     for field in sorted(theirs.keys() | ours.keys())
@@ -440,13 +431,3 @@ def _refuse(saved: Saved, differing: Mapping[str, tuple[Any, Any]]) -> None:
 
 def _under(field: str, sections: tuple[str, ...]) -> bool:
   return any(f'{field}.'.startswith(f'{section}.') for section in sections)
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  out: dict[str, Any] = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping):
-      out.update(_leaves(value, f'{prefix}{key}.'))
-    else:
-      out[f'{prefix}{key}'] = value
-  return out

@@ -16,12 +16,7 @@ class WriteError(OSError):
 
 @contextlib.contextmanager
 def writing(what: object, folder: object = None) -> Iterator[None]:
-  """Turns an error of the disk within the block into a `WriteError`; other errors pass.
-
-  Args:
-    what: is written, a path or a name.
-    folder: where to, if that does not say.
-  """
+  """Turns an error of the disk within the block into a `WriteError`; other errors pass."""
   try:
     yield
   except WriteError:

@@ -27,9 +27,6 @@ def hold(folder: str | os.PathLike) -> Iterator[None]:
   The kernel holds the lock, so that nothing is left of it when the process is killed; the
   file that it stands on stays, and says who held it last.
 
-  Args:
-    folder: is created where it does not exist.
-
   Raises:
     FolderInUseError: names the folder, and the process that holds it.
     ValueError: it is a file, or lies below one; or the file for the lock is a symbolic link.

@@ -62,13 +62,9 @@ def told_team(label: str) -> str:
 
 
 def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-  """Whether two evaluations put the same questions at the same temperature.
-
-  A record of an earlier version does not say `spread`: it agrees with either value.
-  """
-  spread = a.get('spread', b.get('spread'))
-  same = all(a.get(field) == b.get(field) for field in ('split', 'questions', 'temperature'))
-  return same and spread == b.get('spread', spread)
+  """Returns whether two evaluations put the same questions at the same temperature."""
+  fields = ('split', 'questions', 'temperature', 'spread')
+  return all(a.get(field) == b.get(field) for field in fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +103,6 @@ def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | 
 def load_run(workdir: PathLike, name: str | None = None) -> Run:
   """Reads the configuration, metrics and evaluations of one workdir.
 
-  Args:
-    workdir: of a run, finished or not.
-    name: what to call it; the folder's name by default.
-
   Raises:
     FileNotFoundError: the folder holds neither metrics nor evaluations, nor steps of the
       supervised stage.
@@ -134,12 +126,7 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
 
 
 def lacking(steps: Iterable[float], last: int = 0) -> str:
-  """Returns which steps from 1 on have no record: 'steps 3 to 5, 9'; '' where all have one.
-
-  Args:
-    steps: that have.
-    last: that must have one; by default the last that has.
-  """
+  """Returns which steps from 1 on (to `last`) have no record: 'steps 3 to 5, 9', or ''."""
   whole = sorted({int(step) for step in steps if step >= 1 and step == int(step)})
   gaps, before = [], 0
   for step in [*whole, *([last + 1] if last >= (whole or [0])[-1] else [])]:
@@ -151,13 +138,7 @@ def lacking(steps: Iterable[float], last: int = 0) -> str:
 
 
 def lost(workdir: PathLike, step: int, expected: Iterable[str]) -> list[str]:
-  """Returns what a run at a step should have written and no file holds, a line a file.
-
-  Args:
-    workdir: of the run.
-    step: finished so far.
-    expected: names of the files that it has written to.
-  """
+  """Returns what a run at a step should have written and no file holds, a line a file."""
   folder = pathlib.Path(workdir)
   found = [f'{folder / name} is gone' for name in expected if not (folder / name).exists()]
   written = [record.get('step', 0) for _, record in json_lines.numbered(folder / METRICS) if record]
@@ -166,7 +147,7 @@ def lost(workdir: PathLike, step: int, expected: Iterable[str]) -> list[str]:
 
 
 def has_ended(workdir: PathLike) -> bool:
-  """Whether a run has done all it was asked for; not of one of an earlier version."""
+  """Returns whether a run has done all it was asked for."""
   return (pathlib.Path(workdir) / DONE).is_file()
 
 

@@ -34,9 +34,6 @@ def newest_intact(directory: pathlib.Path) -> tuple[int | None, dict[int, str]]:
 
   Each damaged one that is passed over is warned about.
 
-  Args:
-    directory: of the checkpoints; need not exist.
-
   Returns:
     Its step, None if there is no checkpoint at all; and of each newer, damaged step what is
     wrong with it.

@@ -33,10 +33,6 @@ class RunWriter:
   def __init__(self, workdir: records.PathLike, *, wandb_project: str = ''):
     """Opens the files of `workdir` for appending, and cuts off a half-written last line.
 
-    Args:
-      workdir: is created where it does not exist.
-      wandb_project: W&B project to log to as well; "" for none.
-
     Raises:
       ImportError: a project is named, but wandb is not installed.
     """
@@ -50,11 +46,7 @@ class RunWriter:
       json_lines.drop_half_line(self.workdir / name)
 
   def config(self, config: Mapping[str, Any]) -> None:
-    """Writes `config.json`, and the same text to TensorBoard and W&B.
-
-    Args:
-      config: a mapping, or an `ml_collections.ConfigDict`.
-    """
+    """Writes `config.json`, and the same text to TensorBoard and W&B."""
     plain = json_lines.to_plain(config.to_dict() if hasattr(config, 'to_dict') else config, {})
     text = json.dumps(plain, indent=2)
     json_lines.replace(self.workdir / records.CONFIG, [(text + '\n').encode()])
@@ -110,13 +102,10 @@ class RunWriter:
       self._append(records.TRANSCRIPTS, episode)
 
   def truncate_after(self, step: int) -> list[str]:
-    """Drops all records of later steps, so that a resumed run does not hold them twice.
+    """Drops records after a step, so that a resumed run holds none twice.
 
     Each file is replaced in one piece, or left as it was. Lines that a killed process left
     half-written go too. TensorBoard hides its later events (they stay in their files).
-
-    Args:
-      step: the last step to keep.
 
     Returns:
       A line for each file that held something else than whole records.
@@ -184,42 +173,16 @@ class RunWriter:
 
 
 class SilentWriter(RunWriter):
-  """That of a process which is not the first: it writes nothing."""
+  """Writes nothing: for the processes behind the first."""
 
   def __init__(self):
     """Opens nothing."""
 
-  def config(self, config: Mapping[str, Any]) -> None:
-    """Nothing."""
-
-  def started(self, step: int, values: Mapping[str, Any]) -> None:
-    """Nothing."""
-
-  def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-    """Nothing."""
-
-  def supervised(self, step: int, values: Mapping[str, Any]) -> None:
-    """Nothing."""
-
-  def evaluation(self, record: Mapping[str, Any]) -> None:
-    """Nothing."""
-
-  def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-    """Nothing."""
-
-  def truncate_after(self, step: int) -> list[str]:
-    """Nothing."""
+  def _nothing(self, *unused_args: Any, **unused_options: Any) -> Any:
     return []
 
-  def truncate_supervised_after(self, step: int) -> list[str]:
-    """Nothing."""
-    return []
-
-  def drop(self, step: int, labels: Collection[str]) -> None:
-    """Nothing."""
-
-  def close(self) -> None:
-    """Nothing."""
+  config = started = metrics = supervised = evaluation = transcripts = _nothing
+  truncate_after = truncate_supervised_after = drop = close = _nothing
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, float]:

@@ -41,10 +41,6 @@ _BAD_CONFIGS = {
   'nothing': 'def get_config():\n  return {}\n',
   'half': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  del c.team\n  return c.lock()\n',
-  'old field': 'from agent_gspo.config import default_config\n'
-  'def get_config():\n  c = default_config()\n  c.learner.rows = 4\n  return c.lock()\n',
-  'old section': 'from agent_gspo.config import default_config\n'
-  'def get_config():\n  c = default_config()\n  c.warm_start.steps = 4\n  return c.lock()\n',
   'field': 'from agent_gspo.config import default_config\n'
   'def get_config():\n  c = default_config()\n  c.budget.lambda_tokk = 1.0\n  return c.lock()\n',
 }
@@ -72,22 +68,6 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'unknown section': (
       train('--config.bugdet.lambda_tok=1'),
       '--config.bugdet.lambda_tok: the config has no field \'bugdet\'. Did you mean "budget"?',
-    ),
-    'renamed field': (
-      train('--config.rollout.samples=4'),
-      'config.rollout.samples is now config.rollout.group_size.',
-    ),
-    'field of a renamed section': (
-      train('--config.warm_start.steps=4'),
-      'config.warm_start.steps is now config.sft.steps.',
-    ),
-    'renamed field in file': (
-      bad('old field'),
-      'config.learner.rows is now config.learner.micro_batch_size.',
-    ),
-    'renamed section in file': (
-      bad('old section'),
-      '--config: config.warm_start is now config.sft.',
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),

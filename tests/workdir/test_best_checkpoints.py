@@ -73,7 +73,7 @@ def test_other_questions_are_not_compared_with(tmp_path):
     record(2, 0.9, **old),  # of few questions
     record(3, 1.0, **{**new, 'temperature': 0.0}),
     record(4, 0.7, **{**new, 'split': 'validation'}),
-    record(5, 0.5, **{**old, 'questions': 200}),  # of an earlier version, alike
+    record(5, 0.5, **new),
     record(6, 0.8, **{**new, 'spread': True}),
     record(7, 0.4, **new),
   )

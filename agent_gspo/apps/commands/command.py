@@ -20,7 +20,6 @@ from ml_collections import config_dict, config_flags
 
 from agent_gspo import cache
 from agent_gspo.apps.commands import host_memory
-from agent_gspo.config import renamed
 from agent_gspo.config.defaults import SECTIONS
 from agent_gspo.options import types_of
 
@@ -216,13 +215,9 @@ def _explain(error: Exception, argv: Sequence[str]) -> str:
   text = str(error.args[0] if isinstance(error, KeyError) else error)
   found = re.search(r"""['"](\w+)['"]""", text)
   for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
-    if now := renamed.told(flag.removeprefix('--config.')):
-      return f'{now}.'
     if found and found[1] in flag.split('.'):
       meant = re.search(r'Did you mean "\w+"', text)
       return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
-  if found and (now := renamed.told_of_word(found[1])):  # which the file reads
-    return f'--config: {now}.'
   return f'--config: {type(error).__name__}: {text}'
 
 
