@@ -32,14 +32,14 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
     text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
     table.add_row(
       Text(str(e['label'])),  # not markup: a name may hold brackets
-      _interval(e, 'task/accuracy', 1, 100),
-      *(formatting.fixed(_times(e.get(key), 100), 1) for key in graded),
-      _interval(e, 'tokens/written_per_question', 1),
-      _interval(e, 'tokens/read_per_question', 0),
+      formatting.interval(e, 'task/accuracy', 1, 100),
+      *(formatting.interval(e, key, 1, 100) for key in graded),
+      formatting.interval(e, 'tokens/written_per_question', 1),
+      formatting.interval(e, 'tokens/read_per_question', 0),
       ' + '.join(formatting.fixed(t, d) for t, d in zip(text, (1, 0), strict=True)),
       formatting.fixed(e.get('tokens/critical_path_per_question'), 1),
       formatting.fixed(e.get('comm/calls_per_question'), 1),
-      formatting.fixed(_times(e.get('comm/silence_rate'), 100), 1),
+      formatting.interval(e, 'comm/silence_rate', 1, 100),
       *[formatting.number(e.get('money/per_question'))] * money,
       *[str(len(e.get('failed', ())))] * failed,
     )
@@ -48,25 +48,20 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 
 def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
   """A row a probe: what the team loses, and what a muted agent's tokens are worth."""
-  table = _table(
-    [
-      'probe',
-      'accuracy, %',
-      'points lost',
-      "agent's Ctok",
-      'points a 100 tokens',
-      'silent: needed / idle, %',
-    ]
-  )
+  heads = (
+    'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
+    'silent: needed / idle, %',
+  )  # fmt: skip
+  table = _table(heads)
   for row in rows:
-    silent = [row.get(f'silence_rate_{kind}') for kind in ('relevant', 'irrelevant')]
+    silent = [f'silence_rate_{kind}' for kind in ('relevant', 'irrelevant')]
     table.add_row(
       Text(str(row['probe'])),
-      formatting.fixed(_times(row['task/accuracy'], 100), 1),
-      _interval(row, 'task/accuracy_lost', 1, 100),
+      formatting.interval({'x': row['task/accuracy']}, 'x', 1, 100),
+      formatting.interval(row, 'task/accuracy_lost', 1, 100),
       formatting.fixed(row.get('agent_written_per_question'), 1),
       formatting.fixed(row.get('points_per_100_tokens'), 1),
-      ' / '.join(formatting.fixed(_times(rate, 100), 1) for rate in silent),
+      ' / '.join(formatting.interval(row, key, 1, 100) for key in silent),
     )
   return table
 
@@ -84,7 +79,7 @@ def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
       Text(str(row['measure'])),
       formatting.fixed(row['a'], 1),
       formatting.fixed(row['b'], 1),
-      _interval(row, 'difference', 1, signed=True),
+      formatting.interval(row, 'difference', 1, signed=True),
     )
   return table
 
@@ -94,17 +89,3 @@ def _table(heads: Sequence[str]) -> Table:
   for i, head in enumerate(heads):
     table.add_column(Text(head), justify='right' if i else 'left', no_wrap=True)
   return table
-
-
-def _interval(
-  row: Mapping[str, Any], key: str, decimals: int, scale: float = 1, signed: bool = False
-) -> str:
-  value, low, high = (
-    formatting.fixed(_times(row.get(k), scale), decimals, signed)
-    for k in (key, f'{key}_low', f'{key}_high')
-  )
-  return value if formatting.MISSING in (low, high) else f'{value} [{low}, {high}]'
-
-
-def _times(value: Any, scale: float) -> float | None:
-  return None if value is None else scale * value

@@ -15,12 +15,7 @@ class ConversationDisplay:
   """Shows one conversation after another."""
 
   def __init__(self, team: Team, console: Console | None = None):
-    """Prepares the display.
-
-    Args:
-      team: who talks.
-      console: where to write; standard output by default.
-    """
+    """Prepares the display; it writes to standard output by default."""
     self._team = team
     self._console = console or Console(highlight=False)
     self._round = 0

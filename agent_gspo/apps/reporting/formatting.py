@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_gspo.values import finite
 
 MISSING = '-'
 _BARS = '▁▂▃▄▅▆▇█'
-_ASCII_BARS = '_.-:=+*#'
 
 
 def number(value: Any, digits: int = 3, signed: bool = False) -> str:
@@ -32,6 +31,24 @@ def fixed(value: Any, decimals: int, signed: bool = False) -> str:
   """Returns `value` with a fixed number of decimals."""
   x = finite(value)
   return MISSING if x is None else format(x, f'{"+" if signed else ""}.{decimals}f')
+
+
+def interval(
+  record: Mapping[str, Any],
+  key: str,
+  decimals: int,
+  scale: float = 1,
+  *,
+  unit: str = '',
+  signed: bool = False,
+) -> str:
+  """Returns a figure of a record, and behind it its `[low, high]` where the record has them."""
+  value, low, high = (
+    MISSING if (x := finite(record.get(k))) is None else fixed(scale * x, decimals, signed)
+    for k in (key, f'{key}_low', f'{key}_high')
+  )
+  value += unit * (value != MISSING)
+  return value if MISSING in (low, high) else f'{value} [{low}, {high}]'
 
 
 def percent(value: Any, decimals: int = 1) -> str:
@@ -60,16 +77,10 @@ def duration(seconds: Any) -> str:
   return f'{minutes // 1440}d {minutes % 1440 // 60:02d}h'
 
 
-def sparkline(values: Sequence[Any], width: int, ascii_only: bool = False) -> str:
-  """Draws a curve in one line of text.
+def sparkline(values: Sequence[Any], width: int) -> str:
+  """Draws a curve in one line of at most `width` characters, from its lowest to its highest point.
 
-  Args:
-    values: the curve; entries that are not finite numbers are left out.
-    width: most characters to use. A longer curve is averaged in equal slices.
-    ascii_only: for terminals that cannot show block characters.
-
-  Returns:
-    At most `width` characters, scaled from the lowest to the highest slice.
+  Entries that are not finite numbers are left out; a longer curve is averaged in equal slices.
   """
   data = [x for x in map(finite, values) if x is not None]
   if not data or width < 1:
@@ -79,7 +90,6 @@ def sparkline(values: Sequence[Any], width: int, ascii_only: bool = False) -> st
     slices = [data[a:b] for a, b in itertools.pairwise(edges)]
     data = [sum(piece) / len(piece) for piece in slices]
   low, high = min(data), max(data)
-  bars = _ASCII_BARS if ascii_only else _BARS
   if high == low:
-    return bars[len(bars) // 2] * len(data)
-  return ''.join(bars[round((x - low) / (high - low) * (len(bars) - 1))] for x in data)
+    return _BARS[len(_BARS) // 2] * len(data)
+  return ''.join(_BARS[round((x - low) / (high - low) * (len(_BARS) - 1))] for x in data)

@@ -61,12 +61,7 @@ def write_report(
 
 
 def render(title: str, data: Any) -> str:
-  """Returns the page.
-
-  Args:
-    title: of the page.
-    data: plain JSON data, see `report_data.build`.
-  """
+  """Returns the page that shows what `report_data.build` returns."""
   template = string.Template((_ASSETS / 'report.html').read_text(encoding='utf-8'))
   return template.substitute(
     title=html.escape(f'agent_gspo: {title}'),

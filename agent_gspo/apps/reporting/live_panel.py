@@ -21,63 +21,31 @@ _WINDOW = 20  # steps that the estimate of the remaining time looks back
 
 _LABEL_WIDTH = 19
 
+_SHORT, _LONG = partial(fixed, decimals=1), partial(fixed, decimals=3)
 # Label, curve drawn behind it, and the figures: name, metric, how to write it.
 _ROWS = (
-  (
-    'accuracy',
-    'task/accuracy',
-    (('now', 'task/accuracy', percent), ('running', 'budget/running_accuracy', percent)),
-  ),
-  (
-    'tokens a question',
-    'tokens/written_per_question',
-    (
-      ('written', 'tokens/written_per_question', partial(fixed, decimals=1)),
-      ('read', 'tokens/read_per_question', partial(fixed, decimals=0)),
-      ('a message', 'comm/tokens_per_message', partial(fixed, decimals=1)),
-    ),
-  ),
-  (
-    'silence',
-    'comm/silence_rate',
-    (
-      ('all', 'comm/silence_rate', percent),
-      ('relevant', 'comm/silence_rate_relevant', percent),
-      ('irrelevant', 'comm/silence_rate_irrelevant', percent),
-    ),
-  ),
-  (
-    'reward',
-    '',
-    (
-      ('mean', 'reward/mean', partial(fixed, decimals=3)),
-      ('task', 'reward/task', partial(fixed, decimals=3)),
-      ('tokens', 'reward/token_cost', partial(fixed, decimals=3)),
-      ('turns', 'reward/turn_cost', partial(fixed, decimals=3)),
-      ('repetition', 'reward/repetition', partial(fixed, decimals=3)),
-    ),
-  ),
-  (
-    'policy',
-    '',
-    (
-      ('lambda_tok', 'budget/lambda_tok', number),
-      ('ratio', 'policy/ratio_mean', partial(fixed, decimals=4)),
-      ('clipped', 'policy/clip_fraction', percent),
-      ('grad norm', 'policy/grad_norm', number),
-    ),
-  ),
-  (
-    'time',
-    '',
-    (
-      ('step', 'time/step_s', duration),
-      ('rollout', 'time/rollout_s', duration),
-      ('score', 'time/score_s', duration),
-      ('update', 'time/update_s', duration),
-    ),
-  ),
-)
+  ('accuracy', 'task/accuracy', (
+    ('now', 'task/accuracy', percent), ('running', 'budget/running_accuracy', percent))),
+  ('tokens a question', 'tokens/written_per_question', (
+    ('written', 'tokens/written_per_question', _SHORT),
+    ('read', 'tokens/read_per_question', partial(fixed, decimals=0)),
+    ('a message', 'comm/tokens_per_message', _SHORT))),
+  ('silence', 'comm/silence_rate', (
+    ('all', 'comm/silence_rate', percent),
+    ('relevant', 'comm/silence_rate_relevant', percent),
+    ('irrelevant', 'comm/silence_rate_irrelevant', percent))),
+  ('reward', '', (
+    ('mean', 'reward/mean', _LONG), ('task', 'reward/task', _LONG),
+    ('tokens', 'reward/token_cost', _LONG), ('turns', 'reward/turn_cost', _LONG),
+    ('repetition', 'reward/repetition', _LONG))),
+  ('policy', '', (
+    ('lambda_tok', 'budget/lambda_tok', number),
+    ('ratio', 'policy/ratio_mean', partial(fixed, decimals=4)),
+    ('clipped', 'policy/clip_fraction', percent), ('grad norm', 'policy/grad_norm', number))),
+  ('time', '', (
+    ('step', 'time/step_s', duration), ('rollout', 'time/rollout_s', duration),
+    ('score', 'time/score_s', duration), ('update', 'time/update_s', duration))),
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -129,17 +97,12 @@ class ProgressState:
     return max(0, self.total - self.done) * (ticks[-1] - ticks[0]) / (len(ticks) - 1)
 
 
-def render(state: ProgressState, width: int, ascii_only: bool = False) -> RenderableType:
-  """Returns the panel and the bar below it.
-
-  Args:
-    state: of the run.
-    width: of the terminal, in columns.
-    ascii_only: for terminals that cannot show block characters.
-  """
-  title = Text.assemble((state.title, 'bold'), f'  step {_or_dash(state.step)} of {state.total}')
+def render(state: ProgressState, width: int) -> RenderableType:
+  """Returns the panel and the bar below it for a terminal of `width` columns."""
+  step = formatting.MISSING if state.step is None else state.step
+  title = Text.assemble((state.title, 'bold'), f'  step {step} of {state.total}')
   panel = Panel(
-    _figures(state, width, ascii_only),
+    _figures(state, width),
     title=title,
     title_align='left',
     border_style='dim',
@@ -155,7 +118,7 @@ def phase_text(name: str, done: int | None, total: int | None) -> str:
   return f'{name} {done}/{total}' if total else f'{name} {done}'
 
 
-def _figures(state: ProgressState, width: int, ascii_only: bool) -> Text:
+def _figures(state: ProgressState, width: int) -> Text:
   # Laid out by hand: rich would break lines within "41.1 %".
   cells = {
     label: [(name, write(state.metrics.get(key))) for name, key, write in items]
@@ -176,7 +139,7 @@ def _figures(state: ProgressState, width: int, ascii_only: bool) -> Text:
         lines.append(' ' * (state.curve_column - _length(row) - 2))
         most = min(40, space - state.curve_column)
         values = state.history.get(curve, [])
-        lines.append(formatting.sparkline(values, most, ascii_only), 'cyan')
+        lines.append(formatting.sparkline(values, most), 'cyan')
       lines.rstrip()
       lines.append('\n')
   lines.rstrip()
@@ -210,7 +173,3 @@ def _bar(state: ProgressState, width: int) -> Table:
     text.append(f'  {phase_text(*state.phase)}', 'magenta')
   row.add_row(bar, text)
   return row
-
-
-def _or_dash(value: Any) -> str:
-  return formatting.MISSING if value is None else str(value)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.workdir import records
+
+if TYPE_CHECKING:
+  from matplotlib import figure
 
 _COLOURS = ('#2a6fdb', '#d9622b', '#16966b', '#a04fc4', '#b98a00', '#cf3a5b', '#5b6b7f', '#6aa023')
 _Style = Literal['-', '--', ':']
@@ -43,39 +46,28 @@ def learning_curves(
   drawn. The price of a token is drawn if a run changed it.
 
   Args:
-    workdirs_by_label: the seeds' workdirs of each setting.
-    out_png: the file to write.
-    smoothing: each run's curve is the mean over this many steps up to and including a step.
-
-  Returns:
-    The path written.
+    workdirs_by_label: The seeds' workdirs of each setting.
+    out_png: File to write.
+    smoothing: Steps, up to and including a step, that its point is the mean over.
 
   Raises:
-    ValueError: there is nothing to draw, or `smoothing` is below 1.
+    ValueError: there is nothing to draw.
     FileNotFoundError: a workdir holds no run.
   """
-  from matplotlib import figure, lines, ticker  # here, as importing it takes a second
-  from matplotlib.backends import backend_agg
+  from matplotlib import lines  # here, as importing it takes a second
 
-  if smoothing < 1:
-    raise ValueError(f'smoothing = {smoothing}: give a number of steps, at least 1')
   runs = {k: [records.load_run(w) for w in dirs] for k, dirs in workdirs_by_label.items()}
   if not any(run.metrics for group in runs.values() for run in group):
     raise ValueError('workdirs_by_label: no run in it has written metrics yet')
 
   controlled = any(_price_moves(run) for group in runs.values() for run in group)
   panels = (*_PANELS, _PRICE) if controlled else _PANELS
-  picture = figure.Figure(figsize=(4 * len(panels), 3.6), layout='constrained')
-  backend_agg.FigureCanvasAgg(picture)
+  picture = _picture(4 * len(panels), 3.6)
   styles_used: set[tuple[_Style, str]] = set()
   for axes, (title, curves, scale) in zip(picture.subplots(1, len(panels)), panels, strict=True):
     axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
-    axes.set_xlabel('step')
-    axes.grid(axis='y', color='#000000', alpha=0.1, linewidth=0.8)
-    axes.spines[['top', 'right']].set_visible(False)
+    _plain(axes, 'step', shares=scale == 100)
     axes.margins(x=0.01)
-    if scale == 100:
-      axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
     for i, group in enumerate(runs.values()):
       drawn = False
       for key, style, name in (*curves, ('comm/silence_rate', ':', 'all turns')):
@@ -98,17 +90,37 @@ def learning_curves(
       lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
     ]
     styled.legend(handles=handles, frameon=False, fontsize=9)
-  handles = [
-    lines.Line2D(
-      [],
-      [],
-      color=_COLOURS[i % len(_COLOURS)],
-      linewidth=3,
-      label=f'{label} ({len(group)} seeds)' if len(group) > 1 else label,
-    )
-    for i, (label, group) in enumerate(runs.items())
-  ]
+  handles = []
+  for i, (label, group) in enumerate(runs.items()):
+    seeds = f' ({len(group)} seeds)' if len(group) > 1 else ''
+    colour = _COLOURS[i % len(_COLOURS)]
+    handles.append(lines.Line2D([], [], color=colour, linewidth=3, label=f'{label}{seeds}'))
   picture.legend(handles=handles, loc='outside lower center', ncols=4, frameon=False)
+  return _save(picture, out_png)
+
+
+def _picture(width: float, height: float) -> figure.Figure:
+  from matplotlib import figure
+  from matplotlib.backends import backend_agg
+
+  picture = figure.Figure(figsize=(width, height), layout='constrained')
+  backend_agg.FigureCanvasAgg(picture)
+  return picture
+
+
+def _plain(axes: Any, xlabel: str, shares: bool) -> None:
+  """Draws faint lines and no frame."""
+  from matplotlib import ticker
+
+  axes.set_xlabel(xlabel)
+  axes.grid(axis='y', color='#000000', alpha=0.1, linewidth=0.8)
+  axes.spines[['top', 'right']].set_visible(False)
+  if shares:
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
+
+
+def _save(picture: figure.Figure, out_png: records.PathLike) -> pathlib.Path:
+  """Writes a picture; returns its path."""
   out = pathlib.Path(out_png)
   out.parent.mkdir(parents=True, exist_ok=True)
   picture.savefig(out, dpi=150)
@@ -128,22 +140,15 @@ def frontier(
   """Draws accuracy against tokens written a question, a point a setting.
 
   Args:
-    settings: records with `name` and, under `trained`, `task/accuracy` and
+    settings: Records with `name` and, under `trained`, `task/accuracy` and
       `tokens/written_per_question`, one value a seed. The point is the mean, its bars reach
       from the lowest to the highest seed; single seeds are dots.
-    out_png: the file to write.
-    references: name -> (tokens, accuracy) of each seed, of systems that were not trained
-      here; drawn in grey.
-    start: as `trained`, of the team that all settings begin with, if it is one.
-
-  Returns:
-    The path written.
+    out_png: File to write.
+    references: Name -> (tokens, accuracy) of each seed, of systems that were not trained
+      here; drawn in gray.
+    start: As `trained`, of the team that all settings begin with, if it is one.
   """
-  from matplotlib import figure, ticker
-  from matplotlib.backends import backend_agg
-
-  picture = figure.Figure(figsize=(7.5, 4.8), layout='constrained')
-  backend_agg.FigureCanvasAgg(picture)
+  picture = _picture(7.5, 4.8)
   axes = picture.subplots()
   tokens, accuracy = 'tokens/written_per_question', 'task/accuracy'
   points = lambda values: [*zip(values[tokens], values[accuracy], strict=True)]
@@ -155,57 +160,32 @@ def frontier(
     x, share = np.mean(seeds, axis=0)
     _seeds(axes, seeds, None, 'x', '#666')
     late = x > axes.get_xlim()[1] / 2  # its name would leave the picture on the right
-    axes.annotate(
-      name,
-      (x, 100 * share),
-      (-6 if late else 6, 5),
-      textcoords='offset points',
-      ha='right' if late else 'left',
-      fontsize=8,
-    )
-  axes.set_xlabel('tokens written a question')
+    side: dict[str, Any] = {'ha': 'right' if late else 'left', 'textcoords': 'offset points'}
+    axes.annotate(name, (x, 100 * share), (-6 if late else 6, 5), fontsize=8, **side)
+  _plain(axes, 'tokens written a question', shares=True)
   axes.set_ylabel('accuracy')
-  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=None))
-  axes.grid(color='#000000', alpha=0.1, linewidth=0.8)
-  axes.spines[['top', 'right']].set_visible(False)
   axes.set_xlim(left=0)
   axes.set_ylim(0, np.clip(1.3 * axes.dataLim.y1, 1, 102))
   axes.legend(frameon=False, fontsize=8, loc='best', ncols=1 + len(settings) // 8)
-  out = pathlib.Path(out_png)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  picture.savefig(out, dpi=150)
-  return out
+  return _save(picture, out_png)
 
 
 def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: str, colour: str):
   """The mean of some (tokens, accuracy), bars to the lowest and highest, a dot for each."""
   tokens, accuracy = np.asarray(points, float).T * [[1], [100]]
   x, y = tokens.mean(), accuracy.mean()
-  axes.errorbar(
-    x,
-    y,
-    xerr=[[x - tokens.min()], [tokens.max() - x]],
-    yerr=[[y - accuracy.min()], [accuracy.max() - y]],
-    fmt=mark,
-    color=colour,
-    capsize=3,
-    label=name,
-  )
+  reach = lambda values, mean: [[mean - values.min()], [values.max() - mean]]
+  bars = {'xerr': reach(tokens, x), 'yerr': reach(accuracy, y), 'capsize': 3}
+  axes.errorbar(x, y, fmt=mark, color=colour, label=name, **bars)
   axes.plot(tokens, accuracy, '.', color=colour, alpha=0.5)
 
 
 def across_runs(
   runs: Sequence[Sequence[Mapping[str, Any]]], key: str, smoothing: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Puts one metric of several runs together, step by step.
+  """Returns `(steps, low, mean, high)` of a metric, each `[n]`, over the runs that have it then.
 
-  Args:
-    runs: the metrics of each run, in the order of steps.
-    key: of the metric. Steps at which a run does not have it are left out of that run.
-    smoothing: length of the trailing mean over a run's own values.
-
-  Returns:
-    `(steps, low, mean, high)`, each `[n]`, over the steps at which any run has the metric.
+  `smoothing` is the length of the trailing mean over a run's own values.
   """
   by_step: dict[float, list[float]] = {}
   for metrics in runs:

@@ -43,15 +43,7 @@ class Progress(progress.Progress):
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Prepares the display; it appears on `__enter__`.
-
-    Args:
-      total_steps: of the whole run.
-      start_step: steps already done (by the run that is resumed).
-      title: of the run.
-      console: where to write; standard output by default.
-      clock: seconds since some time.
-    """
+    """Prepares the display of a run of `total_steps`; it appears on `__enter__`."""
     self._state = live_panel.ProgressState(title=title, total=total_steps, done=start_step)
     self._console = console or Console()
     self._live: Live | None = None
@@ -94,7 +86,8 @@ class Progress(progress.Progress):
       )
 
   def _open(self) -> None:
-    if self._console.is_terminal or self._console.is_jupyter:
+    blocks = self._console.encoding.lower().startswith('utf')  # which the curves are made of
+    if blocks and (self._console.is_terminal or self._console.is_jupyter):
       self._live = Live(
         console=self._console, get_renderable=self._render, refresh_per_second=4, transient=False
       )
@@ -119,7 +112,7 @@ class Progress(progress.Progress):
   def _render(self) -> RenderableType:
     # Called by the display's own thread, where an exception would end the display.
     try:
-      return live_panel.render(self._state, self._console.width, not self._shows_blocks())
+      return live_panel.render(self._state, self._console.width)
     except Exception as error:
       return Text(f'(nothing to show: {error!r})')
 
@@ -139,9 +132,6 @@ class Progress(progress.Progress):
     self._last_line = self._clock()
     if self._live is None:
       self._console.file.flush()
-
-  def _shows_blocks(self) -> bool:
-    return self._console.encoding.lower().startswith('utf')
 
   def _safely(self, action: Callable[[], None]) -> None:
     if self._quiet:

@@ -1,9 +1,9 @@
-"""The table that a run ends with: the team before and after training."""
+"""Tables of evaluations: a team before and after training, and one beside its baselines."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box, cells, markup
@@ -12,59 +12,41 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_gspo.apps.reporting import formatting
+from agent_gspo.values import finite
 from agent_gspo.workdir.records import GRADED
 
-_Write = Callable[[Any], str]
-_Value = Callable[[Any], Any]
 _WIDEST = 10_000  # columns of text that no table needs
 
 
 def closing_table(
   before: Mapping[str, Any],
   after: Mapping[str, Any],
-  extra_rows: Sequence[Sequence[str]] = (),
   baselines: Sequence[Mapping[str, Any]] = (),
 ) -> Table:
   """Compares two evaluations, as they stand in `eval.jsonl`.
 
-  Shares change by points, amounts by percent. Missing figures are "-".
+  Shares change by points, amounts by percent. Missing figures are "-". Print the table with
+  `print_whole`, hand it to `Progress.note`, or see `render_text`.
 
   Args:
-    before: evaluation of the untrained team.
-    after: evaluation of the trained team.
-    extra_rows: up to four texts each: name, before, after, change.
-    baselines: further evaluations (a single agent, a constant answer), shown between the
+    before: Evaluation of the untrained team.
+    after: Evaluation of the trained team.
+    baselines: Further evaluations (a single agent, a constant answer), shown between the
       two under their `label`.
-
-  Returns:
-    A rich table; print it, hand it to `Progress.note`, or see `render_text`.
-
-  Raises:
-    ValueError: an extra row is empty or longer than four texts.
   """
   defaults = ['untrained', *[''] * len(baselines), 'trained']
-  table = _figures([before, *baselines, after], defaults, with_change=True)
-  for i, row in enumerate(extra_rows):
-    if not 1 <= len(row) <= 4:
-      raise ValueError(f'extra_rows[{i}] = {row!r}: give name, before, after, change')
-    if i == 0:
-      table.add_section()
-    name, first, last, change = [*map(str, row), '', '', ''][:4]
-    table.add_row(*map(Text, (name, first, *[''] * len(baselines), last, change)))
-  return table
+  return _figures([before, *baselines, after], defaults, with_change=True)
 
 
-def evaluation_table(
-  record: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] = ()
-) -> Table:
-  """One evaluation beside its baselines, without a comparison (see `closing_table`)."""
-  return _figures([record, *baselines], [''] * (1 + len(baselines)), with_change=False)
+def evaluation_table(record: Mapping[str, Any]) -> Table:
+  """Shows one evaluation, without a comparison (see `closing_table`)."""
+  return _figures([record], [''], with_change=False)
 
 
 def _figures(
   shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
 ) -> Table:
-  """A column a record; `defaults` name those without a label. The change is first to last.
+  """Makes a column a record; `defaults` name those without a label. The change is first to last.
 
   Records in between are narrow, without intervals: the table fits a terminal of 130 columns.
   """
@@ -79,36 +61,65 @@ def _figures(
   if with_change:
     table.add_column('change', justify='right', vertical='bottom', no_wrap=True)
 
-  def add(name: str, write: _Write, value: _Value, change: Callable[[Any, Any], str]) -> None:
-    cells = [write(record) for record in shown]
-    if with_change:
-      cells[1:-1] = [cell.partition(' [')[0] for cell in cells[1:-1]]
-      cells.append(change(value(shown[0]), value(shown[-1])))
-    table.add_row(Text(name), *cells)  # not markup: a name may hold brackets
+  def add(name: str, *keys: str, agent: str = '', decimals: int | None = None) -> None:
+    """Adds the figures under some keys; shares where no `decimals` are given."""
+    sources = [_agent(record, agent) if agent else record for record in shown]
+    rows = [_row(sources, key, decimals, with_change) for key in keys]
+    figures = [' / '.join(parts) for parts in zip(*rows, strict=True)]
+    if len(keys) > 1 and with_change:
+      figures[-1] = figures[-1].replace(' points /', ' /')
+    table.add_row(Text(name), *figures)  # not markup: a name may hold brackets
 
-  add('accuracy', *_share('task/accuracy'), _points)
+  add('accuracy', 'task/accuracy')
   if any(record.get('failed') for record in shown):
-    failed: _Value = lambda record: len(record.get('failed') or ())
-    add('accuracy, failed questions wrong', *_share('task/accuracy_over_all'), _points)
-    add('questions that failed', lambda record: str(failed(record)), failed, _ratio)
+    add('accuracy, failed questions wrong', 'task/accuracy_over_all')
+    shown = [{**record, 'failed': len(record.get('failed') or ())} for record in shown]
+    add('questions that failed', 'failed', decimals=0)
   for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
-    add(f'accuracy, {key.removeprefix(GRADED)} grader', *_share(key), _points)
-  add('tokens written a question (Ctok)', *_amount('tokens/written_per_question', 1), _ratio)
-  add('tokens read a question (Ptok)', *_amount('tokens/read_per_question', 0), _ratio)
+    add(f'accuracy, {key.removeprefix(GRADED)} grader', key)
+  add('tokens written a question (Ctok)', 'tokens/written_per_question', decimals=1)
+  add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
   if any(record.get('tokens/heard_per_question') for record in shown):
-    add('tokens heard of teammates', *_amount('tokens/heard_per_question', 0), _ratio)
-  add('silent turns', *_share('comm/silence_rate'), _points)
+    add('tokens heard of teammates', 'tokens/heard_per_question', decimals=0)
+  add('silent turns', 'comm/silence_rate')
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
-    add('silent with a needed note', *_share('comm/silence_rate_relevant'), _points)
-    add('silent with an idle note', *_share('comm/silence_rate_irrelevant'), _points)
-  for name in _agent_names([shown[0], shown[-1]] if with_change else [shown[0]]):
+    add('silent with a needed note', 'comm/silence_rate_relevant')
+    add('silent with an idle note', 'comm/silence_rate_irrelevant')
+  # A baseline's only agent is no member of the team.
+  team = [shown[0], shown[-1]]
+  for name in dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()):
     table.add_section()
-    add(f'{name}: tokens written', *_agent_amount(name, 'written_per_question'), _ratio)
+    add(f'{name}: tokens written', 'written_per_question', agent=name, decimals=1)
     if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
-      add(f'{name}: silent, needed / idle note', *_agent_pair(name), _pair_points)
+      pair = ('silence_rate_relevant', 'silence_rate_irrelevant')
+      add(f'{name}: silent, needed / idle note', *pair, agent=name)
     else:
-      add(f'{name}: silent', *_agent_share(name, 'silence_rate'), _points)
+      add(f'{name}: silent', 'silence_rate', agent=name)
   return table
+
+
+def _row(
+  sources: Sequence[Mapping[str, Any]], key: str, decimals: int | None, with_change: bool
+) -> list[str]:
+  """Returns a figure of each source, and its change from the first to the last one."""
+  if decimals is None:
+    row = [formatting.interval(source, key, 1, 100, unit=' %') for source in sources]
+  else:
+    row = [formatting.interval(source, key, decimals) for source in sources]
+  if not with_change:
+    return row
+  x, y = finite(sources[0].get(key)), finite(sources[-1].get(key))
+  change = formatting.MISSING
+  if x is not None and y is not None:
+    if decimals is None:
+      change = f'{100 * (y - x):+.1f} points'
+    elif x:
+      change = f'{100 * (y / x - 1):+.0f} %'
+  return [row[0], *(figure.partition(' [')[0] for figure in row[1:-1]), row[-1], change]
+
+
+def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  return next((a for a in record.get('agents') or () if a.get('name') == name), {})
 
 
 def print_whole(table: Table, console: Console) -> None:
@@ -144,67 +155,3 @@ def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
     parts.append('temperature ' + ' / '.join(formatting.number(t, 2) for t in temperatures))
   parts.append('brackets: 95 % interval')
   return ', '.join(parts)
-
-
-def _share(key: str) -> tuple[_Write, _Value]:
-  def write(record: Mapping[str, Any]) -> str:
-    text = formatting.percent(record.get(key))
-    low, high = (formatting.finite(record.get(f'{key}_{end}')) for end in ('low', 'high'))
-    return text if low is None or high is None else f'{text} [{100 * low:.1f}, {100 * high:.1f}]'
-
-  return write, lambda record: record.get(key)
-
-
-def _amount(key: str, decimals: int) -> tuple[_Write, _Value]:
-  def write(record: Mapping[str, Any]) -> str:
-    text = formatting.fixed(record.get(key), decimals)
-    low, high = (formatting.fixed(record.get(f'{key}_{end}'), decimals) for end in ('low', 'high'))
-    return text if formatting.MISSING in (low, high) else f'{text} [{low}, {high}]'
-
-  return write, lambda record: record.get(key)
-
-
-def _agent_share(name: str, key: str) -> tuple[_Write, _Value]:
-  return (
-    lambda record: formatting.percent(_agent(record, name).get(key)),
-    lambda record: _agent(record, name).get(key),
-  )
-
-
-def _agent_pair(name: str) -> tuple[_Write, _Value]:
-  def value(record: Mapping[str, Any]) -> tuple[Any, Any]:
-    agent = _agent(record, name)
-    return agent.get('silence_rate_relevant'), agent.get('silence_rate_irrelevant')
-
-  return lambda record: ' / '.join(map(formatting.percent, value(record))), value
-
-
-def _agent_amount(name: str, key: str) -> tuple[_Write, _Value]:
-  return (
-    lambda record: formatting.fixed(_agent(record, name).get(key), 1),
-    lambda record: _agent(record, name).get(key),
-  )
-
-
-def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-  return next((a for a in record.get('agents') or () if a.get('name') == name), {})
-
-
-def _agent_names(team: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Of the evaluations of a team; a baseline's only agent is no member of it."""
-  return list(dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()))
-
-
-def _points(before: Any, after: Any) -> str:
-  x, y = formatting.finite(before), formatting.finite(after)
-  return formatting.MISSING if x is None or y is None else f'{100 * (y - x):+.1f} points'
-
-
-def _pair_points(before: tuple[Any, Any], after: tuple[Any, Any]) -> str:
-  first, second = (_points(x, y) for x, y in zip(before, after, strict=True))
-  return f'{first.removesuffix(" points")} / {second}'
-
-
-def _ratio(before: Any, after: Any) -> str:
-  x, y = formatting.finite(before), formatting.finite(after)
-  return formatting.MISSING if x is None or y is None or x == 0 else f'{100 * (y / x - 1):+.0f} %'
