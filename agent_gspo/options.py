@@ -122,13 +122,7 @@ class Section:
 
 
 def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = '') -> None:
-  """Refuses a section of a config that lacks a field, or has one that there is not.
-
-  Args:
-    values: the section.
-    known: its fields.
-    section: its name, '' for the config itself.
-  """
+  """Refuses a section of a config that lacks a field, or has one that there is not."""
   for field in known:
     if field not in values:
       raise ValueError(f'config.{_where(section, field)} is missing; start from default_config().')

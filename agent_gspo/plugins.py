@@ -75,12 +75,6 @@ def call(field: str, name: str, function: Callable[..., T], *args: Any, **option
   """Returns what a function returns; one of the user's own runs within `guard`.
 
   It is given copies of NumPy arrays, since it may write into what it is given.
-
-  Args:
-    field: of the config.
-    name: that the field holds.
-    function: that this name stands for.
-    *args, **options: of the function.
   """
   if not is_plugin(name):
     return function(*args, **options)
@@ -90,13 +84,7 @@ def call(field: str, name: str, function: Callable[..., T], *args: Any, **option
 
 
 def vector(where: str, values: Any, count: int, each: str) -> np.ndarray:
-  """Returns what a user's own code returned as float64 `[count]`.
-
-  Args:
-    where: begins the message.
-    values: that were returned.
-    count: of them that there must be.
-    each: what one of them is of, for the message.
+  """Returns what a user's own code returned, a number for `each` thing, as float64 `[count]`.
 
   Raises:
     PluginError: it is no array of numbers, of another shape, or a number is not finite in float32.
@@ -137,12 +125,7 @@ def is_plugin(name: str) -> bool:
 
 
 def find(table: Mapping[str, T], name: str, field: str) -> T:
-  """The entry of a table, or the user's own function.
-
-  Args:
-    table: of what the package has.
-    name: key of `table`, or 'module:Name'.
-    field: of the config, for messages.
+  """Returns the entry of a table, or the user's own function.
 
   Raises:
     ValueError: there is no such entry, module or function; names the field and the remedy.
@@ -245,11 +228,7 @@ def check_name(field: str, name: str, known: Collection[str]) -> None:
 
 
 def digest(config: Any) -> str:
-  """SHA-256 (hex) of the sources of all modules that a config names; what they import is not read.
-
-  Args:
-    config: a section or a whole config, as nested dicts.
-  """
+  """Returns the SHA-256 of the sources of all modules that a config names, not their imports."""
   total = hashlib.sha256()
   for name in sorted(_named(config)):
     module = sys.modules.get(name.partition(':')[0])

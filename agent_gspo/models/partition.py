@@ -161,13 +161,7 @@ def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
 def layout(
   config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
 ) -> Layout:
-  """What the decoder is told of a mesh.
-
-  Args:
-    config: of the model.
-    placement: of its parameters.
-    rows: sharding of arrays of rows where it is compiled.
-  """
+  """Returns what the decoder needs to know of a mesh."""
   if placement.mesh is None:
     return Layout()
   # Within a replica specs are of the mesh that it runs in.

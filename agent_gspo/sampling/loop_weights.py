@@ -20,14 +20,7 @@ LoopWeights = Callable[[Params], Callable[[jax.Array], tuple[Params, Params]]]
 def make(
   config: ModelConfig, placement: Placement, layout: Layout, *, gather_once: bool
 ) -> tuple[Layout, LoopWeights]:
-  """The layout of the decoder in the loop, and what gives it its parameters.
-
-  Args:
-    config: of the model.
-    placement: of its parameters.
-    layout: outside the loop.
-    gather_once: as of `Sampler`.
-  """
+  """Returns the layout of the decoder in the loop, and what gives it its parameters."""
   if not placement.cut_by_fsdp:
     return layout, _as_they_are
   if gather_once:

@@ -113,21 +113,14 @@ class ThreadMeetings:
   """
 
   def __init__(self, seconds: float):
-    """Makes a row of meetings.
-
-    Args:
-      seconds: to wait at most for the others at each.
-    """
+    """Makes a row of meetings, each of which waits so long at most."""
     self._key, self._met = f'agent_gspo/meetings/{next(_MEETINGS)}', 0
     self._milliseconds, self._problem = int(1000 * seconds), ''
 
   def meet(self, problem: str = '') -> str:
-    """Waits for the others; gives the first process's problem that has one, '' if none has.
+    """Waits for the others; returns the first process's problem that has one, '' if none has.
 
     After a problem there is no further meeting: this gives the same again, at once.
-
-    Args:
-      problem: what is wrong with this process.
     """
     if count() == 1 or self._problem:
       return self._problem or problem

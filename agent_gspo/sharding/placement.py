@@ -90,13 +90,7 @@ class Placement:
     part: Callable[[tuple[slice, ...]], np.ndarray],
     sharding: NamedSharding | None,
   ) -> jax.Array:
-    """An array, of which each process reads the smallest box that its devices' parts lie in.
-
-    Args:
-      shape: of the whole array.
-      part: reads what is under an index.
-      sharding: of the array; None for the default device.
-    """
+    """Returns an array, of which a process reads the smallest box that its devices' parts lie in."""
     if sharding is None:
       return jax.device_put(part((slice(None),) * len(shape)))
 
@@ -212,10 +206,7 @@ ONE_DEVICE = Placement()
 
 
 def make_placement(shape: Mapping[str, int]) -> Placement:
-  """A placement on the first devices there are; several processes use all of theirs.
-
-  Args:
-    shape: size by axis of `AXES`, one of them -1 for what is left.
+  """Returns a placement on the first devices there are; -1 stands for what is left.
 
   Raises:
     ValueError: there are fewer devices, or they cannot be shared out so.
@@ -234,12 +225,9 @@ def make_placement(shape: Mapping[str, int]) -> Placement:
 
 
 def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
-  """The shape of a run's mesh where its devices are, else one that cuts over all there are.
+  """Returns the shape of a run's mesh, or one over all devices where it does not fit.
 
   For a trained team that is used elsewhere: what it says does not depend on the mesh.
-
-  Args:
-    shape: size by axis of `AXES`.
   """
   try:
     _sizes(shape, jax.device_count(), '')

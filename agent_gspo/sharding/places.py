@@ -49,11 +49,6 @@ def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | 
 
   Without arguments Slurm or the TPU's own environment tells, where there is one.
 
-  Args:
-    coordinator: address of process 0, `host:port`.
-    processes: number of them.
-    index: of this one.
-
   Raises:
     ValueError: some of the arguments are given, but not all; or they do not fit together.
   """

@@ -93,16 +93,10 @@ class _Draft:
 def speak(
   policy: Policy, turns: Sequence[Turn], calculates: Callable[[Turn], bool], calculator: Calculator
 ) -> Samples:
-  """The messages of a layer, with the results of those who have a calculator in them.
+  """Returns the messages of a layer, results of those who have a calculator in them.
 
   Such an agent stops at each equals sign; what is to be calculated is written behind it, and it
   goes on from there with noise of its own.
-
-  Args:
-    policy: writes.
-    turns: `N` of them.
-    calculates: whether the author of a turn has a calculator.
-    calculator: of the policy's tokenizer.
   """
   if not any(map(calculates, turns)):
     return policy(turns)

@@ -38,13 +38,7 @@ class Sharing:
 def make_sharing(
   section: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
 ) -> Sharing:
-  """The policies that the config's section `policy` asks for.
-
-  Args:
-    section: see `options.PolicyOptions`.
-    names: of the agents.
-    lora_rank: of the adapters.
-    learning_rate: what `learning_rates` are scaled by.
+  """Returns the policies that the config's section `policy` asks for.
 
   Raises:
     ValueError: names field, value and remedy.

@@ -82,10 +82,7 @@ class TeamOfRun:
     return self.parts.term_sheet.kind if self.parts.term_sheet else ''
 
   def terms(self, **told: float | None) -> Terms | None:
-    """Terms of a question, by default those of evaluations.
-
-    Args:
-      **told: `price` or `budget`, None where it is not given.
+    """Returns the terms of a question, those of evaluations unless `price` or `budget` is given.
 
     Raises:
       ValueError: the team is told none such.

@@ -78,12 +78,7 @@ class Connection(H11Protocol):
 
 
 def server(app: Any, **options: Any) -> uvicorn.Server:
-  """Returns a server that ends soon after it is told to.
-
-  Args:
-    app: answers requests.
-    **options: of `uvicorn.Config`.
-  """
+  """Returns a server that ends soon after it is told to; `options` are of `uvicorn.Config`."""
   config = uvicorn.Config(
     app,
     http=Connection,

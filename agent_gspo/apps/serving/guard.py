@@ -48,13 +48,7 @@ class Guard:
   """
 
   def __init__(self, app: ASGIApp, listens: Sequence[str], api_key: str):
-    """Prepares the checks.
-
-    Args:
-      app: answers what passes.
-      listens: names and addresses at which the server listens.
-      api_key: that all but the page must show; '' for none.
-    """
+    """Prepares the checks for a server that listens at these names and addresses."""
     self._app, self._key = app, api_key.encode()
     self._names = {name.lower() for name in listens} | {'localhost'}
     self._addresses = {ip for name in self._names if (ip := _address(name))}

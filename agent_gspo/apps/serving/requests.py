@@ -96,11 +96,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read(body: Any, model: str) -> ChatRequest:
-  """A request from the body of its message.
-
-  Args:
-    body: decoded JSON.
-    model: name of the team that is served.
+  """Returns the request to `model` that is the decoded JSON of a body.
 
   Raises:
     RequestError: a field is missing, unknown or has a value that a team cannot follow.

@@ -15,12 +15,7 @@ FAMILIES = {
 
 
 def make_config(family: str, where: str, **shape: Any) -> ModelConfig:
-  """The architecture of a family's model.
-
-  Args:
-    family: of `FAMILIES`.
-    where: the file that describes it, for messages.
-    **shape: the other fields of `ModelConfig`.
+  """Returns the architecture of a family's model; `where` names its file in messages.
 
   Raises:
     ValueError: fields that do not go together.

@@ -45,10 +45,7 @@ class GGUFModel:
 
 
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
-  """Reads the header of a file of architecture llama, qwen2 or qwen3.
-
-  Args:
-    file: its path, or that of any part of a split one.
+  """Reads the header of a file (any part of a split one) of architecture llama, qwen2 or qwen3.
 
   Raises:
     FileNotFoundError: there is no such file, or a part is missing.
@@ -167,12 +164,7 @@ def _scaled(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig
 
 
 def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelConfig:
-  """Architecture from a file's metadata.
-
-  Args:
-    metadata: key -> value.
-    tied: whether the file has no tensor `output.weight`.
-    where: name of the file, for messages.
+  """Returns the architecture in a file's metadata; `tied`: there is no tensor `output.weight`.
 
   Raises:
     ValueError: the architecture is unknown, scaled in an unknown way, or a key is missing or

@@ -28,9 +28,6 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
 def read(path: pathlib.Path) -> Headers:
   """Reads the headers of a file and, if it is one part of several, of all parts.
 
-  Args:
-    path: of the file, or of any part.
-
   Returns:
     File -> metadata and tensors. Of parts the first file has the metadata of the model.
 

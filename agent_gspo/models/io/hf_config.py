@@ -17,11 +17,7 @@ _HEAD_DIM = {'qwen3': 128}
 
 
 def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelConfig:
-  """Architecture from the contents of a config.json (of transformers 4 or 5).
-
-  Args:
-    hf: the contents; a field that is null counts as absent.
-    where: name of the file, for messages.
+  """Returns the architecture in a config.json (of transformers 4 or 5); null counts as absent.
 
   Raises:
     ValueError: the model type, or one of its options, is not supported; or a field that

@@ -102,11 +102,7 @@ def render(
 
 
 def check_variables(template: str, variables: Mapping[str, Any]) -> None:
-  """Checks that a template reads variables.
-
-  Args:
-    template: jinja2 source.
-    variables: that a user sets.
+  """Checks that a template reads the variables that a user sets.
 
   Raises:
     ValueError: the template is not valid, or never reads one of them; names those it reads.
@@ -128,11 +124,6 @@ def check_variables(template: str, variables: Mapping[str, Any]) -> None:
 
 def check(template: str, *, system: bool, variables: Mapping[str, Any] | None = None) -> None:
   """Checks that a template writes down all that is said, once and in its order.
-
-  Args:
-    template: jinja2 source.
-    system: whether there is a system prompt.
-    variables: what else the template reads.
 
   Raises:
     ValueError: it is not valid, refuses a conversation of several turns, or leaves out or

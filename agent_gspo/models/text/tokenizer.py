@@ -102,10 +102,6 @@ class Tokenizer:
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
     """Reads the metadata of a GGUF file (`gguf.open_gguf(...).metadata`).
 
-    Args:
-      metadata: key -> value.
-      where: name of the file, for messages.
-
     Raises:
       ValueError: not byte-level BPE with a known word splitting, damaged, or no EOS token.
     """
@@ -254,10 +250,6 @@ class Tokenizer:
 
   def check_chat(self, *, system: bool, variables: Mapping[str, Any] | None = None) -> None:
     """Checks that the chat template can be used by agents (see `chat.check`).
-
-    Args:
-      system: whether there is a system prompt.
-      variables: that a role hands to the template.
 
     Raises:
       ValueError: there is no chat template, it is broken, or reads none of these variables.

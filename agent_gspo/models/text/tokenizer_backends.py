@@ -67,11 +67,7 @@ def begin_with(backend: tokenizers.Tokenizer, token: str) -> None:
 def bpe_from_gguf(
   metadata: Mapping[str, Any], where: str = 'the GGUF metadata'
 ) -> tokenizers.Tokenizer:
-  """Byte-level BPE with the vocabulary, merges and special tokens of a GGUF file.
-
-  Args:
-    metadata: the file's, key -> value; reads `tokenizer.ggml.*`.
-    where: name of the file, for messages.
+  """Returns byte-level BPE with vocabulary, merges and special tokens of a GGUF file.
 
   Raises:
     ValueError: the tokenizer is not byte-level BPE, splits words in an unknown way, or is damaged.
@@ -132,13 +128,7 @@ def _texts(fields: Fields, field: str) -> list[str]:
 def _check_merges(
   vocab: Mapping[str, Any], fields: Fields, field: str, prefix: str | None = None
 ) -> None:
-  """Whether each merge joins two tokens to a third: at some that do not the library panics.
-
-  Args:
-    vocab: token -> id.
-    fields: that hold the merges, "a b" or ["a", "b"] each.
-    field: which one.
-    prefix: what the second of two tokens loses when they are joined.
+  """Checks that each merge joins two tokens to a third: at some that do not the library panics.
 
   Raises:
     ValueError: one does not; names it.

@@ -16,11 +16,7 @@ _SHORT = 128  # columns of a row that has few scores: the reference compiles soo
 
 
 def check(implementation: str, dtype: str) -> None:
-  """Whether the devices of this process have an implementation.
-
-  Args:
-    implementation: of `IMPLEMENTATIONS`.
-    dtype: of queries, keys and values.
+  """Checks that the devices of this process have an implementation.
 
   Raises:
     ValueError: they have not; it names `model.attention` and what to use.
