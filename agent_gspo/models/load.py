@@ -12,7 +12,7 @@ import jax
 
 from agent_gspo.models import presets
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import gguf, gguf_parts, hf, pypi_wheels, stored
+from agent_gspo.models.io import gguf, hf, pypi_wheels, stored
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
 
@@ -70,8 +70,7 @@ def local_files(source: str) -> list[pathlib.Path]:
   if kind == 'hf':
     folder = pathlib.Path(rest).expanduser()
     return hf.files(folder) if folder.is_dir() else []
-  parts = gguf_parts.files(pathlib.Path(rest)) if kind == 'gguf' else []
-  return [file for file in parts if file.is_file()]
+  return [pathlib.Path(rest)] if kind == 'gguf' and pathlib.Path(rest).is_file() else []
 
 
 def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:

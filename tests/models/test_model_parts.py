@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 
 import numpy as np
 import pytest
@@ -29,88 +28,12 @@ def _assert_same(found, expected) -> None:
     np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
-# Split GGUF files.
-
-
-def _split(folder, count=3, empty_first=False):
-  """Writes a GGUF file and its parts; returns the file and the names of the parts."""
-  whole = raw_gguf.valid()
-  (folder / 'whole.gguf').write_bytes(whole.data())
-  for i, part in enumerate(raw_gguf.split(whole, count, empty_first)):
-    (folder / f'm-{i + 1:05}-of-{count:05}.gguf').write_bytes(part.data())
-  return folder / 'whole.gguf', [f'm-{i + 1:05}-of-{count:05}.gguf' for i in range(count)]
-
-
-@pytest.mark.parametrize(('count', 'empty_first'), [(2, False), (3, False), (5, True)])
-def test_parts_are_read_as_one_whichever_is_given(count, empty_first, tmp_path):
-  whole, parts = _split(tmp_path, count, empty_first)
-  expected = load.load_model(f'gguf:{whole}')
-  for part in parts:
-    found = load.load_model(f'gguf:{tmp_path / part}')
-    assert found.config == expected.config
-    assert found.tokenizer.fingerprint == expected.tokenizer.fingerprint
-    _assert_same(tensor_names.flatten(found.params), tensor_names.flatten(expected.params))
-  files = load.local_files(f'gguf:{tmp_path / parts[-1]}')
-  assert [file.name for file in files] == parts
-
-
-def test_parts_of_the_gguf_package_are_read(tmp_path):
-  package = pytest.importorskip('gguf')
-  whole, _ = _split(tmp_path)
-  writer = package.GGUFWriter(tmp_path / 'p.gguf', 'llama', split_max_tensors=4)
-  reader = package.GGUFReader(whole)
-  for key, field in reader.fields.items():
-    if not key.startswith('GGUF.') and key != 'general.architecture':
-      kind, *inner = field.types
-      writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
-  for tensor in reader.tensors:
-    writer.add_tensor(tensor.name, np.asarray(tensor.data))
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
-  parts = sorted(tmp_path.glob('p-*.gguf'))
-  assert len(parts) > 1
-  _assert_same(_flat(f'gguf:{parts[0]}'), _flat(f'gguf:{whole}'))
-
-
-def test_a_part_alone_names_the_others(tmp_path):
-  _, (first, second, third) = _split(tmp_path)
-  (tmp_path / second).unlink()
-  for given in (first, third):
-    with pytest.raises(FileNotFoundError, match=rf'is part \d of 3 .*{re.escape(second)} must be'):
-      load.load_model(f'gguf:{tmp_path / given}')
-  (tmp_path / third).rename(tmp_path / 'other.gguf')
-  with pytest.raises(ValueError, match=r'is part 3 of 3 .*; must be named <name>-00003-of-00003'):
-    load.load_model(f'gguf:{tmp_path / "other.gguf"}')
-  (tmp_path / 'other.gguf').unlink()
-  with pytest.raises(FileNotFoundError, match=f'{second}, {third} must be beside it'):
-    load.load_model(f'gguf:{tmp_path / first}')
-
-
-def test_parts_that_do_not_belong_together_are_refused(tmp_path):
-  _, (first, second, third) = _split(tmp_path)
-  bytes_of = {name: (tmp_path / name).read_bytes() for name in (first, second, third)}
-
-  def refused(message, **files):
-    for name, content in {**bytes_of, **files}.items():
-      (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-      load.load_model(f'gguf:{tmp_path / first}')
-
-  refused('must be part 2 of 3 by its name, yet .*split.no=2', **{second: bytes_of[third]})
-  other = raw_gguf.valid()
-  del other.tensors['output_norm.weight']
-  parts = [part.data() for part in raw_gguf.split(other, 3)]
-  refused('is part of another GGUF file', **{third: parts[2]})
-  parts = raw_gguf.split(raw_gguf.valid(), 3)
-  parts[1].tensors |= dict([next(iter(parts[0].tensors.items()))])
-  refused("tensor 'token_embd.weight' is in another part, too", **{second: parts[1].data()})
-  parts = raw_gguf.split(raw_gguf.valid(), 3)
-  parts[1].tensors.popitem()
-  refused(r'hold \d+ tensors; must be split\.tensors\.count=11', **{second: parts[1].data()})
-  refused(f'{second}: not a GGUF file', **{second: b'?'})
-  refused(f'{third}: .*cut off', **{third: bytes_of[third][:40]})
+def test_a_part_of_a_split_gguf_file_is_refused_with_the_remedy(tmp_path):
+  part = raw_gguf.valid()
+  part.metadata['split.count'] = raw_gguf.UINT16, 3
+  (tmp_path / 'm-00001-of-00003.gguf').write_bytes(part.data())
+  with pytest.raises(ValueError, match=r'is one of 3 parts.*llama-gguf-split --merge'):
+    load.load_model(f'gguf:{tmp_path}/m-00001-of-00003.gguf')
 
 
 # Metadata of GGUF files on rotary embeddings.

@@ -1,11 +1,9 @@
-"""Malformed models in several files: split GGUF, indexed shards; adapters; rope sections."""
+"""Malformed models in several files: indexed shards; adapters; rope sections."""
 
 from __future__ import annotations
 
 import json
 import math
-import pathlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,79 +13,6 @@ from fuzzing import Case
 
 _INDEX = 'model.safetensors.index.json'
 _ODD = (-1, 2, 3, 7, 2**16 - 1)
-
-
-def _name(i: int, count: int = 3) -> str:
-  return f'm-{i + 1:05}-of-{count:05}.gguf'
-
-
-def _split(
-  name: str, change: Callable[[dict[str, raw_gguf.File]], Any], invalid: bool, given: str = _name(0)
-) -> Case:
-  """Returns a case of three parts, changed, of which the model is read by one."""
-
-  def write(folder: pathlib.Path) -> str:
-    parts = dict(zip(map(_name, range(3)), raw_gguf.split(raw_gguf.valid(), 3), strict=True))
-    change(parts)
-    for file, part in parts.items():
-      (folder / file).write_bytes(part if isinstance(part, bytes) else part.data())
-    return f'gguf:{folder}/{given}'
-
-  return fuzz_weights._model(f'split: {name}', write, invalid, ('.gguf',))
-
-
-def _split_cases(rng: random.Random) -> Iterator[Case]:
-  for i in range(3):
-    own, given = _name(i), _name((i + 1) % 3)
-    yield _split(f'untouched, part {i} given', lambda parts: None, False, own)
-    yield _split(f'part {i} missing', lambda parts, own=own: parts.pop(own), True, given)
-    yield _split(f'part {i} empty', lambda parts, own=own: parts.update({own: b''}), True, given)
-
-    def alone(parts, own=own, new='m.gguf'):
-      part = parts.pop(own)
-      parts.clear()
-      parts[new] = part
-
-    yield _split(f'part {i} alone', lambda p, own=own, f=alone: f(p, own, own), True, own)
-    for other in ('m.gguf', 'm-1-of-3.gguf', 'm-00001-of-00002.gguf', 'm-00009-of-00003.gguf'):
-      change = lambda p, own=own, f=alone, other=other: f(p, own, other)
-      yield _split(f'part {i} alone as {other}', change, True, other)
-
-    def cut(parts, own=own, end=100):
-      parts[own] = parts[own].data()[:end]
-
-    for end in (3, 10, 40, 90, 200):
-      change = lambda parts, cut=cut, end=end: cut(parts, end=end)
-      yield _split(f'part {i}: the first {end} bytes', change, True, given)
-
-    def swap(parts, own=own, given=given):
-      parts[own], parts[given] = parts[given], parts[own]
-
-    yield _split(f'part {i} and the next swapped', swap, True, own)
-    for key in ('split.no', 'split.count', 'split.tensors.count'):
-      values = [(raw_gguf.INT32, value) for value in _ODD if (key, value) != ('split.count', 3)]
-      for kind, value in [*values, (raw_gguf.STRING, '1'), (raw_gguf.FLOAT32, 1.0)]:
-        if (key, value) == ('split.no', i):
-          continue
-
-        def put(parts, own=own, key=key, kind=kind, value=value):
-          parts[own].metadata[key] = kind, value
-
-        yield _split(f'part {i}: {key}={value!r}', put, True, own)
-      delete = lambda parts, own=own, key=key: parts[own].metadata.pop(key)
-      yield _split(f'part {i}: {key} deleted', delete, True, own)
-
-    def copy(parts, own=own, given=given):
-      name = next(iter(parts[given].tensors))
-      parts[own].tensors[name] = parts[given].tensors[name]
-
-    yield _split(f'part {i} holds a tensor of the next, too', copy, True, own)
-    lose = lambda parts, own=own: parts[own].tensors.popitem()
-    yield _split(f'part {i} lacks a tensor', lose, True, given)
-  for i in range(20):
-    own, noise = _name(rng.randrange(3)), rng.randbytes(rng.randrange(90))
-    change = lambda parts, own=own, noise=noise: parts.update({own: noise})
-    yield _split(f'noise {i}', change, True)
 
 
 def _shards(files: dict[str, bytes]) -> None:
@@ -239,5 +164,4 @@ def _rope_cases() -> Iterator[Case]:
 
 def cases(seed: int = 0) -> list[Case]:
   """Returns the cases of models in several files, of adapters and of rope sections."""
-  rng = random.Random(f'{seed}/model parts')
-  return [*_split_cases(rng), *_index_cases(), *_adapter_cases(), *_rope_cases()]
+  return [*_index_cases(), *_adapter_cases(), *_rope_cases()]

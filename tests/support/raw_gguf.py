@@ -68,22 +68,6 @@ class File:
     return header + b'\0' * (-len(header) % 32) + body
 
 
-def split(whole: File, count: int, empty_first: bool = False) -> list[File]:
-  """Returns the parts of a file as llama-gguf-split writes them: the first has the metadata."""
-  names, first = list(whole.tensors), int(empty_first)
-  parts = []
-  for i in range(count):
-    own = names[i - first :: count - first] if i >= first else []
-    metadata = dict(whole.metadata) if i == 0 else {}
-    metadata |= {
-      'split.no': (UINT16, i),
-      'split.count': (UINT16, count),
-      'split.tensors.count': (INT32, len(names)),
-    }
-    parts.append(File(metadata, {name: whole.tensors[name] for name in own}))
-  return parts
-
-
 def _string(text: str | bytes) -> bytes:
   raw = text if isinstance(text, bytes) else text.encode()
   return struct.pack('<Q', len(raw)) + raw

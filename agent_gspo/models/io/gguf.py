@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io import families, gguf_header, gguf_parts, tensor_names
+from agent_gspo.models.io import families, gguf_header, tensor_names
 from agent_gspo.models.io.fields import Fields
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
@@ -31,7 +31,7 @@ _ROPE_NEUTRAL = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-  """Holds the model of one file, or of all parts of a split one.
+  """Holds the model of one file.
 
   Attributes:
     config: architecture.
@@ -45,29 +45,31 @@ class GGUFModel:
 
 
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
-  """Reads the header of a file (any part of a split one) of architecture llama, qwen2 or qwen3.
+  """Reads the header of a file of architecture llama, qwen2 or qwen3.
 
   Raises:
-    FileNotFoundError: there is no such file, or a part is missing.
-    ValueError: not GGUF, damaged, another architecture or tensors that do not fit the metadata;
+    FileNotFoundError: there is no such file.
+    ValueError: not GGUF, damaged, one of several parts, another architecture or tensors that do not
+      fit the metadata;
       where parameters are read, also weights that are not finite.
   """
   path = pathlib.Path(file)
   if not path.is_file():
     raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
-  headers = gguf_parts.read(path)
-  tensors: dict[str, tuple[pathlib.Path, gguf_header.TensorInfo]] = {}
-  for part, (own, infos) in headers.items():
-    _check_layout(infos, gguf_header.alignment(own), part)
-    tensors |= {name: (part, info) for name, info in infos.items()}
-  metadata, _ = next(iter(headers.values()))
+  metadata, tensors = gguf_header.read(path)
+  if (parts := metadata.get('split.count', 1)) not in (0, 1):
+    raise ValueError(
+      f'{path}: is one of {shown(parts)} parts; must be a whole file. Join them with '
+      '`llama-gguf-split --merge`.'
+    )
+  _check_layout(tensors, gguf_header.alignment(metadata), path)
   factors = tensors.pop(_ROPE_FACTORS, None)
   config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
   if factors is not None:
-    config = _scaled(config, _tensor(*factors), str(path))
+    config = _scaled(config, _tensor(path, factors), str(path))
   rows = tensor_names.table(config)
   tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
-  params = {row.ours: _stored(config, row, *tensors[row.gguf]) for row in rows}
+  params = {row.ours: _stored(config, row, path, tensors[row.gguf]) for row in rows}
   return GGUFModel(config, metadata, tensor_names.unflatten(params))
 
 
