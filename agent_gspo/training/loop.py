@@ -189,8 +189,6 @@ class Run:
     start = self.checkpoints.latest_step or 0
     # Without a checkpoint nothing counts, not even an evaluation at step 0.
     odd = self.writer.truncate_after(start if self.resumed else -1)
-    if self.resumed:
-      odd += self._lost(start)
     self.writer.started(start, provenance.start())
     title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
     with self._progress(start, title) as progress:
@@ -249,17 +247,6 @@ class Run:
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
     return record
-
-  def _lost(self, step: int) -> list[str]:
-    """Returns what the run so far should have written, and no file holds."""
-    if not step or not hosts.is_first():
-      return []
-    evaluated = any(map(self._is_evaluated, range(step)))
-    expected = {
-      records.TRANSCRIPTS: self.config['logging']['transcripts'],
-      records.EVALUATIONS: evaluated or self.config['evaluation']['untrained'] == 'first',
-    }
-    return records.lost(self.workdir, step, [name for name, due in expected.items() if due])
 
   def _is_evaluated(self, step: int) -> bool:
     """Whether the state after so many steps is evaluated before the next one."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.types import Terms
-from agent_gspo.values import is_number
 from agent_gspo.workdir import cleaning, json_lines
 
 CONFIG = 'config.json'
@@ -113,8 +112,6 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
       f'{workdir} holds neither {METRICS} nor {EVALUATIONS} nor {SFT}: give the workdir of a run'
     )
   by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
-  if gaps := lacking(by_step):
-    warnings.warn(f'{workdir / METRICS} lacks {gaps}', stacklevel=2)
   return Run(
     name=name or workdir.resolve().name,
     workdir=workdir,
@@ -123,27 +120,6 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     evaluations=evaluations(workdir),
     sft=supervised(workdir),
   )
-
-
-def lacking(steps: Iterable[float], last: int = 0) -> str:
-  """Returns which steps from 1 on (to `last`) have no record: 'steps 3 to 5, 9', or ''."""
-  whole = sorted({int(step) for step in steps if step >= 1 and step == int(step)})
-  gaps, before = [], 0
-  for step in [*whole, *([last + 1] if last >= (whole or [0])[-1] else [])]:
-    if step > before + 1:
-      gaps.append(f'{before + 1} to {step - 1}' if step > before + 2 else f'{before + 1}')
-    before = step
-  more = f' and {len(gaps) - _MOST_WARNINGS} more gaps' if len(gaps) > _MOST_WARNINGS else ''
-  return f'steps {", ".join(gaps[:_MOST_WARNINGS])}{more}' if gaps else ''
-
-
-def lost(workdir: PathLike, step: int, expected: Iterable[str]) -> list[str]:
-  """Returns what a run at a step should have written and no file holds, a line a file."""
-  folder = pathlib.Path(workdir)
-  found = [f'{folder / name} is gone' for name in expected if not (folder / name).exists()]
-  written = [record.get('step', 0) for _, record in json_lines.numbered(folder / METRICS) if record]
-  gaps = lacking([x for x in written if is_number(x)], step)
-  return found + ([f'{folder / METRICS} lacks {gaps}'] if gaps else [])
 
 
 def has_ended(workdir: PathLike) -> bool:

@@ -176,24 +176,18 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   assert table(capsys.readouterr().out) == table((workdir / 'stdout.txt').read_text())
 
 
-def test_what_a_run_has_lost_of_its_records_is_told(tmp_path, capsys, compiled):
+def test_records_that_are_not_whole_are_told(tmp_path, capsys, compiled):
   workdir = tmp_path / 'run'
   shutil.copytree(micro_run.finished(), workdir)
   lines = (workdir / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
   lines[2] = lines[3] = b'{"step": 3, "lo\n'
-  del lines[6:8]
   (workdir / 'metrics.jsonl').write_bytes(b''.join(lines))
-  (workdir / 'transcripts.jsonl').unlink()
   loop.train(micro_run.get_config().to_dict(), workdir)
   told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(workdir))]
   metrics = f'{workdir}/metrics.jsonl'
   assert told == [
     f'{metrics}: dropped what was no whole record, lines: 2, behind step 2 and before step 5',
-    f'{workdir}/transcripts.jsonl is gone',
-    f'{metrics} lacks steps 3 to 4, 7 to 8',
   ]
-  with pytest.warns(UserWarning, match='metrics.jsonl lacks steps 3 to 4, 7 to 8'):
-    workdir_lib.load_run(workdir)
   first, second = records(workdir, 'starts.jsonl')  # of each start
   assert (first['step'], second['step']) == (0, STEPS)
   assert second['jax'] == jax.__version__

@@ -258,18 +258,3 @@ def test_lines_that_are_dropped_are_counted(tmp_path, content, told):
   assert json_lines.truncate_after(path, 5) == whole
   assert json_lines.truncate_after(path, 5) == ''
   assert all(record.get('step', 0) <= 5 for record in json_lines.iterate(path))
-
-
-@pytest.mark.parametrize(
-  ('steps', 'last', 'gaps'),
-  [
-    ([], 0, ''),
-    ([], 3, 'steps 1 to 3'),
-    ([1, 2, 3], 0, ''),
-    ([3, 1, 3, -4, 2.5], 5, 'steps 2, 4 to 5'),
-    ([1e30], 0, f'steps 1 to {int(1e30) - 1}'),
-    (range(2, 20, 2), 0, 'steps 1, 3, 5, 7, 9 and 4 more gaps'),
-  ],
-)
-def test_steps_without_a_record_are_named(steps, last, gaps):
-  assert records.lacking(steps, last) == gaps
