@@ -61,20 +61,17 @@ class Point:
 
   @property
   def result(self) -> dict[str, Any] | None:
-    """The trained team's evaluation, None while the run has not ended.
-
-    It has not where other evaluations are still to come.
-    """
+    """Returns the trained team's evaluation, None while evaluations are still to come."""
     return self.evaluation('trained') if records.has_ended(self.workdir) else None
 
   def evaluation(self, label: str) -> dict[str, Any] | None:
-    """The newest record of `eval.jsonl` under a label."""
+    """Returns the newest record of `eval.jsonl` under a label."""
     found = records.evaluations(self.workdir)
     return next((r for r in reversed(found) if r.get('label') == label), None)
 
 
 def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
-  """All combinations of the values of some fields, the last field changing fastest.
+  """Returns all combinations of the values of some fields, the last field changing fastest.
 
   Raises:
     ValueError: a field is varied twice.
@@ -92,12 +89,12 @@ def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
 
 
 def twice(fields: Sequence[str]) -> str:
-  """The first field that stands there again, '' if none does."""
+  """Returns the first field that is named twice, '' if none is."""
   return next((field for i, field in enumerate(fields) if field in fields[:i]), '')
 
 
 def points(folder: pathlib.Path, settings: Sequence[Setting], seeds: Sequence[int]) -> list[Point]:
-  """Every setting with every seed; all settings of a seed come before the next seed.
+  """Returns every setting with every seed; all settings of a seed come before the next seed.
 
   Raises:
     ValueError: two settings would share a folder.
@@ -122,15 +119,8 @@ def run_missing(
 ) -> list[Point]:
   """Runs the points that have not ended, each as `launch/train.py` in a process of its own.
 
-  A run that was stopped goes on from its checkpoint; one that fails is reported and the
-  others go on.
-
-  Args:
-    todo: points; those with a result are left alone.
-    config: file of the config, as for `launch/train.py`.
-    overrides: `--config.<field>=<value>` for all points; a setting's own fields win.
-    jobs: runs at a time.
-    note: shown a line for each run that begins, ends or fails.
+  A run that was stopped goes on from its checkpoint; one that fails is noted and the others go on.
+  A setting's own fields win over `overrides` (`--config.<field>=<value>`).
 
   Returns:
     The points that failed.
@@ -138,9 +128,18 @@ def run_missing(
   Raises:
     ValueError: a workdir was begun with another config or other fields.
   """
-  arguments = {point: _arguments(point, config, overrides) for point in todo}
+  arguments = {}
   for point in todo:
-    _check_begun(point, arguments[point])
+    fields = [f'--config.{field}={value}' for field, value in point.setting.fields.items()]
+    own = [f'--config={config}', *overrides, *fields, f'--config.seed={point.seed}']
+    file = point.workdir / _ARGUMENTS
+    begun = file.read_text(encoding='utf-8').splitlines() if file.exists() else own
+    if begun != own:
+      raise ValueError(
+        f'{point.workdir} was begun with {" ".join(begun)}, which is not {" ".join(own)}. '
+        'Take another --workdir.'
+      )
+    arguments[point] = own
   missing = [point for point in todo if point.result is None]
   note(f'{len(todo) - len(missing)} of {len(todo)} runs have ended, {len(missing)} to go')
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -148,23 +147,7 @@ def run_missing(
   return [point for point, fine in zip(missing, ended, strict=True) if not fine]
 
 
-def _arguments(point: Point, config: str, overrides: Sequence[str]) -> list[str]:
-  fields = [f'--config.{field}={value}' for field, value in point.setting.fields.items()]
-  return [f'--config={config}', *overrides, *fields, f'--config.seed={point.seed}']
-
-
-def _check_begun(point: Point, arguments: Sequence[str]) -> None:
-  file = point.workdir / _ARGUMENTS
-  begun = file.read_text(encoding='utf-8').splitlines() if file.exists() else arguments
-  if list(begun) != list(arguments):
-    raise ValueError(
-      f'{point.workdir} was begun with {" ".join(begun)}, which is not {" ".join(arguments)}. '
-      'Take another --workdir.'
-    )
-
-
 def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) -> bool:
-  command = [*_TRAIN, f'--workdir={point.workdir}', *arguments]
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
   json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
@@ -172,10 +155,10 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
   path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
     status = subprocess.run(
-      command,
+      [*_TRAIN, f'--workdir={point.workdir}', *arguments],
+      stdin=subprocess.DEVNULL,
       stdout=log,
       stderr=subprocess.STDOUT,
-      stdin=subprocess.DEVNULL,
       env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path))},
       check=False,
     ).returncode
@@ -191,10 +174,7 @@ def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) ->
 
 
 def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
-  """One record a setting: its fields, its seeds, each measure's value for each seed.
-
-  Settings without a finished run are left out.
-  """
+  """Returns a record for each setting with a finished run: fields, seeds, measures by seed."""
   by_setting: dict[str, list[Point]] = {}
   for point in done:
     if point.result is not None:
@@ -221,7 +201,7 @@ def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | No
 
 
 def start(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]] | None:
-  """Measures of the untrained team, if all settings of a `summary` begin with the same one."""
+  """Returns the untrained team's measures if all settings of a `summary` share it."""
   first = settings[0]['untrained']
   return first if all(setting['untrained'] == first for setting in settings) else None
 
@@ -230,13 +210,10 @@ def table(
   settings: Sequence[Mapping[str, Any]],
   references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> str:
-  """Markdown: a row a setting, the mean over seeds with the lowest and highest in brackets.
+  """Returns Markdown: a row a setting of `summary`, the mean over seeds [lowest, highest].
 
-  The first row is the untrained team, if all settings begin with the same one.
-
-  Args:
-    settings: of `summary`.
-    references: name -> (tokens written a question, accuracy) of each seed, further rows.
+  The first row is the untrained team, if all settings begin with the same one; `references` (name
+  -> tokens written a question and accuracy of each seed) are further rows.
   """
   rows = [(setting['name'], setting['trained']) for setting in settings]
   if (first := start(settings)) is not None:
@@ -255,10 +232,7 @@ def table(
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
-  """'mean [lowest, highest]', or '-' of nothing."""
-  if not values:
-    return '-'
-  mean = f'{statistics.mean(values):.{decimals}f}'
-  if len(values) == 1:
-    return mean
-  return f'{mean} [{min(values):.{decimals}f}, {max(values):.{decimals}f}]'
+  """Returns 'mean [lowest, highest]', or '-' of nothing."""
+  ends = {'x_low': min(values), 'x_high': max(values)} if len(values) > 1 else {}
+  mean = statistics.mean(values) if values else None
+  return formatting.interval({'x': mean, **ends}, 'x', decimals)

@@ -90,7 +90,7 @@ class Placement:
     part: Callable[[tuple[slice, ...]], np.ndarray],
     sharding: NamedSharding | None,
   ) -> jax.Array:
-    """Returns an array, of which a process reads the smallest box that its devices' parts lie in."""
+    """Returns an array; a process reads the smallest box that its devices' parts lie in."""
     if sharding is None:
       return jax.device_put(part((slice(None),) * len(shape)))
 

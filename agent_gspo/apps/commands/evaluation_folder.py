@@ -115,11 +115,7 @@ def read_result(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], list[dict[str, Any]]]:
-  """One finished evaluation of a folder.
-
-  Args:
-    path: of the folder.
-    label: which evaluation; the first one, of the team itself, by default.
+  """Reads one finished evaluation of a folder, by default the first one, of the team itself.
 
   Returns:
     Its figures, with the ids of the questions that `failed`, and the records of the others in the

@@ -99,7 +99,7 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
-  """The numbers that a flag gives, comma between; each is a run, or several, with its folder."""
+  """Returns the numbers that a flag gives, comma between; each is a run, or several."""
   found: list[_Number] = []
   for part in text.split(','):
     try:
@@ -116,7 +116,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
 
 
 def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-  """Tokens and accuracy of the systems that evaluations compared, by name, one a folder."""
+  """Returns tokens and accuracy of the systems that evaluations compared, by name."""
   found: dict[str, list[tuple[float, float]]] = {}
   if not folders:
     return found
@@ -132,7 +132,7 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _system(label: str) -> str:
-  """The name that an evaluation has in each folder: without samples, or the step of the team."""
+  """Returns the name of an evaluation in each folder: without samples, or the team's step."""
   if team := records.told_team(label):
     return f'{_TEAM}{label.removeprefix(team)}'
   return label.partition(' (')[0]

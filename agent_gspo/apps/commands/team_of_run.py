@@ -78,7 +78,7 @@ class TeamOfRun:
 
   @property
   def told(self) -> str:
-    """What its agents read of the cost of talk: 'price', 'budget' or ''."""
+    """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
     return self.parts.term_sheet.kind if self.parts.term_sheet else ''
 
   def terms(self, **told: float | None) -> Terms | None:
@@ -97,7 +97,7 @@ class TeamOfRun:
     return self.parts.terms(given.get(self.told))
 
   def check_words(self, question: Question) -> None:
-    """Whether the team can read a question, see `asking.check_words`."""
+    """Refuses a question that the team cannot read, see `asking.check_words`."""
     from agent_gspo.evaluation import asking
 
     asking.check_words(self.team, self.load().tokenizer, question)
@@ -110,13 +110,10 @@ class TeamOfRun:
     temperature: float | None = None,
     max_tokens: int = 0,
   ) -> tuple[RolloutBatch, str | None]:
-    """A conversation, see `asking.ask`.
+    """Returns a conversation and its answer, see `asking.ask`.
 
-    Args:
-      question: of one's own.
-      listener: hears each message.
-      temperature: that of evaluations by default.
-      max_tokens: that all agents together may write, 0 for the team's own caps alone.
+    `temperature` is that of evaluations by default; all agents together may write `max_tokens`, or
+    with 0 what the team's own caps allow.
     """
     from agent_gspo.evaluation import asking
 

@@ -14,15 +14,7 @@ from agent_gspo.apps.reporting import report_data
 from agent_gspo.workdir import json_lines, records
 
 _ASSETS = pathlib.Path(__file__).parent / 'assets'
-_SCRIPTS = (
-  'dom.js',
-  'charts.js',
-  'summary.js',
-  'curves.js',
-  'agents.js',
-  'transcripts.js',
-  'main.js',
-)
+_SCRIPTS = ('dom', 'charts', 'summary', 'curves', 'agents', 'transcripts', 'main')
 
 
 def write_report(
@@ -34,11 +26,8 @@ def write_report(
   may not reach the network (its content-security policy says so).
 
   Args:
-    workdirs: of runs, finished or not; a folder of workdirs stands for all of them.
-    out: the file to write. It is replaced in one piece.
-
-  Returns:
-    The path written.
+    workdirs: Of runs, finished or not; a folder of workdirs stands for all of them.
+    out: File to write, in one piece.
 
   Raises:
     FileNotFoundError: a folder holds no run.
@@ -62,11 +51,11 @@ def write_report(
 
 def render(title: str, data: Any) -> str:
   """Returns the page that shows what `report_data.build` returns."""
-  template = string.Template((_ASSETS / 'report.html').read_text(encoding='utf-8'))
-  return template.substitute(
+  asset = lambda name: (_ASSETS / name).read_text(encoding='utf-8')
+  return string.Template(asset('report.html')).substitute(
     title=html.escape(f'agent_gspo: {title}'),
-    style=(_ASSETS / 'report.css').read_text(encoding='utf-8'),
-    script='\n'.join((_ASSETS / name).read_text(encoding='utf-8') for name in _SCRIPTS),
+    style=asset('report.css'),
+    script='\n'.join(asset(f'{name}.js') for name in _SCRIPTS),
     data=script_json(data),
   )
 

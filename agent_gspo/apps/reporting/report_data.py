@@ -17,14 +17,11 @@ _MAX_TEXT = 4000
 _MAX_CHARACTERS = 6_000_000  # of all transcripts together
 
 
-def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -> dict[str, Any]:
+def build(runs: Sequence[records.Run]) -> dict[str, Any]:
   """Gathers what the page shows.
 
-  Args:
-    runs: at least one.
-    max_transcripts: most episodes to show, over all runs. Each run's share is filled to two
-      thirds with its newest episodes; the rest is spread over the earlier ones, so that the
-      team can be compared with what it was.
+  Each run's share of `MAX_TRANSCRIPTS` is filled to two thirds with its newest episodes; the rest
+  is spread over the earlier ones, so that the team can be compared with what it was.
 
   Returns:
     Plain JSON data: `runs` (name, config, steps and series, also of the supervised stage,
@@ -32,7 +29,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
     `transcripts`. An evaluation of a team that was told something holds it as `told`.
   """
   shown_runs, shown_transcripts = [], []
-  share = max(1, max_transcripts // max(1, len(runs)))
+  share = max(1, MAX_TRANSCRIPTS // max(1, len(runs)))
   for i, run in enumerate(runs):
     chosen, total = pick_transcripts(run.workdir, share)
     steps, series = thin_out(run.metrics, _MAX_POINTS)
@@ -62,11 +59,7 @@ def build(runs: Sequence[records.Run], max_transcripts: int = MAX_TRANSCRIPTS) -
 
 
 def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
-  """Reads at most `most` episodes of a run.
-
-  Returns:
-    The episodes in the order of the file, and how many the file holds.
-  """
+  """Returns at most `most` episodes of a run, and how many its file holds."""
   found = json_lines.numbered(workdir / records.TRANSCRIPTS)
   total = sum(record is not None for _, record in found)
   keep = set(range(total))
@@ -101,7 +94,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-  """With what the team was told, if it was; an odd label such as "x, price -" tells nothing."""
+  """Adds what the team was told, if it was; an odd label such as "x, price -" tells nothing."""
   told = None
   with contextlib.suppress(ValueError):
     told = records.told_value(evaluation)
@@ -109,7 +102,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _edges(evaluation: Mapping[str, Any]) -> list[Any]:
-  """Who told whom how much in the evaluation of a team."""
+  """Returns who told whom how much in the evaluation of a team."""
   return _rounded(sorted(evaluation.get('edges') or (), key=lambda edge: -edge['tokens']))
 
 
