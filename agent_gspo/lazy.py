@@ -8,12 +8,7 @@ from typing import Any
 
 
 def find(package: str, homes: Mapping[str, str], name: str) -> Any:
-  """What a package's `__getattr__` returns.
-
-  Args:
-    package: its name.
-    homes: public name -> module that it lives in; a module of the package is its own home.
-    name: that is looked up.
+  """Finds a public name of a package for its `__getattr__`; a module is its own home.
 
   Raises:
     AttributeError: it is none of the public names.

@@ -13,13 +13,9 @@ def body_weights(config: ModelConfig) -> int:
 
 
 def forward(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
-  """Of one pass forward.
+  """Returns the FLOPs of a pass forward.
 
-  Args:
-    config: of the model.
-    positions: that go through the decoder.
-    seen: keys that a position attends to, on average.
-    predicted: positions whose logits are computed.
+  Each of `positions` attends to `seen` keys on average; `predicted` of them get logits.
   """
   scores = 4.0 * config.num_layers * config.num_heads * config.head_dim * seen
   head = 2.0 * config.embed_dim * config.vocab_size
@@ -27,7 +23,7 @@ def forward(config: ModelConfig, positions: int, seen: float, predicted: int) ->
 
 
 def update(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
-  """Of one pass forward and back; what is computed again in the backward pass is not counted.
+  """Returns the FLOPs of a pass forward and back; what is computed again is not counted.
 
   Under LoRA the weights themselves have no gradients. Arguments as of `forward`.
   """

@@ -60,12 +60,7 @@ def check_spec(spec: str) -> tuple[str, str]:
 
 
 def local_files(source: str) -> list[pathlib.Path]:
-  """The user's own files that a model is read from, which may change under the same name.
-
-  Args:
-    source: of a model, see `Model.source`. Packages, commits and presets say what they are: they
-      have none.
-  """
+  """Returns the user's own files of a model; packages, commits and presets have none."""
   kind, rest = check_spec(source)
   if kind == 'hf':
     folder = pathlib.Path(rest).expanduser()

@@ -48,15 +48,7 @@ _RULES = tuple(
 def parameter_spec(
   path: str, shape: tuple[int, ...], config: ModelConfig, placement: Placement
 ) -> PartitionSpec:
-  """How a parameter is cut.
-
-  Args:
-    path: names joined by '/'; what stands before the parameter's own does not matter, so the
-      moments of an optimiser are cut as their parameters are.
-    shape: of the parameter; LoRA adapters may be stacked in front.
-    config: of the model.
-    placement: on a mesh.
-  """
+  """Returns how a parameter is cut; what stands in `path` before its own names does not matter."""
   for pattern, axes in _RULES:
     if pattern.search(path) and len(shape) >= len(axes):
       break
@@ -78,14 +70,7 @@ def parameter_spec(
 
 
 def shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """The sharding of each array of a tree, None where there is no mesh.
-
-  Args:
-    tree: parameters, nested or flat by path, or a state that holds such (shapes are enough).
-      Other arrays are whole on each device.
-    config: of the model.
-    placement: of the arrays.
-  """
+  """Returns the sharding of each array of a tree (shapes are enough), None without a mesh."""
   if placement.mesh is None:
     return None
   mesh = placement.mesh

@@ -110,12 +110,7 @@ def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> list[TrainBatch]:
-  """The micro-batches with values of their messages.
-
-  Args:
-    micro_batches: of `M` messages that were packed together.
-    **values: float `[M]` by field of `TrainBatch`, of those that hold one a message slot.
-  """
+  """Returns the micro-batches with values `[M]` of their messages, by field of `TrainBatch`."""
   return [
     dataclasses.replace(b, **{field: by_slot(value, b) for field, value in values.items()})
     for b in micro_batches

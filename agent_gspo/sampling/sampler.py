@@ -270,15 +270,7 @@ class Sampler:
     return list(itertools.pairwise(ends.tolist()))
 
   def _finish(self, params, control, out, state: _Decoding, owner: np.ndarray) -> None:
-    """Decodes until each row has ended.
-
-    Args:
-      params: of the model.
-      control: temperature and stop ids.
-      out: tokens, log-probs and counts by prompt, which are written into.
-      state: of the rows.
-      owner: int `[shards, rows]`, the prompt that each row belongs to; -1 for padding.
-    """
+    """Decodes until each row has ended; writes tokens, log-probs and counts into `out`."""
     while True:
       rows = owner.shape[1]
       shrink_at = rows // 2 if rows >= 2 * self.smallest_batch else 0

@@ -19,10 +19,7 @@ _SEQUENCES = {'tuple': tuple, 'set': set, 'frozenset': frozenset}
 
 
 def encode(value: Any) -> bytes:
-  """Returns a value as bytes.
-
-  Args:
-    value: None, numbers, text, bytes, arrays, records, and lists, tuples, sets and dicts of these.
+  """Returns a value of numbers, text, arrays, records and their collections as bytes.
 
   Raises:
     TypeError: names the type of a part that is none of them.

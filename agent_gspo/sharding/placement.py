@@ -65,12 +65,7 @@ class Placement:
     return self.sharding(ROWS)
 
   def put(self, tree: Any, shardings: Any) -> Any:
-    """The arrays of a tree, placed; numpy's travel a device's share at a time.
-
-    Args:
-      tree: arrays, of which those that are not placed yet are the same in all processes.
-      shardings: a tree like it, or one sharding for all; None for the default device.
-    """
+    """Returns the arrays of a tree, placed; numpy's travel a device's share at a time."""
     if not self.spans_processes:
       return jax.device_put(tree, shardings)
 

@@ -45,11 +45,7 @@ class Calculator:
     return tuple(sorted(found))
 
   def result(self, ids: np.ndarray) -> np.ndarray:
-    """What it writes behind some tokens, int32 ids; none where they end with nothing to complete.
-
-    Args:
-      ids: int `[W]`, of a message so far.
-    """
+    """Returns what it writes behind int32 ids `[W]`; none where there is nothing to complete."""
     if not len(ids) or int(ids[-1]) not in self.equals_ids:
       return _NONE
     value = equations.completion(self._tokenizer.decode(ids.tolist()))

@@ -169,7 +169,7 @@ class Conversation:
     self._last_id: int | None = None  # the stop token of the agent's last message
 
   def prompt(self, incoming: Sequence[tuple[str, ArrayLike]], left: int = 0) -> np.ndarray:
-    """Int32 ids `[P]` of the next turn's prompt.
+    """Returns int32 ids `[P]` of the next turn's prompt.
 
     Args:
       incoming: `(sender, written ids)` of what is new to the agent; no silent ones.

@@ -65,13 +65,7 @@ class Team:
     return max(self.max_tokens - spent, 0)  # an endpoint may not keep to its cap
 
   def told_left(self, terms: Terms | None, spent: int, written: int) -> int:
-    """What a cue with `{left}` tells: what is left of the question's budget, or of the caps.
-
-    Args:
-      terms: of the question.
-      spent: tokens sampled so far, stop tokens included.
-      written: those that a budget counts, without stop tokens.
-    """
+    """Returns what a cue with `{left}` tells: the rest of the question's budget, or of the caps."""
     if terms is None or terms.kind != 'budget':
       return self.tokens_left(spent)
     return max(round(terms.value) - written, 0)
@@ -115,12 +109,7 @@ class Team:
     return tuple(writers[role] for role in self.roles)
 
   def decide(self, last_messages: Sequence[str], canonical: Callable[[str], str | None]) -> str:
-    """The team's answer.
-
-    Args:
-      last_messages: text of each agent's message in the last round.
-      canonical: the answer in a text in a form that can be compared, None if it has none.
-    """
+    """Returns the team's answer from each agent's message in the last round."""
     if self.decision != 'majority':
       return last_messages[-1]
     votes = [(canonical(text), text) for text in last_messages if canonical(text) is not None]

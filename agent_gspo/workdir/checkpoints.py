@@ -241,11 +241,7 @@ class Saved:
     _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
 
   def restore_params(self, config: Mapping[str, Any], like: Params) -> Params:
-    """Returns the parameters.
-
-    Args:
-      config: must describe the same model; all else may differ.
-      like: nested parameters of that model, for shapes and placement.
+    """Returns the parameters of a model like `like`, which `config` must describe.
 
     Raises:
       ValueError: it is of another model.

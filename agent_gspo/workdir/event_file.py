@@ -22,12 +22,7 @@ class EventFile:
   """A new event file in a folder; every record is in the file when its call returns."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
-    """Opens the file.
-
-    Args:
-      folder: is created where it does not exist.
-      purge_step: TensorBoard hides what earlier files hold of this step and those after.
-    """
+    """Opens the file; TensorBoard hides what earlier ones hold from `purge_step` on."""
     folder.mkdir(parents=True, exist_ok=True)
     now = time.time_ns()  # by the second, as others name them, a resumed run may take the same
     name = f'events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now:020d}'

@@ -145,9 +145,6 @@ def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:
   """Reads several runs and gives them names that tell them apart.
 
-  Args:
-    folders: workdirs, or folders of workdirs (such as a sweep's), whose runs are all taken.
-
   Raises:
     FileNotFoundError: a folder holds no run.
   """

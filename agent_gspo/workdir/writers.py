@@ -60,12 +60,7 @@ class RunWriter:
     self._append(records.STARTS, {'step': step, **values})
 
   def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-    """Writes the metrics of one step.
-
-    Args:
-      step: written as the key `step`.
-      values: `group/name` -> number; arrays of one element and None are accepted.
-    """
+    """Writes the metrics of one step; arrays of one element and None are accepted."""
     record = self._append(records.METRICS, {'step': int(step), **values})
     self._tensorboard().scalars(_scalars(record), int(step))
     if self._wandb is not None:

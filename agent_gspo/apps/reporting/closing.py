@@ -15,12 +15,7 @@ from agent_gspo.workdir import records
 
 
 def tables(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Table]:
-  """Yields the team before and after training, then the team at each price that it was told.
-
-  Args:
-    workdir: Folder of the run.
-    trained: Evaluation of the trained team.
-  """
+  """Yields the team before and after training, then the team at each price that it was told."""
   evaluations = records.evaluations(workdir)
   # What is left from before the run went on to more steps is of another team.
   steps = (0, trained['step'])

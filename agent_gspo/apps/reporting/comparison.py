@@ -67,12 +67,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Two systems and their difference, a row a measure.
-
-  Args:
-    names: of the two.
-    rows: `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high`.
-  """
+  """Shows two systems and their difference, a row a measure (see `compare.differences`)."""
   table = _table(['', *names, 'difference'])
   for row in rows:
     table.add_row(

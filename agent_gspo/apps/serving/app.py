@@ -24,13 +24,7 @@ _PAGE = pathlib.Path(__file__).parent / 'assets' / 'page.html'
 def make_app(
   served: ServedTeam, *, listens: Sequence[str] = ('127.0.0.1',), api_key: str = ''
 ) -> Starlette:
-  """Returns the application of one team, which answers one request at a time.
-
-  Args:
-    served: the team.
-    listens: names and addresses at which the server listens, see `guard.Guard`.
-    api_key: that clients must show, '' for none.
-  """
+  """Returns the application of one team, which answers one request at a time (see `Guard`)."""
 
   async def models(http: Request) -> Response:
     model = {'id': served.name, 'object': 'model', 'created': 0, 'owned_by': 'agent_gspo'}

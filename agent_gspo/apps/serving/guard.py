@@ -22,11 +22,6 @@ KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 def check_key(key: str, host: str, address: str) -> None:
   """Refuses a key that cannot be sent in a header, and none where others can reach the server.
 
-  Args:
-    key: '' for none.
-    host: at which the server listens, as the user names it.
-    address: of IP, that the host was found to be.
-
   Raises:
     ValueError: see above.
   """

@@ -72,13 +72,7 @@ def render(
   add_generation_prompt: bool = False,
   variables: Mapping[str, Any] | None = None,
 ) -> str:
-  """Renders messages (`{'role': ..., 'content': ...}`) with a chat template.
-
-  Args:
-    template: jinja2 source.
-    messages: the conversation so far.
-    add_generation_prompt: end with the header of the assistant's next message.
-    variables: what else the template reads (`bos_token`, `enable_thinking`, ...).
+  """Renders messages (`{'role': ..., 'content': ...}`) with a chat template and its `variables`.
 
   Raises:
     ValueError: the template is not valid, or refuses these messages.
