@@ -55,14 +55,10 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def to_plain(value: Any, marks: dict[str, str], key: str = '') -> Any:
-  """Returns `value` as data that JSON can hold.
+  """Returns `value` as data that JSON can hold: arrays as lists, unknown objects as their `str`.
 
-  Args:
-    value: dicts, sequences, numbers, text, and arrays of numpy or jax. Other objects are
-      written as their `str`.
-    marks: receives an entry `key: 'nan' | 'inf' | '-inf'` for every number that JSON cannot
-      hold, which becomes None. Nested keys are joined by '/'.
-    key: of `value` itself.
+  A number that JSON cannot hold becomes None, and `marks` gets an entry `key: 'nan' | 'inf' |
+  '-inf'`; nested keys are joined by '/'.
   """
   if isinstance(value, Mapping):
     return {str(k): to_plain(v, marks, f'{key}/{k}' if key else str(k)) for k, v in value.items()}
@@ -106,34 +102,27 @@ def truncate_after(path: PathLike, step: int) -> str:
   Records without a step are kept. The file is replaced in one piece.
 
   Returns:
-    How many lines held no whole record, and between which steps; '' where all did.
+    How many lines held no whole record, '' where all did.
   """
   path = pathlib.Path(path)
   if not path.exists():
     return ''
-  spoiled, before, behind = 0, '', ''
+  spoiled = 0
 
   def kept(lines: Iterable[bytes]) -> Iterator[bytes]:
-    nonlocal spoiled, before, behind
+    nonlocal spoiled
     for line in lines:
       record = parse_line(line) if line.endswith(b'\n') else None
       if record is None:
-        spoiled, behind = spoiled + bool(line.strip()), ''
+        spoiled += bool(line.strip())
         continue
       written_at = record.get('step')
-      if isinstance(written_at, int | float):
-        if not spoiled:
-          before = f' behind step {written_at}'
-        behind = behind or f' before step {written_at}'
       if not isinstance(written_at, int | float) or written_at <= step:
         yield line
 
   with path.open('rb') as file:
     replace(path, kept(file))
-  if not spoiled:
-    return ''
-  where = ' and'.join(filter(None, (before, behind)))
-  return f'{path}: dropped what was no whole record, lines: {spoiled},{where or " of all"}'
+  return f'{path}: dropped {spoiled} lines that held no whole record' if spoiled else ''
 
 
 def drop(path: PathLike, step: int, labels: Collection[str]) -> None:

@@ -185,9 +185,7 @@ def test_records_that_are_not_whole_are_told(tmp_path, capsys, compiled):
   loop.train(micro_run.get_config().to_dict(), workdir)
   told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(workdir))]
   metrics = f'{workdir}/metrics.jsonl'
-  assert told == [
-    f'{metrics}: dropped what was no whole record, lines: 2, behind step 2 and before step 5',
-  ]
+  assert told == [f'{metrics}: dropped 2 lines that held no whole record']
   first, second = records(workdir, 'starts.jsonl')  # of each start
   assert (first['step'], second['step']) == (0, STEPS)
   assert second['jax'] == jax.__version__
