@@ -276,25 +276,15 @@ def check_alike(facts: Sequence[Mapping[str, str]]) -> None:
       raise PartnerError(found)
 
 
-def have_met() -> bool:
-  """Returns whether this process is one of several that have met."""
-  return _met is not None
-
-
-def has_left() -> bool:
-  """Returns whether the others know that this process ends."""
-  return _met is not None and _met.has_left
+def met() -> Partners | None:
+  """Returns the other processes, None where none have been met."""
+  return _met
 
 
 def leave(problem: str = '') -> None:
   """Tells those that were met that this process ends; after a problem they all end."""
   if _met is not None:
     _met.leave(problem)
-
-
-def cause() -> str:
-  """Returns which other process ended first, and why; '' if this one did."""
-  return _met.cause() if _met is not None else ''
 
 
 def refuse(place: Place, problem: str) -> None:

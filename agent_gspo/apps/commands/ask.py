@@ -30,7 +30,7 @@ from agent_gspo.apps.commands import command, team_of_run
 
 if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
-  from agent_gspo.types import Message, Question, RolloutBatch, Terms
+  from agent_gspo.types import Question, RolloutBatch, Terms
 
 _TEAM = team_of_run.define_flags()
 _QUESTION = flags.DEFINE_string('question', None, 'What all agents read.')
@@ -83,16 +83,11 @@ def main() -> None:
 
 
 class _Lines:
-  """In place of a display: a JSON object a conversation."""
+  """Prints a JSON object a conversation, in place of a display."""
 
   def __init__(self, step: int):
     self._step = step
-
-  def begin(self, question: Question) -> None:
-    pass
-
-  def message(self, message: Message) -> None:
-    pass
+    self.begin = self.message = lambda shown: None
 
   def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
     from agent_gspo.evaluation import transcripts
@@ -133,7 +128,3 @@ def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

@@ -35,7 +35,7 @@ _SMALLER = (
 
 
 def define_config() -> flags.FlagHolder:
-  """The flag --config=FILE, with --config.<field>=<value> for every field of the file."""
+  """Defines the flag --config=FILE, with --config.<field>=<value> for every field of the file."""
   holder = config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
   flags.FLAGS[holder.name].parser = _OpenFields(flags.FLAGS[holder.name].parser)
   return holder
@@ -78,7 +78,7 @@ def _make_room(config: Any, path: Sequence[str]) -> None:
 
 
 def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
-  """The config that the flags describe, as plain nested dicts.
+  """Returns the config that the flags describe, as plain nested dicts.
 
   Raises:
     ValueError: there is no --config, no such file, or it holds no config, or a name that is no
@@ -108,7 +108,7 @@ class CheckpointFlags:
   step: flags.FlagHolder
 
   def chosen(self) -> checkpoints.Saved | None:
-    """The checkpoint that they name, None without a --workdir.
+    """Returns the checkpoint that they name, None without a --workdir.
 
     Raises:
       ValueError: a step of no run, or see `checkpoints.chosen`.
@@ -132,7 +132,7 @@ def define_checkpoint() -> CheckpointFlags:
 
 
 def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
-  """The config of a checkpoint that is used on this machine, which may have other devices."""
+  """Returns a checkpoint's config for this machine, which may have other devices."""
   from agent_gspo.sharding.placement import on_this_machine
 
   return saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
@@ -161,18 +161,14 @@ def _guarded(main: Callable[[], None]) -> None:
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except Exception as error:
-    if not _is_out_of_memory(error):
+    # Of the host, or of a device: of the latter only the text tells.
+    if not isinstance(error, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     fail(f'out of memory ({error}). {_SMALLER}', error)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-  """Of the host, or of a device: of the latter only the text tells."""
-  return isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error)
-
-
 def _use_compilation_cache() -> None:
-  """Compiled programs are kept, so that a second run starts at once.
+  """Keeps compiled programs, so that a second run starts at once.
 
   All of them: the few hundred that take less than JAX's one second each are most of a start.
   """

@@ -128,7 +128,7 @@ def _failed(figures) -> str:
 
 
 def _names(known, agents: int) -> list[str]:
-  """The baselines that were asked for; a team of one is its own single agent."""
+  """Returns the baselines that were asked for; a team of one is its own single agent."""
   names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
   for name in names:
     if name not in known:
@@ -150,7 +150,7 @@ def _check_endpoint(team) -> None:
 
 
 def _check_probes(team, task, split: str) -> None:
-  """Now, since probes come after all that takes long."""
+  """Refuses a team without anything to probe before all that takes long."""
   from agent_gspo.evaluation import probes
 
   if _PROBES.value:
@@ -200,7 +200,7 @@ def _harness(setup, policy, step: int, alone: int):
 
 
 def _fingerprint(setup, speaker: str, step: int):
-  """What the answers depend on; neither the number of questions nor their batches do."""
+  """Returns what the answers depend on; neither the number of questions nor their batches do."""
   from agent_gspo.evaluation import harness, variants
 
   config = setup.config
@@ -222,7 +222,7 @@ def _fingerprint(setup, speaker: str, step: int):
 
 
 def _prices(setup):
-  """From the flags, else from the reward, if it counts money."""
+  """Returns the prices of the flags, else those of a reward that counts money."""
   from agent_gspo.evaluation.results import Prices
 
   if _WRITTEN.value is not None or _READ.value is not None:
@@ -240,7 +240,3 @@ def _show(text: str) -> None:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

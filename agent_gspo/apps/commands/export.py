@@ -31,6 +31,7 @@ def main() -> None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
+  from agent_gspo.models.io import hf
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import disk
 
@@ -39,15 +40,19 @@ def main() -> None:
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)
   params = saved.restore_params(config, setup.params)
-  write = _write_hf if _FORMAT.value == 'hf' else _write_peft
+  params = lora.one_adapter(params, adapter)
   with disk.writing('the model', _OUT.value):
-    write(setup, lora.one_adapter(params, adapter), _OUT.value)
+    if _FORMAT.value == 'peft':
+      _write_peft(setup, params, _OUT.value)
+    else:
+      model = setup.model.config
+      hf.export_hf(model, lora.merge_adapters(model, params), _OUT.value, setup.tokenizer)
   whose = f' of {_AGENT.value}' if _AGENT.value else ''
   print(f'wrote the policy{whose} of step {saved.step} to {_OUT.value}')
 
 
 def _adapter(parts, agent: str | None) -> int:
-  """Index of the adapter to write, -1 for none."""
+  """Returns the index of the adapter to write, -1 for none."""
   adapters = parts.sharing.adapters
   known = ', '.join(parts.team.names)
   if adapters is None:
@@ -58,14 +63,6 @@ def _adapter(parts, agent: str | None) -> int:
     given = '--agent is missing' if agent is None else f'--agent={agent}'
     raise ValueError(f'{given}: each agent has a policy of its own; name one of {known}.')
   return adapters[parts.team.names.index(agent)]
-
-
-def _write_hf(setup, params, out: str) -> None:
-  from agent_gspo.models import lora
-  from agent_gspo.models.io import hf
-
-  config = setup.model.config
-  hf.export_hf(config, lora.merge_adapters(config, params), out, setup.tokenizer)
 
 
 def _write_peft(setup, params, out: str) -> None:
@@ -87,7 +84,3 @@ def _write_peft(setup, params, out: str) -> None:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
-
-
-if __name__ == '__main__':
-  cli()

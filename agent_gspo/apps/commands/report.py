@@ -33,7 +33,3 @@ def cli() -> None:
   except (ValueError, OSError) as error:
     command.fail(str(error), error)
   print(f'wrote {out} ({out.stat().st_size / 1e6:.1f} MB)')
-
-
-if __name__ == '__main__':
-  cli()

@@ -155,7 +155,3 @@ def _write(folder, config, overrides, found, references) -> None:
     print('no run has trained a step: no curves.png')
   html_report.write_report(runs, folder / 'report.html')
   print(f'wrote sweep.json, sweep.md, frontier.png{curves} and report.html to {folder}')
-
-
-if __name__ == '__main__':
-  cli()

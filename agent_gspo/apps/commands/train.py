@@ -112,25 +112,26 @@ def _tell_others(error: BaseException) -> None:
   problem = f'{type(cause).__name__}, see its own output'
   if isinstance(cause, ValueError | OSError | flags.Error):
     problem = str(cause)
-  if not partners.have_met():
+  others = partners.met()
+  if others is None:
     with contextlib.suppress(ValueError, flags.Error):
       place = _place()
       known = isinstance(cause, partners.PartnerError | KeyboardInterrupt)
       if place is not None and status and not known:
         partners.refuse(place, problem)
     return
-  if partners.has_left():
+  if others.has_left:
     return
   if cause is not None and cause.args == (interruption.TOGETHER,):
-    partners.leave()
+    others.leave()
     return
   if not isinstance(error, SystemExit):
-    if first := partners.cause():  # whose end broke what this one was about
+    if first := others.cause():  # whose end broke what this one was about
       print('error:', first, file=sys.stderr)
       problem, status = first, 2
     else:
       traceback.print_exception(error)
-  partners.leave(problem)
+  others.leave(problem)
   partners.end_now(status if isinstance(status, int) and status else 2)
 
 
