@@ -26,7 +26,7 @@ _RANGE = 'range'
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """What a value may be: at least, at most, more than or less than a number, or one of a few."""
+  """Bounds a value: at least, at most, more than or less than a number, or one of a few."""
 
   least: float | None = None
   most: float | None = None
@@ -35,7 +35,7 @@ class Range:
   choices: tuple[str, ...] = ()
 
   def problem(self, value: float) -> str:
-    """What is wrong with a number, as the end of a sentence; '' if it is in the range."""
+    """Returns what is wrong with a number, as the end of a sentence; '' if it is in the range."""
     outside = (
       (self.least is not None and value < self.least)
       or (self.most is not None and value > self.most)
@@ -55,12 +55,11 @@ class Range:
     return f'must be {low} and {high}.'
 
   def whole_problem(self, value: int) -> str:
-    """The same of a whole number."""
+    """Returns the same of a whole number."""
     if not self.problem(value):
       return ''
-    if self.most is None:
-      return f'must be a whole number, {self.least} or more.'
-    return f'must be a whole number from {self.least} to {self.most}.'
+    end = f', {self.least} or more' if self.most is None else f' from {self.least} to {self.most}'
+    return f'must be a whole number{end}.'
 
 
 def option(
@@ -72,16 +71,10 @@ def option(
   below: float | None = None,
   choices: Sequence[str] = (),
 ) -> Any:
-  """A field of a section, with its default and its range.
+  """Makes a field of a section, with its default and its range (see `Range`).
 
-  Args:
-    default: the default. A field that is None or '' by default may be left so: what it then
-      means is decided elsewhere, usually by `config.algorithm`.
-    least: lowest value.
-    most: highest value.
-    above: value that it must exceed.
-    below: value that it must stay under.
-    choices: all values, of a text.
+  A field that is None or '' by default may be left so: what it then means is decided elsewhere,
+  usually by `config.algorithm`.
   """
   metadata = {_RANGE: Range(least, most, above, below, tuple(choices))}
   return dataclasses.field(default=default, metadata=metadata)
@@ -143,7 +136,7 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def types_of(section: Any) -> dict[str, tuple[type, bool]]:
-  """The type of each field's values, and whether None is one of them."""
+  """Returns the type of each field's values, and whether None is one of them."""
   hints = typing.get_type_hints(section)
   found = {}
   for field in dataclasses.fields(section):

@@ -44,28 +44,17 @@ class EndpointPolicy:
   """Sends each turn's prompt as a message of the user, and takes the reply for its message.
 
   Tokens are those that the endpoint says it used; who reads the message is shown it as text.
-
-  Attributes:
-    base_url: such as 'https://host/v1'; without credentials, as it stands in files and messages.
-    model: as the endpoint calls it.
-    tokenizer: that prompts are put together with.
-    temperature: of sampling.
-    api_key: of the endpoint; no message shows it.
-    timeout_s: of the connection, and between two pieces of a reply.
-    retries: of a request that failed on the way or was turned away for now.
-    parallel: requests at a time.
-    deadline_s: of a whole reply, with all retries.
   """
 
-  base_url: str
-  model: str
-  tokenizer: Tokenizer
+  base_url: str  # such as 'https://host/v1'; without credentials, as files and messages show it
+  model: str  # as the endpoint calls it
+  tokenizer: Tokenizer  # that prompts are put together with
   temperature: float
   api_key: str = dataclasses.field(default=NO_KEY, repr=False)
-  timeout_s: float = 120.0
-  retries: int = 4
-  parallel: int = 8
-  deadline_s: float = 300.0
+  timeout_s: float = 120.0  # of the connection, and between two pieces of a reply
+  retries: int = 4  # of a request that failed on the way or was turned away for now
+  parallel: int = 8  # requests at a time
+  deadline_s: float = 300.0  # of a whole reply, with all retries
 
   def __post_init__(self):
     check_address(self.base_url, self.api_key)

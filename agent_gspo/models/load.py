@@ -21,19 +21,12 @@ _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or rando
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model whose parameters are found when they are first asked for.
+  """Holds a model, whose parameters are found when they are first asked for."""
 
-  Attributes:
-    config: architecture, and which ids no text of the tokenizer shows.
-    tokenizer: vocabulary and chat template.
-    source: where it came from: the spec, with the commit for a hub id.
-    find: gives the parameters.
-  """
-
-  config: ModelConfig
+  config: ModelConfig  # with the ids that no text of the tokenizer shows
   tokenizer: Tokenizer
-  source: str
-  find: Callable[[], dict[str, Any]]
+  source: str  # the spec, with the commit for a hub id
+  find: Callable[[], dict[str, Any]]  # gives the parameters
 
   @functools.cached_property
   def params(self) -> dict[str, Any]:

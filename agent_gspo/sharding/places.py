@@ -10,19 +10,12 @@ from typing import Any, cast
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Locates one of several processes.
+  """Locates one of several processes."""
 
-  Attributes:
-    coordinator: `host:port` of process 0.
-    processes: number of them.
-    index: of this one.
-    local_devices: ids of the devices that it may take; None: all of its host.
-  """
-
-  coordinator: str
-  processes: int
-  index: int
-  local_devices: tuple[int, ...] | None = None
+  coordinator: str  # `host:port` of process 0
+  processes: int  # number of them
+  index: int  # of this one
+  local_devices: tuple[int, ...] | None = None  # ids that it may take; None: all of its host
 
   @property
   def host_and_port(self) -> tuple[str, int]:

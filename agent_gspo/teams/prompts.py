@@ -25,15 +25,10 @@ from agent_gspo.types import Question
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-  """What is new to an agent in a turn.
+  """Holds what is new to an agent in a turn."""
 
-  Attributes:
-    senders: of the messages it has not read yet.
-    left: tokens that a cue tells, see `Team.told_left`.
-  """
-
-  senders: Sequence[str] = ()
-  left: int = 0
+  senders: Sequence[str] = ()  # of the messages it has not read yet
+  left: int = 0  # tokens that a cue tells, see `Team.told_left`
 
 
 class PromptWriter:

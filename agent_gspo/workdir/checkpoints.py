@@ -214,19 +214,12 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """A checkpoint, for another use than going on.
-
-  Attributes:
-    folder: it lies in.
-    step: finished steps.
-    config: that it was made with.
-    changes: of the config before, see `Checkpoints`.
-  """
+  """Locates a checkpoint, for another use than going on."""
 
   folder: pathlib.Path
-  step: int
-  config: dict[str, Any]
-  changes: list[dict[str, Any]]
+  step: int  # finished steps
+  config: dict[str, Any]  # that it was made with
+  changes: list[dict[str, Any]]  # of the config before, see `Checkpoints`
 
   def check_params(self, config: Mapping[str, Any]) -> None:
     """Refuses a checkpoint that `restore_params` could not load, before a model is loaded.

@@ -20,13 +20,13 @@ _DEPTH = 8  # of lists and dicts in each other
 
 
 def metrics(record: Mapping[str, Any]) -> Cleaned:
-  """A step's number, and the numbers of that step."""
+  """Keeps a step's number, and the numbers of that step."""
   kept, odd = _fields(record, {'step': _number, 'non_finite': _plain}, _number_or_none)
   return (kept, odd) if 'step' in kept else (None, [*odd, 'the whole line (no step)'])
 
 
 def evaluation(record: Mapping[str, Any]) -> Cleaned:
-  """A line of `eval.jsonl`: figures are `group/name`, and those of each agent."""
+  """Keeps of a line of `eval.jsonl` figures, `group/name`, and those of each agent."""
   known = dict.fromkeys(('label', 'split'), _text)
   known |= dict.fromkeys(('step', 'questions', 'temperature'), _number)
   figures = {key: _number_or_none for key in record if '/' in key}
@@ -40,7 +40,7 @@ def evaluation(record: Mapping[str, Any]) -> Cleaned:
 
 
 def transcript(record: Mapping[str, Any]) -> Cleaned:
-  """A line of `transcripts.jsonl`: an episode with its messages."""
+  """Keeps of a line of `transcripts.jsonl` an episode with its messages."""
   known = dict.fromkeys(('split', 'label'), _text)
   known |= dict.fromkeys(('question_id', 'question', 'gold', 'answer'), _text_or_none)
   known |= {'step': _number, 'task_score': _number_or_none, 'reward': _number_or_none}
@@ -55,7 +55,7 @@ def transcript(record: Mapping[str, Any]) -> Cleaned:
 
 
 def config(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-  """The contents of `config.json`."""
+  """Keeps of `config.json` what is plain JSON."""
   return _fields(record, {}, _plain)
 
 
@@ -94,16 +94,10 @@ def _number_or_none(value: Any) -> bool:
   return value is None or _number(value)
 
 
-def _text(value: Any) -> bool:
-  return isinstance(value, str)
-
-
-def _text_or_none(value: Any) -> bool:
-  return value is None or isinstance(value, str)
-
-
-def _flag_or_none(value: Any) -> bool:
-  return value is None or isinstance(value, bool)
+_text: Check = lambda value: isinstance(value, str)
+_text_or_none: Check = lambda value: isinstance(value, str | None)
+_flag_or_none: Check = lambda value: isinstance(value, bool | None)
+_anything: Check = lambda value: True
 
 
 def _read_from(value: Any) -> bool:
@@ -116,7 +110,3 @@ def _plain(value: Any, depth: int = _DEPTH) -> bool:
     inner = value.values() if isinstance(value, dict) else value
     return depth > 0 and all(_plain(x, depth - 1) for x in inner)
   return isinstance(value, str | bool) or _number_or_none(value)
-
-
-def _anything(value: Any) -> bool:
-  return True

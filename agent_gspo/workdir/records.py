@@ -68,23 +68,14 @@ def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What one workdir says about its run.
+  """Holds what one workdir says about its run."""
 
-  Attributes:
-    name: short and unique among the runs loaded together.
-    workdir: where it was read from.
-    config: the contents of `config.json`, empty where there is none.
-    metrics: one dict a step, in the order of steps; of a step written twice the later one.
-    evaluations: one dict an evaluation, in the order in which they were written.
-    sft: one dict a step of the supervised stage.
-  """
-
-  name: str
+  name: str  # short and unique among the runs loaded together
   workdir: pathlib.Path
-  config: dict[str, Any]
-  metrics: list[dict[str, Any]]
-  evaluations: list[dict[str, Any]]
-  sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+  config: dict[str, Any]  # empty where there is no `config.json`
+  metrics: list[dict[str, Any]]  # one a step, in order; of a step written twice the later one
+  evaluations: list[dict[str, Any]]  # as they were written
+  sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # supervised steps
 
 
 def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A conversation in a terminal, message by message."""
+"""Shows a conversation in a terminal, message by message."""
 
 from __future__ import annotations
 

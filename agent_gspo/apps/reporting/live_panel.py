@@ -50,31 +50,18 @@ _ROWS = (
 
 @dataclasses.dataclass
 class ProgressState:
-  """What the display knows of the run.
-
-  Attributes:
-    title: of the run.
-    total: steps of the whole run.
-    done: steps finished, those before a resume included.
-    step: number of the last step.
-    metrics: of the last step.
-    history: curves since the display was opened, one value a step.
-    phase: what is going on within the step, with its progress: `(name, done, total)`.
-    started: `time.monotonic()` when the display was opened.
-    curve_column: where the curves start, behind the figures.
-    ticks: `time.monotonic()` at the start and after each step, the last few.
-  """
+  """Holds what the display knows of the run; times are those of `time.monotonic`."""
 
   title: str
-  total: int
-  done: int
-  step: int | None = None
-  metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-  phase: tuple[str, int | None, int | None] | None = None
+  total: int  # steps of the whole run
+  done: int  # steps finished, those before a resume included
+  step: int | None = None  # number of the last step
+  metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the last step
+  history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # one value a step
+  phase: tuple[str, int | None, int | None] | None = None  # within the step: name, done, total
   started: float = dataclasses.field(default_factory=time.monotonic)
-  curve_column: int = 0
-  ticks: list[float] = dataclasses.field(default_factory=list)
+  curve_column: int = 0  # where the curves start, behind the figures
+  ticks: list[float] = dataclasses.field(default_factory=list)  # the last few steps' ends
 
   CURVES = ('task/accuracy', 'tokens/written_per_question', 'comm/silence_rate')
 
@@ -101,14 +88,8 @@ def render(state: ProgressState, width: int) -> RenderableType:
   """Returns the panel and the bar below it for a terminal of `width` columns."""
   step = formatting.MISSING if state.step is None else state.step
   title = Text.assemble((state.title, 'bold'), f'  step {step} of {state.total}')
-  panel = Panel(
-    _figures(state, width),
-    title=title,
-    title_align='left',
-    border_style='dim',
-    padding=(0, 1),
-  )
-  return Group(panel, _bar(state, width))
+  style: Any = {'title_align': 'left', 'border_style': 'dim', 'padding': (0, 1)}
+  return Group(Panel(_figures(state, width), title=title, **style), _bar(state, width))
 
 
 def phase_text(name: str, done: int | None, total: int | None) -> str:

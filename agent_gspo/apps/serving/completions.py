@@ -49,11 +49,7 @@ class ServedTeam(Protocol):
     """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
 
   def question(self, request: ChatRequest) -> Question:
-    """The question of a request.
-
-    Raises:
-      ValueError: it cannot be put to this team.
-    """
+    """Returns the question of a request; raises ValueError if this team cannot be asked it."""
 
   def ask(
     self,
@@ -63,7 +59,7 @@ class ServedTeam(Protocol):
     temperature: float | None,
     max_tokens: int,
   ) -> tuple[RolloutBatch, str | None]:
-    """The conversation, and the answer in its canonical form (see `asking.ask`)."""
+    """Returns the conversation, and the answer in its canonical form (see `asking.ask`)."""
 
 
 class Completions:
@@ -246,13 +242,8 @@ def _completion(
 
 
 def _head(served: ServedTeam, kind: str) -> dict[str, Any]:
-  created = int(time.time())
-  return {
-    'id': f'chatcmpl-{uuid.uuid4().hex}',
-    'object': kind,
-    'created': created,
-    'model': served.name,
-  }
+  number = f'chatcmpl-{uuid.uuid4().hex}'
+  return {'id': number, 'object': kind, 'created': int(time.time()), 'model': served.name}
 
 
 def _finish(team: Team, batch: RolloutBatch) -> str:
@@ -261,13 +252,9 @@ def _finish(team: Team, batch: RolloutBatch) -> str:
 
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:
-  """All that the agents read and wrote."""
-  completion, prompt = batches.written_and_read(batch)
-  return {
-    'prompt_tokens': prompt,
-    'completion_tokens': completion,
-    'total_tokens': prompt + completion,
-  }
+  """Counts all that the agents read and wrote."""
+  wrote, read = batches.written_and_read(batch)
+  return {'prompt_tokens': read, 'completion_tokens': wrote, 'total_tokens': read + wrote}
 
 
 def _told(team: Team, message: Message) -> dict[str, Any]:

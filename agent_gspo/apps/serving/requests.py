@@ -17,14 +17,9 @@ MAX_CHARACTERS = 1 << 18
 
 # Fields of the protocol that say nothing about the answer.
 _IGNORED = (
-  'user',
-  'metadata',
-  'store',
-  'safety_identifier',
-  'prompt_cache_key',
-  'prompt_cache_options',
+  'user', 'metadata', 'store', 'safety_identifier', 'prompt_cache_key', 'prompt_cache_options',
   'prompt_cache_retention',
-)
+)  # fmt: skip
 # Values that ask for what a team does anyway. So does null, for every field.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
   'n': (1,),
@@ -49,27 +44,16 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest:
-  """A question to a team.
+  """Holds a question to a team; None stands for what evaluations have."""
 
-  Attributes:
-    question: what all agents read.
-    notes: what each of the first agents alone reads.
-    price: of a token, None for that of evaluations.
-    budget: cost that the episode should have, likewise.
-    temperature: of sampling, None for that of evaluations.
-    max_tokens: that all agents together may write, 0 for the team's own caps alone.
-    stream: whether messages are sent as they are written.
-    include_usage: whether a stream ends with the tokens that it took.
-  """
-
-  question: str
-  notes: tuple[str, ...] = ()
-  price: float | None = None
-  budget: float | None = None
+  question: str  # what all agents read
+  notes: tuple[str, ...] = ()  # what each of the first agents alone reads
+  price: float | None = None  # of a token
+  budget: float | None = None  # cost that the episode should have
   temperature: float | None = None
-  max_tokens: int = 0
-  stream: bool = False
-  include_usage: bool = False
+  max_tokens: int = 0  # that all agents together may write; 0: the team's own caps alone
+  stream: bool = False  # messages are sent as they are written
+  include_usage: bool = False  # a stream ends with the tokens that it took
 
 
 def decode(body: bytes) -> Any:

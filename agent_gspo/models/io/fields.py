@@ -18,7 +18,10 @@ _LARGEST = 2**31 - 1  # what an array's side can be
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-  """The fields of one mapping. One that is null counts as absent.
+  """Reads the fields of one mapping; one that is null counts as absent.
+
+  Each method raises a ValueError, which names file, field and value, where the field is absent
+  without a default or is something else than it must be.
 
   Attributes:
     values: field -> value.
@@ -31,11 +34,7 @@ class Fields:
   prefix: str = ''
 
   def get(self, field: str, default: Any = None) -> Any:
-    """The value as it is.
-
-    Raises:
-      ValueError: it is absent, and there is no default.
-    """
+    """Returns the value as it is."""
     value = self.values.get(field)
     value = default if value is None else value
     if value is None:
@@ -45,11 +44,7 @@ class Fields:
   def whole(
     self, field: str, default: int | None = None, *, low: int = 1, high: int = _LARGEST
   ) -> int:
-    """A whole number from `low` to `high`.
-
-    Raises:
-      ValueError: it is absent without a default, or something else.
-    """
+    """Returns a whole number from `low` to `high`."""
     value = self.get(field, default)
     if not is_whole(value) or not low <= value <= high:
       raise self.wrong(field, f'a whole number from {low} to {high}')
@@ -58,11 +53,7 @@ class Fields:
   def number(
     self, field: str, default: float | None = None, *, low: float = 0.0, high: float = math.inf
   ) -> float:
-    """A number above `low` and below `high` that float32 can hold.
-
-    Raises:
-      ValueError: it is absent without a default, or something else.
-    """
+    """Returns a number above `low` and below `high` that float32 can hold."""
     value = self.get(field, default)
     # Compared before it is converted: whole numbers can be longer than any float.
     fits = is_real(value) and value < min(high, float(np.finfo(np.float32).max))
@@ -72,44 +63,32 @@ class Fields:
     return float(value)
 
   def flag(self, field: str, default: bool) -> bool:
-    """True or false.
-
-    Raises:
-      ValueError: it is something else.
-    """
+    """Returns True or False."""
     value = self.get(field, default)
     if not isinstance(value, bool):
       raise self.wrong(field, 'true or false')
     return value
 
   def section(self, field: str) -> Fields:
-    """The fields of an object in a field; none if it is absent.
-
-    Raises:
-      ValueError: it is something else.
-    """
+    """Returns the fields of an object in a field; none if it is absent."""
     value = self.get(field, {})
     if not isinstance(value, Mapping):
       raise self.wrong(field, 'an object')
     return Fields(value, self.where, f'{self.prefix}{field}.')
 
   def absent(self, field: str, why: str) -> None:
-    """Refuses a field that says something.
-
-    Raises:
-      ValueError: it is neither absent nor null.
-    """
+    """Refuses a field that is neither absent nor null."""
     if self.values.get(field) is not None:
       raise self.wrong(field, f'absent: {why}')
 
   def wrong(self, field: str, expected: str) -> ValueError:
-    """The error of a field that is not what it must be."""
+    """Returns the error of a field that is not what it must be."""
     value = shown(self.values.get(field))
     return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
 
 
 def read_object(file: pathlib.Path) -> dict[str, Any]:
-  """The object in a JSON file.
+  """Returns the object in a JSON file.
 
   Raises:
     OSError: it cannot be read.

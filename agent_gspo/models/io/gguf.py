@@ -31,17 +31,11 @@ _ROPE_NEUTRAL = {
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-  """Holds the model of one file.
-
-  Attributes:
-    config: architecture.
-    metadata: key -> value; the tokenizer's are under `tokenizer.`.
-    params: the parameters, a nested dict of `StoredArray`s.
-  """
+  """Holds the model of one file."""
 
   config: ModelConfig
-  metadata: dict[str, Any]
-  params: dict[str, Any]
+  metadata: dict[str, Any]  # the tokenizer's are under `tokenizer.`
+  params: dict[str, Any]  # nested dict of `StoredArray`s
 
 
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:

@@ -20,17 +20,11 @@ _SMALLEST_KEY, _SMALLEST_TENSOR = 13, 32  # bytes: an empty name, one value; one
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-  """Where one tensor is.
+  """Locates one tensor."""
 
-  Attributes:
-    shape: row-major, outermost first (the file lists it innermost first).
-    kind: number of the ggml type.
-    offset: of the first byte, from the beginning of the file.
-  """
-
-  shape: tuple[int, ...]
-  kind: int
-  offset: int
+  shape: tuple[int, ...]  # row-major, outermost first (the file lists it innermost first)
+  kind: int  # number of the ggml type
+  offset: int  # of the first byte, from the beginning of the file
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, TensorInfo]]:

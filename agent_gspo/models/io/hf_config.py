@@ -30,9 +30,6 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     raise ValueError(
       f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
     )
-  missing = [field for field in _REQUIRED if hf.get(field) is None]
-  if missing:
-    raise ValueError(f'{where} lacks {", ".join(missing)}.')
   _refuse(fields, family)
   theta, scaling = _rope(fields)
   heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
@@ -49,15 +46,6 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'max_positions': fields.whole('max_position_embeddings', _MAX_POSITIONS[family]),
   }
   return make_config(family, where, rope_theta=theta, rope_scaling=scaling, **shape)
-
-
-_REQUIRED = (
-  'vocab_size',
-  'num_hidden_layers',
-  'hidden_size',
-  'num_attention_heads',
-  'intermediate_size',
-)
 
 
 def _refuse(fields: Fields, family: str) -> None:

@@ -17,17 +17,11 @@ from agent_gspo import cache
 
 @dataclasses.dataclass(frozen=True)
 class Wheel:
-  """A wheel that holds a GGUF file.
+  """Describes a wheel that holds a GGUF file; checksums are hex."""
 
-  Attributes:
-    sha256: of the wheel, hex.
-    member: path of the file in it.
-    member_sha256: of that file, hex.
-  """
-
-  sha256: str
-  member: str
-  member_sha256: str
+  sha256: str  # of the wheel
+  member: str  # path of the file in it
+  member_sha256: str  # of that file
 
 
 KNOWN = {

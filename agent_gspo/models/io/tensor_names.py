@@ -16,19 +16,12 @@ _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-  """One parameter.
+  """Names one parameter."""
 
-  Attributes:
-    ours: path in the parameter tree, joined by '/'.
-    hf: tensor name in a Hugging Face checkpoint.
-    gguf: tensor name in a GGUF file.
-    shape: ours; a kernel is `[in, out]` and stands transposed in the two other formats.
-  """
-
-  ours: str
-  hf: str
-  gguf: str
-  shape: tuple[int, ...]
+  ours: str  # path in the parameter tree, joined by '/'
+  hf: str  # tensor name in a Hugging Face checkpoint
+  gguf: str  # tensor name in a GGUF file
+  shape: tuple[int, ...]  # ours; a kernel is `[in, out]`, and transposed in the other formats
 
   @property
   def transposed(self) -> bool:
