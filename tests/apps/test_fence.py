@@ -1,4 +1,4 @@
-"""The core runs without the apps: no module outside `agent_gspo.apps` imports them."""
+"""Checks that the core runs without the apps: no module outside them imports them."""
 
 import ast
 import pathlib

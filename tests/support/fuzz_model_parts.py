@@ -1,4 +1,4 @@
-"""Malformed models in several files: indexed shards; adapters; rope sections."""
+"""Makes malformed models in several files: indexed shards; adapters; rope sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library's user sees plain lines of a run."""
+"""Checks the plain lines that a library's user sees of a run."""
 
 from agent_gspo.training.progress import PlainLog
 

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what was answered so far, and of which evaluation.
+"""Keeps the folder of an evaluation: what was answered so far, and of which evaluation.
 
 `evaluation.json` says whose answers these are, `results.jsonl` holds one object a question and
 team (its transcript with all counts, and a checksum), `learnt.json` the rankings of edges that were

@@ -23,7 +23,7 @@ _SILENCE = 30.0  # seconds without a line, after which a log hears of the phase
 
 
 class Progress(progress.Progress):
-  """The progress display of a run.
+  """Shows how a run is doing.
 
       with Progress(total_steps, start_step, "gsm8k, three agents") as progress:
         progress.phase("rollout", 3, 16)
