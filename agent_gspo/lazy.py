@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used."""
+"""Imports public names of a package on first use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def find(package: str, homes: Mapping[str, str], name: str) -> Any:
-  """Finds a public name of a package for its `__getattr__`; a module is its own home.
+  """Imports a public name of a package, for its `__getattr__`.
 
   Raises:
-    AttributeError: it is none of the public names.
+    AttributeError: The name is not public.
   """
   if name not in homes:
     raise AttributeError(f'module {package!r} has no attribute {name!r}')

@@ -1,13 +1,13 @@
-"""Sections of a config: frozen dataclasses that know the range of each of their fields.
+"""Defines sections of a config: frozen dataclasses with a range for each field.
 
-A section is written beside the code that it is for, in the `options.py` of its room:
+A section is defined in the `options.py` of the package that uses it:
 
     @dataclasses.dataclass(frozen=True)
     class LearnerOptions(Section, name='learner'):
       b1: float = option(0.9, least=0, below=1)  # decay of the gradient's mean
 
-Making one checks it. Nothing here, nor in any `options.py`, imports JAX, so that a
-config file loads at once.
+Construction validates it. Neither this module nor any `options.py` imports JAX, so that a
+config file loads fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RANGE = 'range'
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Bounds a value: at least, at most, more than or less than a number, or one of a few."""
+  """Inclusive (`least`, `most`) and exclusive (`above`, `below`) bounds, or choices."""
 
   least: float | None = None
   most: float | None = None
@@ -35,7 +35,7 @@ class Range:
   choices: tuple[str, ...] = ()
 
   def problem(self, value: float) -> str:
-    """Returns what is wrong with a number, as the end of a sentence; '' if it is in the range."""
+    """Returns the end of an error message for a number, '' if it is in range."""
     outside = (
       (self.least is not None and value < self.least)
       or (self.most is not None and value > self.most)
@@ -55,7 +55,7 @@ class Range:
     return f'must be {low} and {high}.'
 
   def whole_problem(self, value: int) -> str:
-    """Returns the same of a whole number."""
+    """Returns the end of an error message for an integer, '' if it is in range."""
     if not self.problem(value):
       return ''
     end = f', {self.least} or more' if self.most is None else f' from {self.least} to {self.most}'
@@ -71,10 +71,10 @@ def option(
   below: float | None = None,
   choices: Sequence[str] = (),
 ) -> Any:
-  """Makes a field of a section, with its default and its range (see `Range`).
+  """Creates a field of a section with its default and range (see `Range`).
 
-  A field that is None or '' by default may be left so: what it then means is decided elsewhere,
-  usually by `config.algorithm`.
+  A default of None or '' is always valid; its value is then resolved elsewhere, usually by
+  `config.algorithm`.
   """
   metadata = {_RANGE: Range(least, most, above, below, tuple(choices))}
   return dataclasses.field(default=default, metadata=metadata)
@@ -85,7 +85,7 @@ class Section:
   """Base of all sections: `class XOptions(Section, name='x')`.
 
   Raises:
-    ValueError: a value that its field cannot have; names field, value and remedy.
+    ValueError: A value is invalid; the message names field, value and remedy.
   """
 
   section: ClassVar[str] = ''
@@ -103,10 +103,10 @@ class Section:
 
   @classmethod
   def read(cls, values: Mapping[str, Any]) -> Self:
-    """The section of a config, which must have every field.
+    """Builds the section from a config that must have every field.
 
     Raises:
-      ValueError: a field is missing, unknown or has a value that it cannot have.
+      ValueError: A field is missing, unknown or has an invalid value.
     """
     if not isinstance(values, Mapping):
       raise ValueError(f'config.{cls.section}={shown(values)} must be a section of fields.')
@@ -115,7 +115,7 @@ class Section:
 
 
 def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = '') -> None:
-  """Refuses a section of a config that lacks a field, or has one that there is not."""
+  """Raises ValueError if a section of a config lacks a field or has an unknown one."""
   for field in known:
     if field not in values:
       raise ValueError(f'config.{_where(section, field)} is missing; start from default_config().')
@@ -127,7 +127,7 @@ def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = 
 
 
 def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
-  """Refuses a text that is none of the choices for a field."""
+  """Raises ValueError if a field's text is not one of its choices."""
   if value in choices:
     return
   close = difflib.get_close_matches(value, choices, 1)
@@ -136,7 +136,7 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def types_of(section: Any) -> dict[str, tuple[type, bool]]:
-  """Returns the type of each field's values, and whether None is one of them."""
+  """Returns the type of each field and whether None is allowed."""
   hints = typing.get_type_hints(section)
   found = {}
   for field in dataclasses.fields(section):

@@ -1,9 +1,9 @@
-"""What a user adds without touching the package: 'module:Name' in a config stands for that object.
+"""Loads user code by 'module:Name' in a config, without changes to the package.
 
-Every table of names (tasks, topologies, objectives, advantages, length rewards, selection rules)
-is looked up here. The module is imported from the Python path, to which the commands add the
-folder that they are run in. A user's own code runs within `guard`, and what it returns is checked
-where it comes in, so that each fault of it is one error that names its field.
+All registries (tasks, topologies, objectives, advantages, length rewards, selection rules) are
+looked up here. Modules are imported from the Python path, to which the commands add the current
+folder. User code runs within `guard` and its results are validated, so that each fault raises one
+error that names its field.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from agent_gspo.options import check_choice
 from agent_gspo.values import shown
 
 T = TypeVar('T')
-_MOST_TEXT = 300  # characters of somebody else's error
+_MOST_TEXT = 300  # characters of a user error's text
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class PluginError(ValueError):
-  """A user's own code raised, ended the program or returned what it must not."""
+  """User code raised, exited or returned an invalid value."""
 
 
 @contextlib.contextmanager
 def guard(where: str, module: str) -> Iterator[None]:
-  """Runs a user's own code: whatever it raises but Ctrl-C becomes an error that names it.
+  """Converts any exception of user code but KeyboardInterrupt into an error that names it.
 
   Args:
-    where: begins the message: the field and its value, and what is called.
-    module: of the code; the message ends with the last line of it that was running.
+    where: Prefix of the message: field, value and called function.
+    module: Module of the code; the message ends with its last line in the traceback.
 
   Raises:
-    PluginError: from what was raised, `SystemExit` included.
+    PluginError: The code raised any exception, `SystemExit` included.
   """
   try:
     yield
@@ -53,10 +53,10 @@ def guard(where: str, module: str) -> Iterator[None]:
 
 
 def _said(error: BaseException, module: str) -> str:
-  """Returns type, text and place of an error, in one short line."""
+  """Formats type, text and line of an error as one short line."""
   try:
     text = ' '.join(str(error).split())
-  except Exception:  # its own __str__ is as faulty
+  except Exception:  # from a faulty __str__
     text = ''
   if len(text) > _MOST_TEXT:
     text = f'{text[: _MOST_TEXT - 3]}...'
@@ -67,14 +67,14 @@ def _said(error: BaseException, module: str) -> str:
 
 
 def described(field: str, name: str) -> str:
-  """Returns how messages call a part of a user's own."""
+  """Formats a field and its plugin name for messages."""
   return f'{field}={name!r}'
 
 
 def call(field: str, name: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
-  """Returns what a function returns; one of the user's own runs within `guard`.
+  """Calls a function, within `guard` if it is a plugin.
 
-  It is given copies of NumPy arrays, since it may write into what it is given.
+  Plugins get copies of NumPy arrays, since they may write into their arguments.
   """
   if not is_plugin(name):
     return function(*args, **options)
@@ -84,10 +84,10 @@ def call(field: str, name: str, function: Callable[..., T], *args: Any, **option
 
 
 def vector(where: str, values: Any, count: int, each: str) -> np.ndarray:
-  """Returns what a user's own code returned, a number for `each` thing, as float64 `[count]`.
+  """Validates the values returned by user code, one per `each`; returns float64 `[count]`.
 
   Raises:
-    PluginError: it is no array of numbers, of another shape, or a number is not finite in float32.
+    PluginError: Not an array of numbers, of another shape, or not finite in float32.
   """
   must = f'must return a finite number for each of {count} {each}s'
   found = _numbers(values)
@@ -102,7 +102,7 @@ def vector(where: str, values: Any, count: int, each: str) -> np.ndarray:
 
 
 def _numbers(values: Any) -> np.ndarray | None:
-  """Returns real numbers as a float64 array, None for what is none: text, None, a generator."""
+  """Returns real numbers as a float64 array; None for anything else (text, a generator)."""
   try:
     found = np.asarray(values)
     if found.dtype.kind in 'USMmc':
@@ -110,25 +110,25 @@ def _numbers(values: Any) -> np.ndarray | None:
     if found.dtype == object and not all(isinstance(x, numbers.Real) for x in found.flat):
       return None
     return found.astype(np.float64)
-  except Exception:  # of arrays from elsewhere too
+  except Exception:  # also from arrays of other libraries
     return None
 
 
 def kind_of(value: Any) -> str:
-  """Returns how messages call a value that is of a wrong type."""
+  """Describes a value of a wrong type for messages."""
   return 'None' if value is None else f'a {type(value).__name__}, {shown(value)}'
 
 
 def is_plugin(name: str) -> bool:
-  """Whether a name is 'module:Name'."""
+  """Returns whether a name is 'module:Name'."""
   return ':' in name
 
 
 def find(table: Mapping[str, T], name: str, field: str) -> T:
-  """Returns the entry of a table, or the user's own function.
+  """Returns the entry of a registry, or the user's function.
 
   Raises:
-    ValueError: there is no such entry, module or function; names the field and the remedy.
+    ValueError: No such entry, module or function; names the field and the remedy.
   """
   if is_plugin(name):
     return load_function(name, field)  # type: ignore[return-value]
@@ -137,10 +137,10 @@ def find(table: Mapping[str, T], name: str, field: str) -> T:
 
 
 def load(name: str, field: str) -> Any:
-  """The object that 'module:Name' stands for.
+  """Imports the object named 'module:Name'.
 
   Raises:
-    ValueError: there is no such module or object, or the module does not run.
+    ValueError: No such module or object, or the module's import fails.
   """
   module, _, attribute = name.partition(':')
   where = described(field, name)
@@ -164,10 +164,10 @@ def load(name: str, field: str) -> Any:
 
 
 def load_function(name: str, field: str) -> Callable[..., Any]:
-  """The function or class that 'module:Name' stands for.
+  """Imports the function or class named 'module:Name'.
 
   Raises:
-    ValueError: there is none, or Python does not know its parameters.
+    ValueError: It does not exist, or its parameters cannot be inspected.
   """
   found = load(name, field)
   if not callable(found):
@@ -187,18 +187,18 @@ def check_parameters(
   *,
   defaults: bool = False,
 ) -> None:
-  """Refuses a function of the user's own that asks for what it cannot be given.
+  """Checks that the parameters of a user's function are supported.
 
   Args:
-    name: 'module:Name'.
-    field: of the config, for messages.
-    function: that was found.
-    known: names that its positional parameters may have; keywords are options.
-    defaults: whether each option must have a default.
+    name: Plugin name, 'module:Name'.
+    field: Config field, for messages.
+    function: Loaded function.
+    known: Allowed names of positional parameters; keyword-only parameters are options.
+    defaults: Requires a default for each option.
 
   Raises:
-    ValueError: another positional parameter, one of the kinds `*args` and `**options`, or an option
-      whose default is no number.
+    ValueError: An unknown positional parameter, `*args`, `**options`, or an option whose default
+      is not a number.
   """
   for parameter in inspect.signature(function).parameters.values():
     where = f'{field}={name!r}: parameter {parameter}'
@@ -218,17 +218,17 @@ def check_parameters(
 
 
 def check_name(field: str, name: str, known: Collection[str]) -> None:
-  """Refuses a name that is neither known nor 'module:Name'.
+  """Checks that a name is known or 'module:Name'.
 
   Raises:
-    ValueError: names the field and what is known.
+    ValueError: It is neither; names the field and the known names.
   """
   if not is_plugin(name):
     check_choice(field, name, tuple(known))
 
 
 def digest(config: Any) -> str:
-  """Returns the SHA-256 of the sources of all modules that a config names, not their imports."""
+  """Computes the SHA-256 of the sources of all modules named in a config, without imports."""
   total = hashlib.sha256()
   for name in sorted(_named(config)):
     module = sys.modules.get(name.partition(':')[0])
@@ -239,7 +239,7 @@ def digest(config: Any) -> str:
 
 
 def _named(config: Any) -> set[str]:
-  """Texts of a config that stand for modules which are imported."""
+  """Returns the plugin names in a config whose modules are imported."""
   if isinstance(config, Mapping):
     return set().union(*map(_named, config.values()))
   loaded = isinstance(config, str) and config.partition(':')[0] in sys.modules

@@ -1,7 +1,7 @@
-"""The records that travel between rooms.
+"""Defines the records shared by all packages.
 
-`B` questions, `G` episodes a question, `E = B * G` episodes, `M` messages, `R` rows,
-`T` tokens of a row, `L` loss tokens of a row, `S` messages of a row.
+`B` questions, `G` episodes per question, `E = B * G` episodes, `M` messages, `R` rows,
+`T` tokens per row, `L` loss tokens per row, `S` message slots per row.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-  """What a team is told of the cost of talk about a question.
+  """Price or budget conditioning of one question, shown to the team.
 
   Attributes:
-    kind: 'price', of a unit of cost in units of task score; or 'budget', the cost that an episode
-      should have.
-    value: of it.
-    words: how agents read it.
+    kind: 'price' (task score per unit of cost) or 'budget' (target cost of an episode).
+    value: Price or budget.
+    words: Text that agents read.
   """
 
   kind: str
@@ -30,20 +29,19 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """One question of a task, with what only some agents may see.
+  """One question of a task, with the private notes of each agent.
 
   Attributes:
-    id: unique within its task, stable across runs and machines.
-    text: the part that every agent sees.
-    answer: the gold answer, in the form that the task's grader reads.
-    notes: what agent `i` alone sees (`notes[i]`, "" for nothing). Empty for tasks
-      without private knowledge. Agents beyond the end of the tuple hold nothing.
-    relevant: whether `notes[i]` is needed to answer; as long as `notes`, or empty where nobody
-      knows.
-    derivation: how the answer comes about, as the official files have it: an equation such as
-      '( 6 - ( 3 + 2 ) )' or a rationale; "" where they do not say. Nobody in a team sees it.
-    terms: of talk about it; None where the team is told none.
-    story: id of the question that it tells with other numbers; "" for a question of its own.
+    id: Identifier, unique within the task and stable across runs and machines.
+    text: Text visible to every agent.
+    answer: Gold answer, in the form that the task's grader reads.
+    notes: Private notes: agent `i` alone sees `notes[i]` ("" for none). Empty for tasks without
+      private knowledge. Agents beyond the end of the tuple have no note.
+    relevant: Relevance flag of each note, as long as `notes`; empty if unknown.
+    derivation: Derivation of the answer from the official files: an equation such as
+      '( 6 - ( 3 + 2 ) )' or a rationale; "" if they have none. No agent sees it.
+    terms: Price or budget conditioning; None without.
+    story: Id of the question that this one augments with other numbers; "" for an original.
   """
 
   id: str
@@ -63,41 +61,40 @@ class Question:
       )
 
   def note(self, agent: int) -> str:
-    """What an agent alone sees, "" for nothing."""
+    """Returns the private note of an agent, "" for none."""
     return self.notes[agent] if agent < len(self.notes) else ''
 
 
 def is_for(addressees: frozenset[int] | None, agent: int) -> bool:
-  """Whether a message with these addressees (None: everybody) is for an agent."""
+  """Returns whether an agent is among a message's addressees (None: everybody)."""
   return addressees is None or agent in addressees
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-  """What one agent wrote in one turn: one *sequence* in GSPO's sense.
+  """Message of one agent in one turn: one *sequence* in GSPO's sense.
 
   Attributes:
-    episode: index of the episode in its `RolloutBatch`.
-    agent: index of the author in the team.
-    round: round of the conversation, from 0.
-    layer: place of the author's layer in that round; a layer writes in parallel.
-    prompt_ids: int32 `[P]`, the context the message was sampled from.
-    token_ids: int32 `[W + 1]`, the tokens with the stop token that ended them; `[W]` where the
-      cap cut the message off (then `ended` is False).
-    logprobs: float32, one a token, under the distribution sampled from.
-    ended: whether a stop token was sampled.
-    text: the written tokens decoded, without the stop token; with what that one says before the
-      separator that it holds (see `tail`).
-    readers: number of later turns whose prompt carries this message, its author's own
-      included; 0 for a silent one.
-    read_from: `(author, round)` of each message that could be new in this prompt; of silent ones
-      and of those for others nothing was delivered.
-    addressees: agents that it is for; None: all that can hear its author.
-    inserted: bool like `token_ids`, tokens that a tool wrote and the author read, none of them
-      sampled; None where there are none.
-    usage: tokens read and written as an endpoint has counted them, or none of a muted agent; None
-      where the ids are what counts.
-    tail: ids of what the stop token says before it ends the message: that of "." if it is ".\\n".
+    episode: Index of the episode in its `RolloutBatch`.
+    agent: Index of the author in the team.
+    round: Round of the conversation, from 0.
+    layer: Index of the author's layer in that round; a layer writes in parallel.
+    prompt_ids: Context the message was sampled from, int32 `[P]`.
+    token_ids: Sampled tokens and stop token, int32 `[W + 1]`; `[W]` if truncated at the cap
+      (then `ended` is False).
+    logprobs: Log-probs under the sampling distribution, float32 like `token_ids`.
+    ended: True if a stop token was sampled.
+    text: Decoded tokens without the stop token, but with its `tail`.
+    readers: Number of later turns whose prompt contains this message, the author's own turns
+      included; 0 for a silent message.
+    read_from: `(author, round)` of each message that could be new in this prompt. Silent messages
+      and messages addressed to others are listed but were not delivered.
+    addressees: Agents that the message is for; None for all readers in the topology.
+    inserted: Mask of tokens that a tool wrote and that were not sampled, bool like `token_ids`;
+      None without any.
+    usage: Tokens `(read, written)` as counted by an endpoint, or zeros for a muted agent; None if
+      counted from the ids.
+    tail: Ids of the text in the stop token before its separator: those of "." if it is ".\\n".
   """
 
   episode: int
@@ -118,33 +115,33 @@ class Message:
 
   @property
   def length(self) -> int:
-    """Tokens that say something: those before the stop token, and that one if it has a tail."""
+    """Counts content tokens: those before the stop token, and that one if it has a tail."""
     return len(self.token_ids) - int(self.ended and not self.tail)
 
   @property
   def said(self) -> np.ndarray:
-    """int32, what readers are handed: the tokens before the stop token, and its tail."""
+    """Returns the ids delivered to readers, int32: tokens before the stop token, and its tail."""
     before = self.token_ids[: len(self.token_ids) - int(self.ended)]
     return np.concatenate([before, np.asarray(self.tail, np.int32)])
 
   @property
   def sampled(self) -> np.ndarray:
-    """Bool like `token_ids`: the tokens that carry loss."""
+    """Returns the mask of tokens that carry loss, bool like `token_ids`."""
     return np.ones(len(self.token_ids), bool) if self.inserted is None else ~self.inserted
 
   @property
   def written(self) -> int:
-    """Sampled tokens that say something (`w_m`): what `Ctok` counts."""
+    """Counts sampled content tokens (`w_m`), which `Ctok` sums."""
     return self.length - self._inserted if self.usage is None else self.usage[1]
 
   @property
   def read(self) -> int:
-    """Tokens of the prompt, template included, and of tools: what `Ptok` counts."""
+    """Counts prompt tokens, template included, and tool tokens, which `Ptok` sums."""
     return len(self.prompt_ids) + self._inserted if self.usage is None else self.usage[0]
 
   @property
   def spent(self) -> int:
-    """What it takes of an episode's cap: its tokens, the stop token included."""
+    """Counts tokens charged to the episode's cap, the stop token included."""
     return len(self.token_ids) if self.usage is None else self.usage[1]
 
   @property
@@ -153,16 +150,16 @@ class Message:
 
   @property
   def silent(self) -> bool:
-    """Nothing was written, hence nothing is delivered."""
+    """Returns whether nothing was written, so that nothing is delivered."""
     return self.length == self._inserted
 
   def reaches(self, agent: int) -> bool:
-    """Whether an agent that can hear its author is handed it."""
+    """Returns whether the message is delivered to an agent that reads its author."""
     return not self.silent and is_for(self.addressees, agent)
 
   @property
   def path(self) -> np.ndarray:
-    """int32 `[P + W (+ 1)]`: context and sampled tokens in one piece."""
+    """Concatenates context and sampled tokens, int32 `[P + W (+ 1)]`."""
     return np.concatenate([self.prompt_ids, self.token_ids])
 
 
@@ -171,10 +168,10 @@ class Episode:
   """One conversation of the team about one question.
 
   Attributes:
-    question: index of the question in its `RolloutBatch`.
-    sample: index of the episode within the question's group, `0 .. G-1`.
-    answer: the text that the team's decision rule gave as its answer.
-    task_score: what the task's grader gave for it, in `[0, 1]`.
+    question: Index of the question in its `RolloutBatch`.
+    sample: Index of the episode within the question's group, `0 .. G-1`.
+    answer: Answer text chosen by the team's decision rule.
+    task_score: Score by the task's grader, in `[0, 1]`.
   """
 
   question: int
@@ -188,10 +185,10 @@ class RolloutBatch:
   """`E` finished conversations about `B` questions.
 
   Attributes:
-    questions: `[B]`.
-    episodes: `[E]`, episode `b * G + g` is sample `g` of question `b`.
-    messages: `[M]`, in the order in which they were written.
-    agent_names: one a team member.
+    questions: Questions, `[B]`.
+    episodes: Episodes, `[E]`; episode `b * G + g` is sample `g` of question `b`.
+    messages: Messages in the order in which they were written, `[M]`.
+    agent_names: Name of each team member.
   """
 
   questions: tuple[Question, ...]
@@ -204,43 +201,42 @@ class RolloutBatch:
 class TrainBatch:
   """Messages packed into tree rows (see `agent_gspo.packing.prefix_tree`).
 
-  A loss token is a pair (source position, target id): the hidden state at the
-  source predicts the target. Several loss tokens may share a source, which is what
-  lets samples share their context.
+  A loss token is a pair (source position, target id): the hidden state at the source predicts the
+  target. Several loss tokens may share a source, so that samples share their context.
 
   Attributes:
-    tokens: int32 `[R, T]`.
-    positions: int32 `[R, T]`, distance from the root of the token's own path.
-    subtree_end: int32 `[R, T]`; token `i` sees token `j` iff `j <= i < subtree_end[j]`.
-    adapters: int32 `[R, T]`, adapter that each token goes through, -1 for none; None: the one that
-      there is, if any.
-    loss_source: int32 `[R, L]`, column of the predicting position.
-    loss_target: int32 `[R, L]`, the sampled id.
-    loss_message: int32 `[R, L]`, message slot of the row, `0 .. S-1`.
-    loss_mask: float32 `[R, L]`, 1 for a loss token, 0 for padding.
-    sampler_logprobs: float32 `[R, L]`, of the distribution sampled from, as the sampler had it.
-    old_logprobs: float32 `[R, L]`, at the rollout's temperature: what ratios begin with, the
-      sampler's or the trainer's own.
-    message: int32 `[R, S]`, which of the messages that were packed stands in a slot.
-    message_mask: float32 `[R, S]`, 1 for a message, 0 for padding.
-    advantages: float32 `[R, S]`.
-    clip_scale: float32 `[R, S]`, factor of a message's own clip range; None is 1.
-    token_weights: float32 `[R, L]`, weight of each loss token; None is 1.
-    span_log_ratio, span_share: float32 `[R, S]`, see `objectives.packed.PackedTokens`; None
-      where a message is a sequence of its own.
+    tokens: Token ids, int32 `[R, T]`.
+    positions: Distance from the root along the token's own path, int32 `[R, T]`.
+    subtree_end: Mask bounds, int32 `[R, T]`; `i` attends to `j` iff `j <= i < subtree_end[j]`.
+    adapters: Adapter of each token, int32 `[R, T]`, -1 for none; None for the model's only
+      adapter, if any.
+    loss_source: Column of the predicting position, int32 `[R, L]`.
+    loss_target: Sampled id, int32 `[R, L]`.
+    loss_message: Message slot of the loss token, int32 `[R, L]`, `0 .. S-1`.
+    loss_mask: 1 for a loss token, 0 for padding, float32 `[R, L]`.
+    sampler_logprobs: Log-probs under the sampling distribution, float32 `[R, L]`.
+    old_logprobs: Log-probs in the ratios' denominator at the rollout's temperature, float32
+      `[R, L]`; from the sampler or recomputed by the trainer.
+    message: Index of the message in each slot, int32 `[R, S]`.
+    message_mask: 1 for a message, 0 for padding, float32 `[R, S]`.
+    advantages: Advantage of each message, float32 `[R, S]`.
+    clip_scale: Factor of a message's own clip range, float32 `[R, S]`; None for 1.
+    token_weights: Weight of each loss token, float32 `[R, L]`; None for 1.
+    span_log_ratio, span_share: float32 `[R, S]`, see `objectives.packed.PackedTokens`; None if
+      each message is its own sequence.
   """
 
-  tokens: chex.Array
-  positions: chex.Array
-  subtree_end: chex.Array
-  adapters: chex.Array | None
-  loss_source: chex.Array
+  tokens: chex.Array  # [R, T]
+  positions: chex.Array  # [R, T]
+  subtree_end: chex.Array  # [R, T]
+  adapters: chex.Array | None  # [R, T]
+  loss_source: chex.Array  # [R, L]
   loss_target: chex.Array
   loss_message: chex.Array
   loss_mask: chex.Array
   sampler_logprobs: chex.Array
   old_logprobs: chex.Array
-  message: chex.Array
+  message: chex.Array  # [R, S]
   message_mask: chex.Array
   advantages: chex.Array
   clip_scale: chex.Array | None = None

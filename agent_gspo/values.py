@@ -1,4 +1,4 @@
-"""Values that users wrote: what they are, and how they stand in a message."""
+"""Checks values written by users and formats them for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 def is_text(value: Any) -> bool:
-  """Whether a value is text that UTF-8 can hold: half a surrogate pair is none."""
+  """Returns whether a value is text that UTF-8 can encode (no lone surrogates)."""
   if not isinstance(value, str):
     return False
   try:
@@ -34,24 +34,24 @@ def is_json(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-  """Whether a value is a whole number; True and False are none."""
+  """Returns whether a value is an integer; bools are not."""
   return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_real(value: Any) -> bool:
-  """Whether a value is a number, not finite ones included; True and False are none."""
+  """Returns whether a value is a number, infinities and NaN included; bools are not."""
   return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a number, and one that float32 holds: with that it will be computed."""
+  """Returns whether a value is a number within the normal range of float32, or 0."""
   if not is_real(value):
     return False
   return value == 0 or float(_FLOAT32.tiny) <= abs(value) <= float(_FLOAT32.max)
 
 
 def finite(value: Any) -> float | None:
-  """Returns `value` as a float, or None where it is absent, not a number, NaN or infinite."""
+  """Returns `value` as a float, or None if it is absent, not a number, NaN or infinite."""
   if isinstance(value, str | bytes):
     return None
   try:
@@ -62,7 +62,7 @@ def finite(value: Any) -> float | None:
 
 
 def flatten(tree: Mapping[str, Any], separator: str = '.', prefix: str = '') -> dict[str, Any]:
-  """Returns nested mappings as one: `{'a.b': leaf}`; empty ones are left out."""
+  """Flattens nested mappings to `{'a.b': leaf}`; empty mappings are dropped."""
   flat: dict[str, Any] = {}
   for key, value in tree.items():
     path = f'{prefix}{key}'
@@ -74,11 +74,11 @@ def flatten(tree: Mapping[str, Any], separator: str = '.', prefix: str = '') -> 
 
 
 def shown(value: Any) -> str:
-  """A value in a message: its beginning, if it is long."""
+  """Formats a value for a message, truncated to 80 characters."""
   try:
     text = repr(value)
-  except ValueError:  # a whole number of more digits than Python writes
+  except ValueError:  # an integer with more digits than Python converts
     text = 'a very long number'
-  except Exception:  # of a user's own class
+  except Exception:  # from `__repr__` of a user's class
     text = f'a {type(value).__name__} that cannot be written'
   return text if len(text) <= 80 else f'{text[:77]}...'
