@@ -1,9 +1,9 @@
-"""Sequences that share context, packed into rows in which every shared prefix stands once.
+"""Packs sequences into rows as prefix trees: shared prefixes are stored once per row.
 
-Sorted sequences written one after the other, each without the prefix it has in common
-with the one before, are the depth-first walk of their prefix tree. In that order the
-descendants of a token are one contiguous run behind it, so a single number a token,
-`subtree_end`, says everything about visibility (`ops.attention.masks.TreeMask`):
+Sorted sequences, concatenated without the prefix that each shares with its predecessor, are the
+depth-first traversal of their prefix tree. In that order the descendants of a token are contiguous
+and follow it, so one number per token, `subtree_end`, defines the attention mask
+(`ops.attention.masks.TreeMask`):
 
     token i sees token j   iff   j <= i < subtree_end[j]
 
@@ -11,7 +11,7 @@ descendants of a token are one contiguous run behind it, so a single number a to
                 a b c x y        position     0 1 2 3 3 4
                                  subtree_end  6 6 6 4 6 6
 
-Nothing is read off pad values: padding is its own root and nobody's context.
+Pad values carry no meaning: each padding column is its own root, and no token attends to it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-  """Packed rows and where each sequence went.
+  """Packed rows and the location of each sequence.
 
   Attributes:
-    tokens: int32 `[R, T]`, 0 in the padding.
-    positions: int32 `[R, T]`, depth in the tree, which is the position in the sequence.
-    subtree_end: int32 `[R, T]`, column behind the last descendant.
-    keys: int32 `[R, T]`, key of the sequences that the column belongs to, 0 in the padding.
-    row: int32 `[N]`, the row of each sequence.
-    columns: `N` int32 arrays `[length]`, the column of each of its tokens.
-    used: columns in use, over all rows; the rest is padding.
+    tokens: Token ids, int32 `[R, T]`, 0 in padding.
+    positions: Depth in the tree, equal to the position in the sequence, int32 `[R, T]`.
+    subtree_end: Column after the last descendant, int32 `[R, T]`.
+    keys: Key of the column's sequences, int32 `[R, T]`, 0 in padding.
+    row: Row of each sequence, int32 `[N]`.
+    columns: Column of each token, `N` int32 arrays `[length]`.
+    used: Number of columns that are not padding, over all rows.
   """
 
   tokens: np.ndarray
@@ -46,7 +46,7 @@ class TokenTree:
 
 
 def shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
-  """Length of the longest common prefix of two int arrays."""
+  """Returns the length of the longest common prefix of two int arrays."""
   n = min(len(a), len(b))
   differs = a[:n] != b[:n]
   first = int(differs.argmax()) if n else 0
@@ -62,19 +62,19 @@ def pack(
 ) -> TokenTree:
   """Packs `N` non-empty int sequences into rows of `row_tokens` columns.
 
-  Rows are filled in sorted order; a row that is full begins anew with the whole
-  sequence, so a prefix stands once a row.
+  Rows are filled in sorted order. A new row begins with the whole sequence, so a prefix is stored
+  once per row.
 
   Args:
-    sequences: token ids.
-    row_tokens: columns of a row.
-    loads: what each sequence adds to its row besides tokens (loss tokens), or None.
-    max_load: most that the loads of a row may add up to.
-    keys: `N` ints; only sequences of one key share a prefix. Equal tokens are not equal
-      hidden states where different adapters read them. By default all have key 0.
+    sequences: Token ids.
+    row_tokens: Columns of a row.
+    loads: Load of each sequence besides its tokens (loss tokens), or None.
+    max_load: Highest sum of loads in a row; 0 for no bound.
+    keys: `N` ints; only sequences with equal keys share prefixes, since hidden states of equal
+      tokens differ between adapters. By default all have key 0.
 
   Raises:
-    ValueError: a sequence is empty or longer than a row, or its load is above `max_load`.
+    ValueError: A sequence is empty or longer than a row, or its load is above `max_load`.
   """
   sequences = [np.asarray(sequence) for sequence in sequences]
   loads = [0] * len(sequences) if loads is None else loads
@@ -118,7 +118,7 @@ def pack(
     used=sum(runs[-1].end for runs in rows),
   )
   for r, runs in enumerate(rows):
-    # By depth, the first later column that is no deeper than that.
+    # By depth: the first later column of that depth or less, `[T]`.
     end = np.full(row_tokens, runs[-1].end, np.int32)
     for run in reversed(runs):
       of_run = slice(run.start, run.end)
@@ -133,7 +133,7 @@ def pack(
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """What a sequence adds to its row: tokens from column `start` on, the first `depth` deep."""
+  """Tokens that a sequence adds to its row, from column `start` and tree depth `depth` on."""
 
   start: int
   depth: int
@@ -146,7 +146,7 @@ class _Run:
 
 
 def _sorted(sequences: Sequence[np.ndarray], keys: Sequence[int] | np.ndarray) -> list[int]:
-  """Indices in the order of keys, then of tokens, one after the other."""
-  # Bytes of numbers above 0, the highest first, are ordered as the numbers are.
+  """Returns indices sorted by key, then lexicographically by tokens."""
+  # Big-endian bytes of non-negative numbers sort like the numbers.
   ordered = [(sequence.astype(np.int64) + 2**31).astype('>u4').tobytes() for sequence in sequences]
   return sorted(range(len(sequences)), key=lambda n: (keys[n], ordered[n]))

@@ -1,4 +1,4 @@
-"""Messages -> micro-batches of tree rows of one static shape, and what each message is given."""
+"""Packs messages into micro-batches of tree rows of one static shape, with per-message values."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ def pack_messages(
 ) -> list[TrainBatch]:
   """Packs messages into micro-batches of `micro_batch_size` rows of `pack_length` columns.
 
-  Contexts that messages share stand once a row: the prompt of a group, the few-shot
-  examples of a role, the earlier turns of a conversation. Agents with adapters of their own
-  share none with each other: the same tokens have other hidden states there.
+  Shared contexts are stored once per row: the prompt of a group, the few-shot examples of a role,
+  the earlier turns of a conversation. Agents with different adapters share none, since hidden
+  states of equal tokens differ between adapters.
 
   Args:
-    messages: those with at least one sampled token are packed; what tools inserted is read, and is
-      no loss token.
-    pack_length: columns `T`; also the loss tokens `L` and message slots `S` of a row.
-    micro_batch_size: rows `R` of a micro-batch; the last one is filled up with empty rows.
-    adapters: the adapter of each agent, -1 for none; by default all have the one that there is.
-    trained: agents whose messages are packed, by default all. Those of a frozen agent
-      would cost time and move nothing.
+    messages: Messages; those without a sampled token are skipped. Tokens inserted by tools are
+      context, not loss tokens.
+    pack_length: Columns `T`; also the loss tokens `L` and message slots `S` of a row.
+    micro_batch_size: Rows `R` of a micro-batch; the last one is padded with empty rows.
+    adapters: Adapter of each agent, -1 for none; by default the model's only one.
+    trained: Agents whose messages are packed, by default all. Messages of a frozen agent would
+      cost time without a gradient.
 
   Returns:
-    Micro-batches whose ratios begin with the sampler's log-probs and whose advantages are 0 until
-    `with_values` gives them theirs.
+    Micro-batches with the sampler's log-probs as `old_logprobs` and with advantages 0, to be set
+    by `with_values`.
 
   Raises:
-    ValueError: a prompt and its message are longer than a row.
+    ValueError: A prompt and its message are longer than a row.
   """
   packed = lambda agent: trained is None or agent in trained
   sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
   if not sampled:
     return []
-  # The last token is predicted, never read.
+  # The last token is predicted, never an input.
   inputs = [messages[m].path[:-1] for m in sampled]
   longest = max(map(len, inputs))
   if longest > pack_length:
@@ -61,7 +61,7 @@ def pack_messages(
     keys=[adapters[messages[m].agent] for m in sampled] if adapters is not None else None,
   )
   total = -(-len(tree.tokens) // micro_batch_size) * micro_batch_size
-  shape = (total, pack_length)
+  shape = (total, pack_length)  # [rows, T], and the same for L and S
   batch = {
     'tokens': _pad_rows(tree.tokens, total),
     'positions': _pad_rows(tree.positions, total),
@@ -84,6 +84,7 @@ def pack_messages(
     count = int(chosen.sum())
     span = slice(loss_used[row], loss_used[row] + count)
     slot = slots_used[row]
+    # The column before each sampled token predicts it, `[count]`.
     batch['loss_source'][row, span] = columns[-len(chosen) :][chosen]
     batch['loss_target'][row, span] = message.token_ids[chosen]
     batch['loss_message'][row, span] = slot
@@ -105,12 +106,12 @@ def pack_messages(
 
 
 def _pad_rows(array: np.ndarray, rows: int) -> np.ndarray:
-  """Repeats the last row; without loss tokens, so what it holds does not matter."""
+  """Repeats the last row up to `rows`; padding rows get no loss tokens."""
   return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
 
 
 def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> list[TrainBatch]:
-  """Returns the micro-batches with values `[M]` of their messages, by field of `TrainBatch`."""
+  """Returns micro-batches with per-message values `[M]` set, by field of `TrainBatch`."""
   return [
     dataclasses.replace(b, **{field: by_slot(value, b) for field, value in values.items()})
     for b in micro_batches
@@ -120,7 +121,7 @@ def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> li
 def with_old_logprobs(
   micro_batches: Sequence[TrainBatch], logprobs: Sequence[np.ndarray]
 ) -> list[TrainBatch]:
-  """The micro-batches with ratios that begin with other log-probs, float32 `[R, L]` each."""
+  """Returns micro-batches with other `old_logprobs`, float32 `[R, L]` each."""
   return [
     dataclasses.replace(b, old_logprobs=x) for b, x in zip(micro_batches, logprobs, strict=True)
   ]
@@ -129,16 +130,16 @@ def with_old_logprobs(
 def with_first_token_weights(
   micro_batches: Sequence[TrainBatch], weights: np.ndarray
 ) -> list[TrainBatch]:
-  """Returns the micro-batches with a loss weight for the first token of each message.
+  """Returns micro-batches with a loss weight for the first token of each message.
 
   Args:
-    micro_batches: `M` messages that were packed together.
-    weights: float `[M]`, of the first sampled token; all others weigh 1.
+    micro_batches: `M` messages packed together.
+    weights: Weight of each message's first sampled token, float `[M]`; all others weigh 1.
   """
   found = []
   for batch in micro_batches:
-    slot = np.asarray(batch.loss_message)
-    # A message's loss tokens stand side by side, in the order of slots.
+    slot = np.asarray(batch.loss_message)  # [R, L]
+    # A message's loss tokens are contiguous, in the order of slots.
     first = (np.diff(slot, axis=1, prepend=-1) != 0) & (batch.loss_mask > 0)
     message = np.take_along_axis(np.asarray(batch.message), slot, axis=1)
     token_weights = np.where(first, np.asarray(weights)[message], 1.0).astype(np.float32)
@@ -147,23 +148,24 @@ def with_first_token_weights(
 
 
 def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:
-  """Values `[M]` of the messages that were packed, float32 `[R, S]`; 0 in empty slots."""
+  """Scatters per-message values `[M]` to slots, float32 `[R, S]`; 0 in empty slots."""
   return np.where(batch.message_mask > 0, np.asarray(values)[batch.message], 0).astype(np.float32)
 
 
 def message_sums(
   micro_batches: Sequence[TrainBatch], values: Sequence[np.ndarray], count: int
 ) -> np.ndarray:
-  """Sums values of loss tokens, a float `[R, L]` a micro-batch, by message: float64 `[count]`."""
+  """Sums loss-token values, float `[R, L]` per micro-batch, by message: float64 `[count]`."""
   sums = np.zeros(count)
   for batch, value in zip(micro_batches, values, strict=True):
+    # Message of each loss token, `[R, L]`.
     message = np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
     np.add.at(sums, message, value * batch.loss_mask)
   return sums
 
 
 def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:
-  """How much the tree saved: positions computed, and with one row a message."""
+  """Counts positions computed, and positions with one row per message: the saving of packing."""
   computed = sum(b.tokens.size for b in micro_batches)
   return {
     'packing/positions': float(computed),

@@ -1,4 +1,4 @@
-"""Draws one token a row, and the log-probability it was drawn with."""
+"""Samples one token per row, with its log-probability."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 _BLOCKS = (256, 128, 64, 32, 16, 8)
-"""Tokens of a block: the first that divides the vocabulary, or padding would copy all logits."""
+"""Candidate block sizes: the first that divides the vocabulary; padding would copy all logits."""
 
 
 def draw(
@@ -14,46 +14,47 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
   """Samples from `softmax(logits / temperature)` by inverting its CDF.
 
-  One uniform a row is enough, where the Gumbel trick needs `V`. The CDF is summed in
+  One uniform per row is enough, where the Gumbel trick needs `V`. The CDF is summed in
   two levels (blocks, then within the block), which also keeps float32 error small.
 
   Args:
-    logits: float32 `[N, V]`.
-    uniforms: float32 `[N]` in `[0, 1)`.
-    temperature: scalar; 0 takes the most likely token.
-    parts: that the vocabulary is cut into on a mesh; no block is in two, where its size allows.
+    logits: Logits, float32 `[N, V]`.
+    uniforms: Random numbers in `[0, 1)`, float32 `[N]`.
+    temperature: Scalar; 0 takes the most likely token.
+    parts: Number of vocabulary shards; no block spans two shards if sizes allow.
 
   Returns:
-    int32 `[N]` tokens and float32 `[N]` log-probabilities at `temperature` (at
+    Tokens, int32 `[N]`, and log-probabilities at `temperature`, float32 `[N]` (at
     temperature 1 for greedy choices, whose own distribution is a point).
   """
   n, vocab = logits.shape
   greedy = temperature <= 0
   size = next((size for size in _BLOCKS if vocab % (parts * size) == 0), _BLOCKS[0])
   blocks = -(-vocab // size)
-  # Differences are scaled, where they are used: scaled logits would be written once more.
+  # Differences are scaled where they are used: scaling all logits would write them once more.
   scale = 1.0 / jnp.where(greedy, 1.0, temperature)
   padded = jnp.pad(logits, ((0, 0), (0, blocks * size - vocab)), constant_values=-jnp.inf)
-  by_block = padded.reshape(n, blocks, size)
-  highest = by_block.max(axis=-1)
-  top = highest.max(axis=-1)
+  by_block = padded.reshape(n, blocks, size)  # [N, blocks, size]
+  highest = by_block.max(axis=-1)  # [N, blocks]
+  top = highest.max(axis=-1)  # [N]
 
+  # [N, blocks], unnormalized
   cdf = jnp.cumsum(jnp.exp((by_block - top[:, None, None]) * scale).sum(axis=-1), axis=-1)
-  total = cdf[:, -1]
+  total = cdf[:, -1]  # [N]
   target = uniforms * total
   block = jnp.minimum((cdf <= target[:, None]).sum(axis=-1), blocks - 1)
   before = jnp.where(block > 0, _pick(cdf, jnp.maximum(block - 1, 0)), 0.0)
-  # Rounding of the sums may leave the target at a block in which no token is possible.
+  # Rounding of the sums may put the target in a block where every token has probability 0.
   likely = jnp.argmax(highest, axis=-1)
   block = jnp.where(greedy | jnp.isneginf(_pick(highest, block)), likely, block)
 
-  # A sum, for any layout of the logits; to gather a row's block, a TPU would first copy all.
+  # A masked sum works for any layout of the logits; for a gather a TPU would first copy them all.
   own = jnp.arange(blocks)[None, :, None] == block[:, None, None]
-  inside = jnp.where(own, by_block, 0.0).sum(axis=1)
+  inside = jnp.where(own, by_block, 0.0).sum(axis=1)  # [N, size]
   weights = jnp.exp((inside - top[:, None]) * scale)
   offset = (jnp.cumsum(weights, axis=-1) <= (target - before)[:, None]).sum(axis=-1)
-  # Rounding may leave the target a hair beyond the block, or at a token that is impossible: take
-  # the most likely one.
+  # Rounding may put the target just beyond the block or at a token of probability 0: take the
+  # most likely token.
   missed = (offset >= size) | jnp.isneginf(_pick(inside, jnp.minimum(offset, size - 1)))
   offset = jnp.where(greedy | missed, jnp.argmax(inside, axis=-1), offset)
   token = (block * size + offset).astype(jnp.int32)
@@ -61,5 +62,5 @@ def draw(
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
-  """`values[n, index[n]]`."""
+  """Returns `values[n, index[n]]`, `[N]`."""
   return jnp.take_along_axis(values, index[:, None], axis=-1)[:, 0]

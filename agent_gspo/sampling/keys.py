@@ -1,4 +1,4 @@
-"""Random keys that depend on what a row is, never on the batch it is in."""
+"""Derives random keys from the identity of a row, independent of its batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent_gspo.sampling.shapes import bucket
 
 
 def question_number(question_id: str) -> int:
-  """A stable 31-bit number for a question, to fold into its keys."""
+  """Hashes a question id to a stable 31-bit number, to fold into its keys."""
   return zlib.crc32(question_id.encode()) & 0x7FFFFFFF
 
 
 def stream(seed: int, name: str) -> jax.Array:
-  """Root key of one use of randomness ('train', 'eval', ...); streams do not overlap."""
+  """Returns the root key of a random stream ('train', 'eval', ...); streams do not overlap."""
   return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
 
 
@@ -33,17 +33,17 @@ def _fold_rows(root: jax.Array, rows: jax.Array, width: int) -> jax.Array:
 
 
 def row_keys(root: jax.Array, rows: np.ndarray) -> jax.Array:
-  """Keys `[N]`: `root` folded with each column of the non-negative int rows `[N, C]`.
+  """Folds each column of the non-negative int rows `[N, C]` into `root`; returns keys `[N]`.
 
   The rollout's columns are (step, question number, sample, agent, turn).
   """
   rows = np.asarray(rows, np.uint32)
   n = len(rows)
-  padded = np.pad(rows, ((0, bucket(n, 8) - n), (0, 0)))  # another `N` compiles nothing
+  padded = np.pad(rows, ((0, bucket(n, 8) - n), (0, 0)))  # few shapes: no recompilation by `N`
   return take(_fold_rows(root, padded, rows.shape[1]), np.arange(n))
 
 
 def take(keys: jax.Array, rows: np.ndarray) -> jax.Array:
-  """Some of the keys `[N]`, by the host: a gather would be compiled for each two sizes."""
+  """Selects keys on the host; a device gather would be compiled for each pair of sizes."""
   data = np.asarray(jax.random.key_data(keys))[rows]
   return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))

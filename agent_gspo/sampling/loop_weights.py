@@ -1,4 +1,4 @@
-"""What the decode loop reads of a model: gathered once, or anew for each token."""
+"""Gathers FSDP-sharded parameters for the decode loop, once or for each token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Layout, Params, head_params
 from agent_gspo.sharding.placement import Placement
 
-# Of parameters: what a token reads of them, the decoder's part and the head's.
+# Maps parameters to a function of the step `t` that returns decoder and LM-head parameters.
 LoopWeights = Callable[[Params], Callable[[jax.Array], tuple[Params, Params]]]
 
 
 def make(
   config: ModelConfig, placement: Placement, layout: Layout, *, gather_once: bool
 ) -> tuple[Layout, LoopWeights]:
-  """Returns the layout of the decoder in the loop, and what gives it its parameters."""
+  """Returns the decoder layout in the decode loop and the function that gathers its weights."""
   if not placement.cut_by_fsdp:
     return layout, _as_they_are
   if gather_once:
@@ -36,13 +36,13 @@ def _as_they_are(params: Params) -> Callable[[jax.Array], tuple[Params, Params]]
 def _gathered(
   config: ModelConfig, placement: Placement, params: Params
 ) -> Callable[[jax.Array], tuple[Params, Params]]:
-  """Whole on each device from before the first token."""
+  """Gathers all parameters on each device before the first token."""
   whole = partition.gathered(params, config, placement)
-  # Embeddings are looked up where they are kept, not rounded.
+  # Embeddings are looked up in their shards, unrounded.
   found = {**whole, 'embed': params['embed']}, head_params(whole)
   return lambda t: found
 
 
 def _in_the_loop(params: Params) -> Callable[[jax.Array], tuple[Params, Params]]:
-  """Gathered anew for each token (`Layout.waits`), and so is the head."""
+  """Gathers layers and LM head anew for each token (`Layout.waits`)."""
   return lambda t: (params, jax.lax.optimization_barrier((head_params(params), t))[0])

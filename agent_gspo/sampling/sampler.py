@@ -1,12 +1,12 @@
-"""Jitted prefill and decode on bucketed static shapes.
+"""Runs jitted prefill and decode on bucketed static shapes.
 
-Prompts are prefilled as token trees, so whatever they share (few-shot examples, a
-question, the samples of a group) is computed once. Their keys and values are then
-gathered into one cache row a sample, and many rows decode together until each has ended.
-Rows that have ended leave the batch whenever half of it has.
+Prompts are prefilled as prefix trees, so shared prefixes (few-shot examples, a question, the
+samples of a group) are computed once. Their keys and values are then gathered into one KV cache
+row per sample, and many rows decode together until each has ended. Once half of the rows have
+ended, they leave the batch.
 
-On a mesh each of its `row_shards` has prompts of its own, and trees, keys and values of these
-alone: an array of rows is a block of rows a shard, and what moves rows moves them within a block.
+On a mesh each of the `row_shards` has its own prompts, with their trees, keys and values: an array
+of rows is one block of rows per shard, and rows move only within a block.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from agent_gspo.sampling import keys as keys_lib
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 
-_NO_TOKEN = -1  # fills the stop-id array; no id equals it
+_NO_TOKEN = -1  # pads the stop-id array; no id equals it
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-  """What was sampled for `N` prompts.
+  """Continuations sampled for `N` prompts.
 
   Attributes:
-    token_ids: `N` int32 arrays, the sampled tokens with the stop token if there is one.
-    logprobs: `N` float32 arrays as long, under the very distribution sampled from.
-    ended: bool `[N]`, whether a stop token was sampled (else the limit cut the row).
-    prefill_positions: token positions computed for the prompts.
-    inserted: `N` bool arrays as long, tokens that a tool wrote and nobody sampled (their log-probs
-      are 0); None where there are none.
-    usage: `N` pairs of tokens read and written, where somebody else has counted them; None, for a
-      row or for all, where the ids are what counts.
+    token_ids: Sampled tokens, the stop token included if there is one, `N` int32 arrays.
+    logprobs: Log-probs under the sampling distribution, `N` float32 arrays of equal lengths.
+    ended: True if a stop token was sampled, False if truncated at the limit, bool `[N]`.
+    prefill_positions: Token positions computed in prefill.
+    inserted: Masks of tokens that a tool wrote and that were not sampled (log-prob 0), `N` bool
+      arrays of equal lengths; None without any.
+    usage: `N` pairs of tokens `(read, written)` as counted by an endpoint; None, for a row or for
+      all, if counted from the ids.
   """
 
   token_ids: list[np.ndarray]
@@ -64,10 +64,10 @@ class Samples:
 class _Decoding:
   """State of the decode loop; `N` rows, `C` cache columns, `W` new tokens at most."""
 
-  cache: KVCache
-  seen: chex.Array  # bool [N, C]: cache columns this row may attend to
-  length: chex.Array  # int32 [N]: tokens of the prompt
-  limit: chex.Array  # int32 [N]: tokens this row may write
+  cache: KVCache  # keys and values [N, K, C, d] of each layer
+  seen: chex.Array  # bool [N, C]: cache columns the row attends to
+  length: chex.Array  # int32 [N]: prompt tokens
+  limit: chex.Array  # int32 [N]: most tokens the row may write
   keys: chex.Array  # [N]
   tokens: chex.Array  # int32 [N, W]
   logprobs: chex.Array  # float32 [N, W]
@@ -78,23 +78,21 @@ class _Decoding:
 
 
 class Sampler:
-  """Samples messages from a model; holds compiled functions, and how large its pools were.
+  """Samples messages from a model; caches compiled functions and pool sizes.
 
   Args:
-    config: of the model whose parameters will be handed to `__call__`.
-    max_new_tokens: longest message, in tokens.
-    prefill_length: columns of a prefill row; longer prompts get longer rows.
-    prefill_rows: rows that a device computes at a time.
-    decode_rows: rows that it decodes together; their cache is most of the memory that sampling
-      takes.
-    cache_length: columns of a decode cache without those of messages; longer prompts get a longer
-      one.
-    smallest_batch: rows of the smallest decode batch, of all devices.
-    batches_at_once: parts of `decode_rows` that decode beside each other, each with a thread; by
-      default 2 where a model of some width runs on a CPU of several cores, else 1.
-    gather_once: of parameters that `fsdp` cuts, whether each device gets all of them before it
-      decodes; else a layer at a time for each token, which takes less memory and much more time.
-    placement: of rows, and of the heads of keys and values.
+    config: Model config of the parameters passed to `__call__`.
+    max_new_tokens: Longest message, in tokens.
+    prefill_length: Columns of a prefill row; longer prompts get longer rows.
+    prefill_rows: Rows prefilled at a time per device.
+    decode_rows: Rows decoded together per device; their KV cache is most of the sampling memory.
+    cache_length: Prompt columns of the KV cache; longer prompts get a longer one.
+    smallest_batch: Rows of the smallest decode batch, over all devices.
+    batches_at_once: Parts of `decode_rows` that decode concurrently, one thread each; by default 2
+      for wide models on a multi-core CPU, else 1.
+    gather_once: Gathers FSDP-sharded parameters once before decode; else a layer at a time for
+      each token, which takes less memory and much more time.
+    placement: Sharding of rows and of key-value heads.
   """
 
   def __init__(
@@ -127,8 +125,8 @@ class Sampler:
     cache = partition.cache_sharding(config, placement)
     shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(_Decoding)}
     state = self.decoding = _Decoding(**(shardings | {'cache': cache, 't': placement.replicated}))
-    # Rows a shard of the largest pool of so many prompts and columns, which stays: another shape
-    # would be compiled.
+    # Rows per shard of the largest pool by (prompts, columns); reused, since another shape would
+    # be compiled.
     self._largest_pool: dict[tuple[int, int], int] = {}
     self.pool = jax.jit(
       functools.partial(_empty_pool, config), static_argnums=(0, 1), out_shardings=(cache, rows)
@@ -146,29 +144,29 @@ class Sampler:
     self.take = program(_take_rows, out_shardings=cache)
 
   def compilations(self) -> int:
-    """Number of programs that this sampler has compiled so far."""
-    # Any: their types do not tell of the count.
+    """Counts the programs that this sampler has compiled so far."""
+    # Any: the types of jitted functions lack `_cache_size`.
     rollout: tuple[Any, ...] = (self.pool, self.prefill, self.start, self.decode)
     moves: tuple[Any, ...] = (self.keep, self.take)
     return sum(f._cache_size() for f in rollout + moves)
 
   def prompt_columns(self, longest: int) -> int:
-    """Columns of a row of prompts, the longest of which has so many tokens."""
+    """Returns the columns of a prefill row for prompts of at most `longest` tokens."""
     return max(self.prefill_length, bucket(longest, 64))
 
   def pool_rows(self, rows: int) -> int:
-    """Rows of a shard's pool that holds so many rows of prompts, and half as many more.
+    """Returns the pool rows per shard for so many prefill rows, with half as many in reserve.
 
-    Messages may get longer, and a larger pool is another shape, which is compiled.
+    Messages may get longer, and a larger pool is another shape to compile.
     """
     return bucket(-(-rows * 3 // (2 * self.prefill_rows)), 1) * self.prefill_rows
 
   def cache_columns(self, longest: int) -> int:
-    """Columns of a cache for prompts of so many tokens at most, without those of messages."""
+    """Returns the prompt columns of the KV cache for prompts of at most `longest` tokens."""
     return max(self.cache_length, bucket(longest, 32))
 
   def batch_rows(self, messages: int) -> int:
-    """Rows of a shard's batch that decodes so many messages."""
+    """Returns the rows per shard of a decode batch for so many messages."""
     return bucket(messages, self.smallest_batch)
 
   def __call__(
@@ -185,33 +183,32 @@ class Sampler:
     """Samples one continuation for each of `N` prompts.
 
     Args:
-      params: of the model, where `partition.place` puts them.
+      params: Model parameters, placed by `partition.place`.
       prompts: `N` non-empty int arrays; equal ones are prefilled once.
-      keys: `[N]`, one a row (see `keys.row_keys`); row noise depends on nothing else.
-      temperature: >= 0; 0 is greedy. A new value compiles nothing.
-      stop_ids: ids that end a row. A new set of at most 8 compiles nothing.
-      limits: int `[N]`, tokens each row may write, 1 to `max_new_tokens` (the default).
-      adapters: int `[N]`, adapter that each row goes through, -1 for none; by default the
-        one that there is. Other ids compile nothing.
+      keys: Random key of each row, `[N]` (see `keys.row_keys`); noise depends on nothing else.
+      temperature: 0 (greedy) or above. A new value does not recompile.
+      stop_ids: Ids that end a row. A new set of at most 8 does not recompile.
+      limits: Most tokens each row may write, int `[N]`, 1 to `max_new_tokens` (the default).
+      adapters: Adapter of each row, int `[N]`, -1 for none; by default the model's only one.
+        New ids do not recompile.
 
     Raises:
-      ValueError: a prompt with what its row may write would not fit the model's context, or
-        there is no such adapter.
+      ValueError: A prompt and its limit exceed the model's context, or an adapter does not exist.
     """
     limits = np.full(len(prompts), self.max_new_tokens) if limits is None else np.asarray(limits)
     self._check(prompts, limits, temperature, adapters)
     n, longest = len(prompts), max(map(len, prompts))
-    # A block of prompts a shard: the samples of a group stand side by side, so they stay together.
+    # One block of prompts per shard: the samples of a group are adjacent, so they share a shard.
     blocks = np.array_split(np.arange(n), self.shards)
     width = self.prompt_columns(longest)
     trees = [
       prefix_tree.pack(
         [prompts[n] for n in some],
         width,
-        # Those of different adapters share no prefix: equal tokens have other hidden states there.
+        # No shared prefix across adapters: hidden states of equal tokens differ.
         keys=None if adapters is None else adapters[some],
       )
-      # A shard without a prompt computes another's.
+      # A shard without prompts computes prompt 0.
       for some in (block if block.size else np.arange(1) for block in blocks)
     ]
     pool = self._fill_pool(params, trees, n, adapters is not None)
@@ -220,9 +217,9 @@ class Sampler:
     stops[: len(stop_ids)] = stop_ids
     control = (jnp.float32(temperature), stops)
     columns = self.cache_columns(longest)
-    tokens = np.zeros((n, self.max_new_tokens), np.int32)
-    logprobs = np.zeros((n, self.max_new_tokens), np.float32)
-    count = np.zeros(n, np.int32)
+    tokens = np.zeros((n, self.max_new_tokens), np.int32)  # [N, W]
+    logprobs = np.zeros((n, self.max_new_tokens), np.float32)  # [N, W]
+    count = np.zeros(n, np.int32)  # [N]
     longest_block = len(blocks[0])
     finish = functools.partial(self._finish, params, control, (tokens, logprobs, count))
     for first in range(0, longest_block, self.decode_rows):
@@ -247,16 +244,16 @@ class Sampler:
     )
 
   def _rows(self, trees, owner: np.ndarray, first: int, columns, limits, keys, adapters):
-    """What `_start` is told about the prompts `owner` `[shards, rows]`, `first` of each tree on."""
-    source = np.zeros((*owner.shape, columns), np.int32)
-    length = np.ones(owner.shape, np.int32)
+    """Builds inputs of `_start` for the prompts `owner` `[shards, rows]`, from `first` per tree."""
+    source = np.zeros((*owner.shape, columns), np.int32)  # pool position [shards, rows, columns]
+    length = np.ones(owner.shape, np.int32)  # [shards, rows]
     for shard, tree in enumerate(trees):
       for i in range((owner[shard] >= 0).sum()):
         at = tree.columns[first + i]
         length[shard, i] = len(at)
         source[shard, i, : len(at)] = tree.row[first + i] * tree.tokens.shape[1] + at
     limit = np.where(owner < 0, 0, limits[owner])
-    # Rows of padding have the noise and the adapter of any other.
+    # Padding rows get the key and adapter of prompt 0.
     some = np.maximum(owner, 0).reshape(-1)
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
     flat = lambda x: x.reshape(-1, *x.shape[2:]).astype(np.int32)
@@ -264,7 +261,7 @@ class Sampler:
     return self.placement.shard_rows((flat(source), flat(length), flat(limit), own_keys, adapter))
 
   def _batches(self, first: int, last: int) -> list[tuple[int, int]]:
-    """Rows `first` to `last` of each shard, cut into the batches that decode at once."""
+    """Splits rows `first` to `last` of each shard into batches that decode concurrently."""
     count = self.batches_at_once if last - first >= 2 * self.smallest_batch else 1
     ends = np.linspace(first, last, count + 1).astype(int)
     return list(itertools.pairwise(ends.tolist()))
@@ -281,13 +278,13 @@ class Sampler:
       live = np.asarray(state.live).reshape(owner.shape)
       if not live.any():
         return
-      # By halves alone, so that a batch of so many rows has one program that shrinks it.
+      # Only by halves, so that each batch size has one program that shrinks it.
       kept = _padded([np.flatnonzero(x) for x in live], shrink_at)
       owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
       real, kept = self.placement.shard_rows(
         (kept.reshape(-1) >= 0, np.maximum(kept, 0).reshape(-1))
       )
-      # Layer by layer, each old one let go: there are never two whole caches.
+      # Layer by layer, freeing each old one: two whole caches never coexist.
       cache = list(state.cache)
       state = self.keep(dataclasses.replace(state, cache=()), kept, real)
       for i in range(len(cache)):
@@ -312,7 +309,7 @@ class Sampler:
         f'{self.config.num_adapters if self.config.lora_rank else 0}.'
       )
     lengths = np.asarray([len(prompt) for prompt in prompts])
-    row = int(np.argmax(lengths + limits))  # a message that goes on has less left to write
+    row = int(np.argmax(lengths + limits))  # a continued message has a lower limit
     if lengths[row] + limits[row] > self.config.max_positions:
       raise ValueError(
         f'a prompt of {lengths[row]} tokens and a message of up to {limits[row]} do not fit the '
@@ -321,7 +318,7 @@ class Sampler:
       )
 
   def _fill_pool(self, params, trees: Sequence[prefix_tree.TokenTree], prompts: int, adapted: bool):
-    """Runs rows of each tree, a few at a time, into one buffer of keys, values, hidden states."""
+    """Prefills each tree, a few rows at a time, into one pool of keys, values, hidden states."""
     step, count = self.prefill_rows, max(len(tree.tokens) for tree in trees)
     width = trees[0].tokens.shape[1]
     like = (bucket(prompts, 8), width)
@@ -342,11 +339,11 @@ class Sampler:
 
 
 def _batches_at_once(config: ModelConfig, placement: Placement) -> int:
-  """Two cores compute two products of few rows sooner than both of them first one, then the other.
+  """Returns how many decode batches run concurrently: 2 for wide models on one CPU, else 1.
 
-  That is a quarter of the time of a model of width 256, an eighth of one of 576, and a loss of a
-  twelfth at 64 (docs/performance.md). An accelerator computes one program at a time, and programs
-  that exchange something must not wait for each other's turn.
+  Two cores run two small matmuls faster side by side than in sequence. Two batches save a quarter
+  of the time at width 256, an eighth at 576, and lose a twelfth at 64 (docs/performance.md).
+  An accelerator runs one program at a time, and concurrent programs with collectives may deadlock.
   """
   cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
   alone = placement.devices == 1 and jax.default_backend() == 'cpu'
@@ -354,12 +351,12 @@ def _batches_at_once(config: ModelConfig, placement: Placement) -> int:
 
 
 def _padded(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
-  """Int arrays as the rows of one, filled up with -1."""
+  """Stacks int arrays as rows, padded with -1."""
   return np.stack([np.pad(block, (0, width - len(block)), constant_values=-1) for block in blocks])
 
 
 def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
-  """`function` on the block of rows of each shard."""
+  """Maps `function` over the block of rows of each shard."""
   if shards == 1:
     return function
   split = lambda x: x.reshape(shards, -1, *x.shape[1:])
@@ -369,16 +366,17 @@ def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
 
 
 def _empty_pool(c: ModelConfig, rows: int, width: int):
-  kv = lambda: jnp.zeros((rows, c.num_kv_heads, width, c.head_dim), c.dtype)
+  kv = lambda: jnp.zeros((rows, c.num_kv_heads, width, c.head_dim), c.dtype)  # [R, K, T, d]
   return (
     tuple((kv(), kv()) for _ in range(c.num_layers)),
-    jnp.zeros((rows, width, c.embed_dim), c.dtype),
+    jnp.zeros((rows, width, c.embed_dim), c.dtype),  # hidden states [R, T, D]
   )
 
 
 def _prefill(model, shards, params, pool, inputs, first):
   tokens, positions, subtree_end, adapter = inputs
   mask = masks.TreeMask(subtree_end)
+  # hidden [R, T, D]; keys and values [R, K, T, d] of each layer
   hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
   write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0)
   return jax.tree.map(_by_block(write, shards), pool, (kv, hidden))
@@ -387,12 +385,13 @@ def _prefill(model, shards, params, pool, inputs, first):
 def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
   source, length, limit, keys, adapter, temperature, stops = rows
-  n, columns = source.shape
-  kv, hidden = pool
+  n, columns = source.shape  # [N, C]
+  kv, hidden = pool  # [R, K, T, d] of each layer, [R, T, D]
   row, column = source // hidden.shape[1], source % hidden.shape[1]
   widen = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0))
 
   def gather(x, row, column):
+    # [N, C, K, d] -> [N, K, C, d] -> [N, K, C + W, d]
     return jnp.pad(x[row, :, column].swapaxes(1, 2), widen)
 
   cache = jax.tree.map(lambda x: _by_block(gather, shards)(x, row, column), kv)
@@ -419,7 +418,7 @@ def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding
 
 def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
-  logits = model.apply({'params': params}, hidden, method='logits')
+  logits = model.apply({'params': params}, hidden, method='logits')  # [N, V]
   at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
   token, logprob = draw(logits, jax.vmap(jax.random.uniform)(at), temperature)
   put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
@@ -440,7 +439,7 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
 
 
 def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> _Decoding:
-  """Decodes until `shrink_at` rows a shard or fewer are live (0: until all have ended)."""
+  """Decodes until at most `shrink_at` rows per shard are live (0: until all have ended)."""
   shrink_at, temperature, stops = control
   weights_at = weights(params)
   columns = state.seen.shape[1] - state.tokens.shape[1]
@@ -451,8 +450,9 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
   def step(state):
     at = state.t - 1  # the token to read: the last one written
     of_tokens, of_logits = weights_at(at)
-    token = jax.lax.dynamic_slice_in_dim(state.tokens, at, 1, axis=1)
+    token = jax.lax.dynamic_slice_in_dim(state.tokens, at, 1, axis=1)  # [N, 1]
     seen = state.seen | (jnp.arange(state.seen.shape[1]) == columns + at)[None, :]
+    # hidden [N, 1, D]; the token's keys and values are written to cache column `columns + at`
     hidden, cache = model.apply(
       {'params': of_tokens},
       token,
@@ -469,11 +469,11 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
 
 
 def _keep_rows(shards, state: _Decoding, kept, real) -> _Decoding:
-  """The decode state of the rows `kept` of each block, of which those not `real` are padding."""
+  """Selects rows `kept` of each block of the decode state; rows not `real` are padding."""
   state = jax.tree.map(lambda x: _take_rows(shards, x, kept) if x.ndim else x, state)
   return dataclasses.replace(state, live=state.live & real)
 
 
 def _take_rows(shards, tree, kept):
-  """The rows `kept` of each block of the arrays of a tree."""
+  """Selects rows `kept` of each block of every array in a pytree."""
   return jax.tree.map(lambda x: _by_block(lambda x, kept: x[kept], shards)(x, kept), tree)

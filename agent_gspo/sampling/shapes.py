@@ -1,10 +1,10 @@
-"""Sizes that arrays are padded to, so that few programs are compiled."""
+"""Rounds array sizes up to few shapes, so that few programs are compiled."""
 
 from __future__ import annotations
 
 
 def bucket(n: int, smallest: int) -> int:
-  """Least number >= n among `smallest * {1, 1.5} * 2^k`: few shapes, at most a third idle."""
+  """Rounds `n` up to `smallest * {1, 1.5} * 2^k`: few shapes, at most a third is padding."""
   size = smallest
   while size < n:
     if size % 2 == 0 and size * 3 // 2 >= n:
