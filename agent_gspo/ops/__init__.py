@@ -1,1 +1,1 @@
-"""Operations on arrays that have several implementations, one for each kind of device."""
+"""Implements array operations, with one variant per kind of device."""

@@ -1,4 +1,4 @@
-"""Log-probs of tokens and entropies from hidden states, without all logits in memory at a time."""
+"""Computes token log-probs and entropies from hidden states, one chunk of logits at a time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
-"""Of the float32 logits of a chunk of tokens, at most."""
+"""Most bytes of a chunk's float32 logits."""
 
 _LOWEST = float(np.finfo(np.float32).min)  # -inf times its weight of 0 would be NaN
-_CHUNKS = 4  # at least, if they are not too small: those that nobody uses cost nothing
+_CHUNKS = 4  # fewest chunks of at least _SMALL tokens: unused chunks are skipped
 _SMALL = 256
 _TILE = 128
 
 
 def chunk_tokens(vocab_size: int, tokens: int) -> int:
-  """How many of so many tokens have their logits in memory at a time."""
+  """Returns the number of tokens per chunk of logits."""
   most = min(CHUNK_BYTES // (4 * vocab_size), max(tokens // _CHUNKS, _SMALL))
   most = max(most, _TILE)
   chunks = -(-tokens // most)
-  # Alike, so that padding is no chunk of its own; a TPU counts tokens in tiles.
+  # Chunks of equal size, so that padding fills none of its own; multiples of a TPU tile.
   return tokens if chunks == 1 else -(-tokens // (chunks * _TILE)) * _TILE
 
 
 def mask_unsaid(logits: jax.Array, unsaid: Sequence[tuple[int, int]], low: float) -> jax.Array:
-  """Returns logits `[..., V]` with `low` for the ids of some ranges `(first, end)`."""
+  """Sets logits `[..., V]` of the ids in ranges `(first, end)` to `low`."""
   if not unsaid:
     return logits
   said = np.ones(logits.shape[-1], bool)
@@ -49,23 +49,23 @@ def token_logprobs(
   entropy: bool = True,
   unsaid: tuple[tuple[int, int], ...] = (),
 ) -> tuple[jax.Array, jax.Array]:
-  """Log-prob of each target and entropy of its distribution, nats, float32 `[N]` each.
+  """Computes target log-probs and entropies of their distributions, nats, float32 `[N]` each.
 
-  Logits are computed twice, here and for the gradient: the second time they become gradients as
-  they are made, since the logarithm of their sum is known. The entropy has no gradient.
+  Logits are computed again in the backward pass, which turns each chunk into its gradient with the
+  saved log-normalizer. The entropy has no gradient.
 
   Args:
-    hidden: `[N, D]`, in the dtype of the operands.
-    kernel: float32 `[D, V]`, of the LM head.
-    targets: int32 `[N]`.
-    used: bool `[N]`; of the others most cost nothing and give 0.
-    temperature: that logits are divided by.
-    entropy: whether to compute it; else 0.
-    unsaid: ranges `(first, end)` of ids with probability 0, none of them a target.
+    hidden: Hidden states `[N, D]`, in the dtype of the operands.
+    kernel: LM head, float32 `[D, V]`.
+    targets: Target ids, int32 `[N]`.
+    used: Tokens to compute, bool `[N]`; chunks without any are skipped and give 0.
+    temperature: Divisor of the logits.
+    entropy: Computes entropies; else 0.
+    unsaid: Ranges `(first, end)` of ids with probability 0, none of them a target.
   """
   n = len(targets)
   size = chunk_tokens(kernel.shape[1], n)
-  order = jnp.argsort(~used)  # those that are used stand together
+  order = jnp.argsort(~used)  # used tokens first, `[N]`
   cut = lambda x: jnp.pad(x[order], ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
   arguments = (cut(hidden), kernel, cut(targets), cut(used))
   logprobs, entropies, _ = _padded(size, temperature, entropy, unsaid, *arguments)
@@ -75,13 +75,13 @@ def token_logprobs(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
-  """`token_logprobs` of a multiple of `size` tokens, and the logarithm of their logits' sum."""
-  kernel = operand(kernel, hidden.dtype)  # once, not once a chunk
+  """Computes `token_logprobs` of a multiple of `size` tokens, and their log-normalizers."""
+  kernel = operand(kernel, hidden.dtype)  # [D, V], cast once for all chunks
 
   def of_chunk(chunk):
-    hidden, targets, _ = chunk
-    logits = _logits(hidden, kernel, temperature, unsaid)
-    highest = logits.max(axis=1)
+    hidden, targets, _ = chunk  # [size, D], [size]
+    logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
+    highest = logits.max(axis=1)  # [size]
     weights = jnp.exp(logits - highest[:, None])
     total = weights.sum(axis=1)
     log_total = highest + jnp.log(total)
@@ -110,12 +110,12 @@ def _backward(size, temperature, entropy, unsaid, kept, gradients):
 
   def of_chunk(total, chunk):
     hidden, targets, _, log_total, gradient = chunk
-    logits = _logits(hidden, kernel, temperature, unsaid)
-    chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]
+    logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
+    chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]  # one-hot [size, V]
     dlogits = chosen - jnp.exp(logits - log_total[:, None])
     dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    total += product('nd,nv->dv', hidden, dlogits)
+    total += product('nd,nv->dv', hidden, dlogits)  # kernel gradient, float32 [D, V]
     return total, operand(product('nv,dv->nd', dlogits, kernel), hidden.dtype)
 
   def by_chunk(total, chunk):
@@ -131,4 +131,4 @@ _padded.defvjp(_keep, _backward)
 
 
 def _cut(size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-  return tuple(x.reshape(-1, size, *x.shape[1:]) for x in arrays)
+  return tuple(x.reshape(-1, size, *x.shape[1:]) for x in arrays)  # [chunks, size, ...]

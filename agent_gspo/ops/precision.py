@@ -1,4 +1,4 @@
-"""Products of operands in one dtype, summed in float32."""
+"""Multiplies matrices in a reduced dtype with float32 accumulation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jax.typing import DTypeLike
 
 
 def operand(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-  """Float32 `x` rounded to `dtype`, in every program alike.
+  """Rounds float32 `x` to `dtype`, identically in every program.
 
-  XLA drops casts to bfloat16 and back where it fuses them away, in one program and not in
-  another (`xla_allow_excess_precision`); a reduced precision it keeps.
+  XLA may drop casts to bfloat16 and back in one program and not in another
+  (`xla_allow_excess_precision`); it keeps `reduce_precision`.
   """
   if x.dtype == dtype:
     return x
@@ -25,10 +25,10 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def matmul(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
-  """Float32 `x @ kernel` of operands in `dtype`, `[..., I]` and `[I, O]`.
+  """Computes float32 `x @ kernel` of operands in `dtype`, `[..., I]` and `[I, O]`.
 
-  The gradient is one of their operands as well, in both of the products of the backward pass: it
-  is rounded to `dtype` once.
+  In the backward pass the incoming gradient is rounded to `dtype` once, as an operand of both
+  products.
   """
   return _product(operand(x, dtype), operand(kernel, dtype))
 
@@ -38,12 +38,13 @@ def _keep(x, kernel):
 
 
 def _backward(kept, gradient):
-  """JAX's own rule makes the kernel's gradient turned over, for which XLA copies operands."""
+  """Avoids JAX's own rule, whose transposed kernel gradient makes XLA copy operands."""
   x, kernel = kept
   if x.dtype != jnp.float32:
-    # Behind a barrier, or what makes them would be computed in the products, in float32.
+    # The barrier keeps XLA from fusing the producers into the products in float32.
     x, gradient = jax.lax.optimization_barrier((x, operand(gradient, x.dtype)))
   rows = tuple(range(x.ndim - 1))
+  # [..., O] x [I, O] -> dx [..., I]; [..., I] x [..., O] -> dkernel [I, O]
   dx = jax.lax.dot_general(gradient, kernel, (((x.ndim - 1,), (1,)), ((), ())))
   return dx, jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())))
 

@@ -1,4 +1,4 @@
-"""Before a run: can the reward prefer a wrong silence to a right answer?"""
+"""Checks before a run whether the reward can prefer a wrong silence to a right answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CHARGED = {
 
 
 def max_episode_cost(options: RewardOptions, team: Team) -> float:
-  """Most that the messages of an episode can cost together, in units of `message_costs`.
+  """Computes the highest cost of an episode, in units of `message_costs`.
 
-  Not for cost 'money', which depends on the lengths of the prompts.
+  Not valid for cost 'money', which depends on prompt lengths.
   """
   total, dearest = 0.0, 0.0
   for round_, _, layer in team.turns:
@@ -44,26 +44,26 @@ def check_bound(
   lambda_message_max: float = 0.0,
   message_limit: float = math.inf,
 ) -> str:
-  """Looks whether a wrong and silent episode can outrank (or equal) a right one.
+  """Checks whether a wrong and silent episode can outrank (or equal) a right one.
 
-  It compares what the dearest right episode and a wrong and silent one of the same
-  question are given. The loss term of the length reward 'optima' is not known before the run and is
-  left out, cost 'money' depends on prompt lengths and is not checked.
+  Compares the rewards of the most expensive right episode and of a wrong and silent one of the
+  same question. Excludes the loss term of the length reward 'optima', unknown before the run, and
+  cost 'money', which depends on prompt lengths.
 
   Args:
-    options: what is charged.
-    lambda_max: highest price of a unit of cost during the run.
-    team: what an episode can write at most.
-    lambda_turn: price of a message that is not silent.
-    lambda_rep: price of repetition.
-    lambda_message_max: highest price of a token beyond `message_limit`.
-    message_limit: tokens that a message may have for free.
+    options: Reward options.
+    lambda_max: Highest price of a unit of cost during the run.
+    team: Team, whose caps bound an episode.
+    lambda_turn: Price of a message that is not silent.
+    lambda_rep: Price of repetition.
+    lambda_message_max: Highest price of a token beyond `message_limit`.
+    message_limit: Free tokens of a message.
 
   Returns:
-    A sentence for the user if it can but for the gate that stands before the price, else ''.
+    A warning if only the gate prevents it, else ''.
 
   Raises:
-    ValueError: it can, and the price is always charged; names the fields to change.
+    ValueError: It can, and the price is always charged; names the fields to change.
   """
   if options.cost == 'money':
     return ''
@@ -109,9 +109,9 @@ def _remedy(options: RewardOptions, cost: float, others: float, shaped: float) -
 
 
 def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float:
-  """Most that the length reward takes from the dearest right answer, relative to a wrong silence.
+  """Computes how far the length reward can favor a wrong silence over the costliest right answer.
 
-  Tried in groups of many make-ups, since most of them compare the episodes of a question.
+  Tries groups of many compositions, since most length rewards compare episodes of a question.
   """
   if options.length_reward in ('linear', 'hinge'):
     return 0.0
@@ -132,7 +132,7 @@ def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float
     questions=question.astype(int),
     read=share,
     turns=np.ceil(share * turns),
-    budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # where one is told
+    budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # read with budget conditioning only
   )
   term = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   if options.gate == 'correct':

@@ -1,8 +1,8 @@
-"""The communication-aware reward of Agent-GSPO (Fan et al. 2025, arXiv 2510.22477).
+"""Computes the communication-aware reward of Agent-GSPO (Fan et al. 2025, arXiv 2510.22477).
 
-`r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, with the two
-terms of this project: `- lambda_message * overshoot of the message budget + length_reward`. Kept as
-named terms, one value a message. `M` messages, `E` episodes.
+`r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, and two terms added
+here: `- lambda_message * overshoot of the message budget + length_reward`. Terms are kept apart,
+one value per message. `M` messages, `E` episodes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class RewardTerms:
-  """Weighted terms, float32 `[M]` each; costs are >= 0 and to be subtracted.
+  """Weighted reward terms, float32 `[M]` each; costs are >= 0 and to be subtracted.
 
   Attributes:
-    task: task score of the message's episode.
+    task: Task score of the message's episode.
     token_cost: `lambda_tok * cost`.
     turn_cost: `lambda_turn * turns`.
     repetition_cost: `lambda_rep * repetition`.
     message_cost: `lambda_message * max(0, tokens written - message_limit)`.
-    length_reward: term of `reward.length_reward`, to be added, the same for all messages of an
+    length_reward: Term of `reward.length_reward`, to be added, equal for all messages of an
       episode.
   """
 
@@ -59,7 +59,7 @@ class RewardTerms:
 
   @property
   def costs(self) -> np.ndarray:
-    """All that is subtracted from the task score; negative where a length reward pays a bonus."""
+    """Sums what is subtracted from the task score; negative where a length reward is a bonus."""
     costs = self.token_cost + self.turn_cost + self.repetition_cost + self.message_cost
     return costs - self.length_reward
 
@@ -82,19 +82,19 @@ def reward_terms(
   budgets: np.ndarray | None = None,
   reference_nll: np.ndarray | None = None,
 ) -> RewardTerms:
-  """Rewards of all messages of a rollout.
+  """Computes the rewards of all messages of a rollout.
 
   Args:
-    options: what is charged.
-    counts: who wrote and who read each message.
-    task_scores: float `[E]`, in `[0, 1]`.
-    lambda_tok: price of a unit of cost; float `[E]` where episodes have prices of their own.
-    texts: `M` texts of the messages; read only if repetition costs something.
-    lambda_turn: price of a message that is not silent.
-    lambda_rep: price of repetition.
-    lambda_message: price of a token of a message beyond `message_limit`.
-    message_limit: tokens that a message may have for free, see `budgets`.
-    budgets: float `[E]`, cost that each episode was told to have, for 'told_budget'.
+    options: Reward options.
+    counts: Token counts, authors and readers of each message.
+    task_scores: Task scores in `[0, 1]`, float `[E]`.
+    lambda_tok: Price of a unit of cost; float `[E]` with price conditioning.
+    texts: `M` message texts; read only if `lambda_rep` is not 0.
+    lambda_turn: Price of a message that is not silent.
+    lambda_rep: Price of repetition.
+    lambda_message: Price of a token of a message beyond `message_limit`.
+    message_limit: Free tokens of a message, see `budgets`.
+    budgets: Budget of each episode, float `[E]`, for 'told_budget'.
     reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
   """
   scores = np.asarray(task_scores, np.float64)
@@ -108,8 +108,8 @@ def reward_terms(
   silent = np.zeros(len(counts.episode))
   repeated = repetition(texts, counts.episode) if lambda_rep else silent
   over = np.maximum(counts.written - message_limit, 0.0) if lambda_message else silent
+  prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)  # [E]
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
-  prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)
   charges = 0.0 if options.length_reward == 'hinge' else prices[counts.episode]
   added = _length_reward(options, counts, scores, prices, budgets, reference_nll)[counts.episode]
   return RewardTerms(
@@ -123,7 +123,7 @@ def reward_terms(
 
 
 def message_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
-  """Unweighted cost of each message, float64 `[M]`, before any gate."""
+  """Computes the unweighted cost of each message, float64 `[M]`, before any gate."""
   if options.cost == 'money':
     return (options.p_write * counts.written + options.p_read * counts.read) / 1e6
   written = counts.critical_path() if options.cost == 'critical_path' else counts.written
@@ -131,7 +131,7 @@ def message_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
 
 
 def episode_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
-  """Unweighted cost of each episode, float64 `[E]`, before any gate: what a budget bounds."""
+  """Computes the unweighted cost of each episode, float64 `[E]`, which a budget bounds."""
   return np.bincount(
     counts.episode, weights=message_costs(options, counts), minlength=counts.num_episodes
   )
@@ -145,7 +145,7 @@ def _length_reward(
   budgets: np.ndarray | None,
   reference_nll: np.ndarray | None,
 ) -> np.ndarray:
-  """Term of `reward.length_reward`, float64 `[E]`."""
+  """Computes the term of `reward.length_reward`, float64 `[E]`."""
   per_episode = lambda x: np.bincount(counts.episode, weights=x, minlength=counts.num_episodes)
   episodes = length_rewards.Episodes(
     scores=scores,
@@ -161,19 +161,19 @@ def _length_reward(
 
 
 def _questions(counts: MessageCounts) -> np.ndarray:
-  """Question of each episode, int `[E]`; -1 for one without messages."""
+  """Returns the question of each episode, int `[E]`; -1 for one without messages."""
   question = np.full(counts.num_episodes, -1)
   question[counts.episode] = counts.question
   return question
 
 
 def _gate(options: RewardOptions, counts: MessageCounts, scores: np.ndarray) -> np.ndarray:
-  """Bool `[M]`: where prices and the length reward act."""
+  """Returns where prices and the length reward apply, bool `[M]`."""
   if options.gate == 'always':
     return np.ones(len(counts.episode), bool)
   if options.gate == 'correct':
     return scores[counts.episode] >= 1.0
-  # Mean over messages would weigh talkative episodes more: one entry an episode.
+  # Over episodes, since a mean over messages would weigh long episodes more.
   question = _questions(counts)
   spoken = question >= 0
   right = np.bincount(question[spoken], weights=scores[spoken])
@@ -181,24 +181,24 @@ def _gate(options: RewardOptions, counts: MessageCounts, scores: np.ndarray) -> 
   accuracy = right / np.maximum(size, 1)
   if options.gate == 'group_accuracy':
     return accuracy[counts.question] >= options.gate_accuracy
-  # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are let in as well,
-  # but none without a right answer: there the price would only teach silence.
+  # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are included, but none
+  # without a right answer: there the price would only teach silence.
   ranked = np.sort(accuracy[size > 0])[::-1]
   last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
   return (accuracy[counts.question] >= last) & (accuracy[counts.question] > 0)
 
 
 def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:
-  """Each message's part in the repetition of its episode, float64 `[M]`.
+  """Computes each message's part in the repetition of its episode, float64 `[M]`.
 
-  The repetition of an episode is the share of its word `n`-grams (within messages) that
-  occurred in it before, in the order of the messages: below 1, the sum over its messages.
-  So who repeats pays, be it an agent's own words or a teammate's.
+  The repetition of an episode is the share of its word `n`-grams (within messages) that occurred
+  in it before, in message order. It is below 1 and the sum over its messages. The repeating
+  message pays, be it its author's own words or a teammate's.
 
   Args:
-    texts: `M`, in the order in which they were written.
-    episode: int `[M]`.
-    n: words of an n-gram.
+    texts: Message texts in the order in which they were written, `[M]`.
+    episode: Episode of each message, int `[M]`.
+    n: Words of an n-gram.
   """
   seen: dict[int, set[tuple[str, ...]]] = {}
   repeated, total = np.zeros(len(texts)), np.zeros(len(texts))
@@ -216,15 +216,15 @@ def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndar
 def summary(
   options: RewardOptions, terms: RewardTerms, episode: np.ndarray, num_episodes: int
 ) -> Mapping[str, Any]:
-  """The terms apart, for `metrics.jsonl`: means over messages (task, length) and episodes.
+  """Averages each term over messages (task, length) or episodes (costs), for `metrics.jsonl`.
 
   Args:
-    options: the config's section.
-    terms: `[M]`.
-    episode: int `[M]`, of each message.
-    num_episodes: all, also those without a message.
+    options: Reward options.
+    terms: Reward terms, `[M]`.
+    episode: Episode of each message, int `[M]`.
+    num_episodes: Number of episodes, those without a message included.
   """
-  # With credit 'episode' every message carries the costs of all.
+  # With credit 'episode' every message has the episode's whole cost: count one message each.
   carriers = np.arange(len(episode))
   if options.credit == 'episode':
     carriers = np.unique(episode, return_index=True)[1]

@@ -1,10 +1,9 @@
-"""Rewards of length from the literature: what each adds to the task score.
+"""Implements length rewards from the literature, as terms added to the task score.
 
-Every function returns a term float64 `[E]` to be *added* to the task score, so that
-`task + term` is the published reward. `E` episodes; a group is the episodes of one
-question; an episode is right where its score is 1. Positional arguments are arrays, one
-value an episode, named after the fields of `Episodes`; keyword arguments are options, with
-the paper's default where it has one.
+Every function returns a term float64 `[E]` to be *added* to the task score, so that `task + term`
+is the published reward. `E` episodes; a group is the episodes of one question; an episode is right
+if its score is 1. Positional arguments are arrays `[E]`, named after the fields of `Episodes`;
+keyword arguments are options, with the paper's default if it has one.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-  """What a length reward may look at, one value an episode, `[E]` each.
+  """Inputs of length rewards, one value per episode, `[E]` each.
 
   Attributes:
-    scores: task score, in `[0, 1]`.
-    lengths: cost of the episode in the unit of `reward.cost`: tokens written by default.
-    questions: int, which question it is about.
-    read: tokens read (all prompts of the episode).
-    turns: messages that are not silent.
+    scores: Task score, in `[0, 1]`.
+    lengths: Cost of the episode in the unit of `reward.cost`: tokens written by default.
+    questions: Index of the question, int.
+    read: Tokens read (all prompts of the episode).
+    turns: Messages that are not silent.
     price: `lambda_tok`.
-    budgets: cost that the episode was told to have; None where nobody was told.
-    reference_nll: highest mean loss (nats a token) of the episode's messages under the base
-      model; None where nobody measured it.
+    budgets: Budget shown to the team; None without budget conditioning.
+    reference_nll: Highest mean NLL (nats per token) of the episode's messages under the reference
+      policy; None if not measured.
   """
 
   scores: Array
@@ -49,10 +48,10 @@ class Episodes:
 
 
 def hinge(lengths: Array, price: Array | float, *, limit: float) -> Array:
-  """Leash (arXiv 2512.21540): `-lambda max(0, l / L - 1)`.
+  """Computes Leash (arXiv 2512.21540): `-lambda max(0, l / L - 1)`.
 
-  Here lambda is `price * L`, so that the price keeps its unit (score a token). Its dual
-  update is `budgets.dual`; with it the price charges nothing else.
+  Here lambda is `price * L`, so that the price keeps its unit (score per token). Its dual
+  update is `budgets.dual`. The price then charges nothing else.
   """
   return -price * np.maximum(lengths - limit, 0.0)
 
@@ -68,11 +67,11 @@ def optima(
   min_tokens: float = 40.0,
   loss_floor: float = 0.1,
 ) -> Array:
-  """Optima (arXiv 2410.08115): `-a l / max_group(l) + b / loss under the reference policy`.
+  """Computes Optima (arXiv 2410.08115): `-a l / max_group(l) + b / NLL under the reference`.
 
-  An episode of fewer than `min_tokens` has reward -1 whatever its score. A loss below
-  `loss_floor` counts as so much: a message that the reference is sure of would be worth
-  more than any answer. Without `reference_nll` the second term is 0.
+  An episode of fewer than `min_tokens` has reward -1 whatever its score. The NLL is at least
+  `loss_floor`: otherwise a message certain under the reference would be worth more than any
+  answer. Without `reference_nll` the second term is 0.
   """
   term = -token_weight * _ratio(lengths, _group_max(lengths, questions))
   if reference_nll is not None:
@@ -83,15 +82,15 @@ def optima(
 
 
 def l1_exact(lengths: Array, *, target: float, alpha: float = 3e-4) -> Array:
-  """L1-Exact (arXiv 2503.04697): `c - alpha abs(n - l)`."""
+  """Computes L1-Exact (arXiv 2503.04697): `c - alpha abs(n - l)`."""
   return -alpha * np.abs(target - lengths)
 
 
 def told_budget(lengths: Array, budgets: Array, *, weight: float = 0.5) -> Array:
-  """After L1-Exact (arXiv 2503.04697), of a team and in shares: `-w min(abs(l - b) / b, 1)`.
+  """Computes a relative L1-Exact (arXiv 2503.04697) for teams: `-w min(abs(l - b) / b, 1)`.
 
-  `b` is the budget that the team was told with this question (`budget.mode='target'`). Bounded, so
-  that no length outweighs the task.
+  `b` is the question's budget (`budget.mode='target'`). The term is bounded, so that no length
+  outweighs the task.
   """
   return -weight * np.minimum(np.abs(lengths - budgets) / budgets, 1.0)
 
@@ -99,12 +98,12 @@ def told_budget(lengths: Array, budgets: Array, *, weight: float = 0.5) -> Array
 def l1_max(
   scores: Array, lengths: Array, *, target: float, alpha: float = 3e-4, delta: float = 0.5
 ) -> Array:
-  """L1-Max (arXiv 2503.04697): `c clip(alpha (n - l) + delta, 0, 1)`."""
+  """Computes L1-Max (arXiv 2503.04697): `c clip(alpha (n - l) + delta, 0, 1)`."""
   return scores * np.clip(alpha * (target - lengths) + delta, 0.0, 1.0) - scores
 
 
 def kimi(scores: Array, lengths: Array, questions: Array, *, weight: float = 0.4) -> Array:
-  """Kimi k1.5 (arXiv 2501.12599), as public ports code it.
+  """Computes the length reward of Kimi k1.5 (arXiv 2501.12599), as in public ports.
 
   `f = 0.5 - (l - min) / (max - min)` over the group; right episodes get `w f`, wrong ones
   `w min(0, f)`, all 0 where the lengths of a group are equal.
@@ -116,10 +115,10 @@ def kimi(scores: Array, lengths: Array, questions: Array, *, weight: float = 0.4
 
 
 def efficient(scores: Array, lengths: Array, questions: Array, *, alpha: float = 0.1) -> Array:
-  """Arora and Zanette (arXiv 2502.04463): `c (1 - alpha sigmoid(z))`.
+  """Computes the reward of Arora and Zanette (arXiv 2502.04463): `c (1 - alpha sigmoid(z))`.
 
-  `z` is the length standardised over the right episodes of the question; 0 where those
-  are equally long or there are none.
+  `z` is the length standardized over the right episodes of the question; 0 if those are equally
+  long or there are none.
   """
   right = scores >= 1
   mean = _group_mean(lengths, questions, right)
@@ -130,14 +129,14 @@ def efficient(scores: Array, lengths: Array, questions: Array, *, alpha: float =
 
 
 def laser(scores: Array, lengths: Array, *, target: float, weight: float = 0.5) -> Array:
-  """LASER (arXiv 2505.15612): `c (1 + w 1[l <= L])`."""
+  """Computes LASER (arXiv 2505.15612): `c (1 + w 1[l <= L])`."""
   return weight * scores * (lengths <= target)
 
 
 def shorter_better(
   scores: Array, lengths: Array, questions: Array, *, alpha: float = 2.0, beta: float = 1e-3
 ) -> Array:
-  """ShorterBetter (arXiv 2504.21370): `a c - b abs(l - l*)`.
+  """Computes ShorterBetter (arXiv 2504.21370): `a c - b abs(l - l*)`.
 
   `l*` is the shortest right episode of the question, or the mean length if none is right.
   """
@@ -148,7 +147,7 @@ def shorter_better(
 
 
 def alp(scores: Array, lengths: Array, questions: Array, *, beta: float = 1e-7) -> Array:
-  """Adaptive length penalty (arXiv 2506.05256): `-beta l max(solve rate, 1 / G)`."""
+  """Computes the adaptive length penalty (arXiv 2506.05256): `-beta l max(solve rate, 1 / G)`."""
   floor = 1.0 / _group_size(questions)
   return -beta * lengths * np.maximum(_share_right(scores, questions), floor)
 
@@ -156,9 +155,9 @@ def alp(scores: Array, lengths: Array, questions: Array, *, beta: float = 1e-7) 
 def multiplicative(
   scores: Array, lengths: Array, questions: Array, *, alpha: float = 0.33
 ) -> Array:
-  """GR3 (arXiv 2603.10535): `c f(l)`, so that nothing is earned by being short and wrong.
+  """Computes GR3 (arXiv 2603.10535): `c f(l)`, so that short and wrong answers earn nothing.
 
-  A stand-in for the paper's factor: `f = 1 / (1 + alpha l / mean_group(l))`.
+  Stand-in for the paper's factor: `f = 1 / (1 + alpha l / mean_group(l))`.
   """
   return scores / (1.0 + alpha * _ratio(lengths, _group_mean(lengths, questions))) - scores
 
@@ -174,10 +173,10 @@ def pass_rate_scaled(
   read_weight: float = 1 / 3,
   turn_weight: float = 1 / 3,
 ) -> Array:
-  """After prime-rl: `-solve rate * sum_i w_i x_i / max_group(x_i)`.
+  """Computes the penalty of prime-rl: `-solve rate * sum_i w_i x_i / max_group(x_i)`.
 
-  `x` are tokens written, tokens read and turns. With weights that add up to at most 1 a
-  right episode keeps more than a wrong and silent one.
+  `x` are tokens written, tokens read and turns. If the weights sum to at most 1, a right episode
+  keeps more than a wrong and silent one.
   """
   parts = ((written_weight, lengths), (read_weight, read), (turn_weight, turns))
   share = sum(weight * _ratio(x, _group_max(x, questions)) for weight, x in parts)
@@ -185,10 +184,10 @@ def pass_rate_scaled(
 
 
 def decaying(scores: Array, lengths: Array, questions: Array, *, decay: float = 0.5) -> Array:
-  """S-GRPO (arXiv 2505.07686): the k-th right exit earns `decay^(k - 1)`.
+  """Computes S-GRPO (arXiv 2505.07686): the k-th right exit earns `decay^(k - 1)`.
 
-  A stand-in: the exits of the paper are cuts of one chain of thought, ours are the
-  question's episodes in order of length. Equally long ones share a place.
+  Stand-in: the paper's exits are cuts of one chain of thought, here they are the question's
+  episodes in order of length. Equally long ones share a rank.
   """
   right = scores >= 1
   earlier = (questions[:, None] == questions) & right & (lengths < lengths[:, None])
@@ -196,7 +195,7 @@ def decaying(scores: Array, lengths: Array, questions: Array, *, decay: float = 
 
 
 def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: float = 0.5) -> Array:
-  """DAPO's soft punishment (arXiv 2503.14476): `w clip(-(l - (L - b)) / b, -1, 0)`.
+  """Computes DAPO's soft punishment (arXiv 2503.14476): `w clip(-(l - (L - b)) / b, -1, 0)`.
 
   The paper's weight is 1 on rewards of -1 and 1, which is 0.5 on scores of 0 and 1.
   """
@@ -222,13 +221,13 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
     overlong,
   )
 }
-"""Length rewards by name. 'linear', the price alone, is none: it adds nothing."""
+"""Length rewards by name, without 'linear' (the price alone), which adds nothing."""
 
 _POSITIVE = ('limit', 'target', 'buffer', 'decay', 'loss_floor')
 
 
 def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
-  """The term of the length reward `name`, float64 `[E]`; zeros for 'linear'."""
+  """Computes the term of the length reward `name`, float64 `[E]`; zeros for 'linear'."""
   if name == 'linear':
     return np.zeros(len(episodes.scores))
   arrays, _ = _arguments(name)
@@ -239,11 +238,11 @@ def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:
-  """Options of a length reward from text such as 'target=20, weight=0.5'.
+  """Parses options of a length reward from text such as 'target=20, weight=0.5'.
 
   Raises:
-    ValueError: an option that it does not have, has twice, needs and does not get,
-      or that is no number that makes sense; names `reward.length_reward_options` and what to write.
+    ValueError: An option is unknown, repeated, missing or out of range; names
+      `reward.length_reward_options` and the remedy.
   """
   known = {} if name == 'linear' else _arguments(name)[1]
   found: dict[str, float] = {}
@@ -274,7 +273,7 @@ def parse_options(name: str, text: str) -> dict[str, float]:
 
 
 def defaults(name: str) -> dict[str, float]:
-  """Options of a length reward that have a default."""
+  """Returns the options of a length reward that have a default."""
   known = {} if name == 'linear' else _arguments(name)[1]
   return {key: value for key, value in known.items() if value is not None}
 
@@ -291,10 +290,10 @@ def _number(where: str, key: str, value: str) -> float:
 
 
 def length_reward(name: str) -> Callable[..., Array]:
-  """A length reward by name: key of `LENGTH_REWARDS`, or 'module:function' of a user's own.
+  """Returns a length reward by name: key of `LENGTH_REWARDS`, or 'module:function' of a user.
 
   Raises:
-    ValueError: there is no such length reward.
+    ValueError: No such length reward.
   """
   found = plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
   if plugins.is_plugin(name):
@@ -304,12 +303,12 @@ def length_reward(name: str) -> Callable[..., Array]:
 
 
 def read_by(name: str) -> tuple[str, ...]:
-  """Fields of `Episodes` that a length reward reads."""
+  """Returns the fields of `Episodes` that a length reward reads."""
   return () if name == 'linear' else tuple(_arguments(name)[0])
 
 
 def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
-  """Names of the arrays that a length reward takes, and its options; None: without a default."""
+  """Returns a length reward's array arguments, and its options with defaults (None without)."""
   parameters = inspect.signature(length_reward(name)).parameters.values()
   arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
   options = {
@@ -321,13 +320,13 @@ def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
 
 
 def _ratio(over: Array, under: Array) -> Array:
-  """`over / under`, 0 where `under` is 0 (an all-silent group, equal lengths)."""
+  """Returns `over / under`, 0 where `under` is 0 (an all-silent group, equal lengths)."""
   over, under = np.broadcast_arrays(np.asarray(over, float), np.asarray(under, float))
   return np.divide(over, under, out=np.zeros_like(over), where=under != 0)
 
 
 def _group_mean(values: Array, questions: Array, where: Array | None = None) -> Array:
-  """Each episode's group mean over the episodes `where`, 0 if there are none, `[E]`."""
+  """Computes each episode's group mean over the episodes `where`, `[E]`, 0 if there are none."""
   dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
   kept = np.ones(len(dense)) if where is None else where.astype(float)
   return _ratio(np.bincount(dense, values * kept), np.bincount(dense, kept))[dense]

@@ -1,4 +1,4 @@
-"""The `reward` section of a config."""
+"""Defines the `reward` section of a config."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LENGTH_REWARDS = ('linear', *length_rewards.LENGTH_REWARDS)
 
 @dataclasses.dataclass(frozen=True)
 class RewardOptions(Section, name='reward'):
-  """What counts as cost, and when it is charged; how much, says the section `budget`.
+  """Definition of cost and when it is charged; the section `budget` sets the price.
 
   The cost is also the unit of the budgets: 'tokens' counts tokens written with the default
-  prices, and with `p_write=0, p_read=1` the tokens that others read of them.
+  prices, and tokens read by others with `p_write=0, p_read=1`.
   """
 
   # tokens: p_write * written + p_read * written * readers; critical_path: only the longest message
@@ -27,19 +27,19 @@ class RewardOptions(Section, name='reward'):
   cost: str = option('tokens', choices=COSTS)
   p_write: float = option(1.0, least=0)  # price of a written token
   p_read: float = option(0.0, least=0)  # price of a token each time it is read
-  # Where prices and the length reward act: always; correct: episodes that solved the task;
+  # Where prices and the length reward apply: always; correct: episodes that solved the task;
   # group_accuracy: questions whose group reaches gate_accuracy; top_groups: the gate_fraction of
-  # the questions that are answered best. Charged always, a price drives teams that are often
-  # wrong into silence (docs/results/ablations.md).
+  # the questions that are answered best. A price charged always drives teams that are often wrong
+  # into silence (docs/results/ablations.md).
   gate: str = option('group_accuracy', choices=GATES)
   gate_accuracy: float = option(0.5, least=0, most=1)  # share of right answers that opens the gate
   gate_fraction: float = option(0.2, above=0, most=1)  # share of a step's questions
   # own_cost: the team's task score, a message's own cost; episode: every message is credited with
   # the whole episode.
   credit: str = option('own_cost', choices=CREDITS)
-  # What else depends on the length of the episode; linear: nothing, the price alone.
-  length_reward: str = 'linear'  # of LENGTH_REWARDS, or 'module:function'
-  length_reward_options: str = ''  # of the length reward: 'target=20, weight=0.5'
+  # Further term that depends on the length of the episode; linear: none, the price alone.
+  length_reward: str = 'linear'  # one of LENGTH_REWARDS, or 'module:function'
+  length_reward_options: str = ''  # options of the length reward: 'target=20, weight=0.5'
 
   def __post_init__(self):
     super().__post_init__()
@@ -55,17 +55,17 @@ class RewardOptions(Section, name='reward'):
 
   @property
   def length_reward_arguments(self) -> dict[str, float]:
-    """`length_reward_options`, read."""
+    """Returns `length_reward_options`, parsed."""
     return length_rewards.parse_options(self.length_reward, self.length_reward_options)
 
   @property
   def needs_reference(self) -> bool:
-    """Whether the length reward asks what the reference policy thinks of the messages."""
+    """Returns whether the length reward reads the NLL under the reference policy."""
     return 'reference_nll' in length_rewards.read_by(self.length_reward)
 
   @property
   def unit(self) -> str:
-    """What one unit of cost, and so of a budget, is."""
+    """Describes one unit of cost, which is also that of a budget."""
     if self.cost == 'money':
       return 'money'
     kind = 'tokens of the critical path' if self.cost == 'critical_path' else 'tokens'

@@ -1,9 +1,9 @@
-"""What happens in a group whose task scores tie?
+"""Computes what groups with tied task scores teach.
 
-There the task score decides nothing, and whatever else is in the advantage teaches alone.
-Under division by the group's spread it does so at full strength for any price above 0:
-all-wrong groups then push a team into silence. The answer is computed, not looked up: one
-small batch goes through the real reward and the real advantage.
+In such a group the task score has no effect, and the other terms of the advantage teach alone.
+Divided by the group's spread, they do so at full strength for any price above 0: all-wrong groups
+then push a team into silence. The effect is computed on one small batch with the run's own reward
+and advantage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_gspo.rewards.communication import RewardOptions, RewardTerms, reward_
 from agent_gspo.teams.counts import MessageCounts
 
 Estimate = Callable[[RewardTerms, MessageCounts], chex.Array]
-"""Advantage `[M]` of the messages of a batch: what the trainer does between reward and update."""
+"""Maps reward terms and counts to the advantage of each message, `[M]`."""
 
 _SCORES = {'all right': (1, 1, 1, 1), 'all wrong': (0, 0, 0, 0), 'mixed': (1, 0, 1, 0)}
 _NEGLIGIBLE = 1e-5
@@ -28,12 +28,12 @@ _NEGLIGIBLE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Tie:
-  """What a group of one kind teaches.
+  """Gradient signal of one kind of group.
 
   Attributes:
-    silence: advantage of a silent episode over a talkative one; positive: silence pays.
-    priced: whether that depends on `lambda_tok` (by more than a tenth for twice the price).
-    text: the same in a sentence.
+    silence: Advantage of a silent episode over a talkative one; positive if silence pays.
+    priced: True if `silence` depends on `lambda_tok` (over a tenth for twice the price).
+    text: Summary in one sentence.
   """
 
   silence: float
@@ -44,11 +44,10 @@ class Tie:
 @dataclasses.dataclass(frozen=True)
 class Ties:
   """Attributes:
-  all_right, all_wrong: groups whose task scores tie.
-  right: advantage of right episodes over wrong ones in a mixed group, half of each silent:
-    the yardstick.
-  collapse: whether all-wrong groups teach silence at least half as strongly as that,
-    whatever the price is: how teams fall silent for good.
+  all_right, all_wrong: Groups with tied task scores.
+  right: Advantage of right episodes over wrong ones in a mixed group, half of each silent.
+  collapse: True if all-wrong groups teach silence more than half as strongly as `right`,
+    independent of the price: teams then fall silent for good.
   """
 
   all_right: Tie
@@ -65,10 +64,10 @@ class Ties:
 
 
 def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
-  """The advantage `name` of `estimators.ADVANTAGES` on a batch of one message an episode.
+  """Returns the advantage `name` for a batch of one message per episode.
 
   Args:
-    name, costs, **options: see `estimators.advantage`.
+    name, costs, **options: See `estimators.advantage`.
   """
 
   def estimate(terms: RewardTerms, counts: MessageCounts) -> chex.Array:
@@ -105,15 +104,14 @@ def what_ties_teach(
   length: int,
   lambda_turn: float = 0.0,
 ) -> Ties:
-  """The answer for a reward and an advantage, for training to print at start.
+  """Computes what tied groups teach under a reward and an advantage, to be printed at start.
 
   Args:
-    options: the reward.
-    estimate: from reward terms and counts to the advantage of each message, see
-      `estimator`.
-    lambda_tok: the price; under a controller a typical one.
-    length: tokens that a talkative episode writes.
-    lambda_turn: price of a message that is not silent.
+    options: Reward options.
+    estimate: Advantage from reward terms and counts, see `estimator`.
+    lambda_tok: Price of a unit of cost; under a controller a typical one.
+    length: Tokens written in a talkative episode.
+    lambda_turn: Price of a message that is not silent.
   """
   gaps = _gaps(options, estimate, lambda_tok, length, lambda_turn)
   at_another_price = _gaps(options, estimate, 2 * lambda_tok, length, lambda_turn)
@@ -152,7 +150,7 @@ def _gaps(
   length: int,
   lambda_turn: float,
 ) -> dict[str, float]:
-  """Advantage of silence over talk in each kind of group, and of right over wrong."""
+  """Computes the advantage of silence over talk in each kind of group, and of right over wrong."""
   counts = _counts(length)
   scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
   terms = reward_terms(
@@ -162,7 +160,7 @@ def _gaps(
     lambda_tok,
     [''] * len(scores),
     lambda_turn=lambda_turn,
-    budgets=np.full(len(scores), length / 2),  # where one is told
+    budgets=np.full(len(scores), length / 2),  # read with budget conditioning only
   )
   found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
   gap = lambda row: float(row[:2].mean() - row[2:].mean())
@@ -172,7 +170,7 @@ def _gaps(
 
 
 def _counts(length: int) -> MessageCounts:
-  """Three questions, four episodes of one message each: two silent ones, two talkative ones."""
+  """Returns counts of three questions, each with two silent and two talkative episodes."""
   count = 4 * len(_SCORES)
   zeros = np.zeros(count, int)
   written = np.tile([0, 0, length, length], len(_SCORES))

@@ -1,17 +1,17 @@
-"""Softmax attention under a mask that is a description, on any kind of device.
+"""Implements softmax attention under compact masks, for any kind of device.
 
-All implementations take and give the same:
+All implementations share one interface:
 
-    queries, scaled   [B, K, g, T, d]   K heads of keys, each with g of queries (grouped-query)
+    queries, scaled   [B, K, g, T, d]   K key-value heads, each with g query heads (GQA)
     keys, values      [B, K, S, d]
     mask              `masks.TreeMask` (S = T) or `masks.CacheMask`
     out               [B, K, g, T, d], in the dtype of the values
 
-Scores, their maximum and their sum are float32, operands of products as given.
+Scores, their maximum and their sum are float32; matmul operands keep their dtype.
 """
 
 IMPLEMENTATIONS = ('auto', 'reference', 'blockwise', 'tpu', 'gpu')
 """Names for `attend.attend`, and values of `model.attention`."""
 
 KEPT = 'attention'
-"""Name of what the gradient of 'blockwise' and 'tpu' needs of the result, for `jax.checkpoint`."""
+"""`jax.checkpoint` name of the residuals of 'blockwise' and 'tpu'."""

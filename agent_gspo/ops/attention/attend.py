@@ -1,4 +1,4 @@
-"""Attention by the implementation that the device, or the config, asks for."""
+"""Selects the attention implementation by device and config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
 _TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
-_SHORT = 128  # columns of a row that has few scores: the reference compiles sooner
+_SHORT = 128  # columns up to which the reference is used: it compiles faster
 
 
 def check(implementation: str, dtype: str) -> None:
-  """Checks that the devices of this process have an implementation.
+  """Checks that the devices of this process support an implementation.
 
   Raises:
-    ValueError: they have not; it names `model.attention` and what to use.
+    ValueError: They do not; names `model.attention` and the remedy.
   """
   backend = jax.default_backend()
   if implementation in _ACCELERATORS and implementation != backend:
@@ -42,14 +42,14 @@ def attend(
   *,
   implementation: str = 'auto',
 ) -> jax.Array:
-  """Attention of `q` to `k` and `v`.
+  """Computes attention of `q` to `k` and `v`, `[B, K, g, T, d]`.
 
   Args:
-    q, k, v, mask: see the package.
-    parts: of `k` and `v`, where they are a cache that one token a row was written to.
-    implementation: of trees; caches have one, the reference. 'reference' keeps all scores,
-      'blockwise' a block of them, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 alone).
-      'auto' takes what the default device has, elsewhere 'blockwise' but for short rows.
+    q, k, v, mask: See the package.
+    parts: Parts of `k` and `v` if they are a KV cache with one new token per row.
+    implementation: Implementation for trees; caches use the reference. 'reference' stores all
+      scores, 'blockwise' one block, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 only).
+      'auto' takes the default device's, elsewhere 'blockwise', or 'reference' for short rows.
   """
   if implementation == 'auto':
     implementation = _best(q)

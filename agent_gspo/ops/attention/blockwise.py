@@ -1,7 +1,7 @@
-"""Tree attention a block of scores at a time, in plain JAX: memory is linear in the row's length.
+"""Computes tree attention one block of scores at a time in plain JAX, with linear memory.
 
-Blocks that no query sees are skipped. The backward pass computes the scores again, from the
-logarithm of their sum (FlashAttention-2, arXiv 2307.08691).
+Fully masked blocks are skipped. The backward pass recomputes the scores from their log-sum-exp
+(FlashAttention-2, arXiv 2307.08691).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from agent_gspo.ops.attention import KEPT, padding, scale
 from agent_gspo.ops.precision import operand
 
 BLOCK = 64
-"""Queries, and keys, of a block: on a CPU small ones, for the more of them nobody sees."""
+"""Queries, and keys, of a block; small, since on a CPU more masked blocks are then skipped."""
 
 _LOW = -1e30
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array) -> jax.Array:
-  """See `agent_gspo.ops.attention`; the mask is that of `subtree_end`, int32 `[B, T]`."""
+  """Computes tree attention (see `agent_gspo.ops.attention`), masked by `subtree_end` `[B, T]`."""
   length = q.shape[3]
   q, k, v, subtree_end = padding.to_multiple(BLOCK, q, k, v, subtree_end)
   return _attend(q, k, v, subtree_end)[:, :, :, :length]
@@ -36,15 +36,15 @@ def _attend(q, k, v, subtree_end):
 
 
 def _forward(q, k, v, subtree_end):
-  """The result, and the logarithm of the scores' sum `[B, K, g, T]`."""
+  """Returns the output `[B, K, g, T, d]` and the log-sum-exp of the scores `[B, K, g, T]`."""
 
   def of_queries(i):
-    q_i = _block(q, i, 3)
-    none = q_i[..., 0].astype(jnp.float32)
+    q_i = _block(q, i, 3)  # [B, K, g, BLOCK, d]
+    none = q_i[..., 0].astype(jnp.float32)  # [B, K, g, BLOCK]
 
     def add(j, state):
       highest, total, out = state
-      scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)
+      scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)  # [B, K, g, BLOCK, BLOCK]
       new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
       values = _product('bkgts,bksd->bkgtd', operand(weights, v.dtype), _block(v, j, 2))
@@ -68,7 +68,7 @@ def _keep(q, k, v, subtree_end):
 
 def _backward(kept, gradient):
   q, k, v, subtree_end, out, log_total = kept
-  # What the weights' gradients have in common, for their sum is always 1.
+  # Common term of the weights' gradients, since weights sum to 1: [B, K, g, T].
   common = _product('bkgtd,bkgtd->bkgt', out, gradient)
 
   def of_queries(state, i):
@@ -100,8 +100,8 @@ _attend.defvjp(_keep, _backward)
 
 
 def _over_keys(i: jax.Array, subtree_end: jax.Array, add: Any, state: Any) -> Any:
-  """`state = add(j, state)` for each block of keys that block `i` of queries sees any of."""
-  ends = subtree_end.reshape(subtree_end.shape[0], -1, BLOCK).max(axis=(0, 2))
+  """Applies `state = add(j, state)` for each key block with a key visible to query block `i`."""
+  ends = subtree_end.reshape(subtree_end.shape[0], -1, BLOCK).max(axis=(0, 2))  # [T / BLOCK]
 
   def maybe(j, state):
     return jax.lax.cond(ends[j] > i * BLOCK, lambda: add(j, state), lambda: state)
@@ -110,7 +110,7 @@ def _over_keys(i: jax.Array, subtree_end: jax.Array, add: Any, state: Any) -> An
 
 
 def _scores(q_i, k_j, subtree_end, i, j):
-  """Float32 `[B, K, g, BLOCK, BLOCK]`, far below all others where a query does not see a key."""
+  """Computes masked scores of query block `i` and key block `j`, float32 `[B, K, g, t, s]`."""
   of = jnp.arange(BLOCK)
   query, key = (i * BLOCK + of)[None, :, None], (j * BLOCK + of)[None, None, :]
   seen = (key <= query) & (query < _block(subtree_end, j, 1)[:, None, :])
@@ -126,6 +126,6 @@ def _add_block(x: jax.Array, i: jax.Array, change: jax.Array) -> jax.Array:
 
 
 def _joined(blocks: jax.Array) -> jax.Array:
-  """`[n, B, K, g, BLOCK, ...]` as `[B, K, g, n * BLOCK, ...]`."""
+  """Reshapes `[n, B, K, g, BLOCK, ...]` to `[B, K, g, n * BLOCK, ...]`."""
   x = jnp.moveaxis(blocks, 0, 3)
   return x.reshape(*x.shape[:3], -1, *x.shape[5:])

@@ -1,4 +1,4 @@
-"""Tree attention by cuDNN, for NVIDIA GPUs of the Ampere generation and later."""
+"""Computes tree attention with cuDNN, for NVIDIA GPUs from Ampere on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def attend(
   *,
   implementation: Literal['cudnn', 'xla'] = 'cudnn',
 ) -> jax.Array:
-  """See `agent_gspo.ops.attention`; operands are bfloat16 or float16.
+  """Computes tree attention of bfloat16 or float16 operands (see `agent_gspo.ops.attention`).
 
-  The mask becomes a `[B, 1, T, T]` array, one for all heads; scores stay on the chip.
+  The mask becomes a `[B, 1, T, T]` array shared by all heads; scores stay on the chip.
 
   Args:
-    q, k, v, subtree_end: see there; int32 `[B, T]`.
-    implementation: of `jax.nn.dot_product_attention`; 'xla' runs anywhere, for tests.
+    q, k, v, subtree_end: See the package; `subtree_end` is int32 `[B, T]`.
+    implementation: Passed to `jax.nn.dot_product_attention`; 'xla' runs anywhere, for tests.
   """
   b, heads, g, t, d = q.shape
   out = jax.nn.dot_product_attention(
-    q.transpose(0, 3, 1, 2, 4).reshape(b, t, heads * g, d),
-    k.swapaxes(1, 2),
+    q.transpose(0, 3, 1, 2, 4).reshape(b, t, heads * g, d),  # [B, T, K * g, d]
+    k.swapaxes(1, 2),  # [B, T, K, d]
     v.swapaxes(1, 2),
     mask=TreeMask(subtree_end).dense()[:, None],
     scale=1.0,

@@ -1,7 +1,6 @@
-"""Who sees whom, said in a few numbers a token.
+"""Describes attention masks by a few numbers per token.
 
-An implementation of attention reads the numbers; only the reference makes the `[T, S]` array of
-them.
+Implementations read these numbers; only the reference (and cuDNN) builds a dense `[T, S]` array.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TreeMask:
-  """Tokens of a row see their ancestors in a tree, and themselves (see `packing.prefix_tree`).
+  """Mask by which tokens attend to their tree ancestors and themselves (`packing.prefix_tree`).
 
-  Token `i` sees token `j` iff `j <= i < subtree_end[j]`. A row of plain text is a tree without
+  Token `i` attends to token `j` iff `j <= i < subtree_end[j]`. Plain text is a tree without
   branches, see `causal`.
 
   Attributes:
-    subtree_end: int32 `[B, T]`, column behind the last descendant, above the token's own column.
+    subtree_end: Column after the last descendant, int32 `[B, T]`, above the token's own column.
   """
 
   subtree_end: jax.Array
 
   def dense(self) -> jax.Array:
-    """Bool `[B, T, T]`: which columns each column sees."""
+    """Returns the dense mask, bool `[B, T, T]` (query, key)."""
     column = jnp.arange(self.subtree_end.shape[1])
     return (column[None, None, :] <= column[None, :, None]) & (
       column[None, :, None] < self.subtree_end[:, None, :]
@@ -37,19 +36,19 @@ class TreeMask:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CacheMask:
-  """All queries of a row see the same columns of its cache.
+  """Mask by which all queries of a row attend to the same KV cache columns.
 
   Attributes:
-    seen: bool `[B, S]`.
-    before: bool `[B, S]`, those of them that were there before the keys and values of the query
-      itself were written. None says nothing of it.
+    seen: Visible columns, bool `[B, S]`.
+    before: Visible columns before the query's own keys and values were written, bool `[B, S]`;
+      None if unknown.
   """
 
   seen: jax.Array
   before: jax.Array | None = None
 
   def dense(self) -> jax.Array:
-    """Bool `[B, 1, S]`, the same for each query."""
+    """Returns the dense mask, bool `[B, 1, S]`, the same for each query."""
     return self.seen[:, None, :]
 
 
@@ -57,7 +56,7 @@ Mask = TreeMask | CacheMask
 
 
 def causal(lengths: jax.Array, width: int) -> TreeMask:
-  """The mask of right-padded rows of int32 lengths `[B]`, `width` columns each."""
+  """Returns the causal mask of right-padded rows of int32 lengths `[B]`, `width` columns each."""
   column = jnp.arange(width, dtype=jnp.int32)[None, :]
   lengths = lengths[:, None].astype(jnp.int32)
   return TreeMask(jnp.where(column < lengths, lengths, column + 1))

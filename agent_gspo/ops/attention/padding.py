@@ -1,4 +1,4 @@
-"""Rows of a length that blocks divide."""
+"""Pads rows to a multiple of the block size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 def to_multiple(
   size: int, q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-  """Columns of padding behind `[B, K, g, T, d]`, `[B, K, T, d]` twice and `[B, T]`.
+  """Pads `T` of `[B, K, g, T, d]`, `[B, K, T, d]` twice and `[B, T]` to a multiple of `size`.
 
-  Each of them is a tree of its own, which no other column sees.
+  Each padding column is its own tree, to which no other column attends.
   """
   length = subtree_end.shape[1]
   more = -length % size

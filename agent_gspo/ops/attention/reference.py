@@ -1,4 +1,4 @@
-"""Attention as it is defined, all scores in memory at a time; autodiff gives its gradient."""
+"""Computes attention by definition, with all scores in memory; autodiff gives the gradient."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agent_gspo.ops.precision import operand
 def attend(
   q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, *, sum_values: bool = False
 ) -> jax.Array:
-  """See `agent_gspo.ops.attention`; with `B` rows, `T` queries and `S` keys it keeps `[B, T, S]`.
+  """Computes attention (see `agent_gspo.ops.attention`) with all scores `[B, K, g, T, S]`.
 
-  The `g` query heads of one key head are one matrix, and the softmax is divided out
-  after the values: both keep the big scores to one pass through memory.
+  The `g` query heads of one key head form one matrix, and the softmax is normalized after the
+  values: both limit the scores to one pass through memory.
 
   Args:
-    q, k, v, mask: see the package.
-    sum_values: where there is one query a row, the values are summed elementwise. There is no
-      product of matrices in that, and the sum fuses (14x faster on CPU, slower elsewhere).
+    q, k, v, mask: See the package.
+    sum_values: Sums values elementwise for one query per row: no matmul, and the sum fuses (14x
+      faster on CPU, slower elsewhere).
   """
   b, heads, g, t, d = q.shape
   scores = jnp.einsum(
@@ -29,8 +29,8 @@ def attend(
   ).reshape(b, heads, g, t, -1)
   scores += jnp.where(mask.dense(), 0.0, -1e30)[:, None, None]
   highest = scale.above(jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-  weights = jnp.exp(scores - highest)
-  total = weights.sum(axis=-1)[..., None]
+  weights = jnp.exp(scores - highest)  # [B, K, g, T, S]
+  total = weights.sum(axis=-1)[..., None]  # [B, K, g, T, 1]
   weights = operand(weights, v.dtype)
   if t == 1 and sum_values:
     wide, values = weights.astype(jnp.float32), v.astype(jnp.float32)

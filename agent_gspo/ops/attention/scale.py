@@ -1,4 +1,4 @@
-"""What scores are compared with before they become weights."""
+"""Computes the offset subtracted from scores before the exponential."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 
 def above(scores: jax.Array) -> jax.Array:
-  """The least `n log 2`, `n` whole, that is not below a score.
+  """Rounds scores up to a multiple of `log 2`.
 
-  Weights `exp(score - above)` then differ by powers of two between blocks of scores with other
-  highest ones, and have the same bits behind the point: rounded to bfloat16 they are the same in
-  all implementations, so that the sampler's log-probs are the trainer's.
+  Weights `exp(score - above)` then differ by powers of two between blocks with different maxima
+  and have the same mantissa: rounded to bfloat16 they are equal in all implementations, so that
+  the sampler's log-probs equal the trainer's.
   """
   return jnp.ceil(scores * (1 / math.log(2))) * math.log(2)

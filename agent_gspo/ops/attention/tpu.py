@@ -1,10 +1,9 @@
-"""Tree attention as two Pallas kernels for TPUs, forward and backward.
+"""Computes tree attention with two Pallas kernels for TPUs, forward and backward.
 
-A program of the grid has the keys and values of a row whole in VMEM and takes blocks of scores
-from them, so that HBM sees inputs and results once. Columns stand along the lanes, `[d, T]`: heads
-are often 64 wide, half of a tile. Blocks that no query sees are skipped by what the scalar core
-reads beforehand, the last column that sees any key of a block (FlashMask, arXiv 2410.01359, has
-the same of masks by column).
+Each grid program loads the keys and values of a row into VMEM and computes scores block by block,
+so that inputs and outputs cross HBM once. Columns lie along the lanes, `[d, T]`, since heads are
+often 64 wide, half of a tile. Fully masked blocks are skipped by a prefetched scalar, the last
+column that attends to any key of a block (as for column-wise masks in FlashMask, arXiv 2410.01359).
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from jax.experimental.pallas import tpu as pltpu
 from agent_gspo.ops.attention import KEPT, padding, scale
 
 BLOCK = 512
-"""Queries, and keys, of a block at most."""
+"""Most queries, and keys, of a block."""
 
 NAME, GRADIENT_NAME = 'tree_attention', 'tree_attention_gradient'
-"""Of the kernels in a compiled program."""
+"""Names of the kernels in a compiled program."""
 
 _LANES = 128
 _LOW = -1e30
-_VMEM_BYTES = 96 << 20  # of 128 MiB; of the compiler's own accord it would be 16
+_VMEM_BYTES = 96 << 20  # of 128 MiB; the compiler's default is 16
 
 
 def attend(
   q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
-  """See `agent_gspo.ops.attention`; the mask is that of `subtree_end`, int32 `[B, T]`.
+  """Computes tree attention (see `agent_gspo.ops.attention`), masked by `subtree_end` `[B, T]`.
 
   Args:
-    q, k, v, subtree_end: see there.
-    interpret: compute what the kernels say, on any device: for tests.
+    q, k, v, subtree_end: See the package.
+    interpret: Interprets the kernels on any device, for tests.
   """
   length = q.shape[3]
   block = block_of(length)
@@ -49,7 +48,7 @@ def attend(
 
 
 def block_of(length: int) -> int:
-  """Queries, and keys, of a block of a row: as many tiles as divide those of the row."""
+  """Returns the block size of a row: as many tiles as divide those of the row."""
   tiles = -(-length // _LANES)
   return _LANES * max(n for n in range(1, BLOCK // _LANES + 1) if tiles % n == 0)
 
@@ -74,7 +73,7 @@ _attend.defvjp(_keep, _backward)
 
 
 def _forward(block, interpret, q, k, v, subtree_end):
-  """The result `[B, K, g, d, T]`, and the logarithm of the scores' sum `[B, K, g, 1, T]`."""
+  """Returns the output `[B, K, g, d, T]` and the log-sum-exp of the scores `[B, K, g, 1, T]`."""
   b, heads, g, d, t = q.shape
   of_queries = lambda rows: pl.BlockSpec(
     (None, None, None, rows, block), lambda b, h, n, i, *_: (b, h, n, 0, i)
@@ -103,7 +102,7 @@ def _forward(block, interpret, q, k, v, subtree_end):
 
 
 def _gradients(block, interpret, q, k, v, subtree_end, out, log_total, gradient):
-  """Of queries, keys and values, each like the array itself."""
+  """Returns the gradients of queries, keys and values, each like its array."""
   b, heads, g, d, t = q.shape
   of_head = lambda rows: pl.BlockSpec(
     (None, None, None, rows, t), lambda b, h, n, *_: (b, h, n, 0, 0)
@@ -125,14 +124,14 @@ def _gradients(block, interpret, q, k, v, subtree_end, out, log_total, gradient)
 
 
 def _options(interpret: bool, name: str, products: int, q: Any, k: Any, v: Any) -> dict[str, Any]:
-  """Of a call, which has so many products of a block of scores."""
+  """Returns `pallas_call` options for a kernel with `products` matmuls per block of scores."""
   d, t = q.shape[-2:]
   heads = q.size // (d * t)
   size = lambda x: x.size * x.dtype.itemsize
   return {
     'name': name,
     'interpret': interpret,
-    # Half of the scores, as without branches: what trees skip is known when they are there.
+    # Half of the scores, as for a causal mask: what trees skip is unknown at compile time.
     'cost_estimate': pl.CostEstimate(
       flops=products * heads * d * t * t,
       transcendentals=heads * t * t // 2,
@@ -143,7 +142,7 @@ def _options(interpret: bool, name: str, products: int, q: Any, k: Any, v: Any) 
 
 
 def _last_seen(subtree_end: jax.Array, block: int) -> jax.Array:
-  """Int32 `[B, T / block]`: behind the last column that sees any key of a block."""
+  """Returns the end of the columns that attend to any key of a block, int32 `[B, T / block]`."""
   return subtree_end.reshape(subtree_end.shape[0], -1, block).max(axis=2)
 
 
@@ -155,6 +154,7 @@ def _forward_kernel(last_seen, q, k, v, ends, out, log_total, sums, highest, tot
 
   def add(j):
     keys = pl.ds(pl.multiple_of(j * block, block), block)
+    # [keys, queries] of a block; q [d, block], k and v [d, T], sums [d, block], total [1, block]
     scores = _scores(q[...], k[:, keys], ends[:, keys], i, j, block)
     before = highest[...]
     now = jnp.maximum(before, scale.above(scores.max(axis=0, keepdims=True)))
@@ -174,7 +174,7 @@ def _backward_kernel(
   row, n = pl.program_id(0), pl.program_id(2)
   dq_sum[...] = jnp.zeros_like(dq_sum)
 
-  @pl.when(n == 0)  # All queries of a key's head add to its gradient.
+  @pl.when(n == 0)  # All query heads of a key head add to its gradient.
   def _():
     dk_sum[...] = jnp.zeros_like(dk_sum)
     dv_sum[...] = jnp.zeros_like(dv_sum)
@@ -182,7 +182,7 @@ def _backward_kernel(
   def of_queries(i, carry):
     queries = pl.ds(pl.multiple_of(i * block, block), block)
     q_i, gradient_i = q[:, queries], gradient[:, queries]
-    # What the weights' gradients have in common, for their sum is always 1.
+    # Common term of the weights' gradients, since weights sum to 1: [1, block].
     common = out[:, queries].astype(jnp.float32) * gradient_i.astype(jnp.float32)
     common = common.sum(axis=0, keepdims=True)
 
@@ -209,7 +209,7 @@ def _backward_kernel(
 
 
 def _over_keys(last_seen, row, i, block, add) -> None:
-  """`add(j)` for each block of keys that block `i` of queries sees any of."""
+  """Runs `add(j)` for each key block with a key visible to query block `i`."""
 
   def maybe(j, carry):
     pl.when(last_seen[row, j] > i * block)(lambda: add(j))
@@ -219,15 +219,15 @@ def _over_keys(last_seen, row, i, block, add) -> None:
 
 
 def _scores(q, k, ends, i, j, block):
-  """Float32 `[block of keys, block of queries]`, far below where a query does not see a key."""
+  """Computes masked scores, float32 `[keys, queries]` of a block."""
   key = j * block + jax.lax.broadcasted_iota(jnp.int32, (block, block), 0)
   query = i * block + jax.lax.broadcasted_iota(jnp.int32, (block, block), 1)
-  ends = jnp.broadcast_to(ends, (_LANES, block)).T[:, :1]  # along the keys, as the scores have them
+  ends = jnp.broadcast_to(ends, (_LANES, block)).T[:, :1]  # [keys, 1], like the scores
   return jnp.where((key <= query) & (query < ends), _product(k, q, 0, 0), _LOW)
 
 
 def _product(a, b, a_axis: int, b_axis: int):
-  """Float32 product of two matrices over these axes."""
+  """Contracts two matrices over these axes, with a float32 result."""
   exact = a.dtype == jnp.float32
   return jax.lax.dot_general(
     a,
