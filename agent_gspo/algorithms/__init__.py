@@ -1,7 +1,6 @@
-"""Objectives, advantages, budgets and selection rules: arrays in, arrays out.
+"""Provides objectives, advantages, budgets and selection rules as functions of arrays.
 
-Usable without anything else of this package, as in docs/library.md. Names are imported when they
-are first used.
+Usable without the rest of the package, as in docs/library.md. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from agent_gspo import lazy
 
 _OBJECTIVES = 'agent_gspo.algorithms.objectives.'
 _ADVANTAGES = 'agent_gspo.algorithms.advantages.'
-# Name -> where it lives.
+# Name -> module.
 _PUBLIC = {
   **dict.fromkeys(
     ('OBJECTIVES', 'Objective', 'ObjectiveSpec', 'cispo', 'dapo', 'dr_grpo', 'gmpo', 'grpo', 'gspo',

@@ -1,18 +1,17 @@
-"""Divides the value of what a reader was told among the messages that told it.
+"""Divides the value of the messages that an agent read among them.
 
 `v(S)` is the value of a set `S` of messages: here the log-probability of the gold answer for an
-agent that has read these and no others. `N` is the set of all that were written (a silent author
-is not in it). Each function returns a credit for every slot, the authors' turns in reading order,
-silent ones among them:
+agent that has read only these. `N` is the set of all messages written, without silent ones. Each
+function returns a credit for every slot, the authors' turns in reading order, silent ones included:
 
 - leave-one-out, a difference reward: `v(N) - v(N - {i})`;
 - potential: `v(N) - v(before i)`, the return from slot `i` on of the shaped rewards
   `v(up to i) - v(before i)` (Ng et al. 1999), which telescope to `v(N) - v({})`;
 - Shapley: the mean of `v(S + {i}) - v(S)` over the orders in which messages can arrive.
 
-What is subtracted from `v(N)` in the first two does not depend on what slot `i` says, so the
-expected gradient is that of `v(N)`: without a price the optimum is unchanged. Shapley's credit has
-no such guarantee, and splits evenly what two redundant messages add.
+In the first two the baseline subtracted from `v(N)` does not depend on the message of slot `i`, so
+the expected gradient is that of `v(N)`: without a price the optimum is unchanged. Shapley's credit
+has no such guarantee, and splits the value of two redundant messages evenly.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ ATTRIBUTIONS: dict[str, Callable[[Values, Coalition, Sequence[int]], list[float]
 
 
 def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coalition]:
-  """Returns the coalitions whose values an attribution reads, that of all messages first.
+  """Returns the coalitions whose values an attribution reads, the full one first.
 
   Args:
     name: Key of `ATTRIBUTIONS`.

@@ -1,11 +1,11 @@
-"""The price of a token as a controlled quantity.
+"""Controls the price of a token during training.
 
-`fixed` never moves. `dual` keeps the mean cost of an episode and the mean length of a
-message at their budgets, with a price each. `accuracy_floor` spends as little as it can
-while the team's accuracy stays above a floor. `conditioned` charges each question a price of its
-own and `target` gives it a budget of its own, which the team is told (see `terms`). A budget is in
-the unit of `reward.cost` (tokens written or read, of the critical path, or money), the message
-budget in tokens written; the cost that is priced and the cost that is bounded are one and the same.
+`fixed` keeps it constant. `dual` keeps the mean cost of an episode and the mean length of a message
+at their budgets, with one price each. `accuracy_floor` minimizes cost while the team's accuracy
+stays above a floor. `conditioned` charges each question its own price and `target` gives it its own
+budget, both shown to the team (see `terms`). A budget is in the unit of `reward.cost` (tokens
+written or read, of the critical path, or money), the message budget in tokens written; prices and
+budgets apply to the same cost.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import numpy as np
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.types import Terms
 
-# Of Holt's linear smoothing of the logarithm of a cost. Half of what is seen is noise
-# (a step's questions), and a price acts with a delay of about five steps.
+# Rates of Holt's linear smoothing of the log-cost. Half of the observed variation is noise (a
+# step's questions), and a price acts with a delay of about five steps.
 _LEVEL, _TREND = 0.5, 0.15
-_NO_ROOM = 1e-6  # of accuracy, for a floor of 1
-_NOTHING = 1e-3  # of the budget: a cost below counts as this much, so that 0 has a logarithm
+_NO_ROOM = 1e-6  # smallest width in accuracy, for a floor of 1
+_NOTHING = 1e-3  # lowest cost as a share of the budget, so that its logarithm is finite
 
 
 @chex.dataclass(frozen=True)
 class Observation:
-  """What a step showed; float scalars.
+  """Measurements of a step; float scalars.
 
   Attributes:
-    accuracy: mean task score.
-    episode_cost: mean cost of an episode, before any gate.
-    message_tokens: mean tokens written in a message, silent ones included.
+    accuracy: Mean task score.
+    episode_cost: Mean cost of an episode, before any gate.
+    message_tokens: Mean tokens written in a message, silent ones included.
   """
 
   accuracy: chex.Numeric
@@ -48,8 +48,8 @@ class Observation:
 @chex.dataclass(frozen=True)
 class Trend:
   """Attributes:
-  level: float32 scalar, logarithm of the smoothed cost, -inf before the first one.
-  slope: float32 scalar, its change a step.
+  level: Logarithm of the smoothed cost, -inf before the first one, float32 scalar.
+  slope: Change of `level` per step, float32 scalar.
   """
 
   level: chex.Array
@@ -58,15 +58,15 @@ class Trend:
 
 @chex.dataclass(frozen=True)
 class BudgetState:
-  """What the controllers carry from step to step; part of the checkpoint.
+  """State of the controllers, float32 scalars; part of the checkpoint.
 
   Attributes:
-    lambda_tok: float32 scalar, price of a unit of cost in units of task score.
-    lambda_message: float32 scalar, price of a token beyond the message budget.
-    integral_tok, integral_message: float32 scalars, the lasting part of the two prices.
-    running_accuracy: float32 scalar, exponential mean of the training accuracy.
-    best_accuracy: float32 scalar, highest running accuracy so far.
-    episode, message: the costs that `dual` follows.
+    lambda_tok: Price of a unit of cost in units of task score.
+    lambda_message: Price of a token beyond the message budget.
+    integral_tok, integral_message: Integral terms of the two prices.
+    running_accuracy: Exponential moving average of the training accuracy.
+    best_accuracy: Highest running accuracy so far.
+    episode, message: Trends of the costs that `dual` controls.
   """
 
   lambda_tok: chex.Array
@@ -80,8 +80,8 @@ class BudgetState:
 
 
 def init(lambda_tok: float) -> BudgetState:
-  """A fresh controller; running accuracy -1 means "nothing seen yet"."""
-  # Arrays of their own each: an update may consume the buffers of a state.
+  """Returns the initial state; running accuracy -1 means no observation yet."""
+  # Separate arrays, since an update may donate the buffers of a state.
   nothing = lambda: Trend(level=jnp.float32(-jnp.inf), slope=jnp.float32(0.0))
   return BudgetState(
     lambda_tok=jnp.float32(lambda_tok),
@@ -96,7 +96,7 @@ def init(lambda_tok: float) -> BudgetState:
 
 
 def update(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
-  """The prices of the next step."""
+  """Returns the state with the prices of the next step."""
   state = observe(state, seen.accuracy, options.accuracy_decay)
   if options.mode == 'accuracy_floor':
     return accuracy_floor(
@@ -154,7 +154,7 @@ def dual(
   lambda_max: float,
   lambda_min: float = 0.0,
 ) -> tuple[Trend, chex.Array, chex.Array]:
-  """One multiplier: proportional-integral on the overshoot that the trend is heading for.
+  """Updates one Lagrange multiplier: proportional-integral control of the predicted overshoot.
 
   `e = exp(level + lookahead * slope) / budget - 1`, and in units of `lambda * budget`:
 
@@ -163,32 +163,31 @@ def dual(
 
   With `lookahead = 0` this is dual ascent, `lambda <- clip(lambda + eta (mean / budget - 1))`,
   on a smoothed cost, and with shape 'hinge' the rule of Leash (arXiv 2512.21540, eta 0.02).
-  That is not the default: tokens answer to the price like an integrator with a delay (they
-  go on falling as long as there is a price, and do not grow again at a price of 0), so a
-  controller that only adds up errors runs through the budget. Looking ahead lets go of the
-  price while the cost is still above the budget.
+  That is not the default: token counts respond to the price like a delayed integrator (they fall
+  as long as there is a price, and do not grow again at a price of 0), so pure integral control
+  overshoots the budget. The lookahead lowers the price while the cost is still above the budget.
 
-  A multiplier of an upper limit is never negative, so a team that drifts to fewer tokens by
+  The multiplier of an upper limit is never negative, so a team that drifts to fewer tokens by
   itself ends below the budget; with `lambda_min < 0` the constraint is an equality.
 
   The defaults, eta 0.04 and 20 steps, are the best of a grid on simulated policies (80
   steps, from 62 tokens to 15, 25 and 40; responses of 1.5 to 6 per unit of price and step,
-  with and without a force back to long messages, a plateau, a bounded speed), of which
-  `tests/algorithms/test_budgets.py` holds some. The integral does not grow while the price is at
-  `lambda_max`, so the price comes back from there as soon as the trend does.
+  with and without a drift back to long messages, a plateau, a bounded speed), some of which are in
+  `tests/algorithms/test_budgets.py`. The integral does not grow while the price is at
+  `lambda_max` (anti-windup), so the price falls as soon as the trend does.
 
   Args:
-    trend: of this cost.
-    integral: float scalar, lasting part of the price.
-    cost: float scalar >= 0, mean cost of the step.
-    budget: mean cost to end at, > 0.
-    eta: change a step of `lambda * budget` per 100 % overshoot.
-    lookahead: steps.
-    lambda_max: highest price.
-    lambda_min: lowest price, <= 0.
+    trend: Trend of the cost.
+    integral: Integral term of the price, float scalar.
+    cost: Mean cost of the step, float scalar >= 0.
+    budget: Target mean cost, > 0.
+    eta: Change per step of `lambda * budget` per 100 % overshoot.
+    lookahead: Prediction horizon in steps.
+    lambda_max: Highest price.
+    lambda_min: Lowest price, <= 0.
 
   Returns:
-    the trend, the integral and the price, float32 scalars.
+    Trend, integral and price, float32 scalars.
   """
   seen = jnp.log(jnp.maximum(cost, _NOTHING * budget))
   first = jnp.isneginf(trend.level)
@@ -207,7 +206,7 @@ def dual(
 
 
 def observe(state: BudgetState, accuracy: chex.Numeric, decay: float) -> BudgetState:
-  """Updates the running accuracy; the first observation starts it."""
+  """Updates the running accuracy, initialized by the first observation."""
   running = jnp.where(
     state.running_accuracy < 0,
     accuracy,
@@ -229,31 +228,31 @@ def accuracy_floor(
   band: float,
   lambda_max: float,
 ) -> BudgetState:
-  """The highest price that the accuracy above a floor can pay: proportional-integral.
+  """Updates the price by proportional-integral control of the accuracy above a floor.
 
-  The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`: a team
-  that has learned to be better is held to that. With `m = (running accuracy - f) / b`,
-  clipped to [-1, 1], and `b = min(band, (1 - f) / 2)`:
+  The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`, so that it
+  rises with a team that improves. With `m = (running accuracy - f) / b`, clipped to [-1, 1], and
+  `b = min(band, (1 - f) / 2)`:
 
     share <- clip(share + eta m, 0, 1)
     lambda = clip(share + m, 0, 1) * min(lambda_max, 1 / cost)
 
   A first price above `lambda_max` counts as a share of 1.
 
-  The width follows the room above the floor, since a price that needs 10 points of it is
-  never paid by a team held to 95 %. At `1 / cost` the mean episode costs what a right answer
-  earns: more than that outweighs the task while messages are long, and the price then swings
-  between its ends. The share does not grow while the price is at its highest, and one band
-  below the floor there is no price whatever the share has become.
+  The width is limited by the room above the floor: a floor of 95 % could never reach a price that
+  needs 10 points above it. At `1 / cost` the mean episode costs what a right answer earns: a higher
+  price outweighs the task while messages are long, and then oscillates between its bounds. The
+  share does not grow at the highest price, and one band below the floor the price is 0 for any
+  share.
 
   Args:
-    state: after `observe`; its `integral_tok` is `share * lambda_max`.
-    cost: float scalar >= 0, mean cost of an episode in this step.
-    floor: accuracy, 0 to 1.
-    floor_of_best: share of the best running accuracy, 0 to 1.
-    eta: change of the lasting share a step at a full band.
-    band: accuracy above the floor that is worth the highest price, > 0.
-    lambda_max: highest price, > 0.
+    state: State after `observe`; its `integral_tok` is `share * lambda_max`.
+    cost: Mean cost of an episode in this step, float scalar >= 0.
+    floor: Accuracy, 0 to 1.
+    floor_of_best: Share of the best running accuracy, 0 to 1.
+    eta: Change of the share per step at a full band.
+    band: Accuracy above the floor that gives the highest price, > 0.
+    lambda_max: Highest price, > 0.
   """
   kept = jnp.maximum(floor, floor_of_best * state.best_accuracy)
   width = jnp.maximum(jnp.minimum(band, (1 - kept) / 2), _NO_ROOM)
@@ -273,12 +272,12 @@ def accuracy_floor(
 def prices(
   options: BudgetOptions, state: BudgetState, terms: Sequence[Terms | None]
 ) -> dict[str, Any]:
-  """What talk costs in a step, by the names that `rewards.communication.reward_terms` has.
+  """Returns the prices of a step as arguments of `rewards.communication.reward_terms`.
 
   Args:
-    options: of the budget.
-    state: before the step.
-    terms: `E`, of each episode's question, None for the price of the state.
+    options: Budget options.
+    state: State before the step.
+    terms: Conditioning of each episode's question, `[E]`, None for the price of the state.
   """
   common = float(state.lambda_tok)
   of = lambda kind, other: np.asarray([t.value if t and t.kind == kind else other for t in terms])
@@ -293,11 +292,11 @@ def prices(
 
 
 def metrics(charged: Mapping[str, Any], after: BudgetState) -> dict[str, float]:
-  """For `metrics.jsonl`: the prices that a step charged, and what it left of the rest.
+  """Returns the prices charged in a step and the state after it, for `metrics.jsonl`.
 
   Args:
-    charged: see `prices`; of those of a token the mean over episodes is told.
-    after: the state that the step ended with.
+    charged: Result of `prices`; `lambda_tok` is averaged over episodes.
+    after: State after the step.
   """
   found = {
     'budget/lambda_tok': charged['lambda_tok'].mean(),

@@ -1,7 +1,7 @@
-"""The `advantage`, `selection`, `objective` and `budget` sections of a config.
+"""Defines the `advantage`, `selection`, `objective` and `budget` sections of a config.
 
-What is empty ('' or None) is decided by `config.algorithm`, see `presets`. Which names there are is
-known to the modules that hold them; `config.check` asks them.
+Empty fields ('' or None) are set by `config.algorithm`, see `presets`. Names are validated by
+`config.check` against the registries in their modules.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from agent_gspo.values import is_text, shown
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageOptions(Section, name='advantage'):
-  """How rewards become advantages."""
+  """Estimator of advantages from rewards."""
 
-  name: str = ''  # of advantages.estimators.ADVANTAGES
-  costs: str = ''  # inside, apart: whether the estimator sees the price
+  name: str = ''  # one of advantages.estimators.ADVANTAGES
+  costs: str = ''  # inside: the estimator sees the price; apart: it is subtracted afterwards
   grouping: str = ''  # question, question_agent, question_turn_agent
-  options: dict = dataclasses.field(default_factory=dict)  # of the estimator, see its signature
+  options: dict = dataclasses.field(default_factory=dict)  # estimator options, see its signature
   clip_scale: str = ''  # none, etr: a clip range for each message
   token_share: float | None = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectionOptions(Section, name='selection'):
-  """Which questions are asked next."""
+  """Rule that selects the next questions."""
 
-  name: str = ''  # of questions: uniform, vade, spo
+  name: str = ''  # selection rule: uniform, vade, spo
   resample: int | None = option(None, least=0, most=1000)  # extra rollouts for tied questions
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveOptions(Section, name='objective'):
-  """What an optimiser step climbs."""
+  """Objective maximized by an optimizer step."""
 
-  name: str = ''  # of objectives.losses.OBJECTIVES
+  name: str = ''  # one of objectives.losses.OBJECTIVES
   clip_low: float | None = option(None, above=0)  # None: the algorithm's own
   clip_high: float | None = option(None, above=0)
-  options: dict = dataclasses.field(default_factory=dict)  # further ones of the objective
-  ratio_span: str = 'message'  # message, agent, episode: what one sequence ratio is of
+  options: dict = dataclasses.field(default_factory=dict)  # further options of the objective
+  ratio_span: str = 'message'  # message, agent, episode: span of one sequence ratio
   opsm_threshold: float | None = option(None, least=0)  # masks off-policy messages
-  # Highest weight that corrects for a sampler unlike the trainer (see objectives/behaviour.py),
-  # 0 for none, else at least 1. None: 2 where ratios begin with the trainer's log-probs, else 0.
+  # Cap of the importance weights between trainer and sampler (see objectives/behaviour.py), 0 for
+  # none, else at least 1. None: 2 if old log-probs are the trainer's, else 0.
   tis_cap: float | None = option(None, least=0)
-  tis_level: str = ''  # message, token: what one weight is of; empty: as the objective's ratio
-  # Weight of the penalty towards where the run began, after a supervised warm start.
+  tis_level: str = ''  # message, token: level of one weight; empty: that of the objective's ratio
+  # Weight of the KL penalty towards the policy at the start of RL, after SFT.
   kl_coef: float = option(0.0, least=0)
   kl_estimator: str = 'k3'  # k3, k2
 
@@ -61,54 +61,53 @@ _ONLY_UNDER = {  # modes that read a field; it is 0 under the others
 
 @dataclasses.dataclass(frozen=True)
 class BudgetOptions(Section, name='budget'):
-  """All prices of talk, and who moves them.
+  """Prices of communication and their controllers.
 
-  A budget is in the unit of `reward.cost`; the message budget in tokens written. The modes are
-  explained in `budgets`.
+  A budget is in the unit of `reward.cost`; the message budget in tokens written. For the modes see
+  `budgets`.
   """
 
   mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual', 'conditioned', 'target'))
-  # Price of a unit of cost; its first value under a controller. accuracy_floor lets it start
-  # above lambda_max, which holds from the second step on. conditioned: that of evaluations.
+  # Price of a unit of cost; its first value under a controller. accuracy_floor allows a start
+  # above lambda_max, which applies from the second step on. conditioned: price in evaluations.
   lambda_tok: float = option(0.0, least=0)
   lambda_turn: float = option(0.0, least=0)  # price of a message that is not silent
   lambda_rep: float = option(0.0, least=0)  # price of repetition, see communication.repetition
   # Highest price, above 0 under a controller; accuracy_floor also stays below 1 / the mean cost of
-  # an episode; for dual 0.5 to 1 point a budget's worth (lambda_max * budget_episode) is enough.
+  # an episode; for dual, lambda_max * budget_episode of 0.5 to 1 point is enough.
   lambda_max: float = option(0.01, least=0)
   # dual: lowest price of a unit of cost, -lambda_max to 0. At 0 the budget is an upper limit;
-  # below, a team that spends less than the budget is paid for more, and the budget is held from
-  # both sides (to compare methods at equal tokens).
+  # below 0, a team under the budget is rewarded for spending more, so the budget is an equality
+  # constraint (to compare methods at equal tokens).
   lambda_min: float = 0.0
-  # conditioned: each question of a step has a price of its own, which agents read where a role's
-  # opening says {price}: 0 with this probability, else log-uniform from price_low to lambda_max.
+  # conditioned: each question of a step has its own price, which agents read where a role's
+  # opening contains {price}: 0 with this probability, else log-uniform, price_low to lambda_max.
   free_probability: float = option(0.15, least=0, below=1)
   price_low: float = option(0.001, above=0)
-  # target: each question of a step has a budget of its own, the cost that an episode should have,
-  # log-uniform from target_low to target_high; agents read it where an opening says {budget}, and
-  # reward.length_reward='told_budget' holds them to it. Evaluations tell budget_episode.
+  # target: each question of a step has its own budget (target cost of an episode), log-uniform
+  # from target_low to target_high; agents read it where an opening contains {budget}, and
+  # reward.length_reward='told_budget' rewards meeting it. Evaluations use budget_episode.
   target_low: float = option(8.0, above=0)
   target_high: float = option(40.0, above=0)
-  # How they read it: words for equal parts of log(price) or log(budget), rising; before those of a
-  # price the words for 0.
+  # Texts shown to agents, for equal parts of log(price) or log(budget), rising; for prices the
+  # first one is for price 0.
   told_words: tuple = ()
   floor: float = option(0.5, least=0, most=1)  # accuracy_floor: accuracy to keep,
   floor_of_best: float = option(0.0, least=0, most=1)  # and this share of the best running one
-  # accuracy_floor: lasting price change a step at a full band, as a share of the highest.
+  # accuracy_floor: change of the integral term per step at a full band, as a share of the highest.
   eta: float = option(0.002, above=0)
-  # accuracy_floor: at this accuracy above the floor the price is the highest at once, below by as
-  # much it is 0; at most half of what lies between the floor and 1.
+  # accuracy_floor: the price is highest at this accuracy above the floor and 0 as much below it;
+  # at most half of the room between the floor and 1.
   floor_band: float = option(0.1, above=0)
-  accuracy_decay: float = option(0.8, least=0, most=1)  # of the running accuracy
-  # dual: mean cost of an episode to end at; 0 leaves lambda_tok alone.
+  accuracy_decay: float = option(0.8, least=0, most=1)  # decay of the running accuracy
+  # dual: target mean cost of an episode; 0 keeps lambda_tok fixed.
   budget_episode: float = option(0.0, least=0)
-  # dual: mean tokens of a message not to exceed, silent ones included; 0 for no limit.
+  # dual: highest mean tokens of a message, silent ones included; 0 for no limit.
   budget_message: float = option(0.0, least=0)
-  tolerance: float = option(0.1, least=0)  # dual: share of budget_message that is let pass
-  # dual: change a step, per 100 % overshoot, of what a budget's worth of cost is charged
-  # (lambda * budget, in units of task score).
+  tolerance: float = option(0.1, least=0)  # dual: tolerated excess, as a share of budget_message
+  # dual: change per step of lambda * budget (in units of task score) per 100 % overshoot.
   dual_eta: float = option(0.04, above=0)
-  dual_lookahead: float = option(20.0, least=0)  # dual: steps that the price is ahead of the trend
+  dual_lookahead: float = option(20.0, least=0)  # dual: steps that the trend is extrapolated
 
   def __post_init__(self):
     super().__post_init__()
@@ -170,12 +169,12 @@ class BudgetOptions(Section, name='budget'):
 
   @property
   def evaluated_terms(self) -> float:
-    """Price or budget that evaluations tell, of a team that is told any."""
+    """Returns the price or budget shown to a conditioned team in evaluations."""
     return self.budget_episode if self.mode == 'target' else self.lambda_tok
 
   @property
   def highest_lambda_tok(self) -> float:
-    """Highest price of a unit of cost during the run."""
+    """Returns the highest price of a unit of cost during the run."""
     moves = self.mode in ('accuracy_floor', 'conditioned') or (
       self.mode == 'dual' and self.budget_episode > 0
     )
@@ -183,12 +182,12 @@ class BudgetOptions(Section, name='budget'):
 
   @property
   def highest_lambda_message(self) -> float:
-    """Highest price of a token of a message beyond `message_limit`."""
+    """Returns the highest price of a token of a message beyond `message_limit`."""
     return self.lambda_max if self.budget_message else 0.0
 
   @property
   def message_limit(self) -> float:
-    """Tokens of a message beyond which each pays lambda_message."""
+    """Returns the free tokens of a message; each one beyond costs `lambda_message`."""
     if not self.budget_message:
       return math.inf
     return self.budget_message * (1 + self.tolerance)

@@ -1,7 +1,7 @@
-"""Named algorithms: which objective, advantage, groups and order of questions go together.
+"""Defines the presets of `config.algorithm`: objective, advantage, groups and question order.
 
-What `config.algorithm` stands for. Each is the paper's own combination; 'agent_gspo' is this
-project's. A config field that is set wins over the preset.
+Each is the paper's own combination; 'agent_gspo' is this project's. A config field that is set
+overrides the preset.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import dataclasses
 class Preset:
   """Attributes:
   paper: arXiv id.
-  objective: of `objectives.OBJECTIVES`.
-  advantage: of `advantages.ADVANTAGES`.
-  costs: whether the estimator sees the price, of `advantages.COSTS`.
-  grouping: whose rewards are compared, of `groups.GROUPINGS`.
-  selection: which questions come next, of `selection.SELECTIONS`.
-  order: of the mini-batches, see `learner.order` of the config.
-  clip_low, clip_high: where they are not the objective's own.
-  opsm_threshold: of `masks.opsm`, None for no mask.
-  clip_scale: a message's own clip range, 'none' or 'etr'.
-  token_share: share of tokens kept by `down_sampling.d3s_token_weights`, 1 for all.
-  resample: rollouts at most to replace questions without task-score variance (DAPO).
+  objective: Key of `objectives.OBJECTIVES`.
+  advantage: Key of `advantages.ADVANTAGES`.
+  costs: Treatment of the price, one of `advantages.COSTS`.
+  grouping: Groups for comparing rewards, one of `groups.GROUPINGS`.
+  selection: Selection rule of questions, key of `selection.SELECTIONS`.
+  order: Order of mini-batches, see `learner.order` of the config.
+  clip_low, clip_high: Clip bounds; None for the objective's own.
+  opsm_threshold: Threshold of `masks.opsm`, None for no mask.
+  clip_scale: Per-message clip range, 'none' or 'etr'.
+  token_share: Share of tokens kept by `down_sampling.d3s_token_weights`, 1 for all.
+  resample: Most extra rollouts to replace questions without task-score variance (DAPO).
   """
 
   paper: str

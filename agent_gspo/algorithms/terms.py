@@ -1,8 +1,7 @@
-"""Terms that a team is told with its question, so that one policy serves them all.
+"""Draws prices or budgets that condition a team's policy, shown with each question.
 
-A price of a token: conditioning on the weight of a trade-off, as in Abels et al. (arXiv
-1809.07803). Or a budget, the tokens that an episode should take, as L1 tells one model (arXiv
-2503.04697).
+A price per token conditions on the weight of a trade-off, as in Abels et al. (arXiv 1809.07803). A
+budget conditions on the target tokens of an episode, as L1 does for one model (arXiv 2503.04697).
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from agent_gspo.types import Question, Terms
 
 @dataclasses.dataclass(frozen=True)
 class TermSheet:
-  """Which terms are drawn, and how agents read them.
+  """Distribution of prices or budgets, and their texts for agents.
 
   Attributes:
     kind: 'price' or 'budget'.
-    lowest, highest: value that is drawn, above 0.
-    words: for equal parts of `log(value)`, rising.
-    free_words: for a price of 0, '' where there is none.
-    free_probability: of that price.
+    lowest, highest: Bounds of the drawn values, above 0.
+    words: Texts for equal parts of `log(value)`, rising.
+    free_words: Text for a price of 0, '' without.
+    free_probability: Probability of price 0.
   """
 
   kind: str
@@ -37,7 +36,7 @@ class TermSheet:
   free_probability: float = 0.0
 
   def of(self, value: float) -> Terms:
-    """A value with its words; one beyond the range has those of its end."""
+    """Returns a value with its text; values out of range get the text of the nearest bound."""
     if value <= 0 and self.free_words:
       return Terms(self.kind, 0.0, self.free_words)
     share = math.log(max(value, self.lowest) / self.lowest) / math.log(self.highest / self.lowest)
@@ -45,18 +44,18 @@ class TermSheet:
     return Terms(self.kind, value, self.words[part])
 
   def brevity(self, terms: Terms) -> float:
-    """How much terms ask to be brief: from 0, for free or at the largest budget, to 1."""
+    """Returns the requested brevity in `[0, 1]`: 0 for price 0 or the largest budget."""
     if terms.words == self.free_words:
       return 0.0
     share = (self.words.index(terms.words) + 1) / len(self.words)
     return share if self.kind == 'price' else 1 - share
 
   def draw(self, count: int, seed: Sequence[int]) -> list[Terms]:
-    """As many terms, in random order: one from each of `count` equal parts of the distribution.
+    """Draws stratified terms in random order: one from each of `count` equal quantile ranges.
 
     Args:
-      count: of the questions.
-      seed: of the draw.
+      count: Number of questions.
+      seed: Seed of the draw.
     """
     rng = np.random.default_rng(seed)
     quantiles = (rng.permutation(count) + rng.random(count)) / count
@@ -70,13 +69,13 @@ class TermSheet:
 
 
 def put(questions: Iterable[Question], terms: Iterable[Terms]) -> list[Question]:
-  """Questions on terms of their own."""
+  """Returns questions with their terms set."""
   pairs = zip(questions, terms, strict=True)
   return [dataclasses.replace(question, terms=own) for question, own in pairs]
 
 
 def make(options: BudgetOptions) -> TermSheet | None:
-  """That of a config, None where the team is told nothing."""
+  """Builds the term sheet of a config, None without conditioning."""
   words = tuple(options.told_words)
   if options.mode == 'conditioned':
     free, *others = words

@@ -1,7 +1,7 @@
-"""What is known of how hard each question is: a Beta posterior of its success probability.
+"""Tracks a Beta posterior of each question's success probability.
 
-`Q` questions of the training split, `E` episodes. Evidence grows old as the policy changes, so
-each update first decays what was there.
+`Q` questions of the training split, `E` episodes. Evidence ages as the policy changes, so each
+update first decays it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Posterior:
   """Beta(a, b) of each question; part of the checkpoint.
 
   Attributes:
-    a: float32 `[Q]`, evidence of successes.
-    b: float32 `[Q]`, evidence of failures.
+    a: Evidence of successes, float32 `[Q]`.
+    b: Evidence of failures, float32 `[Q]`.
   """
 
   a: chex.Array
@@ -25,26 +25,26 @@ class Posterior:
 
 
 def init(num_questions: int, prior: float = 1.0) -> Posterior:
-  """Beta(prior, prior) for every question."""
+  """Returns Beta(prior, prior) for every question."""
   return Posterior(
     a=jnp.full(num_questions, prior, jnp.float32), b=jnp.full(num_questions, prior, jnp.float32)
   )
 
 
 def probability(state: Posterior) -> jax.Array:
-  """Posterior mean `a / (a + b)`, float32 `[Q]`."""
+  """Computes the posterior mean `a / (a + b)`, float32 `[Q]`."""
   return state.a / (state.a + state.b)
 
 
 def spo_decay(
   divergence: float, *, half: float = 0.06, low: float = 0.875, high: float = 0.96
 ) -> jax.Array:
-  """`rho = clip(2^(-D / half), low, high)` (SPO, arXiv 2509.13232), float32 scalar.
+  """Computes `rho = clip(2^(-D / half), low, high)` (SPO, arXiv 2509.13232), float32 scalar.
 
   Args:
     divergence: `D >= 0`, mean `abs(log pi - log pi_old)` of the updates since.
-    half: divergence that halves the evidence.
-    low, high: bounds of `rho`.
+    half: Divergence that halves the evidence.
+    low, high: Bounds of `rho`.
   """
   return jnp.clip(jnp.exp2(-jnp.float32(divergence) / half), low, high)
 
@@ -52,16 +52,16 @@ def spo_decay(
 def observe_spo(
   state: Posterior, question: chex.Array, task: chex.Array, *, rho: chex.Numeric
 ) -> Posterior:
-  """SPO (arXiv 2509.13232): `a <- rho a + sum r`, `b <- rho b + sum (1 - r)`.
+  """Updates by SPO (arXiv 2509.13232): `a <- rho a + sum r`, `b <- rho b + sum (1 - r)`.
 
-  Questions without an episode stay as they are. The paper has one episode a question; the
-  sums are over all that were seen.
+  Questions without an episode are unchanged. The paper has one episode per question; here the
+  sums are over all of them.
 
   Args:
-    state: before the rollout.
-    question: int `[E]`, index of the question of each episode.
-    task: float `[E]`, task scores in `[0, 1]`.
-    rho: see `spo_decay`.
+    state: Posterior before the rollout.
+    question: Question of each episode, int `[E]`.
+    task: Task scores in `[0, 1]`, float `[E]`.
+    rho: Decay, see `spo_decay`.
   """
   right, wrong, seen = _counts(state, question, task)
   keep = jnp.where(seen, rho, 1.0)
@@ -77,17 +77,17 @@ def observe_vade(
   fast: float = 0.9,
   prior: float = 1.0,
 ) -> Posterior:
-  """Stand-in for VADE's update (arXiv 2511.18902): evidence decays at two scales.
+  """Updates by a stand-in for VADE (arXiv 2511.18902): evidence decays at two scales.
 
-  Each step, all questions go back to the prior by `slow`, since the policy has moved; those
-  that were just rolled out by `fast` as well, since better evidence has come in.
+  Each step, all questions decay to the prior by `slow`, since the policy has moved; questions just
+  rolled out by `fast` as well, since newer evidence is better.
 
   Args:
-    state: before the rollout.
-    question: int `[E]`, index of the question of each episode.
-    task: float `[E]`, task scores in `[0, 1]`.
-    slow, fast: share of the evidence beyond the prior that stays.
-    prior: of `init`.
+    state: Posterior before the rollout.
+    question: Question of each episode, int `[E]`.
+    task: Task scores in `[0, 1]`, float `[E]`.
+    slow, fast: Share of the evidence beyond the prior that is kept.
+    prior: Prior passed to `init`.
   """
   right, wrong, seen = _counts(state, question, task)
   keep = jnp.where(seen, slow * fast, slow)
@@ -96,7 +96,7 @@ def observe_vade(
 
 
 def _counts(state, question, task) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Successes, failures and whether there were episodes at all, `[Q]` each."""
+  """Counts successes and failures; returns also whether there were episodes, `[Q]` each."""
   chex.assert_equal_shape([question, task])
   count = lambda values: jax.ops.segment_sum(values, question, len(state.a))
   task = jnp.asarray(task, jnp.float32)

@@ -1,7 +1,7 @@
-"""Which questions to roll out next.
+"""Selects the questions to roll out next.
 
-`Q` questions of the training split. Choices depend on the state and the seed alone, so that a
-resumed run makes the same ones.
+`Q` questions of the training split. Choices depend only on state and seed, so that a resumed run
+repeats them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agent_gspo.values import shown
 
 @chex.dataclass(frozen=True)
 class SelectionState:
-  """Part of the checkpoint.
+  """State of question selection; part of the checkpoint.
 
   Attributes:
-    posterior: of each question's success probability.
-    drawn: int32 scalar, questions chosen so far, resampled ones included.
+    posterior: Posterior of each question's success probability.
+    drawn: Number of questions chosen so far, resampled ones included, int32 scalar.
   """
 
   posterior: Posterior
@@ -33,28 +33,28 @@ class SelectionState:
 
 
 def init(num_questions: int, prior: float = 1.0) -> SelectionState:
-  """Nothing drawn, nothing known."""
+  """Returns the initial state: the prior, and no question drawn."""
   return SelectionState(posterior=posterior_lib.init(num_questions, prior), drawn=jnp.int32(0))
 
 
 def choose(
   name: str, state: SelectionState, count: int, *, seed: int, asked: Sequence[int] = ()
 ) -> tuple[np.ndarray, SelectionState]:
-  """The next questions, and the state that knows they were drawn.
+  """Chooses the next questions and advances the state.
 
   Args:
-    name: of `SELECTIONS`, or 'module:function' of your own with their arguments.
-    state: of the run.
-    count: number of questions.
-    seed: of the run.
-    asked: indices of questions that are not to be chosen: those of this step so far, which
-      would be answered with the same noise again.
+    name: Key of `SELECTIONS`, or 'module:function' of your own with their arguments.
+    state: Selection state.
+    count: Number of questions.
+    seed: Seed of the run.
+    asked: Indices to exclude: questions already rolled out in this step, whose samples would
+      repeat the same noise.
 
   Returns:
-    int `[count]`, different indices below `Q`; the new state.
+    Distinct indices below `Q`, int `[count]`, and the new state.
 
   Raises:
-    ValueError: there are fewer questions than `count`.
+    ValueError: There are fewer free questions than `count`.
   """
   free = np.ones(len(state.posterior.a), bool)
   free[list(asked)] = False
@@ -74,16 +74,16 @@ def choose(
 
 
 def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Each question once an epoch, in one random order."""
+  """Chooses each question once per epoch, in one random order."""
   order = np.random.default_rng((seed, 0)).permutation(len(free))
   order = np.roll(order, -int(state.drawn))
   return order[free[order]][:count]
 
 
 def vade(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Stand-in for VADE (arXiv 2511.18902): Thompson sampling of the reward's variance.
+  """Chooses by a stand-in for VADE (arXiv 2511.18902): Thompson sampling of reward variance.
 
-  `p ~ Beta(a, b)` for every question; those with the largest `p (1 - p)`.
+  Draws `p ~ Beta(a, b)` for every question and takes the largest `p (1 - p)`.
   """
   a, b = _evidence(state)
   p = _generator(state, seed).beta(a, b)
@@ -92,29 +92,29 @@ def vade(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.n
 
 
 def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """SPO (arXiv 2509.13232): without replacement, weights `spo_weights(p)`."""
+  """Samples by SPO (arXiv 2509.13232): without replacement, with weights `spo_weights(p)`."""
   weights = spo_weights(np.asarray(posterior_lib.probability(state.posterior), np.float64))
   chances = np.where(free, weights, 0.0) / weights[free].sum()
   return _generator(state, seed).choice(len(weights), count, replace=False, p=chances)
 
 
 def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
-  """`sqrt(p (1 - p)) + floor`: no question is ever given up."""
+  """Computes `sqrt(p (1 - p)) + floor`, so that every question keeps a chance."""
   return np.sqrt(probability * (1 - probability)) + floor
 
 
 def observe(
   name: str, state: SelectionState, question: np.ndarray, task: np.ndarray, *, divergence: float
 ) -> SelectionState:
-  """The state after a rollout: VADE's decay under 'vade', else SPO's.
+  """Updates the posterior after a rollout: VADE's decay under 'vade', else SPO's.
 
   Args:
-    name: of `SELECTIONS`.
-    state: of the run.
-    question: int `[E]`, index of the question of each episode.
-    task: float `[E]`, task scores in `[0, 1]`.
-    divergence: mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
-      before its own step, which dates the evidence.
+    name: Key of `SELECTIONS`.
+    state: Selection state.
+    question: Question of each episode, int `[E]`.
+    task: Task scores in `[0, 1]`, float `[E]`.
+    divergence: Mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
+      before its own step; sets SPO's decay.
   """
   if name == 'vade':
     new = posterior_lib.observe_vade(state.posterior, question, task)
@@ -125,13 +125,13 @@ def observe(
 
 
 def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:
-  """DAPO's filter (arXiv 2503.14476): bool `[B]`, whether the task scores of a question differ.
+  """Applies DAPO's filter (arXiv 2503.14476): True if a question's task scores differ, bool `[B]`.
 
-  On the task score, not the reward: costs always differ.
+  Uses the task score, not the reward, since costs always differ.
 
   Args:
-    task: float `[E]`.
-    question: int `[E]`, place of the episode's question in the batch, below `B`.
+    task: Task scores, float `[E]`.
+    question: Index of the episode's question in the batch, int `[E]`, below `B`.
     num_questions: `B`.
   """
   low, high = np.full(num_questions, np.inf), np.full(num_questions, -np.inf)
@@ -145,11 +145,11 @@ def _evidence(state: SelectionState) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _generator(state: SelectionState, seed: int) -> np.random.Generator:
-  """Of this draw: `drawn` grows with each."""
+  """Returns the random generator of this draw, seeded by `drawn`."""
   return np.random.default_rng((seed, 6, int(state.drawn)))
 
 
-# `rule(state, free [Q] bool, count, seed)`: different questions of those that are free.
+# `rule(state, free [Q] bool, count, seed)` returns distinct free questions.
 SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
   'uniform': uniform,
   'vade': vade,
