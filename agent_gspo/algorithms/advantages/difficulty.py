@@ -1,4 +1,4 @@
-"""Advantages that correct the group statistics of small, one-sided or easy groups.
+"""Computes advantages that correct group statistics of small, one-sided or easy groups.
 
 `M` messages; `rewards` and `task` are float32 `[M]`, ids int `[M]`.
 """
@@ -14,14 +14,14 @@ from agent_gspo.algorithms.advantages.inputs import Advantage
 
 
 def _sorted_places(values, groups, *ties) -> tuple[np.ndarray, np.ndarray]:
-  """Order by group and value, and where in it each message's group begins, both `[M]`."""
+  """Returns the order by group and value, and the start of each message's group, both `[M]`."""
   order = np.lexsort((*reversed(ties), values, groups))
   sizes = np.bincount(groups, minlength=len(values))
   return order, (np.cumsum(sizes) - sizes)[groups]
 
 
 def _median(values, groups) -> np.ndarray:
-  """Each message's group median (mean of the middle two in even groups), `[M]`."""
+  """Computes each message's group median (mean of the middle two in even groups), `[M]`."""
   order, start = _sorted_places(values, groups)
   count = group_lib.size(groups).astype(int)
   ranked = np.asarray(values)[order]
@@ -38,14 +38,14 @@ def mc_grpo(
   mad_floor: float = 0.1,
   eps: float = 1e-3,
 ) -> Advantage:
-  """Median-centred GRPO (arXiv 2601.22582): `(r - median) / (MAD + eps) * n / #non-zero`.
+  """Computes median-centered GRPO (arXiv 2601.22582): `(r - median) / (MAD + eps) * n / #nonzero`.
 
   MAD is the median of `abs(r - median)`, `n` the group's size (odd: the paper draws G + 1).
-  The sample in the middle of an odd group, sorted by reward, episode, turn and agent, is
-  dropped: its advantage is 0. An even group drops none.
+  The middle sample of an odd group, sorted by reward, episode, turn and agent, is dropped: its
+  advantage is 0. An even group drops none.
 
-  Ours: MAD is at least `mad_floor` times the group's range. Rewards (1, 1, 0) have MAD 0, and
-  the paper's formula gives the last one an advantage of -3000.
+  Differs from the paper: MAD is at least `mad_floor` times the group's range. Rewards (1, 1, 0)
+  have MAD 0, and the paper's formula gives the last one an advantage of -3000.
   """
   difference = rewards - _median(rewards, groups)
   least = mad_floor * group_lib.spread(rewards, groups)
@@ -69,13 +69,13 @@ def ngrpo(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> Advantage:
-  """Negative-enhanced GRPO (arXiv 2509.18851): group_std with one virtual reward `best` added.
+  """Computes negative-enhanced GRPO (arXiv 2509.18851): group_std with a virtual reward `best`.
 
   All-wrong groups get negative advantages; groups in which every reward is `best` are dropped
-  (with a price or a bonus inside the rewards they are not, and it acts at full strength, as in
-  `group_std`). The virtual sample is an episode: it weighs as many messages as the group's
-  episodes have on average. A group of one is compared with it, so its advantage is 0 only at
-  `best`. The paper clips at 0.16 / 0.24.
+  (unless rewards include a price or bonus, which then acts at full strength, as in `group_std`).
+  The virtual sample is an episode: it weighs as many messages as the group's episodes have on
+  average. A group of one is compared with it, so its advantage is 0 only at `best`. The paper
+  clips at 0.16 / 0.24.
   """
   count = group_lib.size(groups)
   weight = count / group_lib.episodes(groups, episode)
@@ -98,15 +98,15 @@ def a_grae(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Asymmetric advantages (arXiv 2602.05548) on top of `group_std`.
+  """Computes asymmetric advantages (arXiv 2602.05548) from `group_std`.
 
-  With `p` the group's solve rate (one entry an episode) and `m` the mean of `p` over groups:
+  With `p` the group's solve rate (one entry per episode) and `m` the mean of `p` over groups:
   `hard = 0.5 A / sqrt(p)`, `easy = 0.5 A / (1 - sqrt(p))`,
   `A' = (1 - m) easy + m hard`, times `min(1, m / alpha)` where `A' > 0`.
 
-  Ours: `p` is of the task score, since a negative mean reward has no root, and under the root
-  it lies between `1 / (E + 1)` and `E / (E + 1)` of `E` episodes: where all are wrong (or
-  right) the paper's `A` is 0, but a price is not, and would be divided by the paper's epsilon.
+  Differs from the paper: `p` uses the task score, since a negative mean reward has no root, and is
+  clipped to `[1 / (E + 1), E / (E + 1)]` for `E` episodes: if all are wrong (or right) the paper's
+  `A` is 0, but a price is not, and would be divided by the paper's epsilon.
   """
   values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
   rate = group_lib.solve_rate(task, groups, episode)

@@ -1,6 +1,6 @@
-"""D3S (arXiv 2509.22115): train on the messages and tokens that carry most signal.
+"""Implements D3S (arXiv 2509.22115): trains on the messages and tokens with most signal.
 
-`M` messages, `T` tokens. The defaults of shares are stand-ins.
+`M` messages, `T` tokens. The default shares are stand-ins.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def d3s(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> Advantage:
-  """`group_std`, of which each group keeps the subset with the largest `Var(A)`.
+  """Computes `group_std` and keeps the subset of each group with the largest `Var(A)`.
 
-  That subset is always the lowest few and the highest few. Of equal advantages those first by
-  episode, turn and agent count as lower; of equal subsets the one with more high ones is kept.
+  That subset always consists of the lowest and the highest values. Ties rank by episode, turn and
+  agent; of equal subsets the one with more high values is kept.
 
   Args:
     rewards: float32 `[M]`.
     groups, episode, turn, agent: int `[M]`.
-    share: of each group that is kept, rounded, at least 2 messages (see `d3s_share`).
-    std_floor, eps: of `group_std`.
+    share: Kept share of each group, rounded, at least 2 messages (see `d3s_share`).
+    std_floor, eps: Options of `group_std`.
   """
   values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
   exact = np.asarray(values, np.float64)
@@ -49,7 +49,7 @@ def d3s(
 
 
 def _lows_of_widest(ascending: np.ndarray, count: int) -> int:
-  """How many of the `count` values of largest variance are taken from the low end."""
+  """Returns how many of the `count` values with the largest variance are from the low end."""
   variances = []
   for low in range(count + 1):
     chosen = np.r_[ascending[:low], ascending[len(ascending) - (count - low) :]]
@@ -65,17 +65,17 @@ def d3s_token_weights(
   *,
   share: float = 0.5,
 ) -> jax.Array:
-  """Float32 `[T]`, 1 for the tokens in the top `share` of `abs(A) * entropy`, else 0.
+  """Selects tokens in the top `share` of `abs(A) * entropy`: 1, others 0, float32 `[T]`.
 
-  The share is of all tokens given, rounded, at least one; ties with the last are kept. A
-  message may lose all its tokens.
+  The share is of all given tokens, rounded, at least one; ties with the last are kept. A message
+  may lose all its tokens.
 
   Args:
     advantages: float32 `[M]`.
-    entropies: float32 `[T]`, of the policy where the token was sampled, in nats.
-    message_ids: int `[T]`, `0 .. M-1`.
-    token_mask: float32 `[T]`, 0 for padding.
-    share: 0 to 1.
+    entropies: Policy entropy at each token in nats, float32 `[T]`.
+    message_ids: Message of each token, int `[T]`, `0 .. M-1`.
+    token_mask: 0 for padding, float32 `[T]`.
+    share: Share of tokens, 0 to 1.
   """
   chex.assert_equal_shape([entropies, message_ids, token_mask])
   score = jnp.abs(advantages)[message_ids] * entropies
@@ -86,5 +86,5 @@ def d3s_token_weights(
 
 
 def d3s_share(progress: float, *, start: float = 0.5, end: float = 1.0) -> float:
-  """Share kept at `progress` (0 to 1) of the run: linear from aggressive to relaxed."""
+  """Returns the share kept at `progress` (0 to 1) of the run, linear from `start` to `end`."""
   return start + (end - start) * min(max(progress, 0.0), 1.0)

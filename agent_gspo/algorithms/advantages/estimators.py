@@ -1,7 +1,7 @@
-"""Advantages of messages: one front for every estimator.
+"""Computes advantages of messages by named estimators.
 
 An estimator is a pure function of arrays `[M]`. Its positional parameters are named after the
-fields of `AdvantageInputs` that it reads; its keyword parameters are its options, with the paper's
+fields of `AdvantageInputs` that it reads; its keyword parameters are options with the paper's
 defaults. To add one, write the function and a line in `ADVANTAGES`.
 """
 
@@ -68,15 +68,15 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'shapley': worth,
 }
 
-# Estimator -> how the value of what was read is divided among messages, of `ATTRIBUTIONS`.
+# Estimator -> key of `ATTRIBUTIONS` by which the value of messages is divided.
 GAINS = {'worth': 'leave_one_out', 'potential': 'potential', 'shapley': 'shapley'}
 
 COSTS = ('inside', 'apart')
 
-# Estimators that compare or add up the costs of single messages: an episode's would count twice.
+# Estimators that compare or sum costs of single messages: episode costs would count twice.
 SUMS_OWN_COSTS = ('agent_turn', *GAINS)
 
-# Estimator -> option -> its value when a share of the run is over, from the value that is given.
+# Estimator -> option -> schedule `(share of the run done, configured value) -> value`.
 OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {
   'd3s': {'share': lambda done, first: d3s_share(done, start=first)},
 }
@@ -85,16 +85,16 @@ OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {
 def advantage(
   inputs: AdvantageInputs, name: str, *, costs: str = 'inside', **options: Any
 ) -> Advantage:
-  """Advantages of the messages of a rollout under a named estimator.
+  """Computes the advantages of a rollout's messages with a named estimator.
 
   Args:
-    inputs: of the rollout.
-    name: of `ADVANTAGES`.
-    costs: 'inside' feeds `task - costs` to the estimator. 'apart' feeds the task score alone
-      and subtracts the costs, centred within `inputs.groups`, from what comes out: lambda then
-      keeps its meaning under any estimator (in a group of one there is no price). A message
-      that was dropped since its advantage is 0 comes back if its price is not.
-    **options: of the estimator, see `options_of`.
+    inputs: Arrays of the rollout.
+    name: Key of `ADVANTAGES`.
+    costs: 'inside' passes `task - costs` to the estimator. 'apart' passes only the task score and
+      subtracts the costs, centered within `inputs.groups`, from the result: lambda then keeps its
+      meaning under any estimator (in a group of one there is no price). A message dropped for
+      its advantage of 0 is kept again if its price is not 0.
+    **options: Options of the estimator, see `options_of`.
 
   Raises:
     ValueError: `costs` is unknown, or a field of `inputs` that the estimator reads is None.
@@ -127,44 +127,44 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
 
 
 def estimator(name: str) -> Callable[..., np.ndarray | Advantage]:
-  """A named estimator: key of `ADVANTAGES`, or 'module:function' of a user's own.
+  """Returns a named estimator: key of `ADVANTAGES`, or 'module:function' of a user.
 
   Raises:
-    ValueError: there is no such estimator.
+    ValueError: No such estimator.
   """
   return plugins.find(ADVANTAGES, name, 'advantage.name')
 
 
 def check(name: str) -> None:
-  """Refuses an estimator of the user's own that asks for what there is not.
+  """Checks the parameters of a user's estimator.
 
   Raises:
-    ValueError: a positional parameter that is no field of `AdvantageInputs`, or an option without
-      a default.
+    ValueError: A positional parameter is not a field of `AdvantageInputs`, or an option has no
+      default.
   """
   known = [f.name for f in dataclasses.fields(AdvantageInputs)] + ['rewards']
   plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
 
 
 def fields_of(name: str) -> tuple[str, ...]:
-  """Fields of `AdvantageInputs` that an estimator reads."""
+  """Returns the fields of `AdvantageInputs` that an estimator reads."""
   parameters = inspect.signature(estimator(name)).parameters.values()
   return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
 
 def options_of(name: str) -> dict[str, Any]:
-  """Options of an estimator with their defaults."""
+  """Returns the options of an estimator with their defaults."""
   parameters = inspect.signature(estimator(name)).parameters.values()
   return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def options_at(name: str, given: Mapping[str, Any], done: float) -> dict[str, Any]:
-  """Options of an estimator at a point of a run: those given, the scheduled ones at their value.
+  """Returns the options of an estimator with schedules evaluated at a point of the run.
 
   Args:
-    name: of `ADVANTAGES`.
-    given: options that are set; the others have their defaults.
-    done: share of the run that is over, in `[0, 1]`.
+    name: Key of `ADVANTAGES`.
+    given: Options that are set; the others have their defaults.
+    done: Share of the run done, in `[0, 1]`.
   """
   options = dict(given)
   for option, value_at in OPTION_SCHEDULES.get(name, {}).items():

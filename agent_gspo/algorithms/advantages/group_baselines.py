@@ -1,4 +1,4 @@
-"""Advantages as rewards against a baseline: of the group, the batch, the lengths, a posterior.
+"""Computes advantages against a baseline: group, batch, length-weighted or posterior.
 
 `M` messages; `rewards` are float32 `[M]`, ids int `[M]`. Statistics are over messages and use
 the population variance (ddof 0), so that a group of one has deviation 0 and advantage 0.
@@ -16,24 +16,24 @@ from agent_gspo.algorithms.advantages.groups import centred
 def group_std(
   rewards: chex.Array, groups: chex.Array, *, std_floor: float = 0.0, eps: float = 1e-6
 ) -> np.ndarray:
-  """GRPO (arXiv 2402.03300): `(r - mu) / max(sigma, std_floor, eps)`.
+  """Computes GRPO advantages (arXiv 2402.03300): `(r - mu) / max(sigma, std_floor, eps)`.
 
-  A group whose task scores tie divides its cost differences by their own spread: lambda
-  cancels there, and the price acts at full strength. `per_component` does not do this.
+  In a group with tied task scores, cost differences are divided by their own spread: lambda
+  cancels, and the price acts at full strength. `per_component` avoids this.
   """
   scale = np.maximum(group_lib.deviation(rewards, groups), max(std_floor, eps))
   return centred(rewards, groups) / scale
 
 
 def group_mean(rewards: chex.Array, groups: chex.Array) -> np.ndarray:
-  """Dr. GRPO (arXiv 2503.20783): `r - mu`."""
+  """Computes Dr. GRPO advantages (arXiv 2503.20783): `r - mu`."""
   return centred(rewards, groups)
 
 
 def batch_std(
   rewards: chex.Array, groups: chex.Array, *, std_floor: float = 0.0, eps: float = 1e-6
 ) -> np.ndarray:
-  """`(r - mu_group) / max(sigma_batch, std_floor, eps)`."""
+  """Computes `(r - mu_group) / max(sigma_batch, std_floor, eps)`."""
   scale = np.maximum(np.std(rewards), max(std_floor, eps))
   return centred(rewards, groups) / scale
 
@@ -47,40 +47,40 @@ def per_component(
   eps: float = 1e-6,
   whiten: bool = False,
 ) -> np.ndarray:
-  """Each component apart, after GDPO (arXiv 2601.05242), so that lambda keeps its meaning.
+  """Normalizes each component separately, after GDPO (arXiv 2601.05242): lambda keeps its meaning.
 
-  `(task - mu) / max(sigma, std_floor, eps) - (cost - mu_cost)`: only the task score is
-  divided by its spread. A group whose task scores tie has task term 0 and is left with
-  the price as it stands, not blown up to unit size.
+  `(task - mu) / max(sigma, std_floor, eps) - (cost - mu_cost)`: only the task score is divided by
+  its spread. A group with tied task scores has task term 0 and keeps the plain price, not scaled
+  to unit size.
 
   Args:
-    task: float32 `[M]`, task score credited to each message.
-    costs: float32 `[M]`, everything that is subtracted, weights applied.
-    groups: int `[M]`.
-    whiten: GDPO's last step, whitening of the sum over the batch. Off: in a batch in which
-      all task scores tie it would divide by the spread of the costs, and lambda cancels.
+    task: Task score credited to each message, float32 `[M]`.
+    costs: Sum of all weighted costs, float32 `[M]`.
+    groups: Group ids, int `[M]`.
+    whiten: GDPO's last step, whitening of the sum over the batch. Off by default: in a batch with
+      all task scores tied it would divide by the spread of the costs, and lambda cancels.
   """
   values = group_std(task, groups, std_floor=std_floor, eps=eps) - centred(costs, groups)
   return group_lib.scaled(values, eps=eps) if whiten else values
 
 
 def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
-  """Leave-one-out (arXiv 2402.14740): `r - mean of the group's other episodes`.
+  """Computes leave-one-out advantages (arXiv 2402.14740): `r - mean of the other episodes`.
 
-  With one message an episode that is `G / (G - 1) (r - mu)`. With several, the siblings are
-  left out too: they share the task score, and would let the baseline depend on the message.
-  A group of one episode has nothing to compare with: 0.
+  With one message per episode this is `G / (G - 1) (r - mu)`. With several, messages of the same
+  episode are left out too: they share the task score, and the baseline would depend on the message.
+  A group of one episode gives 0.
   """
   difference = centred(rewards, groups)
   own = group_lib.joint_ids(groups, episode)
   others = group_lib.size(groups) - group_lib.size(own)
-  # Centred rewards add up to 0 in the group: those of the others to minus its own.
+  # Centered rewards sum to 0 in the group, so those of the other episodes sum to minus its own.
   baseline = -group_lib.total(difference, own) / np.maximum(others, 1.0)
   return np.where(others > 0, difference - baseline, 0.0)
 
 
 def reinforce_pp(rewards: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
-  """REINFORCE++ (arXiv 2501.03262): rewards whitened over the whole batch, no groups.
+  """Computes REINFORCE++ (arXiv 2501.03262): rewards whitened over the whole batch, no groups.
 
   A group of one counts like any other: its baseline is the batch.
   """
@@ -90,9 +90,9 @@ def reinforce_pp(rewards: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
 def reinforce_pp_baseline(
   rewards: chex.Array, groups: chex.Array, *, eps: float = 1e-6
 ) -> np.ndarray:
-  """REINFORCE++ with baseline (arXiv 2501.03262): `whiten_batch(r - mu_group)`.
+  """Computes REINFORCE++ with baseline (arXiv 2501.03262): `whiten_batch(r - mu_group)`.
 
-  As in `group_std`, lambda cancels in a batch in which all task scores tie.
+  As in `group_std`, lambda cancels in a batch with all task scores tied.
   """
   return group_lib.scaled(centred(rewards, groups), eps=eps)
 
@@ -100,36 +100,36 @@ def reinforce_pp_baseline(
 def seeupo(
   rewards: chex.Array, groups: chex.Array, *, bound: float = 3.0, eps: float = 1e-6
 ) -> np.ndarray:
-  """SeeUPO (arXiv 2602.06554): `clamp(whiten_batch(r - mu_group), -bound, bound)`.
+  """Computes SeeUPO (arXiv 2602.06554): `clamp(whiten_batch(r - mu_group), -bound, bound)`.
 
-  The multipliers of later turns belong to the objective.
+  The objective applies the multipliers of later turns.
   """
   return np.clip(reinforce_pp_baseline(rewards, groups, eps=eps), -bound, bound)
 
 
 def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> np.ndarray:
-  """On-policy RL with optimal baseline (arXiv 2505.23585): `r - sum(l r) / sum(l)`.
+  """Computes OPO, on-policy RL with optimal baseline (arXiv 2505.23585): `r - sum(l r) / sum(l)`.
 
   Args:
     rewards: float32 `[M]`.
     groups: int `[M]`.
-    lengths: int `[M]`; a group of lengths 0 has the plain mean as its baseline.
+    lengths: int `[M]`; if all lengths of a group are 0, the baseline is the plain mean.
   """
   return centred(rewards, groups, lengths)
 
 
 def public_baseline(rewards: chex.Array, question: chex.Array, roles: chex.Array) -> np.ndarray:
-  """AdvEvo-MARL: `r - mean over the question's messages of the author's functional group`.
+  """Computes AdvEvo-MARL: `r - mean over the question's messages of the author's role`.
 
-  Brings its own groups: agents of one role are compared with each other and with no one else.
+  Defines its own groups: agents are compared only within one role.
   """
   return centred(rewards, group_lib.joint_ids(question, roles))
 
 
 def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
-  """Single-stream policy optimisation (arXiv 2509.13232): `whiten_batch(r - p)`.
+  """Computes single-stream policy optimization (arXiv 2509.13232): `whiten_batch(r - p)`.
 
-  `p` is the question's success probability by the rollouts before this one, see `posterior`:
-  no group is needed, and a group of one counts like any other.
+  `p` is the question's success probability from earlier rollouts, see `posterior`: no group is
+  needed, and a group of one counts like any other.
   """
   return group_lib.whitened(rewards - probability, eps=eps)

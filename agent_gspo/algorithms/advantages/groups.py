@@ -1,10 +1,10 @@
-"""Statistics of messages within groups.
+"""Computes statistics of messages within groups.
 
 `M` messages. A group is any set of messages that share an id in `0 .. M-1`, see `group_ids`
-and `joint_ids`. Statistics are over messages: an episode that has several messages in a
-group counts once for each. `solve_rate` is the exception, it counts episodes.
+and `joint_ids`. Statistics are over messages: an episode with several messages in a group counts
+once for each. Only `solve_rate` counts episodes.
 
-All in numpy: the number of messages differs from step to step, and JAX would compile for each.
+Uses NumPy: the number of messages differs between steps, and JAX would compile for each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ GROUPINGS = ('question', 'question_agent', 'question_turn_agent')
 def group_ids(
   grouping: str, question: np.ndarray, agent: np.ndarray, turn: np.ndarray
 ) -> np.ndarray:
-  """Int `[M]`, dense ids `0 .. M-1` of the group of each message.
+  """Returns the group of each message, dense ids `0 .. M-1`, int `[M]`.
 
-  'question': all messages about a question (GRPO). 'question_agent': those of one agent
-  (Dr. MAS, arXiv 2602.08847). 'question_turn_agent': those of one agent in one turn
+  'question': all messages about a question (GRPO). 'question_agent': messages of one agent
+  (Dr. MAS, arXiv 2602.08847). 'question_turn_agent': messages of one agent in one turn
   (AT-GRPO, arXiv 2510.11062).
-
-  Args:
-    question, agent, turn: int `[M]`.
   """
   columns = {
     'question': [question],
@@ -36,7 +33,7 @@ def group_ids(
 
 
 def joint_ids(*columns: chex.Array) -> np.ndarray:
-  """Int `[M]`, dense ids `0 .. M-1`: messages share one iff they agree in all `columns`.
+  """Returns dense ids `0 .. M-1`, int `[M]`: equal iff messages agree in all `columns`.
 
   Args:
     *columns: int `[M]`, below 2^31.
@@ -49,7 +46,7 @@ def joint_ids(*columns: chex.Array) -> np.ndarray:
 
 
 def total(values: chex.Array, groups: chex.Array) -> np.ndarray:
-  """Each message's group sum, `[M]`."""
+  """Computes each message's group sum, `[M]`."""
   chex.assert_rank([values, groups], 1)
   chex.assert_equal_shape([values, groups])
   values = np.asarray(values)
@@ -58,12 +55,12 @@ def total(values: chex.Array, groups: chex.Array) -> np.ndarray:
 
 
 def size(groups: chex.Array) -> np.ndarray:
-  """Messages in each message's group, float32 `[M]`, at least 1."""
+  """Counts the messages in each message's group, float32 `[M]`, at least 1."""
   return total(np.ones(len(groups), np.float32), groups)
 
 
 def mean(values: chex.Array, groups: chex.Array, weights: chex.Array | None = None) -> np.ndarray:
-  """Each message's group mean, `[M]`; plain where the `weights` of a group are all 0."""
+  """Computes each message's group mean, `[M]`; unweighted if all `weights` of a group are 0."""
   if weights is None:
     return total(values, groups) / size(groups)
   weights = np.asarray(weights, np.float32)
@@ -78,58 +75,58 @@ def centred(
   values = np.asarray(values)
   one = np.zeros(len(values), int)
   one[groups] = np.arange(len(values))
-  # Relative to one of the group, in float64: equal values leave no rounding error, which division
-  # by a tiny deviation would blow up, and which a clip would count as a message.
+  # Relative to one value of the group, in float64: equal values leave no rounding error, which
+  # division by a tiny deviation would amplify and which a clip would count as a message.
   apart = values.astype(np.float64) - values[one[groups]]
   return (apart - mean(apart, groups, weights)).astype(np.result_type(values, np.float32))
 
 
 def deviation(values: chex.Array, groups: chex.Array) -> np.ndarray:
-  """Each message's group standard deviation (population, ddof 0), `[M]`."""
+  """Computes each message's group standard deviation (population, ddof 0), `[M]`."""
   return np.sqrt(mean(centred(values, groups) ** 2, groups))
 
 
 def whitened(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
-  """`(values - mean) / max(standard deviation, eps)` over all messages, `[M]`."""
+  """Computes `(values - mean) / max(standard deviation, eps)` over all messages, `[M]`."""
   return scaled(centred(values, np.zeros(len(values), int)), eps=eps)
 
 
 def scaled(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
-  """Returns `values / max(root of their mean square, eps)` over all messages, `[M]`.
+  """Computes `values / max(root mean square, eps)` over all messages, `[M]`.
 
-  Whitens values that add up to 0 in each group: to subtract their mean, which is a rounding error,
-  would move those that are 0.
+  Whitens values that sum to 0 in each group: subtracting their mean, which is a rounding error,
+  would change values of 0.
   """
   square = mean(values**2, np.zeros(len(values), int))
   return values / np.maximum(np.sqrt(square), eps)
 
 
 def episodes(groups: chex.Array, episode: chex.Array) -> np.ndarray:
-  """Number of different episodes in each message's group, float32 `[M]`."""
+  """Counts the different episodes in each message's group, float32 `[M]`."""
   return np.round(total(1.0 / size(joint_ids(groups, episode)), groups))
 
 
 def solve_rate(task: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
-  """Mean task score of the episodes of each message's group, float32 `[M]`.
+  """Computes the mean task score over episodes of each message's group, float32 `[M]`.
 
-  One entry an episode, however many messages it has in the group.
+  Each episode counts once, however many messages it has in the group.
 
   Args:
-    task: float32 `[M]`, task score of the message's episode.
+    task: Task score of the message's episode, float32 `[M]`.
     groups, episode: int `[M]`.
   """
   return mean(task, groups, 1.0 / size(joint_ids(groups, episode)))
 
 
 def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarray:
-  """Sum of `values` over a message and those after it in its group, float32 `[M]`.
+  """Sums `values` over each message and later ones in its group, float32 `[M]`.
 
-  In float64 a running sum over all groups can be cut between them.
+  A float64 running sum over all groups is precise enough to be split between them.
 
   Args:
     values: float32 `[M]`.
     groups: int `[M]`.
-    when: int `[M]`, place in time, different within a group.
+    when: Order in time, distinct within a group, int `[M]`.
   """
   order = np.lexsort((-np.asarray(when), groups))
   ranked = np.asarray(groups)[order]
@@ -140,13 +137,13 @@ def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarra
 
 
 def tied_groups(values: chex.Array, groups: chex.Array) -> float:
-  """Share of groups whose values are all equal (no task signal)."""
+  """Computes the share of groups whose values are all equal (no task signal)."""
   one_a_group = np.unique(groups, return_index=True)[1]
   return float(np.mean(spread(values, groups)[one_a_group] < 1e-9))
 
 
 def spread(values: chex.Array, groups: chex.Array) -> np.ndarray:
-  """Largest less smallest value of each message's group, `[M]`."""
+  """Computes the range (largest minus smallest value) of each message's group, `[M]`."""
   low = np.full(len(values), np.inf, np.asarray(values).dtype)
   high = -low
   np.minimum.at(low, groups, values)

@@ -1,4 +1,4 @@
-"""What estimators of advantages read, and what they return."""
+"""Defines inputs and outputs of advantage estimators."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import chex
 
 @chex.dataclass(frozen=True)
 class AdvantageInputs:
-  """One entry a message, no padding; `M` messages, `K` lengths of history.
+  """One entry per message, no padding; `M` messages, `K` lengths of history.
 
   Fields that default to None are read by some estimators only (see `advantages.fields_of`).
 
   Attributes:
-    task: float32 `[M]`, task score credited to the message.
-    costs: float32 `[M]`, everything that is subtracted from it, weights applied.
-    groups: int `[M]`, ids `0 .. M-1` of whose rewards are compared (`groups.group_ids`).
-    question, episode, agent, turn: int `[M]`; one message an episode, agent and turn.
-    lengths: int `[M]`, sampled tokens, the stop token included (silence has 1).
-    silent: bool `[M]`, nothing was written.
-    roles: int `[M]`, functional group of the author.
-    observation: int `[M]`, equal iff the prompt ids are: the same visible transcript.
-    path: int `[M]`, equal iff prompt and sampled ids are.
-    history: int `[K, M]`, row `k` equal iff the last `k + 1` steps of the transcript are.
-    probability: float32 `[M]`, success probability of the question before this rollout
-      (`posterior.probability`).
-    gain: float32 `[M]`, nats that the answering agent gained by the message
-      (`training.message_worth`); NaN where it was not measured.
-    plain_gain: float32 `[M]`, nats that the author's plain note would gain; NaN likewise.
-    plain_costs: float32 `[M]`, costs of the plain note, weights applied.
+    task: Task score credited to the message, float32 `[M]`.
+    costs: Sum of all weighted costs, float32 `[M]`.
+    groups: Group ids `0 .. M-1` for comparing rewards (`groups.group_ids`), int `[M]`.
+    question, episode, agent, turn: int `[M]`; one message per episode, agent and turn.
+    lengths: Sampled tokens, the stop token included (silence has 1), int `[M]`.
+    silent: True if nothing was written, bool `[M]`.
+    roles: Role of the author, int `[M]`.
+    observation: Id, equal iff the prompt ids (the visible transcript) are equal, int `[M]`.
+    path: Id, equal iff prompt and sampled ids are equal, int `[M]`.
+    history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
+    probability: Success probability of the question before this rollout
+      (`posterior.probability`), float32 `[M]`.
+    gain: Nats that the answering agent gained by the message (`training.message_worth`), float32
+      `[M]`; NaN if not measured.
+    plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.
+    plain_costs: Weighted costs of the plain note, float32 `[M]`.
   """
 
   task: chex.Array
@@ -50,16 +50,16 @@ class AdvantageInputs:
 
   @property
   def rewards(self) -> chex.Array:
-    """`task - costs`, float32 `[M]`."""
+    """Returns `task - costs`, float32 `[M]`."""
     return self.task - self.costs
 
 
 @chex.dataclass(frozen=True)
 class Advantage:
   """Attributes:
-  values: float32 `[M]`.
-  kept: float32 `[M]`, 1, or 0 for a message that is dropped from the update (and from
-    the count that the objective is divided by).
+  values: Advantages, float32 `[M]`.
+  kept: 1, or 0 for a message dropped from the update and from the objective's count, float32
+    `[M]`.
   """
 
   values: chex.Array

@@ -1,6 +1,6 @@
-"""Advantages from what the answering agent gained by each message.
+"""Computes advantages from the answering agent's gain by each message.
 
-`M` messages. A gain is in nats of the gold answer, see `training.message_worth`.
+`M` messages. Gains are in nats of the gold answer, see `training.message_worth`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,27 @@ def worth(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Returns what a message gained its reader, less its cost and less the group's baseline.
+  """Computes a message's gain for its reader minus its cost and the group's baseline.
 
   `r = clip(gain / nats, -1, 1) + outcome * task - costs`, and `A = r - b`, where `b` is the mean of
-  `r` over the group and, with `virtual`, over two actions that nobody need have taken: silence
-  (gain and costs 0) and the plain note. They keep a group that is silent altogether, or never
-  silent, from teaching nothing. Where nothing was measured (NaN, such as the answering agent's own
-  messages) the advantage is that of `per_component`.
+  `r` over the group and, with `virtual`, over two virtual actions: silence (gain and costs 0) and
+  the plain note. They give a signal to groups that are always or never silent. Unmeasured messages
+  (NaN, such as the answering agent's own) get the advantage of `per_component`.
 
-  In nats gains add up: of two messages that are of use only together, the first pays already. In
+  Gains add up in nats: of two messages useful only together, the first already pays. In
   probabilities it would not.
 
   Args:
-    task: float32 `[M]`, task score of the message's episode.
-    costs: float32 `[M]`, each message's own costs, weights applied.
+    task: Task score of the message's episode, float32 `[M]`.
+    costs: Each message's own weighted costs, float32 `[M]`.
     groups: int `[M]`.
-    gain: float32 `[M]`, nats; NaN where it was not measured.
-    plain_gain: float32 `[M]`, what the author's plain note gains in the same place; NaN likewise.
-    plain_costs: float32 `[M]`, costs of that note.
+    gain: Gain in nats, float32 `[M]`; NaN if not measured.
+    plain_gain: Gain of the author's plain note in its place, float32 `[M]`; NaN likewise.
+    plain_costs: Weighted costs of that note, float32 `[M]`.
     nats: Nats that are worth one unit of task score.
     outcome: Weight of the episode's task score.
-    virtual: Whether the baseline includes silence and the plain note.
-    std_floor: Passed to `per_component`.
-    eps: Passed to `per_component`.
+    virtual: Includes silence and the plain note in the baseline.
+    std_floor, eps: Passed to `per_component`.
   """
   measured = ~np.isnan(gain)
   paid = lambda gained: np.clip(np.nan_to_num(gained) / nats, -1.0, 1.0)
@@ -56,7 +54,7 @@ def worth(
   total = lambda values: group_lib.total(np.asarray(values, np.float64), groups)
   sums, count = total(rewards), np.maximum(total(measured), 1.0)
   if virtual:
-    # With the outcome in the rewards, both have that of the group on average.
+    # Both virtual actions get the group's mean outcome.
     mean_outcome = outcome * total(np.where(measured, task, 0.0)) / count
     has_plain = ~np.isnan(plain_gain)
     plains = total(has_plain)

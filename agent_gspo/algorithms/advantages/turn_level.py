@@ -1,4 +1,4 @@
-"""Advantages that tell the turns of an episode apart.
+"""Computes advantages that differ between turns of an episode.
 
 `M` messages; `rewards`, `task` and `costs` are float32 `[M]`, ids int `[M]`.
 """
@@ -24,12 +24,12 @@ def agent_turn(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """MARS: returns of turns, normalised per agent over the batch.
+  """Computes MARS: turn returns, normalized per agent over the batch.
 
-  `R_m = task - sum of the author's costs from this turn on`: the task score is paid at the
-  end, what was spent before is no later message's doing. `A = (R - mu_agent) / sigma_agent`
-  over all messages of the agent in the batch; `AdvantageInputs.groups` is not read. `costs` are
-  each message's own. As in `group_std`, lambda cancels for an agent whose task scores all tie.
+  `R_m = task - sum of the author's costs from this turn on`: the task score is paid at the end,
+  and earlier costs do not depend on later messages. `A = (R - mu_agent) / sigma_agent` over all
+  messages of the agent in the batch; `AdvantageInputs.groups` is not read. `costs` are each
+  message's own. As in `group_std`, lambda cancels for an agent whose task scores all tie.
   """
   returns = task - group_lib.to_go(costs, group_lib.joint_ids(episode, agent), turn)
   return group_std(returns, group_lib.joint_ids(agent), std_floor=std_floor, eps=eps)
@@ -46,18 +46,18 @@ def gigpo(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Group-in-group (arXiv 2505.10978): `A = A_episode + omega A_step`.
+  """Computes GiGPO, group-in-group (arXiv 2505.10978): `A = A_episode + omega A_step`.
 
-  `A_episode` compares within `groups`, `A_step` among the question's messages written upon
-  the identical visible transcript; a step that no one shares adds 0.
+  `A_episode` compares within `groups`, `A_step` among the question's messages with the same
+  visible transcript; a transcript that occurs once adds 0.
 
   Args:
     rewards: float32 `[M]`.
     groups, question: int `[M]`.
-    observation: int `[M]`, equal iff the prompts are.
-    omega: weight of the step.
-    divide: by the standard deviation (as in `group_std`), else by 1.
-    std_floor, eps: of the division.
+    observation: Id, equal iff the prompts are equal, int `[M]`.
+    omega: Weight of the step term.
+    divide: Divides by the standard deviation (as in `group_std`).
+    std_floor, eps: Options of `group_std`.
   """
   steps = group_lib.joint_ids(question, observation)
   if not divide:
@@ -75,26 +75,27 @@ def hgpo(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Hierarchy of groups (arXiv 2602.22817): `A = sum_k w_k A_k`, `k = 1 .. K`.
+  """Computes HGPO, a hierarchy of groups (arXiv 2602.22817): `A = sum_k w_k A_k`, `k = 1 .. K`.
 
-  `A_k` is `group_std` among the question's messages with the identical last-`k` history, and
-  `w_k` is proportional to `(k + 1)^alpha` over the `k` where `A_k` is not 0: a long history
-  compares like with like, a short one has whom to compare with. All 0 gives 0.
+  `A_k` is `group_std` among the question's messages with the same last-`k` history, and `w_k` is
+  proportional to `(k + 1)^alpha` over the `k` where `A_k` is not 0: long histories compare similar
+  messages, short ones give larger groups. If all are 0, `A` is 0.
 
   Args:
     rewards: float32 `[M]`.
     question: int `[M]`.
-    history: int `[K, M]`, ids of the last-`k` history in row `k - 1`.
-    alpha, std_floor, eps: see above.
+    history: Ids of the last-`k` history in row `k - 1`, int `[K, M]`.
+    alpha: Exponent of the weights.
+    std_floor, eps: Options of `group_std`.
   """
   chex.assert_rank(history, 2)
   values, weights = [], []
   for k, ids in enumerate(history, start=1):
     level = group_lib.joint_ids(question, ids)
     values.append(group_std(rewards, level, std_floor=std_floor, eps=eps))
-    # A value at the mean is left with the rounding error of the rewards, which is no signal.
+    # Values at the mean keep a rounding error, which is not a signal.
     weights.append(np.where(np.abs(values[-1]) > _NO_SIGNAL, (k + 1.0) ** alpha, 0.0))
-  weight = np.stack(weights)
+  weight = np.stack(weights)  # [K, M]
   whole = np.sum(weight, axis=0)
   return np.sum(weight * np.stack(values), axis=0) / np.where(whole > 0, whole, 1.0)
 
@@ -108,11 +109,11 @@ def salt(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Stand-in for SALT (arXiv 2510.20022): `group_std`, averaged over identical turns.
+  """Computes a stand-in for SALT (arXiv 2510.20022): `group_std` averaged over identical turns.
 
-  The question's episodes form a graph in which identical turns (same transcript, same
-  message) are one node. A node has the mean advantage of the messages merged into it; where
-  episodes diverge, each keeps its own.
+  The question's episodes form a graph in which identical turns (same transcript, same message) are
+  one node. A node gets the mean advantage of its messages; where episodes diverge, each keeps its
+  own.
   """
   values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
   return group_lib.mean(values, group_lib.joint_ids(question, path))
@@ -126,12 +127,12 @@ def counterfactual(
   turn: chex.Array,
   silent: chex.Array,
 ) -> np.ndarray:
-  """Did this message pay? `r - mean reward where its author was silent at this turn`.
+  """Computes `r - mean reward with the author silent in this turn`.
 
-  After COMA (arXiv 1705.08926), with silence as the default action. The mean is over the
-  question's messages of the same agent and turn that are silent, the message itself included
-  if it is; without any, over `groups`. With each message's own cost in the rewards a silent
-  one's is its team's task score, so a message must earn its price.
+  Follows COMA (arXiv 1705.08926), with silence as the default action. The mean is over the silent
+  messages of the same question, agent and turn, the message itself included if silent; without
+  any, over `groups`. If rewards include each message's own cost, the reward of a silent one is its
+  team's task score, so a message must earn its price.
 
   Args:
     rewards: float32 `[M]`.

@@ -1,9 +1,9 @@
-"""Policy objectives on packed messages: ratio x surrogate x aggregation, each a few lines.
+"""Computes policy objectives on packed messages as ratio x surrogate x aggregation.
 
-`T` loss tokens, `M` messages. Every objective returns an unreduced `(total, count)`:
-micro-batches and devices are summed first and divided once, so that the mean does not
-depend on how the batch was cut. `total / count` is to be *maximised*. A new one is a function
-here and a line in `OBJECTIVES`.
+`T` loss tokens, `M` messages. Every objective returns an unreduced `(total, count)`: micro-batches
+and devices are summed first and divided once, so that the mean does not depend on how the batch
+was split. `total / count` is to be *maximized*. To add one, write a function here and a line in
+`OBJECTIVES`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ __all__ = [
 
 @chex.dataclass(frozen=True)
 class Objective:
-  """Sum and count of an objective, and what it did to each message.
+  """Sum and count of an objective, with per-message diagnostics.
 
   Attributes:
-    total: float32 scalar, sum over what the objective is a mean of.
-    count: float32 scalar, how many those are: messages, spans or tokens.
-    ratio: float32 `[M]`, importance ratio of each message (mean over its tokens for
-      token-level ratios).
-    clipped: float32 `[M]`, share of the message's tokens at which the clip acted. What either
-      holds for padding is not read.
+    total: Sum of the terms that the objective averages, float32 scalar.
+    count: Number of those terms (messages, spans or tokens), float32 scalar.
+    ratio: Importance ratio of each message (mean over its tokens for token-level ratios), float32
+      `[M]`; arbitrary for padding.
+    clipped: Share of the message's tokens that were clipped, float32 `[M]`; arbitrary for padding.
   """
 
   total: chex.Array
@@ -62,13 +61,13 @@ def _compose(
   aggregate: Callable[[jax.Array, PackedTokens], aggregation.Aggregate],
 ) -> Objective:
   packed.check(x)
-  log_r = log_ratio(x)
-  values, clipped = surrogate(log_r, x)
+  log_r = log_ratio(x)  # [T]
+  values, clipped = surrogate(log_r, x)  # [T] each
   if x.importance is not None:
     values *= x.importance
   if x.token_penalty is not None:
     values -= x.token_penalty
-  total, count = aggregate(values, x)
+  total, count = aggregate(values, x)  # scalars
   by_message = lambda v: message_mean(v, x) * x.message_mask
   return Objective(
     total=total, count=count, ratio=by_message(jnp.exp(log_r)), clipped=by_message(clipped)
@@ -80,7 +79,7 @@ def _clip(low: float, high: float) -> functools.partial:
 
 
 def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
-  """Group Sequence Policy Optimization (Zheng et al. 2025, arXiv 2507.18071, eq. 5-7).
+  """Computes Group Sequence Policy Optimization (Zheng et al. 2025, arXiv 2507.18071, eq. 5-7).
 
   `s_i = exp(mean_t (log pi(y_it) - log pi_old(y_it)))`,
   `J = mean_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)`.
@@ -90,26 +89,26 @@ def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) ->
 
 
 def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
-  """GSPO-token (arXiv 2507.18071, eq. 13-14).
+  """Computes GSPO-token (arXiv 2507.18071, eq. 13-14).
 
   `s_it = sg[s_i] * pi(y_it) / sg[pi(y_it)]`,
-  `J = mean_i mean_t min(s_it A_it, clip(s_it) A_it)`. Here `A_it = A_i`, where value and
-  gradient equal those of `gspo`.
+  `J = mean_i mean_t min(s_it A_it, clip(s_it) A_it)`. Here `A_it = A_i`, so value and gradient
+  equal those of `gspo`.
   """
   return _compose(x, ratios.sequence_token, _clip(clip_low, clip_high), aggregation.sequence_mean)
 
 
 def luspo(x: PackedTokens, *, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Objective:
-  """Length-Unbiased Sequence Policy Optimization (arXiv 2602.05261).
+  """Computes Length-Unbiased Sequence Policy Optimization (arXiv 2602.05261).
 
-  `J = mean_i |y_i| min(s_i A_i, clip(s_i) A_i)`: GSPO without the advantage that the mean over
-  tokens gives to short sequences. The control for "is it the price or the loss that shortens?".
+  `J = mean_i |y_i| min(s_i A_i, clip(s_i) A_i)`: GSPO without the bias of the mean over tokens
+  towards short sequences. Serves as control: does the price or the loss shorten messages?
   """
   return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.token_sum)
 
 
 def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Objective:
-  """Group Relative Policy Optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3).
+  """Computes Group Relative Policy Optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3).
 
   Token-level ratios, `J = mean_i mean_t min(r_it A_i, clip(r_it) A_i)`.
   """
@@ -119,46 +118,46 @@ def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> O
 def dr_grpo(
   x: PackedTokens, *, max_length: float, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> Objective:
-  """Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): `mean_i (1 / max_length) sum_t min(...)`.
+  """Computes Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): `mean_i sum_t min(...) / max_length`.
 
-  Goes with the advantage `r - mu` (`group_mean`).
+  Used with the advantage `r - mu` (`group_mean`).
 
   Args:
-    x: packed tokens.
-    max_length: the cap on a message's tokens. It has no default: it belongs to the run.
-    clip_low, clip_high: bounds of the token ratio around 1.
+    x: Packed tokens.
+    max_length: Cap on a message's tokens, specific to the run, hence without default.
+    clip_low, clip_high: Bounds of the token ratio around 1.
   """
   aggregate = functools.partial(aggregation.constant_length, max_length=max_length)
   return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregate)
 
 
 def dapo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> Objective:
-  """DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 8): clip-higher, mean over all tokens.
+  """Computes DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 8): clip-higher, mean over all tokens.
 
-  `J = sum_it min(r_it A_i, clip(r_it) A_i) / number of tokens`. `count` is of tokens.
+  `J = sum_it min(r_it A_i, clip(r_it) A_i) / number of tokens`. `count` is the number of tokens.
   """
   return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.token_mean)
 
 
 def cispo(x: PackedTokens, *, clip_low: float = 1.0, clip_high: float = 4.0) -> Objective:
-  """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4-5).
+  """Computes CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4-5).
 
   `J = sum_it sg[clip(r_it, 1 - clip_low, 1 + clip_high)] A_i log pi(y_it) / number of tokens`.
-  The paper has no lower bound, hence 1.0, and gives no figure for the upper one: 4.0 bounds
-  the weight at 5.
+  The paper has no lower bound, hence 1.0, and gives no number for the upper one: 4.0 limits the
+  weight to 5.
   """
   surrogate = functools.partial(surrogates.weighted_likelihood, low=clip_low, high=clip_high)
   return _compose(x, ratios.token, surrogate, aggregation.token_mean)
 
 
 def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
-  """Geometric-Mean Policy Optimization (arXiv 2507.20673).
+  """Computes Geometric-Mean Policy Optimization (arXiv 2507.20673).
 
-  `J = mean_i A_i exp(mean_t c_it)`, `c_it` the token's log-ratio clipped to `clip_high` where
-  `A_i > 0` and to `-clip_low` where `A_i < 0`: the bounds are of the *log*-ratio.
+  `J = mean_i A_i exp(mean_t c_it)`, with `c_it` the token's log-ratio clipped to `clip_high` where
+  `A_i > 0` and to `-clip_low` where `A_i < 0`: the bounds apply to the *log*-ratio.
 
   Raises:
-    ValueError: spans are given; the clip would need all tokens of a span at once.
+    ValueError: Spans are given; the clip would need all tokens of a span at once.
   """
   if x.span_log_ratio is not None:
     raise ValueError('gmpo takes no spans: set the ratio span to "message".')
@@ -167,10 +166,10 @@ def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> O
 
 
 def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
-  """Soft Adaptive Policy Optimization (arXiv 2511.20347): a sigmoid gate instead of a clip.
+  """Computes Soft Adaptive Policy Optimization (arXiv 2511.20347): a sigmoid gate, not a clip.
 
-  `J = mean_i mean_t (4 / tau) sigmoid(tau (r_it - 1)) A_i`, `tau` is `tau_positive` where
-  `A_i > 0`, else `tau_negative`, at which gradients fade faster. There is no clip to report.
+  `J = mean_i mean_t (4 / tau) sigmoid(tau (r_it - 1)) A_i`, where `tau` is `tau_positive` if
+  `A_i > 0`, else `tau_negative`, which makes gradients decay faster. `clipped` is 0.
   """
   surrogate = functools.partial(
     surrogates.soft_gate, tau_positive=tau_positive, tau_negative=tau_negative
@@ -179,21 +178,21 @@ def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.
 
 
 def reinforce(x: PackedTokens) -> Objective:
-  """Plain policy gradient: `J = mean_i A_i sum_t log pi(y_it)`.
+  """Computes the plain policy gradient: `J = mean_i A_i sum_t log pi(y_it)`.
 
-  The log-likelihood of the whole message times its advantage, without a ratio, a clip or a
-  stopped gradient. What RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv 2501.03262) build on:
-  they differ in the advantage. Exact for the first optimiser step of a rollout only.
+  Multiplies the log-likelihood of the whole message by its advantage, without ratio, clip or
+  stop-gradient. RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv 2501.03262) use it with different
+  advantages. Exact only for the first optimizer step of a rollout.
   """
   return _compose(x, ratios.token, surrogates.likelihood, aggregation.token_sum)
 
 
 def imitation(x: PackedTokens) -> Objective:
-  """Mean log-likelihood a token: `J = mean_it log pi(y_it)`; `count` is of tokens.
+  """Computes the mean log-likelihood per token, `J = mean_it log pi(y_it)`, for SFT.
 
-  For warm starts; advantages and old log-probs are not read. Not the mean over messages,
-  in which the one token of a silent message would weigh as much as all of a long one and
-  silence would be learnt far more often than it was shown.
+  `count` is the number of tokens; advantages and old log-probs are not read. A mean over messages
+  would weigh the one token of a silent message like all tokens of a long one, and silence would be
+  overrepresented.
   """
   packed.check(x)
   total, count = aggregation.token_mean(packed.logprobs(x), x)
@@ -203,13 +202,13 @@ def imitation(x: PackedTokens) -> Objective:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveSpec:
-  """An objective with what a config needs to know of it; called, it is the function.
+  """Callable objective with metadata for configs.
 
   Attributes:
-    function: `function(x, **options) -> Objective`; its own defaults are the paper's.
+    function: `function(x, **options) -> Objective`, with the paper's defaults.
     paper: arXiv id.
-    sequence_ratio: whether a ratio is that of a whole sequence, not of a token.
-    spans: whether a sequence may be a span of messages.
+    sequence_ratio: True for sequence-level ratios, False for token-level ones.
+    spans: True if a sequence may be a span of messages.
   """
 
   function: Callable[..., Objective]
@@ -222,7 +221,7 @@ class ObjectiveSpec:
 
   @property
   def options(self) -> dict[str, float | None]:
-    """The options it takes and their defaults; None where it must be set."""
+    """Returns the options with their defaults; None for required ones."""
     parameters = list(inspect.signature(self.function).parameters.values())[1:]
     return {p.name: None if p.default is p.empty else p.default for p in parameters}
 
@@ -241,18 +240,18 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
 }
 
 
-# Options that are fields of the config's section `objective`, never of its `options`.
+# Options set by fields of the config section `objective`, not by its `options`.
 CLIP_FIELDS = ('clip_low', 'clip_high')
 
 
 def spec(name: str) -> ObjectiveSpec:
-  """A named objective: key of `OBJECTIVES`, or 'module:function' of a user's own.
+  """Returns a named objective: key of `OBJECTIVES`, or 'module:function' of a user.
 
-  A function of your own takes `PackedTokens`, and its options as keywords. It is taken for one
-  with ratios of tokens; hand in an `ObjectiveSpec` to say otherwise.
+  A user's function takes `PackedTokens`, and its options as keywords. It is assumed to have
+  token-level ratios; provide an `ObjectiveSpec` to change that.
 
   Raises:
-    ValueError: there is no such objective, or one with parameters that have no name.
+    ValueError: No such objective, or it has `*args` or `**kwargs`.
   """
   found = plugins.find(OBJECTIVES, name, 'objective.name')
   found = found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
@@ -269,15 +268,15 @@ def spec(name: str) -> ObjectiveSpec:
 def make(
   name: str, *, opsm_threshold: float | None = None, **options: float
 ) -> Callable[[PackedTokens], Objective]:
-  """A named objective with its options bound, behind the off-policy mask if one is wanted.
+  """Binds the options of a named objective, with an optional off-policy mask.
 
   Args:
-    name: see `spec`.
-    opsm_threshold: of `masks.opsm`; None for no mask.
-    **options: see `ObjectiveSpec.options`.
+    name: Name, see `spec`.
+    opsm_threshold: Threshold of `masks.opsm`; None for no mask.
+    **options: Options, see `ObjectiveSpec.options`.
 
   Raises:
-    ValueError: an unknown name, an option that it does not take, or one that is missing.
+    ValueError: The name is unknown, or an option is unknown or missing.
   """
   objective = spec(name)
   known = objective.options
@@ -295,7 +294,7 @@ def make(
 def _called(
   name: str, objective: ObjectiveSpec, options: Mapping[str, float], x: PackedTokens
 ) -> Objective:
-  """Returns what an objective returns; of the user's own, shapes and types are checked."""
+  """Calls an objective; checks shapes and types of a user's own."""
   found = plugins.call('objective.name', name, objective, x, **options)
   if not plugins.is_plugin(name):
     return found
@@ -314,7 +313,7 @@ def _called(
 
 
 def _array(where: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
-  """Returns what a user's own objective returned as float32 of this shape."""
+  """Converts a value returned by a user's objective to float32 and checks its shape."""
   must = f'must be real numbers of shape {shape}'
   try:
     found = jnp.asarray(value)
@@ -328,19 +327,19 @@ def _array(where: str, value: Any, shape: tuple[int, ...]) -> jax.Array:
 def trace(
   name: str, objective: Callable[[PackedTokens], Objective], given: Collection[str] = ()
 ) -> None:
-  """Traces an objective of the user's own and its gradient once; computes nothing.
+  """Traces a user's objective and its gradient once, without computing them.
 
   Args:
-    name: of the objective; those of `OBJECTIVES` are known to be right.
-    objective: with its options bound, see `from_config`.
-    given: optional fields of `PackedTokens` that it is called with.
+    name: Name of the objective; keys of `OBJECTIVES` are not traced.
+    objective: Objective with its options bound, see `from_config`.
+    given: Optional fields of `PackedTokens` passed in training.
 
   Raises:
-    PluginError: it cannot be traced, or returns another shape than it must.
+    PluginError: It cannot be traced, or returns a wrong shape.
   """
   if not plugins.is_plugin(name):
     return
-  tokens, messages = jnp.zeros(6), jnp.zeros(3)  # two lengths, so that none stands for the other
+  tokens, messages = jnp.zeros(6), jnp.zeros(3)  # [T], [M]: different, to detect mixed-up shapes
   by_message = ('clip_scale', 'span_log_ratio', 'span_share')
   x = PackedTokens(
     logprobs=tokens,
@@ -356,12 +355,12 @@ def trace(
 
 
 def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
-  """The bounds of the clip that the config's section `objective` describes, by field.
+  """Returns the clip bounds of the config section `objective`, by field.
 
-  They are the section's, or else the objective's own; none where it has no such option.
+  Unset bounds are the objective's defaults; fields that it does not have are omitted.
 
   Raises:
-    ValueError: a bound is set that the objective does not take.
+    ValueError: A bound is set that the objective does not have.
   """
   name, band = section['name'], {}
   known = spec(name).options
@@ -381,14 +380,14 @@ def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
 def from_config(
   section: Mapping[str, Any], *, max_length: int
 ) -> Callable[[PackedTokens], Objective]:
-  """The objective that the config's section `objective` describes.
+  """Builds the objective of the config section `objective`.
 
   Args:
-    section: resolved.
-    max_length: tokens of the longest message, for objectives that divide by it.
+    section: Resolved section.
+    max_length: Tokens of the longest message, for objectives that divide by it.
 
   Raises:
-    ValueError: an option that the objective does not take, or a span that it cannot have.
+    ValueError: The objective does not support an option or the ratio span.
   """
   name = section['name']
   given = clip_band(section) | section['options']

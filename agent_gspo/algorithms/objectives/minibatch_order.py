@@ -1,4 +1,4 @@
-"""In which order mini-batches are trained, and what earlier ones do to later ones."""
+"""Orders mini-batches, with multipliers from earlier ones for later ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """How the messages of a rollout are cut into mini-batches, besides between questions.
+  """Split of a rollout's messages into mini-batches, besides that between questions.
 
   Attributes:
-    by_turn: whether each turn of the conversations has mini-batches of its own, the last first.
-    multipliers: from `ratio`, `episode` and `turn` `[M]`, factors `[M]` of the advantages, taken
-      when the mini-batches of a turn are over; None for no factors. See `seeupo_multipliers`.
+    by_turn: Gives each turn its own mini-batches, the last turn first.
+    multipliers: Function of `ratio`, `episode` and `turn` `[M]` that returns factors `[M]` of the
+      advantages after the mini-batches of a turn; None for none. See `seeupo_multipliers`.
   """
 
   by_turn: bool = False
   multipliers: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
 
   def updates(self, minibatches: int, turns: int) -> int:
-    """Optimiser steps that a rollout of so many turns leads to."""
+    """Returns the number of optimizer steps for a rollout of so many turns."""
     return minibatches * (turns if self.by_turn else 1)
 
 
@@ -34,21 +34,21 @@ def seeupo_multipliers(
   low: float = 0.8,
   high: float = 1.2,
 ) -> np.ndarray:
-  """`M_t = clip(prod_{u > t} clip(s_u, low, high), low, high)` (arXiv 2602.06554), float32 `[M]`.
+  """Computes SeeUPO's multipliers (arXiv 2602.06554), float32 `[M]`.
 
-  Turns are updated in reverse order; the advantage of a message in turn t is multiplied by how
-  much more likely the policy has become to play the later turns of the same episode as they were
-  played. Messages of one turn do not multiply each other; in the last turn `M` is 1.
+  `M_t = clip(prod_{u > t} clip(s_u, low, high), low, high)`. Turns are updated in reverse order;
+  the advantage of a message in turn t is multiplied by the likelihood ratio of the later turns of
+  its episode. Messages of one turn do not multiply each other; in the last turn `M` is 1.
 
   Args:
-    ratio: float `[M]`, new / old sequence ratio of each message after the update of its turn.
-      Those of turns that are still to be updated do not matter to the turns after them.
+    ratio: New / old sequence ratio of each message after the update of its turn, float `[M]`.
+      Ratios of turns not yet updated do not affect later turns.
     episode, turn: int `[M]`.
-    low, high: bounds of each factor and of the product.
+    low, high: Bounds of each factor and of the product.
   """
   episodes, row = np.unique(episode, return_inverse=True)
   turns, column = np.unique(turn, return_inverse=True)
-  log_ratio = np.zeros((len(episodes), len(turns)))
+  log_ratio = np.zeros((len(episodes), len(turns)))  # [E, turns]
   np.add.at(log_ratio, (row, column), np.log(np.clip(ratio, low, high)))
   from_here_on = np.cumsum(log_ratio[:, ::-1], axis=1)[:, ::-1]
   later = (from_here_on - log_ratio)[row, column]

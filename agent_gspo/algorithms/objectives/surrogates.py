@@ -1,7 +1,7 @@
-"""What is maximised at each token, given its log-ratio: one of the parts of an objective.
+"""Computes the surrogate maximized at each token from its log-ratio, one part of an objective.
 
 Each takes `log_ratio` float32 `[T]` (see `ratios`) and the packed tokens, and returns the
-surrogate `[T]` and where the clip acted, 0 or 1, `[T]`. `A` is the advantage of the token's
+surrogate `[T]` and where it was clipped, 0 or 1, `[T]`. `A` is the advantage of the token's
 message.
 """
 
@@ -17,7 +17,7 @@ Surrogate = tuple[jax.Array, jax.Array]
 
 
 def _scaled(bound: float, x: PackedTokens) -> jax.Array | float:
-  """A clip bound, times each message's own scale where there is one (`[T]`)."""
+  """Multiplies a clip bound by each message's clip scale if given, `[T]`."""
   return bound if x.clip_scale is None else bound * x.clip_scale[x.message_ids]
 
 
@@ -26,7 +26,7 @@ def _clipped_ratio(ratio: jax.Array, x: PackedTokens, low: float, high: float) -
 
 
 def clip(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float) -> Surrogate:
-  """PPO (arXiv 1707.06347, eq. 7): `min(r A, clip(r, 1 - low, 1 + high) A)`."""
+  """Computes PPO (arXiv 1707.06347, eq. 7): `min(r A, clip(r, 1 - low, 1 + high) A)`."""
   ratio, advantage = jnp.exp(log_ratio), packed.advantages(x)
   free, bounded = ratio * advantage, _clipped_ratio(ratio, x, low, high) * advantage
   return jnp.minimum(free, bounded), (bounded < free).astype(free.dtype)
@@ -35,7 +35,7 @@ def clip(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float) -> S
 def weighted_likelihood(
   log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float
 ) -> Surrogate:
-  """CISPO (arXiv 2506.13585, eq. 4): `sg[clip(r, 1 - low, 1 + high)] A log pi`.
+  """Computes CISPO (arXiv 2506.13585, eq. 4): `sg[clip(r, 1 - low, 1 + high)] A log pi`.
 
   The clip bounds a weight; no token loses its gradient.
   """
@@ -46,7 +46,7 @@ def weighted_likelihood(
 
 
 def geometric_mean(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float) -> Surrogate:
-  """GMPO (arXiv 2507.20673, eq. 4): `A exp(mean_t c_t)`, the same at all tokens of a message.
+  """Computes GMPO (arXiv 2507.20673, eq. 4): `A exp(mean_t c_t)`, equal at all tokens of a message.
 
   `c_t = min(log r_t, high)` where `A > 0` and `max(log r_t, -low)` where `A < 0`: each token is
   clipped before the mean, on the side where the clip lowers the objective.
@@ -57,7 +57,7 @@ def geometric_mean(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: f
     jnp.minimum(log_ratio, _scaled(high, x)),
     jnp.maximum(log_ratio, -_scaled(low, x)),
   )
-  ratio = jnp.exp(packed.weighted_mean(cut, x))[x.message_ids]
+  ratio = jnp.exp(packed.weighted_mean(cut, x))[x.message_ids]  # [M] -> [T]
   clipped = (cut != log_ratio) & (advantage != 0)
   return ratio * advantage, clipped.astype(ratio.dtype)
 
@@ -65,9 +65,9 @@ def geometric_mean(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: f
 def soft_gate(
   log_ratio: jax.Array, x: PackedTokens, *, tau_positive: float, tau_negative: float
 ) -> Surrogate:
-  """SAPO (arXiv 2511.20347): `(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of `A`.
+  """Computes SAPO (arXiv 2511.20347): `(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of `A`.
 
-  The gate's slope is 1 at `r = 1` and fades on both sides; nothing is cut off.
+  The gate's slope is 1 at `r = 1` and decays on both sides without a cutoff.
   """
   ratio, advantage = jnp.exp(log_ratio), packed.advantages(x)
   tau = jnp.where(advantage > 0, tau_positive, tau_negative)
@@ -76,6 +76,6 @@ def soft_gate(
 
 
 def likelihood(log_ratio: jax.Array, x: PackedTokens) -> Surrogate:
-  """REINFORCE: `A log pi`; the ratio is not read."""
+  """Computes REINFORCE: `A log pi`; the ratio is not read."""
   value = packed.advantages(x) * packed.logprobs(x)
   return value, jnp.zeros_like(log_ratio)

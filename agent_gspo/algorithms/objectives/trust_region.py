@@ -1,4 +1,4 @@
-"""Clip ranges of their own for messages."""
+"""Computes per-message clip ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def etr_clip_scale(
   cap: float = 2.0,
   by_difficulty: float = 0.5,
 ) -> np.ndarray:
-  """Stand-in for elastic trust regions (arXiv 2601.03723): factor of the clip range.
+  """Computes a stand-in for elastic trust regions (arXiv 2601.03723): factor of the clip range.
 
   `(1 + by_advantage * min(abs(A), cap)) * (1 + by_difficulty * 4 p (1 - p))`, float32 `[M]`, at
   least 1: wider where the advantage is large and where the question is half solved. Multiplies
@@ -24,8 +24,8 @@ def etr_clip_scale(
 
   Args:
     advantages: float32 `[M]`.
-    solve_rate: float32 `[M]`, `p` of the message's group, see `groups.solve_rate`.
-    by_advantage, cap, by_difficulty: stand-ins.
+    solve_rate: `p` of the message's group, float32 `[M]`, see `groups.solve_rate`.
+    by_advantage, cap, by_difficulty: Stand-ins.
   """
   chex.assert_equal_shape([advantages, solve_rate])
   strength = 1.0 + by_advantage * np.minimum(np.abs(advantages), cap)
@@ -33,7 +33,7 @@ def etr_clip_scale(
 
 
 def no_clip_scale(advantages: chex.Array, solve_rate: chex.Array) -> np.ndarray:
-  """One clip range for all: float32 ones `[M]`."""
+  """Returns float32 ones `[M]`: one clip range for all."""
   del solve_rate
   return np.ones_like(advantages)
 
@@ -42,4 +42,4 @@ CLIP_SCALES: dict[str, Callable[[chex.Array, chex.Array], np.ndarray]] = {
   'none': no_clip_scale,
   'etr': etr_clip_scale,
 }
-"""By name: from advantages and solve rates `[M]`, factors `[M]` of each message's clip range."""
+"""Functions from advantages and solve rates `[M]` to clip-range factors `[M]`, by name."""
