@@ -66,7 +66,7 @@ class Question:
 
 
 def is_for(addressees: frozenset[int] | None, agent: int) -> bool:
-  """Returns whether an agent is among a message's addressees (None: everybody)."""
+  """Returns whether an agent is among a message's addressees (None: all agents)."""
   return addressees is None or agent in addressees
 
 
@@ -231,15 +231,15 @@ class TrainBatch:
   subtree_end: chex.Array  # [R, T]
   adapters: chex.Array | None  # [R, T]
   loss_source: chex.Array  # [R, L]
-  loss_target: chex.Array
-  loss_message: chex.Array
-  loss_mask: chex.Array
-  sampler_logprobs: chex.Array
-  old_logprobs: chex.Array
+  loss_target: chex.Array  # [R, L]
+  loss_message: chex.Array  # [R, L]
+  loss_mask: chex.Array  # [R, L]
+  sampler_logprobs: chex.Array  # [R, L]
+  old_logprobs: chex.Array  # [R, L]
   message: chex.Array  # [R, S]
-  message_mask: chex.Array
-  advantages: chex.Array
-  clip_scale: chex.Array | None = None
-  token_weights: chex.Array | None = None
-  span_log_ratio: chex.Array | None = None
-  span_share: chex.Array | None = None
+  message_mask: chex.Array  # [R, S]
+  advantages: chex.Array  # [R, S]
+  clip_scale: chex.Array | None = None  # [R, S]
+  token_weights: chex.Array | None = None  # [R, L]
+  span_log_ratio: chex.Array | None = None  # [R, S]
+  span_share: chex.Array | None = None  # [R, S]

@@ -83,7 +83,7 @@ def _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
     logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
     highest = logits.max(axis=1)  # [size]
     weights = jnp.exp(logits - highest[:, None])
-    total = weights.sum(axis=1)
+    total = weights.sum(axis=1)  # [size]
     log_total = highest + jnp.log(total)
     chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
     mean = (weights * logits).sum(axis=1) / total if entropy else log_total
@@ -113,7 +113,7 @@ def _backward(size, temperature, entropy, unsaid, kept, gradients):
     logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
     chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]  # one-hot [size, V]
     dlogits = chosen - jnp.exp(logits - log_total[:, None])
-    dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)
+    dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)  # [size, V]
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     total += product('nd,nv->dv', hidden, dlogits)  # kernel gradient, float32 [D, V]
     return total, operand(product('nv,dv->nd', dlogits, kernel), hidden.dtype)

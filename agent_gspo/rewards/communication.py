@@ -1,7 +1,7 @@
 """Computes the communication-aware reward of Agent-GSPO (Fan et al. 2025, arXiv 2510.22477).
 
 `r = task - lambda_tok * cost - lambda_turn * turns - lambda_rep * repetition`, and two terms added
-here: `- lambda_message * overshoot of the message budget + length_reward`. Terms are kept apart,
+here: `- lambda_message * overshoot of the message budget + length_reward`. Terms are separate,
 one value per message. `M` messages, `E` episodes.
 """
 

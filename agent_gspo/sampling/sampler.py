@@ -385,17 +385,17 @@ def _prefill(model, shards, params, pool, inputs, first):
 def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
   source, length, limit, keys, adapter, temperature, stops = rows
-  n, columns = source.shape  # [N, C]
+  n, columns = source.shape  # [N, P], P prompt columns of the C = P + W cache columns
   kv, hidden = pool  # [R, K, T, d] of each layer, [R, T, D]
   row, column = source // hidden.shape[1], source % hidden.shape[1]
   widen = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0))
 
   def gather(x, row, column):
-    # [N, C, K, d] -> [N, K, C, d] -> [N, K, C + W, d]
+    # [N, P, K, d] -> [N, K, P, d] -> [N, K, C, d]
     return jnp.pad(x[row, :, column].swapaxes(1, 2), widen)
 
   cache = jax.tree.map(lambda x: _by_block(gather, shards)(x, row, column), kv)
-  seen = jnp.arange(columns)[None, :] < length[:, None]
+  seen = jnp.arange(columns)[None, :] < length[:, None]  # [N, P]
   state = _Decoding(
     cache=cache,
     seen=jnp.pad(seen, ((0, 0), (0, max_new_tokens))),
@@ -409,7 +409,7 @@ def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding
     live=limit > 0,
     t=jnp.int32(0),
   )
-  last = jnp.arange(n), length - 1
+  last = jnp.arange(n), length - 1  # last prompt token of each row
   ends = _by_block(lambda x, row, column: x[row, column], shards)
   return _write(
     model, draw, params, state, ends(hidden, row[last], column[last]), temperature, stops
@@ -420,7 +420,7 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
   logits = model.apply({'params': params}, hidden, method='logits')  # [N, V]
   at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
-  token, logprob = draw(logits, jax.vmap(jax.random.uniform)(at), temperature)
+  token, logprob = draw(logits, jax.vmap(jax.random.uniform)(at), temperature)  # [N] each
   put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
     table,
     jnp.where(state.live, new, jax.lax.dynamic_slice_in_dim(table, state.t, 1, 1)[:, 0])[:, None],
@@ -428,7 +428,7 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
     axis=1,
   )
   count = state.count + state.live
-  stopped = (token[:, None] == stops[None, :]).any(axis=-1)
+  stopped = (token[:, None] == stops[None, :]).any(axis=-1)  # [N]
   return state.replace(
     tokens=put(state.tokens, token),
     logprobs=put(state.logprobs, logprob),
@@ -442,7 +442,7 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
   """Decodes until at most `shrink_at` rows per shard are live (0: until all have ended)."""
   shrink_at, temperature, stops = control
   weights_at = weights(params)
-  columns = state.seen.shape[1] - state.tokens.shape[1]
+  columns = state.seen.shape[1] - state.tokens.shape[1]  # prompt columns of the cache
 
   def more(state):
     return state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at

@@ -85,8 +85,7 @@ def hgpo(
     rewards: float32 `[M]`.
     question: int `[M]`.
     history: Ids of the last-`k` history in row `k - 1`, int `[K, M]`.
-    alpha: Exponent of the weights.
-    std_floor, eps: Options of `group_std`.
+    alpha, std_floor, eps: Exponent of the weights; options of `group_std`.
   """
   chex.assert_rank(history, 2)
   values, weights = [], []

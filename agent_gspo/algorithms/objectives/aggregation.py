@@ -23,13 +23,13 @@ def _sequences(x: PackedTokens) -> jax.Array:
 
 def sequence_mean(values: jax.Array, x: PackedTokens) -> Aggregate:
   """Averages over sequences the mean over their tokens: every sequence has equal weight."""
-  share = _sequences(x)
+  share = _sequences(x)  # [M]
   return jnp.sum(share * packed.weighted_mean(values, x)), jnp.sum(share)
 
 
 def token_sum(values: jax.Array, x: PackedTokens) -> Aggregate:
   """Averages over sequences the sum over their tokens: weight is proportional to length."""
-  weights = packed.loss_weights(x)
+  weights = packed.loss_weights(x)  # [T]
   return jnp.sum(jnp.where(weights > 0, values, 0.0) * weights), jnp.sum(_sequences(x))
 
 

@@ -43,12 +43,12 @@ class PackedTokens:
   token_mask: chex.Array  # [T]
   advantages: chex.Array  # [M]
   message_mask: chex.Array  # [M]
-  token_weights: chex.Array | None = None
-  importance: chex.Array | None = None
-  token_penalty: chex.Array | None = None
-  clip_scale: chex.Array | None = None
-  span_log_ratio: chex.Array | None = None
-  span_share: chex.Array | None = None
+  token_weights: chex.Array | None = None  # [T]
+  importance: chex.Array | None = None  # [T]
+  token_penalty: chex.Array | None = None  # [T]
+  clip_scale: chex.Array | None = None  # [M]
+  span_log_ratio: chex.Array | None = None  # [M]
+  span_share: chex.Array | None = None  # [M]
 
 
 def check(x: PackedTokens) -> None:
@@ -78,14 +78,14 @@ def message_mean(values: jax.Array, x: PackedTokens) -> jax.Array:
 
 def loss_weights(x: PackedTokens) -> jax.Array:
   """Returns the weight of each token in the loss, `[T]`: 0 in padding tokens and messages."""
-  weights = x.token_mask * x.message_mask[x.message_ids]
+  weights = x.token_mask * x.message_mask[x.message_ids]  # [T]
   return weights if x.token_weights is None else weights * x.token_weights
 
 
 def weighted_mean(values: jax.Array, x: PackedTokens) -> jax.Array:
   """Averages `values` `[T]` over each message by `loss_weights`, `[M]`; 0 if they sum to 0."""
-  weights = loss_weights(x)
-  total = message_sum(weights, x)
+  weights = loss_weights(x)  # [T]
+  total = message_sum(weights, x)  # [M]
   weighted = message_sum(jnp.where(weights > 0, values, 0.0) * weights, x)
   return weighted / jnp.where(total > 0, total, 1.0)
 

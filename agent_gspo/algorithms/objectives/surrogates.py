@@ -27,7 +27,7 @@ def _clipped_ratio(ratio: jax.Array, x: PackedTokens, low: float, high: float) -
 
 def clip(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float) -> Surrogate:
   """Computes PPO (arXiv 1707.06347, eq. 7): `min(r A, clip(r, 1 - low, 1 + high) A)`."""
-  ratio, advantage = jnp.exp(log_ratio), packed.advantages(x)
+  ratio, advantage = jnp.exp(log_ratio), packed.advantages(x)  # [T] each
   free, bounded = ratio * advantage, _clipped_ratio(ratio, x, low, high) * advantage
   return jnp.minimum(free, bounded), (bounded < free).astype(free.dtype)
 

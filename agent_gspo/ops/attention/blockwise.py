@@ -47,6 +47,7 @@ def _forward(q, k, v, subtree_end):
       scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)  # [B, K, g, BLOCK, BLOCK]
       new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
+      # [B, K, g, BLOCK, d]
       values = _product('bkgts,bksd->bkgtd', operand(weights, v.dtype), _block(v, j, 2))
       return (
         new,
@@ -54,6 +55,7 @@ def _forward(q, k, v, subtree_end):
         out * rescale[..., None] + values,
       )
 
+    # Running maximum and sum [B, K, g, BLOCK], unnormalized output [B, K, g, BLOCK, d].
     start = (jnp.full_like(none, _LOW), jnp.zeros_like(none), jnp.zeros_like(q_i, jnp.float32))
     highest, total, out = _over_keys(i, subtree_end, add, start)
     return operand(out / total[..., None], v.dtype), highest + jnp.log(total)
@@ -76,8 +78,9 @@ def _backward(kept, gradient):
     log_total_i, common_i = _block(log_total, i, 3), _block(common, i, 3)
 
     def add(j, state):
-      dq, dk, dv = state
-      k_j = _block(k, j, 2)
+      dq, dk, dv = state  # [B, K, g, BLOCK, d], [B, K, T, d] twice
+      k_j = _block(k, j, 2)  # [B, K, BLOCK, d]
+      # weights, dweights, dscores: [B, K, g, BLOCK, BLOCK]
       weights = jnp.exp(_scores(q_i, k_j, subtree_end, i, j) - log_total_i[..., None])
       dweights = _product('bkgtd,bksd->bkgts', gradient_i, _block(v, j, 2))
       dscores = operand(weights * (dweights - common_i[..., None]), q.dtype)
@@ -113,7 +116,7 @@ def _scores(q_i, k_j, subtree_end, i, j):
   """Computes masked scores of query block `i` and key block `j`, float32 `[B, K, g, t, s]`."""
   of = jnp.arange(BLOCK)
   query, key = (i * BLOCK + of)[None, :, None], (j * BLOCK + of)[None, None, :]
-  seen = (key <= query) & (query < _block(subtree_end, j, 1)[:, None, :])
+  seen = (key <= query) & (query < _block(subtree_end, j, 1)[:, None, :])  # [B, t, s]
   return _product('bkgtd,bksd->bkgts', q_i, k_j) + jnp.where(seen, 0.0, _LOW)[:, None, None]
 
 

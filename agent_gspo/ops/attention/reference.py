@@ -24,6 +24,7 @@ def attend(
       faster on CPU, slower elsewhere).
   """
   b, heads, g, t, d = q.shape
+  # [B, K, g * T, d] x [B, K, S, d] -> [B, K, g, T, S]
   scores = jnp.einsum(
     'bknd,bksd->bkns', q.reshape(b, heads, g * t, d), k, preferred_element_type=jnp.float32
   ).reshape(b, heads, g, t, -1)
@@ -34,8 +35,9 @@ def attend(
   weights = operand(weights, v.dtype)
   if t == 1 and sum_values:
     wide, values = weights.astype(jnp.float32), v.astype(jnp.float32)
+    # Sum over S: [B, K, g, S, 1] * [B, K, 1, S, d] -> [B, K, g, 1, d]
     out = (wide[:, :, :, 0, :, None] * values[:, :, None]).sum(axis=3)[:, :, :, None, :]
   else:
-    weights = weights.reshape(b, heads, g * t, -1)
+    weights = weights.reshape(b, heads, g * t, -1)  # [B, K, g * T, S]
     out = jnp.einsum('bkns,bksd->bknd', weights, v, preferred_element_type=jnp.float32)
   return operand(out.reshape(b, heads, g, t, d) / total, v.dtype)
