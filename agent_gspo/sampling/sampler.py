@@ -43,11 +43,11 @@ class Samples:
 
   Attributes:
     token_ids: Sampled tokens, the stop token included if there is one, `N` int32 arrays.
-    logprobs: Log-probs under the sampling distribution, `N` float32 arrays of equal lengths.
+    logprobs: Log-probs under the sampling distribution, `N` float32 arrays like `token_ids`.
     ended: True if a stop token was sampled, False if truncated at the limit, bool `[N]`.
     prefill_positions: Token positions computed in prefill.
     inserted: Masks of tokens that a tool wrote and that were not sampled (log-prob 0), `N` bool
-      arrays of equal lengths; None without any.
+      arrays like `token_ids`; None without any.
     usage: `N` pairs of tokens `(read, written)` as counted by an endpoint; None, for a row or for
       all, if counted from the ids.
   """
