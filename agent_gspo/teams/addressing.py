@@ -1,4 +1,4 @@
-"""Messages that begin with whom they are for: `@solver @informant2 Anna has 7 pens`."""
+"""Parses and writes addressed messages: `@solver @informant2 Anna has 7 pens`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _MARK, _ENDS = '@', ',:;.'
 
 
 def tag(name: str) -> str:
-  """What calls an agent of this name."""
+  """Returns the tag that addresses an agent."""
   return _MARK + name
 
 
 def split(text: str) -> tuple[tuple[str, ...] | None, str]:
-  """The names that a message begins with, and what follows them.
+  """Splits a message into the names it begins with and its body.
 
-  None where it calls nobody: then it is for everybody who can hear its author. A name that no
-  agent has is returned as well; a message that calls only such reaches nobody.
+  The names are None if there are none: all readers of the author are then addressed. Unknown
+  names are returned as well; a message with only unknown names reaches nobody.
   """
   rest, names = text.lstrip(), []
   while rest.startswith(_MARK):
@@ -27,5 +27,5 @@ def split(text: str) -> tuple[tuple[str, ...] | None, str]:
 
 
 def begin(names: Collection[str], text: str) -> str:
-  """A message for these agents."""
+  """Returns the text, addressed to these agents."""
   return ' '.join([*map(tag, names), text])

@@ -1,4 +1,4 @@
-"""Rollouts put together and taken apart, question by question."""
+"""Joins and splits rollouts, question by question."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_gspo.types import Episode, Message, Question, RolloutBatch, Terms
 
 
 def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-  """One rollout of all questions, in the order given; all of one team."""
+  """Concatenates rollouts of one team, questions in the order given."""
   questions: list[Question] = []
   episodes: list[Episode] = []
   messages: list[Message] = []
@@ -30,16 +30,16 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
 
 
 def merge(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-  """The same, with the messages in the order in which one rollout of them all writes them."""
+  """Joins rollouts, with messages in the order of a single rollout of all questions."""
   if len(batches) == 1:
     return batches[0]
   joined = join(batches)
-  order = lambda m: (m.round, m.layer, m.episode)  # agents of a layer stand in order already
+  order = lambda m: (m.round, m.layer, m.episode)  # agents of a layer are in order already
   return dataclasses.replace(joined, messages=tuple(sorted(joined.messages, key=order)))
 
 
 def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
-  """The rollout of some of its questions, in the order given."""
+  """Returns the rollout of some questions, in the order given."""
   place = {int(q): i for i, q in enumerate(questions)}
   kept = [e for e, episode in enumerate(batch.episodes) if episode.question in place]
   kept.sort(key=lambda e: place[batch.episodes[e].question])
@@ -60,7 +60,7 @@ def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
 
 
 def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
-  """Float `[E]` task scores and int `[E]` questions of the episodes."""
+  """Returns the episodes' task scores, float `[E]`, and question indices, int `[E]`."""
   return (
     np.asarray([e.task_score for e in batch.episodes], float),
     np.asarray([e.question for e in batch.episodes]),
@@ -68,10 +68,10 @@ def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def written_and_read(batch: RolloutBatch) -> tuple[int, int]:
-  """Tokens that all agents wrote, and that they read."""
+  """Counts the tokens that all agents wrote, and those that they read."""
   return sum(m.written for m in batch.messages), sum(m.read for m in batch.messages)
 
 
 def terms(batch: RolloutBatch) -> list[Terms | None]:
-  """The terms on which each episode was held, `E`."""
+  """Returns the price or budget terms of each of `E` episodes."""
   return [batch.questions[episode.question].terms for episode in batch.episodes]

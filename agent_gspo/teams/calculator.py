@@ -1,7 +1,7 @@
-"""A calculator that completes `a op b =` while an agent writes (`Role.calculator`).
+"""Completes `a op b =` while an agent writes (`Role.calculator`).
 
-What it writes stands in the message, and the agent reads it as it goes on; but nobody sampled it:
-it costs reading, not writing, and no loss falls on it.
+Results are inserted into the message, and the agent continues after them. They were not sampled:
+they count as read tokens, not as written ones, and the loss masks them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _NONE = np.zeros(0, np.int32)
 
 
 class Calculator:
-  """The calculator of a tokenizer."""
+  """Calculator for messages of one tokenizer."""
 
   def __init__(self, tokenizer: Tokenizer):
     self._tokenizer = tokenizer
 
   @functools.cached_property
   def equals_ids(self) -> tuple[int, ...]:
-    """Ids of tokens that are an equals sign, with or without a space.
+    """Returns ids of tokens that are an equals sign, with or without a space.
 
     Raises:
-      ValueError: the vocabulary has none.
+      ValueError: if the vocabulary has none.
     """
     known = [text for text in _SPELLINGS if not self._tokenizer.unknown_words(text)]
     last = {self._tokenizer.encode(text)[-1] for text in known}
@@ -45,7 +45,7 @@ class Calculator:
     return tuple(sorted(found))
 
   def result(self, ids: np.ndarray) -> np.ndarray:
-    """Returns what it writes behind int32 ids `[W]`; none where there is nothing to complete."""
+    """Returns the int32 ids to insert after `ids` `[W]`; empty without an equation to complete."""
     if not len(ids) or int(ids[-1]) not in self.equals_ids:
       return _NONE
     value = equations.completion(self._tokenizer.decode(ids.tolist()))
@@ -57,7 +57,7 @@ class Calculator:
     return np.asarray(self._tokenizer.encode(text), np.int32)
 
   def inserted(self, ids: np.ndarray) -> np.ndarray:
-    """Which tokens of a finished message it would have written, bool like `ids`: of a script's."""
+    """Marks calculator results in a finished message of a script; bool like `ids`."""
     found = np.zeros(len(ids), bool)
     for place in np.flatnonzero(np.isin(ids, self.equals_ids)):
       result = self.result(ids[: place + 1])
@@ -69,7 +69,7 @@ class Calculator:
 
 @dataclasses.dataclass
 class _Draft:
-  """A message while it is being written."""
+  """Unfinished message: its parts so far."""
 
   ids: list[np.ndarray] = dataclasses.field(default_factory=list)
   logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -89,10 +89,10 @@ class _Draft:
 def speak(
   policy: Policy, turns: Sequence[Turn], calculates: Callable[[Turn], bool], calculator: Calculator
 ) -> Samples:
-  """Returns the messages of a layer, results of those who have a calculator in them.
+  """Samples the messages of a layer, with calculator results inserted.
 
-  Such an agent stops at each equals sign; what is to be calculated is written behind it, and it
-  goes on from there with noise of its own.
+  An agent with a calculator stops at each equals sign; the result is inserted, and sampling
+  continues after it with a key of its own.
   """
   if not any(map(calculates, turns)):
     return policy(turns)

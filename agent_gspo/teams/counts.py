@@ -1,4 +1,4 @@
-"""Counts what a team wrote, read and kept to itself; the one home of `Ctok` and `Ptok`."""
+"""Counts written and read tokens (`Ctok`, `Ptok`) and silence of a team."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from agent_gspo.types import RolloutBatch, is_for
 
 @dataclasses.dataclass(frozen=True)
 class MessageCounts:
-  """One row a message; all arrays are `[M]`.
+  """Token counts and flags of `M` messages; all arrays are `[M]`.
 
   Attributes:
-    episode, question, agent, round, layer: int, who wrote when and about what.
-    written: int, tokens before the stop token (`Ctok`).
-    read: int, tokens of the prompt, template included (`Ptok`).
-    readers: int, later turns whose prompt carries the message (its author's included).
-    silent: bool, nothing was written.
-    truncated: bool, the cap cut the message off.
-    relevant: int, 1 if the author held a needed note, 0 if it held an idle one, -1 if it
-      held none.
-    num_episodes: `E`.
-    agent_names: one an agent.
-    read_from: `(author, round)` of the messages that could be new to each message's author; only
-      `edges` needs these two.
-    addressees: agents that each message is for; None: all that can hear its author.
+    episode, question, agent, round, layer: Indices of the message's turn, int.
+    written: Tokens before the stop token (`Ctok`), int.
+    read: Prompt tokens, template included (`Ptok`), int.
+    readers: Later turns whose prompt contains the message, its author's included, int.
+    silent: Empty messages, bool.
+    truncated: Messages cut off by the cap, bool.
+    relevant: 1 for authors with a relevant note, 0 with an irrelevant one, -1 with none; int.
+    num_episodes: Number of episodes `E`.
+    agent_names: Name of each agent.
+    read_from: `(author, round)` of the messages readable in each turn; used by `edges` only.
+    addressees: Agents addressed by each message, None for all readers; used by `edges` only.
   """
 
   episode: np.ndarray
@@ -48,24 +46,24 @@ class MessageCounts:
 
   @property
   def turn(self) -> np.ndarray:
-    """Int `[M]`: place of the message's layer in the conversation; one agent, one message."""
+    """Returns the index of each message's layer in the conversation, int `[M]`."""
     return self.round * (self.layer.max(initial=0) + 1) + self.layer
 
   def per_question(self, counts: np.ndarray, where: np.ndarray | None = None) -> float:
-    """Mean over episodes of the sum of `counts` `[M]` (over the messages `where`)."""
+    """Returns the mean over episodes of the sum of `counts` `[M]` over the messages `where`."""
     chosen = counts if where is None else counts[where]
     return float(chosen.sum()) / max(self.num_episodes, 1)
 
   def silence_rate(self, where: np.ndarray) -> float | None:
-    """Share of silent messages among those `where`; None if there are none."""
+    """Returns the share of silent messages among those `where`; None if there are none."""
     return float(self.silent[where].mean()) if where.any() else None
 
   def written_per_episode(self) -> np.ndarray:
-    """Int `[E]`."""
+    """Returns the tokens written in each episode, `[E]`."""
     return np.bincount(self.episode, weights=self.written, minlength=self.num_episodes)
 
   def critical_path(self) -> np.ndarray:
-    """Int `[M]`: a message's tokens if it is the longest of its layer, else 0.
+    """Returns a message's tokens if it is the longest of its layer, else 0; int `[M]`.
 
     Agents of a layer write in parallel, so a layer takes as long as its longest message.
     """
@@ -79,7 +77,7 @@ class MessageCounts:
     return out
 
   def agents(self) -> list[dict[str, float | str | None]]:
-    """A row an agent: tokens a question and silence, for tables and `eval.jsonl`."""
+    """Returns per-agent tokens and calls per question and silence rates, for `eval.jsonl`."""
     rows: list[dict[str, float | str | None]] = []
     for index, name in enumerate(self.agent_names):
       own = self.agent == index
@@ -97,10 +95,10 @@ class MessageCounts:
     return rows
 
   def edges(self) -> list[dict[str, Any]]:
-    """A row for each pair of agents of which one can hear the other.
+    """Returns one row for each (author, reader) edge, with means per question.
 
-    `turns`, `said` and `told` are messages a question: that the reader could be told, that were not
-    silent, and that were for this reader as well; `tokens` are those of the last.
+    `turns` counts the messages readable over the edge, `said` those that are not silent, `told`
+    those also addressed to the reader; `tokens` counts the tokens of the last.
     """
     place = zip(self.episode.tolist(), self.agent.tolist(), self.round.tolist(), strict=True)
     number = {where: m for m, where in enumerate(place)}
@@ -124,7 +122,7 @@ class MessageCounts:
     ]
 
   def rounds(self) -> list[dict[str, float]]:
-    """A row a round: tokens a question."""
+    """Returns written and read tokens per question for each round."""
     return [
       {
         'round': r,

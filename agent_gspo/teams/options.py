@@ -1,4 +1,4 @@
-"""The `team`, `policy` and `rollout` sections of a config."""
+"""Defines the `team`, `policy` and `rollout` sections of a config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MESSAGE_TOKENS = 2**20  # as long as the longest contexts
 
 @dataclasses.dataclass(frozen=True)
 class TeamOptions(Section, name='team'):
-  """Who is in the team, who reads whom, and how long messages may be."""
+  """Agents of the team, topology, and caps on messages."""
 
   agents: tuple = ('solver',)  # the role of each agent
   roles: dict = dataclasses.field(default_factory=dict)  # name -> fields of teams.roles.Role
@@ -22,46 +22,45 @@ class TeamOptions(Section, name='team'):
   topology: str = 'single'  # see teams.topology.make_topology
   rounds: int = option(1, least=1)  # at most topology.MAX_TURNS turns together
   edges: tuple = ()  # of topology 'dag': (author, reader) pairs
-  # Of topology 'dag': pairs whose reader reads what the author wrote in the round before. None:
-  # the edges the other way round.
+  # Of topology 'dag': (author, reader) pairs from one round to the next. None: `edges` reversed.
   back_edges: tuple | None = None
   layers: tuple = ()  # of topology 'layered': sizes
-  # A message may begin with the agents it is for ('@solver 7'); others who could hear it do not.
+  # A message may begin with its addressees ('@solver 7'); other readers do not receive it.
   addressing: bool = False
   decision: str = option('last', choices=DECISIONS)  # judge needs a role called judge
   # Cap on a message, its stop token included.
   max_message_tokens: int = option(32, least=1, most=MAX_MESSAGE_TOKENS)
-  # Hard cap on an episode's messages together, 0 for none.
+  # Hard cap on all messages of an episode together, 0 for none.
   max_episode_tokens: int = option(0, least=0, most=MAX_MESSAGE_TOKENS * MAX_TURNS)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyOptions(Section, name='policy'):
-  """Which agents share a policy, and which of them learn."""
+  """Parameter sharing between agents, frozen agents and learning rates."""
 
-  # All agents are one policy (shared), each has a LoRA of its own (adapters), or the frozen ones
-  # are the base model and each other one has a LoRA (mix).
+  # One policy for all agents (shared), one LoRA adapter for each (adapters), or the base model
+  # for frozen agents and one LoRA adapter for each other agent (mix).
   sharing: str = option('shared', choices=SHARING)
-  # Names of agents that RL leaves as they are (those of 'adapters' learn in the supervised stage).
+  # Names of agents that RL does not train (with 'adapters', SFT does).
   frozen: tuple = ()
-  # One an agent, not read for frozen ones; with 0 it has an adapter that does not learn. Empty:
+  # One for each agent, ignored for frozen ones; 0: an adapter that is not trained. Empty:
   # learner.learning_rate for all.
   learning_rates: tuple = ()
 
   @property
   def rate_field(self) -> str:
-    """The field of the config that the learning rates are taken from."""
+    """Returns the name of the config field that sets the learning rates."""
     return 'policy.learning_rates' if self.learning_rates else 'learner.learning_rate'
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutOptions(Section, name='rollout'):
-  """How many conversations a training step holds."""
+  """Questions and episodes of a training step."""
 
   questions: int = option(8, least=1, most=10**5)  # a step (B)
   group_size: int = option(8, least=1, most=10**4)  # episodes a question (G)
   temperature: float = option(1.0, above=0)
-  # Of the questions: while a device writes for one part, the host prepares and grades the others.
-  # 0: two on an accelerator, where each still fills its decode batches, else one. Results depend on
-  # it by rounding alone.
+  # Parts of the questions: while the device decodes one, the host prepares and grades the others.
+  # 0: two on an accelerator if each still fills its decode batches, else one. Results differ by
+  # rounding only.
   parts: int = option(0, least=0, most=64)

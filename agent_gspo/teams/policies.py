@@ -1,4 +1,4 @@
-"""What speaks for the agents: a model behind the sampler, or a script."""
+"""Defines the policies that write messages: a model behind the sampler, or a script."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ class Turn:
   """One agent's turn in one episode, ready to be sampled.
 
   Attributes:
-    question: what the episode is about.
-    sample: index of the episode in the question's group.
-    agent: index of the agent in the team.
-    round: of the conversation.
-    prompt_ids: int32 `[P]`.
-    delivered: the text of what this agent reads now, by author, without the names that it begins
-      with; "" of silent ones, and of what is for others.
-    limit: most tokens this turn may sample.
-    stop_ids: what ends the message.
-    left: tokens left to write, as `Team.told_left` has them.
-    end_id: what a policy that writes text ends a message with: the separator in plain prompts.
-    offset: tokens of this very message that `prompt_ids` end with: where an agent goes on after a
-      tool has answered.
+    question: Question of the episode.
+    sample: Index of the episode in the question's group.
+    agent: Index of the agent in the team.
+    round: Round of the conversation.
+    prompt_ids: Prompt tokens, int32 `[P]`.
+    delivered: New messages by author, as text without addressees; "" for silent messages and
+      those addressed to others.
+    limit: Maximum number of sampled tokens.
+    stop_ids: Tokens that end the message.
+    left: Remaining tokens, see `Team.told_left`.
+    end_id: Token that ends a message given as text: the separator in plain prompts.
+    offset: Tokens of this message at the end of `prompt_ids`, after a tool call; 0 at its start.
   """
 
   question: Question
@@ -50,11 +49,11 @@ class Turn:
 
 
 class EndpointError(ConnectionError):
-  """Reports that an endpoint did not answer, or not as the protocol says."""
+  """Endpoint error: no answer, or one that violates the protocol."""
 
 
 class RefusedError(EndpointError):
-  """Reports that an endpoint followed the protocol, but withheld this very reply."""
+  """Endpoint error: a reply withheld in accordance with the protocol."""
 
 
 class Policy(Protocol):
@@ -65,15 +64,15 @@ class Policy(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ModelPolicy:
-  """All agents speak through one model, be it with an adapter each.
+  """Policy that samples all agents from one model, with or without adapters.
 
   Attributes:
-    sampler: of the model.
-    params: of the model.
-    root: key of this use of randomness (see `keys.stream`).
-    step: training step, folded into every row's key.
-    temperature: 0 is greedy.
-    adapters: the adapter of each agent, -1 for none; by default all take the one there is.
+    sampler: Sampler of the model.
+    params: Model parameters.
+    root: Key of this random stream (see `keys.stream`).
+    step: Training step, folded into every row's key.
+    temperature: Sampling temperature; 0 is greedy.
+    adapters: Adapter index of each agent, -1 for none; None: the only adapter for all.
   """
 
   sampler: Sampler
@@ -101,7 +100,7 @@ class ModelPolicy:
     )
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
-    """The key `[N]` of each turn's message."""
+    """Returns the PRNG key of each turn's message, `[N]`."""
     rows = np.asarray(
       [(self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns]
     )
@@ -112,7 +111,7 @@ class ModelPolicy:
     return keys.row_keys(self.root, np.column_stack([rows, offsets]))
 
   def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:
-    """Agents of a layer whose messages end differently are sampled apart."""
+    """Samples turns with different stop tokens separately."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, turn in enumerate(turns):
       groups.setdefault(turn.stop_ids, []).append(i)
@@ -129,13 +128,13 @@ class ModelPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedPolicy:
-  """Agents that follow a script; their log-probs are 0.
+  """Policy that follows a script; its log-probs are 0.
 
   Attributes:
-    script: the text of a turn's message, "" for silence.
-    tokenizer: of the team.
-    inserted: which tokens of a turn's message a tool would have written, bool like the ids; None
-      for none.
+    script: Maps a turn to the text of its message, "" for silence.
+    tokenizer: Tokenizer of the team.
+    inserted: Maps a turn and its message's ids to the tokens inserted by tools, bool like the
+      ids; None without tools.
   """
 
   script: Callable[[Turn], str]

@@ -1,11 +1,11 @@
 """Turns a conversation into prompts, token by token and append-only.
 
 An agent's prompt in a later turn is its earlier prompt, its own message as it was
-sampled, and what is new. Sampled ids are never decoded and tokenised again: not for
-their author, and not for a reader, who is handed the same ids; but of a token that ends a message
-and says something as well, a reader is handed what it says.
+sampled, and what is new. Sampled ids are never decoded and tokenized again, neither in the
+author's prompts nor in a reader's. The one exception is a stop token that also contains text
+(".\\n"): readers receive the ids of its text.
 
-The question, notes and examples are strangers' text: no special token is read in them.
+The question, notes and examples are untrusted text: special tokens in them are not parsed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from agent_gspo.types import Question
 
 @dataclasses.dataclass(frozen=True)
 class Incoming:
-  """Holds what is new to an agent in a turn."""
+  """New information for an agent in a turn."""
 
-  senders: Sequence[str] = ()  # of the messages it has not read yet
-  left: int = 0  # tokens that a cue tells, see `Team.told_left`
+  senders: Sequence[str] = ()  # authors of the unread messages
+  left: int = 0  # remaining tokens shown by a cue, see `Team.told_left`
 
 
 class PromptWriter:
@@ -41,19 +41,19 @@ class PromptWriter:
 
   @functools.cached_property
   def stop_ids(self) -> tuple[int, ...]:
-    """Ids that end a message of this role: EOS, and what a template or a separator ends it with."""
+    """Returns the ids that end a message: EOS, and those of the template or the separator."""
     ids = {self.tokenizer.eos_id, self.end_id}
     if self.role.style == 'plain':
-      # Also tokens that hold it and more, such as "\n\n" and ".\n".
+      # Also tokens that contain it and more, such as "\n\n" and ".\n".
       ids |= {*self.tokenizer.tokens_with(self.role.separator)}
     return tuple(sorted(ids))
 
   @functools.cached_property
   def end_id(self) -> int:
-    """What stands behind a message of this role in prompts: the separator, or the template's end.
+    """Returns the id after a message of this role in prompts: the separator or template end.
 
     Raises:
-      ValueError: the separator is not a single token.
+      ValueError: if the separator is not a single token.
     """
     if self.role.style == 'chat':
       return self.tokenizer.chat_end_id
@@ -66,14 +66,14 @@ class PromptWriter:
     return int(separator[0])
 
   def tail(self, stop_id: int) -> tuple[int, ...]:
-    """Ids of what a stop token says before it ends the message: "." of ".\\n", mostly nothing."""
+    """Returns the ids of the text before the separator in a stop token: "." of ".\\n"."""
     if self.role.style != 'plain':
       return ()
     said = self.tokenizer.tokens_with(self.role.separator).get(stop_id, '').rstrip()
     return tuple(self.tokenizer.encode(said, special=False))
 
   def longest_said(self, cap: int) -> int:
-    """Most tokens that readers can be handed of a message of so many."""
+    """Returns the most tokens that readers receive of a message of at most `cap` tokens."""
     return max(cap, cap - 1 + self._longest_tail)
 
   @functools.cached_property
@@ -81,24 +81,23 @@ class PromptWriter:
     return max(len(self.tail(stop_id)) for stop_id in self.stop_ids)
 
   def begin(self, question: Question, agent: int) -> Conversation:
-    """An agent's side of a new conversation."""
+    """Starts an agent's side of a conversation."""
     return Conversation(self, self.opening(question, agent))
 
   def opening(self, question: Question, agent: int) -> str:
-    """Returns what an agent is shown once, the question and its note guarded."""
+    """Returns the opening text for an agent, with question and note guarded."""
     return self.role.opening_of(question, agent, self.tokenizer.guarded)
 
   def texts(self, opening: str, turns: Sequence[Incoming]) -> list[str]:
-    """The new text of the last of `turns`, cut where sampled ids belong.
+    """Returns the new text of the last of `turns`, split where sampled ids are inserted.
 
     Args:
-      opening: what is shown once.
-      turns: what is new, a turn at a time; all but the last turn were followed by a message of
-        the agent's own.
+      opening: Text shown once, in the first turn.
+      turns: New information of each turn; the agent's own message follows all but the last.
 
     Returns:
-      One text more than the last turn has senders: those before, between and after
-      the teammates' messages.
+      The texts before, between and after the teammates' messages: one more than the last turn
+      has senders.
     """
     style = self._plain if self.role.style == 'plain' else self._chat
     return style(opening, turns)
@@ -128,33 +127,33 @@ class PromptWriter:
 
   @property
   def preamble_texts(self) -> list[str]:
-    """What all conversations begin with; nothing where a template puts it where it belongs."""
+    """Returns the texts that all plain conversations begin with; none for chat templates."""
     return self.role.preamble(self.tokenizer.guarded) if self.role.style == 'plain' else []
 
   @functools.cached_property
   def preamble(self) -> np.ndarray:
-    """Its int32 ids; of a model whose texts begin with BOS, that first."""
+    """Returns the int32 ids of the preamble, with BOS first if the model's texts begin with it."""
     ids = np.concatenate([_ids([]), *map(self._encode, self.preamble_texts)])
     bos = _ids(self.tokenizer.begins_with)
     is_written = np.array_equal(ids[: len(bos)], bos)
     return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
 
   def as_written(self, text: str) -> str:
-    """Returns a text as it follows the cue: subword vocabularies hold the space before a word."""
+    """Returns a text as it follows the cue: with a leading space for subword vocabularies."""
     continues = self.role.style == 'plain' and not self.tokenizer.is_word_level
     return f' {text}' if text and continues else text
 
   def written_ids(self, text: str) -> np.ndarray:
-    """Returns int32 ids of a message of that text, without a stop token; no special ones."""
+    """Returns the int32 ids of a message, without special tokens and stop token."""
     return _ids(self.tokenizer.encode(self.as_written(text), special=False))
 
   def encode(self, text: str) -> np.ndarray:
-    """Int32 ids of a text, not to be written to: they are kept for the next who asks."""
+    """Returns the cached int32 ids of a text; callers must not modify them."""
     return self._encode(text)
 
 
 class Conversation:
-  """What one agent has read and written so far, as ids."""
+  """Ids that one agent has read and written so far."""
 
   def __init__(self, writer: PromptWriter, opening: str):
     self._writer = writer
@@ -167,15 +166,15 @@ class Conversation:
     """Returns int32 ids `[P]` of the next turn's prompt.
 
     Args:
-      incoming: `(sender, written ids)` of what is new to the agent; no silent ones.
-      left: tokens left to write, for a role that tells them.
+      incoming: `(sender, written ids)` of unread messages, without silent ones.
+      left: Remaining tokens, for a role whose cue shows them.
     """
     self._turns.append(Incoming([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)
     first, *others = (self._writer.encode(text) for text in texts)
     ends = self._writer.role.style == 'chat' and len(first) > 0 and first[0] == self._last_id
     if ends:
-      first = first[1:]  # the template ends a message as the agent has done already
+      first = first[1:]  # the agent has already sampled the template's end of message
     new = [first]
     for (_, ids), text_ids in zip(incoming, others, strict=True):
       new += [_ids(ids), text_ids]

@@ -1,4 +1,4 @@
-"""What an agent is told: its system prompt, worked examples and the frame of a turn."""
+"""Defines roles: system prompt, worked examples and the frame of a turn."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _LEFT = '{left}'
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-  """The part an agent plays; a few lines of a config.
+  """Prompts and limits of an agent, as set in a config.
 
   Attributes:
-    name: of the role; agents are called after it.
+    name: Name of the role, from which agents are named.
     style: 'plain' text that the model continues, or 'chat' in the model's template.
-    system: opens the conversation.
-    examples: `(context, message)` pairs shown before it; an empty message is an example
-      of silence.
-    opening: what the agent is shown once; may use `{question}`, `{note}`, `{price}` and
+    system: System prompt.
+    examples: `(context, message)` pairs before the conversation; an empty message demonstrates
+      silence.
+    opening: Template of the text shown once; may use `{question}`, `{note}`, `{price}` and
       `{budget}`.
-    incoming: frames a message of a teammate; must contain `{message}`, may use `{sender}`.
-    cue: ends every turn's prompt, right before the agent writes; may tell the tokens `{left}` of
-      the question's budget, where it has one, or that the team may still write in this episode.
-    separator: ends a message in plain text; what stops the sampler comes from it.
-    max_tokens: cap on this role's messages, 0 for the team's.
-    calculator: completes `a op b =` while it writes, see `teams.calculator`.
-    chat_variables: that the chat template reads, such as `enable_thinking`; plain JSON.
+    incoming: Template of a teammate's message; must contain `{message}`, may use `{sender}`.
+    cue: Text at the end of every turn's prompt; may use `{left}`, the remaining tokens of the
+      question's budget or, without one, of the episode's cap.
+    separator: Text that ends a plain message; the sampler's stop tokens derive from it.
+    max_tokens: Cap on this role's messages, 0 for the team's.
+    calculator: Completion of `a op b =` while the agent writes, see `teams.calculator`.
+    chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
   """
 
   name: str
@@ -51,23 +51,23 @@ class Role:
 
   @property
   def shows_note(self) -> bool:
-    """Whether its agents read the note they are given."""
+    """Returns whether the prompt shows the agent's note."""
     return '{note}' in self.opening
 
   @property
   def shows_left(self) -> bool:
-    """Whether its agents read how much is left to write."""
+    """Returns whether the prompt shows the remaining tokens."""
     return _LEFT in self.cue
 
   def cue_at(self, left: int) -> str:
-    """What ends a turn's prompt when so many tokens are left to write."""
+    """Returns the cue of a turn with `left` remaining tokens."""
     return self.cue.replace(_LEFT, str(left))
 
   def preamble(self, guard: Callable[[str], str] = str) -> list[str]:
-    """The texts that plain prompts begin with, cut where messages are cut in a conversation.
+    """Returns the texts that plain prompts begin with, split as messages are in a conversation.
 
-    In one piece, a message could share a token with its separator (".\\n"), and examples would end
-    otherwise than what they are followed by. Examples go through `guard`.
+    As a single text, a message could share a token with its separator (".\\n"), and examples would
+    end unlike the conversation's messages. `guard` is applied to examples.
     """
     examples = [
       (guard(context) + self.cue, guard(s), self.separator) for context, s in self.examples
@@ -75,11 +75,11 @@ class Role:
     return [text for text in (self.system, *itertools.chain(*examples)) if text]
 
   def shows_terms(self, kind: str) -> bool:
-    """Whether its agents read a question's terms, 'price' or 'budget'."""
+    """Returns whether the prompt shows a question's terms, 'price' or 'budget'."""
     return f'{{{kind}}}' in self.opening
 
   def opening_of(self, question: Question, agent: int, guard: Callable[[str], str] = str) -> str:
-    """What an agent of this role is shown of a question, whose texts go through `guard`."""
+    """Returns the opening for a question; `guard` is applied to its texts."""
     terms = question.terms.words if question.terms else ''
     return self.opening.format(
       question=guard(question.text), note=guard(question.note(agent)), price=terms, budget=terms
@@ -120,10 +120,10 @@ class Role:
 
 
 def make_role(name: str, fields: Mapping[str, Any]) -> Role:
-  """A role from the fields of a config.
+  """Builds a role from the fields of a config.
 
   Raises:
-    ValueError: an unknown field, or one that does not fit.
+    ValueError: if a field is unknown or its value invalid.
   """
   defaults = {name: value for name, value in vars(Role('')).items() if name != 'name'}
   if not isinstance(name, str) or not name.strip():
@@ -143,13 +143,13 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
       raise ValueError(f'team.roles.{name}.{field}={value!r} is not valid Unicode.')
   fields = dict(fields)
   pairs = fields.get('examples', ())
-  # What is no pair is left for the role to name.
+  # `Role` reports entries that are not pairs.
   fields['examples'] = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in pairs)
   return Role(name=name, **fields)
 
 
 def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
-  """The fields that a template fills in, all of them known and without a format of their own."""
+  """Returns a template's fields; raises `ValueError` for unknown or formatted ones."""
   try:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs a team through a policy: questions in, finished conversations out."""
+"""Runs a team's conversations about questions with a policy."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ def rollout(
   listener: Callable[[Message], None] = lambda message: None,
   parts: int = 1,
 ) -> RolloutBatch:
-  """Holds `group_size` conversations about each question.
+  """Runs `group_size` episodes for each question.
 
-  All agents of a layer, over all episodes of a part, speak in one call of `policy`.
+  One call of `policy` samples all agents of a layer, over all episodes of a part.
 
   Args:
-    team: who talks.
-    task: grades the answers.
-    tokenizer: of the policy.
+    team: Team of agents.
+    task: Task that grades the answers.
+    tokenizer: Tokenizer of the policy.
     questions: `B` questions.
-    group_size: episodes a question (`G`).
-    policy: writes the messages.
-    progress: called with (layers done, layers in all).
-    listener: called with each message when its layer has spoken, before it has readers.
-    parts: of the questions. While the policy writes for one, prompts of the others are made, their
-      messages read and their answers graded, in a thread each. By rounding alone do results depend
-      on it.
+    group_size: Episodes per question (`G`).
+    policy: Policy that writes the messages.
+    progress: Callback with (finished layers, total layers).
+    listener: Callback with each message after its layer is sampled, before it has readers.
+    parts: Parts of the questions, one thread each: while the policy samples one, the others
+      build prompts and grade answers. Results differ by rounding only.
   """
   blocks = [block for block in np.array_split(np.arange(len(questions)), parts) if block.size]
   voice = _OneAtATime(policy, lambda done: progress(done, len(team.turns) * max(len(blocks), 1)))
@@ -60,7 +59,7 @@ def rollout(
       for block in blocks:
         begun = threading.Event()
         held.append(threads.submit(hold, [questions[i] for i in block], begun.set))
-        begun.wait()  # the first prompts of the next part are made while this one is written
+        begun.wait()  # the next part builds its first prompts while this one is sampled
       for part in futures.wait(held, return_when=futures.FIRST_EXCEPTION).done:
         part.result()
       return batches.merge([part.result() for part in held])
@@ -72,9 +71,9 @@ def rollout(
 def _hold(
   team, task, tokenizer, group_size, voice, listener, questions, begun=lambda: None
 ) -> RolloutBatch:
-  """The conversations about some questions, from the first layer to the grades.
+  """Runs all episodes of some questions and grades them.
 
-  It calls `begun` once it is about to write, or cannot.
+  Calls `begun` right before sampling starts, or upon failure.
   """
   try:
     table = _Table(team, tokenizer, questions, group_size, listener)
@@ -87,11 +86,11 @@ def _hold(
 
 
 class _OneAtATime:
-  """The policy of several threads, each of which waits for its turn.
+  """Policy shared by several threads, called by one at a time.
 
   Args:
-    policy: writes.
-    progress: called with the number of layers that have spoken, of all threads.
+    policy: Policy that writes the messages.
+    progress: Callback with the number of finished layers over all threads.
   """
 
   def __init__(self, policy: Policy, progress: Callable[[int], None]):
@@ -112,15 +111,15 @@ class _OneAtATime:
       self._progress(self._layers)
 
   def stop(self) -> None:
-    """What is under way is the last: whoever waits, or asks later, ends."""
+    """Cancels all calls that have not started."""
     self._stopped = True
 
 
 def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
-  """How much of `total` each of several speakers may take who speak at once.
+  """Returns the share of `total` for each of several simultaneous agents.
 
-  Equal shares, none above its cap: what a low cap leaves the others share. Where it does not come
-  out even, the first of those with equal caps may take one more.
+  Shares are equal but for caps: the remainder of a low cap is split among the others. If the
+  division is uneven, the first of those with equal caps get one more.
   """
   shares = [0] * len(caps)
   for done, i in enumerate(sorted(range(len(caps)), key=lambda i: caps[i])):
@@ -130,7 +129,7 @@ def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
 
 
 class _Table:
-  """The conversations while they are going on."""
+  """State of all unfinished episodes of a rollout."""
 
   def __init__(self, team, tokenizer, questions, group_size, listener):
     self.team, self.tokenizer = team, tokenizer
@@ -145,11 +144,11 @@ class _Table:
       for e, question in enumerate(q for q in self.questions for _ in range(group_size))
       for a in range(team.num_agents)
     }
-    # Messages that an agent's prompt carries by now, for counting readers.
+    # Messages in each agent's prompt so far, for counting readers.
     self.carried: dict[tuple[int, int], list[int]] = {key: [] for key in self.conversations}
     self.readers: list[int] = []
-    self.spent = np.zeros(self.num_episodes, np.int64)  # of the cap, stop tokens included
-    self.written = np.zeros(self.num_episodes, np.int64)  # without them
+    self.spent = np.zeros(self.num_episodes, np.int64)  # tokens, stop tokens included
+    self.written = np.zeros(self.num_episodes, np.int64)  # tokens without stop tokens
 
   @property
   def num_episodes(self) -> int:
@@ -163,7 +162,7 @@ class _Table:
       if self.team.max_episode_tokens:
         limits = fair_shares(self.team.tokens_left(int(self.spent[episode])), caps)
       for agent, limit in zip(layer, limits, strict=True):
-        if limit:  # else the episode's cap is spent: nobody writes any more
+        if limit:  # else the episode's cap is spent: the turn is skipped
           turns.append(self._turn(episode, agent, round_, limit))
           owners.append(episode)
     if not turns:
@@ -242,7 +241,7 @@ class _Table:
     )
     self.spent[episode] += message.spent
     self.written[episode] += message.written
-    if not message.silent:  # its author's own later prompts carry it as well
+    if not message.silent:  # its author's own later prompts contain it as well
       self.carried[episode, agent].append(len(self.messages))
     self.messages.append(message)
     self.listener(message)

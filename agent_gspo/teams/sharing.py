@@ -1,4 +1,4 @@
-"""Which agents share a policy, which have an adapter of their own, and which of them learn."""
+"""Assigns policies, adapters and learning rates to agents."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agent_gspo.teams.options import PolicyOptions
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-  """The policy of each of `N` agents.
+  """Policies of `N` agents.
 
   Attributes:
-    adapters: `[N]`, the adapter of each agent, -1 for the base model alone. None: all agents
-      are one policy, with the adapter that there is, if any.
-    trained: agents that learn; None for all.
-    scale: factor on the learning rate of each adapter, 0 for a frozen one; None: 1 for all.
+    adapters: Adapter index of each agent, `[N]`, -1 for the base model alone. None: one policy
+      for all agents, with the only adapter, if any.
+    trained: Agents that learn; None for all.
+    scale: Learning-rate factor of each adapter, 0 for a frozen one; None: 1 for all.
   """
 
   adapters: tuple[int, ...] | None = None
@@ -27,21 +27,21 @@ class Sharing:
 
   @property
   def num_adapters(self) -> int:
-    """Sets of adapters that the model needs (if it has any)."""
+    """Returns the number of adapters that the model needs (if it has any)."""
     return 1 if self.adapters is None else max(self.adapters) + 1
 
   def learns(self, agent: int) -> bool:
-    """Whether an agent is trained."""
+    """Returns whether an agent is trained."""
     return self.trained is None or agent in self.trained
 
 
 def make_sharing(
   section: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
 ) -> Sharing:
-  """Returns the policies that the config's section `policy` asks for.
+  """Builds the policies from the config's `policy` section.
 
   Raises:
-    ValueError: names field, value and remedy.
+    ValueError: if a field is invalid; names field, value and remedy.
   """
   options = PolicyOptions(**section)
   kind, frozen, rates = options.sharing, options.frozen, options.learning_rates

@@ -1,4 +1,4 @@
-"""A team: agents with roles, a topology and a rule that turns its talk into an answer."""
+"""Defines a team: agents with roles, a topology and a decision rule."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from agent_gspo.types import Message, Terms
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-  """Attributes:
-  roles: one an agent.
-  names: one an agent, unique.
-  topology: who reads whom.
-  decision: 'last' (the last agent's message is the answer), 'majority' (the most common
-    answer among all agents' last messages; the earliest wins a tie) or 'judge' (an
-    agent of its own, which is the last one).
-  max_message_tokens: cap on a message, its stop token included.
-  max_episode_tokens: cap on all messages of an episode together, 0 for none; agents of a layer
-    share evenly what earlier layers have left of it.
-  addressing: whether a message may begin with whom it is for, see `teams.addressing`.
+  """Agents, topology and decision rule.
+
+  Attributes:
+    roles: Role of each agent.
+    names: Unique name of each agent.
+    topology: Reading order of the agents.
+    decision: 'last' (the last agent's message is the answer), 'majority' (the most common
+      answer among all agents' last messages; the earliest wins a tie) or 'judge' (an
+      additional last agent).
+    max_message_tokens: Cap on a message, its stop token included.
+    max_episode_tokens: Cap on all messages of an episode together, 0 for none; agents of a
+      layer share the remainder evenly.
+    addressing: Whether messages may begin with addressees, see `teams.addressing`.
   """
 
   roles: tuple[Role, ...]
@@ -47,39 +49,39 @@ class Team:
 
   @property
   def turns(self) -> list[tuple[int, int, tuple[int, ...]]]:
-    """All of a conversation: `(round, place of the layer in it, agents of the layer)`."""
+    """Returns all turns of a conversation: `(round, index of the layer, agents of the layer)`."""
     return [
       (round_, place, layer)
       for round_ in range(self.topology.rounds)
       for place, layer in enumerate(self.topology.turns(round_))
     ]
 
-  @functools.cached_property  # asked for at each turn
+  @functools.cached_property  # read at each turn
   def max_tokens(self) -> int:
-    """Most tokens an episode can write."""
+    """Returns the most tokens that an episode can write."""
     by_message = sum(self.message_cap(agent) for _, _, layer in self.turns for agent in layer)
     return min(by_message, self.max_episode_tokens or by_message)
 
   def tokens_left(self, spent: int) -> int:
-    """Most tokens that an episode can still write after so many, stop tokens included."""
-    return max(self.max_tokens - spent, 0)  # an endpoint may not keep to its cap
+    """Returns the most tokens an episode can still write after `spent`, stop tokens included."""
+    return max(self.max_tokens - spent, 0)  # an endpoint may exceed its cap
 
   def told_left(self, terms: Terms | None, spent: int, written: int) -> int:
-    """Returns what a cue with `{left}` tells: the rest of the question's budget, or of the caps."""
+    """Returns the value of `{left}` in a cue: the rest of the question's budget, or of the caps."""
     if terms is None or terms.kind != 'budget':
       return self.tokens_left(spent)
     return max(round(terms.value) - written, 0)
 
   def message_cap(self, agent: int) -> int:
-    """Most tokens a message of this agent can have, its stop token included."""
+    """Returns the cap on an agent's messages, stop token included."""
     return min(self.roles[agent].max_tokens or self.max_message_tokens, self.max_message_tokens)
 
   def hearers(self, agent: int, round_: int) -> list[str]:
-    """Who can hear what an agent says in a round, in the order of their turns."""
+    """Returns the potential readers of an agent's message in a round, in the order of turns."""
     return [self.names[hearer] for hearer in self._hearers(agent, round_)]
 
   def readers(self, message: Message) -> list[str]:
-    """Who reads a message, in the order of their turns."""
+    """Returns the readers of a message, in the order of turns."""
     hearers = self._hearers(message.agent, message.round)
     return [self.names[hearer] for hearer in hearers if message.reaches(hearer)]
 
@@ -93,18 +95,18 @@ class Team:
     return list(dict.fromkeys(found))
 
   def addressees(self, text: str) -> frozenset[int] | None:
-    """The agents that a message is for; None: all that can hear its author."""
+    """Returns the agents that a message addresses; None for all potential readers."""
     called = addressing.split(text)[0] if self.addressing else None
     if called is None:
       return None
     return frozenset(agent for agent, name in enumerate(self.names) if name in called)
 
   def body(self, text: str) -> str:
-    """A message without the names of those it is for."""
+    """Returns a message without its addressees."""
     return addressing.split(text)[1] if self.addressing else text
 
   def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
-    """One an agent, shared by the agents of a role."""
+    """Returns the prompt writer of each agent, shared by the agents of a role."""
     writers = {role: PromptWriter(role, tokenizer) for role in set(self.roles)}
     return tuple(writers[role] for role in self.roles)
 
@@ -124,7 +126,7 @@ def make_team(section: Mapping[str, Any]) -> Team:
   """Builds a team from the `team` section of a config.
 
   Raises:
-    ValueError: anything that does not fit, with the field's name.
+    ValueError: if a field is invalid; names the field.
   """
   options = TeamOptions(**section)
   own = {name: make_role(name, fields) for name, fields in options.roles.items()}
@@ -180,7 +182,7 @@ def make_team(section: Mapping[str, Any]) -> Team:
 
 
 def _role_set(name: str) -> Mapping[str, Role]:
-  """The user's own roles, by name; none where there is no set."""
+  """Loads the user's own roles, by name; none without a role set."""
   if not name:
     return {}
   if not plugins.is_plugin(name):
@@ -193,7 +195,7 @@ def _role_set(name: str) -> Mapping[str, Role]:
 
 
 def unique_names(members: Sequence[str]) -> tuple[str, ...]:
-  """'solver' stays 'solver'; several 'informant' become 'informant1', 'informant2', ..."""
+  """Numbers repeated names: two 'informant' become 'informant1' and 'informant2'."""
   seen: collections.Counter[str] = collections.Counter()
   total, names = collections.Counter(members), []
   for member in members:

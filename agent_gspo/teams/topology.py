@@ -1,4 +1,4 @@
-"""Who reads whom: a directed acyclic graph within a round, and edges between rounds."""
+"""Defines topologies: a directed acyclic graph within a round, and edges between rounds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from agent_gspo.values import is_whole
 
 Edge = tuple[int, int]
 TOPOLOGIES = ('single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag')
-# Far beyond what a context holds; what is more is a slip, and would take for ever to look at.
+# Far more than fits into a context; larger values are mistakes, and too slow to check.
 MAX_AGENTS, MAX_TURNS = 100, 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """The reading order of a team.
+  """Reading order of a team.
 
   Attributes:
-    num_agents: agents are `0 .. num_agents - 1`.
-    edges: `(i, j)`: `j` reads, in each round, what `i` wrote in the same round. Acyclic.
-    previous_round: `(i, j)`: `j` reads what `i` wrote in the round before.
-    rounds: how often everybody gets a turn.
-    last_round_only: agents that take a turn in the last round only (a judge).
+    num_agents: Number of agents, `0 .. num_agents - 1`.
+    edges: Acyclic pairs `(i, j)`: `j` reads what `i` wrote in the same round.
+    previous_round: Pairs `(i, j)`: `j` reads what `i` wrote in the round before.
+    rounds: Turns of each agent.
+    last_round_only: Agents that take a turn in the last round only (a judge).
   """
 
   num_agents: int
@@ -56,10 +56,10 @@ class Topology:
 
   @functools.cached_property
   def layers(self) -> tuple[tuple[int, ...], ...]:
-    """Agents in topological order; those of a layer do not read one another.
+    """Returns agents in topological order; those of a layer do not read one another.
 
     Raises:
-      ValueError: the edges close a cycle.
+      ValueError: if the edges close a cycle.
     """
     left = set(range(self.num_agents))
     layers = []
@@ -76,7 +76,7 @@ class Topology:
     return tuple(layers)
 
   def turns(self, round_: int) -> tuple[tuple[int, ...], ...]:
-    """The layers of one round, of the agents that take a turn in it."""
+    """Returns the layers of a round, with the agents that take a turn in it."""
     return self.layers if round_ == self.rounds - 1 else self._early_layers
 
   @functools.cached_property
@@ -85,14 +85,14 @@ class Topology:
     return tuple(layer for layer in layers if layer)
 
   def reads(self, agent: int, round_: int) -> tuple[tuple[int, int], ...]:
-    """What is new to an agent at its turn: `(author, round)`, oldest first."""
+    """Returns the unread messages of an agent's turn as `(author, round)`, oldest first."""
     before = self._authors[1].get(agent, ()) if round_ else ()
     now = self._authors[0].get(agent, ())
     return tuple((i, round_ - 1) for i in before) + tuple((i, round_) for i in now)
 
   @functools.cached_property
   def _authors(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Whom each agent reads within a round and of the round before, in order."""
+    """Returns the authors each agent reads within a round and from the round before, in order."""
     found: tuple[dict, dict] = ({}, {})
     for authors, edges in zip(found, (self.edges, self.previous_round), strict=True):
       for i, j in sorted(edges):
@@ -100,10 +100,10 @@ class Topology:
     return found
 
   def readers(self, agent: int, round_: int) -> int:
-    """Later turns whose prompt carries what an agent writes in a round.
+    """Counts the later turns whose prompt contains an agent's message of a round.
 
-    Transcripts are append-only: whoever has read a message carries it in all of its later
-    prompts, and so does its author.
+    Transcripts are append-only: all later prompts of a message's readers and of its author
+    contain it.
     """
     turns = [(r, a) for r in range(round_, self.rounds) for layer in self.turns(r) for a in layer]
     holders, count = set(), 0
@@ -116,7 +116,7 @@ class Topology:
     return count
 
   def with_judge(self) -> Topology:
-    """The same team and one more agent, which reads everybody's last message."""
+    """Adds one last agent, which reads everybody's last message."""
     judge = self.num_agents
     return Topology(
       num_agents=judge + 1,
@@ -136,7 +136,7 @@ def make_topology(
   back_edges: Iterable[Sequence[int]] | None = None,
   layers: Sequence[int] = (),
 ) -> Topology:
-  """A topology by name.
+  """Builds a topology by name.
 
   - 'single': one agent.
   - 'chain': each reads the one before it.
@@ -148,12 +148,12 @@ def make_topology(
   - 'learned:<workdir>': see `config.learned_topology`, which makes it a 'dag'.
   - 'module:function': your own, called with `num_agents` and `rounds`, returns a `Topology`.
 
-  From the second round on, all but debate (and a dag with back edges of its own) let the readers'
-  answers flow back: whoever was read sees, in the next round, what its readers wrote. Nobody reads
-  a message twice.
+  From the second round on, all but debate (and a dag with back edges of its own) reverse the edges
+  between rounds: authors read what their readers wrote in the round before. Nobody reads a message
+  twice.
 
   Raises:
-    ValueError: unknown name, or arguments that do not fit it.
+    ValueError: if the name is unknown, or arguments do not fit it.
   """
   plugins.check_name('team.topology', name, TOPOLOGIES)
   for field, given in (('edges', edges), ('back_edges', back_edges)):
@@ -201,7 +201,7 @@ def _pairs(field: str, edges: Iterable[Sequence[int]]) -> frozenset[Edge]:
 
 
 def _own(name: str, num_agents: int, rounds: int) -> Topology:
-  """What a user's function makes, which must be of this many agents and rounds."""
+  """Returns a user function's topology, checked for the number of agents and rounds."""
   function = plugins.load_function(name, 'team.topology')
   where = f'team.topology={name!r}, called with num_agents={num_agents} and rounds={rounds}'
   with plugins.guard(where, name.partition(':')[0]):
@@ -219,7 +219,7 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
 
 
 def _of_whole_numbers(made: Topology) -> Topology:
-  """Returns the same topology of Python's own whole numbers; NumPy's are not stored as JSON."""
+  """Converts a topology's numbers to Python ints; NumPy's are not JSON-serializable."""
 
   def whole(value: Any) -> int:
     try:
