@@ -1,6 +1,6 @@
-"""Runs model-written Python in a process of its own that can do next to nothing.
+"""Runs model-written Python in a confined process of its own.
 
-Each program is one process (`sandbox_child`) which locks itself in before it runs:
+Each program is one process (`child`) which confines itself before it runs:
 
 - seccomp: a list of allowed system calls. No socket, process, thread, program or signal
   can be made, so the one process is all there is to kill.
@@ -47,13 +47,13 @@ DEFAULT_LIMITS = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """How a program ended.
+  """Exit status and output of a program.
 
   Attributes:
-    returncode: its exit status; minus the signal that killed it.
-    stopped: the limit that ended it ('wall time', 'idle', 'output', 'files', 'cpu time'), or ''.
-    stdout: what it printed, up to the limit.
-    stderr: the same of its standard error, and of its peer's.
+    returncode: Exit status; minus the number of the signal that killed it.
+    stopped: Limit that ended it ('wall time', 'idle', 'output', 'files', 'cpu time'), or ''.
+    stdout: Standard output, up to the limit.
+    stderr: Standard error of it and its peer, up to the limit.
   """
 
   returncode: int
@@ -63,14 +63,14 @@ class Outcome:
 
   @property
   def ok(self) -> bool:
-    """Whether it came to its end without an error."""
+    """Returns whether the program ended without an error."""
     return self.returncode == 0 and not self.stopped
 
 
 def run(program: str, limits: Limits = DEFAULT_LIMITS) -> Outcome:
   """Runs a program.
 
-  That it exits with 0 proves nothing about what it did: see `run_tests`.
+  An exit status of 0 proves nothing about its behavior: see `run_tests`.
 
   Raises:
     SandboxUnavailableError: if this machine lacks a layer of protection.
@@ -88,11 +88,11 @@ def run_tests(
   solution reaches: it passes only by giving the right results.
 
   Args:
-    solution: a program that defines the function `name`.
-    name: the function.
-    tests: a program that calls `name` and raises if a result is wrong.
-    setup: a program that runs before the tests, in their process.
-    limits: of each of the two.
+    solution: Program that defines the function `name`.
+    name: Function name.
+    tests: Program that calls `name` and raises if a result is wrong.
+    setup: Program that runs before the tests, in their process.
+    limits: Limits on each of the two processes.
 
   Raises:
     SandboxUnavailableError: if this machine lacks a layer of protection.
@@ -109,7 +109,7 @@ def run_tests(
 
 @functools.cache
 def mechanisms() -> dict[str, str]:
-  """The layers of protection in use on this machine, with details.
+  """Returns the layers of protection in use on this machine, with details.
 
   Raises:
     SandboxUnavailableError: if one is missing; says which, and what to do.
@@ -121,7 +121,7 @@ def mechanisms() -> dict[str, str]:
 
 
 def _run(programs: Sequence[str], limits: Limits) -> Outcome:
-  """Runs one program, or two that hear each other; the outcome is the first one's."""
+  """Runs one program, or two connected ones; returns the first one's outcome."""
   with contextlib.ExitStack() as stack:
     with _peers(len(programs)) as peers:
       processes = [
@@ -130,7 +130,7 @@ def _run(programs: Sequence[str], limits: Limits) -> Outcome:
       ]
     stopped = watch(processes, limits)
     for process in processes:
-      process.layers()  # Raises if it was not locked in.
+      process.layers()  # Raises if it was not confined.
     returncode = processes[0].popen.returncode
     if not stopped and returncode == -signal.SIGXCPU:
       stopped = 'cpu time'
@@ -144,7 +144,7 @@ def _run(programs: Sequence[str], limits: Limits) -> Outcome:
 
 @contextlib.contextmanager
 def _peers(count: int) -> Iterator[list[tuple[int, int]]]:
-  """Ends of two pipes that lead from each of two programs to the other; none for one."""
+  """Yields (read, write) descriptors of pipes between two programs; -1 for a single one."""
   if count == 1:
     yield [(-1, -1)]
     return

@@ -1,4 +1,4 @@
-"""Calls of a function in another process, with plain data as arguments and results.
+"""Calls a function in another process, with plain data as arguments and results.
 
 The text of this file runs inside the sandbox, once beside the solution (`serve`) and once
 beside its tests (`examine`); it imports nothing but the standard library. The tests never
@@ -20,17 +20,17 @@ _ATOMS: dict = {int: int.__int__, float: float.__float__, str: str.__str__, byte
 
 
 class _PlainUnpickler(pickle.Unpickler):
-  """Numbers, texts, lists, tuples, sets and dicts: pickle's other powers are refused."""
+  """Unpickler of numbers, texts, lists, tuples, sets and dicts only."""
 
   def find_class(self, module, name):
     raise pickle.UnpicklingError(f'{module}.{name} is not plain data')
 
 
 def plain(value):
-  """The value in exact built-in types; a Counter becomes a dict.
+  """Returns the value in exact built-in types; a Counter becomes a dict.
 
   Raises:
-    TypeError: if it, or something in it, is of another kind.
+    TypeError: if it, or something in it, is of another type.
   """
   if value is None or isinstance(value, bool):
     return value
@@ -53,11 +53,11 @@ def send(descriptor, value):
 
 
 def receive(descriptor):
-  """The next value from the other side.
+  """Receives the next value from the other side.
 
   Raises:
     EOFError: if the other side has ended.
-    pickle.UnpicklingError, ValueError: if what it sent is not plain data.
+    pickle.UnpicklingError, ValueError: if the value is not plain data.
   """
   (size,) = struct.unpack('>I', _exactly(descriptor, 4))
   if size > _MAX_BYTES:
@@ -95,7 +95,7 @@ def serve(source, name, peer):
 
 
 def _result(value):
-  # Tests may list what a generator gives, so it stays something that is not a list.
+  # Tests may call list() on a generator's result, so it does not become a list here.
   if hasattr(value, '__iter__') and not isinstance(
     value, (str, bytes, list, tuple, set, frozenset, dict)
   ):

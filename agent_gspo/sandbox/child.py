@@ -1,4 +1,4 @@
-"""Runs one program in a process that has first locked itself in.
+"""Confines its own process, then runs one program in it.
 
 `sandbox` starts this file as a script and writes a description of the program to its
 standard input. It imports nothing but the standard library. Each layer of `confine`
@@ -20,7 +20,7 @@ _FILTER_MODE = 2
 _CAPSET = {'x86_64': 126, 'aarch64': 91}
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 # Landlock rights: of files 1 execute, 2 write, 4 read, 2 ** 14 empty; of folders 8 list,
-# 256 make file. Not 32, remove file: what is written stays where `sandbox_process` counts it.
+# 256 make file. Not 32, remove file: written files stay where `process` counts their sizes.
 _READ = 4 | 8
 _READ_FILE = 4
 _SCRATCH = 2 | 4 | 8 | 256 | 1 << 14
@@ -47,7 +47,7 @@ def _limits(spec) -> None:
     'open_files': resource.RLIMIT_NOFILE,
   }
   for name, kind in kinds.items():
-    # SIGXCPU comes first, since it can be told from other ends; SIGKILL a second later.
+    # SIGXCPU comes first, since it identifies the limit; SIGKILL a second later.
     soft, hard = spec['limits'][name], spec['limits'][name] + int(kind == resource.RLIMIT_CPU)
     already = resource.getrlimit(kind)[1]  # A lower limit of the account stays.
     if already != resource.RLIM_INFINITY:
@@ -73,7 +73,7 @@ def _dies_with_parent(spec) -> None:
 
 def _landlock(spec) -> str:
   version = _must(_LIBC.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
-  # Every right that this kernel knows is taken away, then a few are given back: file
+  # Every right that this kernel knows is denied, then a few are granted: file
   # rights, TCP, and (scopes) signals and abstract sockets to processes outside.
   rights = (1 << (13, 14, 15, 15, 16)[min(version, 5) - 1]) - 1
   attributes = struct.pack('<QQQ', rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
@@ -109,7 +109,7 @@ _LAYERS = {
 
 
 def confine(spec) -> dict[str, str]:
-  """Locks this process in for good; returns each layer with its details."""
+  """Confines this process irrevocably; returns each layer with its details."""
   report = {}
   for name, layer in _LAYERS.items():
     try:

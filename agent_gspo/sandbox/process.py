@@ -1,4 +1,4 @@
-"""One sandboxed process: how it is started, watched and ended; used by `sandbox`."""
+"""Starts, watches and ends one sandboxed process."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _SYSTEM_PATHS = (
 
 
 class SandboxUnavailableError(RuntimeError):
-  """A layer of protection is missing on this machine, so nothing was run."""
+  """Error: a layer of protection is missing on this machine, so nothing was run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What one program may use; it is always one process with one thread.
+  """Resource limits of one program, which is always one process with one thread.
 
   Attributes:
-    cpu_seconds: processor time (whole seconds).
-    wall_seconds: time from start to end, start-up included.
-    idle_seconds: time in which the program, and its peer, only sleep: they use no processor
+    cpu_seconds: Processor time (whole seconds).
+    wall_seconds: Time from start to end, start-up included.
+    idle_seconds: Time in which the program, and its peer, only sleep: they use no processor
       time, print nothing, and wait for neither a processor nor a disk.
-    memory_bytes: address space; the interpreter takes some 30 MB of it.
-    output_bytes: standard output and error together.
-    file_bytes: one file, and all files in the scratch folder together.
-    open_files: file descriptors.
+    memory_bytes: Address space; the interpreter takes some 30 MB of it.
+    output_bytes: Standard output and error together.
+    file_bytes: One file, and all files in the scratch folder together.
+    open_files: File descriptors.
   """
 
   cpu_seconds: int = 5
@@ -65,14 +65,14 @@ class Limits:
 
 
 class Process:
-  """A started program and what has been read from it.
+  """Started program and its output so far.
 
   Attributes:
-    popen: the process.
-    scratch: its folder.
-    status: descriptor on which it says how it has locked itself in.
-    output: what it has written, by descriptor.
-    killed: whether it was killed from here.
+    popen: Process handle.
+    scratch: Scratch folder.
+    status: Descriptor on which the process reports its layers of protection.
+    output: Bytes written so far, by descriptor.
+    killed: Whether `kill` ended it.
   """
 
   def __init__(self, popen: subprocess.Popen, status: int, scratch: str):
@@ -87,26 +87,26 @@ class Process:
     self.killed = False
 
   def kill(self) -> None:
-    """Ends it if it has not ended; it has no children that could outlive it."""
+    """Kills the process if it has not ended; it has no children that could outlive it."""
     if self.popen.poll() is None:
       self.killed = True
       self.popen.kill()
       self.popen.wait()
 
   def printed(self) -> int:
-    """Bytes of standard output and error so far."""
+    """Counts the bytes of standard output and error so far."""
     return sum(len(found) for key, found in self.output.items() if key != self.status)
 
   def stdout(self) -> bytes:
-    """Its standard output so far."""
+    """Returns the standard output so far."""
     return bytes(self.output[self._stdout])
 
   def stderr(self) -> bytes:
-    """Its standard error so far."""
+    """Returns the standard error so far."""
     return bytes(self.output[self._stderr])
 
   def layers(self) -> dict[str, str]:
-    """The layers that it locked itself in with; empty if it was killed before it could."""
+    """Returns the layers of protection in use; empty if it was killed before confinement."""
     text = self.output[self.status]
     if not text and self.killed:
       return {}
@@ -124,15 +124,15 @@ class Process:
 
 @contextlib.contextmanager
 def start(program: str, limits: Limits, peer: tuple[int, int] = (-1, -1)) -> Iterator[Process]:
-  """Starts a program; it, its scratch folder and its pipes are gone at the end.
+  """Starts a program; removes it, its scratch folder and its pipes at the end.
 
   Args:
-    program: its text.
-    limits: its limits.
-    peer: descriptors that it alone gets, to read from and to write to; -1 for none.
+    program: Source text.
+    limits: Resource limits.
+    peer: Descriptors for this program alone, to read from and to write to; -1 for none.
 
   Raises:
-    SandboxUnavailableError: on a machine that no filter is made for.
+    SandboxUnavailableError: on a machine without a system-call filter.
   """
   if sys.platform != 'linux' or platform.machine() not in seccomp.machines():
     raise SandboxUnavailableError(
@@ -192,10 +192,10 @@ def _readable() -> tuple[str, ...]:
 
 
 def watch(processes: Sequence[Process], limits: Limits) -> str:
-  """Reads what the programs print until the first one ends; kills all of them at a limit.
+  """Reads the programs' output until the first one ends; kills all of them at a limit.
 
   Returns:
-    the limit that was passed, or ''.
+    The exceeded limit, or ''.
   """
   deadline = time.monotonic() + limits.wall_seconds
   stopped, ended, next_look = '', False, 0.0
@@ -216,10 +216,10 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
           selector.unregister(key.fd)
       if any(process.printed() > limits.output_bytes for process in processes):
         stopped = 'output'
-      elif not ended and time.monotonic() > next_look:  # Not at each byte that is printed.
+      elif not ended and time.monotonic() > next_look:  # Not at each printed byte.
         next_look = time.monotonic() + _TICK_SECONDS
         activity = _activity(processes)
-        # Looks are counted, not seconds: a late look says nothing about the time before it.
+        # Looks are counted, not seconds: a late look proves nothing about the time before it.
         idle_looks = idle_looks + 1 if activity and activity == last_activity else 0
         last_activity = activity
         if idle_looks * _TICK_SECONDS >= limits.idle_seconds:
@@ -230,14 +230,14 @@ def watch(processes: Sequence[Process], limits: Limits) -> str:
     processes[0].popen.wait()
   for process in processes:
     process.kill()
-    for descriptor in process.output:  # What was written just before the end.
+    for descriptor in process.output:  # Output written just before the end.
       while _read(process, descriptor, limits.output_bytes):
         pass
   return stopped
 
 
 def _activity(processes: Sequence[Process]) -> tuple[str | int, ...]:
-  """What changes when a process gets on; empty if one could get on but is kept waiting."""
+  """Returns counters that change with progress; empty if a process is runnable or blocked."""
   found: list[str | int] = []
   for process in processes:
     try:
@@ -245,7 +245,7 @@ def _activity(processes: Sequence[Process]) -> tuple[str | int, ...]:
     except OSError:
       return ()
     state, *numbers = stat.rpartition(')')[2].split()
-    if state not in 'SZ':  # Sleeping or ended; others run, or wait for a processor or a disk.
+    if state not in 'SZ':  # Neither sleeping nor ended: it runs, or waits for CPU or disk.
       return ()
     user_ticks, system_ticks = numbers[10:12]
     found += [user_ticks, system_ticks, process.printed()]
@@ -261,7 +261,7 @@ def _passed_limit(processes: Sequence[Process], limits: Limits, deadline: float)
 
 
 def _read(process: Process, descriptor: int, most: int) -> bool:
-  """Reads once, keeping about `most` bytes in all; False at the end or if nothing is there."""
+  """Reads once, storing about `most` bytes in all; False at the end or if nothing is ready."""
   try:
     found = os.read(descriptor, 1 << 16)
   except BlockingIOError:
@@ -272,10 +272,10 @@ def _read(process: Process, descriptor: int, most: int) -> bool:
 
 
 def _too_full(scratch: str, most_bytes: int) -> bool:
-  """Whether the scratch folder holds too much.
+  """Returns whether the scratch folder exceeds its limits.
 
-  It is all that a program can write to, has no folders in it, and no file leaves it. Sizes
-  count, not blocks: these may be given late, and holes be filled through a mapping.
+  A program can write nowhere else, make no folders and remove no file. Sizes count, not blocks:
+  blocks may be allocated late, and holes filled through a mapping.
   """
   size = 0
   with contextlib.suppress(FileNotFoundError), os.scandir(scratch) as entries:

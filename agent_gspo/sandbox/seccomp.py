@@ -1,12 +1,12 @@
-"""The system calls that a sandboxed process may make, as a seccomp filter.
+"""Builds the seccomp filter of a sandboxed process: its allowed system calls.
 
-Everything that is not listed fails with EPERM, so calls of kernels to come are refused
-too. Not listed, among others: whatever makes a process, a thread or a socket, runs a
+Everything that is not listed fails with EPERM, calls of future kernels included.
+Not listed, among others: whatever makes a process, a thread or a socket, runs a
 program, sends a signal, changes owner, mode or limits, makes folders and links, mounts,
 traces, or shares memory.
 
-Nor can a file lose its name (unlink, rename) or have none (O_TMPFILE, memfd_create): one
-that is open or mapped would go on taking up the disk where nobody can count it.
+Nor can a file lose its name (unlink, rename) or have none (O_TMPFILE, memfd_create): while
+open or mapped, it would occupy disk space that cannot be counted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _MACHINES = {'x86_64': (0, 0xC000003E), 'aarch64': (1, 0xC00000B7)}
 
 @dataclasses.dataclass(frozen=True)
 class _Checked:
-  """A call that is allowed if the masked 32-bit words of its arguments have listed values."""
+  """System call allowed if the masked 32-bit words of its arguments have listed values."""
 
   numbers: tuple[int | None, int | None]
   words: tuple[tuple[int, int, tuple[int, ...]], ...]  # (word, mask, values); word 2i: low of i
@@ -127,15 +127,15 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
 def machines() -> tuple[str, ...]:
-  """Machine names (`platform.machine()`) that a filter can be made for."""
+  """Returns the supported machine names (`platform.machine()`)."""
   return tuple(_MACHINES)
 
 
 def filter_program(machine: str) -> bytes:
-  """The filter as an array of `struct sock_filter`.
+  """Returns the filter as an array of `struct sock_filter`.
 
   Args:
-    machine: one of `machines()`.
+    machine: One of `machines()`.
   """
   column, architecture = _MACHINES[machine]
   code = [
