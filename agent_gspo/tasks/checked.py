@@ -1,6 +1,6 @@
-"""Checks what a task gives, once, where it comes in: its questions, scores and texts.
+"""Validates the questions, scores and texts that tasks return.
 
-A task is often a user's own, and its verifier the part that matters most: a score above 1 or NaN
+Tasks are often user code, and errors in a verifier are hard to notice: a score above 1 or NaN
 would be trained on, or be blamed on the learning rate.
 """
 
@@ -18,32 +18,32 @@ from agent_gspo.values import is_text, shown
 if TYPE_CHECKING:
   from agent_gspo.tasks.base import Task
 
-_ROUNDING = 1e-6  # weights that are added up may be so far beyond 0 or 1
+_ROUNDING = 1e-6  # summed weights may exceed 0 or 1 by this much
 _WHERE = '_called_in_messages'
 
 
 def _where(task: Task) -> str:
-  """Returns how messages call a task: by its field and module if a config names it so."""
+  """Returns a task's name for error messages: config field and module for a plugin."""
   name = getattr(task, 'name', type(task).__name__)
   return vars(task).get(_WHERE) or f'task {name!r}'
 
 
 def call(task: Task, what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-  """Returns what code of a task returns; `what` it is for ends the name in messages.
+  """Calls code of a task; `what` describes the call in error messages.
 
   Raises:
-    PluginError: see `plugins.guard`.
+    PluginError: if the call fails, see `plugins.guard`.
   """
   with plugins.guard(f'{_where(task)}, {what}', type(task).__module__):
     return function(*args, **options)
 
 
 def scores(task: Task, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
-  """Returns what each answer is worth by the task, in `[0, 1]`.
+  """Returns the task's score of each answer, in `[0, 1]`.
 
   Raises:
-    PluginError: the verifier fails, or gives too few scores or one that is no number in `[0, 1]`;
-      names the task, the question and the value.
+    PluginError: if the verifier fails, returns too few scores or one that is not a number in
+      `[0, 1]`; names the task, the question and the value.
   """
   must = f'must return a score for each of {len(answers)} answers'
   found = call(task, 'score_all', task.score_all, questions, answers)
@@ -59,7 +59,7 @@ def scores(task: Task, questions: Sequence[Question], answers: Sequence[str]) ->
 
 
 def graded_by(task: Task, grader: str, question: Question, answer: str) -> float:
-  """Returns what one of a task's graders says of an answer; see `scores`."""
+  """Returns an answer's score by one of a task's graders; see `scores`."""
   what = f'score of question {question.id!r} by grader {grader!r}'
   return _score(task, what, call(task, what, task.graded_by, grader, question, answer))
 
@@ -75,22 +75,22 @@ def _score(task: Task, what: str, value: Any) -> float:
 
 
 def _number(value: Any) -> float | None:
-  """Returns a scalar, or an array without axes, of any library as a float; None for others."""
+  """Converts a scalar or 0-d array of any library to a float; returns None for others."""
   try:
     if getattr(value, 'ndim', 0):
       return None
     value = value.item() if hasattr(value, 'item') else value
     return None if isinstance(value, str | bytes | bytearray) else float(value)
-  except Exception:  # None, a complex number, one too large, an array that was deleted
+  except Exception:  # None, a complex number, one too large, a deleted array
     return None
 
 
 def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
-  """Returns the questions of a split, each of which is checked: now, or when a lazy one is made.
+  """Returns the checked questions of a split; lazy ones are checked upon access.
 
   Raises:
-    PluginError: they are no sequence, one is no `Question` or has a field of another type, or two
-      that lie in a list have the same id.
+    PluginError: if they are not a sequence, one is not a `Question` or has a field of another
+      type, or two in a list have the same id.
   """
   what = f'split {split!r}'
   sized = hasattr(found, '__len__') and hasattr(found, '__getitem__')
@@ -114,7 +114,7 @@ def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
 
 
 def _checked(task: Task, what: str, place: int, question: Any) -> Question:
-  """Returns the question at a place of a split; see `questions`."""
+  """Checks the question at one index of a split; see `questions`."""
   where = f'{_where(task)}, {what}: question {place}'
   if not isinstance(question, Question):
     raise plugins.PluginError(
@@ -151,14 +151,14 @@ _RETURNED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def adopt(task: Task, name: str) -> Task:
-  """Returns a user's own task, whose calls from now on name it where they fail.
+  """Wraps a user's own task so that errors in its methods name it.
 
   Args:
-    task: was made by the class that a config names.
-    name: 'module:Class'.
+    task: Instance of the class that a config names.
+    name: Config value, 'module:Class'.
 
   Raises:
-    PluginError: it has no name, or graders that are no names.
+    PluginError: if it has no name, or graders that are not names.
   """
   own = vars(task)
   own[_WHERE] = where = plugins.described('task.name', name)
@@ -175,7 +175,7 @@ def adopt(task: Task, name: str) -> Task:
 
 
 def _returned(task: Task, method: str, function: Callable, *args: Any, **options: Any) -> Any:
-  """Returns what a method of a user's own task returns, which must be of its kind."""
+  """Calls a method of a user's own task and checks the type of its result."""
   fits, must = _RETURNED[method]
   found = call(task, method, function, *args, **options)
   if isinstance(found, Iterator):

@@ -1,4 +1,4 @@
-"""Questions that are made when they are asked for."""
+"""Provides a sequence of questions built on access."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agent_gspo.types import Question
 
 
 class LazyQuestions(Sequence[Question]):
-  """Questions that are made when they are asked for.
+  """Sequence of questions built on access.
 
-  `make(i)` must give the same question for the same `i`, in any order of calls. A
-  slice gives a list.
+  `make(i)` must return the same question for the same `i`, in any order of calls. A
+  slice returns a list.
   """
 
   def __init__(self, size: int, make: Callable[[int], Question]):

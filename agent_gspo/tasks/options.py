@@ -1,4 +1,4 @@
-"""The `task` section of a config."""
+"""Defines the `task` section of a config."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from agent_gspo.options import Section
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(Section, name='task'):
-  """Which questions are asked."""
+  """Name and options of the task."""
 
-  name: str = 'relay'  # of registry.task_names()
-  # Of the task's class, see agent_gspo/tasks.
+  name: str = 'relay'  # one of registry.task_names(), or 'module:Class'
+  # Keyword arguments of the task's class, see agent_gspo/tasks.
   options: dict = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Tasks by name, for configs and the command line."""
+"""Builds tasks by name, for configs and the command line."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _TASKS = {
 
 
 def task_names() -> tuple[str, ...]:
-  """The names that `make_task` knows."""
+  """Returns the names of built-in tasks."""
   return tuple(_TASKS)
 
 
 def task_options(name: str) -> dict[str, Any]:
-  """Options of a task with their defaults.
+  """Returns the options of a task with their defaults.
 
   Raises:
-    ValueError: for an unknown name.
+    ValueError: if the name is unknown.
   """
   return {
     option: parameter.default
@@ -48,12 +48,12 @@ def make_task(name: str, /, **options: Any) -> Task:
   """Builds a task.
 
   Args:
-    name: one of `task_names()`, or 'module:Class' of your own.
-    **options: keyword arguments of the task's class.
+    name: One of `task_names()`, or 'module:Class' of your own.
+    **options: Keyword arguments of the task's class.
 
   Raises:
-    ValueError: for an unknown name or option, or an option out of range.
-    FileNotFoundError: if the task's data cannot be had.
+    ValueError: if the name or an option is unknown, or an option is out of range.
+    FileNotFoundError: if the task's data is not available.
   """
   known = task_options(name)
   for option, value in options.items():
@@ -72,7 +72,7 @@ def make_task(name: str, /, **options: Any) -> Task:
 
 
 def _kind(option: str, value: Any) -> str:
-  """What kind of value an option has, '' where its default does not tell."""
+  """Returns the kind of an option's value, '' if its default does not determine it."""
   if option.endswith('_dir'):
     return 'a folder' if value is None or isinstance(value, str | os.PathLike) else 'no folder'
   kinds = {bool: 'true or false', str: 'a text', int: 'a number', float: 'a number'}
@@ -85,7 +85,7 @@ def _task_class(name: str) -> Callable[..., Task]:
   if name not in _TASKS:
     raise ValueError(f'unknown task {name!r}{_hint(name, _TASKS)}')
   module, attribute = _TASKS[name]
-  # Imported on use: the relay task should not wait for the dataset libraries, nor need them.
+  # Imported on use: the relay task does not need the dataset libraries.
   try:
     return getattr(importlib.import_module(module), attribute)
   except ModuleNotFoundError as error:

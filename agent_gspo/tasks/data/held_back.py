@@ -1,4 +1,4 @@
-"""Which training questions are demonstrated, and which RL asks (`sft.held_back`)."""
+"""Splits training questions between SFT and RL (`sft.held_back`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from agent_gspo.types import Question
 
 
 def demonstrated(task: Task, share: float) -> Sequence[Question]:
-  """Returns the questions of the supervised stage: all training questions not held back from it.
+  """Returns the questions of SFT: all training questions outside the hold-out fraction `share`.
 
-  Those of `Task.further_demonstrations` are among them, whatever the share.
+  Those of `Task.further_demonstrations` are always included.
   """
   questions = task.questions('train')
   kept = [q for q in questions if not _is_held_back(q, share)] if share else questions
@@ -21,15 +21,15 @@ def demonstrated(task: Task, share: float) -> Sequence[Question]:
 
 
 def asked(task: Task, share: float) -> Sequence[Question]:
-  """The training questions of RL: those held back from the supervised stage, if any are, else all.
+  """Returns the training questions of RL: those held out from SFT, or all if `share` is 0.
 
-  Of a story that was demonstrated a policy may know by heart who is needed and what the answer is:
-  there RL sees few mistakes, and not what silence costs on stories that are new.
+  A policy may have memorized the relevant notes and answers of demonstrated stories: on these, RL
+  sees few mistakes, and not the cost of silence on new stories.
   """
   questions = task.questions('train')
   return [q for q in questions if _is_held_back(q, share)] if share else questions
 
 
 def _is_held_back(question: Question, share: float) -> bool:
-  """One lot a story, the same in all runs: its copies with other numbers go where it goes."""
+  """Draws once per story, equally in all runs; augmented copies share its result."""
   return strata.rng('held back', question.story or question.id).random() < share

@@ -1,8 +1,8 @@
-r"""Finding training questions that are also test questions, give or take a few words.
+r"""Finds training questions that are near-duplicates of test questions.
 
 Benchmarks leak into one another and into their own training files: MATH's training file
-holds test problems, MultiArith has templates and no official split, MMLU repeats
-questions. The rule here is one for all tasks. A text becomes a sequence of lower-case
+contains test problems, MultiArith has templates and no official split, MMLU repeats
+questions. The rule is the same for all tasks. A text becomes a sequence of lower-case
 tokens, with every number replaced by one sign, so that a problem with other numbers
 counts as the same problem. Two texts are near-duplicates if the Jaccard similarity of
 their sets of three-token shingles,
@@ -23,7 +23,7 @@ from agent_gspo.types import Question
 THRESHOLD = 0.8
 _WIDTH = 3
 _NUMBER = re.compile(r'[0-9]+(?:[.,/][0-9]+)*')
-# What changes how a formula looks, not what it says.
+# Typesetting commands without meaning.
 _LOOKS = re.compile(
   r'(?<!\\)\\[()\[\]]|\\(?:left|right|displaystyle|[!,;: ]|quad|qquad)(?![a-z])|[${}]'
 )
@@ -33,7 +33,7 @@ Pair = tuple[Question, Question, float]
 
 
 def shingles(text: str) -> frozenset[str]:
-  """The three-token sequences of a text, numbers masked; the whole text if it has fewer."""
+  """Returns the three-token shingles of a text, numbers masked; all of it if it is shorter."""
   text = _LOOKS.sub(' ', text.lower().replace('\\dfrac', '\\frac').replace('\\tfrac', '\\frac'))
   tokens = _TOKEN.findall(_NUMBER.sub(' # ', text))
   last = max(1, len(tokens) - _WIDTH + 1)
@@ -43,12 +43,12 @@ def shingles(text: str) -> frozenset[str]:
 def near_duplicates(
   train: Iterable[Question], test: Sequence[Question], threshold: float = THRESHOLD
 ) -> list[Pair]:
-  """Each question of `train` that is near one of `test`, with the nearest and J of the two.
+  """Finds questions of `train` near one of `test`, with the nearest one and their J.
 
   Args:
-    train: questions that one would like to train on.
-    test: questions that are reported on.
-    threshold: least similarity, in (0, 1].
+    train: Candidate training questions.
+    test: Test questions.
+    threshold: Minimum similarity, in (0, 1].
   """
   sets = [shingles(question.text) for question in test]
   holders = collections.defaultdict(list)
@@ -69,7 +69,7 @@ def near_duplicates(
 def without_near_duplicates(
   splits: dict[str, list[Question]], threshold: float = THRESHOLD
 ) -> dict[str, list[Question]]:
-  """The splits, with near-duplicates of test questions taken out of all others."""
+  """Removes near-duplicates of test questions from all other splits."""
   test = splits['test']
   return {
     split: questions if split == 'test' else far_from(questions, test, threshold)
@@ -80,16 +80,16 @@ def without_near_duplicates(
 def far_from(
   questions: list[Question], test: list[Question], threshold: float = THRESHOLD
 ) -> list[Question]:
-  """The questions without those that are near one of `test`."""
+  """Returns the questions that are not near any of `test`."""
   near = {question.id for question, _, _ in near_duplicates(questions, test, threshold)}
   return [question for question in questions if question.id not in near]
 
 
 def _rare(mine: frozenset[str], holders: dict[str, list[int]], threshold: float) -> list[str]:
-  """Shingles of which a near-duplicate must have one: the rarest, enough that it cannot lack all.
+  """Returns the rarest shingles, so many that every near-duplicate shares one of them.
 
   J >= t needs at least t |mine| shared shingles, so any |mine| - ceil(t |mine|) + 1 of
-  them hold a shared one.
+  them contain a shared one.
   """
   enough = int((1 - threshold) * len(mine) + 1e-9) + 1
   return sorted(mine, key=lambda shingle: (len(holders.get(shingle, ())), shingle))[:enough]

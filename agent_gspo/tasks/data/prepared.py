@@ -1,6 +1,6 @@
-"""Questions stored as a tensorflow-datasets dataset of ArrayRecord files.
+"""Stores questions as a tensorflow-datasets dataset of ArrayRecord files.
 
-Random access by index without loading the dataset, and without TensorFlow: only
+Random access by index needs neither the whole dataset in memory nor TensorFlow: only
 `as_data_source` is used.
 """
 
@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
 
-# Raise it when the readers of a task change: what is stored is what they gave.
+# Increase it when the readers of a task change, since their output is stored.
 _VERSION = '1.2.0'
 _FIELDS = ('id', 'text', 'answer', 'derivation')
 
@@ -25,20 +25,20 @@ ReadQuestions = Callable[[], Mapping[str, Iterable[Question]]]
 
 
 class _LocalInfo(tfds.core.DatasetInfo):
-  """Dataset info that does not ask the public bucket about a dataset it cannot know."""
+  """Dataset info without look-up in the public bucket, which lacks these datasets."""
 
   def initialize_from_bucket(self) -> None:
     pass
 
 
 class QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
-  """Writes the questions of one task, in their order; each task has its own folder."""
+  """Dataset builder for the questions of one task, in order; each task has its own folder."""
 
   name = 'agent_gspo_questions'
   VERSION = tfds.core.Version(_VERSION)
 
   def __init__(self, *, read: ReadQuestions, data_dir: str | os.PathLike):
-    """`read` is called once, and only when the dataset is written."""
+    """Stores `read`, which is called once, and only when the dataset is written."""
     self._read = read
     super().__init__(data_dir=os.fspath(data_dir), file_format='array_record')
 
@@ -62,24 +62,24 @@ class QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
 def prepare_questions(
   task: str, read: ReadQuestions, cache_dir: str | os.PathLike
 ) -> dict[str, Sequence[Question]]:
-  """The stored questions of each split; writes them first if they are not there.
+  """Returns the stored questions of each split; writes them first if they do not exist.
 
-  Interrupted writing leaves nothing behind that a later call would take for finished.
+  Writing is atomic: an interrupted write is never read by a later call.
 
   Args:
-    task: name of the task; each has a folder of its own.
-    read: gives the questions of each split (notes are not stored).
-    cache_dir: folder for the files; made if need be.
+    task: Name of the task; each has a folder of its own.
+    read: Function that returns the questions of each split (notes are not stored).
+    cache_dir: Folder for the files, created if it does not exist.
 
   Raises:
-    OSError: the folder cannot be written; what `read` raises comes through as well.
-    ValueError: what is stored is damaged, which may show when a question is read only.
+    OSError: if the folder cannot be written; errors of `read` are passed on.
+    ValueError: if stored files are damaged; possibly raised only when a question is read.
   """
   folder = pathlib.Path(cache_dir) / task
   with _naming(folder):
     builder = QuestionsBuilder(read=read, data_dir=folder)
-  if not builder.data_path.exists():  # It appears by a rename, once it is complete.
-    # The library prints and draws bars; errors still arrive as exceptions.
+  if not builder.data_path.exists():  # It is renamed into place once complete.
+    # Silences the library's output; errors still arrive as exceptions.
     quiet = io.StringIO()
     try:
       with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
@@ -98,9 +98,9 @@ def prepare_questions(
 
 @contextlib.contextmanager
 def _naming(folder: pathlib.Path) -> Iterator[None]:
-  """Turns an error within the block, of whatever library, into one that names the folder.
+  """Converts any library's error within the block into one that names the folder.
 
-  It is not removed here: other processes may be reading it.
+  The folder is not removed here: other processes may be reading it.
   """
   try:
     yield

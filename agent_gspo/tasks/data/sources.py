@@ -1,4 +1,4 @@
-"""Official data files: found in a folder or fetched, and checked against their hash."""
+"""Finds or downloads official data files, and checks their hash."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Source:
   """One official file.
 
   Attributes:
-    path: where it lies in a data directory, e.g. 'svamp/SVAMP.json'.
+    path: Path in a data directory, e.g. 'svamp/SVAMP.json'.
     repository: GitHub 'owner/name'.
-    commit: the commit that the file was taken from.
-    remote_path: path in the repository.
-    sha256: hash of the content, hexadecimal.
-    rewrite: makes the official content from that of the repository, where that has
-      another layout; None where they are the same.
+    commit: Commit of the file.
+    remote_path: Path in the repository.
+    sha256: Hash of the content, hexadecimal.
+    rewrite: Conversion from the repository's layout to the official one; None if they are
+      the same.
   """
 
   path: str
@@ -41,7 +41,7 @@ class Source:
   rewrite: Callable[[bytes], bytes] | None = None
 
   def urls(self, base_url: str) -> tuple[str, ...]:
-    """Where to fetch it: at its commit, else as it is today (the hash decides)."""
+    """Returns the addresses of the file: at its commit, then at HEAD (the hash decides)."""
     base = base_url.rstrip('/')
     return tuple(
       f'{base}/{self.repository}/{ref}/{self.remote_path}' for ref in (self.commit, 'HEAD')
@@ -49,21 +49,21 @@ class Source:
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:
-  """The records of a JSON-lines file."""
-  # Not splitlines(): a text may hold a Unicode line separator.
+  """Parses the records of a JSON-lines file."""
+  # Not splitlines(): a text may contain a Unicode line separator.
   return [json.loads(line) for line in text.rstrip('\n').split('\n')]
 
 
 def data_folder(data_dir: str | os.PathLike | None = None) -> pathlib.Path | None:
-  """`data_dir`, else $AGENT_GSPO_DATA_DIR, else None.
+  """Returns `data_dir`, else $AGENT_GSPO_DATA_DIR, else None.
 
   Raises:
-    FileNotFoundError: if the folder that was named does not exist.
+    FileNotFoundError: if the given folder does not exist.
   """
   given = data_dir or os.environ.get(DATA_DIR_VARIABLE)
   if not given:
     return None
-  folder = pathlib.Path(os.path.expanduser(given))  # which leaves an unknown user's as it is
+  folder = pathlib.Path(os.path.expanduser(given))  # does not change '~' of unknown users
   if not folder.is_dir():
     origin = 'data_dir' if data_dir else f'${DATA_DIR_VARIABLE}'
     raise FileNotFoundError(
@@ -80,13 +80,13 @@ def fetch(
   cache_dir: str | os.PathLike | None = None,
   base_url: str = BASE_URL,
 ) -> pathlib.Path:
-  """The local path of an official file, fetched if need be.
+  """Returns the local path of an official file, downloaded if necessary.
 
   Looks in the data folder, then among earlier downloads, then at the file's own address.
 
   Raises:
-    FileNotFoundError: if the file cannot be had; says where it was looked for.
-    ValueError: if the data folder or the address has a file with another content.
+    FileNotFoundError: if the file is not available; names the locations searched.
+    ValueError: if the data folder or the address has a file with other content.
   """
   folder = data_folder(data_dir)
   if folder is not None and (folder / source.path).is_file():

@@ -1,4 +1,4 @@
-"""Choices that come out even: each of `count` options once in every `count` items."""
+"""Draws stratified choices: each of `count` options once in every `count` items."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ MAX_STRATA = 4_096
 
 
 def hashed(*parts: object) -> int:
-  """A number that depends on nothing but the parts."""
+  """Hashes the parts to a 64-bit number, the same on every machine."""
   text = '/'.join(map(str, parts))
   return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
 
 
 def rng(*parts: object) -> random.Random:
-  """A generator that depends on nothing but the parts."""
+  """Returns a generator seeded by the parts alone."""
   return random.Random(hashed(*parts))
 
 
 @functools.lru_cache(maxsize=64)
 def subsets(total: int, size: int) -> tuple[tuple[int, ...], ...]:
-  """All ways to choose `size` of `total` places, in order."""
+  """Returns all subsets of `size` of `total` indices, in lexicographic order."""
   return tuple(itertools.combinations(range(total), size))
 
 
 def stratum(
   seed: int, split: str, what: str, count: int, index: int, otherwise: random.Random
 ) -> int:
-  """One of `count` options for item `index`: each block of `count` items holds every one once.
+  """Picks one of `count` options for item `index`, each once in every block of `count` items.
 
-  Beyond `MAX_STRATA` options they are drawn from `otherwise`.
+  Beyond `MAX_STRATA` options, it is drawn from `otherwise`.
   """
   if count > MAX_STRATA:
     return otherwise.randrange(count)

@@ -1,11 +1,11 @@
-"""What notes of the relay task are made of: names, objects and a grammar of idle sentences.
+"""Defines names, objects and a grammar of irrelevant sentences for notes of the relay task.
 
-Every pool is cut by split, so that no name, no object and no frame of an idle note that a split
-shows stands in another one. A team that is silent about the idle notes of the test split has
-therefore learnt what an idle note is, and not six sentences by heart.
+Every pool is partitioned by split: no name, object or frame of an irrelevant note occurs in two
+splits. Silence about irrelevant notes of the test split therefore shows generalization, not
+memorized sentences.
 
-Words of the default pools are spelled in pieces, 'Mar-ia', of which each occurs in the training
-split: a policy from scratch meets its test names as new combinations of pieces that it knows.
+Words of the default pools are spelled in pieces, 'Mar-ia', each of which occurs in the training
+split: for a policy trained from scratch, test names are new combinations of known pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Sequence
 
-# A line is a block of five: three words for training, one for validation, one for the test.
+# Each line is a block of five: three words for training, one for validation, one for test.
 NAMES = tuple(
   """
   Mar-ia     Ann-ie     Ann-a      Jul-ie     Mar-ie
@@ -51,7 +51,7 @@ _FILLERS = {
   'vehicle': ('bus', 'train', 'boat', 'tram'),
   'weather': ('raining', 'snowing', 'sunny', 'windy', 'cloudy', 'foggy'),
 }
-# {name} is somebody who is not asked about, {n} a number as facts have them.
+# {name} is a person that the question does not mention, {n} a number in the range of facts.
 IDLE_FRAMES = {
   'train': (
     'The {thing} is {state} .',
@@ -126,7 +126,7 @@ _SLOT = re.compile(r'\{(\w+)\}')
 
 
 def cut(pool: Sequence[str]) -> dict[str, tuple[str, ...]]:
-  """The share of each split: of every five words three, one and one."""
+  """Partitions a pool by split: of every five words three, one and one."""
   share = lambda places: tuple(word for i, word in enumerate(pool) if i % 5 in places)
   return {'train': share((0, 1, 2)), 'validation': share((3,)), 'test': share((4,))}
 
@@ -134,14 +134,14 @@ def cut(pool: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def idle_notes(
   split: str, count: int, names: Sequence[str], max_count: int, rng: random.Random
 ) -> list[str]:
-  """Sentences that help nobody, in 'words' style, each of another frame as long as there are any.
+  """Draws irrelevant sentences in 'words' style, frames without replacement while there are any.
 
   Args:
-    split: whose frames are taken.
-    count: number of sentences.
-    names: people who are not asked about, at least two.
-    max_count: numbers are `1 .. max_count`.
-    rng: source of the choices.
+    split: Split of the frames.
+    count: Number of sentences.
+    names: People that the question does not mention, at least two.
+    max_count: Largest number; numbers are `1 .. max_count`.
+    rng: Random generator.
   """
   frames = IDLE_FRAMES[split]
   chosen: list[str] = []
@@ -159,12 +159,12 @@ def _fill(frame: str, names: Sequence[str], max_count: int, rng: random.Random) 
 
 
 def skeleton(frame: str) -> str:
-  """A frame without what fills it: two frames with one skeleton would be one frame."""
+  """Returns a frame with its slots blanked; distinct frames must have distinct skeletons."""
   return _SLOT.sub('_', frame)
 
 
 def grammar_words() -> set[str]:
-  """Every word and mark of the frames and fillers, names and numbers left out."""
+  """Returns every word and mark of the frames and fillers, without names and numbers."""
   frames = [_SLOT.sub('', frame) for split in IDLE_FRAMES.values() for frame in split]
   return {word for text in frames for word in text.split()} | {
     word for pool in _FILLERS.values() for word in pool

@@ -1,7 +1,7 @@
-"""Scripted speakers for the relay task: talkative informants and a solver that adds.
+"""Writes scripted demonstrations for the relay task: verbose informants and a correct solver.
 
-A model trained from scratch imitates them before reinforcement learning starts, so
-that it begins with a team that solves the task and talks too much.
+SFT imitates them before RL, so that a model trained from scratch starts from a team that
+solves the task and writes too much.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_gspo.types import Question
 if TYPE_CHECKING:
   from agent_gspo.tasks.relay.task import RelayTask
 
-# 8 to 21 words and marks with a fact ("Ann has 7 pens") in the place of {note}.
+# 8 to 21 words and marks with a fact ("Ann has 7 pens") in place of {note}.
 _CARRIES_NOTE = (
   'my note says {note} .',
   'here is what I know : {note} .',
@@ -47,14 +47,14 @@ _SOLVER_GUESS = (
 
 
 def script_words() -> set[str]:
-  """Every word and punctuation mark of the phrases, numbers and notes left out."""
+  """Returns every word and punctuation mark of the phrases, without numbers and notes."""
   phrases = _CARRIES_NOTE + _EMPTY_NOTE + _SOLVER_KNOWS + _SOLVER_GUESS
   words = {word for phrase in phrases for word in phrase.split() if not word.startswith('{')}
   return words | {_TERSE_NOTHING, 'and'}
 
 
 def parse_fact(note: str) -> tuple[str, int, str] | None:
-  """`(owner, count, object)` of a note such as "Ann has 7 pens."; None if it is no fact."""
+  """Parses `(owner, count, object)` from a note such as "Ann has 7 pens."; None if not a fact."""
   words = note.replace('.', ' ').split()
   if len(words) == 4 and words[1] == 'has' and words[2].isdecimal():
     return words[0], int(words[2]), words[3]
@@ -70,18 +70,17 @@ def talkative_message(
   terse_probability: float = 0.05,
   silence_probability: float = 0.0,
 ) -> str:
-  """What a talkative informant says about its note, in the task's text style.
+  """Writes a verbose informant's message about its note, in the task's text style.
 
   Args:
-    task: the task that made the question.
-    question: the question.
-    agent: index of the informant.
-    rng: source of the choices.
-    terse_probability: share of messages that are only owner and number ("Ann 7"), or
-      "nothing" where the note holds no fact.
-    silence_probability: share of the messages about an idle note that are "". Never
-      those that are needed: training should meet silence, but start from a team that
-      solves its task.
+    task: Task that built the question.
+    question: Question with notes.
+    agent: Index of the informant.
+    rng: Random generator.
+    terse_probability: Share of messages with only owner and number ("Ann 7"), or
+      "nothing" for a note without a fact.
+    silence_probability: Share of messages about irrelevant notes that are "". Messages about
+      relevant notes never are: training should start from a team that solves its task.
   """
   if not question.relevant[agent] and rng.random() < silence_probability:
     return ''
@@ -102,22 +101,22 @@ def solver_message(
   *,
   terse_probability: float = 0.05,
 ) -> str:
-  """What the solver answers, in the task's text style.
+  """Writes the solver's answer, in the task's text style.
 
   Args:
-    task: the task that made the question.
-    question: the question.
-    delivered: what informant `i` said, "" if it was silent; one an informant. A fact
-      counts as delivered if its owner and its number stand in the message as words.
-    rng: source of the choices.
-    terse_probability: share of answers that are only the number.
+    task: Task that built the question.
+    question: Question with notes.
+    delivered: Message of each informant, "" for silence. A fact counts as delivered if its
+      owner and its number are words of the message.
+    rng: Random generator.
+    terse_probability: Share of answers that are only the number.
 
   Returns:
-    The right answer if every needed fact was delivered, else a guess that is uniform
-    over the answers that the delivered facts leave open.
+    The right answer if every relevant fact was delivered, else a guess that is uniform
+    over the answers consistent with the delivered facts.
 
   Raises:
-    ValueError: if `delivered` has not one entry an informant, or a needed note states no fact.
+    ValueError: if `delivered` has not one entry per informant, or a relevant note has no fact.
   """
   if len(delivered) != len(question.notes):
     raise ValueError(

@@ -1,8 +1,7 @@
-"""The relay task: notes are dealt to informants, a solver without a note must answer.
+"""Defines the relay task: informants have notes, a solver without a note must answer.
 
-The smallest question in which talking pays and most talk does not: the solver cannot
-know the answer unless the informants who hold a needed fact say so, and it gains
-nothing from the others.
+It is a minimal task with both useful and useless messages: the solver can know the answer
+only if the informants with relevant facts send them, and gains nothing from the others.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ TEXT_STYLES = ('plain', 'words')
 class RelayTask(base.Task):
   """Procedural communication questions.
 
-  Informant `i` holds `question.notes[i]`; the solver is the agent after the last
-  informant and holds none. How a question is drawn:
+  Informant `i` has `question.notes[i]`; the solver is the agent after the last
+  informant and has none. A question is drawn as follows:
 
-  1. The gold answer is uniform over all answers that `k` relevant facts can have
+  1. The gold answer is uniform over all possible sums of `k` relevant facts
      (`k .. k * max_count`), the addends are then uniform among the ordered tuples
-     that give it. So extreme addends are more common than under uniform addends; in
-     return no answer is more common than another.
-  2. The places of the relevant facts are uniform over the subsets of the informants.
-     Answer and places are stratified: each run of as many questions as there are
-     answers (or subsets) holds every one of them once.
+     with this sum. So extreme addends are more common than under uniform addends; in
+     return all answers are equally common.
+  2. The positions of the relevant facts are uniform over the subsets of the informants.
+     Answer and positions are stratified: each block of as many questions as there are
+     answers (or subsets) contains every one of them once.
   3. Owners are distinct. All facts of a question are about the same object, so only
-     the owner tells a needed fact from an idle one. Nouns stay in the plural.
+     the owner distinguishes a relevant fact from an irrelevant one. Nouns are plural.
 
-  Names, objects and frames of idle notes are cut by split (`relay_notes`), whatever the seed: no
-  content is in two splits, and the notes of the test split are unlike any that a team was
-  trained on. Item `i` of a split depends on `(seed, split, i)` and the parameters alone. Two
-  items of a split may have the same content.
+  Names, objects and frames of irrelevant notes are partitioned by split (`grammar`), whatever the
+  seed: no content is in two splits, and the notes of the test split are unlike any of the training
+  split. Item `i` of a split depends on `(seed, split, i)` and the parameters alone. Two items of a
+  split may have the same content.
   """
 
   name = 'relay'
@@ -67,30 +66,30 @@ class RelayTask(base.Task):
     validation_size: int = 200,
     test_size: int = 500,
   ):
-    """Checks the parameters; makes no questions yet.
+    """Checks the parameters; builds no questions yet.
 
     Args:
-      num_informants: agents that hold a note.
-      num_irrelevant: how many of the notes are not needed for the answer.
-      max_count: facts have counts `1 .. max_count`.
+      num_informants: Number of agents with a note.
+      num_irrelevant: Number of irrelevant notes.
+      max_count: Largest count of a fact; counts are `1 .. max_count`.
       operation: 'sum' ("How many pens do Ann and Kim have together?") or 'lookup'
         ("How many pens does Ann have?", exactly one relevant note).
-      irrelevant_notes: 'other_owner' (a fact about somebody who is not asked for),
+      irrelevant_notes: 'other_owner' (a fact about a person not in the question),
         'off_topic' (a sentence of another form, often with a number or a name in it) or
         'empty' ("").
-      names: owners, single words. Of every five, three are for training, one for validation
-        and one for the test. A hyphen, as in 'Mar-ia', parts the pieces that 'words' style is
-        spelled with; it is not shown.
-      objects: plural nouns, likewise.
+      names: Owners, single words. Of every five, three are for training, one for validation
+        and one for test. A hyphen, as in 'Mar-ia', separates the word pieces of 'words' style
+        and is not shown.
+      objects: Plural nouns, partitioned and spelled likewise.
       text_style: 'plain' (English) or 'words' (one space between any two tokens,
         punctuation included, for a word-level tokenizer).
-      seed: another seed gives other questions, with the same split for each content.
-      train_size: questions of the training split; they cost nothing until read.
-      validation_size: questions of the validation split.
-      test_size: questions of the test split.
+      seed: Seed of the questions; it does not change the split of a name or object.
+      train_size: Size of the training split, whose questions are built on access.
+      validation_size: Size of the validation split.
+      test_size: Size of the test split.
 
     Raises:
-      ValueError: for a parameter out of range, or pools too small for a split.
+      ValueError: if a parameter is out of range, or a pool too small for a split.
     """
     sizes = {'train': train_size, 'validation': validation_size, 'test': test_size}
     for field, value, least, most in (
@@ -124,7 +123,7 @@ class RelayTask(base.Task):
         "lower num_irrelevant or use operation='lookup'"
       )
     owners = num_informants if irrelevant_notes == 'other_owner' else relevant
-    # Idle sentences name one or two people who are not asked about.
+    # Irrelevant sentences name one or two people that the question does not mention.
     people = owners + 2 * (irrelevant_notes == 'off_topic' and num_irrelevant > 0)
     filled = [split for split, size in sizes.items() if size]
     _check_pool('names', names, people, filled)
@@ -152,11 +151,11 @@ class RelayTask(base.Task):
 
   @property
   def answers(self) -> range:
-    """The possible gold answers, all equally likely."""
+    """Returns the possible gold answers, all equally likely."""
     return range(self.num_relevant, self.num_relevant * self.max_count + 1)
 
   def render(self, words: str) -> str:
-    """Text in the task's style from text in 'words' style."""
+    """Converts text in 'words' style to the task's style."""
     if self.text_style == 'words':
       return words
     for mark in ('.', ',', '?', ':'):
@@ -164,10 +163,10 @@ class RelayTask(base.Task):
     return words
 
   def vocabulary(self) -> list[str]:
-    """Sorted words, marks, numbers and pieces of questions, notes and the scripted speakers.
+    """Returns the sorted vocabulary of questions, notes and demonstrations in 'words' style.
 
-    Covers text style 'words'. Numbers are `0 .. ` the largest answer. A piece that continues a
-    word begins with '##'.
+    It contains words, marks, numbers from 0 to the largest answer, and word pieces; a piece that
+    continues a word begins with '##'.
     """
     words = script.script_words() | grammar.grammar_words()
     words |= {str(number) for number in range(self.answers[-1] + 1)}
@@ -180,15 +179,15 @@ class RelayTask(base.Task):
     return sorted(words)
 
   def canonical(self, answer_text: str) -> str | None:
-    """The number in the answer (see `numeric.canonical_number`)."""
+    """Returns the number in the answer (see `numeric.canonical_number`)."""
     return canonical_number(answer_text)
 
   def score(self, question: Question, answer_text: str) -> float:
-    """1 if the number in the answer is the gold number, else 0 (see `grade_number`)."""
+    """Returns 1 if the number in the answer is the gold number, else 0 (see `grade_number`)."""
     return grade_number(answer_text, question.answer)
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
-    """Returns the number, given that the scripted solver's short sentence has begun."""
+    """Returns the number, given the beginning of the scripted solver's short sentence."""
     given = 'the answer is'
     return ((given, self.render(f'{given} {question.answer} .').removeprefix(given)),)
 
@@ -202,15 +201,15 @@ class RelayTask(base.Task):
     terse_probability: float,
     silence_probability: float,
   ) -> str:
-    """What a scripted talkative team says: what the supervised stage imitates (see `script`).
+    """Writes an SFT demonstration: a message of a scripted, verbose team (see `script`).
 
     Args:
-      question: the question.
-      agent: an informant, or the solver (`num_informants`).
-      delivered: what each informant said, "" for silence; read by the solver only.
-      rng: source of the choices.
-      terse_probability: share of the messages that say only what is needed.
-      silence_probability: share of the messages about an idle note that are "".
+      question: Question with notes.
+      agent: Index of an informant, or of the solver (`num_informants`).
+      delivered: Message of each informant, "" for silence; used for the solver only.
+      rng: Random generator.
+      terse_probability: Share of messages with only the necessary information.
+      silence_probability: Share of messages about irrelevant notes that are "".
     """
     if agent >= self.num_informants:
       return script.solver_message(
@@ -226,7 +225,7 @@ class RelayTask(base.Task):
     )
 
   def describe(self) -> dict:
-    """Counts and the parameters that decide how hard the task is."""
+    """Returns split sizes and the parameters that determine the difficulty."""
     fields = ('operation', 'irrelevant_notes', 'num_informants', 'num_irrelevant', 'max_count')
     return {**super().describe(), **{field: getattr(self, field) for field in fields}}
 
@@ -282,7 +281,7 @@ class RelayTask(base.Task):
     return f'How many {noun} do {people} have together ?'
 
   def _addends(self, rng: random.Random, total: int) -> list[int]:
-    """Uniform over the ordered tuples of counts that add up to `total`."""
+    """Draws uniformly from the ordered tuples of counts that add up to `total`."""
     addends = []
     for left in range(self.num_relevant - 1, -1, -1):
       options = [n for n in range(1, self.max_count + 1) if total - n in self._ways[left]]
