@@ -195,7 +195,7 @@ def _role_set(name: str) -> Mapping[str, Role]:
 
 
 def unique_names(members: Sequence[str]) -> tuple[str, ...]:
-  """Numbers repeated names: two 'informant' become 'informant1' and 'informant2'."""
+  """Makes names unique: two 'informant' become 'informant1' and 'informant2'."""
   seen: collections.Counter[str] = collections.Counter()
   total, names = collections.Counter(members), []
   for member in members:

@@ -1,4 +1,4 @@
-"""MATH and its 500-problem test set: an expression as the answer."""
+"""Defines MATH and its 500-problem test set, with expressions as answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRAIN = sources.Source(
 
 
 def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Splits:
-  """The training file cut in two, without two empty answers and a record that is twice there."""
+  """Splits the training file, without two empty answers and one duplicate record."""
   splits: Splits = {split: [] for split in base.SPLITS}
   records = {record['id']: record for record in json.loads(path.read_text(encoding='utf-8'))}
   for record in records.values():
@@ -35,11 +35,11 @@ def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Splits:
 
 
 class Math500(OfficialTask):
-  """The 500 MATH problems of "Let's Verify Step by Step" (arXiv 2305.20050).
+  """MATH-500, the test problems of "Let's Verify Step by Step" (arXiv 2305.20050).
 
   test: the official 500. train and validation: the 8,887 level 3 to 5 problems of the
-  12,000 that are not among them; hash buckets 0-4 of 100 are the validation split. A
-  policy trained here has seen 3,300 of the problems that the task `math` tests on.
+  12,000 that are not among them; hash buckets 0-4 of 100 are the validation split. The
+  training split contains 3,300 test problems of the task `math`.
   """
 
   name = 'math500'

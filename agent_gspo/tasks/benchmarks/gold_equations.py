@@ -1,4 +1,4 @@
-"""Gold equations of the official files, as chains that a solver can be shown (`equations`)."""
+"""Converts gold equations of the official files to chains for demonstrations (`equations`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fractions import Fraction
 from agent_gspo.tasks.grading import equations
 
 Tree = Fraction | tuple[str, 'Tree', 'Tree']
-"""A number, or an operation on two trees."""
+"""Number, or an operation on two trees."""
 
 _SIGNS: dict[type[ast.operator], str] = {
   ast.Add: '+', ast.Sub: '-', ast.Mult: '*', ast.Div: '/',
@@ -21,7 +21,7 @@ _ANNOTATION = re.compile(r'<<([^<>]*)>>')
 
 
 def from_infix(text: str) -> Tree | None:
-  """'( 6.0 - ( 3.0 + 2.0 ) )', as SVAMP and MultiArith write it; None if it is no such thing."""
+  """Parses '( 6.0 - ( 3.0 + 2.0 ) )', as in SVAMP and MultiArith; None for other text."""
   if not _ARITHMETIC.fullmatch(text):  # such as a rationale
     return None
   try:
@@ -31,7 +31,7 @@ def from_infix(text: str) -> Tree | None:
 
 
 def from_prefix(text: str, numbers: Sequence[str]) -> Tree | None:
-  """'- + number0 number1 3.0', as the training file of SVAMP writes it; None likewise."""
+  """Parses '- + number0 number1 3.0', as in SVAMP's training file; None for other text."""
   words = text.split()
 
   def read() -> Tree:
@@ -50,19 +50,19 @@ def from_prefix(text: str, numbers: Sequence[str]) -> Tree | None:
 
 
 def infix(tree: Tree) -> str:
-  """The text that `from_infix` reads."""
+  """Writes an equation as `from_infix` reads it."""
   if isinstance(tree, Fraction):
     return equations.written(tree) or repr(float(tree))
   return f'( {infix(tree[1])} {tree[0]} {infix(tree[2])} )'
 
 
 def leaves(tree: Tree) -> set[Fraction]:
-  """The numbers that an equation begins with."""
+  """Returns the operands of an equation that are numbers."""
   return {tree} if isinstance(tree, Fraction) else leaves(tree[1]) | leaves(tree[2])
 
 
 def commuted(tree: Tree, most: int = 8) -> list[Tree]:
-  """Returns the equation and those with summands or factors exchanged, `most` at most."""
+  """Returns at most `most` equations: the given one and those with exchanged operands."""
   if isinstance(tree, Fraction):
     return [tree]
   sign, left, right = tree
@@ -74,11 +74,11 @@ def commuted(tree: Tree, most: int = 8) -> list[Tree]:
 
 
 def chain(tree: Tree | None, answer: str) -> str:
-  """'3 + 2 = 5, 6 - 5 = 1'.
+  """Writes an equation as a chain: '3 + 2 = 5, 6 - 5 = 1'.
 
   Returns:
-    '' where there is no such chain: nothing to calculate, a number of too many decimals, or a
-    result that is not the gold answer.
+    The chain, or '' if there is nothing to calculate, a number has too many decimals, or the
+    result is not the gold answer.
   """
   steps: list[str] = []
 
@@ -99,7 +99,7 @@ def chain(tree: Tree | None, answer: str) -> str:
 
 
 def in_rationale(rationale: str) -> set[Fraction]:
-  """The numbers that GSM8K's `<<48/2=24>>` begin with: no results of those before them."""
+  """Returns the operands of GSM8K's `<<48/2=24>>` that are not earlier results."""
   found: set[Fraction] = set()
   results: set[Fraction] = set()
   for annotation in _ANNOTATION.findall(rationale):
@@ -114,7 +114,7 @@ def in_rationale(rationale: str) -> set[Fraction]:
 
 
 def without_annotations(rationale: str) -> str:
-  """A rationale as a person would write it, in one line."""
+  """Returns a rationale in one line, without calculator annotations."""
   return ' '.join(_ANNOTATION.sub('', rationale).split())
 
 

@@ -1,4 +1,4 @@
-"""HumanEval: functions to be written, graded by running their tests (arXiv 2107.03374)."""
+"""Defines HumanEval: functions to write, graded by running their tests (arXiv 2107.03374)."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _STATEMENT = re.compile(
   rf'(?:from [\w.]+ import .+|import {_NAME}(?:, ?{_NAME})*'
   r'|(?:async )?def \w+ ?\(.*|class \w.*:|@\w.*)\s*'
 )
-# How a body may begin that lost the indentation of its first line.
+# Possible beginning of a body that lost the indentation of its first line.
 _BODY = re.compile(
   r'(?:return|raise|yield|assert|del|pass|global|nonlocal)\b|(?:if|for|while|with|try|match)\b.*:'
   r'|[^\s=#][^=\n]*=(?!=)|[\w.]+\(|#.*\n[^\S\n]'
 )
-_INDENTED = re.compile(r'\s|$|#')  # comments may stand anywhere
+_INDENTED = re.compile(r'\s|$|#')  # comments may have any indentation
 _CONTINUED = re.compile(r'\s|$|#|[)\]}]|[A-Za-z_]\w* ?(?::[^=]*)?[-+*/|]?=(?!=)|if __name__\b')
 _FUTURE = re.compile(r'^from __future__ import .*\n?', re.MULTILINE)
 
 
 class HumanEval(base.Task):
-  """164 functions with their tests; all of them are the test split.
+  """HumanEval's 164 functions with their tests, all in the test split.
 
   A question is the official prompt: signature and docstring of the function, sometimes
   with imports and helpers before it. Its answer is the official solution, the body of
@@ -78,23 +78,23 @@ class HumanEval(base.Task):
       grader: 'strict', or 'legacy' for the program that AgentPrune and AgentDropout make of
         an answer (see `legacy_graders.program`). Either runs in the sandbox, under the same
         limits, on the official prompts and tests; theirs are 161 reworded ones.
-      data_dir: folder with the official file, plain or packed; default
+      data_dir: Folder with the official file, plain or packed; default
         $AGENT_GSPO_DATA_DIR.
-      cache_dir: where a download goes; default $AGENT_GSPO_CACHE, then
+      cache_dir: Folder for a download; default $AGENT_GSPO_CACHE, then
         `~/.cache/agent_gspo`.
-      base_url: address of the file server that holds '<repository>/<commit>/<path>'.
-      cpu_seconds: processor time of a solution. The official harness gives it 3 seconds
+      base_url: Address of the file server with '<repository>/<commit>/<path>'.
+      cpu_seconds: Processor time of a solution. The official harness allows 3 seconds
         of wall time, which on a busy machine fails right answers.
-      wall_seconds: time of a solution and its tests. One that only sleeps is stopped after
+      wall_seconds: Time of a solution and its tests. One that only sleeps is stopped after
         `sandbox.Limits.idle_seconds`.
-      workers: answers that `score_all` grades at a time; default one a processor.
+      workers: Answers graded in parallel by `score_all`; default one per processor.
 
     Raises:
-      FileNotFoundError: if the file cannot be had.
+      FileNotFoundError: if the file is not available.
       ValueError: if the file is not the official one, the grader is unknown, or a number is out
         of range.
-      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; said
-        here, since an answer may be hours away.
+      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; raised
+        here, before any answer is sampled.
     """
     if grader not in self.GRADERS:
       raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
@@ -124,14 +124,14 @@ class HumanEval(base.Task):
     return f'HumanEval has tests only; use split=test, and another task for {split}'
 
   def gold_messages(self, question: Question) -> tuple[tuple[str, str], ...]:
-    """Returns none: of programs that are right, the official one is one of many."""
+    """Returns none: the official program is one of many right ones."""
     del question
     return ()
 
   def canonical(self, answer_text: str) -> str | None:
-    """The code in the answer, without blank lines; equal programs may differ in it.
+    """Returns the code in the answer, without blank lines; equal programs may differ.
 
-    A vote does not know its question, so the function that any question asks for is looked for.
+    The question of a vote is unknown, so the wanted function of any question counts.
     """
     code = (
       legacy_graders.program(answer_text)
@@ -141,7 +141,7 @@ class HumanEval(base.Task):
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
-    """1 if the code in the answer passes all official tests, else 0."""
+    """Returns 1 if the code in the answer passes all official tests, else 0."""
     record = self._records[question.id]
     name = record['entry_point']
     program = self._program(record['prompt'], answer_text, name)
@@ -157,14 +157,14 @@ class HumanEval(base.Task):
     return float(outcome.ok)
 
   def _program(self, prompt: str, answer_text: str, name: str) -> str | None:
-    """What is run for an answer, None if there is no code in it."""
+    """Returns the program to run for an answer, None if it contains no code."""
     if self._legacy:
       return legacy_graders.program(answer_text)
     code = extract_code(answer_text, (name,))
     return None if code is None else complete_program(prompt, code, name)
 
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
-    """`score` of each question and answer, several at a time; the order is kept."""
+    """Returns the `score` of each pair, in order; grades several in parallel."""
     with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
       graded = [
         pool.submit(self.score, *pair) for pair in zip(questions, answer_texts, strict=True)
@@ -173,21 +173,21 @@ class HumanEval(base.Task):
 
 
 def extract_code(message: str, names: Collection[str] = ()) -> str | None:
-  """The code in a model's message, None if there is none.
+  """Returns the code in a model's message, None if there is none.
 
-  Fenced blocks come first: the last one that defines a wanted function, below the helpers of
-  earlier blocks that it needs. What follows it, such as tests, is left out. If none does: the last
-  one that defines any function, else the first one. A block that is not closed goes to the end
+  Fenced blocks come first: the last one that defines a wanted function, after the helpers of
+  earlier blocks that it needs. Later blocks, such as tests, are left out. If none does: the last
+  one that defines any function, else the first one. An unclosed block extends to the end
   of the message. Without fences: from the first line that begins a definition or an import to
   the first later line at the margin that is prose. A message that begins with an indented line,
-  or with what begins a body, is the continuation of the prompt, up to its next line at the margin.
+  or like a body, continues the prompt, up to its next line at the margin.
 
   The first fence may close a block that the prompt opened: no block defines a wanted function,
-  and what stands before the fence does, or is a continuation with an odd number of fences.
+  and the text before the fence does, or is a continuation with an odd number of fences.
 
   Args:
-    message: what the model wrote; read is its `answer_marks.passage`.
-    names: the wanted function; several where it is not known which of them is.
+    message: Model output, of which `answer_marks.passage` is read.
+    names: Wanted function; several if it is unknown which of them is wanted.
   """
   message = re.sub(r'\A(?:\s*\n)+', '', answer_marks.passage(message))
   lines = message.split('\n')
@@ -207,7 +207,7 @@ def extract_code(message: str, names: Collection[str] = ()) -> str | None:
 
 
 def _unfenced(lines: Sequence[str], names: Collection[str]) -> str | None:
-  """Returns the code in lines of which the first is not blank, None if there is none."""
+  """Returns the code in lines, the first of which is not blank; None if there is none."""
   if lines[0][:1].isspace() and lines[0].strip():
     return _upto(lines, _INDENTED)
   start = next((i for i, line in enumerate(lines) if _STATEMENT.fullmatch(line)), len(lines))
@@ -218,7 +218,7 @@ def _unfenced(lines: Sequence[str], names: Collection[str]) -> str | None:
 
 
 def _opened_before(lines: Sequence[str], names: Collection[str]) -> list[str]:
-  """Returns the blocks of a message whose first fence closes one, [] if it does not."""
+  """Returns the blocks of a message whose first fence closes one, [] otherwise."""
   fences = [(i, match) for i, line in enumerate(lines) if (match := _FENCE.fullmatch(line))]
   if not fences:
     return []
@@ -234,10 +234,10 @@ def _opened_before(lines: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def complete_program(prompt: str, code: str, name: str) -> str:
-  """A program that defines the function `name`: the prompt and the code of an answer.
+  """Joins the prompt and the code of an answer to a program that defines the function `name`.
 
-  The code may state the function again, with or without the imports and helpers of the
-  prompt, or be only its body, indented or not, or but for the first line.
+  The code may repeat the function, with or without the imports and helpers of the prompt, or
+  be only its body, with or without indentation, possibly of the first line alone.
   """
   if re.search(rf'^(?:async )?def {re.escape(name)}\b', code, re.MULTILINE):
     future = ''.join(_FUTURE.findall(code))  # Allowed at the very beginning only.
@@ -246,7 +246,7 @@ def complete_program(prompt: str, code: str, name: str) -> str:
 
 
 def _indented(body: str) -> str:
-  """Returns the body of a function, its first line as deep as those that go with it."""
+  """Indents the body of a function, its first line as deep as the rest of its block."""
   first, *rest = body.lstrip('\n').split('\n')
   own = len(first) - len(first.lstrip())
   code = [line for line in rest if not re.match(r'\s*(?:#|$)', line)]
@@ -263,8 +263,8 @@ def _indented(body: str) -> str:
 def _fenced(lines: Sequence[str]) -> list[str]:
   """Returns the fenced blocks that are not blank, without their common indentation.
 
-  A fence closes no deeper than it opened, since one deeper stands in a docstring; if there is none
-  such, up to three spaces deeper, as in Markdown.
+  A closing fence is no deeper than its opening one, since deeper ones belong to docstrings; if
+  there is none, it may be up to three spaces deeper, as in Markdown.
   """
   stripped = ((i, line, line.lstrip()) for i, line in enumerate(lines))
   fences = [
@@ -273,7 +273,7 @@ def _fenced(lines: Sequence[str]) -> list[str]:
     if bare.startswith(('```', '~~~'))
   ]
 
-  @functools.cache  # else a message of fences that close none would be read once for each
+  @functools.cache  # avoids quadratic time for messages with many unclosed fences
   def closing(marks: str, most: int) -> list[int]:
     return [i for i, depth, bare in fences if depth <= most and bare.startswith(marks)]
 
@@ -294,9 +294,10 @@ def _fenced(lines: Sequence[str]) -> list[str]:
 
 
 def _helpers(earlier: Sequence[str], block: str, wanted: Collection[str]) -> list[str]:
-  """The blocks among `earlier`, in order, with a definition or import that `block` lacks.
+  """Returns the blocks of `earlier`, in order, with a definition or import that `block` lacks.
 
-  One with a wanted function is an older version, or an example of its use, which fails above it.
+  Blocks that define or call a wanted function are left out: they are older versions, or
+  examples of its use, which fail before its definition.
   """
   call = re.compile(rf'\b(?:{"|".join(map(re.escape, wanted))})\s*\(')
   used, bound = _words(block) | {'*'}, _bound(block)
@@ -311,17 +312,17 @@ def _helpers(earlier: Sequence[str], block: str, wanted: Collection[str]) -> lis
 
 
 def _functions(code: str) -> set[str]:
-  """The functions that are defined at the margin."""
+  """Returns the functions defined at the margin."""
   return set(_FUNCTION.findall(code))
 
 
 def _wanted(code: str, names: Collection[str]) -> bool:
-  """Tells whether code defines one of the functions, any function where none is named."""
+  """Returns whether code defines one of the functions, or any function if none is named."""
   return not _functions(code).isdisjoint(names) if names else bool(_functions(code))
 
 
 def _bound(code: str) -> set[str]:
-  """The functions, classes and imports at the margin."""
+  """Returns the functions, classes and imports at the margin."""
   imported = (_words(names) for names in _IMPORTS.findall(code))
   return _functions(code).union(_CLASS.findall(code), *imported) - {'as'}
 
@@ -331,7 +332,7 @@ def _words(code: str) -> set[str]:
 
 
 def _upto(lines: Sequence[str], kept: re.Pattern[str]) -> str:
-  """The first lines, as long as they match."""
+  """Returns the leading lines that match."""
   end = next((i for i, line in enumerate(lines) if not kept.match(line)), len(lines))
   return '\n'.join(lines[:end]).rstrip()
 

@@ -1,4 +1,4 @@
-"""The 114 files of MMLU: SHA-256 of `data/<split>/<subject>_<split>.csv`, original layout."""
+"""Lists the SHA-256 of MMLU's 114 files, `data/<split>/<subject>_<split>.csv`."""
 
 CHECKSUMS = """
 bd8c73f3c75bea9db82d281d9da6949cea687b987dba24a142c638e758046624 dev/abstract_algebra

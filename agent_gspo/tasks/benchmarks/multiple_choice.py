@@ -1,4 +1,4 @@
-"""AQuA and MMLU: a question, lettered options, and the letter of the right one."""
+"""Defines AQuA and MMLU: a question, lettered options, and the letter of the right one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LETTERS = 'ABCDE'
 
 
 def with_options(question: str, options: Sequence[str]) -> str:
-  """The text of a question: itself, then a line for each option, "A) ..." and so on."""
+  """Appends a line for each option to a question, "A) ..." and so on."""
   lines = [f'{letter}) {option}' for letter, option in zip(LETTERS, options, strict=False)]
   return '\n'.join([question, *lines])
 
@@ -64,7 +64,7 @@ class AQuA(OfficialTask):
 
 
 def _original_layout(content: bytes) -> bytes:
-  """A file with a header and answers 0..3, as one without and with answers A..D."""
+  """Converts a CSV file with header and answers 0..3 to one without header, answers A..D."""
   rows = list(csv.reader(io.StringIO(content.decode('utf-8'), newline='')))[1:]
   written = io.StringIO(newline='')
   csv.writer(written, lineterminator='\n').writerows(
@@ -77,7 +77,7 @@ def _mmlu_source(sha256: str, name: str) -> sources.Source:
   split, subject = name.split('/')
   return sources.Source(
     path=f'mmlu/data/{split}/{subject}_{split}.csv',
-    # hendrycks/test keeps no data; here each file has an address of its own.
+    # hendrycks/test contains no data; in this repository each file has its own address.
     repository='HaeChan0305/MLILAB-FedLLM',
     commit='d92730e8bacd7b3a61e551e015e40588e10234b4',
     remote_path=f'data/mmlu/{split}/{subject}_{split}.csv',
@@ -90,8 +90,8 @@ class MMLU(OfficialTask):
   """Exam questions of 57 subjects, four options (Hendrycks et al. 2021, arXiv 2009.03300).
 
   test: the official 14,042, subject after subject. train: the first four of the five
-  dev questions of a subject; validation: the fifth. Neighbours report on 153 questions of
-  the official validation split, which is not among the files here.
+  dev questions of a subject; validation: the fifth. AgentPrune and others report on 153
+  questions of the official validation split, which is not used here.
   """
 
   name = 'mmlu'

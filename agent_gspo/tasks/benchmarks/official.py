@@ -1,8 +1,8 @@
-"""Benchmarks read from their official files.
+"""Reads benchmarks from their official files.
 
-The files come from a data directory or their own addresses (`sources`), are checked,
-read, freed of training questions that are near a test question (`near_duplicates`), and
-stored once (`prepared`).
+The files come from a data directory or their own addresses (`sources`). They are checked
+and read, near-duplicates of test questions are removed from the other splits
+(`near_duplicates`), and the questions are stored once (`prepared`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Splits = dict[str, list[Question]]
 
 
 class OfficialTask(base.Task):
-  """A benchmark with official files, stated splits and a choice of graders.
+  """Benchmark with official files, defined splits and a choice of graders.
 
   Attributes:
-    SOURCES: the official files, in the order in which `read` takes them.
-    GRADERS: graders by name; 'strict' is the default.
-    graders: their names, that of the task first.
+    SOURCES: Official files, in the order of the arguments of `read`.
+    GRADERS: Graders by name; 'strict' is the default.
+    graders: Names of the graders, that of the task first.
   """
 
   SOURCES: tuple[sources.Source, ...]
@@ -49,21 +49,21 @@ class OfficialTask(base.Task):
     Args:
       grader: 'strict', or 'legacy' for the extraction that AgentPrune and AgentDropout
         use (see `legacy_graders`), for comparison with their tables only; word problems also
-        have 'equation', which executes what was written (see `grading.equations`).
-      data_dir: folder with the official files; default $AGENT_GSPO_DATA_DIR.
-      cache_dir: where downloads and stored questions go; default $AGENT_GSPO_CACHE, then
+        have 'equation', which executes the written chain (see `grading.equations`).
+      data_dir: Folder with the official files; default $AGENT_GSPO_DATA_DIR.
+      cache_dir: Folder for downloads and stored questions; default $AGENT_GSPO_CACHE, then
         `~/.cache/agent_gspo`.
-      base_url: address of the file server that holds '<repository>/<commit>/<path>'.
+      base_url: Address of the file server with '<repository>/<commit>/<path>'.
 
     Raises:
-      FileNotFoundError: if a file cannot be had.
+      FileNotFoundError: if a file is not available.
       ValueError: if a file is not the official one, or the grader is unknown.
     """
     if grader not in self.GRADERS:
       raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
     self._grader = self.GRADERS[grader]
     self.graders = (grader, *(name for name in self.GRADERS if name != grader))
-    sources.data_folder(data_dir)  # A misspelt folder is an error, whatever the cache holds.
+    sources.data_folder(data_dir)  # A misspelled folder is an error, even if the cache has all.
     fetch = functools.partial(
       sources.fetch, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
     )
@@ -76,19 +76,19 @@ class OfficialTask(base.Task):
   @classmethod
   @abc.abstractmethod
   def read(cls, *paths: pathlib.Path) -> Splits:
-    """All questions of the official files, cut into splits; one path a source."""
+    """Reads all questions of the official files by split; one path per source."""
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions.get(split, ())
 
   def canonical(self, answer_text: str) -> str | None:
-    """The answer that the grader finds in the text, in one spelling; None if it finds none."""
+    """Returns the answer that the grader extracts from the text, normalized; None without one."""
     return self._grader.extract(answer_text)
 
   def score(self, question: Question, answer_text: str) -> float:
-    """1.0 if the grader takes the answer for the gold answer, else 0.0."""
+    """Returns 1.0 if the grader accepts the answer, else 0.0."""
     return self._grader.grade(answer_text, question.answer)
 
   def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
-    """What one of `graders` says of an answer."""
+    """Returns an answer's score by one of `graders`."""
     return self.GRADERS[grader].grade(answer_text, question.answer)

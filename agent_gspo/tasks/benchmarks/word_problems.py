@@ -1,8 +1,8 @@
-"""GSM8K, SVAMP and MultiArith, read from their official files.
+"""Reads GSM8K, SVAMP and MultiArith from their official files.
 
-Cuts that the datasets do not define are made by a hash of the text with its numbers
-masked, so that copies of a problem, with the same numbers or others, never stand in two
-splits. What is merely near a test problem is then taken out of the others (`official`).
+Splits that the datasets do not define use a hash of the text with its numbers masked, so
+that copies of a problem, with the same numbers or others, are never in two splits.
+Near-duplicates of test problems are then removed from the other splits (`official`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class WordProblems(OfficialTask):
 
   @classmethod
   def solution(cls, question: Question) -> str:
-    """What a solver can be shown to write, '' where there is nothing to show.
+    """Returns a solution for demonstrations, '' if there is none.
 
-    A chain of equations step by step, as the grader 'equation' reads it.
+    It is a chain of equations step by step, as the grader 'equation' reads it.
     """
     tree = gold_equations.from_infix(question.derivation)
     return gold_equations.chain(tree, question.answer)
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
-    """Returns `solution` with summands or factors exchanged, else the number alone."""
+    """Returns `solution` and versions with exchanged operands, else the number alone."""
     tree = gold_equations.from_infix(question.derivation)
     forms = [self.solution(question)]
     if tree is not None:
@@ -49,13 +49,13 @@ class WordProblems(OfficialTask):
 
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:
-    """The numbers that the gold derivation begins with."""
+    """Returns the numbers in the gold derivation."""
     tree = gold_equations.from_infix(question.derivation)
     return set() if tree is None else gold_equations.leaves(tree)
 
 
 class GSM8K(WordProblems):
-  """Grade-school maths (Cobbe et al. 2021, arXiv 2110.14168).
+  """Grade-school math (Cobbe et al. 2021, arXiv 2110.14168).
 
   test: the official 1,319. train and validation: the official 7,473 training problems,
   of which those in hash buckets 0-6 of 100 are the validation split.
@@ -93,12 +93,12 @@ class GSM8K(WordProblems):
 
   @classmethod
   def solution(cls, question: Question) -> str:
-    """The official rationale in one line, without the annotations for a calculator."""
+    """Returns the official rationale in one line, without calculator annotations."""
     return gold_equations.without_annotations(question.derivation)
 
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:
-    """The numbers that the annotated calculations of the rationale begin with."""
+    """Returns the operands of the rationale's annotated calculations, without results."""
     return gold_equations.in_rationale(question.derivation)
 
 
@@ -109,8 +109,8 @@ class SVAMP(WordProblems):
   repository (MAWPS and ASDiv-A), numbers put back; hash buckets 0-9 of 100 are the
   validation split.
 
-  Nearly all of MultiArith (596 of 600) is part of that training file: a policy trained
-  here must not be reported on MultiArith.
+  Nearly all of MultiArith (596 of 600) is part of that training file: do not report a
+  policy trained here on MultiArith.
   """
 
   name = 'svamp'
@@ -200,7 +200,7 @@ class MultiArith(WordProblems):
 
 
 def _number_text(value: float | str) -> str:
-  """'42', '2.5', or '5/6' where the file has 0.8333333333333334."""
+  """Formats a number as '42', '2.5', or '5/6' for the file's 0.8333333333333334."""
   exact = Fraction(str(value))
   for digits in range(5):
     if round(exact, digits) == exact:
@@ -210,7 +210,7 @@ def _number_text(value: float | str) -> str:
 
 
 def _put_back(text: str, numbers: Sequence[str]) -> str:
-  """The text of the training file with its numbers, and without its token spacing."""
+  """Restores numbers in a text of the training file, and removes its token spacing."""
   text = re.sub(r'number([0-9]+)', lambda match: _number_text(numbers[int(match[1])]), text)
   text = re.sub(r" (?=[.,?!;:%)]|n't\b|'s\b)", '', text)
   text = re.sub(r' ’ (?=s\b)', '’', text)

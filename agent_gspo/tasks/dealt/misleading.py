@@ -1,7 +1,7 @@
-"""Word problems with numbers that nobody needs: of other things than the one asked for.
+"""Adds distractors to word problems: numbers of things that the question does not ask for.
 
-SVAMP's questions tell of such things (Patel et al., arXiv 2103.07191, section 4.2: irrelevant
-information); its training file hardly does.
+SVAMP's test questions contain such distractors (Patel et al., arXiv 2103.07191, section 4.2:
+irrelevant information); its training file has few.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS_THING = frozenset(
   'am are can could did do does had has have he i if in is it left must need needs now of on per '
   'remain she should than that there they to was we were will would you'.split()
 )
-_MEASURES = frozenset(  # one has no other thing beside so many of them
+_MEASURES = frozenset(  # measures, not things that could have a distractor beside them
   'blocks cents centimeters cups days degrees dimes dollars feet gallons grams hours inches '
   'kilograms kilometers liters meters miles minutes months nickels ounces pennies pieces points '
   'pounds quarters rows seconds times tons weeks yards years'.split()
@@ -31,23 +31,23 @@ _MEASURES = frozenset(  # one has no other thing beside so many of them
 _NUMBER = re.compile(rf'(?<!\$){WHOLE_NUMBER.pattern}')
 # Words between a number and its thing: "64 of the marbles", "5 green marbles".
 _BETWEEN = r'(?:(?!and\b|or\b|in\b|to\b|for\b|with\b|from\b|at\b|on\b|by\b)[A-Za-z-]+ ){0,2}'
-_BESIDE = 0.75  # of the numbers of the thing asked for, how many get another thing beside them
+_BESIDE = 0.75  # share of mentions of the thing asked for that get a distractor beside them
 
 
 def misled(question: Question, things: Sequence[str], rng: random.Random) -> Question | None:
-  """The problem with numbers of another thing; equation and answer stay.
+  """Adds numbers of another thing to a problem; equation and answer stay the same.
 
-  Where marbles are asked for, "Dan has 64 marbles." becomes "Dan has 64 marbles and 23 pears.", or
-  "Dan has 23 pears." follows it.
+  If the question asks for marbles, "Dan has 64 marbles." becomes "Dan has 64 marbles and 23
+  pears.", or "Dan has 23 pears." is inserted after it.
 
   Args:
-    question: a whole problem.
-    things: names of things, in the plural; one that the problem does not name is taken.
-    rng: source of the choices.
+    question: Whole problem.
+    things: Plural names of things; one that the problem does not mention is chosen.
+    rng: Random generator.
 
   Returns:
-    None for a problem that asks for no thing or gives no number of it, or of whose numbers one does
-    not say of what it is: "he gave 14 to Mary" would be of either thing.
+    The problem, or None if it asks for no thing, gives no number of it, or has a number without a
+    thing: "he gave 14 to Mary" would become ambiguous.
   """
   sentences, asked = context_and_question(question.text)
   thing = thing_asked(asked)
@@ -67,7 +67,7 @@ def misled(question: Question, things: Sequence[str], rng: random.Random) -> Que
       beside = lambda found, here=here: other.beside(found[0], always=here == place)
       sentences[here] = mention.sub(beside, sentences[here])
   elif len(_NUMBER.findall(sentences[place])) > 1:
-    return None  # its other number would be said twice
+    return None  # its other number would be repeated
   else:
     alike = mention.sub(lambda found: other.as_many(found[0]), sentences[place])
     sentences.insert(place + 1, alike)
@@ -75,13 +75,13 @@ def misled(question: Question, things: Sequence[str], rng: random.Random) -> Que
 
 
 class _Other:
-  """The other thing of a problem, and numbers of it that nothing else has."""
+  """Distractor of a problem: another thing, with numbers that the problem does not use."""
 
   def __init__(self, thing: str, taken: set[int], rng: random.Random):
     self._thing, self._taken, self._rng = thing, taken, rng
 
   def as_many(self, mention: str) -> str:
-    """'23 pears' for '64 marbles': a number of as many digits."""
+    """Returns a number with as many digits, and the thing: '23 pears' for '64 marbles'."""
     digits = len(mention.split()[0])
     while not (free := set(numbers_of(digits)) - self._taken):
       digits += 1  # all of one digit are taken
@@ -90,7 +90,7 @@ class _Other:
     return f'{number} {self._thing}'
 
   def beside(self, mention: str, always: bool) -> str:
-    """'64 marbles and 23 pears', or the other way round; not at each mention unless `always`."""
+    """Adds the thing to a mention, at random unless `always`: '23 pears and 64 marbles'."""
     if self._rng.random() > _BESIDE and not always:
       return mention
     pair = [mention, self.as_many(mention)]
@@ -99,13 +99,13 @@ class _Other:
 
 
 def things_asked(texts: Iterable[str]) -> list[str]:
-  """The things that problems ask for and give a number of, in alphabetical order."""
+  """Returns the things that problems ask for and give a number of, in alphabetical order."""
   found = {(thing_asked(context_and_question(text)[1]), text.lower()) for text in texts}
   return sorted({thing for thing, text in found if thing and re.search(rf'\d {thing}\b', text)})
 
 
 def thing_asked(question: str) -> str | None:
-  """'marbles' of 'How many more green marbles has he?'; None for a measure, or for no plural."""
+  """Finds 'marbles' in 'How many more green marbles has he?'; None for a measure or no plural."""
   found = _HOW_MANY.search(question)
   thing = ''
   for word in re.findall(r"[a-z'-]+|[^\w\s]", found[1].lower()) if found else ():
@@ -117,7 +117,7 @@ def thing_asked(question: str) -> str | None:
 
 
 def _says_of_what(sentence: str) -> bool:
-  """Whether a plural stands shortly behind each number, as in "64 green marbles"."""
+  """Returns whether a plural follows each number closely, as in "64 green marbles"."""
   return all(
     re.match(r'(?: [A-Za-z-]+){0,2} [A-Za-z-]{2,}s\b', sentence[found.end() :])
     for found in _NUMBER.finditer(sentence)

@@ -1,4 +1,4 @@
-"""Word problems with other numbers: the same story, another equation to execute."""
+"""Augments word problems with other numbers: the same story, another equation to execute."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
 
 _TRIES = 200
-# Whole numbers in digits that stand alone: no ordinal, percentage, part, time or decimal.
+# Isolated whole numbers in digits: no ordinal, percentage, fraction, time or decimal.
 WHOLE_NUMBER = re.compile(r'(?<![\w.,/:-])[1-9][0-9]{0,3}(?![\w%]|[.,/:-][0-9]| ?(?:%|percent\b))')
 
 
 def redrawn(question: Question, rng: random.Random) -> Question | None:
-  """The problem with other whole numbers of as many digits, in text, equation and answer.
+  """Replaces whole numbers by others of as many digits, in text, equation and answer.
 
-  Each number changes to the same other one wherever it stands, and no two to the same. Where the
-  original has a whole or a positive result on the way, so has the new problem.
+  All occurrences of a number change alike, and different numbers stay different. An intermediate
+  result is whole or positive in the new problem if and only if it is in the original.
 
   Args:
-    question: a whole problem whose derivation is an equation.
-    rng: source of the numbers.
+    question: Whole problem whose derivation is an equation.
+    rng: Random generator.
 
   Returns:
-    None for a problem without an equation, without such numbers, or for which none were found.
+    The problem, or None if it has no equation or no such numbers, or none were found.
   """
   tree = gold_equations.from_infix(question.derivation)
   old = _may_change(question.text)
@@ -50,13 +50,13 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
 
 
 def _may_change(text: str) -> set[Fraction]:
-  """Numbers that stand alone in digits, and in no other form."""
+  """Returns the numbers that occur isolated in digits, and in no other form; without 1."""
   elsewhere = set(numbers_in(WHOLE_NUMBER.sub(' ', text)))
   return {Fraction(digits) for digits in WHOLE_NUMBER.findall(text)} - elsewhere - {Fraction(1)}
 
 
 def numbers_of(digits: int) -> range:
-  """The whole numbers of so many digits, from 2 on."""
+  """Returns the whole numbers with `digits` digits, from 2 on."""
   return range(max(10 ** (digits - 1), 2), 10**digits)
 
 
@@ -75,7 +75,7 @@ def _with_numbers(
 def _results(
   old: gold_equations.Tree, new: gold_equations.Tree
 ) -> tuple[Fraction, Fraction] | None:
-  """What two equations of one form give; None where a step of theirs is not alike."""
+  """Evaluates two equations of one form; None if a step differs in sign or wholeness."""
   if isinstance(old, Fraction):
     assert isinstance(new, Fraction)
     return old, new

@@ -1,4 +1,4 @@
-"""What a talkative informant says about its note: demonstrations for the supervised stage."""
+"""Writes SFT demonstrations of a verbose informant's messages about its note."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ENDS_PHRASE = frozenset(
   'a an and are at but by for from he if in into is it on or she so that the they to was were '
   'when which while who with'.split()
 )
-_DANGLING = frozenset(('of', 'than', 'as', 'more', 'less'))  # nor does it end with these
-_PHRASE_WORDS = 3  # behind a number
+_DANGLING = frozenset(('of', 'than', 'as', 'more', 'less'))  # a phrase does not end with these
+_PHRASE_WORDS = 3  # after a number
 
 
 def message(
@@ -27,16 +27,16 @@ def message(
   terse_probability: float,
   silence_probability: float,
 ) -> str:
-  """A message about a note, in one of three lengths; "" is silence.
+  """Writes a message about a note, in one of three lengths; "" is silence.
 
   Args:
-    note: of the informant.
-    relevant: whether it is needed; a needed one is never kept back.
-    rng: source of the choices.
-    terse_probability: share of the messages that are only the numbers with their words
-      ("had 26 salty cookies, 17 sweet cookies"); of the others half are the note itself and half
-      stand in a polite frame.
-    silence_probability: of a note that is not needed.
+    note: Note of the informant.
+    relevant: Whether the note is relevant; relevant notes are always sent.
+    rng: Random generator.
+    terse_probability: Share of messages with only the numbers and their words ("had 26 salty
+      cookies, 17 sweet cookies"); of the others, half are the note itself and half the note in a
+      polite frame.
+    silence_probability: Share of irrelevant notes that are not sent.
   """
   if not relevant and rng.random() < silence_probability:
     return ''
@@ -46,7 +46,7 @@ def message(
 
 
 def terse(note: str) -> str:
-  """The numbers of a note, each with the word before it and some behind; '' without numbers."""
+  """Returns a note's numbers, each with the word before and some after it; '' without numbers."""
   words, phrases, done = note.split(), [], 0
   for place, word in enumerate(words):
     if place < done or not _NUMBER.match(word):

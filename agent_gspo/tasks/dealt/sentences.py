@@ -1,4 +1,4 @@
-"""Cuts a word problem into what is known and what is asked."""
+"""Splits a word problem into context sentences and its question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from agent_gspo.tasks.grading.numeric import numbers_in
 
-# What a full stop behind does not end a sentence: titles, units and single capitals.
+# A full stop after these does not end a sentence: titles, units and single capitals.
 _ABBREVIATION = re.compile(
   r'(?:^|[\s(])'
   r'(?:(?i:mr|mrs|ms|dr|st|jr|sr|prof|vs|no|oz|lb|lbs|ft|sq|approx|[a-z]\.[a-z])|[A-Z])\.$'
@@ -23,7 +23,7 @@ _CONDITIONS = tuple(
 
 
 def sentences(text: str) -> list[str]:
-  """The sentences of a text, in any case of letters: 'Mr. Lee has 2.5 kg. he eats it.' has two."""
+  """Splits a text into sentences, ignoring case: 'Mr. Lee has 2.5 kg. he eats it.' has two."""
   found, start = [], 0
   for end in _ENDS.finditer(text):
     piece = text[start : end.start()]
@@ -34,11 +34,11 @@ def sentences(text: str) -> list[str]:
 
 
 def context_and_question(text: str) -> tuple[list[str], str]:
-  """The context sentences of a problem, and its question.
+  """Returns the context sentences of a problem, and its question.
 
-  The question is the last sentence with a question mark, or the last one. A condition that stands
-  before it in the same sentence ("If she eats 5, how many are left?") is context, as the authors
-  of SVAMP cut theirs; one that stands behind it is not.
+  The question is the last sentence with a question mark, or the last one. A condition before it
+  in the same sentence ("If she eats 5, how many are left?") is context, as in SVAMP's own
+  split; one after it is not.
   """
   found = sentences(text)
   asked = max((i for i, s in enumerate(found) if s.rstrip('"\')').endswith('?')), default=-1)
@@ -52,7 +52,7 @@ def context_and_question(text: str) -> tuple[list[str], str]:
 
 
 def _is_known(text: str) -> bool:
-  """Whether the first part of a question says something: 'on Monday' does not."""
+  """Returns whether the first part of a question contains information: not 'on Monday'."""
   return bool(numbers_in(text)) or text.lower().startswith(('if ', 'when ', 'since '))
 
 

@@ -1,6 +1,6 @@
-"""Official word problems dealt to a team: informants hold the context, the solver the question.
+"""Deals official word problems to a team: context to informants, the question to all.
 
-A benchmark in which communication is needed, with ground truth about who is needed.
+The result is a benchmark that requires communication, with ground truth about relevant notes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ BENCHMARKS: Mapping[str, type[word_problems.WordProblems]] = {
   'multiarith': word_problems.MultiArith,
   'gsm8k': word_problems.GSM8K,
 }
-_DRAWS = 200  # idle sentences looked at before one of the same theme is taken
+_DRAWS = 200  # sentences drawn before an irrelevant note may share the problem's theme
 _CONTENT_WORD = re.compile(r'[a-z]{4,}')
 
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-  """A problem, taken apart.
+  """Problem, split into context and question.
 
   Attributes:
-    question: official.
-    context: its sentences before the question.
-    asked: the question alone.
-    operands: numbers of the gold derivation.
+    question: Official question.
+    context: Sentences before the question.
+    asked: Question sentence alone.
+    operands: Numbers of the gold derivation.
   """
 
   question: Question
@@ -53,18 +53,18 @@ class _Problem:
   operands: frozenset[Fraction]
 
   def needs(self, note: str) -> bool:
-    """Whether the gold derivation uses a number of a note."""
+    """Returns whether the gold derivation uses a number of a note."""
     return any(_rounded(number) in self.operands for number in numbers_in(note))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Dealt:
-  """A split, dealt.
+  """Questions of a split, dealt to informants.
 
   Attributes:
-    questions: as agents see them.
-    left_out: number of official problems that cannot be dealt.
-    official: number of all of them.
+    questions: Questions as agents read them.
+    left_out: Number of official problems that cannot be dealt.
+    official: Number of official problems.
   """
 
   questions: list[Question]
@@ -75,21 +75,21 @@ class _Dealt:
 class DealtTask(base.Task):
   """Word problems whose context sentences are dealt to informants, one question to all.
 
-  Informant `i` holds `question.notes[i]`; agents behind the informants hold nothing. How a problem
-  is dealt:
+  Informant `i` has `question.notes[i]`; agents after the informants have none. A problem is dealt
+  as follows:
 
-  1. What stands before the question is cut into sentences (`sentences`). Are there more than
-     informants, neighbours share a note; are there fewer, idle notes are sentences of other
-     problems of the same split, in which neither a number of the gold derivation stands nor, where
-     the split has enough of them, a longer word of the problem.
+  1. The context before the question is split into sentences (`sentences`). If there are more than
+     informants, adjacent sentences share a note. If there are fewer, irrelevant notes are sentences
+     of other problems of the same split, without numbers of the gold derivation and, if the split
+     has enough of them, without longer words of the problem.
   2. A note is relevant iff a number of it, in digits or spelled out, is an operand of the gold
-     derivation. A context sentence without one (SVAMP's misleading sentences) is idle.
-  3. Places are balanced: among the problems of a split with `k` relevant notes, each subset of `k`
-     informants is dealt them equally often. Within relevant and idle notes the order is the text's.
+     derivation. A context sentence without one (SVAMP's distractors) is irrelevant.
+  3. Positions are balanced: among the problems of a split with `k` relevant notes, each subset of
+     `k` informants gets them equally often. Relevant notes, and irrelevant ones, keep their order.
 
-  Splits are the benchmark's, near-duplicates of the test are out (`tasks.benchmarks.official`), and
-  of the tests of `apart_from`. Problems without a context, or none of whose notes is relevant, are
-  left out; all that are not dealt are counted (`describe`, `undealt`).
+  Splits are those of the benchmark, without near-duplicates of its test split
+  (`tasks.benchmarks.official`) and of the test splits of `apart_from`. Problems without context or
+  without a relevant note are left out and counted (`describe`, `undealt`).
   """
 
   name = 'dealt'
@@ -110,28 +110,29 @@ class DealtTask(base.Task):
     cache_dir: str | os.PathLike | None = None,
     base_url: str = sources.BASE_URL,
   ):
-    """Opens the benchmark; deals a split when it is first asked for.
+    """Opens the benchmark; deals a split upon its first use.
 
     Args:
       benchmark: 'svamp', 'multiarith' or 'gsm8k'.
-      num_informants: agents that hold a note.
-      whole_problem: deal nothing: the same questions, whole, for a solver alone to compare with.
-      apart_from: other benchmarks whose test questions no training or validation question may be
-        near, for a team that is to be evaluated on them.
-      also_from: other benchmarks whose training problems the supervised stage shows as well, dealt
-        alike; a solver is shown those that have an equation. None is near a question of this
-        benchmark, of any split, or of a test of `apart_from`, and RL asks none.
-      redrawn_copies: of each training question, with other numbers (`redrawn`) and idle notes.
-      misleading_share: of these copies, where one can be made so, the share that also tells of
-        other things than the one asked for (`misleading`), as SVAMP's test does.
+      num_informants: Number of agents with a note.
+      whole_problem: Whether to keep the same questions whole, as a single-agent baseline.
+      apart_from: Other benchmarks for evaluation: near-duplicates of their test questions are
+        removed from training and validation.
+      also_from: Other benchmarks whose training problems are dealt alike for SFT; the solver is
+        demonstrated those with an equation. Near-duplicates of this benchmark's questions and of
+        the tests of `apart_from` are removed, and RL uses none.
+      redrawn_copies: Augmented copies of each training question, with other numbers (`redrawn`)
+        and other irrelevant notes.
+      misleading_share: Share of these copies that get distractors (`misleading`) if possible, as
+        in SVAMP's test split.
       grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
-        'legacy' read its number as it stands (see `OfficialTask`).
-      seed: of places, idle notes and redrawn numbers.
-      data_dir, cache_dir, base_url: as of `OfficialTask`.
+        'legacy' read its number (see `OfficialTask`).
+      seed: Seed of positions, irrelevant notes and redrawn numbers.
+      data_dir, cache_dir, base_url: Locations as in `OfficialTask`.
 
     Raises:
-      FileNotFoundError: if a file cannot be had.
-      ValueError: an option out of range, or a file that is not the official one.
+      FileNotFoundError: if a file is not available.
+      ValueError: if an option is out of range, or a file is not the official one.
     """
     others = {'apart_from': apart_from, 'also_from': also_from}
     for option, names in {'benchmark': (benchmark,), **others}.items():
@@ -178,7 +179,7 @@ class DealtTask(base.Task):
     return self._deal(split).questions
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
-    """Returns the solutions that a solver is shown, see `WordProblems.gold_messages`."""
+    """Returns the gold solutions, see `WordProblems.gold_messages`."""
     return self._official.gold_messages(question)
 
   def further_demonstrations(self) -> Sequence[Question]:
@@ -186,19 +187,19 @@ class DealtTask(base.Task):
     return self._further()
 
   def score(self, question: Question, answer_text: str) -> float:
-    """1.0 if the grader takes the answer for the gold answer, else 0.0."""
+    """Returns 1.0 if the grader accepts the answer, else 0.0."""
     return self._official.score(question, answer_text)
 
   def canonical(self, answer_text: str) -> str | None:
-    """The answer that the grader finds in the text, in one spelling."""
+    """Returns the answer that the grader extracts from the text, normalized."""
     return self._official.canonical(answer_text)
 
   def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
-    """What another grader says."""
+    """Returns the score by another grader."""
     return self._official.graded_by(grader, question, answer_text)
 
   def note(self, splits: Sequence[str]) -> str:
-    """How many problems are left out."""
+    """Returns a notice with the number of problems left out."""
     told = [f'{self.undealt(split)} of {self._deal(split).official} ({split})' for split in splits]
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
@@ -207,11 +208,11 @@ class DealtTask(base.Task):
     )
 
   def undealt(self, split: str) -> int:
-    """Number of a split's problems that cannot be dealt, and so are left out."""
+    """Returns the number of a split's problems that cannot be dealt and are left out."""
     return self._deal(split).left_out
 
   def describe(self) -> dict[str, Any]:
-    """Also how the questions are dealt, and how many of each split are not."""
+    """Returns split sizes, options of the dealing, and the number of problems left out."""
     return {
       **super().describe(),
       'benchmark': self.benchmark,
@@ -231,18 +232,18 @@ class DealtTask(base.Task):
     terse_probability: float,
     silence_probability: float,
   ) -> str | None:
-    """What an agent of a talkative team writes: notes (`script`), or the gold solution.
+    """Writes an SFT demonstration: notes (`script`), or the gold solution.
 
     Args:
-      question: of the training split.
-      agent: an informant, or a solver behind them.
-      delivered: what each informant said to this agent, '' where it heard nothing.
-      rng: source of the choices.
-      terse_probability, silence_probability: as of `script.message`.
+      question: Question of the training split.
+      agent: Index of an informant, or of a solver after them.
+      delivered: Message of each informant to this agent, '' for silence.
+      rng: Random generator.
+      terse_probability, silence_probability: Shares as in `script.message`.
 
     Returns:
-      None where the official files give no solution to show, or a solver has not heard all that the
-      solution needs: it would learn to invent numbers.
+      The message, or None if the official files have no solution, or a relevant note did not reach
+      the solver: it would learn to invent numbers.
     """
     if agent >= len(question.notes):
       needed = zip(delivered, question.relevant, strict=True)
@@ -263,7 +264,7 @@ class DealtTask(base.Task):
     return _Dealt(self._with_notes(split, problems), left_out, len(official))
 
   def _dealt_further(self) -> list[Question]:
-    """Deals the training problems of `also_from`, each benchmark with its own idle notes."""
+    """Deals the training problems of `also_from`, with irrelevant notes of the same benchmark."""
     own = [list(self._official.questions(split)) for split in base.SPLITS]
     tests = [list(task.questions('test')) for task in self._apart_from]
     found = []
@@ -298,7 +299,7 @@ class DealtTask(base.Task):
     return questions
 
   def _redrawn(self, problems: Sequence[_Problem]) -> list[_Problem]:
-    """Copies with other numbers, as many as there are such numbers for."""
+    """Returns augmented copies with other numbers, for problems that have such numbers."""
     things: list[str] = []
     if self.misleading_share:
       things = misleading.things_asked(problem.question.text for problem in problems)
@@ -317,7 +318,7 @@ class DealtTask(base.Task):
   def _dealable(
     self, task: word_problems.WordProblems, questions: Sequence[Question]
   ) -> list[_Problem]:
-    """Takes apart the problems of a benchmark; those that cannot be dealt are left out."""
+    """Splits the problems of a benchmark; leaves out those that cannot be dealt."""
     found = []
     for question in questions:
       context, asked = context_and_question(question.text)
@@ -328,7 +329,7 @@ class DealtTask(base.Task):
     return found
 
   def _notes(self, problem: _Problem, idle: Sequence[str], rng: random.Random) -> list[str]:
-    """One an informant, those of the problem first, in its order."""
+    """Returns one note per informant, those of the problem first, in order."""
     count, context = self.num_informants, problem.context
     if len(context) >= count:
       shares: list[list[str]] = [[] for _ in range(count)]
@@ -342,14 +343,14 @@ class DealtTask(base.Task):
         sentence = rng.choice(idle)
         if sentence in notes or problem.needs(sentence):
           continue
-        found = sentence  # good enough where none is of another theme
+        found = sentence  # fallback if none is of another theme
         if not own & set(_CONTENT_WORD.findall(sentence.lower())):
           break
       notes.append(found)
     return notes
 
   def _places(self, split: str, relevant: int, dealt_to: collections.Counter[int]) -> set[int]:
-    """Which informants get the relevant notes of the next problem with so many."""
+    """Picks the informants for the relevant notes of the next problem with `relevant` of them."""
     index, total = dealt_to[relevant], self.num_informants
     dealt_to[relevant] += 1
     rng = strata.rng(self.seed, split, relevant, index)
@@ -361,5 +362,5 @@ class DealtTask(base.Task):
 
 
 def _rounded(number: Fraction) -> Fraction:
-  """1/6 and the file's 0.16666666666666666 are one number."""
+  """Rounds to denominators up to 1000, so that 1/6 equals the file's 0.16666666666666666."""
   return number.limit_denominator(1000)

@@ -1,17 +1,17 @@
-r"""Passages of a text that its author marked as the answer.
+r"""Finds passages of a text that are marked as the answer.
 
-`passage` says which part of a message is read. In it, best first: the last line behind `####`
-that holds nothing but an answer, the last `\boxed{}`, the sentence behind the last "the answer
+`passage` selects the part of a message that is read. In it, best first: the last line after
+`####` that is nothing but an answer, the last `\boxed{}`, the sentence after the last "the answer
 is", "answer:" or "answer =". Graders of all answer types begin here, so that "The answer is 42.
 That took 3 steps." means 42 to each of them. "The wrong answer is" marks nothing.
 
-`####` is GSM8K's mark and Markdown's heading. So a `\boxed{}` or "the answer is" behind it goes
-first, five hashes mark nothing, and a line that says more than an answer counts only where it
+`####` is GSM8K's mark and Markdown's heading. So a `\boxed{}` or "the answer is" after it takes
+precedence, five hashes mark nothing, and a line with more than an answer counts only if it
 ends the text, begins with an answer and nothing else is marked.
 
-A list is no answer, nor is a sum that is not worked out, but what is concluded from it is:
-"the answer is 10 apples and 4 pears, so 14" means 14. A single answer stays one, whatever
-follows from it: "the answer is 42, so 3 are left" means 42.
+A list or an unevaluated sum is not an answer, but a conclusion from it is:
+"the answer is 10 apples and 4 pears, so 14" means 14. After a single answer, conclusions are
+ignored: "the answer is 42, so 3 are left" means 42.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-# Bounds on what is looked at, so that no sampled text can make grading slow.
+# Bounds on searched text, so that no sampled text can make grading slow.
 MAX_PASSAGE = 1_000
 _MAX_MARKERS = 10
 
-# "The wrong answer is 6" marks no answer; one on the line before "answer" says nothing of it.
+# "The wrong answer is 6" marks no answer; "wrong" must be on the same line.
 ANSWER = r"""
   \bans(?<!\bwrong[ ]ans)(?<!\bfalse[ ]ans)(?<!\bincorrect[ ]ans)(?:wer)?
   (?:\s+(?:to|for)\b[^.\n:=]{0,80}?)?
@@ -45,7 +45,7 @@ CONCLUSION = (
   r'|for\s+a\s+total\s+of|which\s+(?:is|makes|gives))\b)'
 )
 _CONCLUSION = re.compile(CONCLUSION, re.IGNORECASE)
-# How the gap between two items of a list ends.
+# End of the gap between two items of a list.
 _JOIN = re.compile(
   r'(?:(?P<list>\band|&)|(?P<operator>\b(?:plus|times|x)|[-+*/×÷])|[,=])[\s$€£(}]*$'
 )
@@ -54,7 +54,7 @@ _BOXED = re.compile(r'\\boxed\b')
 _HASHES = re.compile(r'(?<!#)####(?!#)([^\n#]*[^\s#][^\n#]*)')
 # "1. Add", "b) Add": a heading, whatever follows.
 NUMBERED = re.compile(r'\W*(?:\d+|[a-z])\s*[.):]\s*[^\W\d]', re.IGNORECASE)
-# Line breaks behind a tag are its own; indentation is not.
+# Line breaks after a tag belong to it; indentation does not.
 _THOUGHT_END = re.compile(r'</think(?:ing)?\s*>\n*', re.IGNORECASE)
 _TAG = re.compile(r'<answer\s*>\n*', re.IGNORECASE)
 _TAG_END = re.compile(r'</answer\s*>', re.IGNORECASE)
@@ -63,9 +63,9 @@ _TAG_END = re.compile(r'</answer\s*>', re.IGNORECASE)
 def passage(text: str) -> str:
   """Returns the part of a message that every grader and every vote reads.
 
-  Reasoning is no answer: all up to the last `</think>` is left out. An opening tag alone means
-  nothing, since many templates write it into the prompt: reasoning that never ends is read as a
-  message without tags is. Of what is left, the last `<answer>...</answer>` that is not blank is
+  Everything up to the last `</think>` is reasoning and is left out. An opening tag alone means
+  nothing, since many templates write it into the prompt: unclosed reasoning is read like a
+  message without tags. Of the rest, the last `<answer>...</answer>` that is not blank is
   read alone; without an opening tag it begins with the text. Indentation is kept, for code.
   """
   text = _THOUGHT_END.split(text)[-1]
@@ -75,12 +75,12 @@ def passage(text: str) -> str:
 
 
 def last(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-  """The last few matches, last one first."""
+  """Returns the last few matches, last one first."""
   return list(reversed(deque(pattern.finditer(text), _MAX_MARKERS)))
 
 
 def boxed(text: str) -> Iterator[str]:
-  r"""What stands in `\boxed{}`, last one first."""
+  r"""Yields the contents of `\boxed{}`, last one first."""
   for match in last(_BOXED, text):
     yield _braced(text[match.end() : match.end() + MAX_PASSAGE])
 
@@ -88,7 +88,7 @@ def boxed(text: str) -> Iterator[str]:
 def answer_sentences(
   text: str, marker: re.Pattern[str] = _ANSWER, end: re.Pattern[str] = _SENTENCE_END
 ) -> Iterator[str]:
-  """What follows "the answer is" in its sentence, last one first."""
+  """Yields the text after "the answer is" in its sentence, last one first."""
   for match in last(marker, text):
     passage = text[match.end() : match.end() + MAX_PASSAGE]
     stop = end.search(passage)
@@ -103,13 +103,13 @@ def marked(
 ) -> Iterator[tuple[str, bool]]:
   """Yields the passages that are marked as the answer, best first.
 
-  Each comes with True if it is a sentence, which may say more than the answer.
+  Each comes with True if it is a sentence, which may contain more than the answer.
 
   Args:
-    text: what `passage` returns.
-    bare: true of a line behind `####` that holds nothing but an answer.
-    begun: true of one that begins with an answer.
-    sentences: finds what follows "the answer is", last one first.
+    text: Output of `passage`.
+    bare: Predicate for a line after `####` that is nothing but an answer.
+    begun: Predicate for one that begins with an answer.
+    sentences: Iterator of the texts after "the answer is", last one first.
   """
 
   def others(start: int) -> Iterator[tuple[str, bool]]:
@@ -127,11 +127,11 @@ def marked(
 
 
 def conclusion(passage: str, items: Sequence[tuple[int, int]]) -> str | None:
-  """What follows "so" behind a list that the passage begins with, or None.
+  """Returns the text after "so" following a list at the beginning of the passage, or None.
 
   Args:
-    passage: what is marked as the answer.
-    items: where it has a number, a formula or what else may be an answer: starts and ends.
+    passage: Passage marked as the answer.
+    items: Spans `(start, end)` of possible answers in it, such as numbers or formulas.
   """
   if not items:
     return None
@@ -148,7 +148,7 @@ def conclusion(passage: str, items: Sequence[tuple[int, int]]) -> str | None:
 
 
 def _braced(text: str) -> str:
-  """The content of the braces that `text` starts with, or its first word."""
+  """Returns the content of the braces that `text` starts with, or its first word."""
   text = text.lstrip()
   if not text.startswith('{'):
     return text.split()[0] if text.split() else ''
@@ -156,7 +156,7 @@ def _braced(text: str) -> str:
 
 
 def in_braces(text: str) -> str:
-  """What stands in the braces that `text` starts with; all the rest if they never close."""
+  """Returns the content of the braces that `text` starts with; all the rest if unclosed."""
   depth = 0
   for i, char in enumerate(text):
     depth += (char == '{') - (char == '}')

@@ -1,22 +1,22 @@
-r"""Reading the letter of an option out of free text.
+r"""Extracts the letter of an option from free text.
 
-Which letter counts, first rule that finds one:
+The first rule that finds a letter counts:
 
-1. the one behind `####` (for which lines, see `answer_marks`), in the last `\boxed{}`;
+1. the one after `####` (for which lines, see `answer_marks`), in the last `\boxed{}`;
 2. in the last sentence that follows "the answer is", "answer:", "the correct option is"
    or "I choose" and names an option: the one it starts with, else the only one in it;
 3. the last "B is correct", "option B is the right one", or conclusion: a letter between
    "so" (thus, hence ...) and the end of its sentence, as in "so B.", "so it is (B)";
-4. the one that stands alone on the last line, else on the first;
+4. the one that is alone on the last line, else on the first;
 5. the one that the text starts with, as in "B) 150", "(B)", "B. ...", "B because",
-   unless the text goes on to list other options that way;
+   unless the text lists other options that way;
 6. the only one that the text names: "(B)", "option B", "B".
 
-What names two options is no answer: "A or B", "B, C", "(A) (C)", unless it concludes with
-one: "A, B and C are all true, so D". Nor is an option that the task does not have. "A" with
-a word behind it is an article, "not B" and "the wrong answer is B" name nothing, and lower
-case counts only where nothing else can be meant: "(b)", "answer: b", "the answer is b.", but
-not "the answer is a triangle".
+Text that names two options is not an answer: "A or B", "B, C", "(A) (C)", unless it concludes
+with one: "A, B and C are all true, so D". Nor is an option that the task does not have. "A" before
+a word is an article, "not B" and "the wrong answer is B" name nothing, and lower case counts
+only if it is unambiguous: "(b)", "answer: b", "the answer is b.", but not "the answer is a
+triangle".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KIND = r'(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|letter|answer)\s*:?\s+)?
 _START = re.compile(
   rf"^[\s:]*{_KIND}(?:\(\s*(?P<round>[a-z])\s*\)|(?P<plain>[a-z])(?![\w'’^+*/-]))", re.IGNORECASE
 )
-# What must follow "A", which is also an article, and a lower-case letter.
+# Required after "A", which is also an article, and after a lower-case letter.
 _LETTER_ENDS = re.compile(r'\s*(?:$|[.,;:)!?\n=—–-]|(?:because|since|as|which|and|or|nor|is)\b)')
 _OTHER = re.compile(
   rf"""
@@ -87,15 +87,15 @@ _NEGATED = re.compile(
 
 
 class _NoAnswer(Exception):
-  """The text answers, but with no single option of the task."""
+  """Error: the text answers, but with no single option of the task."""
 
 
 def extract_choice(text: str, letters: str = 'ABCDE') -> str | None:
-  """The option that `text` chooses, a capital letter, or None (rules: see the module).
+  """Returns the option that `text` chooses, a capital letter, or None (rules: see the module).
 
   Args:
-    text: the answer, free text.
-    letters: the options of the task.
+    text: Answer in free text.
+    letters: Options of the task.
   """
   try:
     for found in _candidates(answer_marks.passage(text)):
@@ -107,7 +107,7 @@ def extract_choice(text: str, letters: str = 'ABCDE') -> str | None:
 
 
 def grade_choice(text: str, gold: str, letters: str = 'ABCDE') -> float:
-  """1.0 if `text` chooses the option `gold`, else 0.0.
+  """Returns 1.0 if `text` chooses the option `gold`, else 0.0.
 
   Raises:
     ValueError: if `gold` is not one of `letters`.
@@ -118,7 +118,7 @@ def grade_choice(text: str, gold: str, letters: str = 'ABCDE') -> float:
 
 
 def _candidates(text: str) -> Iterator[str | None]:
-  """The letter that each rule finds, best rule first."""
+  """Yields the letter that each rule finds, best rule first."""
   bare, begun = (lambda line, form=form: form.match(_plain(line)) for form in (_ALONE, _START))
   for passage, is_sentence in answer_marks.marked(text, bare, begun, _sentences):
     yield _stated(passage if is_sentence else _plain(passage))
@@ -146,12 +146,12 @@ def _plain(text: str) -> str:
 
 
 def _group(match: re.Match[str]) -> str:
-  """The one group that took part in the match."""
+  """Returns the only group with a match."""
   return next(group for group in match.groups() if group)
 
 
 def _stated(passage: str) -> str | None:
-  """The option that a passage behind a mark gives: its first word, else the only one."""
+  """Returns the option of a marked passage: its first word, else the only option in it."""
   match = _START.match(passage)
   if match is None:
     return _only(passage)
@@ -167,10 +167,10 @@ def _stated(passage: str) -> str | None:
 
 
 def _only(passage: str) -> str | None:
-  """The only option that a passage names; None if it names none.
+  """Returns the only option that a passage names; None if it names none.
 
   Raises:
-    _NoAnswer: if it names several.
+    _NoAnswer: if it names several without a conclusion.
   """
   names = set()
   for match in _NAMED.finditer(passage):
@@ -185,7 +185,7 @@ def _only(passage: str) -> str | None:
 
 
 def _conclusion(passage: str) -> str:
-  """The option that a passage with several of them ends on: D of "A and B are true, so D".
+  """Returns the conclusion of a passage with several options: D of "A and B are true, so D".
 
   Raises:
     _NoAnswer: if it concludes nothing.

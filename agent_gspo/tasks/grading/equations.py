@@ -1,12 +1,12 @@
-"""Chains of arithmetic such as `24 + 39 = 63, 63 - 4 = 59`, graded by executing them.
+"""Grades chains of arithmetic such as `24 + 39 = 63, 63 - 4 = 59` by executing them.
 
-A chain is one step or more, parted by commas, semicolons or line breaks; a step is `a op b = c`
+A chain is one step or more, separated by commas, semicolons or line breaks; a step is `a op b = c`
 with `+ - * /` (or `x`, `×`, `÷`) and nothing else around it but spaces and a last full stop.
-What a step claims is not believed: where a later step uses a claimed result, the true one stands
-in its place (once, as each result of an equation is used once), and the last true result is the
-answer. So `93 - 40 = 51` answers 53, and `10 / 4 = 2, 2 * 2 = 4` answers 5. This is how
-the models of MAWPS (Koncel-Kedziorski et al. 2016) and SVAMP (arXiv 2103.07191) are graded: they
-write the equation, a machine calculates. Arithmetic is exact; nothing is handed to an interpreter.
+Claimed results do not count: if a later step uses a claimed result, the true one replaces it
+(once, as each result of an equation is used once), and the last true result is the answer. So
+`93 - 40 = 51` answers 53, and `10 / 4 = 2, 2 * 2 = 4` answers 5. The models of MAWPS
+(Koncel-Kedziorski et al. 2016) and SVAMP (arXiv 2103.07191) are graded in this way: they write
+the equation, a machine calculates. Arithmetic is exact, without `eval`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _NUMBER = r'-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,12}+)(?:\.[0-9]{1,12}+)?+'
 _LEFT = rf'({_NUMBER})\s*([-+*/x×÷−–])\s*({_NUMBER})\s*='
 _STEP = re.compile(rf'{_LEFT}\s*({_NUMBER})\s*(?:[,;\n]\s*(?=\S)|\.?\s*$)')
 _OPEN_STEP = re.compile(rf'(?:^|[,;\n]|\s)\s*{_LEFT}\s*$')
-# What shows that a step's left number belongs to more: an operator before it (an x that ends no
-# word), or a number whose operator was taken for its sign.
+# Signs that a step's left number belongs to a longer sum: an operator before it (an x that ends
+# no word), or a number whose operator was parsed as its sign.
 _OPERATOR = re.compile(r'(?:[-+*/^×÷−–]|(?<![^\W\d_])x)\s*$')
 _OPERAND = re.compile(r'[0-9)][^\S\n]*\Z')
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """`left op right = claimed`.
+  """Step `left op right = claimed`.
 
   Attributes:
-    left, right: as written.
-    operation: a key of `OPERATIONS`.
-    claimed: what the writer says it gives.
+    left, right: Operands as written.
+    operation: Key of `OPERATIONS`.
+    claimed: Result as written.
   """
 
   left: Fraction
@@ -55,7 +55,7 @@ class Step:
 
 
 def parse(text: str) -> tuple[Step, ...] | None:
-  """The steps of a chain, None if the text is no chain."""
+  """Parses the steps of a chain; returns None if the text is not a chain."""
   text, steps, start = text.strip(), [], 0
   if len(text) > _LONGEST:
     return None
@@ -70,8 +70,8 @@ def parse(text: str) -> tuple[Step, ...] | None:
 
 
 def execute(steps: Sequence[Step]) -> Fraction | None:
-  """The true result of a chain, None where it divides by zero."""
-  unused: list[tuple[Fraction, Fraction]] = []  # claimed, and what it should have been
+  """Returns the true result of a chain, None upon division by zero."""
+  unused: list[tuple[Fraction, Fraction]] = []  # (claimed, true) results
   result = None
   for step in steps:
     left, right = _true(step.left, unused), _true(step.right, unused)
@@ -83,36 +83,36 @@ def execute(steps: Sequence[Step]) -> Fraction | None:
 
 
 def _true(operand: Fraction, unused: list[tuple[Fraction, Fraction]]) -> Fraction:
-  """What an operand stands for: the newest result that was claimed to be it, or itself."""
+  """Returns the true value of an operand: the newest result with this claim, or itself."""
   for i in reversed(range(len(unused))):
     if unused[i][0] == operand:
       return unused.pop(i)[1]
   return operand
 
 
-@functools.lru_cache(maxsize=4096)  # what a group agrees on is read once
+@functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
 def answer(text: str) -> str | None:
-  """The true result of the chain that a text is, in one spelling; None without one."""
+  """Returns the true result of a chain, normalized; None if the text is not a chain."""
   steps = parse(text)
   result = None if steps is None else execute(steps)
   return None if result is None else str(result)
 
 
 def grade(text: str, gold: str) -> float:
-  """1.0 if the text is a chain whose true result is the gold number, else 0.0.
+  """Returns 1.0 if the text is a chain whose true result is the gold number, else 0.0.
 
   Raises:
-    ValueError: if `gold` holds no number.
+    ValueError: if `gold` contains no number.
   """
   result = answer(text)
   return numeric.grade_number(result or '', gold)
 
 
 def completion(text: str) -> str | None:
-  """What a calculator writes behind a text that ends with `a op b =`; None for any other text.
+  """Returns the result to insert after a text that ends with `a op b =`; None for other texts.
 
-  A longer sum is another text: of '1 + 2 + 3 =' the last two numbers alone would give 5. Claims
-  of earlier steps are believed here: a calculator has written them.
+  Longer sums are other texts: the last two numbers of '1 + 2 + 3 =' alone would give 5. Claims
+  of earlier steps count here, since a calculator wrote them.
   """
   match = _OPEN_STEP.search(text)
   if match is None:
@@ -128,7 +128,7 @@ def completion(text: str) -> str | None:
 
 
 def written(value: Fraction) -> str | None:
-  """'42' or '2.5'; None for a number that four decimals do not hold."""
+  """Formats a number as '42' or '2.5'; None if it needs more than four decimals."""
   if value.denominator == 1:
     return str(value.numerator)
   for decimals in range(1, 5):

@@ -1,4 +1,4 @@
-"""Graders by answer type and name: what an answer is, and whether it is right."""
+"""Collects graders by answer type and name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from agent_gspo.tasks.grading import (
 
 @dataclasses.dataclass(frozen=True)
 class Grader:
-  """How one answer type is read and compared.
+  """Extraction and comparison for one answer type.
 
   Attributes:
-    extract: text -> the answer in one spelling, None if the text has none. For votes.
+    extract: text -> normalized answer for votes, None if the text has none.
     grade: (text, gold) -> 1.0 if the text answers with the gold answer, else 0.0.
   """
 
@@ -44,11 +44,11 @@ MATHS: Mapping[str, Grader] = {
 
 
 def choice(letters: str, legacy: Callable[[str], str]) -> Mapping[str, Grader]:
-  """Graders of a multiple-choice task.
+  """Returns the graders of a multiple-choice task.
 
   Args:
-    letters: the letters of the options, e.g. 'ABCD'.
-    legacy: the neighbours' extraction for this benchmark; each has its own.
+    letters: Letters of the options, e.g. 'ABCD'.
+    legacy: Extraction of `legacy_graders` for this benchmark.
   """
   return {
     'strict': Grader(

@@ -1,10 +1,10 @@
-r"""The answer extraction of AgentPrune, G-Designer and AgentDropout, faults included.
+r"""Reproduces the answer extraction of AgentPrune, G-Designer and AgentDropout, faults included.
 
 For comparison with the tables of those projects only: these functions read "1,000" as
-000, "-3" as 3, "12.5" as 5 and "(A)" as "(". They are written anew from a reading of
-the public code, and reproduce what it does with a text, not how it does it. Choose them
-with `task.options.grader = 'legacy'`, and state it beside the numbers. Which part of a message
-they read is ours to say, and the same for all graders (`answer_marks.passage`).
+000, "-3" as 3, "12.5" as 5 and "(A)" as "(". They are reimplemented after reading
+the public code, and reproduce its results, not its structure. Choose them
+with `task.options.grader = 'legacy'`, and state it beside the numbers. The part of a message
+that they read is the same as for all graders (`answer_marks.passage`).
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _NUMBER = re.compile(r'-?[0-9]*\.?[0-9]+')
 
 
 def number(text: str) -> str:
-  """Their GSM8K, MultiArith and SVAMP answer: a run of digits, '0' if there is none."""
+  """Extracts a GSM8K, MultiArith or SVAMP answer: a run of digits, '0' if there is none."""
   found = _answer_part(text, _NUMBER)
   return _last(re.compile(r'[0-9]+'), found, '0')
 
 
 def grade_number(text: str, gold: str) -> float:
-  """1.0 if the digits that `number` finds and the gold number are equal as floats.
+  """Returns 1.0 if the digits that `number` finds and the gold number are equal as floats.
 
   Raises:
-    ValueError: if `gold` is no number.
+    ValueError: if `gold` is not a number.
   """
   top, _, bottom = gold.partition('/')
   return float(float(number(text)) == float(top) / float(bottom or 1))
 
 
 def aqua_letter(text: str) -> str:
-  """Their AQuA answer: the last capital letter, 'None.' if there is none."""
+  """Extracts an AQuA answer: the last capital letter, 'None.' if there is none."""
   capital = re.compile('[A-Z]')
   return _last(capital, _answer_part(text, capital), 'None.')
 
 
 def mmlu_letter(text: str) -> str:
-  """Their MMLU answer: the first character, behind the first "answer is" if there is one.
+  """Extracts an MMLU answer: the first character, after the first "answer is" if there is one.
 
-  An empty answer, at which their code stops with an error, gives ''.
+  An empty answer gives ''; the original code fails.
   """
   text = answer_marks.passage(text)
   _, mark, behind = text.partition('answer is')
@@ -51,29 +51,29 @@ def mmlu_letter(text: str) -> str:
 
 
 def maths(text: str) -> str:
-  r"""Their MATH answer: the last `\boxed{}`, normalised; the whole text if there is none."""
+  r"""Extracts a MATH answer: the last `\boxed{}`, normalized; the whole text without one."""
   text = answer_marks.passage(text)
   return tidy(_boxed(text) if 'boxed' in text else text).strip('.')
 
 
 def grade_maths(text: str, gold: str) -> float:
-  """1.0 if the normalised texts are equal."""
+  """Returns 1.0 if the normalized texts are equal, else 0.0."""
   return float(maths(text) == tidy(gold).strip('.'))
 
 
 def program(text: str) -> str:
-  """The program that they take a HumanEval answer for; their tests are run below it.
+  """Returns the program of a HumanEval answer, to which tests are appended.
 
-  The characters of "```python" are taken off the beginning one by one, so that a block
-  "total = 1" becomes "al = 1", and the prompt is not put in front: an answer must restate the
-  function, its helpers and what it imports, `typing` aside.
+  The characters of "```python" are stripped from the beginning one by one, so that a block
+  "total = 1" becomes "al = 1". The prompt is not prepended: an answer must repeat the
+  function, its helpers and its imports, except `typing`.
   """
   code = answer_marks.passage(text).lstrip('`python\n').rstrip('\n`')
   return f'from typing import *\n{code}\n'
 
 
 def _answer_part(text: str, pattern: re.Pattern[str]) -> str:
-  """What follows the last "The answer is ", else is boxed, else the last match."""
+  """Returns the text after the last "The answer is ", else the boxed text, else the last match."""
   text = answer_marks.passage(text)
   for mark in ('The answer is ', 'the answer is '):
     if mark in text:
@@ -92,7 +92,7 @@ def _last(pattern: re.Pattern[str], text: str, default: str) -> str:
 
 
 def _boxed(text: str) -> str:
-  """What stands in the braces behind the last "boxed", or up to the next dollar sign."""
+  """Returns the content of the braces after the last "boxed", or up to the next dollar sign."""
   behind = text.rpartition('boxed')[2]
   if not behind.startswith('{'):
     return behind.partition('$')[0].strip()
@@ -103,7 +103,7 @@ _REMOVED = ('\n', '\\!', '\\left', '\\right', '^{\\circ}', '^\\circ', '\\$')
 
 
 def tidy(text: str) -> str:
-  r"""The normalisation of answers that came with MATH (Hendrycks et al., arXiv 2103.03874).
+  r"""Normalizes answers like the code of MATH (Hendrycks et al., arXiv 2103.03874).
 
   Among others: no line breaks, sizes, degrees, dollar signs, percent signs or spaces, no
   unit that begins with `\text{ `, no short left side ("x="), braces around the arguments

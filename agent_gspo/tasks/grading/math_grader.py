@@ -1,25 +1,25 @@
-r"""Reading a mathematical expression out of free text, and comparing it with a gold one.
+r"""Extracts a mathematical expression from free text, and compares it with a gold one.
 
-Which expression counts, first rule that finds one: behind `####` (for which lines, see
-`answer_marks`); the last `\boxed{}`; behind the last "the answer is" (its first formula, else
+The first rule that finds an expression counts: after `####` (for which lines, see
+`answer_marks`); the last `\boxed{}`; after the last "the answer is" (its first formula, else
 its words); the last formula of the text (`$..$`, `\(..\)`, `\[..\]`); a text that is no more
 than an expression; the last number of the text.
 
-Two expressions are equal if they are the same up to how they look (sizes, spaces, units,
+Two expressions are equal if they are the same up to typesetting (sizes, spaces, units,
 degree, percent and dollar signs, "x =" in front); if both are numbers, by
 `numeric.grade_number`; if either is words, by their letters; else if math-verify
 (github.com/huggingface/Math-Verify), which parses LaTeX to sympy, finds them equal. It
-runs in another process, since sympy may take for ever on what a model writes.
+runs in another process, since sympy may not terminate on sampled text.
 
-Numbers without decimals are equal only if they are exactly: 10^{-20} is not 10^{-21}. Values
-belong to names: "x=1, y=2" is not "x=2, y=1", and (1,2) is the first of them. An inequality is the
-interval or union that has the same numbers; so is (3,5), which may be a point, if the other is
-3 < x < 5. A degree sign is dropped behind a bare number, but \sin 30^\circ is 1/2, and 30^\circ is
-\pi/6 where the other has \pi or an inverse function. Decimals that repeat are fractions.
+Numbers without decimals must be exactly equal: 10^{-20} is not 10^{-21}. Values belong to names:
+"x=1, y=2" is not "x=2, y=1", and (1,2) equals the first of them. An inequality equals the interval
+or union with the same numbers; so does (3,5), which may be a point, if the other is 3 < x < 5.
+A degree sign is dropped after a bare number, but \sin 30^\circ is 1/2, and 30^\circ is
+\pi/6 if the other has \pi or an inverse function. Repeating decimals are fractions.
 
-As in MATH itself, units are not checked and 50 % is 50. Intervals, tuples and sets keep
-their brackets and, sets aside, their order. The base of a number counts if both have one:
-52_8 is not 52_9, but 52 will do. "1 4/5" is a mixed number.
+As in MATH itself, units are not checked and 50 % is 50. Intervals and tuples are compared with
+brackets and order, sets with brackets only. The base of a number counts if both have one:
+52_8 is not 52_9, but equals 52. "1 4/5" is a mixed number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_TEXT = 20_000
 _MAX_EXPRESSION = 500
 _FORMULA = re.compile(
   r'\$\$(.{1,1000}?)\$\$|(?<!\\)\$([^$\n]{1,1000}?)(?<!\\)\$'
-  # Possessive, and past no second opening, so that those that never close cost little.
+  # Possessive, and not past a second opening, so that unclosed ones are cheap.
   r'|\\\(((?:[^\\]|\\[^()]){1,1000}+)\\\)|\\\[((?:[^\\]|\\[^\[\]]){1,1000}+)\\\]',
   re.DOTALL,
 )
@@ -77,7 +77,7 @@ _LOOKS = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
     (r'\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}', r' \\text{\1}'),
-    # A unit behind a number or formula; words that are the answer stand alone.
+    # A unit after a number or formula; words that are the answer have none before them.
     (r'(?<=[0-9A-Za-z})])\s*\\text\{\s*[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?\s*\.?\s*$', ''),
     (
       r'(?<=[0-9])\s*(?!pi\b|or\b|and\b)[a-z]{2,}(?:[\s/]+[a-z]+){0,2}(?:\s*\^\s*\{?[23]\}?)?\s*$',
@@ -103,7 +103,7 @@ _SET = re.compile(r'\\\{(?!.*(?:[<>:|]|\\mid|\\[lg]e)).*\\\}')
 
 
 def extract_maths(text: str) -> str | None:
-  """The expression that `text` gives as its answer, LaTeX as it stands there, or None."""
+  """Returns the expression that `text` gives as its answer, as literal LaTeX, or None."""
   text = answer_marks.passage(text)
   begun = lambda line: _is_expression(line) and not answer_marks.NUMBERED.match(line)
   bare = lambda line: begun(line) and not _HEADING.match(line)
@@ -121,11 +121,11 @@ def extract_maths(text: str) -> str | None:
 
 
 def grade_maths(text: str, gold: str) -> float:
-  """1.0 if `text` answers with the gold expression, else 0.0.
+  """Returns 1.0 if `text` answers with the gold expression, else 0.0.
 
   Args:
-    text: the answer, free text.
-    gold: the gold expression, LaTeX.
+    text: Answer in free text.
+    gold: Gold expression, LaTeX.
 
   Raises:
     ValueError: if `gold` is empty.
@@ -137,7 +137,7 @@ def grade_maths(text: str, gold: str) -> float:
 
 
 def same_expression(answer: str, gold: str) -> bool:
-  """Whether two LaTeX expressions say the same (rules: see the module)."""
+  """Returns whether two LaTeX expressions are equal (rules: see the module)."""
   seen = _seen(answer), _seen(gold)
   bare = _bare(seen[0]), _bare(seen[1])
   if seen[0] == seen[1]:
@@ -157,7 +157,7 @@ def same_expression(answer: str, gold: str) -> bool:
 
 
 def _same(answer: str, gold: str, sets: tuple[str, str] | None = None) -> bool:
-  """Returns whether two expressions without spaces are equal; `sets`: both, if sets are meant."""
+  """Returns whether two expressions without spaces are equal; `sets`: both to compare as sets."""
   if answer == gold:
     return True
   if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
@@ -177,7 +177,7 @@ def _same(answer: str, gold: str, sets: tuple[str, str] | None = None) -> bool:
 
 
 def canonical_maths(text: str) -> str | None:
-  """The expression in an answer in one spelling, for votes, or None."""
+  """Returns the expression in an answer, normalized for votes, or None."""
   answer = extract_maths(text)
   if answer is None:
     return None
@@ -196,14 +196,14 @@ def canonical_maths(text: str) -> str | None:
 
 
 def plain(latex: str) -> str:
-  """The expression without what only changes how it looks, and without spaces."""
+  """Removes typesetting and spaces from an expression."""
   return _bare(_seen(latex))
 
 
 def _seen(latex: str, radians: bool = False) -> str:
-  """Returns the expression without what only changes how it looks; spaces and "x =" are left.
+  """Removes typesetting from an expression, but not spaces and "x =".
 
-  Degrees are turned into radians under a function, and everywhere if `radians`; else their sign
+  Degrees are converted to radians under a function, and everywhere if `radians`; else their sign
   is dropped.
   """
   latex = latex[:_MAX_TEXT].translate(_UNICODE)
@@ -227,13 +227,13 @@ def _bare(latex: str) -> str:
 
 
 def _stated(sentence: str) -> str:
-  """The first formula, else the words up to a reason."""
+  """Returns the first formula of a sentence, else its words up to a reason."""
   formula = _FORMULA.search(sentence)
   return _content(formula) if formula else _REASON.sub('', sentence).strip()
 
 
 def _conclusion(sentence: str) -> str:
-  """What the sentence concludes from a list, from its formula or number on; else all of it."""
+  """Returns a sentence's conclusion from a list, from its formula or number on; else all of it."""
   items = [match.span() for match in _ITEM.finditer(sentence)]
   behind = answer_marks.conclusion(sentence, items)
   if behind is None:
@@ -247,11 +247,11 @@ def _content(match: re.Match[str]) -> str:
 
 
 def _is_expression(text: str) -> bool:
-  r"""Whether a text is no more than an expression: one word outside \text{} at most."""
+  r"""Returns whether a text is only an expression: at most one word outside \text{}."""
   return len(_PROSE.findall(re.sub(r'\\(?:text|mbox)\s*\{[^{}]*\}', '', text))) <= 1
 
 
 def _words(expression: str) -> str:
-  """The letters of an answer that may be words, such as Evelyn, in lower case; else ''."""
+  """Returns the letters of an answer that may be words, such as Evelyn, in lower case; else ''."""
   match = _WORDS.fullmatch(expression)
   return match[1].casefold() if match else ''

@@ -1,4 +1,4 @@
-"""The one `math_worker` process of this process: started on use, replaced when it dies."""
+"""Runs one `math_worker` process: started upon use, replaced when it ends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _owner = 0  # A fork must not write into its parent's pipe.
 
 
 def ask(request: Mapping[str, object]) -> bool | str | None:
-  """The worker's reply to a request; None also if it ran out of time or memory.
+  """Returns the worker's reply to a request; None also if it ran out of time or memory.
 
-  Safe in threads, which take turns, and in forked processes, which start their own.
+  Thread-safe by a lock, and safe in forked processes, which start their own worker.
 
   Raises:
     RuntimeError: if the worker cannot be started.
@@ -33,7 +33,7 @@ def ask(request: Mapping[str, object]) -> bool | str | None:
       line = _reply(process, json.dumps(request))
     except BrokenPipeError:
       line = ''
-    except BaseException:  # an interrupt: the reply that is still to come is not the next one's
+    except BaseException:  # upon an interrupt, the pending reply must not answer the next request
       _stop()
       raise
     if line:
@@ -43,7 +43,7 @@ def ask(request: Mapping[str, object]) -> bool | str | None:
 
 
 def _reply(process: subprocess.Popen[str], line: str) -> str:
-  """The worker's answer to a line, '' if it has ended."""
+  """Sends a line and returns the worker's reply, '' if it has ended."""
   assert process.stdin is not None
   assert process.stdout is not None
   process.stdin.write(line + '\n')
@@ -55,7 +55,7 @@ def _running() -> subprocess.Popen[str]:
   global _process, _owner
   if _process is None or _owner != os.getpid():
     _process = subprocess.Popen(
-      # -P: the folder of the worker is full of modules that are not meant for it.
+      # -P: keeps the worker's folder off its import path.
       [sys.executable, '-P', str(_WORKER)],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,

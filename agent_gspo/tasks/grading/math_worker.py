@@ -5,14 +5,14 @@ A request is one line of JSON on standard input, its reply one line on standard 
   {"gold": latex, "answer": latex}  ->  true if they are equal, else false
   {"expression": latex}             ->  sympy's spelling of it, or null
 
-Gold and answer may come with "conditions", those of each: lists of alternatives, which are lists
-of conditions on one variable. Where they say which sets are meant, the sets are compared. All else
-is left to math-verify, but for the comparison of two numbers. That is exact if both are rational,
-else to 50 digits, where math-verify rounds to 6 decimals, to which 10^{-20} is 10^{-21}.
+Gold and answer may come with "conditions" for each: lists of alternatives, which are lists
+of conditions on one variable. If these determine sets, the sets are compared. math-verify does
+all else but the comparison of two numbers. That is exact if both are rational,
+else to 50 digits; math-verify rounds to 6 decimals, so that 10^{-20} would equal 10^{-21}.
 
 A request that takes too much processor time ends this process without a reply, by a
-signal that no library catches; so does the end of the input. Not part of the package's
-imports: `math_grader` runs this file.
+signal that no library catches; so does the end of the input. The package does not import
+this file: `math_process` runs it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sympy.core.function import AppliedUndef
 _SECONDS = 2.0
 _MEMORY_BYTES = 4 << 30
 _ROUNDING = (6, 15)  # math-verify's own: decimals, digits
-_BITS = 200_000  # of a number that is written out
+_BITS = 200_000  # maximum size of an exact power
 _LARGEST_FACTORIAL = 15_000
 _MEMBER = re.compile(r'\\?([A-Za-z]+(?:\([a-z]\))?)\\(not)?in(?![A-Za-z])(.*)', re.DOTALL)
 
@@ -44,7 +44,7 @@ _numeric_eq, _symbolic_eq = grader.sympy_numeric_eq, grader.sympy_symbolic_eq
 
 
 def _parse(latex: str) -> list:
-  # Without its own timeout, which is by signal; ours is harder.
+  # Without its own timeout, whose signal can be caught; ours cannot.
   config = [math_verify.LatexExtractionConfig()]
   return math_verify.parse(f'${latex}$', config, fallback_mode='no_fallback', parsing_timeout=None)
 
@@ -79,7 +79,7 @@ def _same_term(a: sympy.Basic, b: sympy.Basic) -> bool:
 
 
 def _compared(a: sympy.Basic, b: sympy.Basic) -> bool | None:
-  """Returns whether two numbers are equal, None where that remains open."""
+  """Returns whether two numbers are equal, None if unknown."""
   if any(not isinstance(x, sympy.Expr) or x.free_symbols for x in (a, b)):
     return None
   return _compared_numbers(a, b)
@@ -98,8 +98,8 @@ def _compared_numbers(a: sympy.Expr, b: sympy.Expr) -> bool | None:
   if distance is None:
     return None
   if distance <= (1e-12 if rounded else 1e-50):
-    return None if large else True  # of large numbers, simplification may tell
-  # Six decimals are enough, if they are digits that count.
+    return None if large else True  # simplification may decide for large numbers
+  # Six decimals are enough if they are significant.
   size = max(abs(a.evalf()), abs(b.evalf()))
   return bool(
     rounded and distance <= (1e-3 if size >= 1e-3 else 1e-6) and _numeric_eq(a, b, *_ROUNDING)
@@ -112,18 +112,18 @@ def _distance(a: sympy.Expr, b: sympy.Expr, at: dict | None = None) -> sympy.Exp
   for expression in (a, b):
     try:
       value = expression.evalf(60, subs=at)
-    except Exception:  # what sympy raises depends on the functions
+    except Exception:  # sympy's errors depend on the functions
       return None
     if not (value.is_number and value.is_finite):
       return None
-    # One digit is left of a zero that sympy cannot tell from a tiny number.
+    # Precision 1: a zero that sympy cannot distinguish from a tiny number.
     values.append(sympy.S.Zero if getattr(value, '_prec', 0) == 1 else value)
   size = max(abs(value) for value in values)
   return abs(values[0] - values[1]) / size if size else size
 
 
 def _vary(a: sympy.Basic, b: sympy.Basic) -> bool:
-  """Returns whether two terms differ where their variables are some numbers."""
+  """Returns whether two terms differ at one assignment of numbers to their variables."""
   if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
     return False
   symbols = sorted(a.free_symbols | b.free_symbols, key=str)
@@ -135,10 +135,10 @@ def _vary(a: sympy.Basic, b: sympy.Basic) -> bool:
 
 
 def _rational(number: sympy.Expr) -> Fraction | None:
-  """Returns the value of a number, None if it is not made of rational ones.
+  """Returns the exact value of a rational number, None for others.
 
   Raises:
-    OverflowError: if it is too large to be written out.
+    OverflowError: if it is too large to compute.
   """
   if number.is_Rational:
     return Fraction(number.p, number.q)
@@ -165,17 +165,17 @@ def _rational(number: sympy.Expr) -> Fraction | None:
 
 
 def _solutions(alternatives: list[list[str]]) -> tuple[set[str], list[tuple]] | None:
-  """Returns the name of a variable, if any, and the intervals of its values; None if unknown."""
+  """Returns the variable's name, if any, and the intervals of its values; None if unknown."""
   names: set[str] = set()
   try:
     found = sympy.S.EmptySet
     for conditions in alternatives:
       sets = [_solved(condition, names) for condition in conditions]
       common = sympy.Intersection(*sets)
-      # "x < 1 and x > 2" is said of either.
+      # "x < 1 and x > 2" means either.
       found = sympy.Union(found, sympy.Union(*sets) if common.is_empty else common)
     return (names, _intervals(found)) if len(names) <= 1 else None
-  # A sampled text may make the solver do anything.
+  # Sampled text may trigger any error in the solver.
   except Exception:
     return None
 
@@ -202,7 +202,7 @@ def _solved(condition: str, names: set[str]) -> sympy.Set:
 
 
 def _intervals(values: sympy.Set) -> list[tuple]:
-  """Returns start, end, and whether they are left out, of each interval, by size."""
+  """Returns `(start, end, left_open, right_open)` of each interval, in order."""
   found = []
   for part in values.args if isinstance(values, sympy.Union) else (values,):
     if isinstance(part, sympy.Interval):
@@ -234,11 +234,11 @@ def _main() -> None:
   with contextlib.suppress(ValueError, OSError):  # Not every system has this limit.
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
   for line in sys.stdin:
-    # Its signal is not handled, so it ends the process wherever it is.
+    # The signal is not handled, so it ends the process at any point.
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
       reply = _reply(json.loads(line))
-    # A sampled text may make the parser do anything, recursion and memory included.
+    # Sampled text may trigger any error in the parser, recursion and memory included.
     except Exception:
       reply = None
     signal.setitimer(signal.ITIMER_PROF, 0)

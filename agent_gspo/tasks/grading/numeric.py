@@ -1,6 +1,6 @@
-r"""Reading a number out of free text, and comparing it with a gold number.
+r"""Extracts a number from free text, and compares it with a gold number.
 
-Which number of a text counts, first rule that finds one:
+The first rule that finds a number counts:
 
 1. `#### 42`, nothing but a number and its unit (for other lines, see `answer_marks`);
 2. the last `\boxed{42}`;
@@ -8,23 +8,23 @@ Which number of a text counts, first rule that finds one:
    "answer =" (the last of these that has a number in its sentence);
 4. the last number of the text.
 
-Where rules 1-3 meet a chain of arithmetic ("5 + 3 = 8", "2^3 = 8", "40% of 50 = 20"), the
-last right-hand side counts; where they meet a list, what is concluded from it ("10 and 4,
-so 14"). Within a rule digits go before spelled-out numbers (zero to twenty), so "one" as a
+If rules 1-3 find a chain of arithmetic ("5 + 3 = 8", "2^3 = 8", "40% of 50 = 20"), the
+last right-hand side counts; if they find a list, the conclusion from it does ("10 and 4,
+so 14"). Within a rule digits precede spelled-out numbers (zero to twenty), so "one" as a
 pronoun does no harm. No arithmetic is carried out.
 
-What a number is: thousands commas, decimals, a sign that is not an operator ("10-3" is
-ten and three), "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency signs,
-percent signs and units, "million" among them, are dropped: 50% is fifty. Digits that
-belong to a word ("x2", "3rd") or an exponent ("m^2") are no numbers.
+Numbers may have thousands commas, decimals, a sign that is not an operator ("10-3" is
+ten and three), and the forms "3/4", "\frac{3}{4}", mixed numbers, "1e3", "2 x 10^3". Currency
+signs, percent signs and units, "million" among them, are dropped: 50% is fifty. Digits that
+belong to a word ("x2", "3rd") or an exponent ("m^2") are not numbers.
 
-Thousands may be parted by spaces: one to three digits, then groups of exactly three, each
-behind a single space (thin or not), with no other number beside them and no unit attached,
+Spaces may separate thousands: one to three digits, then groups of exactly three, each
+after a single space (thin or not), with no adjacent other number and no unit attached,
 are one number. "12 500" is 12500, but "3 4 500", "3 500ml" and "1 500/1000" are several.
 The price is that a bare list "100 200 300" reads as one number, and so does "2 500 g bags".
 
-A decimal that repeats is the fraction that it stands for: `0.1\overline{6}`, `0.1\dot{6}`, and
-"0.1666..." where three equal blocks, or nothing but equal blocks, stand before the dots.
+A repeating decimal equals its fraction: `0.1\overline{6}`, `0.1\dot{6}`, and "0.1666..." if
+three equal blocks, or nothing but equal blocks, precede the dots.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ _BLOCKS = re.compile(r'(?P<first>[0-9]*?)(?P<period>[0-9]+?)(?P=period)+')
 
 
 def rewrite_recurring(text: str, write: Callable[[Fraction], str]) -> str:
-  """Returns the text with what `write` makes of the value of each decimal that repeats."""
+  """Replaces each repeating decimal in a text by `write(value)`."""
 
   def rewritten(match: re.Match[str]) -> str:
     first, period = match['first'], re.sub('[^0-9]', '', match['period'] or '')
     if match['shown']:
       blocks = _BLOCKS.fullmatch(match['shown'])
-      # Of 2.718281828... and 3.3166... (the root of 11) two equal blocks are chance.
+      # Two equal blocks may be chance, as in 2.718281828... and 3.3166... (the root of 11).
       if not blocks or (
         blocks['first'] and blocks.end() - blocks.end('first') < 3 * len(blocks['period'])
       ):
@@ -108,11 +108,11 @@ _REWRITES = tuple(
     (r'([0-9]?)¾', r'\1 3/4'),
   )
 )
-# Without any of this nothing is rewritten, and most answers have none of it.
+# Fast path: texts without any of this, which are most, need no rewriting.
 _REWRITTEN = re.compile(r'[^\x00-\x7f]|[\\*_`{~]|[0-9] [0-9]|\.\.\.')
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
-# Possessive quantifiers: a match may not give digits back to please a lookahead.
+# Possessive quantifiers: no backtracking into digits to satisfy a lookahead.
 _PLAIN = r'(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+'
 _NUMBER = re.compile(
   rf"""
@@ -128,8 +128,8 @@ _NUMBER = re.compile(
   """,
   re.VERBOSE,
 )
-# What stands before a negative number. A minus after a number, word or bracket is an
-# operator; one with a space behind it is a sign only after "=", ":" or "is".
+# Text before a negative number. A minus after a number, word or bracket is an
+# operator; one before a space is a sign only after "=", ":" or "is".
 _NEGATIVE = re.compile(
   rf"""
   (?<![0-9A-Za-z)\]}}%.]) -[{_CURRENCY}]?\s?(?<!-\s)$
@@ -143,12 +143,12 @@ _WORD = re.compile(
   r'(?!-[a-z]|[\s-]+(?:hundred|thousand|million|billion|dozen|half|thirds?|quarters?)\b)',
   re.IGNORECASE,
 )
-# Words behind a number that holds a line alone: "dollars a day" and "USD", not "Add the paper".
+# Unit after a number on a line of its own: "dollars a day" and "USD", not "Add the paper".
 _UNIT = re.compile(
   r'[^\w.:;!?)-]*+(?:(?![A-Z][a-z]{2})[^\W\d_]++[\s/.-]*+){0,3}+(?:\^?\{?[23]\}?)?\W*'
 )
-# Between two numbers of a chain: a unit ("days", "km/h"), an exponent, and what joins them, which
-# is a bracket alone in "3(4)".
+# Between two numbers of a chain: a unit ("days", "km/h"), an exponent, and an operator, or only a
+# bracket as in "3(4)".
 _GAP = re.compile(
   r"""
   [\s)}\]%$€£]*+ (?:[A-Za-z]{1,20}(?:(?:/|[ ]per[ ])[A-Za-z]{1,20})?)?
@@ -162,7 +162,7 @@ _GAP = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-  """A number in a text: where it stands, its value, its decimal places (0 if none)."""
+  """Number in a text: its span, value and number of decimal places (0 if none)."""
 
   start: int
   end: int
@@ -171,31 +171,31 @@ class _Found:
 
 
 def extract_number(text: str) -> Fraction | None:
-  """The number that `text` gives as its answer, or None (rules: see the module)."""
+  """Returns the number that `text` gives as its answer, or None (rules: see the module)."""
   found = _extract(text)
   return None if found is None else found.value
 
 
 def numbers_in(text: str) -> list[Fraction]:
-  """All numbers of a text: those in digits, then those spelled out from two to twenty."""
+  """Returns all numbers of a text: in digits, then spelled out from two to twenty."""
   text = _rewritten(text)
   spelled = [found.value for found in _spelled(text) if abs(found.value) > 1]
   return [found.value for found in _numbers(text)] + spelled
 
 
 def grade_number(text: str, gold: str) -> float:
-  """1.0 if `text` answers with the gold number, else 0.0.
+  """Returns 1.0 if `text` answers with the gold number, else 0.0.
 
   Exact for whole gold numbers. Otherwise a decimal may be the other number rounded to
   its places, within 0.1 %, if an answer has three of them or a gold number four: 0.667
   is 2/3, 0.67 is not; 0.6251 is not 0.625.
 
   Args:
-    text: the answer, free text.
-    gold: the gold number, in any form that `extract_number` reads.
+    text: Answer in free text.
+    gold: Gold number, in any form that `extract_number` reads.
 
   Raises:
-    ValueError: if `gold` holds no number.
+    ValueError: if `gold` contains no number.
   """
   want = _extract(gold)
   if want is None:
@@ -212,11 +212,11 @@ def grade_number(text: str, gold: str) -> float:
   return float(any(n >= least and difference <= Fraction(1, 2 * 10**n) for n, least in shown))
 
 
-@functools.lru_cache(maxsize=4096)  # a gold answer, and what a group agrees on, is read once
+@functools.lru_cache(maxsize=4096)  # reads gold answers, and those that a group shares, once
 def _extract(text: str) -> _Found | None:
   text = _rewritten(answer_marks.passage(text))
   for passage, is_sentence in answer_marks.marked(text, _is_bare, _begins):
-    # "=" stands for the "is" before it, which makes a minus a sign.
+    # "=" replaces the "is" before it, so that a minus is a sign.
     found = _first('= ' + passage if is_sentence else passage)
     if found is not None:
       return found
@@ -226,10 +226,10 @@ def _extract(text: str) -> _Found | None:
 
 
 def _rewritten(text: str) -> str:
-  """The text with one spelling of signs, spaces and fractions."""
+  """Normalizes the spelling of signs, spaces and fractions in a text."""
   if _REWRITTEN.search(text):
     text = text.translate(_FULL_WIDTH)
-    # 1.0/3 is no second half of a mixed number: "5 and 0.333..." are two.
+    # 1.0/3 cannot be read as part of a mixed number: "5 and 0.333..." are two.
     text = rewrite_recurring(text, lambda value: f'{value.numerator}.0/{value.denominator}')
     for pattern, replacement in _REWRITES:
       text = pattern.sub(replacement, text)
@@ -237,19 +237,19 @@ def _rewritten(text: str) -> str:
 
 
 def _begins(line: str) -> bool:
-  """Tells whether a line begins with a number that does not number it, as "2. Add" does."""
+  """Returns whether a line begins with a number that is not a list index, as in "2. Add"."""
   first = re.search(r'[^\W_]', line)
   return bool(first and first[0] in '0123456789' and not answer_marks.NUMBERED.match(line))
 
 
 def _is_bare(line: str) -> bool:
-  """Tells whether a line holds nothing but a number and its unit."""
+  """Returns whether a line is nothing but a number and its unit."""
   number = _NUMBER.search(line) if _begins(line) else None
   return bool(number and _UNIT.fullmatch(line, number.end()))
 
 
 def _first(passage: str) -> _Found | None:
-  """The first number, or the last right-hand side of the arithmetic that it begins."""
+  """Returns the first number, or the last right-hand side of the arithmetic that it begins."""
   numbers = _numbers(passage) or _spelled(passage)
   if not numbers:
     return None
@@ -301,7 +301,7 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _spelled(text: str) -> list[_Found]:
-  # Most texts have none, and the pattern takes long to say so.
+  # Most texts have none, and the pattern is slow.
   if _WORDS.keys().isdisjoint(re.findall('[a-z]+', text.casefold())):
     return []
   found = []
@@ -312,6 +312,6 @@ def _spelled(text: str) -> list[_Found]:
 
 
 def canonical_number(text: str) -> str | None:
-  """The number in an answer in one spelling ("1,000.50" and "2001/2" agree), or None."""
+  """Returns the number in an answer, normalized ("1,000.50" and "2001/2" agree), or None."""
   number = extract_number(text)
   return None if number is None else str(number)

@@ -1,8 +1,8 @@
-r"""What an expression states: values of names (`x=1, y=2`), or conditions (`x<1` or `x>2`).
+r"""Parses values of names (`x=1, y=2`) or conditions (`x<1` or `x>2`) in an expression.
 
 A value belongs to its name, in any order of the names. Values without names belong to the names of
 the gold expression in their order, or to those of the answer if the gold one is a tuple: single
-letters by the alphabet, as in (x,y). One name with several values is a list.
+letters in alphabetical order, as in (x,y). One name with several values is a list.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _UNEQUAL = re.compile(r'.*\\neq?(?![A-Za-z])')
 
 _SPACES = re.compile(r'(\\[A-Za-z]++)\s+(?=[A-Za-z])|\s+')
 
-_Record = dict[str, str]  # a name's value
+_Record = dict[str, str]  # name -> value
 
 
 def without_spaces(latex: str) -> str:
-  """Returns the expression without spaces, but for one that ends a command."""
+  """Removes all spaces but those that end a command."""
   return _SPACES.sub(lambda match: match[1] + ' ' if match[1] else '', latex)
 
 
 def split(text: str, separators: str) -> list[str]:
-  """Returns the parts of a text between separators, one character each, outside of brackets."""
+  """Splits a text at separators, one character each, outside of brackets."""
   parts, depth, start = [], 0, 0
   for i, character in enumerate(text):
     if character in '([{':
@@ -54,14 +54,14 @@ def split(text: str, separators: str) -> list[str]:
 
 
 def same_values(answer: str, gold: str, same: Callable[[str, str], bool]) -> bool | None:
-  """Returns whether two expressions give the same values to their names.
+  """Returns whether two expressions assign the same values to their names.
 
   Args:
-    answer, gold: LaTeX in one spelling of sizes and spaces.
-    same: compares a value of each, or lists of values without names.
+    answer, gold: LaTeX with normalized sizes and spaces.
+    same: Comparison of two values, or of two lists of values without names.
 
   Returns:
-    None where the names do not matter.
+    True or False, or None if the names do not matter.
   """
   if '=' not in (text := answer + gold) and '\\in' not in text:
     return None
@@ -70,7 +70,7 @@ def same_values(answer: str, gold: str, same: Callable[[str, str], bool]) -> boo
   if have is None and want is None:
     return None
   names = list((want or have or [{}])[0])
-  # Of "x = k = 15" the name counts that the gold expression has.
+  # In "x = k = 15", only the name in the gold expression counts.
   if have and want and len(have) == len(names) == len({*have[0].values()}) == 1:
     have = [{name: have[0][name] for name in names if name in have[0]} or have[0]]
   if len(names) == 1 and all(len(record) == 1 for record in (have or []) + (want or [])):
@@ -79,7 +79,7 @@ def same_values(answer: str, gold: str, same: Callable[[str, str], bool]) -> boo
     if all(len(name) == 1 for name in names):
       names = sorted(names)
     want = _points(gold, names)
-    if want is None:  # a list without order, or one value
+    if want is None:  # an unordered list, or one value
       values = [record[name] for record in have for name in names if name in record]
       return same(','.join(values), gold) if len(split(gold, ',')) == len(values) else None
   elif have is None:
@@ -94,7 +94,7 @@ def _same_values_of_one_name(
   want: Sequence[_Record] | None,
   same: Callable[[str, str], bool],
 ) -> bool | None:
-  """Compares as `same_values`, where each has one name at most, perhaps with several values."""
+  """Compares like `same_values` expressions with at most one name and any number of values."""
   if have and want and set(have[0]) != set(want[0]) and '(' not in ''.join((*have[0], *want[0])):
     return False
   if len(have or [{}]) == len(want or [{}]) == 1:
@@ -124,9 +124,9 @@ def _same_records(
 
 
 def conditions(latex: str) -> list[list[str]]:
-  """Returns what an expression says of one variable: alternatives, each a list of conditions.
+  """Returns the conditions on one variable: a list of alternatives, each a list of conditions.
 
-  Conditions are LaTeX without spaces; an interval or a number is one, too.
+  Conditions are LaTeX without spaces; intervals and numbers are conditions, too.
   """
   built = _BUILDER.fullmatch(without_spaces(latex))
   alternatives = []
@@ -140,18 +140,18 @@ def conditions(latex: str) -> list[list[str]]:
 
 
 def has_relation(latex: str) -> bool:
-  r"""Returns whether an expression has an inequality, `\in` or the like."""
+  r"""Returns whether an expression has a relation such as an inequality or `\in`."""
   return bool(_RELATION.search(latex))
 
 
 def _joined(latex: str) -> str:
-  """Returns the expression without spaces, with commas between its parts."""
+  """Removes spaces, and separates the parts of an expression by commas."""
   latex = _SYSTEM.sub(lambda match: match[2].replace('\\\\', ',').replace('&', ''), latex)
   return without_spaces(_OR.sub(',', _AND.sub(',', latex))).strip(',;')
 
 
 def _records(text: str) -> list[_Record] | None:
-  """Returns values of names, a new record where a name comes again; None without names."""
+  """Returns values by name, a new record for each repeated name; None without names."""
   if points := _POINTS.fullmatch(text):
     return _points(points[2] or points[3], [_plain(name) for name in points[1].split(',')])
   if len(split(text, ',;=')) == 1 and (inner := _BRACKETS.fullmatch(text)):
