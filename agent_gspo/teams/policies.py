@@ -72,7 +72,7 @@ class ModelPolicy:
     root: Key of this random stream (see `keys.stream`).
     step: Training step, folded into every row's key.
     temperature: Sampling temperature; 0 is greedy.
-    adapters: Adapter index of each agent, -1 for none; None: the only adapter for all.
+    adapters: Adapter index of each agent, -1 for none; None: the only adapter, if any.
   """
 
   sampler: Sampler

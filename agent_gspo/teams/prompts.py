@@ -139,7 +139,7 @@ class PromptWriter:
     return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
 
   def as_written(self, text: str) -> str:
-    """Returns a text as it follows the cue: with a leading space for subword vocabularies."""
+    """Returns a text as it follows the cue: with a leading space in plain subword prompts."""
     continues = self.role.style == 'plain' and not self.tokenizer.is_word_level
     return f' {text}' if text and continues else text
 

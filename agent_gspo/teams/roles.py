@@ -30,7 +30,7 @@ class Role:
       `{budget}`.
     incoming: Template of a teammate's message; must contain `{message}`, may use `{sender}`.
     cue: Text at the end of every turn's prompt; may use `{left}`, the remaining tokens of the
-      question's budget or, without one, of the episode's cap.
+      question's budget or, without one, of the team's caps.
     separator: Text that ends a plain message; the sampler's stop tokens derive from it.
     max_tokens: Cap on this role's messages, 0 for the team's.
     calculator: Completion of `a op b =` while the agent writes, see `teams.calculator`.

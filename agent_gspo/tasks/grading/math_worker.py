@@ -85,7 +85,7 @@ def _compared(a: sympy.Basic, b: sympy.Basic) -> bool | None:
   return _compared_numbers(a, b)
 
 
-@functools.lru_cache(maxsize=64)  # math-verify asks twice
+@functools.lru_cache(maxsize=64)  # math-verify calls twice
 def _compared_numbers(a: sympy.Expr, b: sympy.Expr) -> bool | None:
   rounded, large = a.has(sympy.Float) or b.has(sympy.Float), False
   try:
