@@ -3,10 +3,10 @@
 Each program is one process (`child`) which confines itself before it runs:
 
 - seccomp: a list of allowed system calls. No socket, process, thread, program or signal
-  can be made, so the one process is all there is to kill.
+  can be made, so killing the one process ends everything.
 - Landlock: files are written in a scratch folder only, and read there, in the folders of
   Python's standard library and in the system's libraries; not in the home folder or /proc.
-  No file there loses its name, so that their sizes are all the disk that a program takes up.
+  No file there loses its name, so the sum of sizes is all the disk space of a program.
 - resource limits on processor time, memory, file size and open files; here, limits on
   wall time, idle time, output and the size of the scratch folder.
 - no capabilities and no new privileges (root becomes powerless), an empty environment,
@@ -112,7 +112,7 @@ def mechanisms() -> dict[str, str]:
   """Returns the layers of protection in use on this machine, with details.
 
   Raises:
-    SandboxUnavailableError: if one is missing; says which, and what to do.
+    SandboxUnavailableError: if one is missing; names it and the remedy.
   """
   with start('', DEFAULT_LIMITS) as process:
     if watch([process], DEFAULT_LIMITS):

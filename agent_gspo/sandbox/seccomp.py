@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-# Number of each call: (x86_64, aarch64); None where the machine does not have the call.
+# Number of each call: (x86_64, aarch64); None if the machine lacks the call.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
   # Open files.
   'read': (0, 63),
