@@ -1,11 +1,11 @@
-"""The shape of a decoder and the options of its modules."""
+"""Defines the shape of a decoder and the options of its modules."""
 
 from __future__ import annotations
 
 import dataclasses
 
 MAX_LAYERS = 1000
-"""More than any model has: a count beyond it comes from a damaged file."""
+"""Upper bound on the layer count; a larger count comes from a damaged file."""
 
 REMAT_KEEPS = ('nothing', 'attention')
 """Values of `model.remat_keeps`."""
@@ -26,33 +26,33 @@ class ModelConfig:
   """Architecture of a Llama, Qwen2 or Qwen3 decoder.
 
   Attributes:
-    family: 'llama', 'qwen2' or 'qwen3'; names the layout for import and export. What
-      the families differ in is spelled out by `qkv_bias` and `qk_norm`.
-    vocab_size: rows of the embedding (`V`).
-    num_layers: decoder blocks.
-    embed_dim: width of the residual stream (`D`).
-    num_heads: query heads.
-    num_kv_heads: key/value heads; divides `num_heads`.
-    head_dim: width of one head, even.
-    mlp_dim: width of the gated MLP.
-    rope_theta: base of the rotary frequencies.
-    rope_scaling: Llama 3's scaling of them, or None.
-    norm_eps: epsilon of every RMSNorm.
-    tie_embeddings: the LM head is the transposed embedding.
-    qkv_bias: bias on the q, k and v projections (Qwen2).
-    qk_norm: RMSNorm over each head of q and k (Qwen3).
-    max_positions: longest context the model was made for, in tokens.
-    dtype: of the operands of matrix products, and of keys and values; sums, the residual stream,
-      norms, softmax and logits are float32.
-    lora_rank: rank of the adapters on every projection, 0 for none.
-    lora_alpha: adapters are scaled by `lora_alpha / lora_rank`.
-    num_adapters: sets of adapters (`N`). With 1 all tokens go through it; with more, each
-      token says by an id which one is its own.
-    remat: recompute each block in the backward pass instead of storing it.
-    remat_keeps: of `REMAT_KEEPS`, what of a block is stored nevertheless.
-    attention: of `ops.attention.IMPLEMENTATIONS`.
-    unsaid: ranges `(first, end)` of ids that no text shows (see `Tokenizer.unsaid`): their logits
-      are minus infinity.
+    family: 'llama', 'qwen2' or 'qwen3'; selects the layout for import and export. The
+      architectures differ in `qkv_bias` and `qk_norm`.
+    vocab_size: Rows of the embedding (`V`).
+    num_layers: Decoder blocks.
+    embed_dim: Width of the residual stream (`D`).
+    num_heads: Query heads.
+    num_kv_heads: Key/value heads; divides `num_heads`.
+    head_dim: Width of one head, even.
+    mlp_dim: Width of the gated MLP.
+    rope_theta: Base of the rotary frequencies.
+    rope_scaling: Llama 3's scaling of these frequencies, or None.
+    norm_eps: Epsilon of every RMSNorm.
+    tie_embeddings: Whether the LM head is the transposed embedding.
+    qkv_bias: Whether the q, k and v projections have biases (Qwen2).
+    qk_norm: Whether each head of q and k is normalized by RMSNorm (Qwen3).
+    max_positions: Longest supported context, in tokens.
+    dtype: Dtype of matrix product operands, keys and values; sums, the residual stream, norms,
+      softmax and logits are float32.
+    lora_rank: Rank of the adapters on every projection, 0 for none.
+    lora_alpha: Adapters are scaled by `lora_alpha / lora_rank`.
+    num_adapters: Sets of adapters (`N`). With 1 all tokens use it; with more, each token has an
+      adapter id.
+    remat: Whether the backward pass recomputes each block instead of storing it.
+    remat_keeps: Activations of a block stored despite `remat`, one of `REMAT_KEEPS`.
+    attention: One of `ops.attention.IMPLEMENTATIONS`.
+    unsaid: Ranges `(first, end)` of ids that decode to no text (see `Tokenizer.unsaid`); their
+      logits are minus infinity.
   """
 
   family: str

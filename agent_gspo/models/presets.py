@@ -1,4 +1,4 @@
-"""Shapes of models to train from scratch (`random:<preset>`)."""
+"""Defines shapes of models to train from scratch (`random:<preset>`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_gspo.models.config import ModelConfig
 def decoder(
   layers: int, width: int, heads: int, kv_heads: int, mlp: int, **others: Any
 ) -> ModelConfig:
-  """A decoder whose heads share its width; `others` are further fields."""
+  """Returns a decoder with `head_dim = width // heads`; `others` are further fields."""
   return ModelConfig(
     num_layers=layers,
     embed_dim=width,
@@ -29,4 +29,4 @@ PRESETS = {
   'tiny': _llama(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
   'small': _llama(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
 }
-"""`vocab_size` is 0 here: it is the tokenizer's."""
+"""Shapes by name; `vocab_size` is 0 and set from the tokenizer."""

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), half-split layout."""
+"""Computes rotary position embeddings (Su et al. 2021, arXiv 2104.09864), half-split layout."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agent_gspo.models.config import ModelConfig, RopeScaling
 
 
 def frequencies(config: ModelConfig) -> np.ndarray:
-  """Angular frequencies, float32 `[head_dim / 2]`, in radians a position."""
+  """Returns angular frequencies, float32 `[head_dim / 2]`, in radians per position."""
   exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
   freqs = (1.0 / np.float32(config.rope_theta) ** exponent).astype(np.float32)
   return freqs if config.rope_scaling is None else _llama3(freqs, config.rope_scaling)
 
 
 def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-  """Slow frequencies are divided by `factor`, fast ones kept, the band between blended."""
+  """Divides low frequencies by `factor`, keeps high ones and blends the band in between."""
   wavelength = 2 * np.pi / freqs
   old = scaling.original_max_positions
   blend = (old / wavelength - scaling.low_freq_factor) / (
@@ -28,7 +28,7 @@ def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Cosine and sine, float32 `[B, T, 1, head_dim]`, of int32 positions `[B, T]`."""
+  """Returns cosine and sine, float32 `[B, T, 1, head_dim]`, of int32 positions `[B, T]`."""
   angle = positions[..., None].astype(jnp.float32) * frequencies(config)[None, None, :]
   angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
   return jnp.cos(angle), jnp.sin(angle)

@@ -1,10 +1,10 @@
-"""One decoder for the Llama, Qwen2 and Qwen3 families, applied as a pure function.
+"""Implements the decoder of the Llama, Qwen2 and Qwen3 families as a pure function.
 
-The mask is an argument, a description of who sees whom: the same module runs a prompt, a tree of
-samples that share their context, and one decoding step against a cache.
+The mask is an argument: the same module runs a prefill, a prefix tree of samples with shared
+context, and one decode step against a KV cache.
 
-Operands of matrix products are rounded to `config.dtype`, sums and all that is elementwise are
-float32, so that the three agree on a log-prob as far as bfloat16 lets them.
+Operands of matrix products are rounded to `config.dtype`; sums and elementwise operations are
+float32, so the three uses agree on a log-prob up to bfloat16 rounding.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from agent_gspo.ops.precision import matmul, operand
 
 Params = Any
 KVCache = tuple[tuple[jax.Array, jax.Array], ...]
-"""One `(keys, values)` a layer, each `[B, num_kv_heads, S, head_dim]`."""
+"""One `(keys, values)` per layer, each `[B, num_kv_heads, S, head_dim]`."""
 
 # Std 1 / sqrt(inputs): models trained from scratch here are small, and the customary 0.02
-# would start their residual stream an order of magnitude too quiet.
+# would make their initial residual stream an order of magnitude too small.
 _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
 
@@ -43,21 +43,21 @@ _REMAT_POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where a compiled decoder has its arrays on a mesh, said where the compiler would guess wrong.
+  """Sharding constraints of a compiled decoder on a mesh, where the compiler would guess wrong.
 
   Attributes:
-    rows: of the residual stream: each device has its rows of it whole. None without a mesh.
-    lookup: where the embedding's width is cut: of all tokens, and of their part of each embedding,
-      which each device looks up in its part of the table before devices exchange them by rows.
-    weights: of kernels and adapters as they are kept and as they are used, by the end of their
-      path (`q/kernel`); empty where that is the same. In between they are gathered, in the dtype of
-      the operands, once a layer and pass, and their gradients leave as the backward pass has them.
-    waits: whether they are gathered only when what they are to be multiplied by is there; else when
-      the block before their own begins, so that blocks are gathered while others are computed. Left
-      alone, the compiler gathers as many ahead as there is memory.
-    heads: how queries, keys and values `[B, K, ...]` are cut, the mesh (None for that of the
-      `shard_map` around), and those of its axes that nothing around is cut by hand over. Each
-      device computes the attention of its part. None leaves that to the compiler.
+    rows: Sharding of the residual stream by rows. None without a mesh.
+    lookup: Shardings of the tokens and of their embeddings `[B, T, D]` if the table is sharded
+      along its width: each device looks up its part of the width, then devices exchange rows.
+    weights: Shardings of kernels and adapters, as stored and as used, by path suffix (`q/kernel`);
+      empty where both are the same. Weights are all-gathered in the operand dtype once per layer
+      and pass; their gradients have the sharding of the backward pass.
+    waits: Whether the all-gather waits for the other operand; else it begins with the block
+      before, so that communication overlaps computation. Without either barrier the compiler
+      gathers ahead until memory is full.
+    heads: Spec of queries, keys and values `[B, K, ...]`, the mesh (None: that of the enclosing
+      `shard_map`) and its axes that are still automatic there. Each device computes the attention
+      of its shard. None leaves attention to the compiler.
   """
 
   rows: NamedSharding | PartitionSpec | None = None
@@ -79,7 +79,7 @@ class Layout:
     return self.residual(jax.lax.with_sharding_constraint(x, of_embeddings))
 
   def by_heads(self, attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`attention(q, k, v, mask, parts)`, which no compiler can cut where it is a kernel."""
+    """Wraps `attention(q, k, v, mask, parts)` in a `shard_map`, as kernels need."""
     if self.heads is None:
       return attention
     of_heads, mesh, axes = self.heads
@@ -96,7 +96,7 @@ class Layout:
   def gathered(
     self, weight: jax.Array, name: str, x: jax.Array, earlier: jax.Array | None
   ) -> jax.Array:
-    """A weight as a module that reads `x` uses it; the block before began with `earlier`."""
+    """Returns `weight` all-gathered for a product with `x`; `earlier` starts the block before."""
     if name in self.weights:
       awaited = x if self.waits or earlier is None else earlier
       weight, _ = jax.lax.optimization_barrier((weight, awaited))
@@ -157,10 +157,10 @@ class Linear(nn.Module):
 def _low_rank(
   x: jax.Array, a: jax.Array, b: jax.Array, adapter: jax.Array | None, dtype: str
 ) -> jax.Array:
-  """`x @ a @ b` of each token's own adapter; arbitrary where its id is below 0.
+  """Returns `x @ a @ b` of each token's own adapter; arbitrary where its id is below 0.
 
-  All adapters are applied, and of their `N * rank` channels those of the others are zeroed in
-  between: two matrix products and no copy of weights a token.
+  Applies all adapters and zeroes the channels, of `N * rank`, that belong to others: two matrix
+  products, without a copy of weights per token.
   """
   if a.ndim == 2:
     return matmul(matmul(x, a, dtype), b, dtype)
@@ -238,13 +238,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
   """Decoder-only language model.
 
-  `apply({'params': params}, tokens, positions, mask)` gives the final hidden states;
-  `apply(..., hidden, method='logits')` turns those that are needed into logits, so
-  that the LM head runs only where somebody reads it.
+  `apply({'params': params}, tokens, positions, mask)` returns the final hidden states;
+  `apply(..., hidden, method='logits')` maps selected ones to logits, so the LM head runs only
+  at positions that are used.
 
   Attributes:
-    config: its shape.
-    layout: on a mesh that of `partition.layout`.
+    config: Architecture.
+    layout: Sharding constraints; on a mesh those of `partition.layout`.
   """
 
   config: ModelConfig
@@ -272,15 +272,14 @@ class Transformer(nn.Module):
     """Runs the decoder.
 
     Args:
-      tokens: int32 `[B, T]`.
-      positions: int32 `[B, T]`, rotary position of each token.
-      mask: which of the `S` keys each token sees: a `TreeMask` (`S = T`), or with a cache of `S`
-        columns a `CacheMask`.
-      cache: keys and values `[B, heads, S, d]` a layer; the new ones are written to columns
+      tokens: Token ids, int32 `[B, T]`.
+      positions: Rotary positions, int32 `[B, T]`.
+      mask: Keys visible to each token: a `TreeMask` (`S = T`), or with a cache of `S` columns a
+        `CacheMask`.
+      cache: Keys and values `[B, heads, S, d]` per layer; new ones are written to columns
         `write_at .. write_at + T - 1` before they are read.
-      write_at: scalar, first column to write.
-      adapter: int32 `[B, T]`, the adapter of each token, -1 for none; by default the one
-        that there is.
+      write_at: First column to write, scalar.
+      adapter: Adapter of each token, int32 `[B, T]`, -1 for none; optional with one adapter.
 
     Returns:
       Hidden states after the final norm `[B, T, D]`, in `config.dtype`, and the cache (without
@@ -301,7 +300,7 @@ class Transformer(nn.Module):
     return operand(self.final_norm(x), c.dtype), tuple(kv)
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """Float32 logits `[..., V]` of hidden states `[..., D]`; -inf for ids that no text shows."""
+    """Returns float32 logits `[..., V]` of hidden states `[..., D]`; -inf for `config.unsaid`."""
     c = self.config
     if c.tie_embeddings:
       found = matmul(hidden, self.embed.embedding.T, c.dtype)
@@ -316,7 +315,7 @@ class Transformer(nn.Module):
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
-  """Random parameters (std `1 / sqrt(inputs)`; norms 1; adapters He-uniform and 0)."""
+  """Returns random parameters (std `1 / sqrt(inputs)`; norms 1; adapters He-uniform and 0)."""
   one = jnp.zeros((1, 1), jnp.int32)
   variables = Transformer(config).init(
     key, one, one, masks.causal(jnp.ones(1), 1), method='init_everything'
@@ -325,11 +324,11 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
 
 
 def head_params(params: Params) -> Params:
-  """The part of the parameters that makes logits."""
+  """Returns the subtree of parameters that `Transformer.logits` reads."""
   head = 'lm_head' if 'lm_head' in params else 'embed'
   return {head: params[head]}
 
 
 def head_kernel(params: Params) -> jax.Array:
-  """`[D, V]`, what hidden states are multiplied by for logits; `head_params` are enough."""
+  """Returns the LM head kernel `[D, V]`; `head_params` are enough."""
   return params['lm_head']['kernel'] if 'lm_head' in params else params['embed']['embedding'].T

@@ -1,4 +1,4 @@
-"""The families of models that are read and written, and what sets them apart."""
+"""Lists the supported model families and builds their `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_config(family: str, where: str, **shape: Any) -> ModelConfig:
   """Returns the architecture of a family's model; `where` names its file in messages.
 
   Raises:
-    ValueError: fields that do not go together.
+    ValueError: Fields are inconsistent.
   """
   try:
     return ModelConfig(

@@ -1,4 +1,4 @@
-"""Fields of files that others wrote: of the right type and in their range, or a clear error."""
+"""Validates fields of external files: type and range, or a clear error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LARGEST = 2**31 - 1  # what an array's side can be
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-  """Reads the fields of one mapping; one that is null counts as absent.
+  """Reads the fields of one mapping; null counts as absent.
 
-  Each method raises a ValueError, which names file, field and value, where the field is absent
-  without a default or is something else than it must be.
+  Each method raises a ValueError, which names file, field and value, if the field is invalid, or
+  absent without a default.
 
   Attributes:
-    values: field -> value.
-    where: the file, for messages.
-    prefix: what stands before a field's name in messages.
+    values: Value by field.
+    where: File name, for messages.
+    prefix: Prefix of field names in messages.
   """
 
   values: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Fields:
   prefix: str = ''
 
   def get(self, field: str, default: Any = None) -> Any:
-    """Returns the value as it is."""
+    """Returns the value unchecked."""
     value = self.values.get(field)
     value = default if value is None else value
     if value is None:
@@ -70,19 +70,19 @@ class Fields:
     return value
 
   def section(self, field: str) -> Fields:
-    """Returns the fields of an object in a field; none if it is absent."""
+    """Returns the fields of a nested object; an absent one has none."""
     value = self.get(field, {})
     if not isinstance(value, Mapping):
       raise self.wrong(field, 'an object')
     return Fields(value, self.where, f'{self.prefix}{field}.')
 
   def absent(self, field: str, why: str) -> None:
-    """Refuses a field that is neither absent nor null."""
+    """Raises unless the field is absent or null."""
     if self.values.get(field) is not None:
       raise self.wrong(field, f'absent: {why}')
 
   def wrong(self, field: str, expected: str) -> ValueError:
-    """Returns the error of a field that is not what it must be."""
+    """Returns the error for an invalid field."""
     value = shown(self.values.get(field))
     return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
 
@@ -91,8 +91,8 @@ def read_object(file: pathlib.Path) -> dict[str, Any]:
   """Returns the object in a JSON file.
 
   Raises:
-    OSError: it cannot be read.
-    ValueError: it holds something else, or is no JSON.
+    OSError: The file cannot be read.
+    ValueError: The file is not valid JSON, or not an object.
   """
   try:
     content = json.loads(file.read_text(encoding='utf-8'))

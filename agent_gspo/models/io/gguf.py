@@ -1,4 +1,4 @@
-"""Weights and metadata of a GGUF file (llama.cpp's format), dequantised to float32."""
+"""Reads weights, dequantized to float32, and metadata of GGUF files (llama.cpp's format)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
 
 _ROPE_FACTORS = 'rope_freqs.weight'
-# Keys on rotary embeddings with the values that change nothing, as llama.cpp reads them.
+# RoPE keys -> values without effect in llama.cpp.
 _ROPE_NEUTRAL = {
   'rope.scaling.type': ('none', 'linear'),  # linear is its default, and nothing without a factor
   'rope.scaling.factor': (0, 1),
@@ -34,7 +34,7 @@ class GGUFModel:
   """Holds the model of one file."""
 
   config: ModelConfig
-  metadata: dict[str, Any]  # the tokenizer's are under `tokenizer.`
+  metadata: dict[str, Any]  # keys of the tokenizer begin with `tokenizer.`
   params: dict[str, Any]  # nested dict of `StoredArray`s
 
 
@@ -42,10 +42,9 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   """Reads the header of a file of architecture llama, qwen2 or qwen3.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: not GGUF, damaged, one of several parts, another architecture or tensors that do not
-      fit the metadata;
-      where parameters are read, also weights that are not finite.
+    FileNotFoundError: The file is missing.
+    ValueError: The file is not GGUF, damaged, split or of another architecture, or its tensors do
+      not fit the metadata; when parameters are read, also: weights are not finite.
   """
   path = pathlib.Path(file)
   if not path.is_file():
@@ -86,10 +85,10 @@ def _stored(
 def _check_layout(
   tensors: Mapping[str, gguf_header.TensorInfo], alignment: int, path: pathlib.Path
 ) -> None:
-  """Whether each tensor lies where the one before it ends, and in the file.
+  """Checks that tensors are contiguous and fill the file.
 
   Raises:
-    ValueError: one does not, or its type or shape is none of ggml's.
+    ValueError: They do not, or a type or shape is unknown to ggml.
   """
   size, end = path.stat().st_size, None
   for name, info in tensors.items():
@@ -114,7 +113,7 @@ def _check_layout(
 
 
 def _bytes(info: gguf_header.TensorInfo) -> int:
-  """Bytes of a tensor; ValueError if there is no such type, or a row is no whole blocks."""
+  """Returns the bytes of a tensor; ValueError for unknown types and rows of partial blocks."""
   import gguf  # here and not at the top: most runs read other formats
 
   kind = gguf.GGMLQuantizationType(info.kind)
@@ -122,7 +121,7 @@ def _bytes(info: gguf_header.TensorInfo) -> int:
 
 
 def _tensor(path: pathlib.Path, info: gguf_header.TensorInfo) -> np.ndarray:
-  """Float32 array of the tensor's shape, from its bytes in the file."""
+  """Reads and dequantizes a tensor to float32 `info.shape`."""
   import gguf
 
   kind = gguf.GGMLQuantizationType(info.kind)
@@ -138,17 +137,17 @@ def _tensor(path: pathlib.Path, info: gguf_header.TensorInfo) -> np.ndarray:
 
 
 def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-  """Interleaved rotary pairs (llama.cpp's llama layout) -> halves, on rows `[heads * hd, D]`."""
+  """Reorders interleaved rotary pairs (llama.cpp's layout) to halves, in rows `[heads * hd, D]`."""
   rows, width = weight.shape
   pairs = weight.reshape(heads, rows // heads // 2, 2, width)
   return pairs.swapaxes(1, 2).reshape(rows, width)
 
 
 def _scaled(config: ModelConfig, factors: np.ndarray, where: str) -> ModelConfig:
-  """The config whose Llama 3 scaling divides the frequencies by `factors` `[hd / 2]`.
+  """Returns the config whose Llama 3 scaling divides the frequencies by `factors` `[hd / 2]`.
 
   Raises:
-    ValueError: the factors are not Llama 3's (bands 1 and 4 of 8,192 positions).
+    ValueError: The factors are not Llama 3's (bands 1 and 4 of 8,192 positions).
   """
   if factors.shape == (config.head_dim // 2,) and 1 <= factors.min() <= factors.max() < np.inf:
     scaled = config.replace(rope_scaling=RopeScaling(float(factors.max()), 1.0, 4.0, 8192))
@@ -163,8 +162,7 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
   """Returns the architecture in a file's metadata; `tied`: there is no tensor `output.weight`.
 
   Raises:
-    ValueError: the architecture is unknown, scaled in an unknown way, or a key is missing or
-      has a value that it cannot have.
+    ValueError: The architecture or its RoPE scaling is unknown, or a key is missing or invalid.
   """
   family = metadata.get('general.architecture')
   if not isinstance(family, str) or family not in families.FAMILIES:

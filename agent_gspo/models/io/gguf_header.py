@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata and where each tensor's bytes are.
+"""Reads the header of a GGUF file: metadata and the offset of each tensor.
 
-The `gguf` package reads it too, one numpy view an element, which takes two seconds for a
-vocabulary of 49,152 tokens; this takes a twentieth of one.
+The `gguf` package makes one NumPy view per element: 2 s for a vocabulary of 49,152 tokens, here
+0.05 s.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class TensorInfo:
 
   shape: tuple[int, ...]  # row-major, outermost first (the file lists it innermost first)
   kind: int  # number of the ggml type
-  offset: int  # of the first byte, from the beginning of the file
+  offset: int  # first byte, from the beginning of the file
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-  """Metadata and tensors of a file, by key and by name, in the order of the file.
+  """Returns metadata by key and tensors by name, in the order of the file.
 
   Raises:
-    ValueError: the file is not GGUF version 2 or 3 in little-endian order, is cut off, or its
-      header is damaged: a number in it that cannot be, a name that is there twice. The message
-      says where.
+    ValueError: The file is not GGUF version 2 or 3 in little-endian order, is truncated, or its
+      header is damaged (an impossible number, a duplicate name). The message names the place.
   """
   with open(path, 'rb') as file:
     if file.read(4) != b'GGUF':
@@ -46,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 class _Header:
-  """Reads the header front to back, and nothing that is longer than what is left of the file."""
+  """Reads the header front to back; checks each length against the bytes left in the file."""
 
   def __init__(self, file: BinaryIO):
     self.file = file
@@ -84,7 +83,7 @@ class _Header:
     }
 
   def check(self, count: int, size: int, what: str) -> None:
-    """Refuses what needs more bytes than there are, before anything is made of that length."""
+    """Raises if `count` items of `size` bytes exceed the bytes left, before any allocation."""
     if count * size > self.left:
       raise ValueError(_damaged(f'{count} {what} do not fit in the {self.left} bytes that follow'))
 
@@ -132,10 +131,10 @@ class _Header:
 
 
 def alignment(metadata: dict[str, Any]) -> int:
-  """What the tensors' offsets are multiples of, in bytes.
+  """Returns the alignment of tensor offsets, in bytes.
 
   Raises:
-    ValueError: it is no power of two.
+    ValueError: The alignment is not a power of two.
   """
   found = metadata.get('general.alignment', 32)
   if type(found) is not int or found < 1 or found & (found - 1):
@@ -144,7 +143,7 @@ def alignment(metadata: dict[str, Any]) -> int:
 
 
 def aligned(size: int, multiple: int) -> int:
-  """The smallest multiple that is not below `size`."""
+  """Rounds `size` up to a multiple of `multiple`."""
   return -(-size // multiple) * multiple
 
 

@@ -1,4 +1,4 @@
-"""Import and export of Hugging Face checkpoints (safetensors)."""
+"""Imports and exports Hugging Face checkpoints (safetensors)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _HEAD = 'lm_head.weight'
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
-_READ = ('*.json', '*.safetensors', '*.jinja')  # what a folder holds that may be read
+_READ = ('*.json', '*.safetensors', '*.jinja')  # files of a folder that may be read
 _HUB_ID = re.compile(r'[\w.-]+/[\w.-]+')
 
 
 def resolve(reference: str) -> tuple[pathlib.Path, str]:
-  """Folder of a model, and the reference with what pins it down.
+  """Resolves a reference to a local folder, downloading from the hub if needed.
 
   Args:
-    reference: a folder, or the id of a model on the hub, with `@<revision>` if not the
-      newest is wanted. What the hub sends is cached by huggingface_hub.
+    reference: Folder or hub id, with `@<revision>` for another than the newest revision.
+      Downloads are cached by huggingface_hub.
 
   Returns:
     The folder, and `reference`; for a hub id `<id>@<commit>`.
 
   Raises:
-    FileNotFoundError: no such folder, and no such model on the hub or no network.
+    FileNotFoundError: There is no such folder, and no such model on the hub or no network.
   """
   folder = pathlib.Path(os.path.expanduser(reference))
   if folder.is_dir():
@@ -70,7 +70,7 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a folder that a model may be read from: weights, config, tokenizer, template."""
+  """Returns the model files of a folder: weights, config, tokenizer, template."""
   found = (file for pattern in _READ for file in folder.glob(pattern))
   return sorted(file for file in found if file.is_file())
 
@@ -79,8 +79,9 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
   """Reads the config.json of a folder.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it is damaged, the architecture is not supported, or the folder holds an adapter.
+    FileNotFoundError: The file is missing.
+    ValueError: The file is damaged, the architecture is not supported, or the folder holds an
+      adapter.
   """
   _refuse_adapter(pathlib.Path(path))
   file = pathlib.Path(path) / 'config.json'
@@ -90,7 +91,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
 
 
 def _refuse_adapter(folder: pathlib.Path) -> None:
-  """Refuses a folder with an adapter: what it adds to its base would be missing."""
+  """Raises for a folder with an adapter, which would be loaded without its base."""
   file = folder / 'adapter_config.json'
   found = [file, *sorted(folder.glob('adapter_model.*'))]
   found = [file for file in found if file.is_file()]
@@ -105,16 +106,16 @@ def _refuse_adapter(folder: pathlib.Path) -> None:
 
 
 def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
-  """Finds what is in a folder with config.json and one or several safetensors files.
+  """Opens a folder with config.json and one or several safetensors files.
 
   Returns:
     The architecture and a nested dict of `StoredArray`s (float16 and bfloat16 are widened, which is
     exact).
 
   Raises:
-    FileNotFoundError: the folder or a file in it is missing.
-    ValueError: as `read_config`; or a file is damaged, or tensors do not fit the architecture;
-      where arrays are read, also numbers that are no floats or not finite.
+    FileNotFoundError: The folder or a file in it is missing.
+    ValueError: See `read_config`; or a file is damaged, or tensors do not fit the architecture;
+      when arrays are read, also: numbers are not floats or not finite.
   """
   folder = pathlib.Path(path)
   config = read_config(folder)
@@ -130,7 +131,7 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[int, ...]]]:
-  """Yields file, name and shape of each tensor that is read: with an index, of those it lists."""
+  """Yields file, name and shape of each tensor; with an index, of the listed ones alone."""
   for shard, listed in _shard_files(folder).items():
     if not shard.is_file():
       raise FileNotFoundError(
@@ -164,13 +165,13 @@ def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...])
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     asked = [len(range(*s.indices(n))) for s, n in zip(index, row.shape, strict=True)]
-    if 0 in asked:  # nothing, which safetensors refuses at the end of an axis
+    if 0 in asked:  # safetensors refuses empty slices at the end of an axis
       return np.zeros(asked, np.float32)
     with _opened(shard) as file:
       tensor = file.get_slice(row.hf)
       try:
         array = tensor[index[::-1] if row.transposed else index]
-      except AttributeError:  # numpy has no such type, and the library asks it for one
+      except AttributeError:  # the library looks up a dtype that NumPy does not have
         raise ValueError(
           f'{where} holds numbers of type {tensor.get_dtype()}, which are not read. Quantised '
           'weights must be saved as float32, float16 or bfloat16 first.'
@@ -181,7 +182,7 @@ def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...])
 
 
 def _tied(embedding: StoredArray, head: StoredArray, folder: pathlib.Path) -> StoredArray:
-  """The embedding, beside a head that must be the same."""
+  """Returns the embedding; reading it raises ValueError where the stored head differs."""
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     found = embedding.part(index)
@@ -196,12 +197,12 @@ def _tied(embedding: StoredArray, head: StoredArray, folder: pathlib.Path) -> St
 
 
 def _shard_files(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
-  """Returns the safetensors files of a folder, with the tensors that its index reads from each.
+  """Returns the safetensors files of a folder, with the tensors that its index lists for each.
 
-  A folder without an index has one file, of which everything is read (None).
+  A folder without an index has one file, which is read completely (None).
 
   Raises:
-    ValueError: the index is damaged, or names a file that is not in the folder.
+    ValueError: The index is damaged, or names a file outside the folder.
   """
   index = folder / _INDEX
   if not index.is_file():
@@ -229,14 +230,14 @@ def export_hf(
   """Writes a folder that `open_hf` and transformers' Auto classes read; float32, exact.
 
   Args:
-    config: architecture.
-    params: nested dict of float32 arrays, adapters merged.
-    path: the folder; model files in it are replaced.
-    tokenizer: written beside the weights, its ids into generation_config.json.
-    max_shard_bytes: size above which the weights are split into several files.
+    config: Architecture.
+    params: Nested dict of float32 arrays, adapters merged.
+    path: Output folder; model files in it are replaced.
+    tokenizer: Tokenizer to write beside the weights, with its ids in generation_config.json.
+    max_shard_bytes: Size above which the weights are split into several files.
 
   Raises:
-    ValueError: the parameters are not those of the architecture.
+    ValueError: The parameters do not fit the architecture.
   """
   folder = pathlib.Path(path)
   flat = tensor_names.flatten(params)

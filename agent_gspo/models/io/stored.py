@@ -1,4 +1,4 @@
-"""Arrays that stay in their file until somebody asks for them, or for a part of them."""
+"""Reads arrays, or slices of them, lazily from files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agent_gspo.models.io import tensor_names
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredArray:
-  """A float32 array in a file. Each use reads it anew, so that nobody's memory holds it.
+  """A float32 array in a file. Each access reads the file again; nothing is cached.
 
   Attributes:
-    shape: of the whole array.
-    part: reads what is under an index, a slice for each axis; raises ValueError where the file is
-      damaged or holds numbers that are not finite.
+    shape: Shape of the whole array.
+    part: Function from one slice per axis to the array's values there; raises ValueError if the
+      file is damaged or holds numbers that are not finite.
   """
 
   shape: tuple[int, ...]
@@ -41,9 +41,9 @@ class StoredArray:
 
 
 def read(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """A nested dict of arrays, all of them in memory."""
+  """Reads all arrays of a nested dict into memory."""
   flat = tensor_names.flatten(tree)
-  # Conversions release the GIL, and dequantising is nearly all of the time.
+  # Conversions release the GIL, and dequantization takes nearly all of the time.
   with futures.ThreadPoolExecutor() as pool:
     arrays = pool.map(np.asarray, flat.values())
     return tensor_names.unflatten(dict(zip(flat, arrays, strict=True)))

@@ -1,4 +1,4 @@
-"""The one table of parameter names: ours, Hugging Face's and GGUF's, used in every direction."""
+"""Maps parameter names between ours, Hugging Face's and GGUF's, by one table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Name:
   ours: str  # path in the parameter tree, joined by '/'
   hf: str  # tensor name in a Hugging Face checkpoint
   gguf: str  # tensor name in a GGUF file
-  shape: tuple[int, ...]  # ours; a kernel is `[in, out]`, and transposed in the other formats
+  shape: tuple[int, ...]  # ours; kernels are `[in, out]`, and transposed in the other formats
 
   @property
   def transposed(self) -> bool:
@@ -29,12 +29,12 @@ class Name:
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
-    """Shape in a checkpoint of either other format."""
+    """Returns the shape in Hugging Face and GGUF files."""
     return self.shape[::-1] if self.transposed else self.shape
 
 
 def table(config: ModelConfig) -> tuple[Name, ...]:
-  """Every base parameter of a model, in the order of its layers (no LoRA adapters)."""
+  """Returns every base parameter of a model, in layer order (no LoRA adapters)."""
   c = config
   width, q, kv = c.embed_dim, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
   rows = [
@@ -67,12 +67,12 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """Nested dict -> `{'a/b/c': leaf}`."""
+  """Flattens a nested dict to `{'a/b/c': leaf}`."""
   return values.flatten(tree, '/')
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """Inverse of `flatten`."""
+  """Inverts `flatten`."""
   tree: dict[str, Any] = {}
   for path, leaf in flat.items():
     *parents, last = path.split('/')
@@ -87,7 +87,7 @@ def check_names(expected: set[str], found: set[str], where: str) -> None:
   """Compares two sets of tensor names.
 
   Raises:
-    ValueError: names are missing or not expected; the message lists them.
+    ValueError: Names are missing or not expected; the message lists them.
   """
   problems = []
   for label, names in (('missing', expected - found), ('not expected', found - expected)):
@@ -102,10 +102,10 @@ def check_names(expected: set[str], found: set[str], where: str) -> None:
 
 
 def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
-  """Compares the shape of a checkpoint's tensor with what the config implies.
+  """Compares the shape of a checkpoint's tensor with the config's.
 
   Raises:
-    ValueError: it is another one.
+    ValueError: The shapes differ.
   """
   if shape != name.stored_shape:
     raise ValueError(
@@ -114,17 +114,17 @@ def check_shape(name: Name, shape: tuple[int, ...], where: str) -> None:
 
 
 def to_ours(name: Name, tensor: np.ndarray, where: str) -> np.ndarray:
-  """Returns a checkpoint's tensor of floats, or a part of it, as our contiguous float32 array.
+  """Returns a checkpoint's float tensor, or a slice of it, as our contiguous float32 array.
 
   Raises:
-    ValueError: its numbers are no floats, or some are not finite.
+    ValueError: The dtype is not a float, or numbers are not finite.
   """
   if tensor.dtype.name not in _FLOATS:
     raise ValueError(
       f'{where} ({name.ours}) holds {tensor.dtype.name} numbers; weights are read from '
       f'{", ".join(_FLOATS)}. Quantised weights must be saved as one of these first.'
     )
-  with np.errstate(over='ignore'):  # what float32 cannot hold becomes infinite
+  with np.errstate(over='ignore'):  # overflow becomes infinite, and is refused below
     tensor = tensor.astype(np.float32, copy=False)
   if not np.isfinite(tensor).all():
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Chat templates: jinja2 text that turns messages into a prompt, as transformers renders it."""
+"""Renders chat templates (jinja2) as transformers does."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
 
-# A prompt must not depend on the day: a run that goes on tomorrow would read another one. It is the
-# date that Llama 3's own template falls back to.
+# A prompt must not depend on the date: a run resumed tomorrow would read another one. This is the
+# default date of Llama 3's template.
 _TODAY = datetime.datetime(2024, 7, 26)
 SLOT = '\ud800'
-"""Stands for a message while a template renders what is around it: no text holds half a surrogate
-pair, and templates leave it alone."""
+"""Placeholder for a message while a template renders its surroundings: no text holds half a
+surrogate pair, and templates copy it unchanged."""
 
 _FIRST_MARK = 0xD810  # further ones
 OWN_VARIABLES = (
   *('messages', 'add_generation_prompt', 'tools', 'documents'),
   *('bos_token', 'eos_token', 'pad_token'),
 )
-"""Variables of a template that are not the user's to set."""
+"""Template variables that users cannot set."""
 
 
 class _Generation(jinja2.ext.Extension):
-  """`{% generation %}`: marks what the assistant wrote; here its body is simply rendered."""
+  """`{% generation %}`, which marks the assistant's text; only its body is rendered."""
 
   tags = {'generation'}  # noqa: RUF012 (jinja2's own interface)
 
@@ -43,7 +43,7 @@ def _raise(message: str) -> None:
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-  # jinja2's own filter escapes HTML, which no model was trained on.
+  # jinja2's own filter escapes HTML; models are trained without that.
   return json.dumps(
     value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
   )
@@ -51,7 +51,7 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-  # Templates come with downloaded models, hence the sandbox.
+  # Sandboxed, since templates come with downloaded models.
   environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
   )
@@ -75,7 +75,7 @@ def render(
   """Renders messages (`{'role': ..., 'content': ...}`) with a chat template and its `variables`.
 
   Raises:
-    ValueError: the template is not valid, or refuses these messages.
+    ValueError: The template is not valid, or refuses these messages.
   """
   try:
     return _compile(template).render(
@@ -99,7 +99,7 @@ def check_variables(template: str, variables: Mapping[str, Any]) -> None:
   """Checks that a template reads the variables that a user sets.
 
   Raises:
-    ValueError: the template is not valid, or never reads one of them; names those it reads.
+    ValueError: The template is not valid, or never reads one of them; names those it reads.
   """
   if not variables:
     return
@@ -117,11 +117,11 @@ def check_variables(template: str, variables: Mapping[str, Any]) -> None:
 
 
 def check(template: str, *, system: bool, variables: Mapping[str, Any] | None = None) -> None:
-  """Checks that a template writes down all that is said, once and in its order.
+  """Checks that a template renders each message once and in order.
 
   Raises:
-    ValueError: it is not valid, refuses a conversation of several turns, or leaves out or
-      repeats what was said.
+    ValueError: The template is not valid, refuses a conversation of several turns, or omits or
+      repeats a message.
   """
   roles = ['system'] * system + ['user', 'assistant', 'user']
   marks = [chr(_FIRST_MARK + i) for i in range(len(roles))]

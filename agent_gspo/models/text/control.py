@@ -1,4 +1,4 @@
-"""Control tokens: a model's own files write them, what strangers write never becomes one."""
+"""Encodes control tokens of templates, and keeps untrusted text from spelling any."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import tokenizers
 from agent_gspo.values import is_text
 
 BREAK = '\ud801'
-"""Stands in a text where no control token may go on. Half a surrogate pair: no text holds one."""
+"""Mark that no control token may span. Half a surrogate pair: no text holds one."""
 
 
 class ControlTokens:
-  """Finds the tokens that steer a model, and keeps strangers' text free of them.
+  """Finds the control tokens of a model, and keeps untrusted text free of them.
 
   They are the special tokens, and other added ones that the chat template spells out.
 
   Attributes:
-    special: ids of the special tokens.
-    ids: of all of them.
-    names: what they are spelled like.
+    special: Ids of the special tokens.
+    ids: Ids of all control tokens.
+    names: Spellings of all control tokens.
   """
 
   def __init__(self, backend: tokenizers.Tokenizer, template: str | None):
@@ -35,13 +35,13 @@ class ControlTokens:
     self.names = frozenset(self._added[i].content for i in self.ids)
 
   def guarded(self, text: str) -> str:
-    """Returns a stranger's text with marks at its ends and within each control token it spells.
+    """Returns untrusted text with marks at its ends and within each control token it spells.
 
     `encode` reads no control token across a mark. White space stays outside, where templates may
     strip it.
 
     Raises:
-      ValueError: the text is none, or spells a control token of a single character.
+      ValueError: The text is invalid Unicode, or spells a control token of a single character.
     """
     if not is_text(text):
       raise ValueError(f'the text {text[:80]!r} holds half a surrogate pair; leave it out.')
@@ -58,14 +58,14 @@ class ControlTokens:
     return f'{before}{BREAK}{marked}{BREAK}{behind}'
 
   def encode(self, text: str) -> list[int]:
-    """Returns the token ids of a text, marks left out; control tokens are those free of marks.
+    """Returns the token ids of a text without its marks; no control token spans a mark.
 
-    Where no mark prevents one, the ids are those of the text without marks.
+    If no mark prevents a control token, the ids equal those of the text without marks.
     """
     plain = text.replace(BREAK, '')
     own = self._spans(text) if plain != text else []
     if plain == text or [i for i, *_ in own] == [i for i, *_ in self._spans(plain)]:
-      # As `encode`, without the offsets, which nobody asks for and which take a fifth of the time.
+      # As `encode`, without the unused offsets, which take a fifth of the time.
       return self._backend.encode_batch_fast([plain], add_special_tokens=False)[0].ids
     found, last = [], 0
     for i, start, end in own:
@@ -74,14 +74,14 @@ class ControlTokens:
     return found + self._without(text[last:])
 
   def _spans(self, text: str) -> list[tuple[int, int, int]]:
-    """Returns `(id, start, end)` of each control token that a text is read with."""
+    """Returns `(id, start, end)` of each control token in a text."""
     read = self._finder.encode(text.replace(BREAK, self._filler), add_special_tokens=False)
     spans = zip(read.ids, read.offsets, strict=True)
     return [(i, start, end) for i, (start, end) in spans if i in self.ids]
 
   @functools.cached_property
   def _finder(self) -> tokenizers.Tokenizer:
-    """Reads added tokens as the backend does, and nothing else."""
+    """Returns a tokenizer that reads added tokens as the backend does, and nothing else."""
     vocab = {token.content: i for i, token in self._added.items()}
     rest = '?' + ''.join(vocab)  # longer than any of them
     finder = tokenizers.Tokenizer(
@@ -94,18 +94,18 @@ class ControlTokens:
 
   @functools.cached_property
   def _filler(self) -> str:
-    """A printable character that no added token holds."""
+    """Returns a printable character that no added token contains."""
     held = ''.join(token.content for token in self._added.values())
     return next(c for c in map(chr, itertools.count(0xA4)) if c.isprintable() and c not in held)
 
   def _without(self, text: str) -> list[int]:
-    """Returns the token ids of a text as if there were no control tokens."""
+    """Returns the token ids of a text, all of it ordinary text."""
     pieces, found = [text.replace(BREAK, '')], []
     while pieces:
       piece = pieces.pop()
       read = self.plain.encode(piece, add_special_tokens=False)
       spans = zip(read.ids, read.offsets, strict=True)
-      # Some models hold control tokens among their words, too.
+      # The vocabulary of some models contains control tokens, too.
       spelled = [
         (start, end)
         for i, (start, end) in spans
@@ -123,12 +123,12 @@ class ControlTokens:
 
   @property
   def plain(self) -> tokenizers.Tokenizer:
-    """The backend, blind to control tokens."""
+    """Returns a copy of the backend that reads no control tokens."""
     return self._plain_and_unknown[0]
 
   @property
   def _unknown(self) -> int | None:
-    """Id of the token that stands for what the vocabulary lacks."""
+    """Returns the id of the unknown token, None if there is none."""
     return self._plain_and_unknown[1]
 
   @functools.cached_property

@@ -1,4 +1,4 @@
-"""Text <-> token ids, without torch or transformers."""
+"""Converts between text and token ids, without torch or transformers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from agent_gspo.values import is_text
 
 _SPECIAL = ('bos_token', 'eos_token', 'pad_token')
 WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
-"""What a word-level vocabulary has besides its words and the newline."""
+"""Tokens of a word-level vocabulary besides its words and the newline."""
 
 
 class Tokenizer:
   """A vocabulary with its special tokens and chat template.
 
   Attributes:
-    backend: the `tokenizers.Tokenizer` that does the work.
-    eos_id: ends a message.
-    bos_id: begins a text, or None. `encode` does not add it: templates write it out, and plain
-      prompts with `begins_with`.
-    pad_id: fills rows; may be `eos_id`, so it says nothing about what is padding.
-    vocab_size: largest id + 1.
-    is_word_level: whether a token is a word, and other words cannot be encoded.
-    chat_template: jinja2 source, or None.
+    backend: Underlying `tokenizers.Tokenizer`.
+    eos_id: Token that ends a message.
+    bos_id: Token that begins a text, or None. `encode` does not add it: templates spell it out,
+      and plain prompts use `begins_with`.
+    pad_id: Token that fills rows; may equal `eos_id`, so it does not identify padding.
+    vocab_size: Largest id + 1.
+    is_word_level: Whether tokens are words, and other words cannot be encoded.
+    chat_template: Jinja2 source, or None.
   """
 
   def __init__(
@@ -46,7 +46,7 @@ class Tokenizer:
     pad_token: str | None = None,
     chat_template: str | None = None,
   ):
-    """Raises ValueError if a special token is not in the vocabulary."""
+    """Looks up the special tokens; raises ValueError if one is not in the vocabulary."""
     self.backend = backend
     self.chat_template = chat_template
     self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or eos_token), strict=True))
@@ -60,7 +60,7 @@ class Tokenizer:
       ids[name] = found
     self.bos_id = ids.get('bos_token')
     self.eos_id, self.pad_id = ids['eos_token'], ids['pad_token']
-    # Its vocabulary has no token for what it does not know, as that of a pretrained one has.
+    # Unlike pretrained WordPiece vocabularies, a word-level one has no unknown token.
     self.is_word_level = isinstance(backend.model, tokenizers.models.WordPiece) and (
       backend.token_to_id(backend.model.unk_token) is None
     )
@@ -71,8 +71,8 @@ class Tokenizer:
     """Reads a Hugging Face folder: tokenizer.json and the small files beside it.
 
     Raises:
-      FileNotFoundError: there is no tokenizer.json.
-      ValueError: no file names the token that ends a message.
+      FileNotFoundError: There is no tokenizer.json.
+      ValueError: No file names the token that ends a message.
     """
     folder = pathlib.Path(path)
     file = folder / 'tokenizer.json'
@@ -103,7 +103,8 @@ class Tokenizer:
     """Reads the metadata of a GGUF file (`gguf.open_gguf(...).metadata`).
 
     Raises:
-      ValueError: not byte-level BPE with a known word splitting, damaged, or no EOS token.
+      ValueError: The tokenizer is not byte-level BPE with a known pre-tokenizer, is damaged, or has
+        no EOS token.
     """
     backend = tokenizer_backends.bpe_from_gguf(metadata, where)
     fields, tokens = Fields(metadata, where), metadata['tokenizer.ggml.tokens']
@@ -118,18 +119,17 @@ class Tokenizer:
     return _named(where, lambda: cls(backend, chat_template=template, **names))
 
   def encode(self, text: str, special: bool = True) -> list[int]:
-    """Token ids of a text; BOS and EOS only where the text spells them out.
+    """Returns the token ids of a text; adds neither BOS nor EOS.
 
     Args:
-      text: any string.
-      special: special tokens spelled out in the text become their ids, but for those within what
-        `guarded` has marked. False makes all of them ordinary text (for text from strangers).
-        Tokens that the model's own files call user-defined are words, unless its chat template
-        spells them out.
+      text: Any string.
+      special: Whether special tokens spelled in the text, outside of `guarded` spans, become
+        their ids. With False (for untrusted text) they are ordinary text. User-defined tokens of
+        the model are ordinary text, unless its chat template spells them out.
 
     Raises:
-      ValueError: a word-level tokenizer does not know a word; the message names it. Or the text
-        is none: it holds half a surrogate pair.
+      ValueError: A word-level tokenizer does not know a word; the message names it. Or the text
+        is invalid Unicode (half a surrogate pair).
     """
     text = text if special else self.guarded(text)
     if unknown := self.unknown_words(text, special):
@@ -144,17 +144,17 @@ class Tokenizer:
       raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
 
   def guarded(self, text: str) -> str:
-    """Returns text from a stranger, marked so that `encode` reads no special token in it.
+    """Returns untrusted text, marked so that `encode` reads no special token in it.
 
-    Put between texts of one's own it also makes none together with them.
+    It forms none together with text around it, either.
 
     Raises:
-      ValueError: the text is none, or spells a special token of a single character.
+      ValueError: The text is invalid Unicode, or spells a special token of a single character.
     """
     return self._control.guarded(text)
 
   def unknown_words(self, text: str, special: bool = True) -> list[str]:
-    """Words of a text that a word-level tokenizer cannot encode; none for other tokenizers."""
+    """Returns words that a word-level tokenizer cannot encode; none for other tokenizers."""
     if not self.is_word_level:
       return []
     names = self._control.names
@@ -165,9 +165,9 @@ class Tokenizer:
     return [word for word in words if word in names or not self._knows(word)]
 
   def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-    """Text of token ids, special tokens spelled out unless `skip_special`.
+    """Returns the text of token ids, special tokens spelled out unless `skip_special`.
 
-    Without it, tokens of which no text is left (a word mark alone) are spelled out as well.
+    Without `skip_special`, tokens that decode to no text (a bare word mark) are spelled out, too.
     """
     ids = np.asarray(ids, int).tolist()
     text = self.backend.decode(ids, skip_special_tokens=skip_special)
@@ -176,9 +176,9 @@ class Tokenizer:
     return ''.join(token for token in map(self.backend.id_to_token, ids) if token)
 
   def unsaid(self, rows: int) -> tuple[tuple[int, int], ...]:
-    """Returns ranges `(first, end)` of the ids below `rows` that no text shows.
+    """Returns ranges `(first, end)` of the ids below `rows` that decode to no text.
 
-    No token has them, or theirs adds nothing to a text. EOS is none of them.
+    These ids have no token, or one that adds nothing to a text. EOS is not among them.
     """
     texts = self._texts
     other = next((i for i, text in enumerate(texts) if text.strip()), self.eos_id)
@@ -193,9 +193,9 @@ class Tokenizer:
     return tuple((run[0], run[-1] + 1) for said, run in runs if not said)
 
   def tokens_with(self, text: str) -> Mapping[int, str]:
-    """Ids of the tokens that a text is part of -> what each says before it.
+    """Returns the ids of tokens that contain a text, each with its prefix before the text.
 
-    Special tokens are left out. A token of a word-level vocabulary is a word and has no parts.
+    Special tokens are left out. A word-level vocabulary yields none.
     """
     return self._tokens_with(text)
 
@@ -210,24 +210,24 @@ class Tokenizer:
 
   @functools.cached_property
   def _texts(self) -> list[str]:
-    """Returns the text of each id by itself, "" for ids that no token has."""
+    """Returns the text of each id by itself, "" for ids without a token."""
     ids = [[i] for i in range(self.vocab_size)]
     return self.backend.decode_batch(ids, skip_special_tokens=False)
 
   @functools.cached_property
   def begins_with(self) -> tuple[int, ...]:
-    """Ids that texts of this model begin with, by its own post-processor: BOS, or nothing."""
+    """Returns the ids that the model's post-processor puts before a text: BOS, or nothing."""
     found = self.backend.encode('', add_special_tokens=True).ids[:1]
     return tuple(found) if found == [self.bos_id] else ()
 
   @functools.cached_property
   def chat_end_id(self) -> int:
-    """The special token that a chat template closes a message of the assistant with.
+    """Returns the special token with which the chat template closes an assistant message.
 
-    It is EOS, but for base models: Qwen2.5's has ChatML and another EOS.
+    It is EOS except for base models: Qwen2.5's has ChatML and another EOS.
 
     Raises:
-      ValueError: there is no chat template, or it is broken.
+      ValueError: There is no chat template, or it is broken.
     """
     said = [{'role': 'user', 'content': ''}, {'role': 'assistant', 'content': chat.SLOT}]
     behind = self.render_chat(said).partition(chat.SLOT)[2]
@@ -240,10 +240,10 @@ class Tokenizer:
     add_generation_prompt: bool = False,
     variables: Mapping[str, Any] | None = None,
   ) -> str:
-    """Text of a conversation in the model's own chat format (see `chat.render`).
+    """Renders a conversation in the model's own chat format (see `chat.render`).
 
     Raises:
-      ValueError: there is no chat template, or it refuses these messages.
+      ValueError: There is no chat template, or it refuses these messages.
     """
     template, names = self._chat()
     return chat.render(template, messages, add_generation_prompt, {**(variables or {}), **names})
@@ -252,14 +252,14 @@ class Tokenizer:
     """Checks that the chat template can be used by agents (see `chat.check`).
 
     Raises:
-      ValueError: there is no chat template, it is broken, or reads none of these variables.
+      ValueError: There is no chat template, it is broken, or does not read one of the variables.
     """
     template, names = self._chat()
     chat.check_variables(template, variables or {})
     chat.check(template, system=system, variables={**(variables or {}), **names})
 
   def _chat(self) -> tuple[str, dict[str, str]]:
-    """The chat template, and the special tokens by the names that it has for them."""
+    """Returns the chat template and its variables for special tokens."""
     if self.chat_template is None:
       raise ValueError(
         'this tokenizer has no chat template: use a role with a plain prompt, or an "-Instruct" '
@@ -270,7 +270,7 @@ class Tokenizer:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """SHA-256 (hex) of vocabulary and merges: equal iff ids mean the same text."""
+    """Returns the SHA-256 (hex) of vocabulary and merges: equal iff ids mean the same text."""
     model = json.loads(self.backend.to_str())['model']
     # Merges are "a b" or ["a", "b"], by version of the file.
     merges = [m if isinstance(m, str) else ' '.join(m) for m in model.get('merges', [])]
@@ -309,25 +309,25 @@ class Tokenizer:
 
 
 def word_level(words: Sequence[str], chat_template: str | None = None) -> Tokenizer:
-  """A tokenizer of whole words, for models trained from scratch.
+  """Returns a tokenizer of whole words, for models trained from scratch.
 
-  Ids: `<pad>` 0, `<eos>` 1, newline 2, then `words` in their order. Text is split at
+  Ids: `<pad>` 0, `<eos>` 1, newline 2, then `words` in order. Text is split at
   whitespace; without pieces `encode(decode(ids)) == ids` for all ids.
 
   Args:
-    words: the vocabulary, without whitespace and without doubles; those that begin with '##' are
+    words: Vocabulary, without whitespace and duplicates; entries that begin with '##' are
       pieces that continue a word (see `tokenizer_backends.word_level`).
-    chat_template: jinja2 source; every word in it must be in `words`.
+    chat_template: Jinja2 source; every word in it must be in `words`.
 
   Raises:
-    ValueError: a word contains whitespace or occurs twice.
+    ValueError: A word contains whitespace or occurs twice.
   """
   backend = tokenizer_backends.word_level(words, special=WORD_LEVEL_SPECIAL)
   return Tokenizer(backend, eos_token='<eos>', pad_token='<pad>', chat_template=chat_template)
 
 
 def _fields(file: pathlib.Path) -> Fields:
-  """The fields of a JSON file, none if there is no such file."""
+  """Returns the fields of a JSON file, none if there is no such file."""
   return Fields(read_object(file) if file.is_file() else {}, str(file))
 
 
@@ -339,14 +339,14 @@ def _text(fields: Fields, field: str) -> str | None:
 
 
 def _special(fields: Fields, name: str) -> str | None:
-  """A special token is a string or `{"content": ...}`, by age of the file."""
+  """Returns a special token, stored as a string or as `{"content": ...}`."""
   if isinstance(fields.values.get(name), Mapping):
     return _text(fields.section(name), 'content')
   return _text(fields, name)
 
 
 def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> str | None:
-  """The token of an id, or of the first of several; -1 is none in old files."""
+  """Returns the token of an id, or of the first of several; -1 means none in old files."""
   value = fields.values.get(field)
   if isinstance(value, list) and value:
     value = value[0]
@@ -371,7 +371,7 @@ def _template(folder: pathlib.Path, config: Fields) -> str | None:
 
 
 def _named(where: object, make: Callable[[], Tokenizer]) -> Tokenizer:
-  """A tokenizer, or the error that it raises with the name of its file."""
+  """Returns `make()`, with `where` in front of its error messages."""
   try:
     return make()
   except ValueError as error:

@@ -1,4 +1,4 @@
-"""Builders of `tokenizers.Tokenizer` objects: from files, byte-level BPE from GGUF, word level."""
+"""Builds `tokenizers.Tokenizer` objects: from files, byte-level BPE from GGUF, word level."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
 
 
 def from_file(file: pathlib.Path) -> tokenizers.Tokenizer:
-  """The tokenizer in a tokenizer.json.
+  """Returns the tokenizer in a tokenizer.json.
 
   Raises:
-    OSError: it cannot be read.
-    ValueError: it is damaged, or of a kind that the library does not know.
+    OSError: The file cannot be read.
+    ValueError: The file is damaged, or of a kind unknown to the library.
   """
   model = Fields(read_object(file), str(file)).section('model')
   if isinstance(vocab := model.values.get('vocab'), Mapping):
     _check_merges(vocab, model, 'merges', model.values.get('continuing_subword_prefix'))
   found = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
-  # Settings of whoever saved it: here, as in transformers, a text is neither cut nor filled up.
+  # The file may store truncation and padding; as in transformers, neither is applied.
   found.no_truncation()
   found.no_padding()
   return found
 
 
 def begin_with(backend: tokenizers.Tokenizer, token: str) -> None:
-  """Notes, as a tokenizer.json does, that texts begin with a special token."""
+  """Sets a post-processor that begins texts with a special token."""
   backend.post_processor = processors.TemplateProcessing(
     single=f'{token} $A', special_tokens=[(token, backend.token_to_id(token))]
   )
@@ -70,7 +70,7 @@ def bpe_from_gguf(
   """Returns byte-level BPE with vocabulary, merges and special tokens of a GGUF file.
 
   Raises:
-    ValueError: the tokenizer is not byte-level BPE, splits words in an unknown way, or is damaged.
+    ValueError: The tokenizer is not byte-level BPE, has an unknown pre-tokenizer, or is damaged.
   """
   prefix = 'tokenizer.ggml.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
@@ -89,7 +89,7 @@ def bpe_from_gguf(
   tokens, types = _texts(fields, 'tokens'), fields.get('token_type')
   if not isinstance(types, list) or len(types) != len(tokens) or set(types) - set(range(7)):
     raise fields.wrong('token_type', f'a list of {len(tokens)} types (0 to 6), one for each token')
-  # Unused tokens only fill the embedding up to a round number of rows.
+  # Unused tokens only pad the embedding to a round number of rows.
   used = [(t, i) for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED]
   vocab = dict(used)
   if len(vocab) < len(used):
@@ -118,7 +118,7 @@ def bpe_from_gguf(
 
 
 def _texts(fields: Fields, field: str) -> list[str]:
-  """A list of texts that is not empty."""
+  """Returns a field that must be a non-empty list of strings."""
   found = fields.get(field)
   if not isinstance(found, list) or not found or not all(isinstance(t, str) for t in found):
     raise fields.wrong(field, 'a list of texts')
@@ -128,10 +128,10 @@ def _texts(fields: Fields, field: str) -> list[str]:
 def _check_merges(
   vocab: Mapping[str, Any], fields: Fields, field: str, prefix: str | None = None
 ) -> None:
-  """Checks that each merge joins two tokens to a third: at some that do not the library panics.
+  """Checks that each merge joins two tokens to a third; else the library may panic.
 
   Raises:
-    ValueError: one does not; names it.
+    ValueError: A merge does not; names it.
   """
   merges = fields.get(field, [])
   if not isinstance(merges, list):
@@ -148,7 +148,7 @@ def _check_merges(
 
 
 def _guarded(make: Callable[[], _T], where: str) -> _T:
-  """What the library makes. Its errors are bare exceptions, and panics not even these."""
+  """Returns `make()`; turns the library's errors and panics (not `Exception`s) into ValueError."""
   try:
     return make()
   except BaseException as error:
@@ -160,15 +160,15 @@ def _guarded(make: Callable[[], _T], where: str) -> _T:
 
 
 def word_level(words: Sequence[str], special: Sequence[str]) -> tokenizers.Tokenizer:
-  """One token a word; ids are `special`, then the newline, then `words` in their order.
+  """Returns a tokenizer with one token per word; ids are `special`, the newline, then `words`.
 
-  Entries that begin with '##' are pieces: a word that is no entry is split into the longest entry
-  that it begins with and the longest pieces that go on ('Mara' is 'Ma' and '##ra').
-  Text is split at whitespace, of which only the newline is a token. Decoding puts one
-  space between words and none beside a newline.
+  Entries that begin with '##' are pieces: a word without an entry is split into its longest
+  prefix with an entry and the longest pieces after it ('Mara' is 'Ma' and '##ra').
+  Text is split at whitespace; only the newline is a token. Decoding puts one space between words
+  and none beside a newline.
 
   Raises:
-    ValueError: a word is empty, contains whitespace or occurs twice.
+    ValueError: A word is empty, contains whitespace or occurs twice.
   """
   bad = [word for word in words if not word or word.split() != [word]]
   if bad:
