@@ -1,4 +1,4 @@
-"""Where downloads, warm starts and compiled programs are kept between runs."""
+"""Locates the cache of downloads, SFT checkpoints and compiled programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def folder(given: str | os.PathLike | None = None) -> pathlib.Path:
   """Returns `given`, else $AGENT_GSPO_CACHE, else `~/.cache/agent_gspo`; may not exist yet.
 
   Raises:
-    ValueError: nobody knows the home folder that it lies in.
+    ValueError: The home folder is unknown.
   """
   named = os.fspath(given or os.environ.get(VARIABLE) or '~/.cache/agent_gspo')
   found = os.path.expanduser(named)

@@ -23,7 +23,7 @@ def code() -> str:
 
 
 def software() -> dict[str, str]:
-  """Returns the versions that results may depend on; '' of a package that is not installed."""
+  """Returns the versions that results may depend on; '' for packages that are not installed."""
   return {
     'python': platform.python_version(),
     **{name: _version(name) for name in _PACKAGES},
@@ -32,7 +32,7 @@ def software() -> dict[str, str]:
 
 
 def start() -> dict[str, Any]:
-  """Returns `software`, with commit, host and devices; JAX takes its devices for it."""
+  """Returns `software()` with commit, host and devices; initializes JAX's devices."""
   import jax  # heavy, and `software` does without
 
   devices = jax.devices()
@@ -55,7 +55,7 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
-  """Returns the commit that is checked out, with '+' behind it where files have changed."""
+  """Returns the checked-out commit, with '+' appended if files have changed."""
   if not (_FOLDER.parent / '.git').exists():
     return ''
   try:

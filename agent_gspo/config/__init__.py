@@ -1,4 +1,4 @@
-"""The config of a run: `defaults` composes the sections of all rooms, `check` looks at the whole.
+"""Composes and checks the config of a run: `defaults` has all sections, `check` validates them.
 
 Config files import this, so nothing here imports JAX: `check`, which does, is imported by name.
 """

@@ -1,4 +1,4 @@
-"""What is looked at across the rooms, before a model is loaded."""
+"""Validates options across config sections, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Terms
 from agent_gspo.values import is_number, shown
 
-# What only modules with JAX in them know: tables that are open to 'module:function' as well,
+# Values that only modules with JAX know: tables that accept 'module:function' as well,
 _TABLES: dict[str, Mapping[str, Any]] = {
   'advantage.name': estimators.ADVANTAGES,
   'selection.name': SELECTIONS,
   'objective.name': losses.OBJECTIVES,
 }
-# and names that there are no others of.
+# and closed lists of names.
 _NAMES = {
   'advantage.costs': estimators.COSTS,
   'advantage.grouping': estimators.GROUPINGS,
@@ -51,14 +51,14 @@ _NAMES = {
 _POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
   'bound', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
-_MAX_UPDATES = 2**31 - 1  # what the optimiser counts to
-_MAX_TRAINING_QUESTIONS = 10**7  # something is kept of each
+_MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
+_MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
 
 
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The config with the fields that its algorithm decides filled in where they are empty.
+  """Returns the config with empty fields filled in from its algorithm's preset.
 
-  A learned topology is the graph that it names.
+  A learned topology is replaced by its graph.
 
   Raises:
     FileNotFoundError, ValueError: `algorithm` is unknown, or see `learned_topology.resolve`.
@@ -92,7 +92,7 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill_correction(config: dict[str, Any]) -> None:
-  """The sampler's tokens are corrected for where ratios do not begin with its log-probs."""
+  """Fills in TIS, which is on if old log-probs come from the trainer, not the sampler."""
   options = config['objective']
   if options['tis_cap'] is None:
     options['tis_cap'] = 2.0 if config['learner']['old_logprobs'] == 'trainer' else 0.0
@@ -103,13 +103,13 @@ def _fill_correction(config: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a valid config describes, built.
+  """Objects built from a valid config.
 
   Attributes:
-    config: resolved, see `resolve`.
-    task, team, reward, budget, sharing: of its sections.
-    note: what the user should know of it before the run, '' for nothing.
-    training: whether the config is to be trained, not only evaluated.
+    config: Resolved config, see `resolve`.
+    task, team, reward, budget, sharing: Objects of the sections of the same names.
+    note: Message to the user before the run, '' for none.
+    training: Whether the config is for training, not only for evaluation.
   """
 
   config: dict[str, Any]
@@ -123,18 +123,18 @@ class Parts:
 
   @property
   def term_sheet(self) -> terms_lib.TermSheet | None:
-    """Terms that come with the questions, None where the team is told none."""
+    """Returns the terms that prompts state per question, None if they state none."""
     return terms_lib.make(self.budget)
 
   def terms(self, value: float | None = None) -> Terms | None:
-    """Terms as the team is told them, by default of evaluations; None if it is told none."""
+    """Returns the terms stated at `value`, by default that of evaluations; None for no terms."""
     if self.term_sheet is None:
       return None
     return self.term_sheet.of(self.budget.evaluated_terms if value is None else value)
 
   @property
   def keeps_reference(self) -> bool:
-    """Whether something asks for the policy that the run began with."""
+    """Returns whether the loss or the reward needs the reference (initial) policy."""
     return self.config['objective']['kl_coef'] > 0 or self.reward.needs_reference
 
 
@@ -142,12 +142,12 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
   """Builds the cheap parts and checks the rest, before a model is loaded.
 
   Args:
-    config: of a run.
-    training: without it there need be no training questions.
+    config: Run configuration.
+    training: Whether training questions are required.
 
   Raises:
-    ValueError: a field has a value it cannot have; names field, value and remedy.
-    FileNotFoundError: the task's data are not there.
+    ValueError: A field is invalid; names field, value and remedy.
+    FileNotFoundError: The task's data are missing.
   """
   _check_sections(config)
   config = resolve(config)
@@ -160,7 +160,7 @@ def check(config: Mapping[str, Any], *, training: bool = True) -> Parts:
       f'learner.minibatches={config["learner"]["minibatches"]} is more than rollout.questions='
       f'{config["rollout"]["questions"]}: mini-batches are cut between questions.'
     )
-  # Where an axis takes what is left, the number of devices decides: see setup.build.
+  # With an axis of -1 the number of devices decides: see setup.build.
   if training and -1 not in config['mesh'].values():
     check_micro_batch(config, config['mesh']['data'] * config['mesh']['fsdp'])
   if training:
@@ -250,7 +250,7 @@ def _check_remat(model: Mapping[str, Any]) -> None:
 
 
 def check_micro_batch(config: Mapping[str, Any], row_shards: int) -> None:
-  """Refuses a micro-batch whose rows `mesh.data * mesh.fsdp` devices cannot share evenly."""
+  """Raises unless `row_shards = mesh.data * mesh.fsdp` divides the micro-batch size."""
   if config['learner']['micro_batch_size'] % row_shards:
     raise ValueError(
       f'learner.micro_batch_size={config["learner"]["micro_batch_size"]} is not a multiple of '
@@ -259,7 +259,7 @@ def check_micro_batch(config: Mapping[str, Any], row_shards: int) -> None:
 
 
 def _check_sections(config: Mapping[str, Any]) -> None:
-  """Same sections and fields as `default_config`, each with a value that it can have."""
+  """Checks that sections and fields are those of `default_config`, with valid values."""
   run = [field.name for field in dataclasses.fields(RunOptions)]
   check_names(config, [*run, *SECTIONS])
   RunOptions(**{field: config[field] for field in run})
@@ -273,7 +273,7 @@ def _value(config: Mapping[str, Any], field: str) -> Any:
 
 
 def _check_options(config: Mapping[str, Any], section: str, known: Mapping[str, Any]) -> None:
-  """The free-form options of a section, by the names and defaults of those that there are."""
+  """Checks the free-form options of a section against the names and defaults in `known`."""
   name = config[section]['name']
   for option, value in config[section]['options'].items():
     where = f'{section}.options.{option}'

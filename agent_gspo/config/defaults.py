@@ -1,4 +1,4 @@
-"""Every setting of a run with its default: the sections of all rooms, composed."""
+"""Composes the default config of a run from the sections of all packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agent_gspo.workdir.options import CheckpointOptions, LoggingOptions
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Section, name=''):
-  """The fields of a config that are in no section."""
+  """Fields of a config outside of sections."""
 
   seed: int = option(0, least=0, most=2**32 - 1)  # a key holds no more
   steps: int = option(30, least=0, most=10**7)  # training steps
@@ -58,11 +58,11 @@ SECTIONS: dict[str, type[Section]] = {
     LoggingOptions,
   )
 }
-"""Section -> what is in it. A new section is one line here."""
+"""Options class by section name. Each new section is added here."""
 
 
 def default_config() -> config_dict.ConfigDict:
-  """A config with every field that exists; `configs/*.py` change some and lock it."""
+  """Returns a config with every field; `configs/*.py` change some and lock it."""
   config = config_dict.ConfigDict(_defaults(RunOptions))
   for name, options in SECTIONS.items():
     config[name] = config_dict.ConfigDict(_defaults(options))
@@ -70,7 +70,7 @@ def default_config() -> config_dict.ConfigDict:
 
 
 def _defaults(options: type[Section]) -> dict[str, Any]:
-  """Field -> default; where that is None, a placeholder for a value of the field's type."""
+  """Returns defaults by field; None becomes a placeholder of the field's type."""
   kinds, defaults = types_of(options), options()
   found = {field: getattr(defaults, field) for field in kinds}
   return {

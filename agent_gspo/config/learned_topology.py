@@ -1,4 +1,4 @@
-"""`team.topology='learned:<workdir>'`: the graph that the agents of a run made, as a fixed one."""
+"""Resolves `team.topology='learned:<workdir>'` to the graph that agents of a run converged to."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from agent_gspo.teams.team import Team, make_team, unique_names
 from agent_gspo.workdir import records
 
 _PREFIX = 'learned:'
-_SPEAKS = 0.05  # of the turns; who says less says nothing
-_SPEAKS_TO = 0.5  # of what an author says
+_SPEAKS = 0.05  # least share of turns with a message
+_SPEAKS_TO = 0.5  # least share of an author's messages that address the reader
 
 
 def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
-  """The `team` section with the learned graph in it as a 'dag', others as they are.
+  """Returns the `team` section with a learned graph as a 'dag'; other topologies are unchanged.
 
-  An edge stays if its author is not silent in at least 5 % of the turns in which the reader could
-  hear it, and at least half of what it says there is for this reader, in the evaluation that
-  `records.with_edges` chooses: the trained team's if there is one.
+  An edge stays if its author is not silent in at least 5 % of the turns that the reader can
+  read, and addresses at least half of these messages to the reader, in the evaluation chosen by
+  `records.with_edges` (the trained team's if there is one).
 
   Args:
-    section: of a config.
+    section: The `team` section of a config.
 
   Raises:
-    FileNotFoundError: the folder holds no run.
-    ValueError: no folder is named, the run has not been evaluated, its config.json describes no
-      team, or its agents are others.
+    FileNotFoundError: The folder holds no run.
+    ValueError: No folder is named, the run has not been evaluated, its config.json describes no
+      team, or its agents differ.
   """
   name = section['topology']
   if not name.startswith(_PREFIX):
@@ -71,7 +71,7 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _team(run: records.Run, name: str) -> Team:
-  """The other run's team; what is wrong with it is no fault of this run's config."""
+  """Returns the other run's team; errors name that run's config.json."""
   section = run.config['team']
   try:
     if not isinstance(section, Mapping):

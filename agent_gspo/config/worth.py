@@ -1,4 +1,4 @@
-"""Checks that what messages are worth can be measured, before a model is loaded."""
+"""Checks that the worth of messages can be measured, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.team import Team
 
-_MOST_PLAYERS = 6  # messages of an episode: Shapley's value asks for two to the power of them
+_MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
 
 
 def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
-  """Refuses an estimator of `estimators.GAINS` where its gains cannot be measured.
+  """Raises for an estimator of `estimators.GAINS` whose gains cannot be measured.
 
   Raises:
     ValueError: Names the field, its value and the remedy.

@@ -91,7 +91,7 @@ def replica_shardings(tree: Any, config: ModelConfig, placement: Placement) -> A
 
 
 def place(tree: Any, config: ModelConfig, placement: Placement) -> Any:
-  """Places the arrays of a tree by `shardings`; NumPy arrays move one shard at a time.
+  """Moves the arrays of a tree to their shardings; NumPy arrays move one shard at a time.
 
   Each process reads the shards of its own devices from `StoredArray`s, without caching them.
   """
@@ -194,7 +194,7 @@ def _of_heads(
 
 
 def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:
-  """All-gathers FSDP parameters once, for a compiled program that reads them repeatedly.
+  """Gathers FSDP parameters once, for a compiled program that reads them repeatedly.
 
   Arrays sharded over `fsdp` are rounded to `config.dtype` and replicated along it; they stay
   sharded over `tensor`. Other arrays are returned unchanged.

@@ -1,7 +1,7 @@
-"""Plain data as bytes and back, bit for bit: what processes of a run tell each other.
+"""Encodes plain data to bytes and back, bit for bit, for messages between processes.
 
-The bytes hold JSON and behind it the arrays. Reading them runs no code but that of this module: it
-makes the types below, and records (dataclasses) of modules that are imported already.
+The bytes hold JSON, then the arrays. Decoding runs no code outside of this module: it creates the
+types below, and records (dataclasses) of modules that are imported already.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SEQUENCES = {'tuple': tuple, 'set': set, 'frozenset': frozenset}
 
 
 def encode(value: Any) -> bytes:
-  """Returns a value of numbers, text, arrays, records and their collections as bytes.
+  """Encodes a value of numbers, text, arrays, records and their collections as bytes.
 
   Raises:
-    TypeError: names the type of a part that is none of them.
+    TypeError: A part has another type; names it.
   """
   parts: list[bytes] = []
   text = json.dumps(_plain(value, parts)).encode()
@@ -30,10 +30,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-  """Returns the value that `encode` was given; arrays of JAX come back as NumPy's.
+  """Inverts `encode`; JAX arrays come back as NumPy arrays.
 
   Raises:
-    ValueError: the bytes are of no value.
+    ValueError: The bytes are invalid.
   """
   view = memoryview(data)
   end = _HEAD + int.from_bytes(view[:_HEAD], 'big')
@@ -57,7 +57,7 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     array = np.asarray(value)
     if not array.dtype.hasobject and array.dtype.names is None:
       parts.append(array.tobytes())
-      # Of a type that NumPy does not have, such as bfloat16, only the name tells.
+      # Types outside of NumPy, such as bfloat16, are identified by name alone.
       name = array.dtype.str if array.dtype.kind != 'V' else array.dtype.name
       return {'scalar' if isinstance(value, np.generic) else 'array': [name, list(array.shape)]}
   if dataclasses.is_dataclass(value) and _record(kind.__module__, kind.__qualname__) is kind:
@@ -71,7 +71,7 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
 
 
 def _record(module: str, name: str) -> type | None:
-  """Returns a dataclass of a module that is imported, None where there is none."""
+  """Returns a dataclass of an imported module, None if there is none."""
   found: Any = sys.modules.get(module)
   for part in name.split('.'):
     found = getattr(found, part, None)
@@ -79,7 +79,7 @@ def _record(module: str, name: str) -> type | None:
 
 
 class _Reader:
-  """Puts values together; the arrays stand in the order in which the JSON names them."""
+  """Reassembles values; arrays follow in the order of the JSON."""
 
   def __init__(self, data: memoryview):
     self._data, self._at = data, 0
@@ -105,7 +105,7 @@ class _Reader:
       module, name, fields = content
       found = _record(module, name)
       if found is not None:
-        made: Any = object.__new__(found)  # its constructor has run where it was made
+        made: Any = object.__new__(found)  # its constructor ran in the sending process
         for field, inner in fields:
           object.__setattr__(made, field, self.value(inner))
         return made

@@ -1,10 +1,9 @@
-"""Several processes of one run: how they find each other, and what they tell each other.
+"""Connects the processes of a run and exchanges Python values between them.
 
-Every process runs the same program. What each does alone (conversations, grading) it tells the
-others by `gather`; what one alone may decide (which checkpoint there is) it tells them by `agreed`.
-Each of these is a meeting: all processes must come, in the same order. With one process all of it
-costs nothing. Devices carry what is told, so only main threads may meet like this; other threads
-have `ThreadMeetings`.
+Every process runs the same program. `gather` exchanges results of per-process work (episodes,
+grading); `agreed` broadcasts decisions of the first process (which checkpoint there is). Both are
+collectives: all processes must call them in the same order. With one process they are free. They
+run on devices, so only main threads may call them; other threads use `ThreadMeetings`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
-from jax._src import distributed  # where its coordination service is; there is no public name
+from jax._src import distributed  # coordination service, without a public name
 from jax.experimental import multihost_utils
 
 from agent_gspo.sharding import encoding, partners, places
@@ -28,17 +27,17 @@ _FINE = 'fine'
 def connect(
   coordinator: str = '', processes: int = 0, index: int = -1, heartbeat_seconds: int = 100
 ) -> None:
-  """Joins the other processes; the first thing a process does with JAX.
+  """Connects this process to the others, before any other use of JAX.
 
-  They meet here, if they have not met before (`partners.meet`). Whatever ends one of them ends all.
+  Calls `partners.meet`, if it was not called before. If one process ends early, all end.
 
   Args:
-    coordinator, processes, index: who is who, see `places.find`.
-    heartbeat_seconds: a process whose host gives no sign for so long has died, so the others end;
-      the default is JAX's own.
+    coordinator, processes, index: See `places.find`.
+    heartbeat_seconds: Time without a heartbeat after which a process counts as dead and the others
+      end; the default is JAX's own.
 
   Raises:
-    ValueError: the seconds are below 1; or see `places.find` and `partners.meet`.
+    ValueError: `heartbeat_seconds` is below 1; or see `places.find` and `partners.meet`.
   """
   if heartbeat_seconds < 1:
     raise ValueError(f'--heartbeat_timeout_s={heartbeat_seconds} must be at least 1.')
@@ -57,23 +56,23 @@ def connect(
 
 
 def count() -> int:
-  """Number of processes."""
+  """Returns the number of processes."""
   return jax.process_count()
 
 
 def is_first() -> bool:
-  """Whether this process writes the files of the run."""
+  """Returns whether this process is the first, which writes the files of the run."""
   return jax.process_index() == 0
 
 
 def share(n: int) -> slice:
-  """Which of `n` things are this process's to do; shares differ by one at most."""
+  """Returns this process's slice of `n` items; sizes differ by one at most."""
   index, processes = jax.process_index(), jax.process_count()
   return slice(n * index // processes, n * (index + 1) // processes)
 
 
 def gather(value: T) -> list[T]:
-  """The value of each process, in their order."""
+  """Returns the value of each process, in their order."""
   if count() == 1:
     return [value]
   data = np.frombuffer(encoding.encode(value), np.uint8)
@@ -85,42 +84,42 @@ def gather(value: T) -> list[T]:
 
 
 def agreed(decide: Callable[[], T]) -> T:
-  """What the first process finds; the others do not look."""
+  """Broadcasts `decide()` of the first process; the others do not call it."""
   if count() == 1:
     return decide()
   data = np.frombuffer(encoding.encode(decide()) if is_first() else b'', np.uint8)
-  # In two numbers: parameters may have more bytes than an int32 counts.
+  # As two numbers: parameters may have more than 2**31 bytes.
   high, low = multihost_utils.broadcast_one_to_all(np.asarray(divmod(data.size, 2**30), np.int32))
   data = data if is_first() else np.zeros(int(high) * 2**30 + int(low), np.uint8)
   return encoding.decode(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
 def barrier() -> None:
-  """Waits until all processes are here."""
+  """Waits until all processes call this."""
   gather(None)
 
 
 def any_of(flag: bool) -> bool:
-  """Whether it is so in one process at least."""
+  """Returns whether `flag` is set in at least one process."""
   return any(gather(flag))
 
 
 class ThreadMeetings:
-  """Meetings of one thread of each process, beside whatever the main threads do.
+  """Barriers between background threads, one per process, independent of the main threads.
 
-  They go by JAX's coordination service: no device takes part. All processes must make these
-  objects in the same order.
+  They use JAX's coordination service instead of devices. All processes must create these objects
+  in the same order.
   """
 
   def __init__(self, seconds: float):
-    """Makes a row of meetings, each of which waits so long at most."""
+    """Prepares barriers that each wait at most `seconds`."""
     self._key, self._met = f'agent_gspo/meetings/{next(_MEETINGS)}', 0
     self._milliseconds, self._problem = int(1000 * seconds), ''
 
   def meet(self, problem: str = '') -> str:
-    """Waits for the others; returns the first process's problem that has one, '' if none has.
+    """Waits for the others; returns the problem of the first process that has one, else ''.
 
-    After a problem there is no further meeting: this gives the same again, at once.
+    After a problem, further calls return it immediately.
     """
     if count() == 1 or self._problem:
       return self._problem or problem

@@ -1,4 +1,4 @@
-"""The `mesh` section of a config."""
+"""Defines the `mesh` section of a config."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from agent_gspo.options import Section, option
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions(Section, name='mesh'):
-  """The devices of a run, in a mesh of three axes; one of them may be -1, for what is left."""
+  """Mesh of devices with three axes; one of them may be -1, for the remaining devices."""
 
-  # Share the rows of the sampler and of a micro-batch; each has its parameters whole.
+  # Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
   data: int = option(1, least=-1, most=2**16)
-  fsdp: int = option(1, least=-1, most=2**16)  # share rows as well, and cut the parameters up
-  # Share heads, the MLP's width and the vocabulary: the work of one row.
+  fsdp: int = option(1, least=-1, most=2**16)  # FSDP: shards rows and parameters
+  # Tensor parallelism: shards heads, MLP width and vocabulary.
   tensor: int = option(1, least=-1, most=2**16)
 
   def __post_init__(self):
@@ -31,5 +31,5 @@ class MeshOptions(Section, name='mesh'):
 
   @property
   def shape(self) -> dict[str, int]:
-    """Size by axis, in the order of the mesh."""
+    """Returns the size of each axis, in the order of the mesh."""
     return dataclasses.asdict(self)

@@ -1,8 +1,8 @@
-"""The processes of a run by name: they meet before JAX connects them, and hear when one ends.
+"""Connects the processes of a run before JAX does, and detects when one ends.
 
-Process 0 listens where JAX's coordinator will, so a port that is taken is found here. Each other
-process holds one connection to it, for the whole run. A process that fails says why on it, and one
-that is killed closes it. JAX alone would wait for either, and then abort with a stack trace.
+Process 0 listens at the address of JAX's coordinator, so a port that is taken is found here. Each
+other process keeps one connection to it for the whole run. A process that fails sends the reason;
+one that is killed closes the connection. JAX alone would wait, then abort with a stack trace.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from typing import Any, NoReturn
 from agent_gspo.sharding.places import Place
 from agent_gspo.values import flatten, shown
 
-_MARK = 'agent_gspo'  # key of every message; without it a stranger talks
-_LONGEST = 2**24  # bytes of a message
-_QUIET_SECONDS = 2.0  # of waiting, before it is said for whom
-_ANSWER_SECONDS = 5.0  # until process 0 must answer who has connected
-_LATE_SECONDS = 8.0  # that a refusal waits for processes which have not come yet
-_GRACE_SECONDS = 5.0  # for a process to end by itself, where all fail alike
+_MARK = 'agent_gspo'  # key of every message; other programs' messages lack it
+_LONGEST = 2**24  # bytes per message
+_QUIET_SECONDS = 2.0  # wait before printing which processes are missing
+_ANSWER_SECONDS = 5.0  # timeout of process 0's first answer
+_LATE_SECONDS = 8.0  # wait of a refusal for processes that have not connected yet
+_GRACE_SECONDS = 5.0  # time for a process to end by itself, if all fail alike
 
-_met: Partners | None = None  # of this process
+_met: Partners | None = None  # this process's connections
 
 
 class PartnerError(ValueError):
-  """This run cannot be, or go on, with the processes that have come."""
+  """The run cannot start or continue with the processes that have connected."""
 
 
 class Partners:
-  """The other processes of a run, as one of them sees them."""
+  """Connections of one process to the others of its run."""
 
   def __init__(self, place: Place):
-    """Prepares; nobody is met before `meet`."""
+    """Prepares the state; `meet` connects."""
     self.place = place
     self.has_left = False
-    self.bound = ''  # address that the coordinator listens at
+    self.bound = ''  # listening address of the coordinator
     self._wires: dict[int, socket.socket] = {}  # by process
     self._inbox: queue.SimpleQueue[tuple[socket.socket, dict | None]] = queue.SimpleQueue()
     self._left: set[int] = set()
@@ -53,18 +53,18 @@ class Partners:
     self._first_end, self._end_heard = '', threading.Event()
 
   def meet(self, facts: Mapping[str, Any], seconds: float, problem: str = '') -> None:
-    """Waits for the other processes, and compares what each is told of the run.
+    """Waits for the other processes, and checks that all have the same facts.
 
-    Afterwards a thread listens to them, and ends this process where another one fails.
+    Afterwards a thread watches them, and ends this process if another one fails.
 
     Args:
-      facts: nested, plain data; must be the same in all of them.
-      seconds: to wait at most for one that has not come.
-      problem: for which this process cannot take part. The others are told, within a few seconds.
+      facts: Nested plain data; must be the same in all processes.
+      seconds: Timeout for missing processes.
+      problem: Reason why this process cannot take part, sent to the others within a few seconds.
 
     Raises:
-      ValueError: names who did not come, who cannot take part and why, or the first fact that
-        differs and its two values; or this is no address to listen at.
+      ValueError: Names a missing process, one that cannot take part and why, or the first fact
+        that differs with both values; or process 0 cannot listen at the address.
     """
     hello = {'index': self.place.index, 'of': self.place.processes, 'problem': problem}
     hello['facts'] = written(facts)
@@ -76,10 +76,10 @@ class Partners:
     threading.Thread(target=self._watch, daemon=True).start()
 
   def leave(self, problem: str = '') -> None:
-    """Says that this process has ended.
+    """Notifies the others that this process ends.
 
-    After a problem this waits until the others have noticed, as process 0: with it goes JAX's
-    coordinator, and without that the others would abort.
+    After a problem, process 0 waits until the others have ended: without its JAX coordinator they
+    would abort.
     """
     self.has_left = True
     if problem:
@@ -90,18 +90,18 @@ class Partners:
       self._outlast()
 
   def cause(self) -> str:
-    """Returns the line of another process that ended before this one failed, '' if none did."""
+    """Returns the message of the process whose end preceded this one's failure, '' if none did."""
     self._end_heard.wait(_QUIET_SECONDS)
     return self._first_end
 
   def _outlast(self) -> None:
-    """Waits until all others are gone, but not long."""
+    """Waits until all others are gone, at most `2 * _GRACE_SECONDS`."""
     until = time.monotonic() + 2 * _GRACE_SECONDS
     while self._wires and time.monotonic() < until:
       time.sleep(0.05)
 
   def _preside(self, hello: dict[str, Any], seconds: float) -> str:
-    """Meets as process 0; returns why the run cannot be, '' if it can."""
+    """Meets as process 0; returns why the run cannot start, '' if it can."""
     here, problem, wait = {0: hello}, hello['problem'], _Wait(seconds)
     wires: dict[int, socket.socket] = {}
     try:
@@ -128,7 +128,7 @@ class Partners:
           else:
             found = self._problem_with(index, said, here)
             _send(wire, here=sorted(here))
-            # Of two with one index the second is told, too.
+            # Of two processes with one index, the second gets the verdict, too.
             wires[index if index not in wires else -len(wires)] = wire
             here.setdefault(index, said)
           if found and not problem:
@@ -146,7 +146,7 @@ class Partners:
     return problem
 
   def _problem_with(self, index: int, said: dict, here: Mapping[int, dict]) -> str:
-    """Returns why a process that has come cannot take part, '' if it can."""
+    """Returns why a connected process cannot take part, '' if it can."""
     who, processes = self.place.named(index), self.place.processes
     if said.get('problem'):
       return f'{who} cannot take part: {said["problem"]}'
@@ -162,7 +162,7 @@ class Partners:
     return _difference(here[0]['facts'], said.get('facts') or {}, who)
 
   def _attend(self, hello: dict[str, Any], seconds: float) -> str:
-    """Meets as another process than the first; returns as `_preside` does."""
+    """Meets as a process other than 0; returns why the run cannot start, '' if it can."""
     first, wait = f'{self.place.named(0)} at {self.place.coordinator}', _Wait(seconds)
     wire = None
     while wire is None:
@@ -193,14 +193,14 @@ class Partners:
     return said['verdict']
 
   def _heard(self, seconds: float) -> dict | None:
-    """Returns the next message, {} where none comes, None where the connection has ended."""
+    """Returns the next message, {} after the timeout, None if the connection has ended."""
     try:
       return self._inbox.get(timeout=seconds)[1]
     except queue.Empty:
       return {}
 
   def _read_from(self, wire: socket.socket) -> None:
-    """Starts a thread that puts what comes into the inbox; None last."""
+    """Starts a thread that puts incoming messages into the inbox; None last."""
 
     def read() -> None:
       said: dict | None = {}
@@ -213,7 +213,7 @@ class Partners:
     threading.Thread(target=read, daemon=True).start()
 
   def _watch(self) -> None:
-    """Ends this process where another one has ended before the run did."""
+    """Ends this process if another one ends before the run does."""
     while True:
       wire, said = self._inbox.get()
       index = next((i for i, known in self._wires.items() if known is wire), None)
@@ -222,7 +222,7 @@ class Partners:
       if said is None:
         self._wires.pop(index)
         problem = '' if index in self._left else 'it was killed, or its host is out of reach'
-      else:  # process 0 tells of others, too
+      else:  # process 0 forwards the end of others, too
         index, problem = said.get('left', index), str(said.get('problem', ''))
       known = index in self._left
       self._left.add(index)
@@ -234,7 +234,7 @@ class Partners:
         threading.Thread(target=self._end, daemon=True).start()
 
   def _end(self) -> None:
-    # All may fail alike, each with its own line.
+    # All may fail alike, each with its own error message.
     if self._failed.wait(_GRACE_SECONDS):
       return
     self._failed.set()
@@ -245,10 +245,10 @@ class Partners:
 
 
 def meet(place: Place, facts: Mapping[str, Any] | None = None, seconds: float = 60.0) -> str:
-  """Meets the other processes, once, for the whole run; see `Partners.meet`.
+  """Meets the other processes, once per run; see `Partners.meet`.
 
   Returns:
-    The address that JAX's coordinator must listen at; '' but for process 0.
+    Listening address of JAX's coordinator; '' except in process 0.
   """
   global _met
   if not seconds >= 1:
@@ -261,15 +261,15 @@ def meet(place: Place, facts: Mapping[str, Any] | None = None, seconds: float = 
 
 
 def written(facts: Mapping[str, Any]) -> dict[str, str]:
-  """Returns facts as text, by their fields: 'team.agents'."""
+  """Returns facts as JSON by flat field name, such as 'team.agents'."""
   return {key: json.dumps(value, default=str) for key, value in flatten(facts).items()}
 
 
 def check_alike(facts: Sequence[Mapping[str, str]]) -> None:
-  """Refuses facts, as `written` gives them in each process, that are not the same in all.
+  """Checks that the facts of all processes, each from `written`, are the same.
 
   Raises:
-    ValueError: names the first that differs and its two values.
+    ValueError: Names the first fact that differs and both values.
   """
   for index, other in enumerate(facts):
     if found := _difference(facts[0], other, f'process {index} of {len(facts)}'):
@@ -277,31 +277,31 @@ def check_alike(facts: Sequence[Mapping[str, str]]) -> None:
 
 
 def met() -> Partners | None:
-  """Returns the other processes, None where none have been met."""
+  """Returns the connected processes, None before `meet`."""
   return _met
 
 
 def leave(problem: str = '') -> None:
-  """Tells those that were met that this process ends; after a problem they all end."""
+  """Notifies the connected processes that this one ends; after a problem they all end."""
   if _met is not None:
     _met.leave(problem)
 
 
 def refuse(place: Place, problem: str) -> None:
-  """Tells the other processes, in some seconds, why this one cannot take part."""
+  """Notifies the other processes, within seconds, why this one cannot take part."""
   with contextlib.suppress(PartnerError):
     Partners(place).meet({}, _LATE_SECONDS, problem)
 
 
 def end_now(status: int) -> NoReturn:
-  """Ends this process without JAX's own farewell, which waits for processes that are gone."""
+  """Ends this process without JAX's own shutdown, which waits for processes that are gone."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(status)
 
 
 class _Wait:
-  """Some seconds, and a word after the first of them."""
+  """A timeout that prints what it waits for after `_QUIET_SECONDS`."""
 
   def __init__(self, seconds: float):
     self._start, self._seconds, self._said = time.monotonic(), seconds, ''
@@ -330,10 +330,10 @@ def _connected(place: Place, seconds: float) -> socket.socket:
 
 
 def _listen(place: Place) -> socket.socket:
-  """Listens at the address that the coordinator is named by, and at no other one.
+  """Listens at the coordinator's address, and at no other one.
 
   Raises:
-    PartnerError: the port is taken, or the address is none of this host.
+    PartnerError: The port is taken, or the address is not one of this host.
   """
   host, port = place.host_and_port
   given = os.environ.get('JAX_COORDINATOR_BIND_ADDRESS', '')
@@ -357,7 +357,7 @@ def _listen(place: Place) -> socket.socket:
 
 
 def _addresses(host: str, port: int, named: bool) -> list[tuple[int, str]]:
-  """Returns families and addresses of a host, those first that other hosts can reach."""
+  """Returns families and addresses of a host, externally reachable ones first."""
   try:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
   except OSError:
@@ -365,7 +365,7 @@ def _addresses(host: str, port: int, named: bool) -> list[tuple[int, str]]:
   addresses = [(int(family), str(address[0])) for family, *_, address in found]
   local = [ipaddress.ip_address(a.partition('%')[0]).is_loopback for _, a in addresses]
   if all(local) and not named and host != 'localhost' and host not in {a for _, a in addresses}:
-    # Some systems give their own name to loopback. The others read it otherwise.
+    # Some systems resolve their own host name to loopback, unlike other hosts.
     if socket.has_dualstack_ipv6():
       return [(socket.AF_INET6, '::')]
     return [(socket.AF_INET, '0.0.0.0')]
@@ -377,12 +377,12 @@ def _written(address: str, port: int) -> str:
 
 
 def _send(wire: socket.socket, **said: Any) -> None:
-  with contextlib.suppress(OSError):  # its end is noticed by who reads
+  with contextlib.suppress(OSError):  # the reading thread notices a closed connection
     wire.sendall(json.dumps({_MARK: 1, **said}).encode() + b'\n')
 
 
 def _received(file: Any) -> dict | None:
-  """Returns a message, or None where there is none to come."""
+  """Returns the next message, or None at the end of the connection."""
   try:
     said = json.loads(file.readline(_LONGEST))
   except (OSError, ValueError, RecursionError):
@@ -391,7 +391,7 @@ def _received(file: Any) -> dict | None:
 
 
 def _difference(mine: Mapping[str, str], others: Mapping[str, str], who: str) -> str:
-  """Returns the first fact that differs, with both values; '' where all are the same."""
+  """Returns the first fact that differs, with both values; '' if all are the same."""
   for key in [*mine, *(key for key in others if key not in mine)]:
     one, other = mine.get(key), others.get(key)
     if one != other:

@@ -1,7 +1,7 @@
-"""The mesh of devices, and how rows and whole arrays lie on it.
+"""Defines the mesh of devices, and shards rows over it.
 
-Three axes: rows of a batch are cut over `data` and `fsdp`, parameters over `fsdp` and `tensor` (by
-the table in `models.partition`).
+The mesh has three axes: rows of a batch are sharded over `data` and `fsdp`, parameters over `fsdp`
+and `tensor` (by the table in `models.partition`).
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ('data', 'fsdp', 'tensor')
 ROWS = ('data', 'fsdp')
-"""Axes that share the rows of a batch."""
+"""Axes over which rows of a batch are sharded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """A mesh with the axes `AXES`; sums over devices are the compiler's.
+  """A mesh with the axes `AXES`; the compiler inserts sums over devices.
 
   Attributes:
-    mesh: of the devices; None leaves everything on the default device.
+    mesh: Mesh of devices; None leaves everything on the default device.
   """
 
   mesh: Mesh | None = None
 
   def size(self, axis: str) -> int:
-    """Of an axis of `AXES`; 1 without a mesh."""
+    """Returns the size of an axis of `AXES`; 1 without a mesh."""
     return 1 if self.mesh is None else self.mesh.shape[axis]
 
   @property
   def devices(self) -> int:
-    """Number of devices."""
+    """Returns the number of devices."""
     return math.prod(self.size(axis) for axis in AXES)
 
   @property
   def row_shards(self) -> int:
-    """Number of devices, or groups of them, that have rows of their own."""
+    """Returns the number of row shards, `data * fsdp`."""
     return math.prod(self.size(axis) for axis in ROWS)
 
   def sharding(self, *spec: Any) -> NamedSharding | None:
-    """Of arrays cut so; None where there is no mesh."""
+    """Returns the `NamedSharding` of a spec, or None without a mesh."""
     return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec(*spec))
 
   @property
   def spans_processes(self) -> bool:
-    """Whether some of the devices are another process's."""
+    """Returns whether some devices belong to another process."""
     return self.mesh is not None and self.mesh.is_multi_process
 
   @property
   def replicated(self) -> NamedSharding | None:
-    """Of arrays that each device has."""
+    """Returns the sharding of replicated arrays."""
     return self.sharding()
 
   @property
   def rows(self) -> NamedSharding | None:
-    """Of arrays whose first axis is one of rows, which `row_shards` divides."""
+    """Returns the sharding of arrays with rows on axis 0; `row_shards` must divide them."""
     return self.sharding(ROWS)
 
   def put(self, tree: Any, shardings: Any) -> Any:
-    """Returns the arrays of a tree, placed; numpy's travel a device's share at a time."""
+    """Moves the arrays of a tree to `shardings`; NumPy arrays move one shard at a time."""
     if not self.spans_processes:
       return jax.device_put(tree, shardings)
 
@@ -85,7 +85,7 @@ class Placement:
     part: Callable[[tuple[slice, ...]], np.ndarray],
     sharding: NamedSharding | None,
   ) -> jax.Array:
-    """Returns an array; a process reads the smallest box that its devices' parts lie in."""
+    """Reads an array; each process reads the bounding box of its devices' shards."""
     if sharding is None:
       return jax.device_put(part((slice(None),) * len(shape)))
 
@@ -102,63 +102,63 @@ class Placement:
     return jax.make_array_from_callback(shape, sharding, within)
 
   def shard_rows(self, tree: Any) -> Any:
-    """The arrays of a tree, cut along their first axis."""
+    """Shards the arrays of a tree along their first axis."""
     return tree if self.mesh is None else self.put(tree, self.rows)
 
   def constrain(self, tree: Any, shardings: Any) -> Any:
-    """The arrays that a compiled function computes, placed there; `shardings` as of `put`."""
+    """Constrains arrays in a compiled function to `shardings` (see `put`)."""
     return tree if self.mesh is None else jax.lax.with_sharding_constraint(tree, shardings)
 
   @property
   def cut_by_fsdp(self) -> bool:
-    """Whether no device has all of the parameters, `tensor` aside."""
+    """Returns whether parameters are sharded over `fsdp`."""
     return self.size('fsdp') > 1
 
   @property
   def replicas(self) -> int:
-    """Number of copies of the parameters that are trained apart, see `by_replica`."""
+    """Returns the number of parameter replicas with separate gradients, see `by_replica`."""
     return 1 if self.one_replica else self.size('data')
 
   @property
   def one_replica(self) -> bool:
-    """Whether all devices share one copy of the parameters, `tensor` aside."""
-    # On all three axes at once TPU's compiler aborts on replicas that are apart (libtpu 0.0.52).
+    """Returns whether all devices form one replica of the parameters."""
+    # With all three axes, TPU's compiler aborts on separate replicas (libtpu 0.0.52).
     return self.cut_by_fsdp and (self.size('data') == 1 or self.size('tensor') > 1)
 
   @property
   def replica_rows(self) -> NamedSharding | PartitionSpec | None:
-    """Within `by_replica`, of arrays whose first axis is one of rows."""
+    """Returns the sharding of arrays with rows on axis 0 within `by_replica`."""
     if self.mesh is None or self.one_replica:
       return self.rows
     return PartitionSpec('fsdp') if self.cut_by_fsdp else PartitionSpec()
 
   def by_replica(self, function: Callable[..., Any], whole: int) -> Callable[..., Any]:
-    """`function`, run by each replica of the parameters on its own part of the other arguments.
+    """Maps `function` over replicas of the parameters, each with its shard of the rows.
 
-    Between replicas the compiler exchanges nothing; within one it cuts arrays over `fsdp` and
+    The compiler exchanges nothing between replicas; within one it shards arrays over `fsdp` and
     `tensor`.
 
     Args:
-      function: what it returns, and its arguments but the first few, are cut along the first axis
-        of each array.
-      whole: arguments that each replica has.
+      function: Function whose results, and arguments after the first `whole`, are sharded along
+        the first axis of each array.
+      whole: Number of leading arguments that are replicated.
     """
     if self.one_replica:
       return function
     return self._manual(self.mesh, function, ('data',), (PartitionSpec(),) * whole)
 
   def by_rows(self, function: Callable[..., Any], kept: Any) -> Callable[..., Any]:
-    """Within `by_replica`: `function`, run by each device on its own rows.
+    """Maps `function` over the rows of each device, within `by_replica`.
 
     Args:
-      function: its first argument is whole on each device, the others have rows along the first
-        axis of each array, and so has what it returns.
-      kept: shardings of the first argument. It is gathered once, before the function, and its
-        gradient summed once, after it, each device getting its part.
+      function: Function whose first argument is replicated; its other arguments and results have
+        rows along the first axis of each array.
+      kept: Shardings of the first argument. It is all-gathered once before the function, and its
+        gradient is reduce-scattered once after it.
     """
     if not self.cut_by_fsdp:
       return function
-    # Of several replicas each knows its own rows alone, and the mesh from where it runs.
+    # With several replicas, `by_replica` has mapped `data` and sets the mesh.
     mesh, axes = (self.mesh, ROWS) if self.one_replica else (None, ('fsdp',))
     specs = jax.tree.map(lambda sharding: _along(sharding.spec, axes), kept)
 
@@ -174,10 +174,10 @@ class Placement:
     axes: tuple[str, ...],
     first: tuple[Any, ...],
   ) -> Callable[..., Any]:
-    """`function` of the part that devices have along some axes, the others left to the compiler.
+    """Wraps `function` in a `shard_map` over `axes`; the compiler handles the other axes.
 
-    `first` are the specs of its first arguments; the others have rows. Without a mesh it is that
-    of the function that this one runs in.
+    `first` holds the specs of the first arguments; the others have rows. With `mesh` None, the
+    mesh of the enclosing `shard_map` is used.
     """
     if self.mesh is None:
       return function
@@ -190,7 +190,7 @@ class Placement:
         in_specs=(*first, *[cut] * (len(args) - len(first))),
         out_specs=cut,
         axis_names=frozenset(axes),
-        # Unchecked, the gradient of what is whole is summed over devices once, at the end.
+        # Unchecked, gradients of replicated arguments are summed over devices once, at the end.
         check_vma=False,
       )(*args)
 
@@ -201,10 +201,10 @@ ONE_DEVICE = Placement()
 
 
 def make_placement(shape: Mapping[str, int]) -> Placement:
-  """Returns a placement on the first devices there are; -1 stands for what is left.
+  """Returns a placement on the first devices; an axis of -1 takes the remaining ones.
 
   Raises:
-    ValueError: there are fewer devices, or they cannot be shared out so.
+    ValueError: There are too few devices, or -1 does not divide evenly.
   """
   devices = jax.devices()
   sizes = _sizes(shape, len(devices), devices[0].platform)
@@ -220,9 +220,9 @@ def make_placement(shape: Mapping[str, int]) -> Placement:
 
 
 def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
-  """Returns the shape of a run's mesh, or one over all devices where it does not fit.
+  """Returns the shape of a run's mesh, or FSDP over all devices if it does not fit.
 
-  For a trained team that is used elsewhere: what it says does not depend on the mesh.
+  Used to run a trained team on another machine: its messages do not depend on the mesh.
   """
   try:
     _sizes(shape, jax.device_count(), '')
@@ -232,9 +232,9 @@ def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
 
 
 def own_devices(placement: Placement) -> Placement:
-  """The part of a placement in which this process samples, without the others.
+  """Returns the placement of sampling on this process's own devices.
 
-  It has as much of `tensor` and `fsdp` as fits the process, rows over what is left.
+  It keeps as much of `tensor` and `fsdp` as fits, and shards rows over the remaining devices.
   """
   if not placement.spans_processes:
     return placement
@@ -246,12 +246,12 @@ def own_devices(placement: Placement) -> Placement:
 
 
 def _along(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:
-  """The part of a spec that is of some axes of the mesh."""
+  """Returns a spec with other mesh axes than `axes` removed."""
   return PartitionSpec(*(axis if axis in axes else None for axis in spec))
 
 
 def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
-  """The whole of an array, of which each device has a part."""
+  """Gathers an array along the mesh axes of `spec` (all-gather)."""
   for i, axis in enumerate(spec):
     if axis is not None:
       # Stacked in front, so that gradients are scattered along an axis that no tile of a TPU cuts.

@@ -13,16 +13,16 @@ class Place:
   """Locates one of several processes."""
 
   coordinator: str  # `host:port` of process 0
-  processes: int  # number of them
-  index: int  # of this one
-  local_devices: tuple[int, ...] | None = None  # ids that it may take; None: all of its host
+  processes: int  # number of processes
+  index: int  # index of this process
+  local_devices: tuple[int, ...] | None = None  # device ids it may use; None: all of its host
 
   @property
   def host_and_port(self) -> tuple[str, int]:
-    """Returns the two parts of the coordinator's address.
+    """Returns host and port of the coordinator.
 
     Raises:
-      ValueError: it has not these two.
+      ValueError: The address is not `host:port`.
     """
     host, _, port = self.coordinator.rpartition(':')
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -32,18 +32,18 @@ class Place:
     return host.strip('[]'), int(port)
 
   def named(self, *indices: int) -> str:
-    """Names processes of the run: 'process 1 of 2'."""
+    """Returns a name for processes of the run: 'process 1 of 2'."""
     several = 'es' if len(indices) > 1 else ''
     return f'process{several} {", ".join(map(str, indices))} of {self.processes}'
 
 
 def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | None:
-  """Returns where this process stands among others, None where it is alone.
+  """Returns the place of this process among others, None for a single process.
 
-  Without arguments Slurm or the TPU's own environment tells, where there is one.
+  Without arguments it is read from the environment of Slurm or the TPU.
 
   Raises:
-    ValueError: some of the arguments are given, but not all; or they do not fit together.
+    ValueError: Some arguments are given, but not all; or they are inconsistent.
   """
   told = {
     'coordinator': bool(coordinator),
@@ -60,7 +60,7 @@ def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | 
   elif _is_one_of_several(os.environ):
     from jax._src import clusters  # there is no public name
 
-    # As `jax.distributed.initialize` does itself, which does not say what it has found.
+    # As in `jax.distributed.initialize`, which does not return its findings.
     detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
     named = os.environ.get('JAX_COORDINATOR_ADDRESS')
     coordinator, processes, index, local = cast(Any, detect)(named, None, None, None, None, 300)
@@ -79,8 +79,8 @@ def find(coordinator: str = '', processes: int = 0, index: int = -1) -> Place | 
 def _is_one_of_several(environ: Mapping[str, str]) -> bool:
   """Returns whether Slurm or a TPU pod slice started this process beside others."""
   tasks = environ.get('SLURM_NTASKS', '')
-  # An allocation has tasks too, but a process that no srun started is alone: it is of no step.
+  # An allocation has tasks too, but a process not started by srun belongs to no step.
   of_step = 'SLURM_STEP_NODELIST' in environ and tasks.isdecimal() and int(tasks) > 1
-  # Of a step with a terminal nobody but its first task has a user.
+  # In a step with a terminal, only the first task is interactive.
   of_step = of_step and 'SLURM_PTY_PORT' not in environ
   return of_step or len(environ.get('TPU_WORKER_HOSTNAMES', '').split(',')) > 1
