@@ -382,7 +382,7 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
 
 
 def _has_costs(config: Mapping[str, Any]) -> bool:
-  """Whether anything but the task score is in the reward."""
+  """Returns whether the reward includes anything besides the task score."""
   budget = BudgetOptions(**config['budget'])
   prices = (
     budget.highest_lambda_tok,
@@ -394,7 +394,7 @@ def _has_costs(config: Mapping[str, Any]) -> bool:
 
 
 def _check_terms(config: Mapping[str, Any], team: Team, budget: BudgetOptions) -> None:
-  """Who is asked to read terms must be told them, and the other way round."""
+  """Checks that prompts, rewards and evaluations state and read the same terms."""
   sheet = terms_lib.make(budget)
   kind, mode = sheet.kind if sheet else '', f'budget.mode={budget.mode!r}'
   for wrong, right in (('price', 'conditioned'), ('budget', 'target')):

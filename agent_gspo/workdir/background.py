@@ -1,4 +1,4 @@
-"""Work that a thread does while the run goes on."""
+"""Runs work in a background thread."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 
 class Background:
-  """One piece of work at a time. The interpreter does not end before it."""
+  """A thread for one job at a time. The interpreter waits for it before exit."""
 
   def __init__(self):
     self._thread: threading.Thread | None = None
     self._error: BaseException | None = None
 
   def start(self, work: Callable[[], None]) -> None:
-    """Begins with it; the piece before must have been waited for."""
+    """Starts a job; the previous one must have been waited for."""
     assert self._thread is None
     self._thread = threading.Thread(target=self._run, args=(work,), name='background')
     self._thread.start()
 
   def wait(self) -> None:
-    """Waits for its end, and raises what went wrong with it, once."""
+    """Waits for the job, and raises its error once."""
     if self._thread is not None:
       self._thread.join()
     self._thread = None

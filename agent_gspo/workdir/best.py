@@ -1,4 +1,4 @@
-"""Which steps of a run are the best, by its own evaluations."""
+"""Ranks the steps of a run by its own evaluations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from agent_gspo.workdir import json_lines, records
 def best_first(workdir: json_lines.PathLike) -> list[int]:
   """Returns the steps that were evaluated during training, the best first.
 
-  The best has the highest accuracy (`task/accuracy` of its record labelled "during"); of those
-  alike the one that writes fewest tokens a question, of those the latest. Where `evaluation` was
-  changed in mid-run, records of other questions than the newest one's come last.
+  Steps are ranked by accuracy (`task/accuracy` of the record labeled "during"), then by fewest
+  tokens written per question, then by recency. If `evaluation` was changed mid-run, records on
+  other questions than the newest record's come last.
   """
   found: dict[int, dict[str, Any]] = {}
   newest: dict[str, Any] = {}
@@ -23,7 +23,7 @@ def best_first(workdir: json_lines.PathLike) -> list[int]:
     if (
       record is not None and record.get('label') == records.DURING and is_whole(record.get('step'))
     ):
-      found[record['step']] = newest = record  # of an evaluation done twice the later one
+      found[record['step']] = newest = record  # the later record of a repeated evaluation
 
   def score(step: int) -> tuple[bool, float, float, int]:
     record = found[step]

@@ -1,4 +1,4 @@
-"""Saves and restores everything that changes, with the config it belongs to."""
+"""Saves and restores training state together with its config."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from agent_gspo.values import flatten
 from agent_gspo.workdir import best, disk, step_folders
 from agent_gspo.workdir.background import Background
 
-# Fields that may differ between the run that saved and the one that resumes: they
-# change neither the parameters nor what is sampled in the steps to come (another mesh, other parts
-# of a rollout: but for rounding).
+# Fields that may differ between the run that saved and the one that resumes: they change neither
+# parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
 _FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
-# Fields that may change in mid-run where the user says so: what one turns when a run becomes
-# unstable, and how wide packed rows are, which changes results by rounding alone. All else would
-# change what is sampled or rewarded, the shape of the state, or (a schedule, a warm-up) what the
-# steps before should have been.
+# Fields that may change mid-run on request: those tuned when a run becomes unstable, and the width
+# of packed rows, which changes results by rounding alone. Others would change samples, rewards,
+# the shape of the state, or (schedule, warm-up) the steps already taken.
 CHANGEABLE = (
   'learner.learning_rate',
   'learner.grad_clip',
@@ -41,16 +39,16 @@ CHANGEABLE = (
   'objective.clip_low',
   'objective.clip_high',
 )
-# Fields that say what parameters are. A model from scratch has the words of its task and
-# prompts as its vocabulary.
+# Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
+# of its task and prompts.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
 _MODEL_FROM_SCRATCH = (
   *_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set'
 )  # fmt: skip
 
 
-# Longest time that the processes of a run wait for each other's part of a checkpoint; one that
-# has died ends them much earlier.
+# Timeout of processes for each other's part of a checkpoint; a dead process ends the others much
+# earlier.
 _PATIENCE_SECONDS = 4 * 3600
 
 
@@ -58,11 +56,11 @@ class Checkpoints:
   """The checkpoints of one run.
 
   Attributes:
-    directory: of the checkpoints.
-    latest_step: step of the newest intact checkpoint on the disk, None if there is none.
-    damaged: of each newer, damaged one what is wrong with it.
-    changes: of the config in mid-run, oldest first: `step` (finished before), `field`, `old`
-      and `new` value.
+    directory: Folder of the checkpoints.
+    latest_step: Step of the newest intact checkpoint on disk, None if there is none.
+    damaged: Damage of each newer checkpoint, by step.
+    changes: Config changes mid-run, oldest first: `step` (finished before), `field`, `old` and
+      `new` value.
   """
 
   def __init__(
@@ -76,15 +74,15 @@ class Checkpoints:
     """Opens the directory, which need not exist.
 
     Args:
-      directory: of the checkpoints; what evaluations found lies in the folder above it.
-      config: resolved config of this run, a nested dict of plain values.
-      keep: newest checkpoints to keep.
-      allow_changes: fields of `CHANGEABLE` that may differ from the checkpoint's.
-      keep_best: best checkpoints to keep, be they among the newest or not (see `best`).
+      directory: Folder of the checkpoints; its parent holds the evaluations.
+      config: Resolved config of this run, a nested dict of plain values.
+      keep: Number of newest checkpoints to keep.
+      allow_changes: Fields of `CHANGEABLE` that may differ from the checkpoint's.
+      keep_best: Number of best checkpoints to keep, whether among the newest or not (see `best`).
 
     Raises:
-      ValueError: the newest intact checkpoint was made with another config, or none is intact;
-        or a field may not be allowed to change.
+      ValueError: The newest intact checkpoint was made with another config, or none is intact;
+        or a field is not in `CHANGEABLE`.
     """
     for field in allow_changes:
       if field not in CHANGEABLE:
@@ -101,7 +99,7 @@ class Checkpoints:
     )
     if self.latest_step is not None:
       free: tuple[str, ...] = _FREE
-      # The learning rate, or what is kept of the samples, depends on the end.
+      # The learning rate, or the selection of samples, depends on the number of steps.
       if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self.directory, self.latest_step)
@@ -115,13 +113,13 @@ class Checkpoints:
     self._background, self._taken_step = Background(), self.latest_step
 
   def save(self, state: TrainState, also_keep: Collection[int] = ()) -> None:
-    """Copies the state, which is the caller's again, and writes it in the background.
+    """Copies the state, which the caller may then reuse, and writes it in the background.
 
-    Waits for the save before. Does nothing if this step is saved already, or being saved.
+    Waits for the previous save first. Does nothing if this step is saved or being saved.
 
     Raises:
-      WriteError: the disk did not take the one before, or does not take the beginning of this
-        one; the checkpoints there were are still there.
+      WriteError: The previous save, or the beginning of this one, could not be written; earlier
+        checkpoints are intact.
     """
     step = int(state.step)
     if step == self._taken_step:
@@ -139,8 +137,8 @@ class Checkpoints:
       work.enter_context(disk.writing(f'checkpoint {step}', self.directory))
       folder = work.enter_context(adding)
       orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
-      hosts.barrier()  # the first has cleaned up before any of them writes
-      orbax.save(  # has copied what lies on an accelerator when it returns
+      hosts.barrier()  # the first process cleans up before any other writes
+      orbax.save(  # returns when arrays on accelerators are copied
         folder,
         args=ocp.args.Composite(
           params=ocp.args.StandardSave(params),
@@ -153,10 +151,10 @@ class Checkpoints:
     self._background.start(lambda: self._finish(step, orbax, rest_of_it, meetings))
 
   def wait(self) -> None:
-    """Waits until the save under way is on the disk.
+    """Waits until the current save is on disk.
 
     Raises:
-      WriteError: the disk did not take it; the checkpoints there were are still there.
+      WriteError: It could not be written; earlier checkpoints are intact.
     """
     try:
       self._background.wait()
@@ -171,26 +169,25 @@ class Checkpoints:
     rest_of_it: contextlib.ExitStack,
     meetings: hosts.ThreadMeetings,
   ) -> None:
-    """What the background does of a save; all processes end it alike."""
+    """Finishes a save in the background; it succeeds or fails in all processes alike."""
     with _told(meetings):
-      with rest_of_it:  # the first seals the folder, gives it its name, removes old ones
-        # All end their parts before the first removes a folder that one could not write to.
+      with rest_of_it:  # the first process seals and renames the folder, and removes old ones
+        # All finish their parts before the first removes a folder that one could not write to.
         with _told(meetings), disk.writing(f'checkpoint {step}', self.directory):
           orbax.wait_until_finished()
     _meet(meetings)
     self.latest_step = step
 
   def _kept(self, steps: list[int]) -> list[int]:
-    """Which checkpoints stay, as evaluations are at this moment."""
+    """Returns the checkpoints to keep, by the evaluations so far."""
     ranked = best.best_first(self.directory.parent) if self._keep_best else []
     return steps[-self._keep :] + [s for s in ranked if s in steps][: self._keep_best]
 
   def restore(self, like: TrainState) -> TrainState:
-    """The newest intact checkpoint, as a state with the shapes and placement of `like`.
+    """Restores the newest intact checkpoint, with the shapes and shardings of `like`.
 
-    Shapes are enough (`jax.ShapeDtypeStruct`).
-
-    Damaged ones are put aside under other names, so that their steps can be saved again.
+    The leaves of `like` may be `jax.ShapeDtypeStruct`s. Damaged checkpoints are renamed, so that
+    their steps can be saved again.
     """
     params, rest = _split(like)
     with _orbax() as orbax:
@@ -214,22 +211,22 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """Locates a checkpoint, for another use than going on."""
+  """Locates a checkpoint, for other uses than resuming."""
 
   folder: pathlib.Path
   step: int  # finished steps
-  config: dict[str, Any]  # that it was made with
-  changes: list[dict[str, Any]]  # of the config before, see `Checkpoints`
+  config: dict[str, Any]  # config of the run that saved it
+  changes: list[dict[str, Any]]  # earlier config changes, see `Checkpoints`
 
   def check_params(self, config: Mapping[str, Any]) -> None:
-    """Refuses a checkpoint that `restore_params` could not load, before a model is loaded.
+    """Checks that `restore_params` can load this checkpoint, before a model is loaded.
 
     Raises:
-      ValueError: it is of another model than the config describes.
+      ValueError: The config describes another model.
     """
     scratch = config['model']['source'].startswith('random:')
     fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
-    if config['policy']['sharing'] != 'shared':  # whose adapter is whose
+    if config['policy']['sharing'] != 'shared':  # agents determine the order of adapters
       fields = (*fields, 'team.agents')
     _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
 
@@ -237,7 +234,7 @@ class Saved:
     """Returns the parameters of a model like `like`, which `config` must describe.
 
     Raises:
-      ValueError: it is of another model.
+      ValueError: The checkpoint is of another model.
     """
     self.check_params(config)
     flat = flax.traverse_util.flatten_dict(like, sep='/')
@@ -248,11 +245,11 @@ class Saved:
 
 
 def newest(directory: pathlib.Path) -> Saved:
-  """The newest intact checkpoint of a directory; damaged ones are warned about.
+  """Returns the newest intact checkpoint of a directory; warns about damaged ones.
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
-    ValueError: none is intact.
+    FileNotFoundError: There is no checkpoint.
+    ValueError: None is intact.
   """
   step, _ = step_folders.newest_intact(directory)
   if step is None:
@@ -261,16 +258,16 @@ def newest(directory: pathlib.Path) -> Saved:
 
 
 def chosen(directory: pathlib.Path, which: str | None) -> Saved:
-  """A checkpoint by name.
+  """Returns a checkpoint by name; warns about damaged ones that are skipped.
 
   Args:
-    directory: of the checkpoints of a run.
-    which: a step; or 'best', the best intact one of those that the run has evaluated (see
-      `best`); or None, the newest intact one. Damaged ones that are passed over are warned about.
+    directory: Folder of a run's checkpoints.
+    which: A step; or 'best', the best intact checkpoint that the run has evaluated (see `best`);
+      or None, the newest intact one.
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
-    ValueError: there is none such; names those that there are.
+    FileNotFoundError: There is no checkpoint.
+    ValueError: There is no such checkpoint; names the existing ones.
   """
   there = step_folders.steps(directory)
   if which is None or not there:
@@ -306,7 +303,7 @@ def _open(directory: pathlib.Path, step: int) -> Saved:
 
 
 def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer:
-  """Writes in the background, where processes wait for each other without their devices."""
+  """Returns a checkpointer whose background barriers use `meetings` instead of devices."""
   options = ocp.options.AsyncOptions(
     timeout_secs=_PATIENCE_SECONDS,
     barrier_sync_fn=lambda **unused: _meet(meetings),
@@ -317,7 +314,7 @@ def _async_checkpointer(meetings: hosts.ThreadMeetings) -> ocp.AsyncCheckpointer
 
 @contextlib.contextmanager
 def _told(meetings: hosts.ThreadMeetings) -> Iterator[None]:
-  """What goes wrong in the block is told to the other processes, who raise it as well."""
+  """Sends an error in the block to the other processes, which raise it as well."""
   try:
     yield
   except BaseException as error:
@@ -326,23 +323,23 @@ def _told(meetings: hosts.ThreadMeetings) -> Iterator[None]:
 
 
 def _meet(meetings: hosts.ThreadMeetings) -> None:
-  """Waits for the other processes, and raises what is wrong with one of them."""
+  """Waits for the other processes, and raises the error of one of them."""
   if problem := meetings.meet():
     raise disk.WriteError(problem)
 
 
 def _unshared(state: TrainState) -> TrainState:
-  """A state none of whose buffers on the CPU is one that an update may be given to write to.
+  """Copies arrays on the CPU, so that donated buffers of updates do not change a save.
 
-  What Orbax takes of an array on the CPU is a view of its buffer; of one on an accelerator it is a
-  copy in the host's memory. What is frozen is given to no update.
+  Orbax saves a view of a CPU array's buffer, but a host copy of an accelerator array. Frozen
+  arrays are never donated.
   """
   own = jax.tree.map(_copy_on_cpu, dataclasses.replace(state, frozen={}))
   return dataclasses.replace(own, frozen=state.frozen)
 
 
 def _copy_on_cpu(array: Any) -> Any:
-  if not isinstance(array, jax.Array):  # Orbax copies numpy's, and a number cannot change
+  if not isinstance(array, jax.Array):  # Orbax copies NumPy arrays, and numbers are immutable
     return array
   device: Any = next(iter(array.sharding.device_set))
   if device.platform != 'cpu':
@@ -355,13 +352,13 @@ def _copy_on_cpu(array: Any) -> Any:
 def _orbax(
   make: Callable[[], Any] = lambda: ocp.Checkpointer(ocp.CompositeCheckpointHandler()),
 ) -> Iterator[Any]:
-  """Orbax, without the tracebacks of its threads: what one of them meets, the call raises."""
+  """Yields a checkpointer; hides tracebacks of its threads, whose errors the call raises."""
   logging.getLogger('absl').addFilter(_is_worth_showing)
   shown = sys.unraisablehook
   sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
   with make() as orbax:
     yield orbax
-  sys.unraisablehook = shown  # not after an error: other writes still end, to nobody's interest
+  sys.unraisablehook = shown  # not after an error: other writes still fail, without interest
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:
@@ -369,7 +366,7 @@ def _is_worth_showing(record: logging.LogRecord) -> bool:
 
 
 def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Parameters and the rest, under names that do not depend on classes of libraries."""
+  """Returns parameters and the rest, under names independent of library classes."""
   params = {'/'.join(path): leaf for path, leaf in {**state.trainable, **state.frozen}.items()}
   leaves = jax.tree_util.tree_flatten_with_path(
     dataclasses.replace(state, trainable={}, frozen={})
@@ -386,14 +383,14 @@ def _abstract(tree: Any) -> Any:
 
 
 def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
-  """A config as it comes back from the disk (tuples are lists there)."""
+  """Returns a config as read back from disk (tuples become lists)."""
   return json.loads(json.dumps(config))
 
 
 def _differences(
   saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:
-  """Fields with another value in the checkpoint: that one, and the one now."""
+  """Returns the fields that differ: value in the checkpoint, and value now."""
   theirs, ours = flatten(saved.config), flatten(config)
   return {
     field: (theirs.get(field), ours.get(field))
@@ -403,7 +400,7 @@ def _differences(
 
 
 def _refuse(saved: Saved, differing: Mapping[str, tuple[Any, Any]]) -> None:
-  """Raises where a field differs that may not."""
+  """Raises if any field differs."""
   if not differing:
     return
   told = [

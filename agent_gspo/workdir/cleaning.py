@@ -1,7 +1,7 @@
-"""What a line of a run's files may hold; all else is left out, and said.
+"""Validates lines of a run's files; drops and reports invalid fields.
 
-Files may come from another version, another program or a damaged disk. What is read here can be
-shown: names are text, figures are finite numbers or None.
+Files may come from another version, another program or a damaged disk. Cleaned records can be
+displayed: names are text, figures are finite numbers or None.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 from agent_gspo.values import finite, is_real
 
 Check = Callable[[Any], bool]
-# A cleaned record, None where nothing is left of it; and the names of what was left out.
+# A cleaned record, None if nothing is left; and the names of the dropped fields.
 Cleaned = tuple[dict[str, Any] | None, list[str]]
 
 _EDGE = ('author', 'reader', 'turns', 'said', 'told', 'tokens')  # two names and four numbers
-_DEPTH = 8  # of lists and dicts in each other
+_DEPTH = 8  # greatest nesting of lists and dicts
 
 
 def metrics(record: Mapping[str, Any]) -> Cleaned:
-  """Keeps a step's number, and the numbers of that step."""
+  """Keeps the step and its figures from a line of `metrics.jsonl` or `sft.jsonl`."""
   kept, odd = _fields(record, {'step': _number, 'non_finite': _plain}, _number_or_none)
   return (kept, odd) if 'step' in kept else (None, [*odd, 'the whole line (no step)'])
 
 
 def evaluation(record: Mapping[str, Any]) -> Cleaned:
-  """Keeps of a line of `eval.jsonl` figures, `group/name`, and those of each agent."""
+  """Keeps figures, `group/name`, and those of each agent from a line of `eval.jsonl`."""
   known = dict.fromkeys(('label', 'split'), _text)
   known |= dict.fromkeys(('step', 'questions', 'temperature'), _number)
   figures = {key: _number_or_none for key in record if '/' in key}
@@ -40,7 +40,7 @@ def evaluation(record: Mapping[str, Any]) -> Cleaned:
 
 
 def transcript(record: Mapping[str, Any]) -> Cleaned:
-  """Keeps of a line of `transcripts.jsonl` an episode with its messages."""
+  """Keeps an episode with its messages from a line of `transcripts.jsonl`."""
   known = dict.fromkeys(('split', 'label'), _text)
   known |= dict.fromkeys(('question_id', 'question', 'gold', 'answer'), _text_or_none)
   known |= {'step': _number, 'task_score': _number_or_none, 'reward': _number_or_none}
@@ -55,7 +55,7 @@ def transcript(record: Mapping[str, Any]) -> Cleaned:
 
 
 def config(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-  """Keeps of `config.json` what is plain JSON."""
+  """Keeps plain JSON fields of `config.json`."""
   return _fields(record, {}, _plain)
 
 
@@ -69,7 +69,7 @@ def _fields(
 def _members(
   value: Any, name: str, known: Mapping[str, Check], needed: tuple[str, ...], odd: list[str]
 ) -> Iterator[dict[str, Any]]:
-  """Those of a list that are dicts and have what is needed."""
+  """Yields the dicts of a list that have all fields of `needed`."""
   if not isinstance(value, list):
     odd.append(repr(name))
     return
@@ -86,7 +86,7 @@ def _members(
 
 
 def _number(value: Any) -> bool:
-  """Python's whole numbers have no end, a browser's do."""
+  """Returns whether a value is a number that a browser can represent."""
   return is_real(value) and finite(value) is not None
 
 

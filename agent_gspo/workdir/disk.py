@@ -1,4 +1,4 @@
-"""Writing to a disk that may be full: what could not be written, and why, in one line."""
+"""Writes to a disk that may be full; errors name file and reason in one line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 
 class WriteError(OSError):
-  """Something could not be written; the message names it and the reason."""
+  """A write failed; the message names the file and the reason."""
 
 
 @contextlib.contextmanager
 def writing(what: object, folder: object = None) -> Iterator[None]:
-  """Turns an error of the disk within the block into a `WriteError`; other errors pass."""
+  """Turns disk errors within the block into `WriteError`s; other errors pass."""
   try:
     yield
   except WriteError:
@@ -30,10 +30,10 @@ def writing(what: object, folder: object = None) -> Iterator[None]:
 
 
 def own(path: str, flags: int) -> int:
-  """Opens a file of this run (an opener of `open`); a symbolic link would lead to another's.
+  """Opens a file of this run (an opener of `open`), which must not be a symbolic link.
 
   Raises:
-    ValueError: it is a symbolic link.
+    ValueError: It is a symbolic link.
   """
   try:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
@@ -47,9 +47,9 @@ def own(path: str, flags: int) -> int:
 
 
 class Appender:
-  """A file that grows by pieces, each of which is the system's when `append` returns.
+  """An unbuffered append-only file; data is with the system when `append` returns.
 
-  Nothing waits in a buffer, which a full disk would leave to be written at some other time.
+  A buffer would leave data to be written later if the disk is full.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -72,6 +72,6 @@ class Appender:
 def _reason(error: Exception) -> str | None:
   if isinstance(error, OSError):
     return error.strerror
-  # TensorStore and safetensors, which write arrays, have the number in their messages.
+  # TensorStore and safetensors put the errno in their messages.
   number = re.search(r"os(?: error |_error_code=')(\d+)", str(error))
   return os.strerror(int(number[1])) if number else None

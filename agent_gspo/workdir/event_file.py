@@ -1,7 +1,6 @@
-"""TensorBoard's event file, written at once.
+"""Writes TensorBoard's event file, without buffering.
 
-tensorboardX has a thread for it; should the disk be full, that ends, and the run waits for it
-for ever.
+tensorboardX writes in a thread; on a full disk this thread ends, and the run waits for it forever.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from agent_gspo.workdir import disk
 
 
 class EventFile:
-  """A new event file in a folder; every record is in the file when its call returns."""
+  """A new event file in a folder; each record is in the file when its call returns."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
-    """Opens the file; TensorBoard hides what earlier ones hold from `purge_step` on."""
+    """Opens the file; TensorBoard hides events of earlier files from `purge_step` on."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = time.time_ns()  # by the second, as others name them, a resumed run may take the same
+    now = time.time_ns()  # in seconds, the usual unit, names of a resumed run may collide
     name = f'events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now:020d}'
     self._file = disk.Appender(folder / name)
     self._write(file_version='brain.Event:2')

@@ -1,4 +1,4 @@
-"""JSON lines on disk: plain data out, whatever survived a kill back in."""
+"""Reads and writes JSON lines, including files truncated by a kill."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PathLike = str | pathlib.Path
 
 
 def iterate(path: PathLike) -> Iterator[dict[str, Any]]:
-  """Yields the objects of a JSON-lines file; nothing where the file does not exist.
+  """Yields the objects of a JSON-lines file; nothing if the file does not exist.
 
-  A last line that was cut off by a killed process is skipped in silence, any other line that
-  does not hold a JSON object with a warning.
+  A last line truncated by a killed process is skipped silently; other lines that are not JSON
+  objects are skipped with a warning.
   """
   for number, record in numbered(path):
     if record is None:
@@ -31,9 +31,9 @@ def iterate(path: PathLike) -> Iterator[dict[str, Any]]:
 
 
 def numbered(path: PathLike) -> Iterator[tuple[int, dict[str, Any] | None]]:
-  """Yields each line's number, from 1, and its object, or None where it does not hold one.
+  """Yields each line's number, from 1, and its object, or None if it is not an object.
 
-  Empty lines, and a last line that was cut off, are passed over.
+  Empty lines and a truncated last line are skipped.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -46,7 +46,7 @@ def numbered(path: PathLike) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-  """Returns the object of one line, or None where the line does not hold a whole one."""
+  """Returns the object of one line, or None if the line is not a complete one."""
   try:
     record = json.loads(line)
   except (ValueError, RecursionError):  # bad JSON and bad UTF-8 alike; thousands of brackets
@@ -55,9 +55,9 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def to_plain(value: Any, marks: dict[str, str], key: str = '') -> Any:
-  """Returns `value` as data that JSON can hold: arrays as lists, unknown objects as their `str`.
+  """Returns `value` as JSON data: arrays become lists, unknown objects their `str`.
 
-  A number that JSON cannot hold becomes None, and `marks` gets an entry `key: 'nan' | 'inf' |
+  A number that is not finite becomes None, and `marks` gets an entry `key: 'nan' | 'inf' |
   '-inf'`; nested keys are joined by '/'.
   """
   if isinstance(value, Mapping):
@@ -82,7 +82,7 @@ def to_plain(value: Any, marks: dict[str, str], key: str = '') -> Any:
 
 
 def replace(path: PathLike, lines: Iterable[bytes]) -> None:
-  """Writes a file in one piece: a kill leaves the old contents or the new ones."""
+  """Writes a file atomically: a kill leaves the old contents or the new ones."""
   path = pathlib.Path(path)
   new = path.with_name(path.name + '.new')
   try:
@@ -97,12 +97,12 @@ def replace(path: PathLike, lines: Iterable[bytes]) -> None:
 
 
 def truncate_after(path: PathLike, step: int) -> str:
-  """Drops the records whose `step` is later, and the lines that hold no whole record.
+  """Drops the records whose `step` is later, and incomplete lines.
 
-  Records without a step are kept. The file is replaced in one piece.
+  Records without a step are kept. The file is replaced atomically.
 
   Returns:
-    How many lines held no whole record, '' where all did.
+    Message with the number of incomplete lines, '' if there were none.
   """
   path = pathlib.Path(path)
   if not path.exists():
@@ -126,7 +126,7 @@ def truncate_after(path: PathLike, step: int) -> str:
 
 
 def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
-  """Drops the records of a step with one of these `label`s; the rest of the file stays."""
+  """Drops the records of a step whose `label` is in `labels`; keeps all others."""
   path = pathlib.Path(path)
   if not path.exists():
     return
@@ -142,7 +142,7 @@ def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
 
 
 def drop_half_line(path: PathLike) -> None:
-  """Cuts off what stands behind the last line end, so that the next record starts a line."""
+  """Truncates the file after its last line end, so that the next record starts a line."""
   try:
     file = open(path, 'rb+', opener=disk.own)
   except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One process at a time writes to a folder."""
+"""Locks a folder, so that one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class FolderInUseError(OSError):
 
 @contextlib.contextmanager
 def hold(folder: str | os.PathLike) -> Iterator[None]:
-  """Keeps other processes out of a folder for as long as the block, or this process, lasts.
+  """Locks a folder for the duration of the block or the process.
 
-  The kernel holds the lock, so that nothing is left of it when the process is killed; the
-  file that it stands on stays, and says who held it last.
+  The kernel releases the lock of a killed process; the lock file stays, and names its last
+  holder.
 
   Raises:
-    FolderInUseError: names the folder, and the process that holds it.
-    ValueError: it is a file, or lies below one; or the file for the lock is a symbolic link.
+    FolderInUseError: Names the folder, and the process that locked it.
+    ValueError: The path is a file, or below one; or the lock file is a symbolic link.
   """
   folder = pathlib.Path(folder)
   try:
@@ -59,5 +59,5 @@ def _lock(file: int, folder: pathlib.Path) -> None:
       raise
     warnings.warn(f'{folder}: no locks on this file system; use it once at a time', stacklevel=2)
   os.ftruncate(file, 0)
-  with contextlib.suppress(OSError):  # the lock holds on a full disk, too
+  with contextlib.suppress(OSError):  # the lock works on a full disk, too
     os.write(file, f'process {os.getpid()} on {socket.gethostname()}'.encode())

@@ -1,4 +1,4 @@
-"""The `checkpoint` and `logging` sections of a config."""
+"""Defines the `checkpoint` and `logging` sections of a config."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from agent_gspo.options import Section, option
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions(Section, name='checkpoint'):
-  """When a run is saved."""
+  """Frequency and retention of checkpoints."""
 
   every: int = option(10, least=1, most=10**9)  # steps; also saved at the end and on Ctrl-C
-  # Newest ones; where one is damaged, the run goes on from the one before.
+  # Newest checkpoints to keep; if one is damaged, the run resumes from the one before.
   keep: int = option(2, least=1, most=10**9)
-  # And so many of those that evaluation.every (above 0) found the best; each that it evaluates is
-  # then saved.
+  # Best checkpoints to keep as well, by evaluation.every (above 0); each evaluated step is then
+  # saved.
   keep_best: int = option(0, least=0, most=10**9)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggingOptions(Section, name='logging'):
-  """What is written down beside the figures."""
+  """Transcripts and W&B."""
 
   transcripts: int = option(4, least=0, most=10**9)  # episodes kept of each training step
   wandb_project: str = ''

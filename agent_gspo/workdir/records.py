@@ -1,10 +1,9 @@
-"""Reading what a run left in its workdir.
+"""Reads the records in a run's workdir.
 
-A workdir holds `config.json`, `metrics.jsonl` (one object a step), `eval.jsonl` (one object
-an evaluation), `transcripts.jsonl` (one object an episode kept), `sft.jsonl` (one object a step of
-the supervised stage, if there was one), `starts.jsonl` (one object a start of the command: from
-which step, with which packages, code and devices), `report.html`, `checkpoints/` and
-`tensorboard/`; and `done` once the run has ended.
+A workdir holds `config.json`, `metrics.jsonl` (one object per step), `eval.jsonl` (one object
+per evaluation), `transcripts.jsonl` (one object per saved episode), `sft.jsonl` (one object per
+SFT step, if any), `starts.jsonl` (one object per start of the command: step, packages, code and
+devices), `report.html`, `checkpoints/` and `tensorboard/`; and `done` once the run has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
-# Holds the steps of a run that has done all it was asked for; gone while it goes on.
+# Holds the steps of a finished run; absent while it runs.
 DONE = 'done'
-# Before the name of a grader: accuracy by it.
+# Prefix of accuracy by another grader, before its name.
 GRADED = 'task/accuracy_by_'
-# Label of the evaluation of the team that a run begins with.
+# Label of the evaluation of the initial team.
 UNTRAINED = 'untrained'
 # Label of an evaluation between training steps.
 DURING = 'during'
@@ -40,50 +39,50 @@ _TOLD = re.compile('(.+), (?:price|budget) ([0-9.e+-]+)')
 
 PathLike = json_lines.PathLike
 
-_MOST_WARNINGS = 5  # about a file
+_MOST_WARNINGS = 5  # per file
 
 
 def told(terms: Terms | None, label: str = 'trained') -> str:
-  """Label of a team's evaluation when it is told a price or a budget; `label` is the team's own."""
+  """Returns the label of an evaluation under a price or a budget; `label` is the team's own."""
   return f'{label}, {terms.kind} {terms.value:g}' if terms else label
 
 
 def told_value(evaluation: Mapping[str, Any]) -> float | None:
-  """What the team was told in such an evaluation, None of another one."""
+  """Returns the price or budget in a label made by `told`, None for other labels."""
   found = _TOLD.fullmatch(str(evaluation.get('label')))
   return float(found[2]) if found else None
 
 
 def told_team(label: str) -> str:
-  """The team's own label in that of an evaluation where it was told something, else ''."""
+  """Returns the team's own label in a label made by `told`, '' for other labels."""
   found = _TOLD.fullmatch(label)
   return found[1] if found else ''
 
 
 def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-  """Returns whether two evaluations put the same questions at the same temperature."""
+  """Returns whether two evaluations have the same questions and temperature."""
   fields = ('split', 'questions', 'temperature', 'spread')
   return all(a.get(field) == b.get(field) for field in fields)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Holds what one workdir says about its run."""
+  """Holds the records of one workdir."""
 
   name: str  # short and unique among the runs loaded together
   workdir: pathlib.Path
-  config: dict[str, Any]  # empty where there is no `config.json`
-  metrics: list[dict[str, Any]]  # one a step, in order; of a step written twice the later one
-  evaluations: list[dict[str, Any]]  # as they were written
-  sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # supervised steps
+  config: dict[str, Any]  # empty if there is no `config.json`
+  metrics: list[dict[str, Any]]  # one per step, in order; the later one of duplicates
+  evaluations: list[dict[str, Any]]  # in the order of the file
+  sft: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # SFT steps
 
 
 def with_edges(evaluations: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-  """The evaluation whose edges are the graph of a run; None where none says who heard whom.
+  """Returns the evaluation whose edges are the graph of a run; None if none has edges.
 
-  The newest of the trained team, before it the newest between steps, before it the untrained
-  team's. Which was written last does not count: behind the trained team's stand what it did when
-  it was told other prices, and on the training split, and sometimes the untrained team.
+  That is the newest one of the trained team, else of those between steps, else of the untrained
+  team. The last record of the file may be another: the trained team under other prices or on the
+  training split, or the untrained team.
   """
   newest = {str(e.get('label') or DURING): e for e in evaluations if e.get('edges')}
   labels = ('trained', DURING, UNTRAINED)
@@ -94,8 +93,7 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
   """Reads the configuration, metrics and evaluations of one workdir.
 
   Raises:
-    FileNotFoundError: the folder holds neither metrics nor evaluations, nor steps of the
-      supervised stage.
+    FileNotFoundError: The folder holds neither metrics nor evaluations nor SFT steps.
   """
   workdir = pathlib.Path(workdir)
   if not _is_run(workdir):
@@ -114,30 +112,30 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
 
 
 def has_ended(workdir: PathLike) -> bool:
-  """Returns whether a run has done all it was asked for."""
+  """Returns whether a run has finished."""
   return (pathlib.Path(workdir) / DONE).is_file()
 
 
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
-  """The evaluations of a run as they were written, without what is odd (see `cleaning`)."""
+  """Returns the evaluations of a run in file order, without invalid fields (see `cleaning`)."""
   return list(_read(pathlib.Path(workdir) / EVALUATIONS, cleaning.evaluation))
 
 
 def supervised(workdir: PathLike) -> list[dict[str, Any]]:
-  """The steps of the supervised stage as they were written, without what is odd."""
+  """Returns the SFT steps in file order, without invalid fields."""
   return list(_read(pathlib.Path(workdir) / SFT, cleaning.metrics))
 
 
 def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
-  """The episodes kept of a run as they were written, without what is odd."""
+  """Returns the saved episodes of a run in file order, without invalid fields."""
   return _read(pathlib.Path(workdir) / TRANSCRIPTS, cleaning.transcript)
 
 
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:
-  """Reads several runs and gives them names that tell them apart.
+  """Reads several runs and gives them unique names.
 
   Raises:
-    FileNotFoundError: a folder holds no run.
+    FileNotFoundError: A folder holds no run.
   """
   workdirs = find_workdirs(folders)
   return [load_run(w, name) for w, name in zip(workdirs, _names(workdirs), strict=True)]
@@ -162,7 +160,7 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
 def _read(
   path: pathlib.Path, clean: Callable[[dict[str, Any]], cleaning.Cleaned]
 ) -> Iterator[dict[str, Any]]:
-  """Yields the cleaned records of a file; warns about the first few lines with something odd."""
+  """Yields the cleaned records of a file; warns about the first few lines with invalid fields."""
   odd_lines = 0
   for number, record in json_lines.numbered(path):
     kept, odd = (None, ['what is no JSON object']) if record is None else clean(record)

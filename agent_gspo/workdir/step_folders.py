@@ -1,8 +1,8 @@
-"""Folders of checkpoints on the disk: which are whole, which are kept.
+"""Manages checkpoint folders on disk: integrity and retention.
 
 A checkpoint is the folder `<step>`, complete from the moment it has that name. Its file
-`SHA256SUMS` lists all its other files as `sha256sum` does, so that `sha256sum -c SHA256SUMS`
-checks it by hand. Orbax itself keeps no checksum of what it writes.
+`SHA256SUMS` lists all its other files in the format of `sha256sum`, so `sha256sum -c SHA256SUMS`
+checks it by hand. Orbax itself stores no checksums.
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ def steps(directory: pathlib.Path) -> list[int]:
 
 
 def newest_intact(directory: pathlib.Path) -> tuple[int | None, dict[int, str]]:
-  """Finds the newest checkpoint whose files are as they were written.
-
-  Each damaged one that is passed over is warned about.
+  """Finds the newest intact checkpoint; warns about each damaged one that is skipped.
 
   Returns:
-    Its step, None if there is no checkpoint at all; and of each newer, damaged step what is
-    wrong with it.
+    Its step, None if there is no checkpoint at all; and the damage of each newer step.
 
   Raises:
-    ValueError: there are checkpoints, but none is intact.
+    ValueError: There are checkpoints, but none is intact.
   """
   damaged: dict[int, str] = {}
   for step in reversed(steps(directory)):
@@ -59,7 +56,7 @@ def newest_intact(directory: pathlib.Path) -> tuple[int | None, dict[int, str]]:
 
 
 def problem(folder: pathlib.Path) -> str | None:
-  """Says what is wrong with a checkpoint's files; None if all are as they were written."""
+  """Returns the first damage of a checkpoint's files, None if all match their checksums."""
   try:
     lines = (folder / SUMS).read_text(encoding='utf-8').splitlines()
     told = {name: digest for digest, _, name in (line.partition('  ') for line in lines)}
@@ -83,7 +80,7 @@ def problem(folder: pathlib.Path) -> str | None:
 
 
 def staging(directory: pathlib.Path) -> pathlib.Path:
-  """Where a checkpoint is written, before it has its step's name."""
+  """Returns the folder for an unfinished checkpoint."""
   return directory / _UNFINISHED
 
 
@@ -91,15 +88,15 @@ def staging(directory: pathlib.Path) -> pathlib.Path:
 def adding(
   directory: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
 ) -> Iterator[pathlib.Path]:
-  """Gives a folder to write a checkpoint to; in the end it becomes that of `step`.
+  """Yields a folder to write a checkpoint to; after the block it becomes that of `step`.
 
-  Whatever stops the block, the checkpoints there were are still there. Those that are
-  not to be kept go only when the new one is on the disk.
+  If the block fails, earlier checkpoints are intact. Old ones are removed only after the new one
+  is on disk.
 
   Args:
-    directory: of the checkpoints.
-    step: of the new one, which must not be there.
-    kept: of the steps that there are, the new one included and in rising order, those to keep.
+    directory: Folder of the checkpoints.
+    step: Step of the new checkpoint, which must not exist.
+    kept: Function from all steps, in rising order and with the new one, to those to keep.
   """
   clean(directory)
   folder = staging(directory)
@@ -107,13 +104,13 @@ def adding(
     yield folder
     _seal(folder)
   except BaseException:
-    clean(directory)  # a full disk has room again
+    clean(directory)  # makes room on a full disk
     raise
   folder.rename(directory / str(step))
   _sync(directory)
   there = steps(directory)
   for old in sorted(set(there).difference(kept(there))):
-    # Renamed first: a folder with a step's name is never half of a checkpoint.
+    # Renamed first: a folder with a step's name is never incomplete.
     (directory / str(old)).rename(directory / _REMOVED)
     clean(directory)
 
@@ -126,7 +123,7 @@ def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def clean(directory: pathlib.Path) -> None:
-  """Removes what a process that was killed left of a checkpoint."""
+  """Removes unfinished and half-removed checkpoints of killed processes."""
   for name in (_UNFINISHED, _REMOVED):
     for path in directory.glob(f'{name}*'):
       for _ in range(20):  # writers that a full disk did not stop may still add to it
@@ -137,7 +134,7 @@ def clean(directory: pathlib.Path) -> None:
 
 
 def _seal(folder: pathlib.Path) -> None:
-  """Writes the checksums, and waits until all files are on the disk."""
+  """Writes the checksums, and waits until all files are on disk."""
   names = _names(folder)
   digests = _digests(folder, names, sync=True)
   lines = [f'{d}  {name}\n' for d, name in zip(digests, names, strict=True)]
@@ -150,7 +147,7 @@ def _seal(folder: pathlib.Path) -> None:
 
 
 def _names(folder: pathlib.Path) -> list[str]:
-  """Files of a checkpoint but its checksums; hidden ones are of some file system or desktop."""
+  """Returns a checkpoint's files except checksums and hidden files (of file systems, desktops)."""
   found = (path for path in folder.rglob('*') if path.is_file() and path.name[0] != '.')
   return sorted(str(p.relative_to(folder)) for p in found if p != folder / SUMS)
 

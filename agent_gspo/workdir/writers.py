@@ -1,4 +1,4 @@
-"""What a run writes down while it runs: JSON lines, TensorBoard, and W&B if asked for."""
+"""Writes the records of a run: JSON lines, TensorBoard, and optionally W&B."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
   from agent_gspo.workdir import event_file
 
 _MARK = 'non_finite'
-_BOARD, _SFT_BOARD = 'tensorboard', 'tensorboard/sft'  # a run each to TensorBoard
+_BOARD, _SFT_BOARD = 'tensorboard', 'tensorboard/sft'  # separate runs in TensorBoard
 
 
 class RunWriter:
   """Appends the records of one run to the files of its workdir.
 
-  Every record is one line of plain JSON, flushed at once, so that a killed process loses at
-  most the line it was writing. JSON has no NaN and no infinity: such a value is written as
-  null, and the record gets an entry `non_finite` that maps its key (nested keys joined by
-  "/") to "nan", "inf" or "-inf".
+  Every record is one line of plain JSON, flushed at once, so a killed process loses at most the
+  current line. JSON has no NaN and no infinity: such a value is written as null, and the record
+  gets an entry `non_finite` that maps its key (nested keys joined by "/") to "nan", "inf" or
+  "-inf".
 
-  What a full disk does not take ends in a `disk.WriteError` that names the file.
+  A failed write raises a `disk.WriteError` that names the file.
 
-  Only one process of a run may hold a writer.
+  Only one process of a run may have a writer.
   """
 
   def __init__(self, workdir: records.PathLike, *, wandb_project: str = ''):
-    """Opens the files of `workdir` for appending, and cuts off a half-written last line.
+    """Opens the files of `workdir` for appending, and removes an incomplete last line.
 
     Raises:
-      ImportError: a project is named, but wandb is not installed.
+      ImportError: A project is named, but wandb is not installed.
     """
     self.workdir = pathlib.Path(workdir)
     self.workdir.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class RunWriter:
       self._wandb.config.update(plain, allow_val_change=True)
 
   def started(self, step: int, values: Mapping[str, Any]) -> None:
-    """Writes what a start of the run, from a step, goes by (see `provenance.start`)."""
+    """Writes the provenance of a start of the run from `step` (see `provenance.start`)."""
     self._append(records.STARTS, {'step': step, **values})
 
   def metrics(self, step: int, values: Mapping[str, Any]) -> None:
@@ -67,9 +67,9 @@ class RunWriter:
       self._wandb.log({k: v for k, v in record.items() if v is not None and k != _MARK})
 
   def supervised(self, step: int, values: Mapping[str, Any]) -> None:
-    """Writes the figures of one step of the supervised stage, which has a step counter of its own.
+    """Writes the metrics of one SFT step; SFT has its own step counter.
 
-    TensorBoard shows them as a run of their own.
+    TensorBoard shows them as a separate run.
     """
     record = self._append(records.SFT, {'step': int(step), **values})
     self._tensorboard(_SFT_BOARD).scalars(_scalars(record), int(step))
@@ -77,7 +77,7 @@ class RunWriter:
   def evaluation(self, record: Mapping[str, Any]) -> None:
     """Writes one evaluation; its numbers appear in TensorBoard under `eval/`."""
     written = self._append(records.EVALUATIONS, record)
-    # "untrained", "during" and "trained" are one curve; baselines stand by themselves.
+    # "untrained", "during" and "trained" are one curve; baselines are separate.
     label = str(written.get('label', ''))
     curve = label in (records.UNTRAINED, records.DURING, 'trained', '')
     group = 'eval' if curve else 'eval_' + label.replace(' ', '_')
@@ -92,23 +92,23 @@ class RunWriter:
       self._wandb.log({'step': step, **scalars})
 
   def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-    """Writes episodes, one line each."""
+    """Writes episodes, one per line."""
     for episode in episodes:
       self._append(records.TRANSCRIPTS, episode)
 
   def truncate_after(self, step: int) -> list[str]:
-    """Drops records after a step, so that a resumed run holds none twice.
+    """Drops records after a step, so that a resumed run writes none twice.
 
-    Each file is replaced in one piece, or left as it was. Lines that a killed process left
-    half-written go too. TensorBoard hides its later events (they stay in their files).
+    Each file is replaced atomically. Incomplete lines of a killed process are dropped, too.
+    TensorBoard hides its later events (they stay in their files).
 
     Returns:
-      A line for each file that held something else than whole records.
+      A message for each file with incomplete lines.
     """
     return self._truncate((records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS), _BOARD, step)
 
   def truncate_supervised_after(self, step: int) -> list[str]:
-    """The same of the supervised stage."""
+    """Drops SFT records after a step (see `truncate_after`)."""
     return self._truncate((records.SFT,), _SFT_BOARD, step)
 
   def _truncate(self, names: Iterable[str], board: str, step: int) -> list[str]:
@@ -118,7 +118,7 @@ class RunWriter:
     return [line for line in told if line]
 
   def drop(self, step: int, labels: Collection[str]) -> None:
-    """Drops what was written of the evaluations with these labels at a step."""
+    """Drops records and transcripts of the evaluations with these labels at a step."""
     self._close_lines()
     for name in (records.EVALUATIONS, records.TRANSCRIPTS):
       json_lines.drop(self.workdir / name, step, labels)
@@ -168,7 +168,7 @@ class RunWriter:
 
 
 class SilentWriter(RunWriter):
-  """Writes nothing: for the processes behind the first."""
+  """Writes nothing, for processes other than the first."""
 
   def __init__(self):
     """Opens nothing."""
@@ -196,7 +196,7 @@ def _start_wandb(project: str, workdir: pathlib.Path):
       f'wandb_project = {project!r}, but wandb cannot be imported ({error}): '
       "pip install '.[wandb]', or set wandb_project to ''"
     ) from error
-  # The id stands in the workdir, so that a resumed run continues the same W&B run.
+  # The workdir stores the id, so that a resumed run continues the same W&B run.
   id_file = workdir / 'wandb_id.txt'
   if not id_file.exists():
     json_lines.replace(id_file, [uuid.uuid4().hex[:12].encode()])
@@ -207,6 +207,6 @@ def _start_wandb(project: str, workdir: pathlib.Path):
     id=id_file.read_text().strip(),
     resume='allow',
   )
-  # W&B's own counter only grows, which a resumed run's does not.
+  # W&B's own counter only grows, but a resumed run goes back.
   run.define_metric('*', step_metric='step')
   return run
