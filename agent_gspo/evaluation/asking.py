@@ -1,4 +1,4 @@
-"""A conversation about a question of one's own, to which nobody has the answer."""
+"""Runs a team on the user's own questions, without gold answers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def ask(
   policy: Policy,
   listener: Callable[[Message], None],
 ) -> tuple[RolloutBatch, str | None]:
-  """One conversation about a question.
+  """Samples one episode about a question.
 
   Args:
-    team: who talks.
-    task: knows the form of an answer.
-    tokenizer: of the policy.
-    question: see `asked`.
-    policy: writes the messages.
-    listener: called with each message as soon as its layer has spoken.
+    team: Team of agents.
+    task: Task that defines the form of an answer.
+    tokenizer: Tokenizer of the policy.
+    question: Question, see `asked`.
+    policy: Policy that writes the messages.
+    listener: Callback for each message, as soon as its layer is complete.
 
   Returns:
-    The conversation, and the answer in its canonical form; None if it has none.
+    The episode as a batch, and the answer in its canonical form; None if it has none.
 
   Raises:
-    ValueError: the question is too long for the model, or (see `check_words`) cannot be written.
+    ValueError: The question is too long for the model, or (see `check_words`) cannot be encoded.
   """
   batch = rollout(team, _Ungraded(task), tokenizer, [question], 1, policy, listener=listener)
   return batch, task.canonical(batch.episodes[0].answer)
@@ -49,17 +49,17 @@ def ask(
 def asked(
   team: Team, number: int, text: str, notes: Sequence[str] = (), terms: Terms | None = None
 ) -> Question:
-  """A question of one's own.
+  """Makes a question from the user's text and notes.
 
   Args:
-    team: that it will be put to.
-    number: of the question; its noise depends on it.
-    text: what all agents read.
-    notes: what each of the first agents alone reads, "" for nothing.
-    terms: of talk about it, where the team is told any.
+    team: Team that will answer it.
+    number: Number of the question, which seeds its sampling noise.
+    text: Question, read by all agents.
+    notes: Private notes of the first agents, one each, "" for none.
+    terms: Price or budget, if prompts state one.
 
   Raises:
-    ValueError: there is no question, nobody would read a note, or one of them is no text.
+    ValueError: The question is empty, a note has no reader, or a text is invalid Unicode.
   """
   text, *notes = (given.lstrip(_BYTE_ORDER_MARK) for given in (text, *notes))
   if broken := [given for given in (text, *notes) if not is_text(given)]:
@@ -84,10 +84,10 @@ def asked(
 
 
 def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
-  """Whether a team can read a question, its notes and what is left of its budget.
+  """Checks that a team's tokenizer knows the words of a question, its notes and its budget.
 
   Raises:
-    ValueError: a word-level tokenizer does not know a word; names it.
+    ValueError: A word-level tokenizer does not know a word; names it.
   """
   for text in (question.text, *question.notes):
     if unknown := tokenizer.unknown_words(text, special=False):
@@ -106,17 +106,17 @@ def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
 
 
 def note_holders(team: Team) -> list[int]:
-  """The agents whose prompt shows a note."""
+  """Returns the agents whose prompt shows a note."""
   return [i for i, role in enumerate(team.roles) if role.shows_note]
 
 
 def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> list[Question]:
-  """The questions of a file, a JSON object a line: {"question": "...", "notes": ["...", ...]}.
+  """Reads questions from JSON lines: {"question": "...", "notes": ["...", ...]}.
 
   Raises:
-    ValueError: a line is something else, or `asked` refuses it; names the line. Or the file is
-      not UTF-8.
-    FileNotFoundError: there is no such file.
+    ValueError: A line has another form, or `asked` refuses it; names the line. Or the file is
+      not UTF-8, or has no question.
+    FileNotFoundError: There is no such file.
   """
   try:
     content = pathlib.Path(file).read_text(encoding='utf-8')
@@ -130,7 +130,7 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
       continue
     try:
       found.append(_of_fields(team, number, json.loads(line), terms))
-    except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
+    except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
       raise ValueError(f'{file}, line {number}: {error}') from error
   if not found:
     raise ValueError(f'{file} holds no question.')
@@ -149,7 +149,7 @@ def _of_fields(team: Team, number: int, fields: Any, terms: Terms | None) -> Que
 
 
 class _Ungraded(Task):
-  """A task that finds answers and grades none."""
+  """A task that canonicalizes answers and grades none."""
 
   def __init__(self, task: Task):
     self.name, self._task = task.name, task
@@ -158,9 +158,9 @@ class _Ungraded(Task):
     return self._task._split(split)
 
   def score(self, question: Question, answer_text: str) -> float:
-    """0: nobody knows."""
+    """Returns 0, since there is no gold answer."""
     return 0.0
 
   def canonical(self, answer_text: str) -> str | None:
-    """That of the task."""
+    """Returns the canonical form by the task."""
     return self._task.canonical(answer_text)

@@ -1,4 +1,4 @@
-"""Two evaluations of the same questions, compared pair by pair."""
+"""Compares two evaluations of the same questions by paired differences."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agent_gspo.evaluation import results, statistics
 
 
 def differences(a: Sequence[results.Record], b: Sequence[results.Record]) -> list[dict[str, Any]]:
-  """Means and paired differences `a - b` of accuracy, Ctok and Ptok, with 95 % intervals.
+  """Returns means and paired differences `a - b` of accuracy, Ctok and Ptok, with 95 % intervals.
 
   Args:
-    a: records of one system, one a question.
-    b: records of the other one, in any order.
+    a: Records of one system, one per question.
+    b: Records of the other one, in any order.
 
   Returns:
     `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure.
 
   Raises:
-    ValueError: the questions are not the same, or there are none.
+    ValueError: The questions are not the same, or there are none.
   """
   theirs = {record['question_id']: record for record in b}
   ours = [record['question_id'] for record in a]

@@ -1,4 +1,4 @@
-"""Accuracy, tokens and silence of any team under any policy."""
+"""Evaluates accuracy, tokens and silence of any team under any policy."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def evaluate(
   batch_questions: int = 64,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, Any], RolloutBatch]:
-  """One conversation about each question.
+  """Evaluates a team on one episode per question.
 
   Args:
-    team: who talks.
-    task: grades the answers.
-    tokenizer: of the policy.
-    questions: held-out questions; each process asks its share of them.
-    policy: writes the messages.
-    batch_questions: questions at a time; changes nothing but memory and speed.
-    progress: called with (questions done, questions in all).
+    team: Team of agents.
+    task: Task that grades the answers.
+    tokenizer: Tokenizer of the policy.
+    questions: Held-out questions, divided among processes.
+    policy: Policy that writes the messages.
+    batch_questions: Questions per batch; affects memory and speed alone.
+    progress: Callback with (questions done, questions in total).
 
   Returns:
-    The record for `eval.jsonl` (see `results.figures`) and the conversations behind it.
+    The record for `eval.jsonl` (see `results.figures`) and its episodes.
   """
   start = time.monotonic()
   records, batches = [], []
@@ -63,10 +63,10 @@ def converse(
   policy: Policy,
   **head: Any,
 ) -> tuple[list[dict[str, Any]], RolloutBatch]:
-  """One conversation about each question at once: a record of each, and the conversations.
+  """Samples one episode per question, in one batch; returns a record of each, and the batch.
 
   Args:
-    team, task, tokenizer, questions, policy: as of `evaluate`.
+    team, task, tokenizer, questions, policy: See `evaluate`.
     **head: `step`, `split` and `label` of the records, see `results.of_questions`.
   """
   batch = rollout(team, task, tokenizer, questions, 1, policy)
@@ -76,36 +76,37 @@ def converse(
 def evaluated_questions(
   task: Task, options: Mapping[str, Any], count: int, split: str = ''
 ) -> list[Question]:
-  """The questions of an evaluation of so many.
+  """Returns up to `count` questions for an evaluation.
 
   Args:
-    task: that has them.
-    options: of the config's section `evaluation`.
-    count: how many are wanted.
-    split: of which they are; that of the options by default.
+    task: Task with the questions.
+    options: Section `evaluation` of the config.
+    count: Number of questions.
+    split: Split of the questions; that of the options by default.
   """
   found = task.questions(split or options['split'])
   return [found[i] for i in question_indices(len(found), count, spread=options['spread'])]
 
 
 def question_indices(size: int, count: int, *, spread: bool) -> list[int]:
-  """Which questions of a split are asked.
+  """Returns the indices of up to `count` questions of a split.
 
   Args:
-    size: of the split.
-    count: how many are wanted; a split has no more than it has.
-    spread: evenly from the whole split, not its first ones (the files of MMLU go by subjects).
+    size: Number of questions in the split.
+    count: Number of questions to take, limited by `size`.
+    spread: Whether to take them evenly from the whole split instead of its beginning (the files
+      of MMLU are sorted by subject).
   """
   count = min(count, size)
   return [i * size // count if spread else i for i in range(count)]
 
 
 def constant_answer(questions: Sequence[Question], split: str) -> dict[str, Any]:
-  """The record of a team that says nothing and always gives the most common answer of these.
+  """Returns the record of a silent team that always gives the most common gold answer.
 
   Args:
-    questions: that are asked.
-    split: of the questions.
+    questions: Evaluated questions.
+    split: Split of the questions.
   """
   return {
     'label': 'constant answer',

@@ -1,4 +1,4 @@
-"""Evaluates teams question by question; what was answered before is not asked again."""
+"""Evaluates teams question by question, and reuses earlier answers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, Terms
 
-_IN_A_ROW = 10  # failed conversations that an evaluation is given up after
+_IN_A_ROW = 10  # consecutive failed episodes that end an evaluation
 _Part = TypeVar('_Part')
 _Found = TypeVar('_Found')
 
 
 class Answers:
-  """Records by team and question, and what was learnt on training questions; in memory."""
+  """In-memory store of records by team and question, and of results on training questions."""
 
   def __init__(self):
     self._found: dict[tuple[str, str], Mapping[str, Any]] = {}
     self.learnt: dict[str, Any] = {}
 
   def get(self, variant: str, question_id: str) -> Mapping[str, Any] | None:
-    """The record of a question by a team, None if it has not been asked."""
+    """Returns the record of a question by a team, None if there is none."""
     return self._found.get((variant, question_id))
 
   def add(self, records: Sequence[Mapping[str, Any]]) -> None:
-    """Keeps records, each with its `variant` and `question_id`."""
+    """Stores records, each with its `variant` and `question_id`."""
     for record in records:
       self._found[record['variant'], record['question_id']] = record
 
@@ -51,18 +51,18 @@ class Answers:
     return frozenset(self._found)
 
   def learn(self, name: str, what: Any) -> None:
-    """Keeps what was learnt under a name, as plain data."""
+    """Stores a learned result, plain data, under a name."""
     self.learnt[name] = what
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """What is done to a team's policy.
+  """An intervention on a team's policy.
 
   Attributes:
-    name: for records.
-    wrap: the policy around the team's own.
-    with_partners: a question is asked together with its partner.
+    name: Name in records.
+    wrap: Function from the team's policy to the probed one.
+    with_partners: Whether a question is batched with its partner.
   """
 
   name: str
@@ -72,27 +72,27 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class Harness:
-  """A team, its policy and the questions that it and its variants are asked.
+  """A team, its policy and the questions for it and its variants.
 
   Attributes:
-    team: who talks.
-    task: grades the answers.
-    tokenizer: of the policy.
-    policy: (temperature, name of the stream of noise) -> the team's voice.
-    split: of the questions.
-    questions: how many of them.
-    spread: see `evaluate.question_indices`.
-    temperature: of sampling.
-    diverse_temperature: for samples that must differ, above 0.
-    seed: of random choices.
-    batch_questions: questions at a time.
-    step: finished training steps of the policy, for records.
-    prices: of tokens, if there are any.
-    terms: of each question, None where the team is told none.
-    answers: what was answered so far.
-    note: shown a line of progress.
-    alone: conversations at a time, where each is held by itself and may fail by itself, as through
-      an endpoint; 0: those of a batch are held together.
+    team: Team of agents.
+    task: Task that grades the answers.
+    tokenizer: Tokenizer of the policy.
+    policy: Function (temperature, name of the noise stream) -> the team's policy.
+    split: Split of the questions.
+    questions: Number of questions.
+    spread: See `evaluate.question_indices`.
+    temperature: Sampling temperature.
+    diverse_temperature: Temperature for samples that must differ, above 0.
+    seed: Seed of random choices.
+    batch_questions: Questions per batch.
+    step: Finished training steps of the policy, for records.
+    prices: Prices of tokens in money, or None.
+    terms: Price or budget stated with each question, or None.
+    answers: Store of answers.
+    note: Callback for lines of progress.
+    alone: Concurrent episodes, if each is sampled separately and may fail separately, as through
+      an endpoint; 0 samples those of a batch together.
   """
 
   team: Team
@@ -115,7 +115,7 @@ class Harness:
 
   @property
   def asked(self) -> list[Question]:
-    """The questions."""
+    """Returns the questions, with their terms."""
     split = self.task.questions(self.split)
     return [self._on_terms(split[i]) for i in self._question_indices(len(split))]
 
@@ -133,24 +133,23 @@ class Harness:
     temperature: float | None = None,
     probe: Probe | None = None,
   ) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
-    """Asks a team what it has not been asked yet.
+    """Evaluates a team on the questions without a stored answer.
 
-    A batch with a missing answer is asked as a whole, as in an evaluation that nothing
-    interrupted, so that the answers are the same to the last bit. Where questions are asked alone,
-    only the missing ones are.
+    A batch with a missing answer is sampled as a whole, so answers are bit-identical to those of an
+    uninterrupted evaluation. With `alone`, only missing questions are sampled.
 
     Args:
-      label: of the record.
-      variant: who talks.
-      temperature: of sampling; the harness's by default.
-      probe: what is done to the policy.
+      label: Label of the record.
+      variant: Team to evaluate.
+      temperature: Sampling temperature; the harness's by default.
+      probe: Intervention on the policy.
 
     Returns:
-      The figures, and a record a question. The figures are those of the questions that were
-      answered; `failed` names the others, which have no record, and why they failed.
+      The figures over all answered questions, and one record for each. `failed` maps questions
+      without a record to the reason.
 
     Raises:
-      EndpointError: no question was answered, or see `_held`.
+      EndpointError: No question was answered, or see `_held`.
     """
     temperature = self.temperature if temperature is None else temperature
     told = [dataclasses.asdict(self.terms)] if self.terms else []
@@ -185,7 +184,7 @@ class Harness:
       )
     head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
     figures = results.figures(records, variant.team.names, self.prices)
-    if failed:  # they count as wrong in one figure, and in no other
+    if failed:  # failed questions count as wrong in this figure alone
       right = sum(record['task_score'] for record in records)
       figures |= {'task/accuracy_over_all': right / len(asked), 'failed': failed}
     return {**head, 'variant': key, **figures}, records
@@ -193,7 +192,7 @@ class Harness:
   def _parts(
     self, asked: Sequence[Question], missing: set[str], partners: Mapping[str, Question]
   ) -> list[list[Question]]:
-    """Returns the questions that are asked together, of each part that lacks an answer."""
+    """Returns the batches of questions that lack an answer."""
     size = self.batch_questions
     if not self.alone:
       parts = [list(asked[first : first + size]) for first in range(0, len(asked), size)]
@@ -207,19 +206,19 @@ class Harness:
   def _held(
     self, parts: Sequence[_Part], hold: Callable[[_Part], _Found], answered: bool
   ) -> Iterator[tuple[_Part, _Found | EndpointError]]:
-    """Holds the conversations of each part; with `alone`, so many at a time.
+    """Samples the episodes of each part; with `alone`, that many parts concurrently.
 
     Args:
-      parts: whose conversations are held together.
-      hold: a part -> what came of it.
-      answered: whether the endpoint has answered before, so that it withholds single replies.
+      parts: Batches of episodes.
+      hold: Function from a part to its result.
+      answered: Whether the endpoint has answered before, so that refusals concern single replies.
 
     Yields:
-      Each part as it ends with what came of it; with `alone` that may be how it failed.
+      Each part when it ends, with its result; with `alone` this may be its error.
 
     Raises:
-      EndpointError: so many failed in a row that the endpoint seems to be gone. Of one that has
-        answered before, a reply that was withheld does not count.
+      EndpointError: `_IN_A_ROW` parts failed in a row, so the endpoint seems to be down. After an
+        answer, refused replies do not count.
     """
     if not self.alone:
       yield from ((part, hold(part)) for part in parts)
@@ -238,7 +237,7 @@ class Harness:
         except BaseException as error:
           ended.put((part, error))
 
-    # Threads that end with the process: nobody waits for a reply that may never come.
+    # Daemon threads: the process may end without waiting for a reply that never comes.
     for _ in range(min(self.alone, len(parts))):
       threading.Thread(target=work, daemon=True).start()
     in_a_row = 0
@@ -269,10 +268,10 @@ class Harness:
     return [{**record, 'seconds': seconds} for record in found]
 
   def partners(self) -> dict[str, Question]:
-    """Each question's neighbour in the split: 0 and 1, 2 and 3, ...; of an odd one out the last.
+    """Returns each question's neighbor in the split: 0 and 1, 2 and 3, ...; the last may share.
 
     Raises:
-      ValueError: there is no other question.
+      ValueError: There is no other question.
     """
     split = self.task.questions(self.split)
     if len(split) < 2:
@@ -283,7 +282,7 @@ class Harness:
     }
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
-    """Scores of sampled graphs, each on one training question; equal graphs talk together."""
+    """Returns a function that scores graphs, each on one training question; batches equal ones."""
     policy, train = self.policy(self.temperature, 'masks'), self.task.questions('train')
 
     def scores(first: int, masks: np.ndarray) -> np.ndarray:
@@ -312,14 +311,14 @@ class Harness:
 
 
 def describe(variant: Variant) -> dict[str, Any]:
-  """A team as plain data: everything that its conversations depend on."""
+  """Returns a team as plain data: everything that its episodes depend on."""
   team, topology = variant.team, variant.team.topology
   roles = {
     name: {**dataclasses.asdict(role), 'examples': str(role.examples)}
     for name, role in zip(team.names, team.roles, strict=True)
   }
   for fields in roles.values():
-    if not fields['chat_variables']:  # answers of before there were any keep their digest
+    if not fields['chat_variables']:  # keeps digests from before this field existed
       del fields['chat_variables']
   return {
     'agents': list(variant.agents),
@@ -336,7 +335,7 @@ def describe(variant: Variant) -> dict[str, Any]:
 
 
 def digest_of_weights(params) -> str:
-  """SHA-256 of names, types and values of all parameters, 16 digits of it."""
+  """Returns 16 hex digits of the SHA-256 of names, dtypes, shapes and values of all parameters."""
   found = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     values = np.asarray(leaf)
@@ -346,5 +345,5 @@ def digest_of_weights(params) -> str:
 
 
 def digest(data: Any) -> str:
-  """SHA-256 of plain data, 16 digits of it."""
+  """Returns 16 hex digits of the SHA-256 of plain data."""
   return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Measures whether agents can tell a relevant note from an irrelevant one before they speak.
+"""Measures whether agents can tell relevant from irrelevant notes before they write.
 
 An agent decides with its first token: a stop token is silence. A price moves the threshold on the
-probability of silence; these figures say what any threshold could reach.
+probability of silence; these figures bound what any threshold can reach.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 SHARES = (0.01, 0.03, 0.05)
-"""Shares of relevant notes kept back at which `figures` states the silence on irrelevant ones."""
+"""Shares of relevant notes not sent at which `figures` reports silence on irrelevant ones."""
 
 
 def auc(low: np.ndarray, high: np.ndarray) -> float:
   """Returns the area under the ROC curve: `P(h > l) + P(h = l) / 2`.
 
   Args:
-    low: float `[L]`, values of the class that should be low.
-    high: float `[H]`, values of the other class.
+    low: Values of the class that should be low, float `[L]`.
+    high: Values of the other class, float `[H]`.
   """
   ranked = np.sort(low)
   below = np.searchsorted(ranked, high, side='left')
@@ -29,9 +29,9 @@ def silence_at(relevant: np.ndarray, irrelevant: np.ndarray, share: float) -> fl
   """Returns the largest silence rate on irrelevant notes that a threshold can reach.
 
   Args:
-    relevant: float `[R]`, score of silence for authors of relevant notes.
-    irrelevant: float `[I]`, likewise for authors of irrelevant notes.
-    share: of the relevant notes, the most that may be kept back.
+    relevant: Score of silence for authors of relevant notes, float `[R]`.
+    irrelevant: Score of silence for authors of irrelevant notes, float `[I]`.
+    share: Largest share of relevant notes on which authors may be silent.
   """
   allowed = int(share * len(relevant) + 1e-9)  # authors of relevant notes above the threshold
   threshold = np.sort(relevant)[::-1][allowed] if allowed < len(relevant) else -np.inf
@@ -39,11 +39,11 @@ def silence_at(relevant: np.ndarray, irrelevant: np.ndarray, share: float) -> fl
 
 
 def figures(log_silence: np.ndarray, relevant: np.ndarray) -> dict[str, float]:
-  """Returns AUC and silence rates for `eval.jsonl`; empty where either kind of note is missing.
+  """Returns AUC and silence rates for `eval.jsonl`; empty if either kind of note is missing.
 
   Args:
-    log_silence: float `[N]`, log-probability that an author is silent.
-    relevant: bool `[N]`, whether its note is relevant.
+    log_silence: Log-probability that an author is silent, float `[N]`.
+    relevant: Whether its note is relevant, bool `[N]`.
   """
   yes, no = log_silence[relevant], log_silence[~relevant]
   if not (len(yes) and len(no)):

@@ -1,7 +1,7 @@
-"""Is silence strategic? What a team loses without an agent's words, or with the wrong ones.
+"""Probes whether silence is strategic: mutes agents, blanks or shuffles messages.
 
-Each probe is a policy around the team's own; the agents that are left alone draw the same
-noise as in the team.
+Each probe wraps the team's policy; agents that it does not change draw the same noise as in the
+team.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agent_gspo.teams.team import Team
 
 @dataclasses.dataclass(frozen=True)
 class Muted:
-  """Some agents say nothing; the others are not told.
+  """A policy under which some agents are silent, without notice to the others.
 
   Attributes:
-    policy: of the others.
-    agents: who is muted: their messages are a stop token alone, for which nothing is read.
-    stop_id: that token, which ends the messages of every role; EOS does.
+    policy: Policy of the other agents.
+    agents: Muted agents: their messages are a stop token alone, without a prefill.
+    stop_id: Stop token, valid for every role, such as EOS.
   """
 
   policy: Policy
@@ -48,17 +48,17 @@ class Muted:
 
 @dataclasses.dataclass(frozen=True)
 class Shuffled:
-  """Messages reach the teammates of another question; answers stay where they are.
+  """A policy under which messages are swapped between partner questions, but answers are not.
 
   The message of a turn is the one that the same agent wrote in the same round about the
-  partner of its question, which must be in the batch. An author's own transcript then holds
-  what was delivered.
+  partner of its question, which must be in the batch. An author's own transcript contains the
+  delivered message.
 
   Attributes:
-    policy: of the team.
-    partners: question id -> id of its partner.
-    team: says which turns are answers.
-    stop_id: the message where the partner has none, see `Muted`.
+    policy: Policy of the team.
+    partners: Id of the partner by question id.
+    team: Team, which determines the turns that are answers.
+    stop_id: Message for a partner without one, see `Muted`.
   """
 
   policy: Policy
@@ -76,7 +76,7 @@ class Shuffled:
         found = _silence(self.stop_id)
       else:
         found = _sample(said, source).cut(turn.limit)
-      # Its own prompt was read, whoever wrote what is delivered.
+      # Tokens read are those of its own prompt, whichever message is delivered.
       own = _sample(said, i).usage
       usage = (own[0], found.usage[1]) if own and found.usage else None
       out.append(found._replace(usage=usage))
@@ -88,10 +88,10 @@ class Shuffled:
 
 
 def check(team: Team, task: Task, split: str) -> None:
-  """Whether a team can be probed on a split; asks nobody anything.
+  """Checks that a team can be probed on a split, without sampling.
 
   Raises:
-    ValueError: nobody reads anybody in this team, or messages have no other question to go to.
+    ValueError: The team has no edges, or the split has no second question to shuffle with.
   """
   if not variants.edges(team):
     raise ValueError('nobody reads anybody in this team; give it edges (config.team.topology).')
@@ -104,19 +104,19 @@ def check(team: Team, task: Task, split: str) -> None:
 def run_all(
   harness: Harness, whole: Mapping[str, Any], records: Sequence[results.Record]
 ) -> list[dict[str, Any]]:
-  """Every probe: each agent muted in turn, all messages blanked, messages shuffled.
+  """Runs every probe: each agent muted in turn, all messages blanked, messages shuffled.
 
   Args:
-    harness: the team and its questions.
-    whole: figures of the team.
-    records: of the team, one a question.
+    harness: Team and questions.
+    whole: Figures of the team.
+    records: Records of the team, one per question.
 
   Returns:
-    `value` of each agent and `loss` of the others; messages are shuffled only where some
-    are no answers as well.
+    `value` of each agent, and `loss` of the other probes; shuffling is left out if all messages
+    are answers.
 
   Raises:
-    ValueError: see `check`.
+    ValueError: See `check`.
   """
   team = harness.team
   check(team, harness.task, harness.split)
@@ -144,7 +144,7 @@ def run_all(
 
 
 def can_shuffle(team: Team) -> bool:
-  """Whether any turn that a teammate reads is not an answer as well."""
+  """Returns whether any turn that a teammate reads is not also an answer."""
   last = team.topology.rounds - 1
   return any(
     author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
@@ -157,12 +157,12 @@ def can_shuffle(team: Team) -> bool:
 def loss(
   name: str, whole: Sequence[results.Record], probed: Sequence[results.Record]
 ) -> dict[str, Any]:
-  """What a probe costs: accuracy of the whole team less that of the probed one, paired.
+  """Returns the accuracy lost under a probe: whole team minus probed team, paired.
 
   Args:
-    name: of the probe.
-    whole: records of the team, one a question.
-    probed: records of the probed team on the same questions, in the same order.
+    name: Name of the probe.
+    whole: Records of the team, one per question.
+    probed: Records of the probed team on the same questions, in the same order.
   """
   score = lambda records: [record['task_score'] for record in records]
   lost = statistics.paired_bootstrap(score(whole), score(probed))
@@ -177,15 +177,15 @@ def loss(
 
 
 def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
-  """`loss` of muting an agent with its worth: accuracy points a 100 tokens that it writes.
+  """Adds an agent's worth to the loss of muting it: accuracy points per 100 tokens written.
 
   Args:
-    lost: see `loss`.
-    agent: the agent's row in the figures of the whole team.
+    lost: Loss of muting the agent, see `loss`.
+    agent: The agent's row in the figures of the whole team.
 
   Returns:
     The loss with the agent's tokens, `points_per_100_tokens` (None if it writes nothing)
-    and its silence rates where it holds a needed note, an idle one, or any.
+    and its silence rates: overall, and with a relevant or an irrelevant note.
   """
   tokens = agent['written_per_question']
   points = 100 * lost['task/accuracy_lost']
@@ -209,7 +209,7 @@ class _Sample(NamedTuple):
   usage: tuple[int, int] | None
 
   def cut(self, limit: int) -> _Sample:
-    """Its first `limit` tokens, as whoever has counted them counts."""
+    """Returns the first `limit` tokens, by the count in `usage` if there is one."""
     written = self.usage[1] if self.usage else len(self.token_ids)
     if min(written, len(self.token_ids)) <= limit:
       return self
@@ -223,7 +223,7 @@ class _Sample(NamedTuple):
 
 
 def _silence(stop_id: int) -> _Sample:
-  """A stop token alone, for which no model was asked."""
+  """Returns a stop token alone, without a model call."""
   one = np.asarray([stop_id], np.int32)
   return _Sample(one, np.zeros(1, np.float32), True, np.zeros(1, bool), (0, 0))
 

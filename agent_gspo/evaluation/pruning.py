@@ -1,7 +1,7 @@
-"""Which edges of a team to keep: at random, or learnt on training questions.
+"""Chooses which edges of a team to keep: at random, or learned on training questions.
 
-The policy stays as it is; only edges (and agents) are chosen. `K` edges, `N` agents,
-`B` questions of a batch. The learners see the scores of sampled graphs and nothing else.
+The policy is fixed; only edges (and agents) are chosen. `K` edges, `N` agents, `B` questions per
+batch. The learners see the scores of sampled graphs and nothing else.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from agent_gspo.teams.team import Team
 from agent_gspo.teams.topology import Edge
 
 Play = Callable[[int, np.ndarray], np.ndarray]
-"""`(first training question, bool masks [B, K]) -> task scores [B]`: one conversation each."""
+"""`(first training question, bool masks [B, K]) -> task scores [B]`: one episode per mask."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-  """What a learner says of a team's edges.
+  """A learned ranking of a team's edges.
 
   Attributes:
-    order: indices of all edges, those that matter most first, those that left first last.
-    kept: how many of them the rule keeps.
-    dropped: the agent that leaves whatever the edges, None for none.
+    order: Indices of all edges, most important first; pruned edges last, the first pruned at the
+      end.
+    kept: Number of edges that the rule keeps.
+    dropped: Agent that is dropped whatever the edges, or None.
   """
 
   order: list[int]
@@ -39,37 +40,37 @@ class Ranking:
 
   @property
   def edges(self) -> list[int]:
-    """Indices of those that the rule keeps."""
+    """Returns the indices of the edges that the rule keeps."""
     return sorted(self.order[: self.kept])
 
   def closest(self, heard: Sequence[float], target: float) -> list[int]:
-    """As many edges, the first ones, as bring the tokens heard closest to a target.
+    """Returns the prefix of `order` whose received tokens come closest to a target.
 
     Args:
-      heard: tokens a question of each edge `[K]`, in the whole team.
-      target: tokens a question.
+      heard: Tokens per question over each edge in the whole team, `[K]`.
+      target: Tokens per question.
     """
     totals = np.cumsum([0.0, *(heard[edge] for edge in self.order)])
     return sorted(self.order[: int(np.abs(totals - target).argmin())])
 
 
 def random_edges(team: Team, written: Mapping[str, float], target: float, seed: int) -> list[int]:
-  """Random edges, as many as bring the tokens written closest to a target.
+  """Returns random edges whose written tokens come closest to a target.
 
-  Edges leave in a random order, and with them the agents that no longer reach the answer.
-  Tokens are estimated as those that the remaining agents write in the whole team.
+  Edges are removed in random order, with the agents that no longer reach the answer. Tokens are
+  estimated as those that the remaining agents write in the whole team.
 
   Args:
-    team: all agents and edges.
-    written: mean tokens a question of each agent, by name.
-    target: tokens a question to come close to.
-    seed: of the order.
+    team: Whole team.
+    written: Mean tokens per question of each agent, by name.
+    target: Tokens per question to match.
+    seed: Seed of the order.
 
   Returns:
-    Indices into `variants.edges(team)`; of equally good choices the one with most edges.
+    Indices into `variants.edges(team)`; among ties the choice with most edges.
 
   Raises:
-    ValueError: all agents vote, so none can be left out.
+    ValueError: All agents vote, so none can be left out.
   """
   if team.decision == 'majority':
     raise ValueError(
@@ -96,22 +97,22 @@ def agent_prune(
   rate: float = 0.25,
   learning_rate: float = 0.1,
 ) -> Ranking:
-  """AgentPrune's rule (Zhang et al. 2024, arXiv 2410.02506): REINFORCE on edge logits.
+  """Ranks edges by AgentPrune (Zhang et al. 2024, arXiv 2410.02506): REINFORCE on edge logits.
 
-  An edge is there with probability `sigmoid(logit)`; ascent on `mean_q score_q log P(graph_q)`
+  An edge is present with probability `sigmoid(logit)`; ascent on `mean_q score_q log P(graph_q)`
   with Adam and no baseline; every `prune_every` batches the `round(alive * rate)` lowest logits
-  (at least one) leave for good. What remains is kept as it is, where the original would go on
-  sampling. The original's mesh starts at probability 0.5, its low-rank term is left out.
+  (at least one) are pruned for good. The remaining graph is fixed, where the original keeps
+  sampling. Probabilities start at 0.5, as in the original's mesh; its low-rank term is left out.
 
   Args:
-    play: gives scores of graphs on training questions.
-    num_edges: `K`.
-    seed: of the sampled graphs.
-    batches: of questions.
-    batch: questions of one.
-    prune_every: batches between prunings.
-    rate: share of the alive edges that leave.
-    learning_rate: of Adam.
+    play: Function that scores graphs on training questions.
+    num_edges: Number of edges, `K`.
+    seed: Seed of the sampled graphs.
+    batches: Number of batches.
+    batch: Questions per batch.
+    prune_every: Batches between prunings.
+    rate: Share of the remaining edges pruned at a time.
+    learning_rate: Learning rate of Adam.
   """
   learner = _Logits(num_edges, learning_rate, seed)
   for done in range(batches):
@@ -136,31 +137,31 @@ def agent_dropout(
   nuclear: float = 0.1,
   hinge: float = 0.1,
 ) -> Ranking:
-  """AgentDropout's rule (Wang et al. 2025, arXiv 2503.18891): first an agent, then edges.
+  """Drops an agent, then ranks edges, by AgentDropout (Wang et al. 2025, arXiv 2503.18891).
 
   Node stage: `agent_prune`'s ascent; then the agent whose edges have the lowest sum of
   probabilities is dropped (never the last one, which decides). Edge stage: fresh logits,
-  the ascent less `nuclear * |P|_*` (low rank) and `hinge * max(0, |P - A|_F - 1)`, where `P`
-  and `A` `[N, N]` are edge probabilities and the whole graph; the lowest logits leave twice.
-  Stand-ins: both weights, the slack of 1, and one agent for all rounds rather than one a round,
-  as the rounds of a topology are alike here.
+  the ascent minus `nuclear * |P|_*` (low rank) and `hinge * max(0, |P - A|_F - 1)`, where `P`
+  and `A` `[N, N]` are edge probabilities and the whole graph; the lowest logits are pruned twice.
+  Our own choices: both weights, the slack of 1, and one agent for all rounds instead of one per
+  round, as the rounds of a topology are alike here.
 
   Args:
-    play: gives scores of graphs on training questions.
-    edges: `[K]`, see `variants.edges`.
-    num_agents: `N`.
-    seed: of the sampled graphs.
-    node_batches: of the node stage.
-    node_batch: questions of one.
-    edge_batches: of the edge stage.
-    edge_batch: questions of one.
-    rate: share of the alive edges that leave at each pruning.
-    learning_rate: of Adam.
-    nuclear: weight of the nuclear norm.
-    hinge: weight of the distance.
+    play: Function that scores graphs on training questions.
+    edges: Edges `[K]`, see `variants.edges`.
+    num_agents: Number of agents, `N`.
+    seed: Seed of the sampled graphs.
+    node_batches: Batches of the node stage.
+    node_batch: Questions per batch of the node stage.
+    edge_batches: Batches of the edge stage.
+    edge_batch: Questions per batch of the edge stage.
+    rate: Share of the remaining edges pruned at a time.
+    learning_rate: Learning rate of Adam.
+    nuclear: Weight of the nuclear norm.
+    hinge: Weight of the distance.
 
   Returns:
-    With the agent to drop, None in a team of one or two.
+    The ranking, with the agent to drop (None in a team of one or two).
   """
   learner, dropped = _Logits(len(edges), learning_rate, seed), None
   if num_agents > 2:
@@ -189,7 +190,7 @@ def agent_dropout(
 
 
 class _Logits:
-  """Edge logits `[K]` with their optimiser; starts at probability 0.5."""
+  """Edge logits `[K]` with their optimizer; starts at probability 0.5."""
 
   def __init__(self, num_edges: int, learning_rate: float, seed: int, penalty=None):
     self.logits = np.zeros(num_edges, np.float32)
@@ -201,11 +202,11 @@ class _Logits:
     self._penalty = penalty or np.zeros_like
 
   def probabilities(self) -> np.ndarray:
-    """Float `[K]`, 0 for edges that have left."""
+    """Returns edge probabilities, float `[K]`, 0 for pruned edges."""
     return self.alive / (1 + np.exp(-self.logits))
 
   def learn(self, play: Play, first: int, count: int) -> None:
-    """One step on the graphs of `count` questions: `d log P(z) / d logit = z - p`."""
+    """Takes one step on the graphs of `count` questions: `d log P(z) / d logit = z - p`."""
     p = self.probabilities()
     masks = self._rng.random((count, len(p))) < p
     scores = np.asarray(play(first, masks), float)
@@ -216,18 +217,18 @@ class _Logits:
     self.logits = np.asarray(optax.apply_updates(self.logits, updates))
 
   def prune(self, rate: float) -> None:
-    """The lowest logits of those alive leave: a share of them, at least one, never the last."""
+    """Removes the lowest logits of those alive: a share, at least one, never the last."""
     alive = np.flatnonzero(self.alive)
     leave = min(max(1, round(len(alive) * rate)), len(alive) - 1)
     self.leave(alive[np.argsort(self.logits[alive], kind='stable')[: max(leave, 0)]].tolist())
 
   def leave(self, edges: Sequence[int]) -> None:
-    """Some edges leave for good, one after another."""
+    """Removes edges for good, in this order."""
     self.alive[list(edges)] = False
     self._left += edges
 
   def ranking(self) -> Ranking:
-    """Of all edges: those alive by falling logit, then those that left, the last one first."""
+    """Ranks all edges: those alive by falling logit, then pruned ones, the last pruned first."""
     alive = np.flatnonzero(self.alive)
     first = alive[np.argsort(-self.logits[alive], kind='stable')].tolist()
     return Ranking(order=[*first, *reversed(self._left)], kept=len(first))

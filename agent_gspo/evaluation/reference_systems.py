@@ -1,4 +1,4 @@
-"""Simpler systems in the same harness: what a team must beat, at how many tokens."""
+"""Evaluates baselines in the same harness, some at equal tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agent_gspo.evaluation.harness import Harness, digest
 from agent_gspo.teams.team import Team
 
 Told = dict[str, Any]
-"""What a record says of a baseline; `temperature` is also that of its sampling."""
+"""Fields of a baseline's record; `temperature` is also its sampling temperature."""
 Chosen = tuple[str, variants.Variant, Told]
 Baseline = Callable[[Harness, Mapping[str, Any], Mapping[str, Any]], Chosen]
-"""`(harness, figures of the team, figures to match) -> (label, team, what to tell)`."""
+"""`(harness, figures of the team, figures to match) -> (label, team, fields of the record)`."""
 _Ranked = Callable[[Harness], pruning.Ranking]
 _WRITTEN, _HEARD = 'tokens/written_per_question', 'tokens/heard_per_question'
 
@@ -24,17 +24,17 @@ _WRITTEN, _HEARD = 'tokens/written_per_question', 'tokens/heard_per_question'
 def baseline(
   harness: Harness, name: str, whole: Mapping[str, Any], matched: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-  """The record of a baseline.
+  """Evaluates a baseline and returns its record.
 
   Args:
-    harness: the team and its questions.
-    name: of `BASELINES`.
-    whole: figures of the team.
-    matched: figures of an evaluation whose tokens baselines at equal tokens should come close to;
-      the team's own by default.
+    harness: Team and questions.
+    name: Baseline, one of `BASELINES`.
+    whole: Figures of the team.
+    matched: Figures of an evaluation whose tokens baselines at equal tokens match; the team's own
+      by default.
 
   Raises:
-    ValueError: the name is unknown, or the team has nothing to prune.
+    ValueError: The name is unknown, or the team has nothing to prune.
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
@@ -53,9 +53,9 @@ def _single(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, An
 def _self_consistency(
   harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
 ) -> Chosen:
-  """As many samples of the single agent as write what the team writes."""
+  """Chooses self-consistency with the single agent at the team's written tokens."""
   del whole
-  # Greedy samples are all the same one.
+  # Greedy samples are identical.
   temperature = harness.temperature or harness.diverse_temperature
   target = matched[_WRITTEN]
   single = variants.self_consistency(harness.team, 1)
@@ -83,7 +83,7 @@ def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, An
 
 
 def _by_rule(rule: str, ranking: _Ranked) -> Baseline:
-  """The edges that a rule keeps."""
+  """Returns a baseline with the edges that a rule keeps."""
 
   def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
     del whole, matched
@@ -94,7 +94,7 @@ def _by_rule(rule: str, ranking: _Ranked) -> Baseline:
 
 
 def _by_rule_at_equal_tokens(rule: str, ranking: _Ranked) -> Baseline:
-  """As many of the edges that a rule thinks best as let agents hear what is heard there."""
+  """Returns a baseline with a rule's best edges, as many as match the received tokens."""
 
   def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
     if _HEARD not in matched:
@@ -124,7 +124,7 @@ def _dropout_ranking(harness: Harness) -> pruning.Ranking:
 def _learnt(
   harness: Harness, name: str, learn: Callable[[pruning.Play], pruning.Ranking]
 ) -> pruning.Ranking:
-  """What was learnt before, or is learnt now, on training questions and on the same terms."""
+  """Returns a ranking learned on training questions under the same terms, learning it if new."""
   if harness.terms:
     name = f'{name}, told {digest(dataclasses.asdict(harness.terms))}'
   if name not in harness.answers.learnt:

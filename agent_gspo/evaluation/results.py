@@ -1,7 +1,6 @@
-"""One record a question, and every figure of an evaluation computed from such records.
+"""Makes one record per question, and computes every figure of an evaluation from records.
 
-The records are what an interrupted evaluation is gone on with, so nothing that is reported
-may need more than they hold.
+An interrupted evaluation resumes from its records, so no figure may need more than they hold.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-  """Money a million tokens.
+  """Prices in money per million tokens.
 
   Attributes:
-    written: of tokens written.
-    read: of tokens read.
-    source: where the prices are from.
+    written: Price of tokens written.
+    read: Price of tokens read.
+    source: Source of the prices.
   """
 
   written: float
@@ -42,13 +41,13 @@ class Prices:
 def of_questions(
   batch: RolloutBatch, team: Team, task: Task, tokenizer: Tokenizer, **head: Any
 ) -> list[dict[str, Any]]:
-  """A record an episode: its transcript (see `transcripts.records`) with all counts.
+  """Returns a record per episode: its transcript (see `transcripts.records`) with all counts.
 
   Args:
-    batch: the conversations.
-    team: who talked.
-    task: what its other graders say of the answers is recorded too.
-    tokenizer: of the policy.
+    batch: Episodes.
+    team: Team of the episodes.
+    task: Task, whose other graders' scores are recorded too.
+    tokenizer: Tokenizer of the policy.
     **head: `step`, `split` and `label` of the records.
   """
   found = transcripts.records(batch, range(len(batch.episodes)), **head)
@@ -65,18 +64,18 @@ def of_questions(
 
 
 def _graded(task: Task, question: Question, episode: Episode) -> dict[str, float]:
-  """Grader -> what it says of the answer; that of the task has been asked."""
+  """Returns the score of the answer by each grader; reuses the task's own score."""
   own, *others = task.graders
   asked = {name: checked.graded_by(task, name, question, episode.answer) for name in others}
   return {own: episode.task_score, **asked}
 
 
 def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCounts:
-  """The counts of recorded conversations; record `i` is question and episode `i`.
+  """Returns the counts of recorded episodes; record `i` is question and episode `i`.
 
   Args:
-    records: see `of_questions`.
-    names: of the agents.
+    records: Records, see `of_questions`.
+    names: Names of the agents.
   """
   messages = [(i, m) for i, record in enumerate(records) for m in record['messages']]
   column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
@@ -107,12 +106,12 @@ def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCo
 def figures(
   records: Sequence[Record], names: Sequence[str], prices: Prices | None = None
 ) -> dict[str, Any]:
-  """The figures of an evaluation (95 % intervals: Wilson for accuracy, bootstrap for tokens).
+  """Returns the figures of an evaluation (95 % intervals: Wilson for accuracy, else bootstrap).
 
   Args:
-    records: one a question, at least one; see `of_questions`.
-    names: of the agents.
-    prices: of tokens; without them there is no figure in money.
+    records: Records, one per question, at least one; see `of_questions`.
+    names: Names of the agents.
+    prices: Prices of tokens, for the figures in money.
   """
   counts = message_counts(records, names)
   scores = np.asarray([record['task_score'] for record in records], float)
@@ -147,10 +146,10 @@ def figures(
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-  """Returns the records of the questions that both hold, in the order of the first.
+  """Returns the records of common questions, in the order of the first argument.
 
   Raises:
-    ValueError: there is none.
+    ValueError: There are none.
   """
   theirs = {record['question_id']: record for record in b}
   ours = [record for record in a if record['question_id'] in theirs]
@@ -160,7 +159,7 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list
 
 
 def _by_grader(records: Sequence[Record]) -> dict[str, float]:
-  """Accuracy by every grader of the task, where it has several."""
+  """Returns the accuracy by every grader, if the task has several."""
   names = records[0].get('graded', {})
   scores = {name: [record.get('graded', {}).get(name) for record in records] for name in names}
   known = {name: values for name, values in scores.items() if None not in values}
@@ -170,7 +169,7 @@ def _by_grader(records: Sequence[Record]) -> dict[str, float]:
 
 
 def per_question(records: Sequence[Record], key: str) -> np.ndarray:
-  """Float `[B]`: sum over the messages of each question of `written`, `read`, ..."""
+  """Sums `key` (`written`, `read`, ...) over the messages of each question, float `[B]`."""
   return np.asarray([sum(m[key] for m in record['messages']) for record in records], float)
 
 
@@ -190,7 +189,7 @@ def _money(counts: MessageCounts, prices: Prices | None) -> dict[str, Any]:
 
 
 def _rows(counts: MessageCounts, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
-  """Rows of counts with those of plain text beside them."""
+  """Returns rows of counts with plain-text counts added."""
   return [
     row | {f'{key}_per_question': counts.per_question(n, place == i) for key, n in text.items()}
     for i, row in enumerate(rows)

@@ -1,4 +1,4 @@
-"""Intervals for the figures that an evaluation reports."""
+"""Computes confidence intervals for the figures of an evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_CHUNK = 1 << 20  # drawn indices held at a time, so that memory does not grow with `resamples`
+_CHUNK = 1 << 20  # drawn indices per chunk, so that memory does not grow with `resamples`
 
 
 class Difference(NamedTuple):
@@ -17,8 +17,8 @@ class Difference(NamedTuple):
 
   Attributes:
     mean: `mean(a) - mean(b)`.
-    low: lower end of the interval.
-    high: upper end of the interval.
+    low: Lower end of the interval.
+    high: Upper end of the interval.
   """
 
   mean: float
@@ -27,22 +27,22 @@ class Difference(NamedTuple):
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-  """Score interval of a proportion (Wilson 1927).
+  """Returns the score interval of a proportion (Wilson 1927).
 
-  The interval holds every `p` with `(p_hat - p)^2 <= z^2 p (1 - p) / n`. Unlike the normal
+  The interval contains every `p` with `(p_hat - p)^2 <= z^2 p (1 - p) / n`. Unlike the normal
   approximation it stays inside `[0, 1]` and has a width at `p_hat` of 0 and 1.
 
   Args:
-    successes: number of successes, in `[0, n]`; a sum of scores in `[0, 1]` is accepted and
+    successes: Number of successes, in `[0, n]`; a sum of scores in `[0, 1]` is accepted and
       gives a conservative interval, as such scores vary less than a coin of the same mean.
-    n: number of trials, at least 1.
-    confidence: coverage, in `(0, 1)`.
+    n: Number of trials, at least 1.
+    confidence: Coverage, in `(0, 1)`.
 
   Returns:
     `(low, high)`.
 
   Raises:
-    ValueError: an argument is out of its range.
+    ValueError: An argument is out of range.
   """
   _check_confidence(confidence)
   if n < 1:
@@ -66,19 +66,19 @@ def bootstrap_interval(
   resamples: int = 10_000,
   seed: int = 0,
 ) -> tuple[float, float]:
-  """Percentile bootstrap of the mean (Efron 1979).
+  """Returns the percentile bootstrap interval of the mean (Efron 1979).
 
   Args:
-    values: `[n]`, independent observations, `n >= 1`.
-    confidence: coverage, in `(0, 1)`.
-    resamples: number of samples of size `n` drawn with replacement.
-    seed: of the draws; the same arguments give the same interval on every machine.
+    values: Independent observations, `[n]`, `n >= 1`.
+    confidence: Coverage, in `(0, 1)`.
+    resamples: Number of samples of size `n` drawn with replacement.
+    seed: Seed of the draws; the same arguments give the same interval on every machine.
 
   Returns:
     `(low, high)`.
 
   Raises:
-    ValueError: `values` is empty, not flat or not finite, or an argument is out of its range.
+    ValueError: `values` is empty, not flat or not finite, or an argument is out of range.
   """
   _check_confidence(confidence)
   data = _as_vector('values', values)
@@ -103,23 +103,23 @@ def paired_bootstrap(
   resamples: int = 10_000,
   seed: int = 0,
 ) -> Difference:
-  """Difference of the means of two systems on the same questions.
+  """Returns the difference of the means of two systems on the same questions.
 
-  Whole pairs are resampled, so what makes a question hard for both systems cancels. An
-  interval that does not hold 0 says that the systems differ at that confidence.
+  Whole pairs are resampled, so the difficulty of a question that both systems share cancels. If
+  the interval excludes 0, the systems differ at that confidence.
 
   Args:
-    a: `[n]`, one value a question.
-    b: `[n]`, the other system's value on the same question at the same index.
-    confidence: coverage, in `(0, 1)`.
-    resamples: number of resamples.
-    seed: of the draws.
+    a: One value per question, `[n]`.
+    b: The other system's values on the same questions, `[n]`.
+    confidence: Coverage, in `(0, 1)`.
+    resamples: Number of resamples.
+    seed: Seed of the draws.
 
   Returns:
     `Difference(mean(a) - mean(b), low, high)`.
 
   Raises:
-    ValueError: the lengths differ, or see `bootstrap_interval`.
+    ValueError: The lengths differ, or see `bootstrap_interval`.
   """
   first, second = _as_vector('a', a), _as_vector('b', b)
   if first.size != second.size:

@@ -1,8 +1,8 @@
-"""Tokens as neighbouring projects count them: those of the text alone, without a template.
+"""Counts tokens as related projects do: of the text alone, without a template.
 
-AgentPrune and AgentDropout tokenise the contents of the messages of a prompt and its reply,
-and leave out what a chat template puts around them. Such a count is lower than what the
-model reads; it is reported beside the true one, so that tables can be compared.
+AgentPrune and AgentDropout tokenize the contents of the messages of a prompt and its reply,
+without the chat template around them. Such a count is lower than what the model reads; it is
+reported beside the true one, so that tables can be compared.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Taken = tuple[int, int]
 
 
 def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[int, int]]:
-  """`(read, written)` of each message `[M]`, in tokens of plain text.
+  """Returns `(read, written)` of each message `[M]`, in tokens of plain text.
 
-  Read is the sum over the contents that the prompt was made of: system prompt, examples,
-  each turn's text, teammates' messages, the author's own earlier ones. Each is tokenised by
-  itself, so figures can differ by a token a seam from those of the joined text. No token that
-  begins or ends a text is added. Messages of a word-level tokenizer count as they were sampled:
-  pieces in an order that spells no word ('door', '##shells') cannot be tokenised again.
+  `read` sums over the contents of the prompt: system prompt, examples, each turn's text,
+  teammates' messages, the author's own earlier ones. Each is tokenized separately, so counts can
+  differ from those of the joined text by a token per seam. BOS and EOS are not counted.
+  Messages of a word-level tokenizer count as sampled: pieces in an order that spells no word
+  ('door', '##shells') cannot be tokenized again.
 
   Args:
-    team: whose conversations these are.
-    tokenizer: of the policy.
-    batch: the conversations.
+    team: Team of the episodes.
+    tokenizer: Tokenizer of the policy.
+    batch: Episodes.
   """
   guard = tokenizer.guarded
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
@@ -63,13 +63,13 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
 
 
 class _Spent:
-  """What an episode's earlier layers have taken, as its messages come by in order."""
+  """Tokens of the earlier layers of each episode, for messages in order."""
 
   def __init__(self):
     self._layers: dict[int, tuple[tuple[int, int], Taken, Taken]] = {}  # where, before it, with it
 
   def before(self, message: Message) -> Taken:
-    """Of a message's episode before its layer."""
+    """Returns the tokens of a message's episode before its layer."""
     where = (message.round, message.layer)
     last, before, so_far = self._layers.get(message.episode, (where, (0, 0), (0, 0)))
     if last != where:
@@ -81,7 +81,7 @@ class _Spent:
 
 
 def _preamble(role: Role, guard: Callable[[str], str]) -> list[str]:
-  """The contents that every prompt of a role begins with."""
+  """Returns the contents that begin every prompt of a role."""
   if role.style == 'plain':
     return role.preamble(guard)
   pairs = [(guard(context) + role.cue, guard(said)) for context, said in role.examples]

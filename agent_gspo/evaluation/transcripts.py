@@ -1,4 +1,4 @@
-"""Conversations as JSON records, for people to read."""
+"""Turns episodes into JSON records for human readers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def records(
   rewards: np.ndarray | None = None,
   advantages: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-  """The records of some episodes for `transcripts.jsonl`.
+  """Returns the records of some episodes for `transcripts.jsonl`.
 
   Args:
-    batch: the conversations.
-    episodes: indices of those to keep.
-    step: finished training steps of the policy.
-    split: of the questions.
-    label: which evaluation they are from, or 'train'.
-    rewards: float `[M]`, of each message, if there are any.
-    advantages: float `[M]`, likewise.
+    batch: All episodes.
+    episodes: Indices of the episodes to record.
+    step: Finished training steps of the policy.
+    split: Split of the questions.
+    label: Label of the evaluation, or 'train'.
+    rewards: Reward of each message, float `[M]`, or None.
+    advantages: Advantage of each message, float `[M]`, or None.
   """
   kept: dict[int, list[int]] = {e: [] for e in episodes}
   for m, message in enumerate(batch.messages):

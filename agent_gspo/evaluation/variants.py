@@ -1,4 +1,4 @@
-"""Teams to compare a team with, made of its own agents: fewer of them, or wired otherwise."""
+"""Derives comparison teams from a team's own agents: fewer agents or other edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_gspo.teams.topology import Edge, Topology, make_topology
 from agent_gspo.types import Question
 
 SHAPES = ('chain', 'star', 'complete', 'debate')
-"""Topologies that any team can be put into."""
+"""Topologies that fit any team."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +20,15 @@ class Variant:
   """A team made of the agents of another.
 
   Attributes:
-    team: who talks.
-    agents: member `i` is agent `agents[i]` of the other team: its note, its voice.
+    team: Derived team.
+    agents: Agents of the other team: member `i` has note and policy of agent `agents[i]`.
   """
 
   team: Team
   agents: tuple[int, ...]
 
   def question(self, question: Question) -> Question:
-    """The question with its notes in the hands of the members."""
+    """Returns the question with its notes in the order of the members."""
     held = [a for a in self.agents if a < len(question.notes)]
     return dataclasses.replace(
       question,
@@ -37,9 +37,9 @@ class Variant:
     )
 
   def policy(self, policy: Policy) -> Policy:
-    """The members' voice, where `policy` is that of the other team and sees it as such.
+    """Returns the members' policy from `policy` of the other team, which sees its own indices.
 
-    An agent that is there several times draws noise of its own each time.
+    Copies of one agent draw different noise.
     """
     copies = [self.agents[:i].count(a) for i, a in enumerate(self.agents)]
     most = max(copies) + 1
@@ -61,7 +61,7 @@ class Variant:
     return speak
 
   def _dealt_back(self, question: Question) -> Question:
-    """The notes at the places that their holders have in the other team."""
+    """Returns the question with its notes in the order of the other team."""
     place = {agent: i for i, agent in enumerate(self.agents[: len(question.notes)])}
     dealt = range(max(place, default=-1) + 1)
     relevant = question.relevant
@@ -73,14 +73,14 @@ class Variant:
 
 
 def itself(team: Team) -> Variant:
-  """The team as it is."""
+  """Returns the team unchanged, as a variant."""
   return Variant(team, tuple(range(team.num_agents)))
 
 
 def self_consistency(team: Team, samples: int) -> Variant:
-  """Samples of the last agent alone, and the most common answer (Wang et al., arXiv 2203.11171).
+  """Samples the last agent alone and takes the majority answer (Wang et al., arXiv 2203.11171).
 
-  Without teammates or notes of theirs; one sample is the single agent.
+  It has neither teammates nor their notes; one sample is the single-agent baseline.
   """
   last = team.num_agents - 1
   names = tuple(f'{team.names[last]}{i + 1}' for i in range(samples))
@@ -96,12 +96,12 @@ def self_consistency(team: Team, samples: int) -> Variant:
 
 
 def samples_at_equal_tokens(target: float, one: float) -> int:
-  """How many samples of `one` tokens come closest to `target`: within half a sample, or 1."""
+  """Returns the number of samples of `one` tokens closest to `target` tokens, at least 1."""
   return max(1, round(target / one)) if one > 0 else 1
 
 
 def rewired(team: Team, shape: str) -> Variant:
-  """The team's agents in another topology; debate has two rounds at least, as one is no talk."""
+  """Returns the agents in another topology; debate has two rounds at least, else none reads."""
   judge = team.decision == 'judge'
   rounds = team.topology.rounds
   if shape == 'debate':
@@ -112,24 +112,24 @@ def rewired(team: Team, shape: str) -> Variant:
 
 
 def unheard(team: Team) -> Variant:
-  """The team with all messages blanked: everybody writes, nobody reads a teammate."""
+  """Returns the team with all messages blanked: agents write but do not read teammates."""
   topology = dataclasses.replace(team.topology, edges=frozenset(), previous_round=frozenset())
   return itself(dataclasses.replace(team, topology=topology))
 
 
 def edges(team: Team) -> tuple[Edge, ...]:
-  """The edges that pruning chooses among, those between rounds last; a single round has none."""
+  """Returns the edges for pruning: those within a round, then (several rounds) between rounds."""
   between = team.topology.previous_round if team.topology.rounds > 1 else ()
   return (*sorted(team.topology.edges), *sorted(between))
 
 
 def pruned(team: Team, kept: Collection[int], dropped: Collection[int] = ()) -> Variant:
-  """The team with some of its edges, without the agents that can no longer reach the answer.
+  """Returns the team with some of its edges, without agents that cannot reach the answer.
 
   Args:
-    team: all agents and edges.
-    kept: indices into `edges(team)`.
-    dropped: agents that are left out whatever the edges; never the last one.
+    team: Whole team.
+    kept: Indices into `edges(team)`.
+    dropped: Agents removed whatever the edges; never the last one.
   """
   within = len(team.topology.edges)
   chosen = [
