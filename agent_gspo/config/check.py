@@ -48,7 +48,7 @@ _NAMES = {
   'learner.order': tuple(ORDERS),
   'evaluation.split': SPLITS,
 }
-_POSITIVE_OPTIONS = (  # of estimators and objectives; the others may be 0
+_POSITIVE_OPTIONS = (  # options of estimators and objectives; others may be 0
   'bound', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter

@@ -30,9 +30,9 @@ from agent_gspo.workdir.options import CheckpointOptions, LoggingOptions
 class RunOptions(Section, name=''):
   """Fields of a config outside of sections."""
 
-  seed: int = option(0, least=0, most=2**32 - 1)  # a key holds no more
+  seed: int = option(0, least=0, most=2**32 - 1)  # limit of a PRNG key
   steps: int = option(30, least=0, most=10**7)  # training steps
-  # Fills in the fields that are left empty ('' or None), see algorithms/presets.py.
+  # Fills in empty fields ('' or None), see algorithms/presets.py.
   algorithm: str = option('agent_gspo', choices=tuple(PRESETS))
 
 

@@ -32,7 +32,7 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
   if not name.startswith(_PREFIX):
     return dict(section)
   folder = name.removeprefix(_PREFIX)
-  if not folder.strip():  # else the folder that the command runs in
+  if not folder.strip():  # else it would be the working directory
     raise ValueError(
       f'team.topology={name!r} names no folder: name the workdir of a run behind the colon.'
     )

@@ -230,7 +230,7 @@ class Harness:
       while waiting:
         try:
           part = waiting.popleft()
-        except IndexError:  # another thread has the last one
+        except IndexError:  # another thread took the last one
           return
         try:
           ended.put((part, hold(part)))
@@ -268,7 +268,9 @@ class Harness:
     return [{**record, 'seconds': seconds} for record in found]
 
   def partners(self) -> dict[str, Question]:
-    """Returns each question's neighbor in the split: 0 and 1, 2 and 3, ...; the last may share.
+    """Pairs each question with its neighbor in the split: 0 and 1, 2 and 3, ...
+
+    An odd last question gets the one before.
 
     Raises:
       ValueError: There is no other question.

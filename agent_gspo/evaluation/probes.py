@@ -72,7 +72,7 @@ class Shuffled:
     for i, turn in enumerate(turns):
       asked = turn.question.id if self._answers(turn) else self.partners[turn.question.id]
       source = place.get((asked, turn.sample, turn.agent, turn.round))
-      if source is None:  # the partner's episode has spent its cap
+      if source is None:  # the partner's episode has reached its token cap
         found = _silence(self.stop_id)
       else:
         found = _sample(said, source).cut(turn.limit)

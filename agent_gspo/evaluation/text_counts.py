@@ -66,7 +66,7 @@ class _Spent:
   """Tokens of the earlier layers of each episode, for messages in order."""
 
   def __init__(self):
-    self._layers: dict[int, tuple[tuple[int, int], Taken, Taken]] = {}  # where, before it, with it
+    self._layers: dict[int, tuple[tuple[int, int], Taken, Taken]] = {}  # layer, before, after
 
   def before(self, message: Message) -> Taken:
     """Returns the tokens of a message's episode before its layer."""

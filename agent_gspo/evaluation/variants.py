@@ -101,7 +101,7 @@ def samples_at_equal_tokens(target: float, one: float) -> int:
 
 
 def rewired(team: Team, shape: str) -> Variant:
-  """Returns the agents in another topology; debate has two rounds at least, else none reads."""
+  """Returns the agents in another topology; raises the rounds of 'debate' to at least 2."""
   judge = team.decision == 'judge'
   rounds = team.topology.rounds
   if shape == 'debate':

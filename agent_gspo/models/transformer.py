@@ -164,9 +164,10 @@ def _low_rank(
   """
   if a.ndim == 2:
     return matmul(matmul(x, a, dtype), b, dtype)
-  assert adapter is not None  # there are several: each token names its own
+  assert adapter is not None  # with several adapters each token needs an id
   own = adapter[..., None] == jnp.arange(a.shape[0]).reshape((1,) * adapter.ndim + (-1,))
   x, a, b = (operand(v, dtype) for v in (x, a, b))
+  # channels: [..., N, rank]
   channels = jnp.einsum('...i,nir->...nr', x, a, preferred_element_type=jnp.float32)
   channels = operand(jnp.where(own[..., None], channels, 0), dtype)
   return jnp.einsum('...nr,nro->...o', channels, b, preferred_element_type=jnp.float32)
@@ -185,10 +186,12 @@ class Attention(nn.Module):
     heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, self.layout, name=name)(
       x, adapter, earlier
     ).reshape(batch, length, n, c.head_dim)
+    # q: [B, T, H, d]; k, v: [B, T, K, d]
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
     if c.qk_norm:
       q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
     q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
+    # k, v: [B, K, T, d], as cached
     k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
     q, k, v = (operand(x, c.dtype) for x in (q, k, v))
     parts = None
@@ -198,6 +201,7 @@ class Attention(nn.Module):
         jax.lax.dynamic_update_slice_in_dim(old, new, write_at, axis=2)
         for old, new in zip(*parts, strict=True)
       )
+    # q, and the result of attention: [B, K, H / K, T, d]; k, v: [B, K, S, d]
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
     attention = self.layout.by_heads(functools.partial(attend, implementation=c.attention))
     out = attention(q, k, v, mask, parts).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
@@ -257,7 +261,7 @@ class Transformer(nn.Module):
     self.layers = [block(c, self.layout) for _ in range(c.num_layers)]
     self.final_norm = RMSNorm(c.norm_eps)
     if not c.tie_embeddings:
-      # The head is never adapted: LoRA's cost there is the vocabulary.
+      # The head has no adapter: its cost would grow with the vocabulary.
       self.lm_head = Linear(c.without_adapters(), c.vocab_size)
 
   def __call__(

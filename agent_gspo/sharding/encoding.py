@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_HEAD = 8  # bytes of the size of the JSON
+_HEAD = 8  # bytes of the length prefix of the JSON
 _SEQUENCES = {'tuple': tuple, 'set': set, 'frozenset': frozenset}
 
 

@@ -123,7 +123,7 @@ class Partners:
           if index is not None:
             found = f'{self.place.named(index)} ended before the run began.'
           elif not said or not isinstance(index := said.get('index'), int):
-            wire.close()  # some other program's
+            wire.close()  # from another program
             continue
           else:
             found = self._problem_with(index, said, here)

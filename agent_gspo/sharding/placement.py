@@ -254,7 +254,7 @@ def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
   """Gathers an array along the mesh axes of `spec` (all-gather)."""
   for i, axis in enumerate(spec):
     if axis is not None:
-      # Stacked in front, so that gradients are scattered along an axis that no tile of a TPU cuts.
+      # Stacked in front, so that gradients are scattered along an axis outside of TPU tiles.
       parts = jnp.moveaxis(jax.lax.all_gather(part, axis), 0, i)
       part = parts.reshape(*part.shape[:i], -1, *part.shape[i + 1 :])
   return part

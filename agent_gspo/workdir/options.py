@@ -23,5 +23,5 @@ class CheckpointOptions(Section, name='checkpoint'):
 class LoggingOptions(Section, name='logging'):
   """Transcripts and W&B."""
 
-  transcripts: int = option(4, least=0, most=10**9)  # episodes kept of each training step
+  transcripts: int = option(4, least=0, most=10**9)  # episodes saved per training step
   wandb_project: str = ''

@@ -126,7 +126,7 @@ def clean(directory: pathlib.Path) -> None:
   """Removes unfinished and half-removed checkpoints of killed processes."""
   for name in (_UNFINISHED, _REMOVED):
     for path in directory.glob(f'{name}*'):
-      for _ in range(20):  # writers that a full disk did not stop may still add to it
+      for _ in range(20):  # writers that are still running may add files
         shutil.rmtree(path, ignore_errors=True)
         if not path.exists():
           break

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_gspo.values import is_real, is_whole, shown
 
-_LARGEST = 2**31 - 1  # what an array's side can be
+_LARGEST = 2**31 - 1  # largest size of an array axis
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from agent_gspo.values import shown
 _ROPE_FACTORS = 'rope_freqs.weight'
 # RoPE keys -> values without effect in llama.cpp.
 _ROPE_NEUTRAL = {
-  'rope.scaling.type': ('none', 'linear'),  # linear is its default, and nothing without a factor
+  'rope.scaling.type': ('none', 'linear'),  # linear, the default, has no effect without a factor
   'rope.scaling.factor': (0, 1),
   'rope.scale_linear': (0, 1),
   'rope.scaling.attn_factor': (1,),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import ml_dtypes  # noqa: F401 (teaches numpy, and so safetensors, bfloat16)
+import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy, for safetensors)
 import numpy as np
 import safetensors
 import safetensors.numpy

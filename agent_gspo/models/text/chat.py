@@ -20,7 +20,7 @@ SLOT = '\ud800'
 """Placeholder for a message while a template renders its surroundings: no text holds half a
 surrogate pair, and templates copy it unchanged."""
 
-_FIRST_MARK = 0xD810  # further ones
+_FIRST_MARK = 0xD810  # first of several further placeholders
 OWN_VARIABLES = (
   *('messages', 'add_generation_prompt', 'tools', 'documents'),
   *('bos_token', 'eos_token', 'pad_token'),
@@ -88,7 +88,7 @@ def render(
         'add_generation_prompt': add_generation_prompt,
       }
     )
-  except Exception as error:  # a program from elsewhere: it may raise anything
+  except Exception as error:  # an external program may raise anything
     kind = '' if isinstance(error, jinja2.TemplateError) else f'{type(error).__name__}: '
     raise ValueError(
       f'The chat template cannot render roles {[m.get("role") for m in messages]}: {kind}{error}'
@@ -105,7 +105,7 @@ def check_variables(template: str, variables: Mapping[str, Any]) -> None:
     return
   try:
     read = jinja2.meta.find_undeclared_variables(_environment().parse(template))
-  except Exception as error:  # a program from elsewhere
+  except Exception as error:  # an external program
     raise ValueError(f'The chat template is not valid: {error}') from error
   read -= {*OWN_VARIABLES, *_environment().globals}
   if strange := sorted(set(variables) - read):

@@ -14,10 +14,10 @@ from agent_gspo.values import shown
 
 _T = TypeVar('_T')
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # of ggml's token types, which are 0 to 6
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # ggml token types (0 to 6)
 PIECE = '##'  # begins a token that continues a word
 
-# Both split text into words before BPE; they differ in how many digits a piece may have.
+# Both split text into words before BPE; they differ in the number of digits per piece.
 _QWEN2 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
