@@ -358,7 +358,7 @@ def _orbax(
   sys.unraisablehook = lambda u: None if 'Event loop is closed' in str(u.exc_value) else shown(u)
   with make() as orbax:
     yield orbax
-  sys.unraisablehook = shown  # kept after an error, to hide the failures of other writes
+  sys.unraisablehook = shown  # after an error the hook stays, for other writes
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:
