@@ -1,4 +1,4 @@
-"""Advantages of the messages of a rollout: what the estimator reads, and what it says."""
+"""Computes the advantages of a rollout's messages under the config's estimator."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HISTORY = 3
 
 @dataclasses.dataclass(frozen=True)
 class MessageAdvantages:
-  """What each message of a rollout is trained with.
+  """Advantages of the `M` messages of a rollout.
 
   Attributes:
-    values: float32 `[M]`.
-    kept: bool `[M]`, those that are trained on at all.
-    clip_scale: float32 `[M]`, factor of a message's own clip range.
-    tied_groups: share of groups without task-score variance.
+    values: Advantages, float32 `[M]`.
+    kept: Messages that are trained on at all, bool `[M]`.
+    clip_scale: Factor of each message's clip range, float32 `[M]`.
+    tied_groups: Share of groups without task-score variance.
   """
 
   values: np.ndarray
@@ -48,15 +48,15 @@ def message_advantages(
   rewards: RewardTerms,
   worth: MessageWorth | None = None,
 ) -> MessageAdvantages:
-  """Advantages under the config's estimator, of `M` messages.
+  """Returns the advantages of `M` messages under the config's estimator.
 
   Args:
-    setup: names the estimator and its groups.
-    state: says how much of the run is over, which some options follow.
-    rollout: the conversations.
-    counts: of their messages.
-    rewards: of their messages.
-    worth: Of their messages, for estimators that read gains.
+    setup: Run setup, with the estimator and its groups.
+    state: Training state; scheduled options follow its step.
+    rollout: Collected episodes.
+    counts: Message counts, `M` messages.
+    rewards: Reward terms of each message.
+    worth: Gains of each message, for estimators that read them.
   """
   options = setup.config['advantage']
   done = int(state.step) / max(setup.config['steps'], 1)
@@ -97,15 +97,15 @@ def estimator_inputs(
   roles: Sequence[str],
   probability: np.ndarray,
 ) -> AdvantageInputs:
-  """What estimators read, one entry a message.
+  """Returns the inputs of estimators, one entry per message.
 
   Args:
-    batch: the conversations, `B` questions.
-    counts: of their messages.
-    rewards: of their messages.
-    grouping: whose rewards are compared, see `groups.group_ids`.
-    roles: name of each agent's role: the functional groups.
-    probability: float `[B]`, success probability of each question before this rollout.
+    batch: Episodes about `B` questions.
+    counts: Message counts, `M` messages.
+    rewards: Reward terms of each message.
+    grouping: Rule by which rewards are compared, see `groups.group_ids`.
+    roles: Role name of each agent: the functional groups.
+    probability: Success probability of each question before this rollout, float `[B]`.
   """
   agent_role = _ids(roles)
   observation, path, history = _what_was_seen(batch)
@@ -128,10 +128,10 @@ def estimator_inputs(
 
 
 def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Ids of equal prompts, of equal prompts and messages, and of equal histories `[K, M]`.
+  """Returns ids of equal prompts `[M]`, equal prompts and messages `[M]`, equal histories `[K, M]`.
 
-  A step of an agent's history is a message that it wrote, or what it was handed of one that could
-  be new in its prompt: nothing where that one was silent or for others.
+  A step of an agent's history is a message that it wrote, or the tokens of a teammate's message
+  that its prompt shows: none where that message was silent or addressed to others.
   """
   said = {(m.episode, m.agent, m.round): m for m in batch.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
@@ -151,6 +151,6 @@ def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _ids(values: Iterable[Hashable]) -> np.ndarray:
-  """Int array, equal numbers for equal values, in order of first occurrence."""
+  """Returns int64 `[n]`: equal ids for equal values, in order of first occurrence."""
   numbers: dict[Hashable, int] = {}
   return np.asarray([numbers.setdefault(value, len(numbers)) for value in values], np.int64)

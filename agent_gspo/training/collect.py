@@ -1,4 +1,4 @@
-"""Draws questions of the training split and holds the conversations of a step about them."""
+"""Collects the rollout of a step: draws training questions and runs episodes about them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
 
-_TERMS = 7  # which randomness of the run's seed: 2 is that of the order of mini-batches
+_TERMS = 7  # random stream of the run's seed; 2 is the order of mini-batches
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectedRollout:
-  """The conversations of one step, and what was drawn for them.
+  """Episodes of one step, and the questions drawn for them.
 
   Attributes:
-    batch: those to learn from, about `B` questions.
-    question_index: int `[B]`, index of each question among those that training asks.
-    held: all of them, about `Q >= B` questions: those that resampling dropped show as well what the
-      team can do and what it costs.
-    asked: int `[Q]`, index of each of theirs.
-    selection: the state of the selection rule, which knows what was drawn.
+    batch: Episodes to learn from, about `B` questions.
+    question_index: Index of each question among the training questions, int `[B]`.
+    held: All episodes, about `Q >= B` questions. Episodes that resampling dropped still count for
+      accuracy and cost.
+    asked: Index of each question of `held`, int `[Q]`.
+    selection: State of the selection rule after the draws.
   """
 
   batch: RolloutBatch
@@ -43,16 +43,16 @@ class CollectedRollout:
 
 
 def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRollout:
-  """Holds the conversations of the next step with the current parameters.
+  """Runs the episodes of the next step with the current parameters.
 
-  Under `selection.resample`, questions whose task scores all tie make room for others, as long as
-  there are others that this step has not asked.
+  Under `selection.resample`, questions whose task scores all tie are replaced, as long as there
+  are questions that this step has not drawn.
   """
   options = setup.config['selection']
   missing, selection = setup.config['rollout']['questions'], state.selection
   found: list[RolloutBatch] = []
   asked: list[int] = []
-  kept: list[int] = []  # their places among those asked
+  kept: list[int] = []  # indices into `asked`
   retries = options['resample']
   while missing:
     drawn, selection = rules.choose(
@@ -86,7 +86,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
 def _converse(
   setup: Setup, state: TrainState, questions: Sequence[Question], progress: Progress
 ) -> RolloutBatch:
-  """`group_size` conversations about each of some questions; a process holds its share."""
+  """Runs `group_size` episodes per question; each process runs its share and gathers all."""
   options = setup.config['rollout']
   policy = setup.policy(
     state_lib.merge(state.trainable, state.frozen),
@@ -108,10 +108,10 @@ def _converse(
 
 
 def _parts(setup: Setup, episodes: int) -> int:
-  """Parts of a rollout of so many episodes, of all processes, where the config leaves it open.
+  """Returns the parts of a rollout of `episodes`, over all processes, if the config sets none.
 
-  On a CPU who prepares takes the cores of who writes; a device reads all weights for a decode batch
-  that is half empty too.
+  On a CPU, preparing one part competes with decoding another for cores. On an accelerator, a
+  half-empty decode batch reads all weights too.
   """
   if jax.default_backend() == 'cpu':
     return 1

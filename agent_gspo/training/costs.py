@@ -1,4 +1,4 @@
-"""What a run costs, told before it: questions, positions, FLOPs, time."""
+"""Estimates the cost of a run before it starts: questions, positions, FLOPs, time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agent_gspo.training.prompt_checks import PromptLengths
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """A part of a run, at most: prompts at their longest, messages at their caps.
+  """Upper bound on a part of a run: prompts at their longest, messages at their caps.
 
   Attributes:
-    name: of the part.
-    questions: that are asked, those asked again counted again.
-    positions: that a model reads, writes or learns from.
-    flops: of all devices.
+    name: Name of the part.
+    questions: Questions asked, repeats included.
+    positions: Positions that a model reads, writes or learns from.
+    flops: FLOPs over all devices.
   """
 
   name: str
@@ -40,7 +40,7 @@ class Work:
 def rollout(
   model: ModelConfig, team: Team, prompts: Sequence[PromptLengths], questions: int, group: int
 ) -> Work:
-  """Of conversations, `group` about each question; what they begin with is read once."""
+  """Returns the work of `group` episodes per question; their common opening is read once."""
   loads = [layer_load(layer, round_, prompts, questions, group) for round_, _, layer in team.turns]
   read, written = sum(read for read, _ in loads), _written(team, questions, group)
   longest = max(max(p.turns) for p in prompts)
@@ -52,7 +52,7 @@ def rollout(
 def layer_load(
   layer: Sequence[int], turn: int, prompts: Sequence[PromptLengths], questions: int, group: int
 ) -> tuple[int, int]:
-  """Positions of prompts that a layer of agents reads at a turn, and messages that it writes."""
+  """Returns prompt positions that a layer of agents reads at a turn, and messages it writes."""
   own = [prompts[agent] for agent in layer]
   read = sum(p.opening + group * (p.turns[min(turn, len(p.turns) - 1)] - p.opening) for p in own)
   return questions * read, questions * group * len(layer)
@@ -67,9 +67,9 @@ def update(
   scored: int = 0,
   shares: Mapping[str, float] | None = None,
 ) -> Work:
-  """Of learning from such conversations, and of scoring them `scored` times.
+  """Returns the work of learning from such episodes, and of scoring them `scored` times.
 
-  `shares` are how much of a role is learnt from, 1 by default.
+  `shares` maps a role to the share of its messages that is trained, 1 by default.
   """
   team, share = parts.team, shares or {}
   of_each = [
@@ -85,7 +85,7 @@ def update(
 
 
 def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]) -> Work:
-  """Of a training step."""
+  """Returns the work of a training step."""
   config = parts.config
   questions, group = config['rollout']['questions'], config['rollout']['group_size']
   scored = sum(
@@ -107,7 +107,7 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
 def of_run(
   parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
 ) -> list[Work]:
-  """The parts of a whole run: supervised stage, training steps, evaluations."""
+  """Returns the parts of a whole run: SFT, training steps, evaluations."""
   config, options = parts.config, parts.config['evaluation']
   available = lambda count, split: min(count, len(parts.task.questions(split)))
   asked = available(options['questions'], options['split'])
@@ -126,12 +126,12 @@ def of_run(
 
 
 def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
-  """For the user.
+  """Returns lines that describe the cost to the user.
 
   Args:
-    found: the parts of the run.
-    rate: of a device, FLOPs a second.
-    devices: that share the work.
+    found: Parts of the run.
+    rate: FLOPs per second of a device.
+    devices: Number of devices that share the work.
   """
   total = sum(work.flops for work in found)
   told = [
@@ -148,7 +148,7 @@ def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
 
 
 def measured_rate(dtype: str, size: int = 2048, seconds: float = 1.0) -> float:
-  """FLOPs a second of square matrix products on the first device."""
+  """Measures the FLOPs per second of square matrix products on the first device."""
   square = jnp.ones((size, size), dtype)
   product = jax.jit(jnp.dot)
   product(square, square).block_until_ready()  # compiles

@@ -1,4 +1,4 @@
-"""What the supervised stage imitates: demonstrations of a task, in the team's own prompts."""
+"""Builds SFT batches: demonstrations of a task, in the team's own prompts."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from agent_gspo.teams.team import Team
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
 
-_DRAWN = 8  # texts, of which one fits what is left to write
+_DRAWN = 8  # candidate texts, of which the one closest to the tokens left is used
 
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrations:
-  """The demonstrations of a run, cut into steps.
+  """The demonstrations of a run, split into steps.
 
   Attributes:
-    task: with `demonstration`.
-    team: its roles and topology.
-    tokenizer: of the policy.
-    config: resolved, of the run.
-    adapters: the adapter of each agent, None where there is but one or none.
-    sheet: of terms that the team is told, drawn as in training.
+    task: Task with a `demonstration` method.
+    team: Team whose prompts and topology are used.
+    tokenizer: Tokenizer of the policy.
+    config: Resolved run configuration.
+    adapters: Adapter index of each agent; None with at most one adapter.
+    sheet: Term sheet of a conditioned team, drawn from as in training.
   """
 
   task: Task
@@ -61,30 +61,30 @@ class Demonstrations:
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
-    """Of the training split and the task's further demonstrations."""
+    """Returns the questions of the training split and the task's further demonstrations."""
     return held_back.demonstrated(self.task, self.options.held_back)
 
   @functools.cached_property
   def note_holders(self) -> int:
-    """Agents that hold a note: the first ones."""
+    """Returns the number of agents with a note; these are the first ones."""
     return len(self.questions[0].notes)
 
   @property
   def seed(self) -> int:
-    """Of their order and wording."""
+    """Returns the seed of their order and wording."""
     return self.options.seed_of(self.config['seed'])
 
   @property
   def steps(self) -> int:
-    """Of the whole stage."""
+    """Returns the number of SFT steps."""
     return self.options.steps_of(len(self.questions))
 
   def epoch(self, step: int) -> float:
-    """Passes through the questions after so many steps."""
+    """Returns the passes through the questions after `step` steps."""
     return step * self.options.questions / len(self.questions)
 
   def of_step(self, step: int) -> tuple[list[TrainBatch], float]:
-    """Micro-batches of a step, and the share of its messages that could not be shown."""
+    """Returns the micro-batches of a step, and the share of its messages that was left out."""
     shown, left_out = self.shown(step)
     drawn = random.Random(f'{self.seed}/{step}/shares')
     kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
@@ -98,14 +98,14 @@ class Demonstrations:
     return micro_batches, left_out
 
   def shown(self, step: int) -> tuple[list[Message], float]:
-    """The messages of a step, of which shares are trained, and the share that is left out."""
+    """Returns a step's messages before `role_shares` apply, and the share that was left out."""
     count = self.options.questions
     places = range(step * count, (step + 1) * count)
     batch = self._on_terms([self.questions[self._drawn(place)] for place in places], step)
     return self._messages(batch, random.Random(f'{self.seed}/{step}'))
 
   def of_validation(self) -> dict[str, list[TrainBatch]]:
-    """Micro-batches of questions of the validation split, by role; the same at any time."""
+    """Returns micro-batches of the validation split by role, the same in every call."""
     shown, _ = self._messages(self._validation_questions, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
@@ -114,7 +114,7 @@ class Demonstrations:
     return {role: self._packed(messages) for role, messages in by_role.items()}
 
   def silent_validation(self) -> RolloutBatch:
-    """Returns conversations about the same validation questions in which nobody says a word."""
+    """Returns episodes about the same validation questions in which all agents are silent."""
     policy = ScriptedPolicy(lambda turn: '', self.tokenizer)
     return rollout(self.team, self.task, self.tokenizer, self._validation_questions, 1, policy)
 
@@ -130,31 +130,30 @@ class Demonstrations:
     return terms.put(questions, self.sheet.draw(len(questions), (self.seed, 2, step)))
 
   def _share(self, message: Message) -> float:
-    """How much of this author's role is trained."""
+    """Returns the trained share of the messages of the author's role."""
     return self.options.role_shares.get(self.team.roles[message.agent].name, 1.0)
 
   def _drawn(self, place: int) -> int:
-    """The question at a place of the stage: each epoch goes through all, in an order of its own."""
+    """Returns the question index at a place of SFT; each epoch shuffles all questions anew."""
     epoch, within = divmod(place, len(self.questions))
     return int(_order(self.seed, epoch, len(self.questions))[within])
 
   def _messages(
     self, questions: Sequence[Question], rng: random.Random
   ) -> tuple[list[Message], float]:
-    """The messages to imitate of scripted conversations, and the share of all that is left out.
+    """Returns the messages to imitate of scripted episodes, and the share that is left out.
 
-    Left out are messages that the task has no demonstration of, and questions about which
-    somebody would write more than the team may: the others could not know what was left out.
-    In outspoken conversations nothing is kept back, so that readers meet idle notes too; what is
-    said of those is heard, not imitated.
+    Left out are messages without a demonstration, and all messages of a question where one would
+    exceed the cap: the other agents would lack the missing part. In outspoken episodes irrelevant
+    notes are sent too, so that readers see them; those messages are read, not imitated.
     """
     share = self.options.outspoken_probability
     outspoken = {i for i in range(len(questions)) if share and rng.random() < share}
-    questions = [dataclasses.replace(q) for q in questions]  # one may be asked twice in a step
+    questions = [dataclasses.replace(q) for q in questions]  # one may occur twice in a step
     places = {id(question): i for i, question in enumerate(questions)}
     nothing: set[tuple[int, int, int]] = set()
     too_long: set[int] = set()
-    heard: dict[tuple[int, int], dict[int, str]] = {}  # what an agent was told last by each other
+    heard: dict[tuple[int, int], dict[int, str]] = {}  # (place, reader) -> author -> last message
 
     def speak(turn: Turn) -> str:
       place = places[id(turn.question)]
@@ -181,7 +180,7 @@ class Demonstrations:
     return shown, left_out / len(spoken.messages)
 
   def _inserted(self, turn: Turn, ids: np.ndarray) -> np.ndarray:
-    """What a calculator writes for its author is not imitated."""
+    """Returns the tokens that a calculator inserted, bool `[W]`; they are not imitated."""
     if not self.team.roles[turn.agent].calculator:
       return np.zeros(len(ids), bool)
     return self._calculator.inserted(ids)
@@ -216,13 +215,13 @@ class Demonstrations:
     return text and self._writers[turn.agent].as_written(text)
 
   def _fits_what_is_left(self, turn: Turn) -> bool:
-    """Whether an author is told what is left of a budget, and demonstrations follow budgets."""
+    """Returns whether the author's prompt shows the budget left and demonstrations follow it."""
     told = self.sheet is not None and self.sheet.kind == 'budget'
     follows = self.options.follows_terms > 0
     return told and follows and self.team.roles[turn.agent].shows_left
 
   def _addressed(self, turn: Turn, text: str, rng: random.Random) -> str:
-    """The text, it may be for some only of those who could hear it: one, seldom more."""
+    """Returns the text, with some probability addressed to a few of its possible readers."""
     share = self.options.addressed_probability
     hearers = self.team.hearers(turn.agent, turn.round) if share else []
     if not hearers or rng.random() >= share:
@@ -233,7 +232,7 @@ class Demonstrations:
     return addressing.begin(rng.sample(hearers, called), text)
 
   def _at_brevity(self, question: Question) -> Callable[[float], float]:
-    """A probability of being brief, as it is on the terms of a question."""
+    """Returns a function that raises a probability of brevity by a question's terms."""
     if self.sheet is None or question.terms is None:
       return lambda probability: probability
     asked = self.options.follows_terms * self.sheet.brevity(question.terms)

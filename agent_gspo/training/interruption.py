@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM or a terminal that closes never cost a finished step."""
+"""Defers Ctrl-C, SIGTERM and SIGHUP, so that they never cost a finished step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What a `KeyboardInterrupt` holds to which all processes of a run come.
+# Argument of the `KeyboardInterrupt` that all processes of a run raise together.
 TOGETHER = 'together'
 
 
@@ -17,22 +17,22 @@ class Interruption:
   """Turns SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, but not while state is changing.
 
   Outside of `deferred` the first signal raises at once. Inside, it waits for the block to
-  end (a second one does not wait, unless it is SIGHUP: kernel, shell and service managers
-  send it beside another). Under `nohup` SIGHUP stays ignored.
+  end. A second signal does not wait, unless it is SIGHUP: kernel, shell and service managers
+  send it beside another. Under `nohup` SIGHUP stays ignored.
 
-  Where several processes must stop at the same place, it raises in `meet` and at the end of
-  `allowed` alone, to which all of them come.
+  With several processes it raises only in `meet` and at the end of `allowed`, which all of them
+  reach.
 
   Attributes:
-    tell: called with what a signal waits for ("this update") when it has to wait, in a thread of
-      its own: what the signal broke into may hold the terminal.
+    tell: Called when a signal has to wait, with what it waits for ("this update"). Runs in its
+      own thread, as the interrupted code may be using the terminal.
   """
 
   def __init__(self, any_of: Callable[[bool], bool] | None = None):
-    """Prepares; signals are caught from `__enter__` on.
+    """Initializes the state; signals are caught from `__enter__` on.
 
     Args:
-      any_of: whether something is so in one of several processes; None if there is one process.
+      any_of: Logical "or" of a flag over all processes; None with one process.
     """
     self._any_of = any_of
     self._deferring = self._patient = any_of is not None
@@ -54,7 +54,7 @@ class Interruption:
 
   @contextlib.contextmanager
   def named(self, what: str) -> Iterator[None]:
-    """A block that `tell` calls so; nothing else."""
+    """Names a block for `tell`, without deferring signals."""
     before, self._what = self._what, what
     try:
       yield
@@ -63,7 +63,7 @@ class Interruption:
 
   @contextlib.contextmanager
   def deferred(self, what: str) -> Iterator[None]:
-    """A block that the first signal does not break into; `what` it is."""
+    """Defers the first signal to the end of the block; `what` names it for `tell`."""
     if self._patient:
       with self.named(what):
         yield
@@ -79,15 +79,15 @@ class Interruption:
       raise KeyboardInterrupt
 
   def meet(self) -> None:
-    """Raises where a signal has come to any of several processes; all of them call it."""
+    """Raises if any of several processes has received a signal; all processes must call it."""
     if self._any_of is not None and self._any_of(self._pending):
       raise KeyboardInterrupt(TOGETHER)
 
   @contextlib.contextmanager
   def allowed(self, what: str) -> Iterator[None]:
-    """A part of a `deferred` block that the first signal does break into.
+    """Allows the first signal to interrupt this part of a `deferred` block.
 
-    With several processes they meet at its end.
+    Several processes synchronize at its end.
     """
     if self._patient:
       with self.named(what):
@@ -118,6 +118,6 @@ class Interruption:
 
 
 def ignore() -> None:
-  """From here on signals change nothing: for a process whose work is done."""
+  """Ignores all signals from here on, for a process whose work is done."""
   for number in _NUMBERS:
     signal.signal(number, signal.SIG_IGN)
