@@ -1,4 +1,4 @@
-"""The training loop: roll out, score, update, log, evaluate, checkpoint; resumes by itself."""
+"""Runs the training loop: rollout, scoring, update, logging, evaluation, checkpoints, resuming."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from agent_gspo.workdir.checkpoints import CHANGEABLE, Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 _WARNINGS = (metrics_lib.clip_warning, metrics_lib.no_update_warning, metrics_lib.price_warning)
-_SFT_FOLDER = 'sft'  # of the supervised stage's checkpoints, while it goes on
+_SFT_FOLDER = 'sft'  # SFT checkpoints, kept until training starts
 
 
 def train(
@@ -46,16 +46,15 @@ def train(
   allow_changes: Collection[str] = (),
   display: Callable[..., Progress] = PlainLog,
 ) -> dict[str, Any]:
-  """Trains a team as the config says and writes everything to `workdir`.
+  """Trains a team as configured and writes everything to `workdir`.
 
-  If the workdir holds a checkpoint, the run goes on from it, to the very parameters it
-  would have had without the interruption.
+  Resumes from a checkpoint in the workdir, bit for bit as without the interruption.
 
   Args:
-    config: plain nested dict, see `agent_gspo.config.default_config`.
-    workdir: of the run.
-    allow_changes: fields of `checkpoints.CHANGEABLE` that may have another value than in the
-      run so far; `config.json` tells from which step on.
+    config: Plain nested dict, see `agent_gspo.config.default_config`.
+    workdir: Run folder.
+    allow_changes: Fields of `checkpoints.CHANGEABLE` whose value may differ from the run so far;
+      `config.json` records the step of each change.
     display: Makes the display from `total_steps`, `start_step` and `title`; prints plain lines by
       default. Only the first of several processes has one.
 
@@ -63,20 +62,21 @@ def train(
     The record of the trained team's evaluation, as in `eval.jsonl`.
 
   Raises:
-    ValueError, FileNotFoundError: a bad config, or a workdir of another one, before a
-      model is loaded.
-    FolderInUseError: another process trains in this workdir.
-    WriteError: the disk is full, say; the last checkpoint stays.
-    NonFiniteLossError: names the step and questions; the last checkpoint stays.
-    KeyboardInterrupt: after saving the last finished step.
+    ValueError, FileNotFoundError: Invalid config, or a workdir of another config; raised before
+      a model is loaded.
+    FolderInUseError: Another process trains in this workdir.
+    WriteError: Failed write, such as on a full disk; the last checkpoint stays.
+    NonFiniteLossError: Non-finite loss; names step and questions. The last checkpoint stays.
+    KeyboardInterrupt: Interrupted, after saving the last finished step.
   """
   parts = config_lib.check(config)
-  # The command has not read the files that it names; a library's user has compared nothing.
+  # Compared here too: the command has not read the plug-in files that the config names, and a
+  # library user has compared nothing.
   facts = {**provenance.software(), 'plug-ins': plugins.digest(parts.config), **parts.config}
   partners.check_alike(hosts.gather(partners.written(facts)))
   with (
     lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
-    # Several processes must stop together: a signal waits until they meet.
+    # Several processes must stop together: a signal waits until they synchronize.
     Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
   ):
     run = Run(parts, pathlib.Path(workdir), allow_changes, interruption, display)
@@ -93,12 +93,12 @@ def print_plan(config: Mapping[str, Any], *, training: bool = True, whole: bool 
   """Prints what a run needs of each device; reads no weights.
 
   Args:
-    config: of the run.
-    training: without it, of an evaluation alone.
-    whole: also the questions, positions and time of all of it.
+    config: Run configuration.
+    training: Plan training; if False, an evaluation alone.
+    whole: Also print questions, positions and time of the whole run.
 
   Raises:
-    ValueError, FileNotFoundError: a bad config; or the run does not fit.
+    ValueError, FileNotFoundError: Invalid config; or the run does not fit.
   """
   parts = config_lib.check(config, training=training)
   plan = setup_lib.plan(parts)
@@ -135,11 +135,11 @@ class Run:
     self.writer = (
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
     )
-    self.sft_checkpoints: Checkpoints | None = None  # of the supervised stage, if it is made
-    self.warned: set[str] = set()  # of what: once is enough
+    self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
+    self.warned: set[str] = set()  # names of warnings already shown
 
   def _check_steps(self) -> None:
-    """Refuses an end that lies behind the run."""
+    """Raises ValueError if the run has already taken more than `steps` steps."""
     steps, taken = self.config['steps'], self.checkpoints.latest_step or 0
     if steps < taken:
       raise ValueError(
@@ -148,14 +148,14 @@ class Run:
       )
 
   def close(self) -> None:
-    """Ends what is under way; after a run that went well, nothing is."""
+    """Waits for in-flight saves and closes the writer."""
     try:
       self._end_saving()
     finally:
       self.writer.close()
 
   def _end_saving(self) -> None:
-    """Waits for the save under way, where something else has ended the run."""
+    """Waits for in-flight saves; failed ones only warn, as another error has ended the run."""
     for saves in filter(None, (self.sft_checkpoints, self.checkpoints)):
       try:
         saves.wait()
@@ -163,14 +163,14 @@ class Run:
         warnings.warn(str(error), stacklevel=2)
 
   def way_on(self) -> str:
-    """What to do when the disk is full."""
+    """Returns advice for a full disk."""
     saved = self._saved()
     if not saved:
       return 'There is no checkpoint yet: make room, and the same command starts anew.'
     return f'Checkpoint {saved} is safe: make room, and the same command goes on from there.'
 
   def _saved(self) -> str:
-    """The step that the same command goes on from, '' for none."""
+    """Returns the step that the same command resumes from, '' for none."""
     sft = self.sft_checkpoints
     if self.checkpoints.latest_step is not None:
       return str(self.checkpoints.latest_step)
@@ -187,7 +187,7 @@ class Run:
     self.writer.config({**config, 'model_source': self.setup.source, **told})
     self.resumed = self.checkpoints.latest_step is not None
     start = self.checkpoints.latest_step or 0
-    # Without a checkpoint nothing counts, not even an evaluation at step 0.
+    # Without a checkpoint all records are dropped, an evaluation at step 0 included.
     odd = self.writer.truncate_after(start if self.resumed else -1)
     self.writer.started(start, provenance.start())
     title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
@@ -221,7 +221,7 @@ class Run:
         if untrained == 'first':
           evaluations.make_untrained(_params(state), int(state.step))
         for step in range(start, config['steps']):
-          # Here and not after the step: a run that was killed in between does it as well.
+          # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
             evaluations.make(_params(state), step, records.DURING)
           with self.interruption.deferred('this update'):
@@ -249,12 +249,12 @@ class Run:
     return record
 
   def _is_evaluated(self, step: int) -> bool:
-    """Whether the state after so many steps is evaluated before the next one."""
+    """Returns whether the state after `step` steps is evaluated before the next one."""
     every = self.config['evaluation']['every']
     return every > 0 and step > 0 and step % every == 0
 
   def _is_saved(self, step: int) -> bool:
-    """Whether the state after so many steps is saved, wherever the run ends."""
+    """Returns whether the state after `step` steps is saved, wherever the run ends."""
     options = self.config['checkpoint']
     may_be_best = options['keep_best'] > 0 and self._is_evaluated(step)
     return step % options['every'] == 0 or may_be_best
@@ -266,7 +266,7 @@ class Run:
     return self.display(total_steps=self.config['steps'], start_step=start, title=title)
 
   def _ties(self) -> str:
-    """What reward and advantage together do where task scores say nothing."""
+    """Describes what reward and advantage jointly reinforce where task scores tie."""
     options, price = self.config['advantage'], self.setup.budget.highest_lambda_tok
     if options['name'] in estimators.GAINS:
       known = {**estimators.options_of(options['name']), **options['options']}
@@ -286,8 +286,8 @@ class Run:
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
-    """Saves the last finished step, if there is one and it is whole."""
-    # A second Ctrl-C breaks into a step, which has consumed the state before it.
+    """Saves the last finished step, unless its buffers were donated."""
+    # A second Ctrl-C interrupts a step, which has donated the buffers of the previous state.
     if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
@@ -300,7 +300,7 @@ class Run:
     )
 
   def _begin(self, progress: Progress) -> TrainState:
-    """The state of the newest checkpoint, or a fresh one, after a warm start if it has one."""
+    """Returns the state of the newest checkpoint, or a fresh one, after SFT if configured."""
     setup, programs = self.setup, self.programs
     if self.resumed:
       return self.checkpoints.restore(setup_lib.state_shapes(setup, programs))
@@ -314,31 +314,31 @@ class Run:
     return state
 
   def _warm_start(self, progress: Progress) -> tuple[Params, str]:
-    """The parameters after the supervised stage, and what is to be said of it."""
+    """Returns the parameters after SFT, cached or trained, and a note for the user."""
     start, setup = time.monotonic(), self.setup
-    # One process may have kept it, another one not.
+    # One process may have it in its cache, another one not.
     file = sft_cache.file_of(self.config, setup.source, setup.tokenizer.fingerprint)
     kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
     if kept is not None:
       return kept, 'warm start: kept from a run that began alike'
-    # It reads nothing that may change in mid-run, but for how wide rows are.
+    # Of the changeable fields SFT reads the width of packed rows alone.
     saves = self.sft_checkpoints = Checkpoints(
       self.workdir / _SFT_FOLDER, self.config, allow_changes=CHANGEABLE
     )
     params, steps = imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()
-    if hosts.count() == 1:  # else no process has all of them
+    if hosts.count() == 1:  # else no process has all parameters
       sft_cache.save(file, params)
     return params, f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
 
   def _remove_sft_checkpoints(self) -> None:
-    """Those of the supervised stage, once what it ended with is on the disk."""
+    """Removes the SFT checkpoints once the run's first checkpoint is on the disk."""
     self.checkpoints.wait()
     if hosts.is_first():
       shutil.rmtree(self.workdir / _SFT_FOLDER, ignore_errors=True)
 
   def _sft_hooks(self, progress: Progress) -> Hooks:
-    """What the supervised stage tells this run."""
+    """Returns the callbacks of SFT."""
 
     def records_so_far(step: int) -> list[dict[str, Any]]:
       for line in self.writer.truncate_supervised_after(step):
@@ -358,7 +358,7 @@ class Run:
     )
 
   def _step(self, state: TrainState, progress: Progress) -> TrainState:
-    """A training step, and what is kept of it."""
+    """Runs a training step, writes its records and returns the placed state."""
     try:
       result = train_step(
         self.setup,
@@ -389,7 +389,7 @@ class Run:
     return setup_lib.place_state(self.setup, result.state)
 
   def _keep(self, step: int, result: StepResult) -> None:
-    """Writes the first conversations and the metrics of a step."""
+    """Writes the first transcripts and the metrics of a step."""
     kept = range(min(self.config['logging']['transcripts'], len(result.rollout.episodes)))
     self.writer.transcripts(
       transcripts.records(
@@ -405,5 +405,5 @@ class Run:
 
 
 def _params(state: TrainState) -> Params:
-  """All of the model."""
+  """Returns all parameters of the model, nested."""
   return state_lib.merge(state.trainable, state.frozen)

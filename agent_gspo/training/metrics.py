@@ -1,4 +1,4 @@
-"""What `metrics.jsonl` says about a step beyond its reward terms."""
+"""Computes the metrics of a step for `metrics.jsonl`, beyond its reward terms."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.minibatches import Minibatch
 from agent_gspo.training.setup import Setup
 
-_RELEVANT_PAYS = 0.5  # least share of relevant notes that a price should leave worth saying
-_NOISE_CLIPPED = 0.02  # of the messages, in a first mini-batch
+_RELEVANT_PAYS = 0.5  # least share of relevant notes that should gain more than they cost
+_NOISE_CLIPPED = 0.02  # share of messages of a first mini-batch
 
 
 class Clock:
-  """How long the phases of a step take."""
+  """Clock of the phases of a step."""
 
   def __init__(self):
     self._seconds: dict[str, float] = {}
     self._last = time.monotonic()
 
   def lap(self, phase: str) -> None:
-    """A phase ends, and the next one begins."""
+    """Ends a phase and starts the next one."""
     now = time.monotonic()
     self._seconds[phase], self._last = now - self._last, now
 
   def metrics(self) -> dict[str, float]:
-    """Seconds by phase and in all."""
+    """Returns the seconds of each phase and of the step."""
     seconds = {f'time/{phase}_s': value for phase, value in self._seconds.items()}
     return {**seconds, 'time/step_s': sum(self._seconds.values())}
 
@@ -53,7 +53,7 @@ def of_step(
   minibatches: Sequence[Minibatch],
   updates: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
-  """What a step showed, but for prices and time; the arguments are those of `train_step`."""
+  """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
   messages = rollout.batch.messages
   micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
   trained, learns = [messages[i] for m in minibatches for i in m.index], setup.sharing.learns
@@ -78,7 +78,7 @@ def of_step(
 
 
 def of_rollout(counts: MessageCounts) -> dict[str, float]:
-  """Tokens and silence of a rollout; what does not apply is left out."""
+  """Returns token counts and silence rates of a rollout; omits rates without messages."""
   everybody = np.ones(len(counts.agent), bool)
   rates: dict[str, Any] = {
     'comm/silence_rate': counts.silence_rate(everybody),
@@ -96,9 +96,9 @@ def of_rollout(counts: MessageCounts) -> dict[str, float]:
 
 
 def of_graph(counts: MessageCounts) -> dict[str, float]:
-  """The graph that agents make by whom they speak to: of what each could be told, the share it was.
+  """Returns metrics of the addressing graph: for each edge, the share of possible messages sent.
 
-  Its sparsity is the share of all that anybody could be told and nobody was.
+  `graph/sparsity` is the share of possible messages, over all edges, that were not sent.
   """
   edges = counts.edges()
   if not edges:
@@ -112,10 +112,7 @@ def of_graph(counts: MessageCounts) -> dict[str, float]:
 
 
 def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-  """Means over the mini-batches; the first one, before which nothing was updated, apart.
-
-  Nothing where there was none.
-  """
+  """Returns means over the mini-batches, and the on-policy first one apart; {} if none."""
   if not results:
     return {}
   keys = sorted({key for result in results for key in result} - {'policy/ratio_error_max'})
@@ -132,7 +129,7 @@ def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _measured(config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
-  """Without what the run does not compute, which would read as 0."""
+  """Drops metrics that the run does not compute, which would read as 0."""
   computed = {
     'policy/kl': config['objective']['kl_coef'] > 0,
     'policy/entropy': config['learner']['entropy'],
@@ -141,15 +138,15 @@ def _measured(config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[s
 
 
 def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
-  """What to tell about a clip band that rounding leaves, None where it is wide enough.
+  """Returns a warning if rounding alone leaves the clip band, None otherwise.
 
-  Before the first mini-batch nothing was updated: what is clipped there, on one side of the band,
-  is how far the arithmetic of the update is from that of the old log-probs. 2 % are a band of two
-  standard deviations of a message's mean.
+  Before the first mini-batch nothing was updated, so all ratios should be 1. Clipping there, on
+  one side of the band, measures the numerical gap between the update and the old log-probs. A
+  band of two standard deviations of a message's mean clips 2 %.
 
   Args:
-    config: resolved, of the run.
-    metrics: of a step.
+    config: Resolved run configuration.
+    metrics: Metrics of a step.
   """
   clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
   if clipped <= _NOISE_CLIPPED:
@@ -168,11 +165,11 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
 
 
 def price_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
-  """Returns what to tell where relevant notes do not gain what they cost, None where most do.
+  """Returns a warning if most relevant notes gain less than they cost, None otherwise.
 
   Args:
-    config: Resolved, of the run.
-    metrics: Of a step.
+    config: Resolved run configuration.
+    metrics: Metrics of a step.
   """
   pays = metrics.get('worth/relevant_plain_pays', 1.0)
   if pays >= _RELEVANT_PAYS:
@@ -186,11 +183,11 @@ def price_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> st
 
 
 def no_update_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
-  """What to tell about a step that updated nothing, None where it updated something.
+  """Returns a warning if a step updated nothing, None otherwise.
 
   Args:
-    config: resolved, of the run.
-    metrics: of the step.
+    config: Resolved run configuration.
+    metrics: Metrics of a step.
   """
   if 'policy/objective' in metrics:
     return None
@@ -202,7 +199,7 @@ def no_update_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -
 
 
 def peak_mb() -> float:
-  """Peak memory of the accelerator, or of this process on CPU, in MB (10^6 bytes)."""
+  """Returns the peak memory of the accelerator, or of this process on CPU, in MB (10^6 bytes)."""
   stats = jax.local_devices()[0].memory_stats()
   if stats and 'peak_bytes_in_use' in stats:
     return stats['peak_bytes_in_use'] / 1e6

@@ -1,4 +1,4 @@
-"""A rollout cut into mini-batches, and the optimiser step on each of them."""
+"""Splits a rollout into mini-batches and takes an optimizer step on each."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from agent_gspo.types import RolloutBatch, TrainBatch
 
 @dataclasses.dataclass(frozen=True)
 class Minibatch:
-  """The messages of one optimiser step.
+  """The `m` messages of one optimizer step.
 
   Attributes:
-    index: int `[m]`, which of the `M` messages of the rollout they are.
-    turn: that they are all of; None where the order does not part turns.
-    question_ids: of the questions that they are about.
-    micro_batches: the messages in packed rows of one shape.
+    index: Indices into the `M` messages of the rollout, int `[m]`.
+    turn: Turn of all messages; None if the order does not split by turn.
+    question_ids: Ids of the questions of the messages.
+    micro_batches: The messages in packed rows of one shape `[R, T]`.
   """
 
   index: np.ndarray
@@ -46,20 +46,21 @@ def pack_minibatches(
   counts: MessageCounts,
   kept: np.ndarray,
 ) -> list[Minibatch]:
-  """All mini-batches of a rollout in the order in which they are trained; none without a token.
+  """Returns the non-empty mini-batches of a rollout in training order.
 
-  Where every message was dropped there are none: ngrpo drops what is all right, which is the goal.
+  The list is empty if every message was dropped: ngrpo drops groups that are all correct.
 
   Args:
-    setup: says how many there are, in which order, and how wide a packed row is.
-    state: whose step the order of questions depends on.
-    batch: the conversations, `M` messages.
-    counts: of the messages.
-    kept: bool `[M]`, messages that are trained on at all.
+    setup: Run setup, with the number and order of mini-batches and the packed row length.
+    state: Training state; its step seeds the order of questions.
+    batch: Episodes, `M` messages.
+    counts: Message counts.
+    kept: Messages that are trained on at all, bool `[M]`.
   """
   options, step = setup.config['learner'], int(state.step)
   minibatches = []
-  for turn, index in _indices(setup, step, counts, kept):
+  for turn, index in _indices(setup, step, counts, kept):  # index: int [m]
+    # Each micro-batch: R = micro_batch_size rows of T = pack_length tokens, [R, T].
     micro_batches = train_batches.pack_messages(
       [batch.messages[m] for m in index],
       pack_length=options['pack_length'],
@@ -82,36 +83,37 @@ def update_on_minibatches(
   advantages: MessageAdvantages,
   progress: Progress,
 ) -> tuple[TrainState, list[dict[str, float]]]:
-  """One optimiser step on each mini-batch.
+  """Takes one optimizer step on each mini-batch.
 
   Args:
-    setup: says where ratios begin, what a sequence is and which tokens count.
-    programs: the compiled parts.
-    state: before; what is trained of it is consumed.
-    minibatches: in the order in which they are trained; without any the state stays as it is.
-    counts: of the `M` messages of the rollout.
-    advantages: of the messages.
-    progress: is told of each optimiser step.
+    setup: Run setup, with the old log-probs, ratio spans and token weights to use.
+    programs: Compiled programs.
+    state: Training state; its trainable buffers are donated.
+    minibatches: Mini-batches in training order; without any the state is unchanged.
+    counts: Counts of the `M` messages of the rollout.
+    advantages: Advantages of the messages.
+    progress: Display, updated after each optimizer step.
 
   Returns:
-    The state after the last step, and the metrics of each.
+    The state after the last step, and the metrics of each step.
 
   Raises:
-    NonFiniteLossError: names the mini-batch, the step and the questions.
-    PluginError: an objective of the user's own counts nothing.
+    NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
+    PluginError: A custom objective returned no count.
   """
   config, found = setup.config, []
   name = config['objective']['name']
   order = ORDERS[config['learner']['order']]
   progress.phase('update', 0, len(minibatches))
   minibatches = [_with_old_logprobs(setup, programs, state, m) for m in minibatches]
-  ratio = np.ones(len(counts.episode))  # new / old of the messages of turns that are over
-  values = advantages.values
-  turn: int | None = None  # of the mini-batch before
+  ratio = np.ones(len(counts.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
+  values = advantages.values  # [M]
+  turn: int | None = None  # of the previous mini-batch
   for number, minibatch in enumerate(minibatches, 1):
     if order.multipliers and minibatch.turn != turn:
-      # Not before: a step on one mini-batch of a turn also moves the messages of the others.
+      # Only once a turn is finished: each of its steps also changes the other mini-batches' ratios.
       for over in (m for m in minibatches if m.turn == turn):
+        # total, tokens: float64 [m]
         total, tokens = _log_ratios(programs, state, over.micro_batches, len(over.index))
         ratio[over.index] = np.exp(total / np.maximum(tokens, 1))
       values = advantages.values * order.multipliers(ratio, counts.episode, counts.turn)
@@ -152,7 +154,7 @@ def update_on_minibatches(
 def _indices(
   setup: Setup, step: int, counts: MessageCounts, kept: np.ndarray
 ) -> Iterator[tuple[int | None, np.ndarray]]:
-  """Turn and messages of each mini-batch: cut between questions, and turns if the order says so."""
+  """Yields turn and message indices `[m]` of each mini-batch, split by question, maybe by turn."""
   options = setup.config['learner']
   rng = np.random.default_rng((setup.config['seed'], 2, step))
   questions = rng.permutation(counts.question.max() + 1)
@@ -166,8 +168,8 @@ def _indices(
 def _with_old_logprobs(
   setup: Setup, programs: Programs, state: TrainState, minibatch: Minibatch
 ) -> Minibatch:
-  """The mini-batch with ratios that begin with the trainer's log-probs, if those are asked for."""
-  if setup.config['learner']['old_logprobs'] == 'sampler':  # as they were packed
+  """Replaces the sampler's old log-probs by the trainer's, if configured."""
+  if setup.config['learner']['old_logprobs'] == 'sampler':  # as packed
     return minibatch
   scored = programs.logprobs(state, minibatch.micro_batches)
   micro_batches = train_batches.with_old_logprobs(minibatch.micro_batches, scored)
@@ -180,7 +182,7 @@ def _with_spans(
   micro_batches: Sequence[TrainBatch],
   span_ids: np.ndarray,
 ) -> list[TrainBatch]:
-  """The micro-batches with the ratio of each message's span, `span_ids` int `[m]`."""
+  """Adds the ratio of each message's span to micro-batches; `span_ids` is int `[m]`."""
   total, tokens = _log_ratios(programs, state, micro_batches, len(span_ids))
   log_ratio, share = spans.span_statistics(total, tokens, span_ids)
   return train_batches.with_values(micro_batches, span_log_ratio=log_ratio, span_share=share)
@@ -189,14 +191,15 @@ def _with_spans(
 def _with_token_weights(
   programs: Programs, state: TrainState, micro_batches: Sequence[TrainBatch], share: float
 ) -> list[TrainBatch]:
-  """The micro-batches with weights that choose the `share` of tokens of most signal.
+  """Adds weights that select the `share` of tokens with most signal.
 
-  Of all tokens of the mini-batch: those of a micro-batch depend on how rows were cut.
+  Selects over the whole mini-batch, so that the result does not depend on micro-batch borders.
   """
-  mask = np.stack([b.loss_mask for b in micro_batches])
-  slot = np.stack([b.loss_message for b in micro_batches])
-  advantages = np.stack([b.advantages for b in micro_batches])
-  row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)
+  # N micro-batches of R rows, L loss tokens and S message slots a row.
+  mask = np.stack([b.loss_mask for b in micro_batches])  # [N, R, L]
+  slot = np.stack([b.loss_message for b in micro_batches])  # [N, R, L], slot of each loss token
+  advantages = np.stack([b.advantages for b in micro_batches])  # [N, R, S]
+  row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)  # [N, R, 1]
   weights = d3s_token_weights(
     advantages.reshape(-1),
     np.concatenate(programs.entropies(state, micro_batches)).reshape(-1),
@@ -213,7 +216,7 @@ def _with_token_weights(
 def _log_ratios(
   programs: Programs, state: TrainState, micro_batches: Sequence[TrainBatch], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Sum of `log pi - log pi_old` and tokens of each of `count` messages, float64 `[count]`."""
+  """Returns the sum of `log pi - log pi_old` and the tokens per message, float64 `[count]` each."""
   scored = programs.logprobs(state, micro_batches)
   changes = [new - b.old_logprobs for new, b in zip(scored, micro_batches, strict=True)]
   total = train_batches.message_sums(micro_batches, changes, count)
