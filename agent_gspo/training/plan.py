@@ -1,4 +1,4 @@
-"""What a run needs of each device, told before weights are read: memory, positions, FLOPs."""
+"""Plans what a run needs of each device before weights are read: memory, positions, FLOPs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from agent_gspo.training import costs, temporaries
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
-# An estimate may be so much above what the compiler needs: less is no reason to refuse a run.
+# Relative margin by which an estimate may exceed the compiler's need before a run is refused.
 _TOLERANCE = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What one program needs of a device beside the state of the run.
+  """Memory of one program on a device, beside the state of the run.
 
   Attributes:
-    name: of the program.
-    arrays: bytes by what they hold.
-    temporaries: estimate of `training.temporaries`, bytes.
-    remedy: what makes it need less.
+    name: Program name.
+    arrays: Bytes of its arrays, by content.
+    temporaries: Estimate of `training.temporaries`, bytes.
+    remedy: Advice that reduces its memory.
   """
 
   name: str
@@ -50,16 +50,16 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a run needs of a device.
+  """Memory and work of a run on a device.
 
   Attributes:
-    devices: of the run.
-    state: bytes by what they hold, of what stays between programs.
-    programs: which run one after another.
-    memory: of a device, bytes; None if it does not tell.
-    positions: most that a step reads and learns from, no prompt shared.
-    flops: of a step so large, of all devices.
-    run: what the parts of the whole run cost.
+    devices: Number of devices.
+    state: Bytes that stay between programs, by content.
+    programs: Programs, which run one after another.
+    memory: Memory of a device, bytes; None if unknown.
+    positions: Upper bound on the positions that a step reads and learns from, no prompt shared.
+    flops: FLOPs of such a step over all devices.
+    run: Cost of the parts of the whole run.
   """
 
   devices: int
@@ -76,18 +76,18 @@ class Plan:
 
   @property
   def bytes(self) -> int:
-    """At the peak of a step."""
+    """Returns the bytes at the peak of a step."""
     return self._with(self.largest)
 
   def has_room_for(self, program: Program) -> bool:
-    """Whether one of the programs fits, as far as is known."""
+    """Returns whether a program fits; True if the device memory is unknown."""
     return self.memory is None or self._with(program) <= self.memory
 
   def check(self) -> None:
-    """Refuses what cannot fit.
+    """Checks that the run fits on a device.
 
     Raises:
-      ValueError: a program needs more than a device has; names it, and fields to change.
+      ValueError: A program needs more than a device has; names it, and fields to change.
     """
     if self.memory is None or self.bytes * (1 - _TOLERANCE) <= self.memory:
       return
@@ -97,7 +97,7 @@ class Plan:
     )
 
   def lines(self) -> list[str]:
-    """For the user, before the run."""
+    """Returns lines that describe the plan to the user."""
     of = '' if self.memory is None else f' of {_size(self.memory)}'
     found = [
       f'memory a device: {_size(self.bytes)}{of} at the peak, in {self.largest.name}; '
@@ -113,11 +113,11 @@ class Plan:
     return found
 
   def _with(self, program: Program) -> int:
-    """Bytes while one of the programs runs."""
+    """Returns the bytes in use while a program runs."""
     return sum(self.state.values()) + program.bytes
 
   def _remedy(self) -> str:
-    """What helps: something else where the state alone takes most of a device."""
+    """Returns advice that reduces memory, about the state if it alone takes most of a device."""
     if self.memory is not None and sum(self.state.values()) > self.memory / 2:
       return 'Raise mesh.fsdp, or train adapters alone (model.lora_rank=16).'
     return self.largest.remedy
@@ -133,14 +133,14 @@ def make(
   optimizer: optax.GradientTransformation,
   prompts: Sequence[PromptLengths],
 ) -> Plan:
-  """The plan of a run.
+  """Makes the plan of a run.
 
   Args:
-    parts: of the run.
-    placement: of parameters and rows.
-    sampler: of the run; knows the shape of the model.
-    optimizer: of what is trained.
-    prompts: of each agent.
+    parts: Parts of the run.
+    placement: Placement of parameters and rows.
+    sampler: Sampler of the run, with the model's config.
+    optimizer: Optimizer of the trainable parameters.
+    prompts: Prompt lengths of each agent.
   """
   config, team, model = parts.config, parts.team, sampler.config
   state = state_bytes(model, placement, optimizer, reference=parts.keeps_reference)
@@ -188,9 +188,9 @@ def make(
 
 
 def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
-  """Conversations at a time, `(questions, of each)`: of evaluations, then of a rollout.
+  """Returns concurrent episodes, `(questions, episodes each)`: evaluation, then rollout.
 
-  A run evaluates beside its own state, so its evaluations have to fit as its rollouts do.
+  Evaluations run beside the training state, so they have to fit as rollouts do.
   """
   config, options = parts.config, parts.config['evaluation']
   asked = [(options['questions'], options['split'])]
@@ -211,7 +211,7 @@ def state_bytes(
   *,
   reference: bool = False,
 ) -> dict[str, int]:
-  """What the state of a run takes on a device, by part."""
+  """Returns the bytes of the state on a device, by part."""
   make = functools.partial(
     state_lib.init, optimizer=optimizer, lora=model.lora_rank > 0, keep_reference=reference
   )
@@ -228,17 +228,17 @@ def state_bytes(
 def rollout_programs(
   sampler: Sampler, *, width: int, rows: int, columns: int, messages: int
 ) -> tuple[Program, ...]:
-  """Those of a rollout.
+  """Returns the programs of a rollout.
 
   Args:
-    sampler: of the run.
-    width: columns of a prompt row.
-    rows: of the pool that a device has.
-    columns: of a cache, without those for the message.
-    messages: that a device writes at a time.
+    sampler: Sampler of the run.
+    width: Columns of a prompt row.
+    rows: Rows of the prompt pool on a device.
+    columns: Columns of a KV cache, without those for the message.
+    messages: Messages that a device decodes at a time.
 
   Returns:
-    Reading prompts, and writing messages.
+    Prefill and decode.
   """
   model, placement = sampler.config, sampler.placement
   step = min(sampler.prefill_rows, rows)
@@ -268,9 +268,9 @@ def rollout_programs(
 
 
 def recomputing(model: ModelConfig) -> ModelConfig:
-  """The model as this machine's compiler takes it.
+  """Returns the model config with `remat` off on CPU.
 
-  A CPU's computes all blocks again before it needs the first: `remat` saves no memory there.
+  XLA's CPU compiler recomputes all blocks before it needs the first: `remat` saves no memory.
   """
   return model.replace(remat=model.remat and jax.default_backend() != 'cpu')
 
@@ -278,14 +278,14 @@ def recomputing(model: ModelConfig) -> ModelConfig:
 def learner_programs(
   model: ModelConfig, placement: Placement, state: Mapping[str, int], *, rows: int, length: int
 ) -> tuple[Program, ...]:
-  """Those of an update.
+  """Returns the programs of an update.
 
   Args:
-    model: its shape.
-    placement: of its parameters.
-    state: of `state_bytes`.
-    rows: of a micro-batch that a device has.
-    length: columns of a row.
+    model: Model config.
+    placement: Placement of parameters.
+    state: Result of `state_bytes`.
+    rows: Rows of a micro-batch on a device.
+    length: Columns of a row.
   """
   gradients = state['parameters']
   smaller = (
@@ -303,24 +303,24 @@ def _params(model: ModelConfig) -> Any:
   return _traced(model.replace(remat=False))  # the same shapes with and without
 
 
-@functools.cache  # half a second of the start of a run each
+@functools.cache  # a call takes half a second
 def _traced(model: ModelConfig) -> Any:
   return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
 
 
 def _weights(model: ModelConfig) -> int:
-  """How many a model has."""
+  """Returns the number of parameters of a model."""
   return sum(x.size for x in jax.tree.leaves(_params(model)))
 
 
 def _pool_bytes(sampler: Sampler, rows: int, width: int) -> tuple[int, int]:
-  """Keys and values of some rows of a device, and hidden states."""
+  """Returns the bytes of keys and values, and of hidden states, for `rows` rows of a device."""
   kv, hidden = jax.eval_shape(lambda: sampler.pool(rows * sampler.shards, width))
   return _bytes(kv, sampler.decoding.cache), _bytes(hidden, sampler.placement.rows)
 
 
 def _bytes(tree: Any, shardings: Any) -> int:
-  """Of the part of some arrays that a device has."""
+  """Returns the bytes of a device's shard of the arrays."""
   return sum(jax.tree.leaves(_sizes(tree, shardings)))
 
 
@@ -336,7 +336,7 @@ def _sizes(tree: Any, shardings: Any) -> Any:
 
 
 def _memory() -> int | None:
-  """Of one of this process's devices, bytes; of a CPU its share of the machine's."""
+  """Returns the memory of a local device, bytes, None if unknown; on CPU a share of the host's."""
   device = jax.local_devices()[0]
   if stats := device.memory_stats():
     return stats.get('bytes_limit')

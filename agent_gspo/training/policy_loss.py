@@ -1,4 +1,4 @@
-"""The loss of packed messages, as it is traced: log-probs, objective, penalties, measures.
+"""Computes the loss of packed messages, jit-traced: log-probs, objective, penalties, metrics.
 
 `R` rows of `T` columns, `L` loss tokens and `S` message slots, see `types.TrainBatch`.
 """
@@ -47,19 +47,19 @@ _SUMS = (
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss:
-  """A pure function of parameters and a micro-batch; the attributes are what it is made of.
+  """Pure function of parameters and a micro-batch.
 
   Attributes:
-    model: the policy.
-    objective: what is maximised, from packed tokens.
-    temperature: of the rollout; log-probs are taken at the same one.
-    kl_coef: weight of the penalty towards the reference policy; 0 runs no reference.
-    kl_estimator: of `kl.LOSS_ESTIMATORS`.
-    tis_cap: highest weight that corrects for a sampler unlike the trainer, see
+    model: Policy model.
+    objective: Objective to maximize, a function of packed tokens.
+    temperature: Sampling temperature of the rollout; log-probs use the same one.
+    kl_coef: Weight of the KL penalty to the reference policy; 0 runs no reference.
+    kl_estimator: Key of `kl.LOSS_ESTIMATORS`.
+    tis_cap: Cap of the importance weights that correct sampler-trainer mismatch, see
       `behaviour.truncated_weights`; 0 for no correction.
-    tis_level: of `behaviour.LEVELS`.
-    entropy: whether to measure it.
-    placement: of rows. What follows the decoder is local to a device.
+    tis_level: Key of `behaviour.LEVELS`.
+    entropy: Measure the policy's entropy.
+    placement: Placement of rows. All computation after the decoder is local to a device.
   """
 
   model: Transformer
@@ -75,37 +75,40 @@ class PolicyLoss:
   def __call__(
     self, trainable: Flat, frozen: Flat, reference: Flat | None, batch: TrainBatch
   ) -> tuple[jax.Array, Sums]:
-    """Minus the objective's total over a micro-batch, not yet divided by any count.
+    """Returns minus the objective's total over a micro-batch, not divided by any count.
 
     Args:
-      trainable, frozen: parameters of the policy.
-      reference: what is trained of the reference policy; read if `kl_coef > 0`.
-      batch: packed messages.
+      trainable, frozen: Parameters of the policy.
+      reference: Trainable parameters of the reference policy; read if `kl_coef > 0`.
+      batch: Packed messages.
 
     Returns:
-      A float32 scalar, and the sums and maxima (`*_max`) that metrics are made of.
+      A float32 scalar, and the sums and maxima (`*_max`) from which metrics are computed.
     """
     policies = [trainable]
     if self.kl_coef:
       if reference is None:
         raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       policies.append(reference)
+    # hidden: [R, T, D] of the policy, and of the reference policy under a KL penalty.
     heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
+    # total and each entry of sums: [n], one value for each of the replica's n row shards.
     total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, batch)
     return total.sum(), merge(sums)
 
   def _of_rows(
     self, heads: tuple[Params, ...], hidden: tuple[jax.Array, ...], batch: TrainBatch
   ) -> tuple[jax.Array, Sums]:
-    """`[1]` each: loss and sums of some rows, to which all of their messages belong.
+    """Returns loss and sums of the rows of a device, `[1]` each; no message spans two rows.
 
     Args:
-      heads: parameters of the LM head: of the policy, and of the reference policy if there is one.
-      hidden: final hidden states `[R, T, D]` of the same.
-      batch: packed messages.
+      heads: LM head parameters of the policy, and of the reference policy if there is one.
+      hidden: Final hidden states `[R, T, D]` of the same policies.
+      batch: Packed messages.
     """
-    logprobs, entropy = self._token_logprobs(heads[0], hidden[0], batch)
+    logprobs, entropy = self._token_logprobs(heads[0], hidden[0], batch)  # [R, L] each
     rows, slots = batch.advantages.shape
+    # Flatten to R*L tokens and R*S messages; message_ids maps each token to its message.
     flat: Callable[[Any], Any] = lambda values: None if values is None else values.reshape(-1)
     x = PackedTokens(
       logprobs=logprobs.reshape(-1),
@@ -119,7 +122,7 @@ class PolicyLoss:
       span_log_ratio=flat(batch.span_log_ratio),
       span_share=flat(batch.span_share),
     )
-    sampler_logprobs = flat(batch.sampler_logprobs)
+    sampler_logprobs = flat(batch.sampler_logprobs)  # [R*L]
     sums: Sums = {}
     if self.tis_cap:
       weights, truncated = behaviour.truncated_weights(
@@ -132,7 +135,7 @@ class PolicyLoss:
     if self.kl_coef:
       reference_logprobs, _ = self._token_logprobs(heads[1], hidden[1], batch)
       estimate = kl.LOSS_ESTIMATORS[self.kl_estimator]
-      difference = estimate(x.logprobs, reference_logprobs.reshape(-1))
+      difference = estimate(x.logprobs, reference_logprobs.reshape(-1))  # [R*L]
       x = dataclasses.replace(x, token_penalty=self.kl_coef * difference)
       divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
     result = self.objective(x)
@@ -143,17 +146,17 @@ class PolicyLoss:
   def token_logprobs(
     self, trainable: Flat, frozen: Flat, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of each loss token and entropy where it was sampled, nats, float32 `[R, L]` each."""
+    """Returns log-prob and entropy at each loss token, nats, float32 `[R, L]` each."""
     head, hidden = self._hidden(trainable, frozen, batch)
     return self._by_rows(self._token_logprobs, head)(head, hidden, batch)
 
   def _by_rows(self, function: Callable[..., Any], heads: Any) -> Callable[..., Any]:
-    """`function` of LM heads and rows, run by each device on its own rows."""
+    """Maps a function of LM heads and rows over devices, each on its own rows."""
     kept = partition.shardings(heads, self.model.config, self.placement)
     return self.placement.by_rows(function, kept)
 
   def _hidden(self, trainable: Flat, frozen: Flat, batch: TrainBatch) -> tuple[Params, jax.Array]:
-    """Parameters of the LM head, and the final hidden states `[R, T, D]`."""
+    """Returns the parameters of the LM head, and the final hidden states `[R, T, D]`."""
     params = state_lib.merge(trainable, frozen)
     hidden, _ = self.model.apply(
       {'params': params},
@@ -167,8 +170,9 @@ class PolicyLoss:
   def _token_logprobs(
     self, head: Params, hidden: jax.Array, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
-    """`token_logprobs` from hidden states."""
-    rows, slots = batch.loss_target.shape
+    """Computes `token_logprobs` from hidden states `[R, T, D]`."""
+    rows, slots = batch.loss_target.shape  # R, L
+    # [R, T, D] -> [R, L, D]: loss tokens may share a source position.
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
     found = lm_head.token_logprobs(
       hidden.reshape(rows * slots, -1),
@@ -183,21 +187,21 @@ class PolicyLoss:
     return logprobs, entropy
 
   def no_sums(self) -> dict[str, np.float32]:
-    """What `__call__` sums up, before the first micro-batch."""
+    """Returns zero-initialized accumulators for the sums of `__call__`."""
     names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
     names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
     return dict.fromkeys(names, np.float32(0))
 
 
 def merge(sums: Sums) -> Sums:
-  """Scalars, from sums and maxima `[n]` of `n` parts of a batch."""
+  """Reduces sums and maxima `[n]` of `n` parts of a batch to scalars."""
   return {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
 
 
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
-  """What the metrics are made of: sums over messages and tokens, and maxima."""
-  tokens = x.token_mask
-  # An objective of the user's own may say anything of padding, NaN as well.
+  """Returns sums over messages and tokens, and maxima, from which metrics are computed."""
+  tokens = x.token_mask  # [N] tokens; ratio, clipped and length are [M] messages
+  # A custom objective may return anything for padding, NaN as well.
   ratio, clipped = (jnp.where(x.message_mask > 0, v, 0) for v in (result.ratio, result.clipped))
   length = jax.ops.segment_sum(tokens, x.message_ids, x.advantages.shape[0])
   sums = {
@@ -218,7 +222,7 @@ def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
 
 
 def _gaps(x: PackedTokens, sampler_logprobs: jax.Array) -> Sums:
-  """How far log-probs are from the old ones and from the sampler's, over tokens."""
+  """Returns sum and maximum of `|log pi - log pi_old|` and `|log pi - log pi_sampler|`."""
   found: Sums = {}
   for name, other in (('gap', x.old_logprobs), ('sampler_gap', sampler_logprobs)):
     gap = jax.lax.stop_gradient(jnp.abs(x.logprobs - other) * x.token_mask)

@@ -1,4 +1,4 @@
-"""The compiled programs of an update, and the loops over micro-batches that call them."""
+"""Compiles the programs of an update, and loops over micro-batches with them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class NonFiniteLossError(FloatingPointError):
 
 
 class UncountedLossError(ValueError):
-  """An objective of the user's own counted nothing in a mini-batch, yet its total is not 0."""
+  """A custom objective counted nothing in a mini-batch, yet its total is not 0."""
 
 
 class Programs:
-  """All that is compiled to learn from packed messages; nothing in it changes.
+  """Compiled programs that learn from packed messages; immutable.
 
   Attributes:
-    optimizer: of the trainable parameters.
-    loss: of a micro-batch.
-    accumulate, apply: compiled; gradients and sums of one more micro-batch, and the optimiser's
-      step on them.
-    placement: of parameters and gradients, and of the rows of micro-batches.
+    optimizer: Optimizer of the trainable parameters.
+    loss: Loss of a micro-batch.
+    accumulate: Compiled; adds gradients and sums of one micro-batch.
+    apply: Compiled; takes the optimizer step on the accumulated gradients.
+    placement: Placement of parameters, gradients and micro-batch rows.
   """
 
   def __init__(
@@ -54,15 +54,15 @@ class Programs:
     placement: Placement = ONE_DEVICE,
     **options: Any,
   ):
-    """Compiles nothing yet: each program is when it first runs.
+    """Prepares the programs; each is compiled when it first runs.
 
     Args:
-      model: the policy.
-      objective: what is maximised, from packed tokens.
-      optimizer: of the trainable parameters.
-      temperature: of the rollout.
-      placement: of parameters and gradients, and of the rows of micro-batches.
-      **options: further attributes of `PolicyLoss`.
+      model: Policy model.
+      objective: Objective to maximize, a function of packed tokens.
+      optimizer: Optimizer of the trainable parameters.
+      temperature: Sampling temperature of the rollout.
+      placement: Placement of parameters, gradients and micro-batch rows.
+      **options: Further attributes of `PolicyLoss`.
     """
     self.loss = PolicyLoss(model, objective, temperature, placement=placement, **options)
     self.optimizer, self.placement = optimizer, placement
@@ -70,7 +70,7 @@ class Programs:
     self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
     self._no_totals = jax.jit(self.no_totals)
-    whole = placement.replicated if placement.spans_processes else None  # all of them read it
+    whole = placement.replicated if placement.spans_processes else None  # read by all processes
     scores = lambda i: jax.jit(
       placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[i] * of[-1].loss_mask, 2),
       out_shardings=whole,
@@ -80,21 +80,21 @@ class Programs:
   def optimizer_step(
     self, state: TrainState, micro_batches: Sequence[TrainBatch]
   ) -> tuple[TrainState, dict[str, float]]:
-    """One optimiser step on the micro-batches of a mini-batch; `state` is consumed.
+    """Takes one optimizer step on the micro-batches of a mini-batch; consumes `state`.
 
     Gradients, objective and counts are summed over micro-batches and divided once.
 
     Args:
-      state: before the step; the buffers of what is trained are donated. Its `reference` is read
-        if `kl_coef > 0`.
-      micro_batches: of one shape.
+      state: State before the step; its trainable buffers are donated. Its `reference` is read if
+        `kl_coef > 0`.
+      micro_batches: Micro-batches of one shape.
 
     Returns:
       The new state and the mini-batch's metrics.
 
     Raises:
-      NonFiniteLossError: loss or gradient is not finite.
-      UncountedLossError: see there.
+      NonFiniteLossError: Loss or gradient is not finite.
+      UncountedLossError: The objective's count is 0 but its total is not.
     """
     totals = self._no_totals(state.trainable)
     for batch in map(self.placement.shard_rows, micro_batches):
@@ -115,15 +115,15 @@ class Programs:
   def logprobs(
     self, state: TrainState | PolicyParams, micro_batches: Sequence[TrainBatch]
   ) -> list[np.ndarray]:
-    """The trainer's log-prob of each loss token under `state`, float32 `[R, L]` a batch."""
+    """Returns the trainer's log-prob of each loss token, float32 `[R, L]` per micro-batch."""
     placed = map(self.placement.shard_rows, micro_batches)
     return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]
 
   def entropies(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-    """The policy's entropy where each loss token was sampled, nats, float32 `[R, L]` a batch.
+    """Returns the policy's entropy at each loss token, nats, float32 `[R, L]` per micro-batch.
 
     Raises:
-      ValueError: these programs do not measure it.
+      ValueError: These programs do not measure entropy.
     """
     if not self.loss.entropy:
       raise ValueError('Programs.entropies needs entropy=True.')
@@ -131,15 +131,15 @@ class Programs:
     return [np.asarray(self._entropies(state.trainable, state.frozen, b)) for b in placed]
 
   def no_totals(self, trainable: Flat) -> Totals:
-    """What `accumulate` adds to, before the first micro-batch; each replica has its own."""
+    """Returns zero-initialized accumulators `[replicas, ...]` for `accumulate`."""
     zeros = lambda x: jnp.zeros((self.placement.replicas, *x.shape), x.dtype)
     grads = jax.tree.map(zeros, trainable)
     return self._cut_totals((grads, jax.tree.map(zeros, self.loss.no_sums())))
 
   def _accumulated(self, trainable, frozen, reference, totals: Totals, batch: TrainBatch) -> Totals:
-    """`totals` and the gradients and sums of one more micro-batch."""
+    """Adds the gradients and sums of one more micro-batch to `totals`."""
 
-    def of_replica(trainable, frozen, reference, totals, batch):
+    def of_replica(trainable, frozen, reference, totals, batch):  # totals: [1, ...] each
       grads, sums = jax.grad(self.loss, has_aux=True)(trainable, frozen, reference, batch)
       old_grads, old_sums = totals
       return jax.tree.map(jnp.add, old_grads, jax.tree.map(lambda g: g[None], grads)), {
@@ -151,11 +151,11 @@ class Programs:
     return self._cut_totals(mapped(trainable, frozen, reference, totals, batch))
 
   def _applied(self, trainable, opt_state, totals: Totals):
-    """Parameters and optimiser state after one step on the mean gradient; sums, `grad_norm`."""
+    """Returns parameters and optimizer state after one step on the mean gradient, and the sums."""
     grads, sums = totals
     sums = merge(sums)
     count = jnp.maximum(sums['count'], 1.0)
-    # Summed over replicas here, once a mini-batch.
+    # The all-reduce over replicas, once per mini-batch: [replicas, ...] -> [...].
     grads = self._cut(jax.tree.map(lambda g: g.sum(axis=0) / count, grads))
     updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
     trainable = optax.apply_updates(trainable, updates)

@@ -1,4 +1,4 @@
-"""Says how a run is doing: the interface of displays, and plain lines as the default one."""
+"""Defines the interface of progress displays, and plain lines as the default one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_gspo.values import is_real
 
 
 class Progress:
-  """Takes what a run says of itself and shows none of it; displays override what they show."""
+  """Progress display that shows nothing; subclasses override what they show."""
 
   def __enter__(self) -> Progress:
     return self
@@ -19,16 +19,16 @@ class Progress:
     pass
 
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-    """Says what is going on within a step; called from inner loops.
+    """Reports progress within a step; called from inner loops.
 
     Args:
-      name: Such as "rollout".
+      name: Phase name, such as "rollout".
       done: Finished parts of the phase.
       total: All of its parts.
     """
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Takes a finished step.
+    """Reports a finished step.
 
     Args:
       step: Number of the step.
@@ -36,10 +36,10 @@ class Progress:
     """
 
   def note(self, text: str) -> None:
-    """Takes a message for the user."""
+    """Shows a message to the user."""
 
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
-    """Takes the end of a run that did all its steps; must not raise.
+    """Reports the end of a run that did all its steps; must not raise.
 
     Args:
       workdir: Folder of the run, with all of its records.
@@ -59,7 +59,7 @@ class PlainLog(Progress):
   )
 
   def __init__(self, total_steps: int, start_step: int = 0, title: str = ''):
-    """Prints the title; steps are counted by the run."""
+    """Prints the title; `start_step` is unused."""
     self._total = total_steps
     print(title, flush=True)
 

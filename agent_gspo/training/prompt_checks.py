@@ -1,4 +1,4 @@
-"""Whether a model can read what the team will be shown: its words, its format, its length."""
+"""Checks that a model can read the team's prompts: vocabulary, chat format, length."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question, Terms
 
-_QUESTIONS_READ = 1000  # of those to train on, for their words
-# Of those to train on, for their lengths: all of a benchmark, since a run ends at the one that is
-# too long. A larger split is made as it is asked for, question by question, which takes longer.
+_QUESTIONS_READ = 1000  # training questions checked for unknown words
+# Training questions measured for length: all of a benchmark, since one that is too long ends the
+# run. A larger split is generated question by question, which takes longer, so it is sampled.
 _LARGEST_SPLIT, _OF_LARGER_SPLITS = 20_000, 2000
-# Leaves a role's own words.
+# Blank question: fills a template so that only the role's own words remain.
 _EMPTY = Question('', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' '))
-# Of the questions measured, first by characters, of these by tokens: the longest is among them.
+# Candidates for the longest question: the longest by characters, of these the longest by tokens.
 _LONGEST, _MOST_TOKENS = 500, 64
 
 
 def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
-  """A tokenizer of the words of a task, of the roles' prompts and of what teams are told.
+  """Returns a word-level tokenizer of the task's, the roles' and the term sheet's words.
 
   Raises:
-    ValueError: the task has no list of its words.
+    ValueError: The task has no vocabulary.
   """
   task, team, source = parts.task, parts.team, parts.config['model']['source']
   if not hasattr(task, 'vocabulary'):
@@ -60,7 +60,7 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
 
 
 def _most_left(parts: config_lib.Parts) -> int:
-  """The largest number that a cue can tell, see `Team.told_left`."""
+  """Returns the largest number that a cue can contain, see `Team.told_left`."""
   sheet, told = parts.term_sheet, parts.config['evaluation']['told']
   if sheet is None or sheet.kind != 'budget':
     return parts.team.max_tokens
@@ -69,11 +69,11 @@ def _most_left(parts: config_lib.Parts) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PromptLengths:
-  """Tokens of an agent's longest prompts, all messages before them at their caps.
+  """Tokens of an agent's longest prompts, all earlier messages at their caps.
 
   Attributes:
-    opening: what all conversations about a question begin with.
-    turns: of the prompt of each of its turns.
+    opening: Tokens of the prefix that all episodes about a question share.
+    turns: Tokens of the prompt of each of the agent's turns.
   """
 
   opening: int
@@ -81,19 +81,19 @@ class PromptLengths:
 
 
 def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[PromptLengths, ...]:
-  """Looks at what the questions of a run lead to, before anything is computed.
+  """Checks the prompts that the questions of a run lead to, before anything is computed.
 
   Args:
-    parts: of the run.
-    tokenizer: of its model.
-    context: positions that the model was made for.
+    parts: Parts of the run.
+    tokenizer: Tokenizer of the model.
+    context: Context length of the model, positions.
 
   Returns:
-    Of each agent.
+    The prompt lengths of each agent.
 
   Raises:
-    ValueError: a chat template that is broken, a word that a word-level tokenizer does not know
-      or a prompt that cannot fit the model's context or a packed row.
+    ValueError: The chat template is broken, a word-level tokenizer lacks a word, or a prompt
+      cannot fit the model's context or a packed row.
   """
   source = parts.config['model']['source']
   for role in parts.team.roles:
@@ -105,7 +105,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
           f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
         ) from error
   if any(role.calculator for role in parts.team.roles):
-    _ = Calculator(tokenizer).equals_ids  # raises where there is no token for it
+    _ = Calculator(tokenizer).equals_ids  # raises if there is no token for "="
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
   lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), context)
@@ -114,7 +114,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
 
 
 def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None:
-  """Refuses a supervised stage that has nothing to show: so much as its first step tells."""
+  """Raises ValueError if the first SFT step has no demonstration that fits."""
   if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
     return
   shown, _ = Demonstrations(
@@ -130,7 +130,7 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
 
 
 def _questions(parts: config_lib.Parts, trained: Sequence[int]) -> list[Question]:
-  """Those of the evaluations and some of those to train on, by their places in the split."""
+  """Returns the evaluation questions and the training questions at indices `trained`."""
   options = parts.config['evaluation']
   found = evaluation.evaluated_questions(parts.task, options, options['questions'])
   if parts.training:
@@ -143,21 +143,21 @@ def _questions(parts: config_lib.Parts, trained: Sequence[int]) -> list[Question
 
 
 def _measured(parts: config_lib.Parts) -> Sequence[int]:
-  """Places of the training questions whose prompts are measured."""
+  """Returns indices of the training questions whose prompts are measured."""
   size = len(parts.task.questions('train')) if parts.training else 0
   count = size if size <= _LARGEST_SPLIT else _OF_LARGER_SPLITS
   return evaluation.question_indices(size, count, spread=True)
 
 
 def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question]) -> None:
-  """Looks for words that are not in the vocabulary, in all ways that texts can meet."""
+  """Raises ValueError for a word that the vocabulary lacks, over all joins of texts."""
   for agent, writer in enumerate(parts.team.prompt_writers(tokenizer)):
     for shown, text in _texts(parts, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
   sft = SFTOptions(**parts.config['sft'])
   if parts.training and sft.is_asked_for:
-    # What the demonstrations say.
+    # Words of the demonstrations.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
     if unknown := tokenizer.unknown_words(' '.join(words)):
       raise ValueError(
@@ -170,18 +170,18 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
 def _texts(
   parts: config_lib.Parts, agent: int, writer: PromptWriter, questions: list[Question]
 ) -> Iterator[tuple[Question | None, str]]:
-  """The texts that an agent's prompts are put together from, some with their question."""
+  """Yields the texts that an agent's prompts are built from, some with their question."""
   team, left = parts.team, _most_left(parts)
   for text in writer.preamble_texts:
     yield None, text
   yield None, writer.role.separator
   for round_ in range(min(team.topology.rounds, 2)):
     names = [team.names[author] for author, _ in team.topology.reads(agent, round_)]
-    # Who is silent is left out: nobody, anybody and all can stand there.
+    # Silent senders are left out of a prompt: it may contain none, one or all of them.
     for senders in ([], *([name] for name in names), names):
       for text in writer.texts('', [Incoming()] * round_ + [Incoming(senders, left)]):
         yield None, text
-    # The opening stands before a first turn: in the first round, but of a judge.
+    # The opening precedes an agent's first turn: in round 0, for a judge in the last round.
     for question in questions if not round_ or agent in team.topology.last_round_only else ():
       for senders in ([], names[:1]):
         opening = writer.opening(question, agent)
@@ -191,7 +191,7 @@ def _texts(
 def _about_word(
   word: str, writer: PromptWriter, question: Question | None, parts: config_lib.Parts
 ) -> str:
-  """What is wrong with a word that nobody knows: it is the task's, a role's, or made of both."""
+  """Returns the error about an unknown word: from the task, a role, or a join of both."""
   role, source = writer.role, parts.config['model']['source']
   where = f'team.roles.{role.name}'
   lacks = f'which the vocabulary of model.source={source!r} lacks'
@@ -222,7 +222,7 @@ def _about_word(
 def _check_lengths(
   parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question], context: int
 ) -> tuple[PromptLengths, ...]:
-  """Looks at the longest prompts that the questions can lead to, all messages at their caps."""
+  """Checks the longest prompts that the questions can lead to, all messages at their caps."""
   team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
   if cap >= context:
     raise ValueError(
@@ -235,8 +235,8 @@ def _check_lengths(
   writers = team.prompt_writers(tokenizer)
   for agent, writer in enumerate(writers):
     lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writers, left)
-    # What later turns add does not depend on the question, and agents of a role that hold no note
-    # are shown the same of it.
+    # Later turns add the same tokens for every question, and agents of a role without a note have
+    # the same opening.
     candidates = longest(writer.role, min(agent, noted))
     question = max(candidates, key=lambda q: next(lengths(q)))
     conversation = writer.begin(question, agent)
@@ -265,7 +265,7 @@ def _check_lengths(
 def _longest(
   tokenizer: Tokenizer, questions: Sequence[Question], role: Role, agent: int
 ) -> list[Question]:
-  """The questions of which an agent is shown most tokens; their prompts are what counts."""
+  """Returns the questions whose opening has the most tokens for an agent."""
   shown = [role.opening_of(question, agent) for question in questions]
   places = sorted(range(len(questions)), key=lambda i: -len(shown[i]))[:_LONGEST]
   places = sorted(places, key=lambda i: -len(tokenizer.encode(shown[i], special=False)))[
@@ -282,7 +282,7 @@ def _prompt_lengths(
   left: int,
   question: Question,
 ) -> Iterator[int]:
-  """Tokens of an agent's prompts, one a turn."""
+  """Yields the tokens of an agent's prompts, one count per turn."""
   conversation, cap = writers[agent].begin(question, agent), team.message_cap(agent)
   for round_ in range(team.topology.rounds):
     if not any(agent in layer for layer in team.topology.turns(round_)):

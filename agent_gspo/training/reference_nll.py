@@ -1,4 +1,4 @@
-"""How unlikely the reference policy finds what a team said: the readability term of Optima."""
+"""Computes the per-episode NLL under the reference policy: the readability term of Optima."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from agent_gspo.types import RolloutBatch
 def of_episodes(
   setup: Setup, programs: Programs, state: TrainState, batch: RolloutBatch
 ) -> np.ndarray | None:
-  """Highest mean loss of an episode's messages under the reference policy (arXiv 2410.08115).
+  """Returns the highest mean NLL of an episode's messages under the reference policy.
 
-  A silent message says nothing that could be unreadable and is left out.
+  See arXiv 2410.08115. Silent messages are left out.
 
   Args:
-    setup: says whether the reward asks for it, and the shape of a micro-batch.
-    programs: score packed messages, at the temperature of the rollout.
-    state: of the run, which holds the reference policy.
-    batch: `E` conversations.
+    setup: Run setup, with the reward and the shape of a micro-batch.
+    programs: Programs that score packed messages, at the temperature of the rollout.
+    state: Training state, with the reference policy.
+    batch: `E` episodes.
 
   Returns:
-    float64 `[E]`, nats a token; infinite where all were silent. None where the reward does not
-    ask for it.
+    float64 `[E]`, nats per token; infinite where all messages were silent. None if the reward
+    does not use it.
   """
   if not setup.reward.needs_reference:
     return None

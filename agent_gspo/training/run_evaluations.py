@@ -1,4 +1,4 @@
-"""The evaluations of one run: those that its workdir holds already, and those still to make."""
+"""Makes the evaluations of one run, and reuses those already in its workdir."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class RunEvaluations:
   """Makes each evaluation once, however often the run is stopped.
 
   Args:
-    setup: of the run.
-    workdir: of the run.
-    writer: of the workdir.
-    interruption: stops between batches of questions.
-    progress: shows how far one is.
+    setup: Run setup.
+    workdir: Run folder.
+    writer: Writer of the run's records.
+    interruption: Signal handling of the run.
+    progress: Progress display.
   """
 
   def __init__(
@@ -41,19 +41,19 @@ class RunEvaluations:
     self._interruption, self._progress = interruption, progress
 
   def made(self) -> list[dict[str, Any]]:
-    """All that `eval.jsonl` holds."""
+    """Returns all records of `eval.jsonl`."""
     return hosts.agreed(lambda: records.evaluations(self._workdir))
 
   def make(
     self, params: Params, step: int, label: str, told: float | None = None
   ) -> dict[str, Any]:
-    """The record of an evaluation, made unless `eval.jsonl` holds it (from before a stop).
+    """Returns the record of an evaluation, made unless `eval.jsonl` has it from before a stop.
 
     Args:
-      params: of the team.
-      step: after which it has them.
-      label: what is evaluated, see `records`.
-      told: what a team that is told a price or a budget is told; else that of evaluations.
+      params: Parameters of the team.
+      step: Training step of the parameters.
+      label: Label of the evaluation, see `records`.
+      told: Price or budget of a conditioned team; None for that of evaluations.
     """
     found, asked = self._found(step, label), self._asked(label)
     if found is not None and _serves(found, asked):
@@ -71,7 +71,7 @@ class RunEvaluations:
       batch, range(min(most, len(batch.episodes))), step=step, split=split, label=label
     )
     with self._interruption.deferred('this evaluation'):
-      # What a killed process has written of this evaluation; its record comes last.
+      # Drop what a killed process wrote of this evaluation; its record comes last.
       self._writer.drop(step, {label, *(b['label'] for b in baselines)})
       self._writer.transcripts(kept)
       for baseline in baselines:
@@ -86,11 +86,11 @@ class RunEvaluations:
     return record
 
   def make_untrained(self, params: Params, step: int) -> None:
-    """Evaluates the team as the run began with it, or says why that cannot be done.
+    """Evaluates the team that the run began with, or notes that it is gone.
 
     Args:
-      params: of the team as it is.
-      step: after which it has them; later than 0 where the run goes on from a checkpoint.
+      params: Current parameters of the team.
+      step: Training step of the parameters; above 0 if the run resumed from a checkpoint.
     """
     if not step:
       self.make(params, 0, records.UNTRAINED)
@@ -106,7 +106,7 @@ class RunEvaluations:
         )
 
   def _asked(self, label: str) -> dict[str, Any]:
-    """What the config wants an evaluation to ask, as its record says it."""
+    """Returns the settings of an evaluation in the config, in the form of its record."""
     options = self._setup.config['evaluation']
     which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
       label, 'questions'
@@ -120,11 +120,11 @@ class RunEvaluations:
     }
 
   def _found(self, step: int, label: str) -> dict[str, Any] | None:
-    """What `eval.jsonl` holds of an evaluation."""
+    """Returns the newest record of an evaluation in `eval.jsonl`, None without one."""
     found = reversed(self.made())
     return next((r for r in found if (r.get('step'), r.get('label')) == (step, label)), None)
 
 
 def _serves(record: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-  """Whether the record of an evaluation says what one that asks so would."""
+  """Returns whether a record is usable for an evaluation with these settings."""
   return records.asks_alike(record, asked) and is_number(record.get('task/accuracy'))

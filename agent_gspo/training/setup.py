@@ -1,4 +1,4 @@
-"""From a config to the parts that training and evaluation share."""
+"""Builds the parts that training and evaluation share from a config."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ BASELINES = ('constant answer', 'single agent')
 
 @dataclasses.dataclass(frozen=True)
 class Setup(config_lib.Parts):
-  """What a config describes, with its model: a team that is ready to talk.
+  """Parts of a config, with the loaded model.
 
   Attributes:
-    model: the decoder, with adapters if the config asks for them.
-    params: where the run starts, before any warm start.
-    tokenizer: of the model.
-    sampler: of the model.
-    placement: of the parameters, and of the rows of batches.
-    source: exactly which weights these are.
-    plan: what the run needs of each device; None where a setup is put together by hand.
+    model: Decoder, with adapters if configured.
+    params: Initial parameters, before any SFT.
+    tokenizer: Tokenizer of the model.
+    sampler: Sampler of the model.
+    placement: Placement of parameters and batch rows.
+    source: Exact source of the weights.
+    plan: Memory plan of the run; None if a setup is built by hand.
   """
 
   model: Transformer
@@ -63,12 +63,12 @@ class Setup(config_lib.Parts):
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
-    """Those that training asks."""
+    """Returns the training questions."""
     return held_back.asked(self.task, self.config['sft']['held_back'])
 
   @functools.cached_property
   def scoring(self) -> Programs:
-    """Programs that score messages at temperature 1; they never step."""
+    """Returns programs that score messages at temperature 1; they never step."""
     return Programs(
       self.model,
       losses.imitation,
@@ -79,17 +79,17 @@ class Setup(config_lib.Parts):
     )
 
   def own_copy(self, params: Params) -> Params:
-    """Parameters on the devices on which this process samples; those of a file are read."""
+    """Returns parameters on the devices on which this process samples; reads those of a file."""
     return partition.own_copy(params, self.model.config, self.sampler.placement)
 
   def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
-    """The team's voice under some parameters.
+    """Returns the team's policy with the given parameters.
 
     Args:
-      params: of the model, see `own_copy`.
-      stream: which randomness ('train' or 'eval').
-      step: finished steps, folded into the keys.
-      temperature: of sampling.
+      params: Parameters of the model, see `own_copy`.
+      stream: Random stream ('train' or 'eval').
+      step: Finished steps, folded into the keys.
+      temperature: Sampling temperature.
     """
     return ModelPolicy(
       sampler=self.sampler,
@@ -103,7 +103,7 @@ class Setup(config_lib.Parts):
   def evaluated_questions(
     self, count: int, split: str = '', told: float | None = None
   ) -> list[Question]:
-    """The questions of an evaluation of so many, of the split that is evaluated by default."""
+    """Returns `count` evaluation questions, of the configured split by default."""
     found = evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
     terms = self.terms(told)
     return [dataclasses.replace(question, terms=terms) for question in found]
@@ -156,9 +156,9 @@ class Setup(config_lib.Parts):
     questions: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> list[dict[str, Any]]:
-    """Records of what guessing gives (`BASELINES`): below them a team has learnt nothing.
+    """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
 
-    A team of one has no single agent to compare with.
+    A team of one has no single-agent baseline.
     """
     constant = evaluation.constant_answer(
       self.evaluated_questions(questions), self.config['evaluation']['split']
@@ -174,13 +174,13 @@ class Setup(config_lib.Parts):
 
 
 def build(parts: config_lib.Parts) -> Setup:
-  """Loads the model that a config asks for.
+  """Loads the model of a config and builds its setup.
 
   Args:
-    parts: what `config.check` made of the config.
+    parts: Result of `config.check`.
 
   Raises:
-    ValueError, FileNotFoundError: see `plan`; or the devices have not the memory, or the weights
+    ValueError, FileNotFoundError: See `plan`; or the run does not fit the devices, or the weights
       cannot be read.
   """
   found = _find(parts)
@@ -202,10 +202,10 @@ def build(parts: config_lib.Parts) -> Setup:
 
 
 def plan(parts: config_lib.Parts) -> Plan:
-  """What the run needs of each device; reads no weights.
+  """Returns the memory plan of a run; reads no weights.
 
   Raises:
-    ValueError, FileNotFoundError: see `models.load.open_model`, `prompt_checks.check` and
+    ValueError, FileNotFoundError: See `models.load.open_model`, `prompt_checks.check` and
       `placement.make_placement`.
   """
   return _find(parts).plan
@@ -213,7 +213,7 @@ def plan(parts: config_lib.Parts) -> Plan:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-  """What is known of a run without the weights of its model."""
+  """Parts of a run that need no weights."""
 
   model: Model
   placement: Placement
@@ -272,7 +272,7 @@ def _sampler(
 
 
 def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
-  """That of the run that the config describes."""
+  """Returns the optimizer of a run."""
   config, options = parts.config, parts.config['learner']
   learns = parts.sharing.learns
   turns = [layer for _, _, layer in parts.team.turns if any(map(learns, layer))]
@@ -285,7 +285,7 @@ def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
 
 
 def make_programs(setup: Setup) -> Programs:
-  """The compiled parts of the update that the config describes."""
+  """Returns the programs of the update, with the config's objective and optimizer."""
   config = setup.config
   own = ('kl_coef', 'kl_estimator', 'tis_cap', 'tis_level')
   return Programs(
@@ -300,12 +300,12 @@ def make_programs(setup: Setup) -> Programs:
 
 
 def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
-  """The state at step 0 from some parameters, each array on its devices from the first."""
+  """Returns the state at step 0, each array created on its devices."""
   return _state(setup, programs, partition.place(params, setup.model.config, setup.placement))
 
 
 def state_shapes(setup: Setup, programs: Programs) -> TrainState:
-  """What a state of the run consists of, `jax.ShapeDtypeStruct`s: takes no memory."""
+  """Returns the state as `jax.ShapeDtypeStruct`s, without allocating arrays."""
   make = functools.partial(_state, setup, programs)
   return partition.shapes(make, setup.params, setup.model.config, setup.placement)
 
@@ -324,14 +324,14 @@ def _state(setup: Setup, programs: Programs, params: Params) -> TrainState:
 
 
 def place_state(setup: Setup, state: TrainState) -> TrainState:
-  """A state some of whose arrays were made on the host, all of them on their devices."""
+  """Moves arrays of a state that were made on the host to their devices."""
   return partition.place(state, setup.model.config, setup.placement)
 
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:
-  """Fresh adapters beside the loaded weights."""
+  """Adds freshly initialized adapters to the loaded weights."""
 
-  @jax.jit  # so that of all the fresh parameters the adapters alone are ever drawn
+  @jax.jit  # XLA drops the unused base parameters, so only the adapters are drawn
   def adapters(key: jax.Array) -> dict[str, jax.Array]:
     flat = flax.traverse_util.flatten_dict(init_params(model_config, key), sep='/')
     return {path: x for path, x in flat.items() if path.rpartition('/')[2].startswith('lora_')}

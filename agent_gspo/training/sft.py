@@ -1,4 +1,4 @@
-"""The supervised stage (`sft`): a team imitates its task's demonstrations before any RL."""
+"""Runs SFT: a team imitates its task's demonstrations before any RL."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ VALIDATION = 'sft/validation_nats'
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-  """What a stage tells of itself.
+  """Callbacks of SFT.
 
   Attributes:
-    progress: called with (finished steps, steps in all, loss in nats a token).
-    record: called with a finished step and its figures.
-    records: called with the steps that were saved, 0 at the beginning; figures of those steps.
-    deferred: a block that no signal breaks into.
-    meet: called after each step; raises where a signal has come.
+    progress: Called with (finished steps, total steps, loss in nats per token).
+    record: Called with a finished step and its metrics.
+    records: Called with the number of saved steps, 0 at the start; returns their metrics.
+    deferred: Returns a context that defers signals.
+    meet: Called after each step; raises if a signal has arrived.
   """
 
   progress: Callable[[int, int, float], None] = lambda done, total, nats: None
@@ -51,24 +51,22 @@ class Hooks:
 
 
 def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Params, int]:
-  """Parameters after imitation learning on the training split, and the steps that it took.
+  """Returns the parameters after SFT on the training split, and the number of steps taken.
 
-  It begins with those of the setup.
-
-  The demonstrations stand in the team's own prompts, so what is learnt is exactly what the rollout
-  asks for. Of a pretrained model with adapters these alone are trained; of one from scratch all
-  but them, so that it is the base that they adapt.
+  Starts from the parameters of the setup. Demonstrations use the team's own prompts, so training
+  inputs match those of the rollout. In a pretrained model with adapters only these are trained; in
+  a model from scratch everything else, so that the adapters start from a trained base.
 
   Args:
-    setup: the run.
-    checkpoints: of this stage; it goes on from the newest one. On an interruption the last finished
-      step is saved. With `sft.patience` that of the best step stays, however old it is.
-    hooks: see `Hooks`.
+    setup: Run setup.
+    checkpoints: SFT checkpoints; resumes from the newest one. On an interruption the last finished
+      step is saved. With `sft.patience` the best step is kept, however old it is.
+    hooks: Callbacks.
 
   Raises:
-    NonFiniteLossError: names the step.
-    ValueError: the checkpoint of the best step, which it should end with, is gone or damaged.
-    KeyboardInterrupt: after saving.
+    NonFiniteLossError: Non-finite loss; names the step.
+    ValueError: The checkpoint of the best step is gone or damaged.
+    KeyboardInterrupt: Interrupted, after saving.
   """
   stage = _Stage(setup, checkpoints, hooks)
   try:
@@ -80,7 +78,7 @@ def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Param
 
 
 class _Stage:
-  """One supervised stage."""
+  """State of one SFT run."""
 
   def __init__(self, setup: Setup, checkpoints: Checkpoints, hooks: Hooks):
     config, model, placement = setup.config, setup.model, setup.placement
@@ -101,7 +99,7 @@ class _Stage:
       adapters=setup.sharing.adapters if adapted else None,
       sheet=setup.term_sheet,
     )
-    self._scored = setup  # whose adapters are those that are trained here
+    self._scored = setup  # the setup with the adapters trained here
     if not adapted:
       self._scored = dataclasses.replace(setup, sharing=Sharing())
     self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
@@ -129,7 +127,7 @@ class _Stage:
     else:
       shapes = partition.shapes(make, params, model.config, placement)
       self.state = checkpoints.restore(shapes)
-    self.validations = {  # step -> nats a token
+    self.validations = {  # step -> nats per token
       int(record['step']): record[VALIDATION]
       for record in hooks.records(int(self.state.step))
       if record.get(VALIDATION) is not None
@@ -137,7 +135,7 @@ class _Stage:
     self._validation: tuple[dict[str, list[TrainBatch]], RolloutBatch] | None = None
 
   def go(self) -> None:
-    """All steps, or until the validation loss has stopped falling."""
+    """Runs all steps, or until the validation loss has stopped falling."""
     for step in range(int(self.state.step), self.steps):
       if self._has_stopped_falling():
         return
@@ -168,7 +166,7 @@ class _Stage:
       figures |= self._validate()
       self.validations[done] = figures[VALIDATION]
     self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
-    if saves and not is_last:  # what the stage ends with is the run's own first checkpoint
+    if saves and not is_last:  # the final parameters are the run's own first checkpoint
       self._save()
     self.hooks.progress(done, self.steps, nats)
 
@@ -177,7 +175,7 @@ class _Stage:
     self.checkpoints.save(self.state, also_keep=[self._best] if may_be_result else [])
 
   def _validate(self) -> dict[str, float]:
-    """Returns nats a token of the validation demonstrations, by role and in all, and judgement."""
+    """Returns validation loss by role and overall, nats per token, and judgment metrics."""
     if self._validation is None:
       shown = self.demonstrations
       self._validation = shown.of_validation(), shown.silent_validation()
@@ -200,7 +198,7 @@ class _Stage:
 
   @property
   def _best(self) -> int:
-    """The step with the lowest validation loss."""
+    """Returns the step with the lowest validation loss."""
     return min(self.validations, key=self.validations.__getitem__)
 
   def _has_stopped_falling(self) -> bool:
@@ -208,7 +206,7 @@ class _Stage:
     return self.options.patience > 0 and len(since) >= self.options.patience
 
   def result(self) -> Params:
-    """The parameters that the stage ends with: of the best step, where it has looked for one."""
+    """Returns the final parameters, with `sft.patience` those of the best step."""
     params = state_lib.merge(self.state.trainable, self.state.frozen)
     if self.options.patience and self._best != int(self.state.step):
       self.checkpoints.wait()
@@ -228,7 +226,7 @@ class _Stage:
     return params
 
   def save_interrupted(self) -> None:
-    """Saves the last finished step, unless what it was is being consumed."""
+    """Saves the last finished step, unless its buffers were donated."""
     if int(self.state.step) and not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
       self._save()
     self.checkpoints.wait()
