@@ -63,7 +63,7 @@ class Setup(config_lib.Parts):
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
-    """Returns the training questions."""
+    """Returns the questions that RL trains on."""
     return held_back.asked(self.task, self.config['sft']['held_back'])
 
   @functools.cached_property

@@ -1,4 +1,4 @@
-"""Keeps warm starts, so that the runs of a sweep that begin alike warm-start once a seed."""
+"""Caches SFT results, so that runs of a sweep with the same SFT run it once per seed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from agent_gspo.models import load as models
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import SFTOptions
 
-# What the parameters after a warm start depend on, beside the program itself.
+# Sections that the parameters after SFT depend on, beside the code itself.
 _SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
 _LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
-_DIGEST = 'sha256'  # of names and values, in the file's metadata
+_DIGEST = 'sha256'  # metadata key: digest of names and values
 
 
 def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.Path:
-  """Where a warm start is kept: the name is a fingerprint of all that its result depends on.
+  """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
 
-  Ask before it begins: weights may be overwritten while it goes on.
+  Call it before SFT starts: weight files may be overwritten meanwhile.
 
   Args:
-    config: resolved, of the run.
-    source: of the model, see `Model.source`.
-    vocabulary: fingerprint of the tokenizer; a model from scratch has as many embeddings.
+    config: Resolved run configuration.
+    source: Source of the model, see `Model.source`.
+    vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
   """
   told: dict[str, Any] = {'vocabulary': vocabulary}
   told |= {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
@@ -55,19 +55,19 @@ def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.
 
 
 def _version(source: str) -> Any:
-  """The source; of files that may change under that name their place, size and time of change."""
+  """Returns path, size and modification time of each local file of a source, else the source."""
   files = [(file.resolve(), file.stat()) for file in models.local_files(source)]
   return [(str(place), stat.st_size, stat.st_mtime_ns) for place, stat in files] or source
 
 
 def load(file: pathlib.Path, like: Params) -> Params | None:
-  """The parameters that this warm start gave before, None if it has not been made.
+  """Returns cached parameters after SFT, None without a cache entry.
 
-  A file that is not what was kept is warned about, and counts for nothing.
+  Warns about a damaged file and ignores it.
 
   Args:
-    file: see `file_of`.
-    like: parameters of the same model.
+    file: Cache file, see `file_of`.
+    like: Parameters of the same model, for names, shapes and dtypes.
   """
   if not file.exists():
     return None
@@ -87,14 +87,14 @@ def load(file: pathlib.Path, like: Params) -> Params | None:
 
 
 def save(file: pathlib.Path, params: Params) -> None:
-  """Keeps the parameters that a warm start gave; warns where there is no room for them.
+  """Caches the parameters after SFT; warns if they cannot be written.
 
   Args:
-    file: see `file_of`.
-    params: nested.
+    file: Cache file, see `file_of`.
+    params: Nested parameters.
 
   Raises:
-    FloatingPointError: they are not all finite.
+    FloatingPointError: The parameters are not all finite.
   """
   flat = {k: np.asarray(v) for k, v in flax.traverse_util.flatten_dict(params, sep='/').items()}
   wrong = _problem(flat, flat)
@@ -111,7 +111,7 @@ def save(file: pathlib.Path, params: Params) -> None:
 
 
 def _problem(flat: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> str | None:
-  """Says which array is not as in `like`, or not finite."""
+  """Describes the first array that differs from `like` or is not finite; None without one."""
   for name in sorted(flat.keys() ^ like.keys()):
     return f'{name} is {"more" if name in flat else "less"} than the model has'
   for name, x in flat.items():

@@ -1,4 +1,4 @@
-"""Everything that changes during a run, and the optimiser that changes it."""
+"""Defines the training state and the optimizer that updates it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Flat = dict[tuple[str, ...], jax.Array]
 @chex.dataclass(frozen=True)
 class TrainState:
   """Attributes:
-  step: int32 scalar, finished training steps; also what random keys are folded with.
-  trainable: flat dict of the float32 parameters that are trained.
-  frozen: flat dict of those that are not (all but the adapters under LoRA).
-  opt_state: of the optimiser, for `trainable`.
-  reference: `trainable` of the reference policy, which is where the run began, after a warm
-    start; None where nobody asks for it.
-  budget: state of the token price.
-  selection: what is known of each training question, and how many were drawn.
+  step: Finished training steps, int32 scalar; folded into random keys.
+  trainable: Trainable parameters, float32, flat dict.
+  frozen: Frozen parameters (all but the adapters under LoRA), flat dict.
+  opt_state: Optimizer state for `trainable`.
+  reference: `trainable` of the reference policy: the initial policy, after any SFT; None if
+    unused.
+  budget: State of the token price.
+  selection: Statistics of each training question, and the number of draws.
   """
 
   step: chex.Array
@@ -51,22 +51,22 @@ def init(
   num_questions: int = 1,
   shardings: Callable[[TrainState], Any] = lambda state: None,
 ) -> TrainState:
-  """State at step 0.
+  """Returns the state at step 0.
 
   Args:
-    params: nested parameters.
-    optimizer: see `make_optimizer`.
-    lambda_tok: first price of a token.
-    lora: train the adapters only.
-    keep_reference: also hold what is trained of `params` as the reference policy.
-    num_questions: of the training split.
-    shardings: where each array of a state of such shapes is born.
+    params: Nested parameters.
+    optimizer: Optimizer, see `make_optimizer`.
+    lambda_tok: Initial token price.
+    lora: Train the adapters only.
+    keep_reference: Also keep a copy of the trainable parameters as the reference policy.
+    num_questions: Number of training questions.
+    shardings: Maps a state of shapes to the shardings of its arrays, or None.
   """
 
   def make(params: Params) -> TrainState:
     flat = flax.traverse_util.flatten_dict(params)
     trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
-    # A copy: updates consume these buffers, and `params` stay the caller's.
+    # A copy: updates donate these buffers, and `params` belong to the caller.
     copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
     trainable = copy()
     return TrainState(
@@ -84,23 +84,23 @@ def init(
 
 
 def merge(trainable: Flat, frozen: Flat) -> Params:
-  """Nested parameters for `Transformer.apply`."""
+  """Returns nested parameters for `Transformer.apply`."""
   return flax.traverse_util.unflatten_dict({**trainable, **frozen})
 
 
 def make_optimizer(
   options: LearnerOptions, *, updates: int, adapter_scale: Sequence[float] | None = None
 ) -> optax.GradientTransformation:
-  """AdamW with global-norm clipping and a learning-rate schedule.
+  """Returns AdamW with global-norm clipping and a learning-rate schedule.
 
   Update `k` of the first `warmup_updates` has the rate `learning_rate * k / warmup_updates`; then
-  it stays, or decays to 0 at `updates`. Matrices alone are decayed, decoupled from the gradient.
+  it stays, or decays to 0 at `updates`. Weight decay is decoupled and applies to matrices alone.
 
   Args:
-    options: which rates; its other fields are not read.
-    updates: optimiser steps of the whole run, for the decaying schedules.
-    adapter_scale: `[N]`, factor on the learning rate of each of `N` adapters, see
-      `scale_adapters`; by default 1.
+    options: Learner options; only those of the optimizer are read.
+    updates: Optimizer steps of the whole run, for the decaying schedules.
+    adapter_scale: Learning-rate factor of each of `N` adapters, `[N]`, see `scale_adapters`; 1 by
+      default.
   """
   peak, warmup = options.learning_rate, options.warmup_updates
   decay_updates = max(updates - warmup, 1)
@@ -129,15 +129,15 @@ def make_optimizer(
 
 
 def scale_adapters(factors: Sequence[float]) -> optax.GradientTransformation:
-  """Multiplies the step of adapter `n` by `factors[n]`; one with factor 0 stays bit for bit.
+  """Multiplies the update of adapter `n` by `factors[n]`; factor 0 keeps its weights bit for bit.
 
-  Comes after the learning rate and weight decay, for parameters that are all adapters:
-  leaves `[N, ...]`, or of any shape if there is one factor.
+  Goes after the learning rate and weight decay, for parameters that are all adapters: leaves
+  `[N, ...]`, or of any shape with one factor.
   """
 
   def scaled(update: jax.Array) -> jax.Array:
     factor = jnp.asarray(factors, update.dtype).reshape((-1,) + (1,) * (update.ndim - 1))
-    # -0.0 is what may be added to any number without changing it; 0.0 turns -0.0 into 0.0.
+    # Adding -0.0 changes no number; adding 0.0 turns -0.0 into 0.0.
     return jnp.where(factor == 0, -0.0, factor * update)
 
   return optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))

@@ -1,4 +1,4 @@
-"""One training step of a team, in the order in which a paper would tell it."""
+"""Runs one training step of a team, in the order of the algorithm."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from agent_gspo.types import RolloutBatch
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-  """What a training step leaves.
+  """Result of a training step.
 
   Attributes:
-    state: after the step.
-    metrics: for `metrics.jsonl`.
-    rollout: the conversations it learnt from, `M` messages.
-    rewards, advantages: float32 `[M]`.
+    state: State after the step.
+    metrics: Metrics for `metrics.jsonl`.
+    rollout: Episodes it learned from, `M` messages.
+    rewards, advantages: Reward and advantage of each message, float32 `[M]`.
   """
 
   state: TrainState

@@ -1,15 +1,15 @@
-"""What `metrics.jsonl` says about one optimiser step."""
+"""Computes the metrics of one optimizer step for `metrics.jsonl`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Message lengths (stop token included), from one and below the next, whose clip fraction is apart.
+# Half-open ranges of message length (stop token included) with a clip fraction of their own.
 LENGTH_RANGES = ((1, 8), (8, 16), (16, 32), (32, 10**9))
 
 
 def of_sums(sums: Mapping[str, float], grad_norm: float) -> dict[str, float]:
-  """Means from the sums of `PolicyLoss` over the micro-batches of a mini-batch."""
+  """Returns means from the sums of `PolicyLoss` over the micro-batches of a mini-batch."""
   count, tokens = max(sums['messages'], 1.0), max(sums['tokens'], 1.0)
   metrics = {
     'policy/objective': sums['objective'] / max(sums['count'], 1.0),
