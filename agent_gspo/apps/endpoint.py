@@ -1,4 +1,4 @@
-"""Agents that speak through an endpoint of OpenAI's protocol: models that do not fit here."""
+"""Implements a policy over an OpenAI-compatible endpoint, for models that do not fit here."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ from agent_gspo.values import is_whole, shown
 if TYPE_CHECKING:
   import openai
 
-_MOST_BYTES = 2**21  # of a reply; what is behind them is not read
+_MOST_BYTES = 2**21  # read of a reply; the rest is dropped
 _TOO_MANY = 2**31  # tokens
-_AGAIN = 2  # times that a reply of another protocol is asked for again: a gateway's page, mostly
-_OF_THE_REQUEST = (400, 403, 413, 422, 451)  # statuses; of others the next request dies as well
-_INSTEAD = ('refusal', 'tool_calls', 'function_call')  # of an answer
+_AGAIN = 2  # retries after a reply outside the protocol, mostly a gateway's page
+_OF_THE_REQUEST = (400, 403, 413, 422, 451)  # statuses about one request; others affect all
+_INSTEAD = ('refusal', 'tool_calls', 'function_call')  # fields that replace an answer
 _BROKEN_OFF = ('content_filter', 'tool_calls', 'function_call', 'error', 'abort')
 NO_KEY = 'none'
-_SECRET = 8  # characters of a key that is no word
-_unlike: set[str] = set()  # addresses whose counts were warned of
+_SECRET = 8  # least length of a key that cannot be a common word
+_unlike: set[str] = set()  # addresses with a warning about token counts
 
 
 class _BrokenError(EndpointError):
-  """A reply is not of the protocol."""
+  """A reply does not follow the protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EndpointPolicy:
-  """Sends each turn's prompt as a message of the user, and takes the reply for its message.
+  """Policy that sends each turn's prompt as a user message and returns the reply.
 
-  Tokens are those that the endpoint says it used; who reads the message is shown it as text.
+  Token counts are the endpoint's `usage`; readers get the message as text.
   """
 
   base_url: str  # such as 'https://host/v1'; without credentials, as files and messages show it
-  model: str  # as the endpoint calls it
-  tokenizer: Tokenizer  # that prompts are put together with
+  model: str  # the endpoint's name for the model
+  tokenizer: Tokenizer  # builds the prompts
   temperature: float
   api_key: str = dataclasses.field(default=NO_KEY, repr=False)
-  timeout_s: float = 120.0  # of the connection, and between two pieces of a reply
-  retries: int = 4  # of a request that failed on the way or was turned away for now
-  parallel: int = 8  # requests at a time
-  deadline_s: float = 300.0  # of a whole reply, with all retries
+  timeout_s: float = 120.0  # for the connection, and between two pieces of a reply
+  retries: int = 4  # after a connection failure or a temporary refusal
+  parallel: int = 8  # concurrent requests
+  deadline_s: float = 300.0  # for a whole reply, with all retries
 
   def __post_init__(self):
     check_address(self.base_url, self.api_key)
-    import openai  # noqa: F401 (now: it takes a second, which is none of a reply's deadline)
+    import openai  # noqa: F401 (here: it takes a second, which must not count to a deadline)
 
-    _loop()  # before there are threads that would make two
+    _loop()  # before several threads could each make one
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    """Writes a message for each turn.
+    """Returns a message for each turn.
 
     Raises:
-      EndpointError: some got no reply; says how many, and why the first one. RefusedError where
-        all of those were withheld.
+      EndpointError: Some turns got no reply; says how many, and why the first one failed.
+      RefusedError: All of the missing replies were withheld.
     """
     asked = [asyncio.run_coroutine_threadsafe(self._reply(turn), _loop()) for turn in turns]
     found, failed = [], []
@@ -94,7 +94,7 @@ class EndpointPolicy:
       usage=[usage for _, _, usage in found],
     )
 
-  # Both are made in the thread of the loop, by the first request.
+  # Both are made by the first request, in the event loop's thread.
 
   @functools.cached_property
   def _free(self) -> asyncio.Semaphore:
@@ -102,11 +102,11 @@ class EndpointPolicy:
 
   @functools.cached_property
   def _client(self) -> openai.AsyncOpenAI:
-    """The client, kept over the layers of a conversation, and its connections with it."""
+    """Makes the client, reused with its connections over all layers of an episode."""
     import openai
 
     class Limited(openai.DefaultAsyncHttpxClient):
-      """Reads the beginning of a body alone, and follows nobody elsewhere with a question."""
+      """Client that reads a bounded part of a body and follows no redirects."""
 
       async def send(self, request, **options):
         found = await super().send(request, **{**options, 'stream': True})
@@ -118,7 +118,7 @@ class EndpointPolicy:
               break
         finally:
           await found.aclose()
-        # The body is decoded by now, and may be shorter.
+        # The body is already decoded, and may be cut off.
         drop = ('content-encoding', 'content-length', 'transfer-encoding')
         headers = [(k, v) for k, v in found.headers.multi_items() if k.lower() not in drop]
         content = bytes(body[:_MOST_BYTES])
@@ -133,7 +133,7 @@ class EndpointPolicy:
     )
 
   async def _reply(self, turn: Turn) -> tuple[str, bool, tuple[int, int]]:
-    """Returns the text, whether it ended by itself, and the tokens read and written."""
+    """Returns the text, whether it ended before the cap, and the tokens read and written."""
     prompt = self.tokenizer.decode(turn.prompt_ids.tolist())
     async with self._free:
       try:
@@ -172,12 +172,12 @@ class EndpointPolicy:
       told = f'{type(error).__name__}: {told}'
       raise (RefusedError if status in _OF_THE_REQUEST else EndpointError)(told) from None
     body = reply.http_response.content
-    # A short key is a word, which may stand in any reply; a long one must not reach a transcript.
+    # A short key may be a common word of any reply; a long one must not reach a transcript.
     secret = self.api_key.encode() if len(self.api_key) >= _SECRET else b''
     return body.replace(secret, b'[api_key]') if secret else body
 
   def _clean(self, text: str) -> str:
-    """Returns a line that can be shown: short, printable, without the key however it is quoted."""
+    """Returns a printable line of at most 300 characters without the key, in any quoting."""
     if self.api_key != NO_KEY:
       for key in {self.api_key, repr(self.api_key)[1:-1], json.dumps(self.api_key)[1:-1]}:
         text = re.sub(re.escape(key), '[api_key]', text, flags=re.IGNORECASE)
@@ -185,8 +185,8 @@ class EndpointPolicy:
     return text if len(text) <= 300 else f'{text[:297]}...'
 
   def _ids(self, text: str, ended: bool, turn: Turn) -> np.ndarray:
-    # As plain text: what a model far away writes must not end a turn or open another here. Nor is
-    # EOS written behind it: the agent's next prompt is sent as text, which would spell it out.
+    # As plain text: special tokens in a remote reply must not end a turn or open another. EOS is
+    # not appended either: the agent's next prompt is sent as text, which would spell it out.
     try:
       ids = self.tokenizer.encode(text, special=False)
     except ValueError as error:
@@ -194,7 +194,7 @@ class EndpointPolicy:
     return np.asarray([*ids, *[turn.end_id] * ended], np.int32)
 
   def _compare(self, usage: tuple[int, int], counted: tuple[int, int]) -> None:
-    """Warns once of an endpoint that counts its tokens several fold otherwise."""
+    """Warns once per endpoint if its token counts differ from ours by more than a factor of 4."""
     for name, theirs, ours in zip(('prompt', 'completion'), usage, counted, strict=True):
       low, high = sorted((theirs, ours))
       # Templates and short texts differ by some tokens.
@@ -209,18 +209,18 @@ class EndpointPolicy:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-  """Returns the loop that requests run in, in a thread that ends with the process."""
+  """Returns the event loop of all requests, run by a daemon thread."""
   loop = asyncio.new_event_loop()
   threading.Thread(target=loop.run_forever, daemon=True).start()
   return loop
 
 
 def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
-  """Returns what a reply says, see `EndpointPolicy._reply`.
+  """Returns the contents of a reply, see `EndpointPolicy._reply`.
 
   Raises:
-    RefusedError: the message was withheld, or something else was written in its place.
-    _BrokenError: this is no reply.
+    RefusedError: The message was withheld or replaced, such as by a tool call.
+    _BrokenError: The body does not follow the protocol.
   """
   try:
     reply = json.loads(body)
@@ -261,7 +261,7 @@ def _text(content: Any) -> str | None:
   """Returns the text of a message's content, its parts joined; None if there is no content.
 
   Raises:
-    _BrokenError: it is no text.
+    _BrokenError: The content is not text.
   """
   if isinstance(content, list) and content:
     parts = [part.get('text') if isinstance(part, dict) else None for part in content]
@@ -271,7 +271,7 @@ def _text(content: Any) -> str | None:
     return None
   if not isinstance(content, str):
     raise _BrokenError(f'a reply whose `content` is {shown(content)}; must be text')
-  # Halves of a surrogate pair are no text: those of one pair are joined, others replaced.
+  # Lone surrogates are not valid text: two halves of a pair are joined, others replaced.
   return content.encode('utf-16-le', 'surrogatepass').decode('utf-16-le', 'replace')
 
 
@@ -279,7 +279,7 @@ def _usage(reply: Mapping[str, Any], least: tuple[int, int]) -> tuple[int, int]:
   """Returns the tokens read and written.
 
   Raises:
-    _BrokenError: one is no whole number from its least to 2**31 - 1.
+    _BrokenError: A count is not a whole number from its minimum to 2**31 - 1.
   """
   found = []
   for name, low in zip(('prompt_tokens', 'completion_tokens'), least, strict=True):
@@ -293,17 +293,17 @@ def _usage(reply: Mapping[str, Any], least: tuple[int, int]) -> tuple[int, int]:
 
 
 def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-  """Returns the object in a field, an empty one if it is none."""
+  """Returns the object in a field, {} if there is none."""
   inside = value.get(field)
   return inside if isinstance(inside, dict) else {}
 
 
 def check_address(base_url: str, api_key: str = NO_KEY) -> None:
-  """Refuses an address that holds credentials, which would end up in files and messages.
+  """Checks that an address has no credentials, which would end up in files and messages.
 
   Raises:
-    ValueError: that, or it is no address at all, or the key is none that a header can hold. Shows
-      neither.
+    ValueError: The address has credentials or is invalid, or the key cannot be sent in a header.
+      Shows neither.
   """
   try:
     parts = urllib.parse.urlsplit(base_url)
@@ -327,10 +327,10 @@ def check_address(base_url: str, api_key: str = NO_KEY) -> None:
 
 
 def check(team: Team) -> None:
-  """Refuses a team whose prompts an endpoint cannot be sent.
+  """Checks that a team's prompts can be sent to an endpoint.
 
   Raises:
-    ValueError: a role has a chat template, which the endpoint has itself, or a tool.
+    ValueError: A role uses a chat template, which the endpoint applies itself, or a tool.
   """
   for role in team.roles:
     if role.style != 'plain':

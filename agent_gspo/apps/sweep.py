@@ -1,4 +1,4 @@
-"""Many runs of one config: which are missing, running them, and what came out."""
+"""Runs one config at many settings and seeds, and summarizes the results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.workdir import json_lines, records
 
-# Of this very package, whatever another one lies in the folder that the sweep is run in.
+# Runs this package, even if the current folder has another copy of it.
 _TRAIN = (sys.executable, '-P', '-m', 'agent_gspo.apps.commands.train')
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2]
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
 
-_SEEN = f'{records.SEEN}: '  # before keys of that evaluation
+_SEEN = f'{records.SEEN}: '  # prefix of the keys of that evaluation
 
-# What a sweep compares: name, key of `eval.jsonl`, scale, decimals.
+# Measures that a sweep compares: name, key of `eval.jsonl`, scale, decimals.
 MEASURES = (
   ('accuracy, %', 'task/accuracy', 100, 1),
   *((f'by {g}, %', f'{records.GRADED}{g}', 100, 1) for g in ('equation', 'strict', 'legacy')),
@@ -43,8 +43,8 @@ class Setting:
   """One setting of a sweep, run with several seeds.
 
   Attributes:
-    name: what tables and figures call it.
-    fields: config field -> value, as written on a command line.
+    name: Name in tables and figures.
+    fields: Config field -> value, as written on a command line.
   """
 
   name: str
@@ -61,7 +61,7 @@ class Point:
 
   @property
   def result(self) -> dict[str, Any] | None:
-    """Returns the trained team's evaluation, None while evaluations are still to come."""
+    """Returns the trained team's evaluation, None before the run has ended."""
     return self.evaluation('trained') if records.has_ended(self.workdir) else None
 
   def evaluation(self, label: str) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def grid(varied: Sequence[tuple[str, Sequence[str]]]) -> list[Setting]:
   """Returns all combinations of the values of some fields, the last field changing fastest.
 
   Raises:
-    ValueError: a field is varied twice.
+    ValueError: A field is varied twice.
   """
   if field := twice([field for field, _ in varied]):
     raise ValueError(f'{field} is varied twice; give all its values at once.')
@@ -97,7 +97,7 @@ def points(folder: pathlib.Path, settings: Sequence[Setting], seeds: Sequence[in
   """Returns every setting with every seed; all settings of a seed come before the next seed.
 
   Raises:
-    ValueError: two settings would share a folder.
+    ValueError: Two settings would share a folder.
   """
   folders = [re.sub(r'[^\w.=,-]+', '_', setting.name) for setting in settings]
   if len(set(folders)) != len(folders):
@@ -117,16 +117,16 @@ def run_missing(
   jobs: int = 1,
   note: Callable[[str], None] = print,
 ) -> list[Point]:
-  """Runs the points that have not ended, each as `launch/train.py` in a process of its own.
+  """Runs the points that have not ended, each as `launch/train.py` in its own process.
 
-  A run that was stopped goes on from its checkpoint; one that fails is noted and the others go on.
-  A setting's own fields win over `overrides` (`--config.<field>=<value>`).
+  A stopped run resumes from its checkpoint; a failed one is noted and the others continue.
+  A setting's own fields override `overrides` (`--config.<field>=<value>`).
 
   Returns:
     The points that failed.
 
   Raises:
-    ValueError: a workdir was begun with another config or other fields.
+    ValueError: A workdir was started with another config or other fields.
   """
   arguments = {}
   for point in todo:
@@ -210,10 +210,10 @@ def table(
   settings: Sequence[Mapping[str, Any]],
   references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> str:
-  """Returns Markdown: a row a setting of `summary`, the mean over seeds [lowest, highest].
+  """Returns a Markdown table: a row per setting of `summary`, mean over seeds [lowest, highest].
 
-  The first row is the untrained team, if all settings begin with the same one; `references` (name
-  -> tokens written a question and accuracy of each seed) are further rows.
+  The first row is the untrained team, if all settings share it; `references` (name -> tokens
+  written per question and accuracy of each seed) are further rows.
   """
   rows = [(setting['name'], setting['trained']) for setting in settings]
   if (first := start(settings)) is not None:
@@ -232,7 +232,7 @@ def table(
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
-  """Returns 'mean [lowest, highest]', or '-' of nothing."""
+  """Returns 'mean [lowest, highest]', or '-' without values."""
   ends = {'x_low': min(values), 'x_high': max(values)} if len(values) > 1 else {}
   mean = statistics.mean(values) if values else None
   return formatting.interval({'x': mean, **ends}, 'x', decimals)

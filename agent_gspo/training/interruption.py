@@ -54,7 +54,7 @@ class Interruption:
 
   @contextlib.contextmanager
   def named(self, what: str) -> Iterator[None]:
-    """Names a block for `tell`, without deferring signals."""
+    """Sets the name of a block for `tell`, without deferring signals."""
     before, self._what = self._what, what
     try:
       yield

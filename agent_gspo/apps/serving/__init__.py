@@ -1,1 +1,1 @@
-"""A team behind an HTTP endpoint: as one model in OpenAI's protocol, and as a page to talk to."""
+"""Serves a team over HTTP: as one model in OpenAI's protocol, and as a chat page."""

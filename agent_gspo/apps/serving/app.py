@@ -1,4 +1,4 @@
-"""The web application: `/v1/chat/completions`, `/v1/models`, and a page."""
+"""Defines the web application: `/v1/chat/completions`, `/v1/models`, and a page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_app(
     )
 
   async def page(http: Request) -> Response:
-    # Else another page could show this one as a part of its own.
+    # Keeps other pages from embedding this one.
     alone = {'Content-Security-Policy': "frame-ancestors 'none'"}
     return HTMLResponse(_PAGE.read_text(encoding='utf-8'), headers=alone)
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: requests wait their turn, and end with whoever sent them."""
+"""Answers `/v1/chat/completions`: queues requests, and cancels those of disconnected clients."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from agent_gspo.types import Message, Question, RolloutBatch
 MAX_BYTES = 1 << 20
 """Limits the body of a request."""
 MAX_REQUESTS = 128
-"""Limits the requests in hand; with `MAX_BYTES`, the memory that they take."""
+"""Limits the concurrent requests; with `MAX_BYTES`, their memory."""
 BODY_SECONDS = 20.0
-"""Limits the time until the whole body of a request has come."""
+"""Limits the time until the whole body of a request has arrived."""
 
 _Found: TypeAlias = tuple[RolloutBatch, str | None, float]
 
 
 class ServedTeam(Protocol):
-  """Answers for a team what the application asks.
+  """Interface of a team that the application serves.
 
   Attributes:
-    name: of the model that it is served as.
-    team: who talks.
+    name: Name of the served model.
+    team: Team of agents.
   """
 
   name: str
@@ -46,10 +46,10 @@ class ServedTeam(Protocol):
 
   @property
   def told(self) -> str:
-    """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
+    """Returns the kind of terms in the agents' prompts: 'price', 'budget' or ''."""
 
   def question(self, request: ChatRequest) -> Question:
-    """Returns the question of a request; raises ValueError if this team cannot be asked it."""
+    """Returns the question of a request; raises ValueError if this team cannot read it."""
 
   def ask(
     self,
@@ -59,14 +59,14 @@ class ServedTeam(Protocol):
     temperature: float | None,
     max_tokens: int,
   ) -> tuple[RolloutBatch, str | None]:
-    """Returns the conversation, and the answer in its canonical form (see `asking.ask`)."""
+    """Returns the episode, and the answer in its canonical form (see `asking.ask`)."""
 
 
 class Completions:
-  """Takes requests for one team, an ASGI application.
+  """ASGI application that answers requests to one team.
 
-  One thread reads them, another holds the conversations, in the order in which they come. So the
-  event loop is free, and one long question is the most that is being encoded.
+  One thread parses requests, another runs episodes, in order of arrival. So the event loop is
+  free, and at most one long question is being encoded.
   """
 
   def __init__(self, served: ServedTeam):
@@ -88,16 +88,16 @@ class Completions:
     except RequestError as error:
       await errors.response(*errors.of_fault(error))(scope, receive, send)
     except ClientDisconnect:
-      pass  # nobody is there to be told
+      pass  # the client has disconnected
     finally:
       self._in_hand -= 1
 
 
 async def _body(http: Request) -> bytes:
-  """Returns the body, of which no more is read than is allowed.
+  """Returns the body, reading at most `MAX_BYTES`.
 
   Raises:
-    RequestError: it is too large, or takes too long.
+    RequestError: The body is too large, or takes too long.
   """
   too_large = RequestError(
     f'the body is too large; must be at most {MAX_BYTES} bytes; shorten question and notes.',
@@ -125,7 +125,7 @@ class _Exchange:
     self._talk: asyncio.Future[_Found] | None = None
 
   async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers, unless the client goes: then the conversation ends with the layer under way."""
+    """Answers, unless the client disconnects: then the episode ends after the current layer."""
     try:
       async with anyio.create_task_group() as tasks:
 
@@ -141,7 +141,7 @@ class _Exchange:
     finally:
       self._gone.set()
       if self._talk is not None:
-        self._talk.cancel()  # if it has not begun
+        self._talk.cancel()  # if it has not started
 
   async def _response(self) -> Response:
     try:
@@ -162,7 +162,7 @@ class _Exchange:
     question: Question,
     hear: Callable[[Message], None] = lambda message: None,
   ) -> asyncio.Future[_Found]:
-    """Puts the conversation in the queue; `hear` gets its messages, on the event loop."""
+    """Queues the episode; `hear` is called with its messages, on the event loop."""
     loop = asyncio.get_running_loop()
 
     def listen(message: Message) -> None:
@@ -185,7 +185,8 @@ class _Exchange:
     def guarded() -> Any:
       try:
         return work()
-      except (StopIteration, SystemExit) as error:  # a future loses the one; the other ends it all
+      # A future cannot carry a StopIteration, and a SystemExit would end the server.
+      except (StopIteration, SystemExit) as error:
         raise RuntimeError(repr(error)) from error
 
     return asyncio.get_running_loop().run_in_executor(thread, guarded)
@@ -252,7 +253,7 @@ def _finish(team: Team, batch: RolloutBatch) -> str:
 
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:
-  """Counts all that the agents read and wrote."""
+  """Counts the tokens that all agents read and wrote."""
   wrote, read = batches.written_and_read(batch)
   return {'prompt_tokens': read, 'completion_tokens': wrote, 'total_tokens': read + wrote}
 

@@ -1,4 +1,4 @@
-"""The server below the application: connections that end."""
+"""Defines the HTTP server below the application, with time limits on connections."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from agent_gspo.apps.serving import errors
 
 HEAD_SECONDS = 10.0
-"""Limits the head of a request, and what is left of the body of a refused one."""
+"""Limits the time for the head of a request, and for the rest of the body of a refused one."""
 GRACE_SECONDS = 2.0
-"""Limits a conversation under way when the server ends."""
+"""Limits the time of a running episode when the server shuts down."""
 
 
 class Connection(H11Protocol):
-  """Closes when no request comes, and lets the server end.
+  """HTTP connection that closes if no request arrives, and lets the server shut down.
 
-  uvicorn limits the time between two requests alone: a head that never ends would be waited for
-  without limit, and at the end of the server a body that never does.
+  uvicorn limits only the time between two requests. It would wait without limit for a head that
+  never ends, and at shutdown for a body that never ends.
   """
 
   _timer: asyncio.TimerHandle | None = None
 
   def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-    """Begins to wait for a request."""
+    """Starts waiting for a request."""
     super().connection_made(transport)
     self._watch()
 
   def data_received(self, data: bytes) -> None:
-    """Reads on."""
+    """Reads further data."""
     super().data_received(data)
     self._watch()
 
@@ -43,19 +43,19 @@ class Connection(H11Protocol):
     self._watch()
 
   def connection_lost(self, exc: Exception | None) -> None:
-    """Waits no more."""
+    """Stops the timer."""
     self._stop()
     super().connection_lost(exc)
 
   def shutdown(self) -> None:
-    """Lets a conversation under way go on for a moment; whoever still sends is cut off."""
+    """Gives a running episode `GRACE_SECONDS`; aborts a connection that is still sending."""
     super().shutdown()
     if self.cycle is not None and not self.cycle.response_complete:
       seconds = 0.0 if self.cycle.more_body else GRACE_SECONDS
       self.loop.call_later(seconds, self.transport.abort)
 
   def send_400_response(self, msg: str) -> None:
-    """Answers what is no HTTP, in the form of all errors."""
+    """Answers invalid HTTP with a JSON error."""
     if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
       body = json.dumps(errors.form(msg, 400)).encode()
       head = [('content-type', 'application/json'), ('connection', 'close')]
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
     self.transport.close()
 
   def _watch(self) -> None:
-    """Starts the clock where no request is under way, stops it where one is."""
+    """Starts the timer if no request is running, stops it otherwise."""
     if self.cycle is not None and not self.cycle.response_complete:
       self._stop()
     elif self._timer is None and not self.transport.is_closing():
@@ -78,7 +78,7 @@ class Connection(H11Protocol):
 
 
 def server(app: Any, **options: Any) -> uvicorn.Server:
-  """Returns a server that ends soon after it is told to; `options` are of `uvicorn.Config`."""
+  """Returns a server that shuts down quickly; `options` are those of `uvicorn.Config`."""
   config = uvicorn.Config(
     app,
     http=Connection,

@@ -1,4 +1,4 @@
-"""Errors of the endpoint, in the one form that OpenAI's protocol has for them."""
+"""Formats errors of the endpoint as in OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RequestError(ValueError):
   """A request that cannot be answered.
 
   Attributes:
-    field: what is wrong with it, '' for the whole.
-    status: of HTTP.
+    field: Invalid field, '' for the whole request.
+    status: HTTP status.
   """
 
   def __init__(self, message: str, field: str = '', status: int = 400):
@@ -28,7 +28,7 @@ class RequestError(ValueError):
 
 
 def form(message: str, status: int, field: str = '') -> dict[str, Any]:
-  """Returns an error as JSON holds it: its text clipped, and of characters that UTF-8 has."""
+  """Returns an error as a JSON object, its text clipped and valid UTF-8."""
   plain = [text.encode('utf-8', 'backslashreplace').decode() for text in (message, field)]
   text = plain[0] if len(plain[0]) <= _LONGEST else f'{plain[0][: _LONGEST - 3]}...'
   kind = 'server_error' if status >= 500 else 'invalid_request_error'
@@ -43,9 +43,9 @@ def response(
 
 
 def of_fault(error: Exception) -> tuple[str, int, str]:
-  """Returns message, status and field of what was raised on the way to an answer.
+  """Returns message, status and field of an exception.
 
-  A `ValueError` is the request's fault. Any other is the server's: its traceback goes to the log.
+  A `ValueError` is the client's error. Any other is the server's: its traceback is logged.
   """
   if isinstance(error, RequestError):
     return str(error), error.status, error.field
@@ -56,7 +56,7 @@ def of_fault(error: Exception) -> tuple[str, int, str]:
 
 
 async def of_route(http: Request, error: Exception) -> JSONResponse:
-  """Answers what no route takes, and what a route fails at."""
+  """Answers requests that match no route or whose route failed."""
   if isinstance(error, HTTPException):
     message = f'{http.method} {http.url.path[:200]}: {error.detail}.'
     return response(message, error.status_code, headers=error.headers)

@@ -1,4 +1,4 @@
-"""Keeps strangers out: other pages, other names, and whoever lacks the key."""
+"""Rejects requests from other pages, to other host names, or without the API key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 
 
 def check_key(key: str, host: str, address: str) -> None:
-  """Refuses a key that cannot be sent in a header, and none where others can reach the server.
+  """Checks the API key: sendable in a header, and set if other machines can reach the server.
 
   Raises:
-    ValueError: see above.
+    ValueError: The key fails either check.
   """
   if not all('!' <= character <= '~' for character in key):
     raise ValueError('--api_key must be ASCII without spaces; take another one.')
@@ -35,11 +35,11 @@ def check_key(key: str, host: str, address: str) -> None:
 
 
 class Guard:
-  """Passes on what this server's own page and the user's programs send.
+  """Middleware that passes on requests of this server's own page and the user's programs.
 
-  A page that a user visits elsewhere can make the browser send requests to any address that the
-  user can reach. Its `Origin` tells where it is from; its `Host` tells where its own name was made
-  to point here (DNS rebinding); and a browser asks before it sends JSON to another origin.
+  Another web page can make the user's browser send requests to this server. `Origin` reveals such
+  a page; `Host` reveals a name that was made to point here (DNS rebinding); and a browser asks
+  for permission before it sends JSON to another origin.
   """
 
   def __init__(self, app: ASGIApp, listens: Sequence[str], api_key: str):
@@ -75,9 +75,9 @@ class Guard:
     return None
 
   def _is_ours(self, host: str) -> bool:
-    """Returns whether a `Host` names this server; its port may be one that is forwarded here.
+    """Returns whether a `Host` names this server, at any port, as ports may be forwarded.
 
-    A server that listens everywhere takes any address: only names can be made to point elsewhere.
+    A server that listens on all addresses accepts any address: only names can be rebound.
     """
     found = _HOST.fullmatch(host)
     if found is None:

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's chat completions, as far as they mean something to a team."""
+"""Parses requests of OpenAI's chat completions, as far as they apply to a team."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IGNORED = (
   'user', 'metadata', 'store', 'safety_identifier', 'prompt_cache_key', 'prompt_cache_options',
   'prompt_cache_retention',
 )  # fmt: skip
-# Values that ask for what a team does anyway. So does null, for every field.
+# Values that request a team's normal behavior. So does null, for every field.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
   'n': (1,),
   'top_p': (1,),
@@ -44,24 +44,24 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest:
-  """Holds a question to a team; None stands for what evaluations have."""
+  """A question to a team; None means the value of evaluations."""
 
-  question: str  # what all agents read
-  notes: tuple[str, ...] = ()  # what each of the first agents alone reads
-  price: float | None = None  # of a token
-  budget: float | None = None  # cost that the episode should have
+  question: str  # shown to all agents
+  notes: tuple[str, ...] = ()  # private note of each of the first agents
+  price: float | None = None  # token price
+  budget: float | None = None  # target cost of the episode
   temperature: float | None = None
-  max_tokens: int = 0  # that all agents together may write; 0: the team's own caps alone
-  stream: bool = False  # messages are sent as they are written
-  include_usage: bool = False  # a stream ends with the tokens that it took
+  max_tokens: int = 0  # cap on the tokens of all agents together; 0: the team's own caps alone
+  stream: bool = False  # send messages as they are written
+  include_usage: bool = False  # end a stream with the token counts
 
 
 def decode(body: bytes) -> Any:
   """Returns the JSON of a body.
 
   Raises:
-    RequestError: it is not JSON, or has a name twice, or a number or text that JSON has no way to
-      write.
+    RequestError: The body is not JSON, repeats a name, or has a number or text that JSON cannot
+      represent.
   """
   try:
     found = json.loads(body, object_pairs_hook=_object)
@@ -80,10 +80,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read(body: Any, model: str) -> ChatRequest:
-  """Returns the request to `model` that is the decoded JSON of a body.
+  """Returns the request to `model` in the decoded JSON of a body.
 
   Raises:
-    RequestError: a field is missing, unknown or has a value that a team cannot follow.
+    RequestError: A field is missing, unknown or has an unsupported value.
   """
   if not isinstance(body, Mapping):
     raise RequestError(f'the body must be a JSON object, got {shown(body)}.')
@@ -137,7 +137,7 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-  """Returns whether a value is a neutral one; Python's True is 1, JSON's is not."""
+  """Returns whether a value equals a neutral one; unlike in Python, JSON's true is not 1."""
   return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
@@ -188,7 +188,7 @@ def _amount(name: str, value: Any) -> float | None:
 
 
 def _cap(*given: Any) -> int:
-  """The lowest of the two names' values."""
+  """Returns the lower of the values under both names, 0 without any."""
   found = [value for value in given if value is not None]
   for value in found:
     if not is_whole(value) or value < 1:
