@@ -1,1 +1,1 @@
-"""The commands, which launch/ and the console scripts run; one a process, each with its flags."""
+"""Defines the commands that launch/ and the console scripts run, each with its own flags."""

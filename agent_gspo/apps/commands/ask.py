@@ -1,4 +1,4 @@
-"""Puts a question to a team and shows its conversation, message by message.
+"""Asks a team a question and shows the episode, message by message.
 
     python launch/ask.py --workdir=runs/quickstart \\
       --question="How many pens do Mara and Tom have together?" \\
@@ -9,10 +9,10 @@
 The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best. With
 --config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
 --note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
-prints each conversation as one object, its messages as in transcripts.jsonl. The temperature is
-that of the config's evaluation, or --temperature; --price=0.01 or --budget=20 tell a team that was
-trained to be told a price of a token, or a budget (budget.mode='conditioned' and 'target'), another
-one than its evaluations do. --max_tokens=40 is a limit for all that the team writes.
+prints each episode as one object, its messages as in transcripts.jsonl. The temperature is that of
+the config's evaluation, or --temperature. --price=0.01 or --budget=20 replace the price or budget
+of evaluations, for a team trained with budget.mode='conditioned' or 'target'. --max_tokens=40
+limits the tokens that all agents together write.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def main() -> None:
     except ValueError as error:
       if isinstance(questions, list):
         raise
-      print(f'error: {error}', file=sys.stderr)  # who types can try again
+      print(f'error: {error}', file=sys.stderr)  # an interactive user can try again
 
 
 class _Lines:
-  """Prints a JSON object a conversation, in place of a display."""
+  """Display that prints a JSON object per episode."""
 
   def __init__(self, step: int):
     self._step = step
@@ -108,7 +108,7 @@ def _check_flags() -> None:
 
 
 def _typed(asked: TeamOfRun, terms: Terms | None) -> Iterator[Question]:
-  """Questions from the keyboard, until it ends (Ctrl-D)."""
+  """Yields questions from the keyboard, until end of input (Ctrl-D)."""
   from agent_gspo.evaluation import asking
 
   team = asked.team

@@ -1,7 +1,7 @@
-"""What the commands share: flags, clear errors, exit codes, compiled programs.
+"""Provides what commands share: flags, clear errors, exit codes, the compilation cache.
 
-What a user can mend ends with one line (usage before it where arguments are missing) and exit
-status 2; AGENT_GSPO_TRACEBACK=1 shows where it was raised. Ctrl-C ends with 130.
+User errors end with one line (usage before it if arguments are missing) and exit status 2;
+AGENT_GSPO_TRACEBACK=1 shows the traceback. Ctrl-C ends with 130.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_gspo.options import types_of
 if TYPE_CHECKING:
   from agent_gspo.workdir import checkpoints
 
-flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
+flags.disclaim_key_flags()  # so that --help of a command lists the flags defined here for it
 
 _SMALLER = (
   'Lower learner.micro_batch_size, sampler.decode_rows, sampler.prefill_rows or '
@@ -42,9 +42,9 @@ def define_config() -> flags.FlagHolder:
 
 
 class _OpenFields(flags.ArgumentParser):
-  """Reads a config file, and lets flags set what it does not write: options, fields of roles.
+  """Parser of a config file that lets flags set fields it does not list: options, role fields.
 
-  Which of these there are depends on the names in the config: `config.check` refuses the others.
+  Their names depend on the config: `config.check` refuses unknown ones.
   """
 
   def __init__(self, parser: flags.ArgumentParser):
@@ -63,13 +63,13 @@ class _OpenFields(flags.ArgumentParser):
 
 
 def _open_fields(section: str) -> list[str]:
-  """Returns the fields of a section that hold fields of the user's choice."""
+  """Returns the fields of a section that are dicts with user-defined fields."""
   kinds = types_of(SECTIONS[section]) if section in SECTIONS else {}
   return [field for field, (kind, _) in kinds.items() if kind is dict]
 
 
 def _make_room(config: Any, path: Sequence[str]) -> None:
-  """Adds a field of any type, if its section is there and it is not."""
+  """Adds a field of any type, if its section exists and the field does not."""
   for name in path[:-1]:
     config = config.get(name) if isinstance(config, config_dict.ConfigDict) else None
   if isinstance(config, config_dict.ConfigDict) and path[-1] not in config:
@@ -78,11 +78,11 @@ def _make_room(config: Any, path: Sequence[str]) -> None:
 
 
 def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
-  """Returns the config that the flags describe, as plain nested dicts.
+  """Returns the config of the flags, as plain nested dicts.
 
   Raises:
-    ValueError: there is no --config, no such file, or it holds no config, or a name that is no
-      text.
+    ValueError: --config is missing, the file does not exist or defines no config, or a name is
+      not text.
   """
   config = holder.value
   if config is None:
@@ -90,7 +90,7 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
   try:
     if isinstance(config, config_dict.ConfigDict):
       return config.to_dict()
-    _ = config.keys  # the library keeps a failure to read the file until somebody looks
+    _ = config.keys  # the library raises a failure to read the file only on access
   except OSError as error:
     raise ValueError(f'--config: {_last_line(str(error))}') from error
   except TypeError as error:  # the library sorts fields by their names
@@ -102,16 +102,16 @@ def load_config(holder: flags.FlagHolder) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFlags:
-  """--workdir and --step: which checkpoint."""
+  """Flags --workdir and --step, which select a checkpoint."""
 
   workdir: flags.FlagHolder
   step: flags.FlagHolder
 
   def chosen(self) -> checkpoints.Saved | None:
-    """Returns the checkpoint that they name, None without a --workdir.
+    """Returns the selected checkpoint, None without a --workdir.
 
     Raises:
-      ValueError: a step of no run, or see `checkpoints.chosen`.
+      ValueError: --step without --workdir, or see `checkpoints.chosen`.
     """
     workdir, step = self.workdir.value, self.step.value
     if not workdir and step:
@@ -132,7 +132,7 @@ def define_checkpoint() -> CheckpointFlags:
 
 
 def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
-  """Returns a checkpoint's config for this machine, which may have other devices."""
+  """Returns a checkpoint's config with the mesh adapted to this machine's devices."""
   from agent_gspo.sharding.placement import on_this_machine
 
   return saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
@@ -161,16 +161,16 @@ def _guarded(main: Callable[[], None]) -> None:
   except KeyboardInterrupt:
     raise SystemExit(130) from None
   except Exception as error:
-    # Of the host, or of a device: of the latter only the text tells.
+    # Out of memory on the host, or on a device, which only the text reveals.
     if not isinstance(error, MemoryError) and 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     fail(f'out of memory ({error}). {_SMALLER}', error)
 
 
 def _use_compilation_cache() -> None:
-  """Keeps compiled programs, so that a second run starts at once.
+  """Caches compiled programs on disk, so that a second run starts at once.
 
-  All of them: the few hundred that take less than JAX's one second each are most of a start.
+  All of them: a start spends most time on the few hundred below JAX's threshold of one second.
   """
   import jax
 
@@ -196,7 +196,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _told(text: str) -> str:
-  """What a flag's error says; of one in the config file, which is a traceback, its end."""
+  """Returns the last line of a flag's error, which may be a traceback from the config file."""
   last = _last_line(text)
   behind = re.match(r'flag (--config=[^\n]*(:[^:\n]*)): Error', text)
   if behind and 'get_config() takes 0 positional arguments' in last:
@@ -205,7 +205,7 @@ def _told(text: str) -> str:
 
 
 def _explain(error: Exception, argv: Sequence[str]) -> str:
-  """Names the flag whose field the config does not have, if it is that."""
+  """Describes a failed parse; names the flag if its field is not in the config."""
   while error.args and isinstance(error.args[0], Exception):
     error = error.args[0]
   text = str(error.args[0] if isinstance(error, KeyError) else error)

@@ -1,17 +1,17 @@
-"""Evaluates a team, untrained or from a checkpoint, beside what simpler systems give.
+"""Evaluates a team, untrained or from a checkpoint, beside simpler systems.
 
     python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
       [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
     OPENAI_API_KEY=... python launch/evaluate.py --config=configs/quickstart.py \\
       --endpoint=https://host/v1 --endpoint_model=NAME --out=DIR
 
-Without --workdir the team is the untrained one; --step names another checkpoint than the newest:
-its step, or "best", which is what the run's own evaluations found the best. Questions, their number
-and the temperature are those of config.evaluation. --out=DIR keeps every answer (results.jsonl) and
-the figures (result.json); the same command goes on where it was stopped. --dry_run prints the
-memory, questions, positions and time that the team needs (each baseline comes to that again), and
-ends. With --endpoint all agents speak through a model far away, in OpenAI's protocol, whose `usage`
-is what is counted; of config.model the tokenizer alone is used. See docs/evaluation.md.
+Without --workdir the team is untrained. --step selects another checkpoint than the newest: its
+step, or "best" by the run's own evaluations. Questions, their number and the temperature are those
+of config.evaluation. --out=DIR saves every answer (results.jsonl) and the figures (result.json);
+the same command resumes where it was stopped. --dry_run prints the memory, questions, positions and
+time that the team needs (each baseline needs that again), and ends. With --endpoint all agents use
+a remote model over OpenAI's protocol, and token counts are its `usage`; of config.model only the
+tokenizer is used. See docs/evaluation.md.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def main() -> None:
   for name in names:
     try:
       found.append(reference_systems.baseline(run, name, whole, matched))
-    except ValueError as error:  # what does not fit this team does not stop the others
+    except ValueError as error:  # a baseline that does not apply does not stop the others
       left_out[name] = str(error)
   probed = probes.run_all(run, whole, records) if _PROBES.value else []
   if _OUT.value:
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _failed(figures) -> str:
-  """Returns a line that counts and names the questions that failed, and says why the first did."""
+  """Returns a line with the number and names of failed questions, and the first error."""
   failed = figures['failed']
   names = textwrap.shorten(', '.join(failed), 200, placeholder=' ...')
   label = figures.get('label') or figures['probe']
@@ -128,7 +128,7 @@ def _failed(figures) -> str:
 
 
 def _names(known, agents: int) -> list[str]:
-  """Returns the baselines that were asked for; a team of one is its own single agent."""
+  """Returns the requested baselines, without `single` for a team of one."""
   names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
   for name in names:
     if name not in known:
@@ -150,7 +150,7 @@ def _check_endpoint(team) -> None:
 
 
 def _check_probes(team, task, split: str) -> None:
-  """Refuses a team without anything to probe before all that takes long."""
+  """Raises ValueError if --probes finds nothing to probe, before any long computation."""
   from agent_gspo.evaluation import probes
 
   if _PROBES.value:
@@ -167,7 +167,7 @@ def _key() -> str:
 
 
 def _endpoint_policy(setup):
-  """Returns the team's voice, and how many conversations it holds at a time."""
+  """Returns a factory of endpoint policies, and the number of concurrent requests."""
   from agent_gspo.apps.endpoint import EndpointPolicy
 
   url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
@@ -200,11 +200,11 @@ def _harness(setup, policy, step: int, alone: int):
 
 
 def _fingerprint(setup, speaker: str, step: int):
-  """Returns what the answers depend on; neither the number of questions nor their batches do."""
+  """Returns the settings that answers depend on, without the number and batches of questions."""
   from agent_gspo.evaluation import harness, variants
 
   config = setup.config
-  # Where files lie changes nothing: their content is checked.
+  # Paths are left out: the content of the files is checked.
   places = ('data_dir', 'cache_dir', 'base_url')
   options = {k: v for k, v in config['task']['options'].items() if k not in places}
   return {
@@ -222,7 +222,7 @@ def _fingerprint(setup, speaker: str, step: int):
 
 
 def _prices(setup):
-  """Returns the prices of the flags, else those of a reward that counts money."""
+  """Returns the prices of the flags, else of a reward in money, else None."""
   from agent_gspo.evaluation.results import Prices
 
   if _WRITTEN.value is not None or _READ.value is not None:

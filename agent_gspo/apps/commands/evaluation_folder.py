@@ -1,8 +1,8 @@
-"""Keeps the folder of an evaluation: what was answered so far, and of which evaluation.
+"""Reads and writes the folder of an evaluation.
 
-`evaluation.json` says whose answers these are, `results.jsonl` holds one object a question and
-team (its transcript with all counts, and a checksum), `learnt.json` the rankings of edges that were
-learnt on training questions, `result.json` the figures.
+`evaluation.json` has the fingerprint of the evaluation, `results.jsonl` one object per question
+and team (its transcript with all counts, and a checksum), `learnt.json` the edge rankings learned
+on training questions, `result.json` the figures.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Folder(harness.Answers):
   """Answers that are kept on the disk."""
 
   def __init__(self, path: str | pathlib.Path, fingerprint: Mapping[str, Any]):
-    """Opens a folder, which need not exist; `fingerprint` is what the answers depend on.
+    """Opens a folder, or creates it; `fingerprint` is everything that the answers depend on.
+
+    Damaged answers are left out with a warning, so that those questions are asked again.
 
     Raises:
-      ValueError: the folder is of another evaluation; names the field. Or a file is damaged;
-        damaged answers are left out with a warning, so that those questions are asked again.
+      ValueError: The folder is of another evaluation; names the field. Or a file is damaged.
     """
     super().__init__()
     self._path = pathlib.Path(path)
@@ -62,8 +63,8 @@ class Folder(harness.Answers):
         )
 
   def add(self, records: Sequence[Mapping[str, Any]]) -> None:
-    """Keeps records; they are on the disk when this returns."""
-    # As they will be read again: a run that goes on computes from the very same data.
+    """Adds records; they are on the disk when this returns."""
+    # Round trip through JSON, so that a resumed run computes from the same data.
     plain = [json.loads(json.dumps(json_lines.to_plain(record, {}))) for record in records]
     super().add(plain)
     lines = [json.dumps(sealed(record)) for record in plain]
@@ -74,23 +75,23 @@ class Folder(harness.Answers):
       os.fsync(file.fileno())
 
   def learn(self, name: str, what: Any) -> None:
-    """Keeps what was learnt; it is on the disk when this returns."""
+    """Saves a learned result; it is on the disk when this returns."""
     super().learn(name, json.loads(json.dumps(what)))
     _write(self._path / LEARNT, self.learnt)
 
   def finish(self, result: Mapping[str, Any]) -> None:
-    """Writes the figures, and the packages and code that they were made with."""
+    """Writes the figures, with the versions of packages and code."""
     whole = json_lines.to_plain({**result, 'software': provenance.software()}, {})
     _write(self._path / RESULT, sealed(json.loads(json.dumps(whole))))
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a record of plain data with its checksum."""
+  """Returns a record of plain data with its checksum added."""
   return {**record, _CHECKSUM: harness.digest(record)}
 
 
 def _opened(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-  """Returns what `sealed` was given, None where it has changed since."""
+  """Returns the record without its checksum, None if the checksum is wrong."""
   found = dict(record or {})
   checksum = found.pop(_CHECKSUM, None)
   return found if checksum == harness.digest(found) else None
@@ -100,8 +101,8 @@ def read_result(path: str | pathlib.Path) -> dict[str, Any]:
   """Returns all figures of the finished evaluation in a folder.
 
   Raises:
-    FileNotFoundError: the folder holds no finished evaluation.
-    ValueError: the file is damaged.
+    FileNotFoundError: The folder has no finished evaluation.
+    ValueError: The file is damaged.
   """
   file = pathlib.Path(path) / RESULT
   if not file.is_file():
@@ -118,13 +119,12 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   """Reads one finished evaluation of a folder, by default the first one, of the team itself.
 
   Returns:
-    Its figures, with the ids of the questions that `failed`, and the records of the others in the
-    order in which they were asked.
+    Its figures, with the ids of the questions that `failed`, and the records of the others in
+    question order.
 
   Raises:
-    FileNotFoundError: the folder holds no finished evaluation.
-    ValueError: there is none of that label, it has no records (a constant answer), or a file is
-      damaged.
+    FileNotFoundError: The folder has no finished evaluation.
+    ValueError: The label is unknown or has no records (a constant answer), or a file is damaged.
   """
   path, result = pathlib.Path(path), read_result(path)
   evaluations = [e for e in result['evaluations'] if 'variant' in e]  # a constant answer has none
@@ -150,7 +150,7 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
 
 
 def _answers(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the records of a file that are as they were written; warns of the others."""
+  """Yields the records of a file whose checksum is right; warns of the others."""
   for number, record in json_lines.numbered(file):
     if (found := _opened(record)) is not None:
       yield found

@@ -3,11 +3,10 @@
     python launch/export.py --workdir=runs/quickstart --out=models/quickstart
     python launch/export.py --workdir=runs/team --agent=solver --format=peft --out=models/solver
 
-The newest intact checkpoint is taken, or that of --step=N, or (--step=best) the one that the run's
-own evaluations found the best; and the config that it was made with. `hf` is a whole model,
-adapters merged into its weights; `peft` is the adapter alone, and beside it in `base` the model
-that it adapts, if that has no Hugging Face folder of its own. Where each agent has a policy,
---agent says whose is written.
+The checkpoint is the newest intact one, that of --step=N, or with --step=best the best by the run's
+own evaluations; the config is the checkpoint's. `hf` is a whole model, adapters merged into its
+weights; `peft` is the adapter alone, with its base model in `base` if that has no Hugging Face
+folder of its own. If each agent has its own policy, --agent selects one.
 """
 
 import pathlib
@@ -26,7 +25,7 @@ _FORMAT = flags.DEFINE_enum('format', 'hf', FORMATS, 'A whole model, or the adap
 
 def main() -> None:
   """Runs the command."""
-  # Last of them, since it reads the whole checkpoint.
+  # The checkpoint last, since `chosen` reads all of it.
   if not _OUT.value or (saved := _CHECKPOINT.chosen()) is None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
   from agent_gspo.config import check as config_lib

@@ -1,4 +1,4 @@
-"""Serves a team on this machine: as one model in OpenAI's protocol, and as a page to talk to.
+"""Serves a team on this machine: as one model in OpenAI's protocol, and as a chat page.
 
     python launch/serve.py --workdir=runs/quickstart      # http://127.0.0.1:8000
 
@@ -11,12 +11,12 @@
     )
 
 The team is that of a run, or with --config=FILE in place of --workdir the untrained one. `usage`
-counts what all agents read and wrote; `team` holds their messages, of which a stream sends each as
-it is written. `notes` (one an agent, in their order) and `price` or `budget` (for a team that is
-told one) come beside OpenAI's own fields; what a team cannot follow is refused, not ignored.
-Requests are answered one at a time, to programs of this machine and the server's own page. A --host
-that others can reach needs an --api_key, or AGENT_GSPO_API_KEY, which is not seen in the list of
-processes: clients send it as theirs, and the page asks for it.
+counts the tokens that all agents read and wrote; `team` has their messages, which a stream sends as
+they are written. `notes` (one per agent, in their order) and `price` or `budget` (for a conditioned
+team) extend OpenAI's fields; unsupported fields are refused, not ignored. Requests are answered one
+at a time, from programs of this machine and the server's own page. A --host that other machines can
+reach needs an --api_key, or AGENT_GSPO_API_KEY, which the list of processes does not show: clients
+send it as their API key, and the page asks for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it
 
 
 class Served(team_of_run.TeamOfRun):
-  """The team as `serving.app.ServedTeam`."""
+  """Team of a run as a `serving.app.ServedTeam`."""
 
   def __init__(self, which: team_of_run.Flags, name: str):
     super().__init__(which)
@@ -51,7 +51,7 @@ class Served(team_of_run.TeamOfRun):
     self._numbers = itertools.count()
 
   def question(self, request: ChatRequest) -> Question:
-    """That of a request, if this team can read it."""
+    """Returns the question of a request; raises ValueError if this team cannot read it."""
     from agent_gspo.evaluation import asking
 
     question = asking.asked(
@@ -75,7 +75,7 @@ def main() -> None:
     raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
 
   served = Served(_TEAM, _NAME.value)
-  with _listen(_HOST.value, _PORT.value) as listening:  # before a model is read for nothing
+  with _listen(_HOST.value, _PORT.value) as listening:  # before the slow model load
     host, port = listening.getsockname()[:2]
     key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
     guard.check_key(key, _HOST.value, host)

@@ -4,11 +4,11 @@
       --lambdas=0,0.005,0.01,0.02,0.04 --seeds=0,1,2
 
 Settings come from --lambdas (values of budget.lambda_tok), from --vary=FIELD=V1,V2 (several
-make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Runs that have ended
-are not run again, those that were stopped go on, one that fails does not stop the others.
---config.<field>=<value> holds for all. Writes sweep.json, sweep.md (mean over seeds, lowest
+make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Finished runs are
+skipped, stopped ones resume, and a failed one does not stop the others.
+--config.<field>=<value> applies to all runs. Writes sweep.json, sweep.md (mean over seeds, lowest
 and highest), frontier.png, curves.png (if a run trained) and report.html to the workdir.
---reference=DIR, a folder of `launch/evaluate.py --out`, puts its team and baselines on the
+--reference=DIR, a folder of `launch/evaluate.py --out`, adds its team and baselines to the
 frontier; several are the seeds of one comparison.
 """
 
@@ -99,7 +99,7 @@ def _settings(lambdas: str, varied: Sequence[str], named: Sequence[str]) -> list
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
-  """Returns the numbers that a flag gives, comma between; each is a run, or several."""
+  """Returns the comma-separated numbers of a flag; they must be distinct."""
   found: list[_Number] = []
   for part in text.split(','):
     try:
@@ -116,7 +116,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
 
 
 def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-  """Returns tokens and accuracy of the systems that evaluations compared, by name."""
+  """Returns (tokens, accuracy) of each compared system, by name, one pair per folder."""
   found: dict[str, list[tuple[float, float]]] = {}
   if not folders:
     return found
@@ -132,7 +132,7 @@ def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _system(label: str) -> str:
-  """Returns the name of an evaluation in each folder: without samples, or the team's step."""
+  """Returns a system's name across folders: without its samples, or the team's step."""
   if team := records.told_team(label):
     return f'{_TEAM}{label.removeprefix(team)}'
   return label.partition(' (')[0]

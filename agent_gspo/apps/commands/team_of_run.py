@@ -1,4 +1,4 @@
-"""The team of a run, or an untrained one, that can be asked: what `ask` and `serve` share."""
+"""Loads the team of a run, or an untrained one, for `ask` and `serve`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
   from agent_gspo.training.setup import Setup
   from agent_gspo.types import Message, Question, RolloutBatch, Terms
 
-flags.disclaim_key_flags()  # --help of a command lists what is defined here for it
+flags.disclaim_key_flags()  # so that --help of a command lists the flags defined here for it
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """--config, or --workdir and --step: which team."""
+  """Flags --config, or --workdir and --step, which select a team."""
 
   config: flags.FlagHolder
   checkpoint: command.CheckpointFlags
 
   def check(self) -> None:
-    """Refuses flags that name no team, or two.
+    """Checks that the flags select one team.
 
     Raises:
-      ValueError: both or none of --config and --workdir are given.
+      ValueError: Both or none of --config and --workdir are given.
     """
     if bool(self.checkpoint.workdir.value) == (self.config.value is not None):
       raise ValueError(
@@ -44,13 +44,13 @@ def define_flags() -> Flags:
 
 
 class TeamOfRun:
-  """A team whose model is loaded when it is first needed."""
+  """Team whose model is loaded on first use."""
 
   def __init__(self, which: Flags):
     """Finds the team.
 
     Raises:
-      ValueError, FileNotFoundError: there is no such run or checkpoint, or its config is bad.
+      ValueError, FileNotFoundError: No such run or checkpoint, or its config is invalid.
     """
     from agent_gspo.config import check as config_lib
 
@@ -78,14 +78,14 @@ class TeamOfRun:
 
   @property
   def told(self) -> str:
-    """Returns what its agents read of the cost of talk: 'price', 'budget' or ''."""
+    """Returns the kind of terms in the agents' prompts: 'price', 'budget' or ''."""
     return self.parts.term_sheet.kind if self.parts.term_sheet else ''
 
   def terms(self, **told: float | None) -> Terms | None:
     """Returns the terms of a question, those of evaluations unless `price` or `budget` is given.
 
     Raises:
-      ValueError: the team is told none such.
+      ValueError: The team was not trained with such terms.
     """
     given = {kind: value for kind, value in told.items() if value is not None}
     for kind, value in given.items():
@@ -97,7 +97,7 @@ class TeamOfRun:
     return self.parts.terms(given.get(self.told))
 
   def check_words(self, question: Question) -> None:
-    """Refuses a question that the team cannot read, see `asking.check_words`."""
+    """Raises ValueError if the team cannot read a question, see `asking.check_words`."""
     from agent_gspo.evaluation import asking
 
     asking.check_words(self.team, self.load().tokenizer, question)
@@ -110,10 +110,10 @@ class TeamOfRun:
     temperature: float | None = None,
     max_tokens: int = 0,
   ) -> tuple[RolloutBatch, str | None]:
-    """Returns a conversation and its answer, see `asking.ask`.
+    """Returns an episode and its answer, see `asking.ask`.
 
-    `temperature` is that of evaluations by default; all agents together may write `max_tokens`, or
-    with 0 what the team's own caps allow.
+    `temperature` is that of evaluations by default. `max_tokens` caps the tokens of all agents
+    together; with 0 only the team's own caps apply.
     """
     from agent_gspo.evaluation import asking
 

@@ -1,17 +1,17 @@
 """Trains a team: python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 
-Any field can be set from here: --config.budget.lambda_tok=0.002. The same command goes on
-where it was stopped. Where a run became unstable, it also goes on with another learning rate (or
-what else `checkpoints.CHANGEABLE` names): add --config.learner.learning_rate=1e-6
---allow_changes=learner.learning_rate; config.json then tells from which step on.
+Any field can be set from here: --config.budget.lambda_tok=0.002. The same command resumes a stopped
+run. An unstable run can resume with another learning rate (or another field of
+`checkpoints.CHANGEABLE`): add --config.learner.learning_rate=1e-6
+--allow_changes=learner.learning_rate; config.json records the step of the change.
 
 --plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
-weights; every run begins with the same lines, and is refused where it cannot fit. --dry_run adds
-what the whole run costs: questions, positions and time, at the rate that is measured here.
+weights; every run prints the same lines first, and is refused if it cannot fit. --dry_run adds the
+cost of the whole run: questions, positions and time, at a rate measured here.
 
-On a TPU pod slice and under Slurm the same command, started once a host, is one run; elsewhere add
---coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command and
---workdir, and the same code and packages.
+On a TPU pod slice and under Slurm the same command, started once per host, is one run; elsewhere
+add --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command
+and --workdir, and the same code and packages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
   who = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
   place = places.find(*who)
   if place is not None and place.processes > 1:
-    partners.meet(place, _facts(config), _START.value)  # before the imports, which take seconds
+    partners.meet(place, _facts(config), _START.value)  # before the slow imports
   from agent_gspo.apps.reporting.progress import Progress
   from agent_gspo.sharding import hosts
   from agent_gspo.training import loop
@@ -75,18 +75,18 @@ def main() -> None:
     loop.train(config, str(_WORKDIR.value), _CHANGES.value, Progress)
   partners.leave()
   if hosts.count() > 1:
-    interruption.ignore()  # one that died while it waits for the others would fail them all
+    interruption.ignore()  # a process killed while waiting for the others would fail them all
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what must be the same in all processes of a run."""
+  """Returns the values that must be equal in all processes of a run."""
   same: dict[str, Any] = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
   same['--workdir'] = os.path.abspath(_WORKDIR.value) if _WORKDIR.value else ''
   return {**provenance.software(), **same, **config}
 
 
 def _place() -> places.Place | None:
-  """Returns where this process stands by these flags alone, be they or others wrong."""
+  """Returns this process's place in the run from these flags alone, even if others are invalid."""
   own = flags.FlagValues()
   for holder in (_COORDINATOR, _PROCESSES, _PROCESS):
     own[holder.name] = flags.FLAGS[holder.name]
@@ -97,7 +97,7 @@ def _place() -> places.Place | None:
 
 
 def cli() -> None:
-  """Parses the flags and runs the command; tells the other processes how it ends."""
+  """Parses the flags and runs the command; reports a failure to the other processes."""
   try:
     command.run(main)
   except BaseException as error:
@@ -106,7 +106,7 @@ def cli() -> None:
 
 
 def _tell_others(error: BaseException) -> None:
-  """Tells the other processes, if there are some, why this one ends; a failure ends them all."""
+  """Reports the cause of this process's end to the others, if any; a failure ends them all."""
   status: Any = error.code if isinstance(error, SystemExit) else 1
   cause = error.__context__ if isinstance(error, SystemExit) else error
   problem = f'{type(cause).__name__}, see its own output'
@@ -126,7 +126,7 @@ def _tell_others(error: BaseException) -> None:
     others.leave()
     return
   if not isinstance(error, SystemExit):
-    if first := others.cause():  # whose end broke what this one was about
+    if first := others.cause():  # the failure elsewhere that caused this one
       print('error:', first, file=sys.stderr)
       problem, status = first, 2
     else:

@@ -1,4 +1,4 @@
-"""Tables that a run ends with."""
+"""Builds the tables that a run ends with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agent_gspo.workdir import records
 
 
 def tables(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Table]:
-  """Yields the team before and after training, then the team at each price that it was told."""
+  """Yields a table of the team before and after training, then one over prices or budgets."""
   evaluations = records.evaluations(workdir)
-  # What is left from before the run went on to more steps is of another team.
+  # Records from before the run was extended to more steps are of another team.
   steps = (0, trained['step'])
   by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
   baselines = [by_label[k] for k in (*BASELINES, records.SEEN) if k in by_label]

@@ -1,4 +1,4 @@
-"""Tables with a row a system: evaluations side by side, probes, paired differences."""
+"""Builds tables with a row per system: evaluations side by side, probes, paired differences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agent_gspo.workdir.records import GRADED
 
 
 def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-  """A row an evaluation, as they stand in `result.json`.
+  """Returns a table with a row per evaluation, as in `result.json`.
 
-  Accuracy, also by each grader of a task that has several. Tokens a question: written, read, and
-  both in plain text (as `evaluation.text_counts` counts them); of the critical path. Calls a
-  question, silent turns, money a question if it is known, questions that failed if any did.
+  Columns: accuracy, also by grader if a task has several; tokens per question written, read, both
+  as plain text (see `evaluation.text_counts`) and on the critical path; calls per question; silent
+  turns; money per question if known; failed questions if any.
   """
   money = any('money/per_question' in e for e in evaluations)
   graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
@@ -47,7 +47,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-  """A row a probe: what the team loses, and what a muted agent's tokens are worth."""
+  """Returns a table, a row per probe: accuracy lost, and the value of a muted agent's tokens."""
   heads = (
     'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
     'silent: needed / idle, %',
@@ -67,7 +67,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Shows two systems and their difference, a row a measure (see `compare.differences`)."""
+  """Returns two systems and their difference, a row per measure (see `compare.differences`)."""
   table = _table(['', *names, 'difference'])
   for row in rows:
     table.add_row(

@@ -1,4 +1,4 @@
-"""Shows a conversation in a terminal, message by message."""
+"""Shows an episode in a terminal, message by message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_gspo.types import Message, Question, RolloutBatch
 
 
 class ConversationDisplay:
-  """Shows one conversation after another."""
+  """Display of one episode after another."""
 
   def __init__(self, team: Team, console: Console | None = None):
     """Prepares the display; it writes to standard output by default."""
@@ -21,12 +21,12 @@ class ConversationDisplay:
     self._round = 0
 
   def begin(self, question: Question) -> None:
-    """Shows what is asked."""
+    """Shows the question."""
     self._round = 0
     self._print(('question ', 'bold'), (question.text, ''))
 
   def message(self, message: Message) -> None:
-    """Shows what an agent has said, what it cost, and who reads it."""
+    """Shows an agent's message, its tokens and its readers."""
     if message.round != self._round:
       self._round = message.round
       self._print((f'round {message.round + 1}', 'dim'))
@@ -40,7 +40,7 @@ class ConversationDisplay:
     self._print(name, (told, 'dim'), (message.text.strip(), ''))
 
   def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
-    """Shows the answer, and what the conversation cost."""
+    """Shows the answer, and the cost of the episode."""
     written, read = batches.written_and_read(batch)
     silent = sum(m.silent for m in batch.messages)
     self._print(('answer ', 'bold'), ('none was found' if answer is None else answer, 'bold green'))

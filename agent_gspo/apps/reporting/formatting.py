@@ -1,4 +1,4 @@
-"""Numbers as short text, with "-" for what is not known."""
+"""Formats numbers as short text, with "-" for unknown ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BARS = '▁▂▃▄▅▆▇█'
 
 
 def number(value: Any, digits: int = 3, signed: bool = False) -> str:
-  """Returns `value` with `digits` significant digits; thousands stand in full."""
+  """Returns `value` with `digits` significant digits; thousands are written in full."""
   x = finite(value)
   if x is None:
     return MISSING
@@ -42,7 +42,7 @@ def interval(
   unit: str = '',
   signed: bool = False,
 ) -> str:
-  """Returns a figure of a record, and behind it its `[low, high]` where the record has them."""
+  """Returns a value of a record, followed by its `[low, high]` if the record has them."""
   value, low, high = (
     MISSING if (x := finite(record.get(k))) is None else fixed(scale * x, decimals, signed)
     for k in (key, f'{key}_low', f'{key}_high')
@@ -52,7 +52,7 @@ def interval(
 
 
 def percent(value: Any, decimals: int = 1) -> str:
-  """Returns a share in `[0, 1]` as a percentage."""
+  """Returns a fraction in `[0, 1]` as a percentage."""
   x = finite(value)
   return MISSING if x is None else f'{100 * x:.{decimals}f} %'
 
@@ -78,9 +78,9 @@ def duration(seconds: Any) -> str:
 
 
 def sparkline(values: Sequence[Any], width: int) -> str:
-  """Draws a curve in one line of at most `width` characters, from its lowest to its highest point.
+  """Draws a curve in one line of at most `width` characters, scaled from its minimum to maximum.
 
-  Entries that are not finite numbers are left out; a longer curve is averaged in equal slices.
+  Non-finite entries are left out; a longer curve is averaged in equal slices.
   """
   data = [x for x in map(finite, values) if x is not None]
   if not data or width < 1:

@@ -1,4 +1,4 @@
-"""One HTML file that shows what runs did and what their agents said."""
+"""Writes one HTML file with the curves, evaluations and transcripts of runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def write_report(
 ) -> pathlib.Path:
   """Writes a report on one run, or on several side by side.
 
-  The file needs nothing but a browser: its styles, scripts and data are part of it, and it
-  may not reach the network (its content-security policy says so).
+  The file is self-contained: styles, scripts and data are inlined, and its content-security policy
+  forbids network access.
 
   Args:
-    workdirs: Of runs, finished or not; a folder of workdirs stands for all of them.
-    out: File to write, in one piece.
+    workdirs: Workdirs of runs, finished or not; a folder of workdirs means all of them.
+    out: File to write, atomically.
 
   Raises:
-    FileNotFoundError: a folder holds no run.
-    ValueError: `workdirs` is empty, or `out` a folder.
+    FileNotFoundError: A folder has no run.
+    ValueError: `workdirs` is empty, or `out` is a folder.
   """
   folders = [workdirs] if isinstance(workdirs, str | pathlib.Path) else list(workdirs)
   if not folders:
@@ -50,7 +50,7 @@ def write_report(
 
 
 def render(title: str, data: Any) -> str:
-  """Returns the page that shows what `report_data.build` returns."""
+  """Returns the HTML page for the result of `report_data.build`."""
   asset = lambda name: (_ASSETS / name).read_text(encoding='utf-8')
   return string.Template(asset('report.html')).substitute(
     title=html.escape(f'agent_gspo: {title}'),
@@ -63,11 +63,11 @@ def render(title: str, data: Any) -> str:
 def script_json(data: Any) -> str:
   """Returns JSON that is safe inside a script element.
 
-  No "<" is left in it, so neither "</script>" nor "<!--" can end the element, whatever the
-  agents wrote. All of it is ASCII: decoded tokens may hold halves of surrogate pairs.
+  It has no "<", so neither "</script>" nor "<!--" can end the element, whatever the agents wrote.
+  It is ASCII, as decoded tokens may contain lone surrogates.
 
   Raises:
-    ValueError: the data holds NaN or infinity.
+    ValueError: The data has NaN or infinity.
   """
   text = json.dumps(data, allow_nan=False, separators=(',', ':'))
   return text.replace('&', '\\u0026').replace('<', '\\u003c').replace('>', '\\u003e')

@@ -1,4 +1,4 @@
-"""The live display of a run: a few lines that are redrawn in place."""
+"""Renders the live display of a run: a few lines that are redrawn in place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.text import Text
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.apps.reporting.formatting import duration, fixed, number, percent
 
-_WINDOW = 20  # steps that the estimate of the remaining time looks back
+_WINDOW = 20  # past steps used to estimate the remaining time
 
 _LABEL_WIDTH = 19
 
 _SHORT, _LONG = partial(fixed, decimals=1), partial(fixed, decimals=3)
-# Label, curve drawn behind it, and the figures: name, metric, how to write it.
+# Label, metric of the curve, and the figures: name, metric, formatter.
 _ROWS = (
   ('accuracy', 'task/accuracy', (
     ('now', 'task/accuracy', percent), ('running', 'budget/running_accuracy', percent))),
@@ -50,23 +50,23 @@ _ROWS = (
 
 @dataclasses.dataclass
 class ProgressState:
-  """Holds what the display knows of the run; times are those of `time.monotonic`."""
+  """State of the display of a run; times are those of `time.monotonic`."""
 
   title: str
   total: int  # steps of the whole run
-  done: int  # steps finished, those before a resume included
+  done: int  # finished steps, those before a resume included
   step: int | None = None  # number of the last step
   metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the last step
-  history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # one value a step
+  history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # one value per step
   phase: tuple[str, int | None, int | None] | None = None  # within the step: name, done, total
   started: float = dataclasses.field(default_factory=time.monotonic)
-  curve_column: int = 0  # where the curves start, behind the figures
-  ticks: list[float] = dataclasses.field(default_factory=list)  # the last few steps' ends
+  curve_column: int = 0  # first column of the curves, to the right of the figures
+  ticks: list[float] = dataclasses.field(default_factory=list)  # end times of the last steps
 
   CURVES = ('task/accuracy', 'tokens/written_per_question', 'comm/silence_rate')
 
   def record(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Takes in a finished step."""
+    """Records a finished step."""
     if not self.ticks:
       self.ticks.append(self.started)
     self.ticks = [*self.ticks, time.monotonic()][-_WINDOW - 1 :]
@@ -77,7 +77,7 @@ class ProgressState:
 
   def remaining_seconds(self) -> float | None:
     """Estimates the time to the end, None before the first step."""
-    # The first step compiles; it is no measure of the others once there is another.
+    # The first step compiles: it is left out once there is another.
     ticks = self.ticks[1:] if 2 < len(self.ticks) <= _WINDOW else self.ticks
     if len(ticks) < 2:
       return None
@@ -93,7 +93,7 @@ def render(state: ProgressState, width: int) -> RenderableType:
 
 
 def phase_text(name: str, done: int | None, total: int | None) -> str:
-  """Returns what is going on, and how much of it is done."""
+  """Returns the name of a phase, and how much of it is done."""
   if done is None:
     return name
   return f'{name} {done}/{total}' if total else f'{name} {done}'

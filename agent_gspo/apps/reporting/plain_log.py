@@ -1,4 +1,4 @@
-"""One aligned line of text a step, for logs and pipes."""
+"""Formats one aligned line of text per step, for logs and pipes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_gspo.apps.reporting import formatting
 
 HEADER_EVERY = 20
 
-# Heading, width, metric, and how to write it.
+# Heading, width, metric, formatter.
 _COLUMNS = (
   ('acc %', 6, 'task/accuracy', lambda x: _scaled(x, 100, 1)),
   ('run %', 6, 'budget/running_accuracy', lambda x: _scaled(x, 100, 1)),
@@ -35,7 +35,7 @@ def header() -> str:
 
 
 def line(step: int, metrics: Mapping[str, Any], remaining_seconds: float | None) -> str:
-  """Returns the line of one step; "-" stands for what the metrics do not hold."""
+  """Returns the line of one step, with "-" for missing metrics."""
   cells = [f'{write(metrics.get(key)):>{width}}' for _, width, key, write in _COLUMNS]
   left = formatting.duration(None if remaining_seconds is None else round(remaining_seconds))
   return ' '.join([f'{step:>7}', *cells, f'{left:>8}'])

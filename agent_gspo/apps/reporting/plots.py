@@ -1,4 +1,4 @@
-"""Learning curves and the accuracy-tokens frontier as pictures, over several seeds."""
+"""Plots learning curves and the accuracy-tokens frontier over several seeds."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def learning_curves(
   *,
   smoothing: int = 1,
 ) -> pathlib.Path:
-  """Draws accuracy, tokens written and silence over the steps of training.
+  """Draws accuracy, tokens written and silence rate over training steps.
 
-  A line is the mean over the runs of a label, its band reaches from the lowest to the highest
-  run. Where a label's runs do not say which notes were relevant, the silence of all turns is
-  drawn. The price of a token is drawn if a run changed it.
+  A line is the mean over the runs of a label, its band spans the lowest to the highest run. If a
+  label's runs do not record relevance, the silence rate of all turns is drawn. The token price is
+  drawn if a run changed it.
 
   Args:
-    workdirs_by_label: The seeds' workdirs of each setting.
+    workdirs_by_label: Label -> workdirs of its seeds.
     out_png: File to write.
-    smoothing: Steps, up to and including a step, that its point is the mean over.
+    smoothing: Length of the trailing mean, in steps.
 
   Raises:
-    ValueError: there is nothing to draw.
-    FileNotFoundError: a workdir holds no run.
+    ValueError: No run has metrics.
+    FileNotFoundError: A workdir has no run.
   """
   from matplotlib import lines  # here, as importing it takes a second
 
@@ -137,16 +137,16 @@ def frontier(
   references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
   start: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
-  """Draws accuracy against tokens written a question, a point a setting.
+  """Draws accuracy against tokens written per question, a point per setting.
 
   Args:
     settings: Records with `name` and, under `trained`, `task/accuracy` and
-      `tokens/written_per_question`, one value a seed. The point is the mean, its bars reach
-      from the lowest to the highest seed; single seeds are dots.
+      `tokens/written_per_question`, one value per seed. The point is the mean, its bars span the
+      lowest to the highest seed; single seeds are dots.
     out_png: File to write.
-    references: Name -> (tokens, accuracy) of each seed, of systems that were not trained
-      here; drawn in gray.
-    start: As `trained`, of the team that all settings begin with, if it is one.
+    references: Name -> (tokens, accuracy) of each seed, for systems that were not trained here;
+      drawn in gray.
+    start: Same keys as `trained`, for the untrained team that all settings share, if any.
   """
   picture = _picture(7.5, 4.8)
   axes = picture.subplots()
@@ -159,7 +159,7 @@ def frontier(
   for name, seeds in (references or {}).items():
     x, share = np.mean(seeds, axis=0)
     _seeds(axes, seeds, None, 'x', '#666')
-    late = x > axes.get_xlim()[1] / 2  # its name would leave the picture on the right
+    late = x > axes.get_xlim()[1] / 2  # the name goes to the left of the point
     side: dict[str, Any] = {'ha': 'right' if late else 'left', 'textcoords': 'offset points'}
     axes.annotate(name, (x, 100 * share), (-6 if late else 6, 5), fontsize=8, **side)
   _plain(axes, 'tokens written a question', shares=True)
@@ -171,7 +171,7 @@ def frontier(
 
 
 def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: str, colour: str):
-  """The mean of some (tokens, accuracy), bars to the lowest and highest, a dot for each."""
+  """Draws the mean of some (tokens, accuracy), bars to the extremes, and a dot for each."""
   tokens, accuracy = np.asarray(points, float).T * [[1], [100]]
   x, y = tokens.mean(), accuracy.mean()
   reach = lambda values, mean: [[mean - values.min()], [values.max() - mean]]
@@ -183,7 +183,7 @@ def _seeds(axes, points: Sequence[tuple[float, float]], name: str | None, mark: 
 def across_runs(
   runs: Sequence[Sequence[Mapping[str, Any]]], key: str, smoothing: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Returns `(steps, low, mean, high)` of a metric, each `[n]`, over the runs that have it then.
+  """Returns `(steps, low, mean, high)` of a metric, each `[n]`, over runs with a value at a step.
 
   `smoothing` is the length of the trailing mean over a run's own values.
   """

@@ -1,4 +1,4 @@
-"""Shows how a run is doing: a live panel in a terminal, one line a step elsewhere."""
+"""Shows the progress of a run: a live panel in a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from agent_gspo.apps.reporting import closing, html_report, live_panel, plain_lo
 from agent_gspo.training import progress
 
 _LOG_WIDTH = 140
-_SILENCE = 30.0  # seconds without a line, after which a log hears of the phase
+_SILENCE = 30.0  # seconds without a line, after which a log gets the phase
 
 
 class Progress(progress.Progress):
-  """Shows how a run is doing.
+  """Display of the progress of a run.
 
       with Progress(total_steps, start_step, "gsm8k, three agents") as progress:
         progress.phase("rollout", 3, 16)
         progress.step(step, metrics)
         progress.note("checkpoint saved")
 
-  It never raises: a metric that is missing or odd is shown as "-", and if writing to the
-  terminal fails (a closed pipe, a full disk), the display goes quiet and the run goes on.
+  It never raises: a missing or invalid metric is shown as "-", and if writing to the terminal
+  fails (a closed pipe, a full disk), the display stops and the run continues.
   """
 
   def __init__(
@@ -59,7 +59,7 @@ class Progress(progress.Progress):
     self._safely(self._close)
 
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-    """Shows what is going on; a log gets a line of it after half a minute without one."""
+    """Shows the current phase; a log gets a line after half a minute without one."""
     self._state.phase = (name, done, total)
     if self._live is None and self._clock() - self._last_line >= _SILENCE:
       self.note(f'... {live_panel.phase_text(name, done, total)}')
@@ -73,7 +73,7 @@ class Progress(progress.Progress):
     self._safely(lambda: self._write(text))
 
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
-    """Shows the closing tables and writes the report; a failure costs no run that is done."""
+    """Shows the closing tables and writes the report; notes a failure instead of raising."""
     try:
       for table in closing.tables(workdir, trained):
         self.note(table)
@@ -86,7 +86,7 @@ class Progress(progress.Progress):
       )
 
   def _open(self) -> None:
-    blocks = self._console.encoding.lower().startswith('utf')  # which the curves are made of
+    blocks = self._console.encoding.lower().startswith('utf')  # curves are drawn with block glyphs
     if blocks and (self._console.is_terminal or self._console.is_jupyter):
       self._live = Live(
         console=self._console, get_renderable=self._render, refresh_per_second=4, transient=False
@@ -110,7 +110,7 @@ class Progress(progress.Progress):
       self._write(plain_log.line(step, metrics, self._state.remaining_seconds()))
 
   def _render(self) -> RenderableType:
-    # Called by the display's own thread, where an exception would end the display.
+    # Called in rich's refresh thread, where an exception would end the display.
     try:
       return live_panel.render(self._state, self._console.width)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The data that a report carries, small enough to open in a browser."""
+"""Collects the data of a report, small enough to open in a browser."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _MAX_CHARACTERS = 6_000_000  # of all transcripts together
 
 
 def build(runs: Sequence[records.Run]) -> dict[str, Any]:
-  """Gathers what the page shows.
+  """Collects the data of the page.
 
-  Each run's share of `MAX_TRANSCRIPTS` is filled to two thirds with its newest episodes; the rest
-  is spread over the earlier ones, so that the team can be compared with what it was.
+  Two thirds of each run's share of `MAX_TRANSCRIPTS` are its newest episodes; the rest is spread
+  over earlier ones, to show how the team changed.
 
   Returns:
-    Plain JSON data: `runs` (name, config, steps and series, also of the supervised stage,
-    evaluations, edges and of which evaluation, number of transcripts in the file) and
-    `transcripts`. An evaluation of a team that was told something holds it as `told`.
+    Plain JSON data: `runs` (name, config, steps and series of RL and SFT, evaluations, edges and
+    the evaluation they are from, number of transcripts in the file) and `transcripts`. An
+    evaluation at a price or budget has it as `told`.
   """
   shown_runs, shown_transcripts = [], []
   share = max(1, MAX_TRANSCRIPTS // max(1, len(runs)))
@@ -59,7 +59,7 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
 
 
 def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
-  """Returns at most `most` episodes of a run, and how many its file holds."""
+  """Returns at most `most` episodes of a run, and the number in its file."""
   found = json_lines.numbered(workdir / records.TRANSCRIPTS)
   total = sum(record is not None for _, record in found)
   keep = set(range(total))
@@ -73,11 +73,11 @@ def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, A
 def thin_out(
   metrics: Sequence[Mapping[str, Any]], most: int
 ) -> tuple[list[float], dict[str, list[float | None]]]:
-  """Turns records into curves of at most `most` points.
+  """Converts records into curves of at most `most` points.
 
   Returns:
-    The steps `[n]`, and for every key its values `[n]`, None where it has none. Of a longer
-    run a point is the mean over a slice of steps, and stands at the slice's last step.
+    The steps `[n]`, and for every key its values `[n]`, None where missing. In a longer run a
+    point is the mean over a slice of steps, placed at the slice's last step.
   """
   keys = sorted({key for m in metrics for key, value in m.items() if is_real(value)} - {'step'})
   slices = [metrics[i * len(metrics) // most : (i + 1) * len(metrics) // most] for i in range(most)]
@@ -94,7 +94,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-  """Adds what the team was told, if it was; an odd label such as "x, price -" tells nothing."""
+  """Adds the price or budget of an evaluation, unless its label has none that parses."""
   told = None
   with contextlib.suppress(ValueError):
     told = records.told_value(evaluation)
@@ -102,7 +102,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _edges(evaluation: Mapping[str, Any]) -> list[Any]:
-  """Returns who told whom how much in the evaluation of a team."""
+  """Returns the communication edges of an evaluation, by tokens in descending order."""
   return _rounded(sorted(evaluation.get('edges') or (), key=lambda edge: -edge['tokens']))
 
 
@@ -115,7 +115,7 @@ def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clip(value: Any, most: int = _MAX_TEXT) -> Any:
-  """Leaves out the middle of a long text: both ends say more."""
+  """Cuts out the middle of a long text: both ends are more informative."""
   if not isinstance(value, str) or len(value) <= most:
     return value
   first = most // 3

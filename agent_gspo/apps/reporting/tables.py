@@ -1,4 +1,4 @@
-"""Tables of evaluations: a team before and after training, and one beside its baselines."""
+"""Builds tables of evaluations: a team before and after training, or beside its baselines."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def closing_table(
   after: Mapping[str, Any],
   baselines: Sequence[Mapping[str, Any]] = (),
 ) -> Table:
-  """Compares two evaluations, as they stand in `eval.jsonl`.
+  """Compares two evaluations, as in `eval.jsonl`.
 
-  Shares change by points, amounts by percent. Missing figures are "-". Print the table with
-  `print_whole`, hand it to `Progress.note`, or see `render_text`.
+  Fractions change by points, amounts by percent. Missing figures are "-". Print the table with
+  `print_whole` or `Progress.note`, or see `render_text`.
 
   Args:
     before: Evaluation of the untrained team.
     after: Evaluation of the trained team.
-    baselines: Further evaluations (a single agent, a constant answer), shown between the
-      two under their `label`.
+    baselines: Further evaluations (a single agent, a constant answer), shown between the two under
+      their `label`.
   """
   defaults = ['untrained', *[''] * len(baselines), 'trained']
   return _figures([before, *baselines, after], defaults, with_change=True)
@@ -46,9 +46,10 @@ def evaluation_table(record: Mapping[str, Any]) -> Table:
 def _figures(
   shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
 ) -> Table:
-  """Makes a column a record; `defaults` name those without a label. The change is first to last.
+  """Makes a column per record; `defaults` are labels of those without one.
 
-  Records in between are narrow, without intervals: the table fits a terminal of 130 columns.
+  The change is from the first to the last. Records in between have no intervals, so that the table
+  fits a terminal of 130 columns.
   """
   caption = markup.escape(_caption(shown))
   table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left')
@@ -62,7 +63,7 @@ def _figures(
     table.add_column('change', justify='right', vertical='bottom', no_wrap=True)
 
   def add(name: str, *keys: str, agent: str = '', decimals: int | None = None) -> None:
-    """Adds the figures under some keys; shares where no `decimals` are given."""
+    """Adds a row of the figures under some keys; fractions if `decimals` is None."""
     sources = [_agent(record, agent) if agent else record for record in shown]
     rows = [_row(sources, key, decimals, with_change) for key in keys]
     figures = [' / '.join(parts) for parts in zip(*rows, strict=True)]
@@ -85,7 +86,7 @@ def _figures(
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
     add('silent with a needed note', 'comm/silence_rate_relevant')
     add('silent with an idle note', 'comm/silence_rate_irrelevant')
-  # A baseline's only agent is no member of the team.
+  # A baseline's only agent is not a member of the team.
   team = [shown[0], shown[-1]]
   for name in dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()):
     table.add_section()
@@ -123,10 +124,10 @@ def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def print_whole(table: Table, console: Console) -> None:
-  """Prints a rich table, with lines longer than the console rather than figures cut off."""
+  """Prints a rich table, with lines longer than the console instead of clipped figures."""
   for column in table.columns:
     texts = map(str, (column.header, *column.cells))
-    # What must stand side by side: a line, or a word where lines may be parted.
+    # Unbreakable parts: a line, or a word if lines may wrap.
     parts = [part for text in texts for part in text.split('\n' if column.no_wrap else None)]
     column.min_width = max(map(cells.cell_len, parts), default=0)
   least = console.measure(table, options=console.options.update(width=_WIDEST)).minimum
@@ -144,7 +145,7 @@ def render_text(table: Table, width: int = 120) -> str:
 
 
 def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
-  """Says on what was measured; the records' differences where they differ."""
+  """Describes split, questions and temperature, with all values where the records differ."""
   parts = []
   for key, text in (('split', '{} split'), ('questions', '{} questions')):
     values = list(dict.fromkeys(str(r[key]) for r in shown if r.get(key) is not None))
