@@ -188,7 +188,7 @@ class Demonstrations:
   def _text(
     self, turn: Turn, heard: Mapping[int, str], rng: random.Random, *, outspoken: bool
   ) -> str | None:
-    task: Any = self.task  # config.check has seen that it demonstrates
+    task: Any = self.task  # config.check ensures that it has `demonstration`
     on_terms = self._at_brevity(turn.question)
 
     def demonstrated() -> str | None:
@@ -206,7 +206,7 @@ class Demonstrations:
     if self._fits_what_is_left(turn):
       others = [text, *(demonstrated() for _ in range(_DRAWN - 1))]
       text = min(others, key=lambda text: abs(length(text) - turn.left))
-    elif turn.limit < self.team.message_cap(turn.agent):  # by team.max_episode_tokens
+    elif turn.limit < self.team.message_cap(turn.agent):  # shortened by team.max_episode_tokens
       tries = 1
       while length(text) >= turn.limit and tries < _DRAWN:
         text, tries = demonstrated(), tries + 1

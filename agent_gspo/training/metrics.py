@@ -153,7 +153,7 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
     return None
   options, learner = config['objective'], config['learner']
   fields = [f'objective.{k}={v}' for k, v in losses.clip_band(options).items()]
-  band = ' and '.join(fields) or repr(options['name'])  # the user's own may have other options
+  band = ' and '.join(fields) or repr(options['name'])  # a custom objective may have other options
   remedy = "Set learner.old_logprobs='trainer'"
   if learner['old_logprobs'] == 'trainer':
     remedy = "Set model.dtype='float32'" if config['model']['remat'] else 'Set model.remat=True'

@@ -111,15 +111,15 @@ class PolicyLoss:
     # Flatten to R*L tokens and R*S messages; message_ids maps each token to its message.
     flat: Callable[[Any], Any] = lambda values: None if values is None else values.reshape(-1)
     x = PackedTokens(
-      logprobs=logprobs.reshape(-1),
+      logprobs=logprobs.reshape(-1),  # [R*L]
       old_logprobs=flat(batch.old_logprobs),
-      message_ids=(batch.loss_message + slots * jnp.arange(rows)[:, None]).reshape(-1),
+      message_ids=(batch.loss_message + slots * jnp.arange(rows)[:, None]).reshape(-1),  # [R*L]
       token_mask=flat(batch.loss_mask),
-      advantages=flat(batch.advantages),
+      advantages=flat(batch.advantages),  # [R*S]
       message_mask=flat(batch.message_mask),
       clip_scale=flat(batch.clip_scale),
-      token_weights=flat(batch.token_weights),
-      span_log_ratio=flat(batch.span_log_ratio),
+      token_weights=flat(batch.token_weights),  # [R*L]
+      span_log_ratio=flat(batch.span_log_ratio),  # [R*S]
       span_share=flat(batch.span_share),
     )
     sampler_logprobs = flat(batch.sampler_logprobs)  # [R*L]
@@ -174,6 +174,7 @@ class PolicyLoss:
     rows, slots = batch.loss_target.shape  # R, L
     # [R, T, D] -> [R, L, D]: loss tokens may share a source position.
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
+    # Log-probs over the vocabulary are computed in chunks of the R*L tokens.
     found = lm_head.token_logprobs(
       hidden.reshape(rows * slots, -1),
       head_kernel(head),

@@ -174,7 +174,7 @@ def _use_compilation_cache() -> None:
   """
   import jax
 
-  if not getattr(jax.config, 'jax_compilation_cache_dir', None):  # jax types it nowhere
+  if not getattr(jax.config, 'jax_compilation_cache_dir', None):  # untyped in jax
     jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 

@@ -4,7 +4,7 @@
 
 A and B are folders of launch/evaluate.py --out, or FOLDER:LABEL for one of the baselines in
 it, such as evaluations/svamp:chain. The interval is a bootstrap over questions (see
-agent_gspo/evaluation/statistics.py); one that does not hold 0 says that A and B differ.
+agent_gspo/evaluation/statistics.py); if it excludes 0, A and B differ.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ProgressState:
   CURVES = ('task/accuracy', 'tokens/written_per_question', 'comm/silence_rate')
 
   def record(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Records a finished step."""
+    """Adds a finished step to the state."""
     if not self.ticks:
       self.ticks.append(self.started)
     self.ticks = [*self.ticks, time.monotonic()][-_WINDOW - 1 :]

@@ -122,8 +122,8 @@ class Progress(progress.Progress):
       return
     encoding = self._console.encoding
     if not isinstance(text, str):
-      # A log is not cut off at the 80 columns that rich assumes of it. The encoding tells rich
-      # which characters it may draw frames with.
+      # A log is wider than the 80 columns that rich assumes. The encoding decides which characters
+      # rich draws frames with.
       file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors='replace')
       _print(text, Console(file=file, width=_LOG_WIDTH, color_system=None))
       file.seek(0)

@@ -15,7 +15,7 @@ from agent_gspo.values import is_number, is_text, is_whole, shown
 MAX_CHARACTERS = 1 << 18
 """Limits question and notes together, counted before anything is encoded."""
 
-# Fields of the protocol that say nothing about the answer.
+# Fields of the protocol that do not affect the answer.
 _IGNORED = (
   'user', 'metadata', 'store', 'safety_identifier', 'prompt_cache_key', 'prompt_cache_options',
   'prompt_cache_retention',
@@ -65,7 +65,7 @@ def decode(body: bytes) -> Any:
   """
   try:
     found = json.loads(body, object_pairs_hook=_object)
-    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no half characters
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no lone surrogates
   except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
     raise RequestError(f'the body is not JSON: {error}.') from None
   return found
