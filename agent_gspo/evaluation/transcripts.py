@@ -19,6 +19,7 @@ def records(
   label: str = 'train',
   rewards: np.ndarray | None = None,
   advantages: np.ndarray | None = None,
+  gains: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
   """Returns the records of some episodes for `transcripts.jsonl`.
 
@@ -30,18 +31,21 @@ def records(
     label: Label of the evaluation, or 'train'.
     rewards: Reward of each message, float `[M]`, or None.
     advantages: Advantage of each message, float `[M]`, or None.
+    gains: Nats that the answering agent gained by each message, float `[M]`, NaN if unknown.
   """
   kept: dict[int, list[int]] = {e: [] for e in episodes}
   for m, message in enumerate(batch.messages):
     if message.episode in kept:
       kept[message.episode].append(m)
   return [
-    _record(batch, episode, members, step, split, label, rewards, advantages)
+    _record(batch, episode, members, step, split, label, rewards, advantages, gains)
     for episode, members in kept.items()
   ]
 
 
-def _record(batch, index, members, step, split, label, rewards, advantages) -> dict[str, Any]:
+def _record(
+  batch, index, members, step, split, label, rewards, advantages, gains
+) -> dict[str, Any]:
   episode = batch.episodes[index]
   question = batch.questions[episode.question]
   messages = []
@@ -68,6 +72,7 @@ def _record(batch, index, members, step, split, label, rewards, advantages) -> d
         'relevant': question.relevant[message.agent] if holds and question.relevant else None,
         **({} if rewards is None else {'reward': float(rewards[m])}),
         **({} if advantages is None else {'advantage': float(advantages[m])}),
+        **({} if gains is None or np.isnan(gains[m]) else {'worth': float(gains[m])}),
       }
     )
   return {

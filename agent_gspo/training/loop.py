@@ -399,6 +399,7 @@ class Run:
         split='train',
         rewards=result.rewards,
         advantages=result.advantages,
+        gains=result.worth.gain if result.worth else None,
       )
     )
     self.writer.metrics(step, result.metrics)

@@ -34,6 +34,7 @@ class StepResult:
     metrics: Metrics for `metrics.jsonl`.
     rollout: Episodes it learned from, `M` messages.
     rewards, advantages: Reward and advantage of each message, float32 `[M]`.
+    worth: Gains of the messages, or None if the estimator reads none.
   """
 
   state: TrainState
@@ -41,6 +42,7 @@ class StepResult:
   rollout: RolloutBatch
   rewards: np.ndarray
   advantages: np.ndarray
+  worth: message_worth.MessageWorth | None = None
 
 
 def train_step(
@@ -119,4 +121,4 @@ def train_step(
   state = dataclasses.replace(
     state, step=state.step + 1, budget=next_budget, selection=next_selection
   )
-  return StepResult(state, metrics, batch, rewards.total, advantages.values)
+  return StepResult(state, metrics, batch, rewards.total, advantages.values, worth)

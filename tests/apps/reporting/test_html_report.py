@@ -435,4 +435,4 @@ def test_a_run_without_steps_is_drawn_without_errors(tmp_path, supervised):
     (run / records.METRICS).touch()
   drawn = shown(html_report.write_report([run], tmp_path / 'report.html'))
   assert 'no step and no evaluation so far' in drawn
-  assert ('Supervised stage, nats a token' in drawn) == supervised
+  assert ('SFT, nats a token' in drawn) == supervised

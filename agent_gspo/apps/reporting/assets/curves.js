@@ -11,6 +11,11 @@ const CURVES = [
     keys: [['comm/silence_rate_relevant', 'note relevant'], ['comm/silence_rate_irrelevant', 'note irrelevant']],
     otherwise: [['comm/silence_rate', 'all turns']],
   },
+  {
+    title: 'Worth of messages, nats of the gold answer',
+    keys: [['worth/relevant_nats', 'note relevant'], ['worth/irrelevant_nats', 'note irrelevant']],
+  },
+  {title: 'Judgement before a message, AUC', keys: [['judgement/auc', 'training']], points: 'judgement/auc'},
   {title: 'Tokens heard of teammates, a question', keys: [['tokens/heard_per_question', 'training']], zero: true},
   {title: 'Sparsity of the learned graph', keys: [['graph/sparsity', 'of what could be told, the share that was not']], zero: true, unit: '%'},
   {title: 'Token price lambda_tok', keys: [['budget/lambda_tok', 'lambda_tok']], zero: true},
@@ -110,13 +115,12 @@ function anyChart() {
 }
 
 /** The supervised stage has steps of its own. */
-function sftChart() {
+function sftChart(title, shows) {
   const of = (run, key) => run.sft.series[key] || [];
-  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.sft.series)))]
-    .filter((key) => key.endsWith('_nats') || key.includes('_nats_')).sort();
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.sft.series)))].filter(shows).sort();
   if (!keys.length) return null;
-  const name = (key) => key.replace('sft/', '').replace('loss_nats', 'training').replace('validation_nats', 'validation').replace('_', ', ');
-  return chart('Supervised stage, nats a token', () => ({
+  const name = (key) => key.replace('sft/', '').replace('judgement/', '').replace('silence_at_', 'silence at ').replace('loss_nats', 'training').replace('validation_nats', 'validation').replace('_', ', ');
+  return chart(title, () => ({
     lines: runs.flatMap((run, i) => (view.hidden.has(i) ? [] : keys.filter((key) => of(run, key).some(isNumber)).map((key) => {
       const k = keys.indexOf(key);
       // Validations stand apart: a line joins what there is.
@@ -176,7 +180,8 @@ function curvesSection() {
       view.smoothing = Number(slider.value);
       changed();
     }});
-  const cards = [...CURVES.map(curveChart), sftChart(), tradeChart(), timeChart(), anyChart()].filter(Boolean);
+  const cards = [...CURVES.map(curveChart), sftChart('SFT, nats a token', (key) => key.endsWith('_nats') || key.includes('_nats_')),
+    sftChart('SFT, judgement of note holders', (key) => key.startsWith('judgement/')), tradeChart(), timeChart(), anyChart()].filter(Boolean);
   if (!cards.length) return null;
   return section('Learning curves', null,
     h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider)), h('div', {class: 'grid2'}, cards));

@@ -32,9 +32,13 @@ function messageView(m, agents, needle) {
   const figures = [
     m.silent ? null : `${m.written ?? '-'} written`, isNumber(m.read) ? `${m.read} read` : null,
     isNumber(m.reward) ? `reward ${signed(m.reward, 3)}` : null,
+    isNumber(m.worth) ? `worth ${signed(m.worth, 2)} nats` : null,
     isNumber(m.advantage) ? `advantage ${signed(m.advantage, 2)}` : null,
   ].filter(Boolean).join('  ·  ');
-  return h('div', {class: 'message' + (m.silent ? ' silent' : ''), style: `--tint:${tint}`},
+  // What its reader gained by it, as a shade of the text: green for a gain, red for a loss.
+  const shade = isNumber(m.worth) && !m.silent ? Math.min(Math.abs(m.worth) / 5, 1) : 0;
+  const ground = shade ? `;--worth:color-mix(in srgb, var(--${m.worth > 0 ? 'good' : 'bad'}) ${Math.round(30 * shade)}%, transparent)` : '';
+  return h('div', {class: 'message' + (m.silent ? ' silent' : ''), style: `--tint:${tint}${ground}`},
     h('div', {class: 'head'}, h('b', {}, m.agent), h('span', {class: 'muted'}, `round ${m.round ?? '-'}`),
       m.silent && tag('silent', 'quiet'), m.relevant === true && tag('note relevant', 'good'), m.relevant === false && tag('note irrelevant'),
       m.ended === false && tag('cut off at the limit', 'bad'), h('span', {class: 'muted figures'}, figures)),
