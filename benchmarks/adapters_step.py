@@ -2,7 +2,7 @@
 
     python benchmarks/adapters_step.py --preset=small --rank=8
 
-A step is one sampler call for the turns of all agents and one optimiser step on their
+A step is one sampler call for the turns of all agents and one optimizer step on their
 messages, on random weights and made-up prompts; messages run to their cap, so that both sides
 compute the same positions. The two sides take turns, the ratio is that of their medians.
 On a machine with other work look at the processor time.

@@ -229,7 +229,7 @@ class _Target:
 
 
 def _update(target: _Target) -> Any:
-  """The gradients of a micro-batch, or the optimiser's step."""
+  """The gradients of a micro-batch, or the optimizer's step."""
   options, config, placement = target.options, target.config, target.placement
   optimizer = state_lib.make_optimizer(LearnerOptions(), updates=1)
   layout = partition.layout(config, placement, placement.replica_rows)

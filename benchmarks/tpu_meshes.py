@@ -5,7 +5,7 @@
     python benchmarks/tpu_meshes.py --table     # of what is done
 
 The project's programs for Qwen2.5-0.5B, compiled for eight chips of a TPU v5e without one
-(`tpu_compile.py`): an update with 8 rows of 1024 a device along data and fsdp, the optimiser's
+(`tpu_compile.py`): an update with 8 rows of 1024 a device along data and fsdp, the optimizer's
 step, and a decode of 64 messages a device. Results: benchmarks/results/tpu_meshes.json.
 """
 

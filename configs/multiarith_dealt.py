@@ -1,7 +1,7 @@
 """MultiArith dealt to the team of configs/svamp_dealt.py: 280 training questions, two steps each.
 
 They are few, and learnt by heart in eight epochs; so each stands eight times more in the split,
-with other numbers and other idle notes, and one epoch of that is enough.
+with other numbers and other irrelevant notes, and one epoch of that is enough.
 
   python launch/train.py --config=configs/multiarith_dealt.py --workdir=runs/multiarith
 

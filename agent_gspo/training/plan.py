@@ -295,7 +295,7 @@ def learner_programs(
   estimate = temporaries.of_update(model, placement, rows, length, _weights(model))
   return (
     Program('the update', {'gradients': gradients}, estimate, smaller),
-    Program("the optimiser's step", {'gradients': gradients}, gradients, smaller),
+    Program("the optimizer's step", {'gradients': gradients}, gradients, smaller),
   )
 
 

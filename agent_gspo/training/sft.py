@@ -150,7 +150,7 @@ class _Stage:
       state, metrics = self.programs.optimizer_step(self.state, micro_batches)
     except NonFiniteLossError as error:
       raise NonFiniteLossError(
-        f'{error} in step {step + 1} of the warm start. Lower sft.learning_rate.'
+        f'{error} in step {step + 1} of SFT. Lower sft.learning_rate.'
       ) from None
     self.state = dataclasses.replace(state, step=state.step + 1)
     done, nats = step + 1, -metrics['policy/objective']
@@ -215,9 +215,9 @@ class _Stage:
         saved = checkpoints_lib.chosen(folder, str(self._best))
       except ValueError as error:
         raise ValueError(
-          f'sft.patience={self.options.patience}: the warm start ends with its best step, '
+          f'sft.patience={self.options.patience}: SFT ends with its best step, '
           f'{self._best}, whose checkpoint is gone or damaged. Remove {folder}: the same command '
-          'makes the warm start anew.'
+          'runs SFT anew.'
         ) from error
       params = saved.restore_params(self.setup.config, params)
     if self._aside:

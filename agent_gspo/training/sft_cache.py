@@ -81,7 +81,7 @@ def load(file: pathlib.Path, like: Params) -> Params | None:
   except (OSError, ValueError, safetensors.SafetensorError) as error:
     wrong = str(error)
   if wrong:
-    warnings.warn(f'{file} is damaged ({wrong}): the warm start is made anew', stacklevel=2)
+    warnings.warn(f'{file} is damaged ({wrong}): SFT runs anew', stacklevel=2)
     return None
   return flax.traverse_util.unflatten_dict(flat, sep='/')
 
@@ -99,7 +99,7 @@ def save(file: pathlib.Path, params: Params) -> None:
   flat = {k: np.asarray(v) for k, v in flax.traverse_util.flatten_dict(params, sep='/').items()}
   wrong = _problem(flat, flat)
   if wrong:
-    raise FloatingPointError(f'after the warm start {wrong}. Lower sft.learning_rate.')
+    raise FloatingPointError(f'after SFT {wrong}. Lower sft.learning_rate.')
   part = file.with_suffix(f'.{os.getpid()}')  # runs of a sweep may finish the same one together
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def save(file: pathlib.Path, params: Params) -> None:
     part.replace(file)
   except (OSError, safetensors.SafetensorError) as error:
     part.unlink(missing_ok=True)
-    warnings.warn(f'the warm start is not kept for other runs, {file}: {error}', stacklevel=2)
+    warnings.warn(f'the result of SFT is not kept for other runs, {file}: {error}', stacklevel=2)
 
 
 def _problem(flat: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> str | None:

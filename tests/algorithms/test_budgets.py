@@ -280,7 +280,7 @@ def test_metrics_hold_the_whole_control():
   assert set(of(budgets.init(0.0), None)) == set(found)
 
 
-# Closed loops. A team's tokens answer to the price with a delay (momentum of the optimiser,
+# Closed loops. A team's tokens answer to the price with a delay (momentum of the optimizer,
 # five steps); what a step shows is noisy; the price of a step was set after the step before.
 
 

@@ -97,7 +97,7 @@ def test_summary_and_table(tmp_path, script):
   assert free['trained']['task/accuracy'] == pytest.approx([0.9, 0.91])
   header, _, _, row = sweep.table([free]).splitlines()
   assert 'accuracy, %' in header
-  assert 'silent with a needed' not in header  # no run has said it
+  assert 'silent, note relevant' not in header  # no run has said it
   assert header.endswith('| the same, training split |')
   assert row == '| lambda_tok=0 | 90.5 [90.0, 91.0] | 50.0 [50.0, 50.0] | 0.0 [0.0, 0.0] |'
 

@@ -158,7 +158,7 @@ def test_configs_of_the_repository_are_valid(file):
     ({'task__options__train_size': 10**9}, r'has 1000000000 training questions; .* at most 1000'),
     (
       {'steps': 10**7, 'learner__minibatches': 250, 'rollout__questions': 250},
-      r'steps=10000000 of 250 optimiser steps are more than 2147483647. Lower steps or learner',
+      r'steps=10000000 of 250 optimizer steps are more than 2147483647. Lower steps or learner',
     ),
     # What the free-form sections hold.
     ({'advantage__options': {'eps': None}}, r'advantage.options.eps=None must be a finite number'),

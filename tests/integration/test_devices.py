@@ -163,7 +163,7 @@ found = {}
 with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
   for name, meshes in {'one': (1, 1), 'four': (4, 4), 'four, then one': (4, 1)}.items():
     workdir = pathlib.Path(folder) / name
-    os.environ['AGENT_GSPO_CACHE'] = f'{workdir}_cache'  # each makes its own warm start
+    os.environ['AGENT_GSPO_CACHE'] = f'{workdir}_cache'  # each makes its own SFT
     for steps, devices in zip((1, 2), meshes):
       config = micro_run.changed(
         steps=steps, mesh__data=devices, budget__lambda_tok=0.05, rollout__group_size=8
@@ -273,7 +273,7 @@ def test_weights_are_gathered_once_if_that_fits():
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['four', 'four, then one'])
 def test_device_count_changes_no_run(name):
-  """Warm start, evaluations, rollouts and updates; a checkpoint goes on with other devices."""
+  """SFT, evaluations, rollouts and updates; a checkpoint goes on with other devices."""
   found = _run(_TRAIN)
   # Of the clock, of the machine, and what is rounding altogether.
   free = ('time/', 'memory/', 'policy/ratio_first_minibatch_error', 'policy/sampler_trainer_diff')

@@ -256,7 +256,7 @@ def test_loss_that_is_not_finite_ends_with_one_line(tmp_path):
   done = micro_run.run(micro_run.train_command(tmp_path, '--config.sft.learning_rate=1e38'))
   assert done.returncode == 2
   assert done.stderr.startswith('error: objective=')
-  assert done.stderr.endswith('of the warm start. Lower sft.learning_rate.\n')
+  assert done.stderr.endswith('of SFT. Lower sft.learning_rate.\n')
   assert len(done.stderr.splitlines()) == 1
 
 

@@ -72,7 +72,7 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   assert done.returncode == 0, done.stderr
   steps = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').open()]
   assert [step['step'] for step in steps] == [1, 2]
-  # The tax of 0.02 a token is in the reward, and the optimiser moved.
+  # The tax of 0.02 a token is in the reward, and the optimizer moved.
   assert all(step['reward/shape'] < 0 for step in steps)
   assert steps[0]['policy/grad_norm'] > 0
   transcripts = [json.loads(line) for line in (tmp_path / 'run' / 'transcripts.jsonl').open()]

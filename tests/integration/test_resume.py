@@ -142,7 +142,7 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
 
 @pytest.mark.slow
 def test_the_reference_policy_is_where_the_run_began(tmp_path, no_warm_start):
-  """That is after the warm start, and a resumed run still has it."""
+  """That is after SFT, and a resumed run still has it."""
   config = micro_run.changed(
     steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
   )
@@ -359,7 +359,7 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   config['checkpoint']['every'] = 1
   go = lambda: loop.train(config, tmp_path)
 
-  # In the warm start: a half-taught model must not be taken for a taught one.
+  # In SFT: a half-taught model must not be taken for a taught one.
   optimizer_step = Programs.optimizer_step
 
   def interrupted_step(*arguments):
@@ -370,7 +370,7 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   with pytest.raises(KeyboardInterrupt):
     go()
   monkeypatch.setattr(Programs, 'optimizer_step', optimizer_step)
-  assert 'saved step 1 of the warm start; the same command goes on' in capsys.readouterr().out
+  assert 'saved step 1 of SFT; the same command goes on' in capsys.readouterr().out
   assert not list((tmp_path / 'checkpoints').iterdir())
 
   # In the untrained evaluation: its record must not be missing in the end.
@@ -566,10 +566,10 @@ def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, c
     assert f'interrupted: stopping after {what} (a second signal stops at once)' in output
     assert f'saved step {expected}; the same command goes on from there' in output
     of_sft = step_folders.steps(tmp_path / 'sft')  # gone once the run has a checkpoint
-    there = f'{of_sft[-1]} of the warm start' if of_sft else saved(tmp_path)[0]
+    there = f'{of_sft[-1]} of SFT' if of_sft else saved(tmp_path)[0]
     assert there == expected
 
-  interrupt(Programs, 'optimizer_step', 'this step of the warm start', '1 of the warm start')
+  interrupt(Programs, 'optimizer_step', 'this step of SFT', '1 of SFT')
   assert not (tmp_path / 'eval.jsonl').exists()
   interrupt(setup_lib.Setup, 'evaluate', 'this evaluation', 0)
   assert records(tmp_path, 'eval.jsonl')[-1]['label'] == 'untrained'

@@ -459,7 +459,7 @@ def _adapted():
 
 
 def test_the_reference_of_adapters_is_where_they_began():
-  """At work already, as after a warm start."""
+  """At work already, as after SFT."""
   params, _ = _adapted()
   state = state_lib.init(params, optax.sgd(1.0), lora=True, keep_reference=True)
   updater, batches = _updater(_LORA, _KL), _pack()
@@ -497,7 +497,7 @@ def test_lora_trains_adapters_towards_the_reference():
   _close(frozen, unchanged, atol=0)
 
 
-# Optimiser.
+# Optimizer.
 
 
 @pytest.mark.parametrize('warmup', [0, 1, 2, 3])

@@ -45,7 +45,7 @@ def _environment(devices: int) -> dict[str, str]:
   return {
     **micro_run.environment(),
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-    # A warm start is kept whatever the mesh, whose rounding it has: one device needs its own.
+    # SFT is kept whatever the mesh, whose rounding it has: one device needs its own.
     'AGENT_GSPO_CACHE': str(micro_run.folder() / 'several_processes'),
   }
 

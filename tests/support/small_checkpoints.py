@@ -26,7 +26,7 @@ def state(value: float, step: int = 0) -> state_lib.TrainState:
   """A state of few arrays, of which one is frozen."""
   optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
   made = state_lib.init(params(value), optimizer, lambda_tok=value, lora=True)
-  # As after some steps: none of the optimiser's moments is 0.
+  # As after some steps: none of the optimizer's moments is 0.
   moments = jax.tree.map(
     lambda x: x + params(value)['a']['lora_a'] if x.ndim else x, made.opt_state
   )

@@ -171,7 +171,7 @@ def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):
     for name, _, rest in (x.partition(': ') for x in capsys.readouterr().out.splitlines())
   }
   count = lambda name: int(told[name].partition(' ')[0])
-  assert count('supervised stage') == 4
+  assert count('SFT') == 4
   assert count('training steps') == 4
   # The untrained team and its single agent, after one step, the trained one, training questions.
   assert count('evaluations') == 4 + 4 + 4 + 4 + 3

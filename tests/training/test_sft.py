@@ -1,4 +1,4 @@
-"""The supervised stage: what is imitated, where it stops, how it goes on."""
+"""SFT: what is imitated, where it stops, how it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warm start is made once for all runs that begin alike, and for no other."""
+"""SFT is made once for all runs that begin alike, and for no other."""
 
 import errno
 import os
@@ -155,7 +155,7 @@ def _flip(file):
 def test_a_damaged_one_is_made_anew(folder, damage, reason):
   sft_cache.save(_file(), _PARAMS)
   damage(_kept(folder))
-  wrong = rf'sft/.* is damaged \(.*{reason}.*\): the warm start is made anew'
+  wrong = rf'sft/.* is damaged \(.*{reason}.*\): SFT runs anew'
   with pytest.warns(UserWarning, match=wrong):
     assert sft_cache.load(_file(), _PARAMS) is None
   sft_cache.save(_file(), _PARAMS)
@@ -164,7 +164,7 @@ def test_a_damaged_one_is_made_anew(folder, damage, reason):
 
 def test_what_is_not_finite_is_not_kept(folder):
   poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
-  wrong = r'after the warm start b is not finite\. Lower sft\.learning_rate\.'
+  wrong = r'after SFT b is not finite\. Lower sft\.learning_rate\.'
   with pytest.raises(FloatingPointError, match=wrong):
     sft_cache.save(_file(), poisoned)
   assert not (folder / 'sft').exists()

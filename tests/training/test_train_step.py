@@ -1,4 +1,4 @@
-"""From a rollout to optimiser steps: every algorithm, the order of mini-batches, spans, resampling.
+"""From a rollout to optimizer steps: every algorithm, the order of mini-batches, spans, resampling.
 
 The model is replaced by arithmetic: what is tested is which message is trained when, and with
 what.
@@ -90,7 +90,7 @@ def _setup(**values) -> setup_lib.Setup:
 
 
 class _Programs:
-  """Each optimiser step moves all log-probs of trained tokens by `move`."""
+  """Each optimizer step moves all log-probs of trained tokens by `move`."""
 
   optimizer = optax.sgd(1.0)
 

@@ -50,7 +50,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
   """Returns a table, a row per probe: accuracy lost, and the value of a muted agent's tokens."""
   heads = (
     'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
-    'silent: needed / idle, %',
+    'silent: note relevant / irrelevant, %',
   )  # fmt: skip
   table = _table(heads)
   for row in rows:

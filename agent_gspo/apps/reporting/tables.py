@@ -84,8 +84,8 @@ def _figures(
     add('tokens heard of teammates', 'tokens/heard_per_question', decimals=0)
   add('silent turns', 'comm/silence_rate')
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
-    add('silent with a needed note', 'comm/silence_rate_relevant')
-    add('silent with an idle note', 'comm/silence_rate_irrelevant')
+    add('silent, note relevant', 'comm/silence_rate_relevant')
+    add('silent, note irrelevant', 'comm/silence_rate_irrelevant')
   # A baseline's only agent is not a member of the team.
   team = [shown[0], shown[-1]]
   for name in dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()):
@@ -93,7 +93,7 @@ def _figures(
     add(f'{name}: tokens written', 'written_per_question', agent=name, decimals=1)
     if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
       pair = ('silence_rate_relevant', 'silence_rate_irrelevant')
-      add(f'{name}: silent, needed / idle note', *pair, agent=name)
+      add(f'{name}: silent, note relevant / irrelevant', *pair, agent=name)
     else:
       add(f'{name}: silent', 'silence_rate', agent=name)
   return table

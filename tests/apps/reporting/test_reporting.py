@@ -117,8 +117,8 @@ def test_a_log_hears_of_a_long_phase_now_and_then():
   with progress.Progress(100, 0, 'run', console=console, clock=lambda: now[0]) as display:
     for done in range(130):
       now[0] += 1
-      display.phase('warm start, 0.512 nats a token', done, 300)
-    display.note('warm start: done')
+      display.phase('SFT, 0.512 nats a token', done, 300)
+    display.note('SFT: done')
     for _ in range(29):
       now[0] += 1
       display.phase('rollout', 1, 3)
@@ -132,10 +132,10 @@ def test_a_log_hears_of_a_long_phase_now_and_then():
   out = file.getvalue().splitlines()
   phases = [line for line in out if line.startswith('...')]
   assert phases == [
-    *(f'... warm start, 0.512 nats a token {done}/300' for done in (29, 59, 89, 119)),
+    *(f'... SFT, 0.512 nats a token {done}/300' for done in (29, 59, 89, 119)),
     '... update',
   ]
-  assert out.index('warm start: done') == 5
+  assert out.index('SFT: done') == 5
 
 
 def test_a_terminal_shows_phases_in_its_panel_alone():
@@ -259,10 +259,10 @@ def test_closing_table():
   ]
   assert rows['tokens written a question (Ctok)'] == ['60.0', '-', '20.0', '-67 %']
   assert rows['tokens read a question (Ptok)'] == ['600', '-', '200', '-67 %']
-  assert 'holder: silent, needed / idle note' in text
+  assert 'holder: silent, note relevant / irrelevant' in text
   assert '1.0 % / 80.0 %' in text
-  assert rows['silent with a needed note'] == ['1.0 %', '-', '1.0 %', '+0.0 points']
-  assert rows['silent with an idle note'] == ['5.0 %', '-', '80.0 %', '+75.0 points']
+  assert rows['silent, note relevant'] == ['1.0 %', '-', '1.0 %', '+0.0 points']
+  assert rows['silent, note irrelevant'] == ['5.0 %', '-', '80.0 %', '+75.0 points']
   assert '+0.0 / +75.0 points' in text
   assert rows['solver: silent'] == ['0.0 %', '-', '0.0 %', '+0.0 points']
   assert 'test split, 200 questions' in text

@@ -114,7 +114,7 @@ function anyChart() {
   return made.card;
 }
 
-/** The supervised stage has steps of its own. */
+/** SFT has steps of its own. */
 function sftChart(title, shows) {
   const of = (run, key) => run.sft.series[key] || [];
   const keys = [...new Set(runs.flatMap((run) => Object.keys(run.sft.series)))].filter(shows).sort();
@@ -133,7 +133,7 @@ function sftChart(title, shows) {
         x: kept.map((n) => run.sft.steps[n]), y: smoothed, raw: smoothed === y ? null : y,
       };
     }))),
-    xLabel: 'steps of the supervised stage', zero: true,
+    xLabel: 'steps of SFT', zero: true,
   })).card;
 }
 

@@ -114,7 +114,7 @@ function evaluationTable() {
       notes && h('td', {class: 'n'}, percent(e['comm/silence_rate_irrelevant'])));
   });
   const named = graders.map((key) => `by ${key.slice(by.length)}`);
-  const numbers = ['accuracy', '', '95 % interval', ...named, 'written', 'read', 'silent', ...(notes ? ['needed note', 'idle note'] : [])];
+  const numbers = ['accuracy', '', '95 % interval', ...named, 'written', 'read', 'silent', ...(notes ? ['note relevant', 'note irrelevant'] : [])];
   const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', ...numbers];
   const numeric = new Set(['step', 'questions', 'temp.', ...numbers]);
   const table = h('div', {class: 'card scroll'}, h('table', {},
