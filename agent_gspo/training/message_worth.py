@@ -35,7 +35,7 @@ if TYPE_CHECKING:
   from agent_gspo.training.state import TrainState
 
 PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Nats a token at which the oracle frontier is stated."""
+"""Prices of the oracle frontier, nats a token."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
 _Gold = tuple[np.ndarray, np.ndarray]  # ids, and which of them are not scored
@@ -89,7 +89,7 @@ def of_step(
   Args:
     setup: The run; its estimator says how values are divided.
     state: The policy.
-    batch: Its conversations.
+    batch: Its episodes.
     counts: Of their messages.
     prices: As `communication.reward_terms` takes them.
 
@@ -119,16 +119,16 @@ def of_step(
 def of_evaluation(
   setup: Setup, policy: scoring.PolicyParams, batch: RolloutBatch
 ) -> dict[str, Any]:
-  """Returns what messages were worth in the first conversations of an evaluation.
+  """Returns what messages were worth in the first episodes of an evaluation.
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
   what would be left had every message that gains less than a price been left unsaid: tokens a
-  question, and the mean probability of the gold answer at temperature 1. Nothing is sampled anew.
+  question, and the mean probability of the gold answer at temperature 1. Nothing is sampled.
 
   Args:
-    setup: The run; `evaluation.worth_questions` conversations are measured.
+    setup: The run; `evaluation.worth_questions` episodes are measured.
     policy: The answering agent's parameters.
-    batch: One conversation a question.
+    batch: One episode a question.
   """
   count = min(setup.config['evaluation']['worth_questions'], len(batch.questions))
   if not count:
@@ -169,13 +169,13 @@ def measure(
   name: str,
   logprobs: Callable[[Sequence[Message]], np.ndarray],
 ) -> MessageWorth:
-  """Returns the worth of the messages of some conversations.
+  """Returns the worth of the messages of some episodes.
 
   Args:
     team: Whose last agent answers.
     task: Gives the gold answers and plain notes.
     tokenizer: Of the policy.
-    batch: The conversations, `M` messages.
+    batch: The episodes, `M` messages.
     name: Key of `attribution.ATTRIBUTIONS`. The plain note is measured for 'leave_one_out' only.
     logprobs: Log-probabilities of messages, float `[m]`, nats.
   """
@@ -185,7 +185,7 @@ def measure(
 def _measured(
   reader: _Reader, name: str, logprobs: Callable[[Sequence[Message]], np.ndarray]
 ) -> MessageWorth:
-  """Reads all conversations of a fresh reader, see `measure`."""
+  """Reads all episodes of a fresh reader, see `measure`."""
   for episode in range(len(reader.batch.episodes)):
     reader.read(episode, name)
   values = reader.values(logprobs)
@@ -218,7 +218,7 @@ class _Read:
 
 
 class _Reader:
-  """The answering agent, and the prompts in which it has read some messages and not others."""
+  """The answering agent, with the prompts of every coalition of messages that it could read."""
 
   def __init__(self, team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch):
     self._team, self._task, self.batch = team, task, batch
@@ -234,6 +234,7 @@ class _Reader:
         self._own.setdefault(message.episode, []).append(message)
     self._ends = self._usual_ends()
     self._gold: dict[int, list[_Gold]] = {}
+    self._plain_notes: dict[tuple[int, int], np.ndarray] = {}  # by author and question
     self._places: dict[tuple[int, bytes], int] = {}
     self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
     self.episodes: list[_Read] = []
@@ -243,7 +244,7 @@ class _Reader:
     self._seen: set[tuple[int, int, int]] = set()  # question, agent, round with a plain note
 
   def read(self, episode: int, name: str) -> None:
-    """Notes the prompts that an attribution needs of an episode."""
+    """Collects the prompts that an attribution needs of an episode."""
     own, question = self._own.get(episode, []), self.batch.episodes[episode].question
     if not own or not self._gold_of(question):
       return
@@ -329,5 +330,8 @@ class _Reader:
 
   def _plain_note(self, author: int, question: int) -> np.ndarray:
     """Returns int32 ids of the author's plain note, cut to its cap."""
-    text = self._task.plain_message(self.batch.questions[question], author)
-    return self._writers[author].written_ids(text)[: self._team.message_cap(author)]
+    if (author, question) not in self._plain_notes:
+      text = self._task.plain_message(self.batch.questions[question], author)
+      ids = self._writers[author].written_ids(text)
+      self._plain_notes[author, question] = ids[: self._team.message_cap(author)]
+    return self._plain_notes[author, question]

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
   from agent_gspo.training.state import TrainState
 
 
+JUDGED = 256
+"""Episodes of an evaluation whose authors' judgement is measured, at most."""
+
+
 class PolicyParams(NamedTuple):
   """Parameters of a policy, flat, as `TrainState` has them."""
 
@@ -108,10 +112,12 @@ def judgement_figures(
 ) -> dict[str, float]:
   """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
 
-  Of each author the first message of an episode counts; empty for tasks without known relevance.
+  The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
+  known relevance.
   """
   relevant = count_messages(batch).relevant
-  first = [m for m, message in enumerate(batch.messages) if not message.round and relevant[m] >= 0]
+  counted = lambda m: not m.round and m.episode < JUDGED
+  first = [m for m, x in enumerate(batch.messages) if counted(x) and relevant[m] >= 0]
   if not first or not {0, 1} <= {*relevant[first].tolist()}:
     return {}
   found = log_silence(setup, programs, policy, [batch.messages[m] for m in first])
