@@ -270,10 +270,10 @@ class Run:
     options, price = self.config['advantage'], self.setup.budget.highest_lambda_tok
     if options['name'] in estimators.GAINS:
       known = {**estimators.options_of(options['name']), **options['options']}
-      return (
-        f'At lambda_tok={price:g} a token must gain the answering agent {price * known["nats"]:g} '
-        'nats of the gold answer to pay.'
-      )
+      least = f'{price:g} of task score'
+      if 'nats' in known:
+        least = f'{price * known["nats"]:g} nats of the gold answer'
+      return f'At lambda_tok={price:g} a token must gain the answering agent {least} to pay.'
     estimate = ties.estimator(options['name'], costs=options['costs'], **options['options'])
     length = self.setup.team.max_message_tokens
     taught = ties.what_ties_teach(

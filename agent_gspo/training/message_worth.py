@@ -1,18 +1,17 @@
-"""Measures what each message was worth to the agent that answers; nothing is sampled.
+"""Measures what each message was worth to the agent that answers.
 
-The value of a set of messages is the log-probability of the gold answer for the answering agent
-after it has read these and no others, in nats: the log-sum over the forms of `Task.gold_messages`,
-given how they are worded, each ended as the policy ends a message. `algorithms.attribution` divides
-it.
+The value of a set of messages is that of the answering agent's prompt after it has read these and
+no others (`answer_values`): the log-probability of the gold answer, for which nothing is sampled,
+or the mean score of replayed answers. `algorithms.attribution` divides it.
 
-Measured are the messages that the answering agent reads itself. What a message did through other
-readers is not, nor is what the answering agent wrote.
+Measured are the messages that the answering agent reads itself, not their effect through other
+readers, nor what the answering agent wrote.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +23,11 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches
-from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.counts import MessageCounts, count_messages
 from agent_gspo.teams.team import Team
 from agent_gspo.training import scoring
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.answer_values import GoldAnswers, Replays, Values
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Prices of the oracle frontier, nats a token."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
-_Gold = tuple[np.ndarray, np.ndarray]  # ids, and which of them are not scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +99,18 @@ def of_step(
   name = estimators.GAINS.get(estimator)
   if name is None:
     return None
-  logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, state, scored)
-  found = measure(setup.team, setup.task, setup.tokenizer, batch, name, logprobs)
+  options = {**estimators.options_of(estimator), **setup.config['advantage']['options']}
+  parts = setup.team, setup.task, setup.tokenizer, batch
+  values: Values
+  if estimator == 'replay':
+    params = state_lib.merge(state.trainable, state.frozen)
+    temperature = setup.config['rollout']['temperature']
+    policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
+    values = Replays(*parts, policy, int(options['samples']))
+  else:
+    logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, state, scored)
+    values = GoldAnswers(*parts, logprobs)
+  found = measure(*parts, name, values)
   scores, _ = batches.task_scores(batch)
   plain = communication.reward_terms(
     setup.reward,
@@ -110,10 +119,8 @@ def of_step(
     **prices,
     texts=[''] * len(batch.messages),
   )
-  options = {**estimators.options_of(estimator), **setup.config['advantage']['options']}
-  return dataclasses.replace(
-    found, plain_costs=plain.costs, plain_needed=plain.costs * np.float32(options['nats'])
-  )
+  unit = np.float32(options.get('nats', 1.0))
+  return dataclasses.replace(found, plain_costs=plain.costs, plain_needed=plain.costs * unit)
 
 
 def of_evaluation(
@@ -135,9 +142,10 @@ def of_evaluation(
     return {}
   batch = batches.select(batch, range(count))
   counts = count_messages(batch)
+  parts = setup.team, setup.task, setup.tokenizer, batch
   logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, policy, scored)
-  reader = _Reader(setup.team, setup.task, setup.tokenizer, batch)
-  found = _measured(reader, 'leave_one_out', logprobs)
+  reader = _Reader(*parts, GoldAnswers(*parts, logprobs))
+  found = _measured(reader, 'leave_one_out')
   told, by_agent = ~np.isnan(found.gain) & ~counts.silent, []
   for agent, name in enumerate(batch.agent_names):
     row: dict[str, Any] = {'name': name}
@@ -150,7 +158,7 @@ def of_evaluation(
     unsaid = told & (found.gain < price * counts.written)
     left_out = {*np.flatnonzero(unsaid).tolist()}
     places = [reader.without(read, left_out) for read in reader.episodes]
-    values = reader.values(logprobs)[places]
+    values = reader.values()[places]
     frontier.append(
       {
         'nats_per_token': price,
@@ -162,33 +170,26 @@ def of_evaluation(
 
 
 def measure(
-  team: Team,
-  task: Task,
-  tokenizer: Tokenizer,
-  batch: RolloutBatch,
-  name: str,
-  logprobs: Callable[[Sequence[Message]], np.ndarray],
+  team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch, name: str, values: Values
 ) -> MessageWorth:
   """Returns the worth of the messages of some episodes.
 
   Args:
     team: Whose last agent answers.
-    task: Gives the gold answers and plain notes.
+    task: Gives the plain notes.
     tokenizer: Of the policy.
     batch: The episodes, `M` messages.
     name: Key of `attribution.ATTRIBUTIONS`. The plain note is measured for 'leave_one_out' only.
-    logprobs: Log-probabilities of messages, float `[m]`, nats.
+    values: Values the answering agent's prompts.
   """
-  return _measured(_Reader(team, task, tokenizer, batch), name, logprobs)
+  return _measured(_Reader(team, task, tokenizer, batch, values), name)
 
 
-def _measured(
-  reader: _Reader, name: str, logprobs: Callable[[Sequence[Message]], np.ndarray]
-) -> MessageWorth:
+def _measured(reader: _Reader, name: str) -> MessageWorth:
   """Reads all episodes of a fresh reader, see `measure`."""
   for episode in range(len(reader.batch.episodes)):
     reader.read(episode, name)
-  values = reader.values(logprobs)
+  values = reader.values()
   count = len(reader.batch.messages)
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
   divide = attribution.ATTRIBUTIONS[name]
@@ -220,20 +221,17 @@ class _Read:
 class _Reader:
   """The answering agent, with the prompts of every coalition of messages that it could read."""
 
-  def __init__(self, team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch):
-    self._team, self._task, self.batch = team, task, batch
+  def __init__(
+    self, team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch, values: Values
+  ):
+    self._team, self._task, self.batch, self._of = team, task, batch, values
     self._agent = team.num_agents - 1
     self._writers = team.prompt_writers(tokenizer)
-    self._calculator = None
-    if team.roles[self._agent].calculator:
-      self._calculator = Calculator(tokenizer)
     self._by_turn = {(m.episode, m.agent, m.round): i for i, m in enumerate(batch.messages)}
     self._own: dict[int, list[Message]] = {}
     for message in batch.messages:
       if message.agent == self._agent:
         self._own.setdefault(message.episode, []).append(message)
-    self._ends = self._usual_ends()
-    self._gold: dict[int, list[_Gold]] = {}
     self._plain_notes: dict[tuple[int, int], np.ndarray] = {}  # by author and question
     self._places: dict[tuple[int, bytes], int] = {}
     self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
@@ -246,7 +244,7 @@ class _Reader:
   def read(self, episode: int, name: str) -> None:
     """Collects the prompts that an attribution needs of an episode."""
     own, question = self._own.get(episode, []), self.batch.episodes[episode].question
-    if not own or not self._gold_of(question):
+    if not own or not self._of.covers(question):
       return
     messages, agent = self.batch.messages, self._agent
     slots = [self._by_turn[episode, *turn] for m in own for turn in m.read_from if turn[0] != agent]
@@ -266,17 +264,11 @@ class _Reader:
         without = kept(everything - {slot})
         self.plain[slot] = value({**without, slot: note}), value(without)
 
-  def values(self, logprobs: Callable[[Sequence[Message]], np.ndarray]) -> np.ndarray:
-    """Returns the log-probability of the gold answer after each prompt, float64 `[places]`."""
-    known = len(self._values)
-    scored = [
-      scoring.scored_message(place, self._agent, prompt, ids, inserted=inserted)
-      for place, (question, prompt) in enumerate(self._prompts[known:], known)
-      for ids, inserted in self._gold_of(question)
-    ]
-    self._values = np.pad(self._values, (0, len(self._prompts) - known), constant_values=-np.inf)
-    if scored:
-      np.logaddexp.at(self._values, [message.episode for message in scored], logprobs(scored))
+  def values(self) -> np.ndarray:
+    """Returns the value of each prompt collected so far, float64 `[places]`."""
+    new = self._prompts[len(self._values) :]
+    if new:
+      self._values = np.concatenate([self._values, self._of(new)])
     return self._values
 
   def without(self, read: _Read, slots: Collection[int]) -> int:
@@ -304,29 +296,6 @@ class _Reader:
       prompt = conversation.prompt(new)
       conversation.wrote(message.token_ids, message.ended)
     return prompt
-
-  def _usual_ends(self) -> list[int]:
-    """Returns the stop tokens that the answering agent ends messages with, in this batch."""
-    writer = self._writers[self._agent]
-    used = {int(m.token_ids[-1]) for own in self._own.values() for m in own if m.ended}
-    return sorted(end for end in used if not writer.tail(end)) or [writer.end_id]
-
-  def _gold_of(self, question: int) -> list[_Gold]:
-    """Returns ids of each gold answer with a stop token, and which are given or a tool's."""
-    if question not in self._gold:
-      writer, cap = self._writers[self._agent], self._team.message_cap(self._agent)
-      found: list[_Gold] = []
-      for given, text in self._task.gold_messages(self.batch.questions[question]):
-        ids = writer.written_ids(given + text)
-        unscored = len(writer.written_ids(given))
-        for end in self._ends if 0 < len(ids) - unscored < cap else ():
-          whole = np.append(ids, np.int32(end))
-          inserted = np.arange(len(whole)) < unscored
-          if self._calculator:
-            inserted |= self._calculator.inserted(whole)
-          found.append((whole, inserted))
-      self._gold[question] = found
-    return self._gold[question]
 
   def _plain_note(self, author: int, question: int) -> np.ndarray:
     """Returns int32 ids of the author's plain note, cut to its cap."""

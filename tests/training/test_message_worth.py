@@ -17,6 +17,7 @@ from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import message_worth, scoring
 from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.answer_values import GoldAnswers, Replays
 from agent_gspo.training.metrics import price_warning
 from agent_gspo.training.train_step import train_step
 
@@ -46,7 +47,8 @@ def _measured(said, name='leave_one_out', topology='star', value=None, **team):
     decode = lambda ids: TOKENIZER.decode(ids.tolist())
     return np.array([value(decode(m.prompt_ids), decode(m.token_ids[:-1])) for m in messages])
 
-  found = message_worth.measure(team, task, TOKENIZER, batch, name, logprobs)
+  parts = team, task, TOKENIZER, batch
+  found = message_worth.measure(*parts, name, GoldAnswers(*parts, logprobs))
   return batch, found, calls
 
 
@@ -98,6 +100,28 @@ def test_who_is_not_read_has_no_gain():
   assert measured == {1}
 
 
+def test_replays_grade_answers_that_are_sampled_anew():
+  """The answering agent is right iff it has read "alpha"; equal prompts are sampled once."""
+  team, task = scripted_teams.team('star', max_message_tokens=40), _Gold()
+  said = [('alpha', 'beta', '0'), ('', 'beta', '0'), ('', 'beta', '0')]
+  speak = lambda turn: said[turn.sample][turn.agent]
+  questions = scripted_teams.questions(1)
+  parts = team, task, TOKENIZER
+  batch = rollout(*parts, questions, len(said), ScriptedPolicy(speak, TOKENIZER))
+  asked = []
+
+  def answer(turn):
+    asked.append((turn.sample, turn.prompt_ids.tobytes()))
+    return '0' if 'alpha' in TOKENIZER.decode(turn.prompt_ids.tolist()) else '1'
+
+  replays = Replays(*parts, batch, ScriptedPolicy(answer, TOKENIZER), samples=3)
+  found = message_worth.measure(*parts, batch, 'leave_one_out', replays)
+  gain = {(m.episode, m.agent): g for m, g in zip(batch.messages, found.gain, strict=True)}
+  assert (gain[0, 0], gain[0, 1], gain[1, 1], gain[2, 1]) == (1.0, 0.0, 0.0, 0.0)
+  assert min(sample for sample, _ in asked) == len(said)  # keys of their own
+  assert len({sample for sample, _ in asked}) == len(asked) == 3 * len({p for _, p in asked})
+
+
 @pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
 def test_of_a_real_rollout(name):
   """Values are the model's own, and an unread note has the worth of nothing."""
@@ -144,14 +168,16 @@ def test_of_a_real_rollout(name):
   assert found.gain[m] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_step_learns_from_gains():
-  config = micro_run.changed(algorithm='worth', steps=2)
+@pytest.mark.parametrize('name', ['worth', 'replay'])
+def test_a_step_learns_from_gains(name):
+  config = micro_run.changed(algorithm='worth', advantage__name=name, steps=2)
   setup = setup_lib.build(config_lib.check(config))
   programs = setup_lib.make_programs(setup)
   state = setup_lib.init_state(setup, programs, setup.params)
   result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
   assert np.isfinite(result.advantages).all()
-  assert np.abs(result.advantages[[m.agent < 2 for m in result.rollout.messages]]).max() > 0
+  assert np.isfinite(result.worth.gain[[m.agent < 2 for m in result.rollout.messages]]).all()
+  assert np.abs(result.advantages).max() > 0
   assert {'worth/relevant_nats', 'worth/irrelevant_nats', 'time/worth_s'} <= {*result.metrics}
 
 

@@ -33,7 +33,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
 )
 from agent_gspo.algorithms.advantages.groups import GROUPINGS, centred, group_ids, tied_groups
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
-from agent_gspo.algorithms.advantages.message_worth import worth
+from agent_gspo.algorithms.advantages.message_worth import replay, worth
 from agent_gspo.algorithms.advantages.turn_level import (
   agent_turn,
   counterfactual,
@@ -66,10 +66,16 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'worth': worth,
   'potential': worth,
   'shapley': worth,
+  'replay': replay,
 }
 
 # Estimator -> key of `ATTRIBUTIONS` by which the value of messages is divided.
-GAINS = {'worth': 'leave_one_out', 'potential': 'potential', 'shapley': 'shapley'}
+GAINS = {
+  'worth': 'leave_one_out',
+  'potential': 'potential',
+  'shapley': 'shapley',
+  'replay': 'leave_one_out',
+}
 
 COSTS = ('inside', 'apart')
 

@@ -64,3 +64,29 @@ def worth(
   credited = rewards - sums / count
   others = per_component(task, costs, groups, std_floor=std_floor, eps=eps)
   return np.where(measured, credited, others).astype(np.float32)
+
+
+def replay(
+  task: chex.Array,
+  costs: chex.Array,
+  groups: chex.Array,
+  gain: chex.Array,
+  plain_gain: chex.Array,
+  plain_costs: chex.Array,
+  *,
+  samples: float = 4.0,
+  outcome: float = 0.0,
+  virtual: bool = True,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Returns `worth` of gains in task score: of answers sampled with and without the message.
+
+  Args:
+    task, costs, groups, gain, plain_gain, plain_costs: As of `worth`, gains in task score.
+    samples: Answers sampled for each prompt.
+    outcome, virtual, std_floor, eps: As of `worth`.
+  """
+  del samples  # read where answers are sampled, `training.answer_values`
+  columns = task, costs, groups, gain, plain_gain, plain_costs
+  return worth(*columns, nats=1.0, outcome=outcome, virtual=virtual, std_floor=std_floor, eps=eps)

@@ -1,0 +1,153 @@
+"""Values a prompt of the answering agent: by the gold answer, or by answers sampled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.sharding import hosts
+from agent_gspo.tasks import checked
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams import calculator
+from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.team import Team
+from agent_gspo.training import scoring
+from agent_gspo.types import Message, RolloutBatch
+
+Prompt = tuple[int, np.ndarray]
+"""Index of a question in its batch, and int32 ids `[P]`."""
+
+
+class Values(Protocol):
+  """Values prompts of the answering agent."""
+
+  def covers(self, question: int) -> bool:
+    """Returns whether answers to this question have a value."""
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the value of each prompt, float64 `[n]`."""
+
+
+class GoldAnswers:
+  """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
+
+  Each form is ended as the answering agent ends its messages in the batch.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    logprobs: Callable[[Sequence[Message]], np.ndarray],
+  ):
+    self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
+    self._agent = team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._calculator = None
+    if team.roles[self._agent].calculator:
+      self._calculator = calculator.Calculator(tokenizer)
+    used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
+    usual = sorted(end for end in used if not self._writer.tail(end))
+    self._ends = usual or [self._writer.end_id]
+    self._forms: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+  def covers(self, question: int) -> bool:
+    """Returns whether a gold answer fits the answering agent's messages."""
+    return bool(self._forms_of(question))
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the log-probability of the gold answer after each prompt, float64 `[n]`."""
+    scored = [
+      scoring.scored_message(place, self._agent, prompt, ids, inserted=unscored)
+      for place, (question, prompt) in enumerate(prompts)
+      for ids, unscored in self._forms_of(question)
+    ]
+    found = np.full(len(prompts), -np.inf)
+    if scored:
+      np.logaddexp.at(found, [message.episode for message in scored], self._logprobs(scored))
+    return found
+
+  def _forms_of(self, question: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns ids of each form with its stop token, and which are given or a tool's."""
+    if question not in self._forms:
+      writer, cap = self._writer, self._team.message_cap(self._agent)
+      found = []
+      for given, text in self._task.gold_messages(self._batch.questions[question]):
+        ids = writer.written_ids(given + text)
+        before = len(writer.written_ids(given))
+        for end in self._ends if 0 < len(ids) - before < cap else ():
+          whole = np.append(ids, np.int32(end))
+          unscored = np.arange(len(whole)) < before
+          if self._calculator:
+            unscored |= self._calculator.inserted(whole)
+          found.append((whole, unscored))
+      self._forms[question] = found
+    return self._forms[question]
+
+
+class Replays:
+  """Mean task score of answers sampled anew (as C3, arXiv 2603.06859, does with rollouts).
+
+  For tasks without a gold text. Each process samples its share of the prompts.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    policy: Policy,
+    samples: int,
+  ):
+    self._team, self._task, self._tokenizer, self._batch = team, task, tokenizer, batch
+    self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._calculator = calculator.Calculator(tokenizer)
+    self._next = len(batch.episodes)  # keys of replays are no episode's
+
+  def covers(self, question: int) -> bool:
+    """Returns True: every answer can be graded."""
+    del question
+    return True
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
+    first, self._next = self._next, self._next + len(prompts) * self._samples
+    own = range(len(prompts))[hosts.share(len(prompts))]
+    turns = [
+      self._turn(*prompts[i], sample=first + i * self._samples + k)
+      for i in own
+      for k in range(self._samples)
+    ]
+    scores: list[float] = []
+    if turns:
+      has_calculator = lambda turn: self._team.roles[turn.agent].calculator
+      out = calculator.speak(self._policy, turns, has_calculator, self._calculator)
+      written = zip(out.token_ids, out.ended, strict=True)
+      answers = [self._text(ids, bool(ended)) for ids, ended in written]
+      scores = checked.scores(self._task, [turn.question for turn in turns], answers)
+    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
+    return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+
+  def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
+    return Turn(
+      question=self._batch.questions[question],
+      sample=sample,
+      agent=self._agent,
+      round=self._team.topology.rounds - 1,
+      prompt_ids=prompt,
+      delivered={},
+      limit=self._team.message_cap(self._agent),
+      stop_ids=self._writer.stop_ids,
+      end_id=self._writer.end_id,
+    )
+
+  def _text(self, ids: np.ndarray, ended: bool) -> str:
+    tail = self._writer.tail(int(ids[-1])) if ended else ()
+    return self._team.body(self._tokenizer.decode([*ids[: len(ids) - int(ended)], *tail]))
