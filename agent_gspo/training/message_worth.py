@@ -11,7 +11,7 @@ readers, nor what the answering agent wrote.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,7 +233,7 @@ class _Reader:
       if message.agent == self._agent:
         self._own.setdefault(message.episode, []).append(message)
     self._plain_notes: dict[tuple[int, int], np.ndarray] = {}  # by author and question
-    self._places: dict[tuple[int, bytes], int] = {}
+    self._places: dict[Hashable, int] = {}
     self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
     self.episodes: list[_Read] = []
     self.plain: dict[int, tuple[int, int]] = {}  # slot -> places with the plain note, and without
@@ -249,7 +249,7 @@ class _Reader:
     messages, agent = self.batch.messages, self._agent
     slots = [self._by_turn[episode, *turn] for m in own for turn in m.read_from if turn[0] != agent]
     said = {slot: messages[slot].said for slot in slots if messages[slot].reaches(agent)}
-    value = lambda told: self._place(question, self._prompt(own, question, told))
+    value = lambda told: self._place(own, question, told)
     kept = lambda coalition: {slot: said[slot] for slot in coalition}
     everything = frozenset(said)
     coalitions = attribution.coalitions(name, everything, slots)
@@ -276,12 +276,20 @@ class _Reader:
     messages = self.batch.messages
     kept = {slot: messages[slot].said for slot in sorted(read.said - {*slots})}
     question = self.batch.episodes[read.episode].question
-    return self._place(question, self._prompt(self._own[read.episode], question, kept))
+    return self._place(self._own[read.episode], question, kept)
 
-  def _place(self, question: int, prompt: np.ndarray) -> int:
-    place = self._places.setdefault((question, prompt.tobytes()), len(self._prompts))
+  def _place(self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]) -> int:
+    """Returns the place of the answering agent's last prompt had it read `told` alone.
+
+    Episodes of a question in which the same was written share it, and it is built once.
+    """
+    messages = self.batch.messages
+    author = lambda slot: (messages[slot].agent, messages[slot].round)
+    read = tuple(sorted((*author(slot), ids.tobytes()) for slot, ids in told.items()))
+    key = question, read, tuple(m.token_ids.tobytes() for m in own[:-1])
+    place = self._places.setdefault(key, len(self._prompts))
     if place == len(self._prompts):
-      self._prompts.append((question, prompt))
+      self._prompts.append((question, self._prompt(own, question, told)))
     return place
 
   def _prompt(
