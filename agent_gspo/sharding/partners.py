@@ -29,6 +29,7 @@ _LONGEST = 2**24  # bytes per message
 _QUIET_SECONDS = 2.0  # wait before printing which processes are missing
 _ANSWER_SECONDS = 5.0  # timeout of process 0's first answer
 _LATE_SECONDS = 8.0  # wait of a refusal for processes that have not connected yet
+_ORPHAN_SECONDS = 0.5  # the same, if process 0 is gone
 _GRACE_SECONDS = 5.0  # time for a process to end by itself, if all fail alike
 
 _met: Partners | None = None  # this process's connections
@@ -231,11 +232,13 @@ class Partners:
         self._end_heard.set()
         for other in [*self._wires.values()] if not self.place.index else ():
           _send(other, left=index, problem=problem)
-        threading.Thread(target=self._end, daemon=True).start()
+        # Without process 0 there is no coordinator, and JAX aborts within seconds.
+        grace = _ORPHAN_SECONDS if said is None and index == 0 else _GRACE_SECONDS
+        threading.Thread(target=self._end, args=(grace,), daemon=True).start()
 
-  def _end(self) -> None:
+  def _end(self, grace: float) -> None:
     # All may fail alike, each with its own error message.
-    if self._failed.wait(_GRACE_SECONDS):
+    if self._failed.wait(grace):
       return
     self._failed.set()
     print('error:', ' '.join(self._first_end.split()), file=sys.stderr)
