@@ -12,7 +12,7 @@ import numpy as np
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
-"""Most bytes of a chunk's float32 logits."""
+"""Maximum size of a chunk's float32 logits, bytes."""
 
 _LOWEST = float(np.finfo(np.float32).min)  # -inf times its weight of 0 would be NaN
 _CHUNKS = 4  # fewest chunks of at least _SMALL tokens: unused chunks are skipped

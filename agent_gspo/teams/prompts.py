@@ -72,6 +72,11 @@ class PromptWriter:
     said = self.tokenizer.tokens_with(self.role.separator).get(stop_id, '').rstrip()
     return tuple(self.tokenizer.encode(said, special=False))
 
+  def text(self, ids: Sequence[int] | np.ndarray, ended: bool) -> str:
+    """Returns the text of a sampled message, with the tail of its stop token if it `ended`."""
+    tail = self.tail(int(ids[-1])) if ended else ()
+    return self.tokenizer.decode([*ids[: len(ids) - int(ended)], *tail])
+
   def longest_said(self, cap: int) -> int:
     """Returns the most tokens that readers receive of a message of at most `cap` tokens."""
     return max(cap, cap - 1 + self._longest_tail)

@@ -218,7 +218,7 @@ class _Table:
     self.by_turn[episode, agent, turn.round] = len(self.messages)
     self.readers.append(0)
     tail = self.writers[agent].tail(int(ids[-1])) if ended else ()
-    text = self.tokenizer.decode([*ids[: len(ids) - int(ended)], *tail])
+    text = self.writers[agent].text(ids, ended)
     message = Message(
       episode=episode,
       agent=agent,

@@ -105,7 +105,7 @@ class Replays:
     policy: Policy,
     samples: int,
   ):
-    self._team, self._task, self._tokenizer, self._batch = team, task, tokenizer, batch
+    self._team, self._task, self._batch = team, task, batch
     self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
     self._writer = team.prompt_writers(tokenizer)[self._agent]
     self._calculator = calculator.Calculator(tokenizer)
@@ -130,7 +130,7 @@ class Replays:
       has_calculator = lambda turn: self._team.roles[turn.agent].calculator
       out = calculator.speak(self._policy, turns, has_calculator, self._calculator)
       written = zip(out.token_ids, out.ended, strict=True)
-      answers = [self._text(ids, bool(ended)) for ids, ended in written]
+      answers = [self._team.body(self._writer.text(ids, bool(ended))) for ids, ended in written]
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)
     gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
     return gathered.reshape(len(prompts), self._samples).mean(axis=1)
@@ -147,7 +147,3 @@ class Replays:
       stop_ids=self._writer.stop_ids,
       end_id=self._writer.end_id,
     )
-
-  def _text(self, ids: np.ndarray, ended: bool) -> str:
-    tail = self._writer.tail(int(ids[-1])) if ended else ()
-    return self._team.body(self._tokenizer.decode([*ids[: len(ids) - int(ended)], *tail]))

@@ -42,7 +42,7 @@ _KINDS = {'relevant': 1, 'irrelevant': 0}
 
 @dataclasses.dataclass(frozen=True)
 class MessageWorth:
-  """What messages were worth; `M` messages.
+  """Worth of `M` messages; under the estimator 'replay' nats are units of task score.
 
   Attributes:
     gain: float32 `[M]`, nats, NaN where it was not measured.
@@ -60,7 +60,7 @@ class MessageWorth:
   plain_needed: np.ndarray | None = None
 
   def metrics(self, counts: MessageCounts) -> dict[str, float]:
-    """Returns mean gains of relevant and irrelevant notes that were told, and how they part."""
+    """Returns mean gains of messages by relevance of the note, gain per token, and AUC."""
     told = ~np.isnan(self.gain) & ~counts.silent
     kinds = {kind: self.gain[told & (counts.relevant == flag)] for kind, flag in _KINDS.items()}
     found = {f'worth/{kind}_nats': float(x.mean()) for kind, x in kinds.items() if len(x)}
@@ -196,7 +196,7 @@ def _measured(reader: _Reader, name: str) -> MessageWorth:
   for read in reader.episodes:
     of = {coalition: values[place] for coalition, place in read.places.items()}
     gain[read.slots] = divide(of, read.said, read.slots)
-  for slot, (with_plain, without) in reader.plain.items():
+  for slot, with_plain, without in reader.plain.values():
     plain_gain[slot] = values[with_plain] - values[without]
   return MessageWorth(gain, plain_gain, reader.plain_written)
 
@@ -236,10 +236,10 @@ class _Reader:
     self._places: dict[Hashable, int] = {}
     self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
     self.episodes: list[_Read] = []
-    self.plain: dict[int, tuple[int, int]] = {}  # slot -> places with the plain note, and without
+    # Question, agent and round -> slot, and places of the values with the plain note and without.
+    self.plain: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     self.plain_written = np.zeros(len(batch.messages), int)
     self._values = np.zeros(0)
-    self._seen: set[tuple[int, int, int]] = set()  # question, agent, round with a plain note
 
   def read(self, episode: int, name: str) -> None:
     """Collects the prompts that an attribution needs of an episode."""
@@ -259,10 +259,9 @@ class _Reader:
       note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = len(note)
       key = (question, messages[slot].agent, messages[slot].round)
-      if name == 'leave_one_out' and len(note) and key not in self._seen:
-        self._seen.add(key)
+      if name == 'leave_one_out' and len(note) and key not in self.plain:
         without = kept(everything - {slot})
-        self.plain[slot] = value({**without, slot: note}), value(without)
+        self.plain[key] = slot, value({**without, slot: note}), value(without)
 
   def values(self) -> np.ndarray:
     """Returns the value of each prompt collected so far, float64 `[places]`."""

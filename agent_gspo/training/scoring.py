@@ -93,14 +93,15 @@ def log_silence(
   index = np.zeros(len(messages), int)
   for m, message in enumerate(messages):
     key = (message.agent, message.prompt_ids.tobytes())
-    index[m] = place.setdefault(key, len(place))
-    if index[m] == len(place) - 1 and (not ends or ends[-1].episode != index[m]):
+    if key not in place:
+      place[key] = len(place)
       writer = writers[message.agent]
       ends += [
-        scored_message(int(index[m]), message.agent, message.prompt_ids, np.asarray([stop]))
+        scored_message(place[key], message.agent, message.prompt_ids, np.asarray([stop]))
         for stop in writer.stop_ids
         if not writer.tail(stop)
       ]
+    index[m] = place[key]
   totals = np.full(len(place), -np.inf)
   logprobs = message_logprobs(setup, programs, policy, ends)
   np.logaddexp.at(totals, [end.episode for end in ends], logprobs)

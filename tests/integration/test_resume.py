@@ -142,7 +142,7 @@ def test_ctrl_c_then_a_kill_between_checkpoints(tmp_path, compiled):
 
 @pytest.mark.slow
 def test_the_reference_policy_is_where_the_run_began(tmp_path, no_warm_start):
-  """That is after SFT, and a resumed run still has it."""
+  """Keeps the parameters after SFT as the reference, also in a resumed run."""
   config = micro_run.changed(
     steps=1, objective__kl_coef=0.1, learner__minibatches=1, checkpoint__keep=9
   )

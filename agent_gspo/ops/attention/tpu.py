@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from agent_gspo.ops.attention import KEPT, padding, scale
 
 BLOCK = 512
-"""Most queries, and keys, of a block."""
+"""Maximum number of queries, and of keys, per block."""
 
 NAME, GRADIENT_NAME = 'tree_attention', 'tree_attention_gradient'
 """Names of the kernels in a compiled program."""
