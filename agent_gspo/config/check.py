@@ -49,7 +49,7 @@ _NAMES = {
   'evaluation.split': SPLITS,
 }
 _POSITIVE_OPTIONS = (  # options of estimators and objectives; others may be 0
-  'bound', 'eps', 'max_length', 'share', 'tau_negative', 'tau_positive'
+  'bound', 'eps', 'max_length', 'nats', 'samples', 'share', 'tau_negative', 'tau_positive'
 )  # fmt: skip
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each

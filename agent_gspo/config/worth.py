@@ -48,6 +48,11 @@ def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
+  samples = config['advantage']['options'].get('samples', 1)
+  if samples != int(samples):
+    raise ValueError(
+      f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'
+    )
   if name != 'replay' and not task.gold_messages(task.questions('train')[0]):
     raise ValueError(
       f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '

@@ -18,6 +18,11 @@ from agent_gspo.config import check as config_lib
       {'team__roles__solver__cue': ' left {left} answer :'},
       r'team.roles.solver.cue tells \{left\}',
     ),
+    ({'advantage__options': {'nats': 0.0}}, r'advantage.options.nats=0.0 must be above 0'),
+    (
+      {'advantage__name': 'replay', 'advantage__options': {'samples': 0.5}},
+      r'advantage.options.samples=0.5 must be a whole number',
+    ),
     ({'advantage__costs': 'apart'}, r"advantage.costs='apart' with advantage.name='worth'"),
     ({'reward__credit': 'episode'}, r"Set reward.credit='own_cost'"),
   ],
