@@ -54,7 +54,7 @@ _RUNS = {
   'tiny': (tiny.get_config, {}),
   'calculator_addressing': (
     lambda: tiny_addressing.get_config('addressed'),
-    {'team.roles.solver.calculator': True, 'team.roles.solver.system': '1 + 2 = 3'},
+    {'team.roles.solver.tools': ('calculator',), 'team.roles.solver.system': '1 + 2 = 3'},
   ),
   'told_price': (tiny_prices.get_config, {}),
   'told_budget': (tiny_budgets.get_config, {}),

@@ -35,7 +35,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
   config.task.options.redrawn_copies = 8
   # From here on as measured; configs/svamp_dealt.py has gone on.
   config.task.options.misleading_share = 0.0
-  config.team.roles.solver.calculator = False
+  config.team.roles.solver.tools = ()
   config.sft.held_back = 0.0
   config.sft.silence_probability = 0.8
   config.sft.terse_probability = 0.5

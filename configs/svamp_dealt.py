@@ -56,7 +56,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
     'incoming': '-{message}\n',
     'cue': 'Equation:',
     'max_tokens': 44,
-    'calculator': True,
+    'tools': ('calculator',),
   }
 
   config.sft.epochs = 1.0

@@ -338,8 +338,8 @@ def check(team: Team) -> None:
         f'team.roles.{role.name}.style={role.style!r}: an endpoint puts its own template around a '
         "prompt. Set style='plain'."
       )
-    if role.calculator:
+    if role.tools:
       raise ValueError(
-        f'team.roles.{role.name}.calculator=True: an endpoint cannot be interrupted at each "=". '
-        'Set it to False.'
+        f'team.roles.{role.name}.tools={role.tools}: an endpoint cannot be interrupted while it '
+        'writes. Set tools=().'
       )

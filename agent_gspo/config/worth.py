@@ -29,6 +29,11 @@ def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
       f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
       "or advantage.name='per_component'."
     )
+  if task.converse:
+    raise ValueError(
+      f'{where}: task {task.name!r} brings its own episode, whose prompts without a message are '
+      "unknown. Set advantage.name='per_component'."
+    )
   if not players:
     raise ValueError(
       f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '

@@ -152,7 +152,7 @@ class _Ungraded(Task):
   """A task that canonicalizes answers and grades none."""
 
   def __init__(self, task: Task):
-    self.name, self._task = task.name, task
+    self.name, self.converse, self._task = task.name, task.converse, task
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._task._split(split)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from agent_gspo.tasks import checked
@@ -19,12 +19,15 @@ class Task(abc.ABC):
 
   Attributes:
     name: Name for `make_task`.
+    converse: Own episode of the task, a generator function of a `teams.conversation.Conversation`;
+      None for the turns of the team's topology.
     graders: Names of the available graders, that of `score` first; empty if there is only one.
       Scores of the others are reported in addition (`graded_by`).
   """
 
   name: str
   graders: Sequence[str] = ()
+  converse: Callable[[Any], Generator] | None = None
 
   @abc.abstractmethod
   def _split(self, split: str) -> Sequence[Question]:

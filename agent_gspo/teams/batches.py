@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -34,8 +34,12 @@ def merge(batches: Sequence[RolloutBatch]) -> RolloutBatch:
   if len(batches) == 1:
     return batches[0]
   joined = join(batches)
-  order = lambda m: (m.round, m.layer, m.episode)  # agents of a layer are in order already
-  return dataclasses.replace(joined, messages=tuple(sorted(joined.messages, key=order)))
+  return dataclasses.replace(joined, messages=in_order(joined.messages))
+
+
+def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:
+  """Sorts messages by round, layer and episode; agents of a layer are in order already."""
+  return tuple(sorted(messages, key=lambda m: (m.round, m.layer, m.episode)))
 
 
 def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -46,6 +46,28 @@ class Turn:
   left: int = 0
   end_id: int = -1
   offset: int = 0
+
+
+class Reply(NamedTuple):
+  """Message sampled for one turn; see `Samples` for its fields."""
+
+  token_ids: np.ndarray
+  logprobs: np.ndarray
+  ended: bool
+  inserted: np.ndarray | None
+  usage: tuple[int, int] | None
+
+
+def replies(samples: Samples) -> list[Reply]:
+  """Returns the reply to each of `N` turns."""
+  nothing: list[Any] = [None] * len(samples.token_ids)
+  columns = (samples.inserted or nothing, samples.usage or nothing)
+  return [
+    Reply(ids, logprobs, bool(ended), inserted, usage)
+    for ids, logprobs, ended, inserted, usage in zip(
+      samples.token_ids, samples.logprobs, samples.ended, *columns, strict=True
+    )
+  ]
 
 
 class EndpointError(ConnectionError):

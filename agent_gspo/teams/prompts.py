@@ -85,9 +85,9 @@ class PromptWriter:
   def _longest_tail(self) -> int:
     return max(len(self.tail(stop_id)) for stop_id in self.stop_ids)
 
-  def begin(self, question: Question, agent: int) -> Conversation:
-    """Starts an agent's side of a conversation."""
-    return Conversation(self, self.opening(question, agent))
+  def begin(self, question: Question, agent: int) -> Context:
+    """Starts an agent's context in an episode."""
+    return Context(self, self.opening(question, agent))
 
   def opening(self, question: Question, agent: int) -> str:
     """Returns the opening text for an agent, with question and note guarded."""
@@ -157,7 +157,7 @@ class PromptWriter:
     return self._encode(text)
 
 
-class Conversation:
+class Context:
   """Ids that one agent has read and written so far."""
 
   def __init__(self, writer: PromptWriter, opening: str):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_gspo.models.text.chat import OWN_VARIABLES
+from agent_gspo.teams import tools
 from agent_gspo.types import Question
 from agent_gspo.values import is_json, is_text, shown
 
@@ -33,7 +34,7 @@ class Role:
       question's budget or, without one, of the team's caps.
     separator: Text that ends a plain message; the sampler's stop tokens derive from it.
     max_tokens: Cap on this role's messages, 0 for the team's.
-    calculator: Completion of `a op b =` while the agent writes, see `teams.calculator`.
+    tools: Tools that the agent may call while it writes, keys of `tools.TOOLS` or 'module:TOOL'.
     chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
   """
 
@@ -46,7 +47,7 @@ class Role:
   cue: str = 'Answer:'
   separator: str = '\n'
   max_tokens: int = 0
-  calculator: bool = False
+  tools: tuple[str, ...] = ()
   chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
   @property
@@ -114,6 +115,8 @@ class Role:
       )
     if self.max_tokens < 0:
       raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
+    for tool in self.tools:
+      tools.find(tool, f'{where}.tools')
     for pair in self.examples:
       if len(pair) != 2 or not all(map(is_text, pair)):
         raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')
@@ -131,6 +134,8 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   if not isinstance(fields, Mapping):
     raise ValueError(f'team.roles.{name}={fields!r} must be a section of fields.')
   for field, value in fields.items():
+    if field == 'calculator':
+      raise ValueError(f"team.roles.{name}.calculator is now a tool; set tools=('calculator',).")
     if field not in defaults:
       raise ValueError(
         f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(defaults))}.'
@@ -144,6 +149,7 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   fields = dict(fields)
   pairs = fields.get('examples', ())
   # `Role` reports entries that are not pairs.
+  fields['tools'] = tuple(fields.get('tools', ()))
   fields['examples'] = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in pairs)
   return Role(name=name, **fields)
 

@@ -14,6 +14,7 @@ from agent_gspo.teams import addressing
 from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
+from agent_gspo.teams.tools import Toolbox
 from agent_gspo.teams.topology import Topology, make_topology
 from agent_gspo.types import Message, Terms
 
@@ -109,6 +110,11 @@ class Team:
     """Returns the prompt writer of each agent, shared by the agents of a role."""
     writers = {role: PromptWriter(role, tokenizer) for role in set(self.roles)}
     return tuple(writers[role] for role in self.roles)
+
+  def toolboxes(self, tokenizer: Tokenizer) -> tuple[Toolbox, ...]:
+    """Returns the tools of each agent, shared by the agents of a role."""
+    boxes = {tools: Toolbox(tools, tokenizer) for tools in {role.tools for role in self.roles}}
+    return tuple(boxes[role.tools] for role in self.roles)
 
   def decide(self, last_messages: Sequence[str], canonical: Callable[[str], str | None]) -> str:
     """Returns the team's answer from each agent's message in the last round."""

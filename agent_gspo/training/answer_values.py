@@ -11,9 +11,9 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams import calculator
 from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
+from agent_gspo.teams.tools import speak
 from agent_gspo.training import scoring
 from agent_gspo.types import Message, RolloutBatch
 
@@ -48,9 +48,7 @@ class GoldAnswers:
     self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
     self._agent = team.num_agents - 1
     self._writer = team.prompt_writers(tokenizer)[self._agent]
-    self._calculator = None
-    if team.roles[self._agent].calculator:
-      self._calculator = calculator.Calculator(tokenizer)
+    self._toolbox = team.toolboxes(tokenizer)[self._agent]
     used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
     usual = sorted(end for end in used if not self._writer.tail(end))
     self._ends = usual or [self._writer.end_id]
@@ -82,9 +80,7 @@ class GoldAnswers:
         before = len(writer.written_ids(given))
         for end in self._ends if 0 < len(ids) - before < cap else ():
           whole = np.append(ids, np.int32(end))
-          unscored = np.arange(len(whole)) < before
-          if self._calculator:
-            unscored |= self._calculator.inserted(whole)
+          unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
           found.append((whole, unscored))
       self._forms[question] = found
     return self._forms[question]
@@ -108,7 +104,7 @@ class Replays:
     self._team, self._task, self._batch = team, task, batch
     self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
     self._writer = team.prompt_writers(tokenizer)[self._agent]
-    self._calculator = calculator.Calculator(tokenizer)
+    self._toolboxes = team.toolboxes(tokenizer)
     self._next = len(batch.episodes)  # keys of replays are no episode's
 
   def covers(self, question: int) -> bool:
@@ -127,8 +123,7 @@ class Replays:
     ]
     scores: list[float] = []
     if turns:
-      has_calculator = lambda turn: self._team.roles[turn.agent].calculator
-      out = calculator.speak(self._policy, turns, has_calculator, self._calculator)
+      out = speak(self._policy, turns, self._toolboxes)
       written = zip(out.token_ids, out.ended, strict=True)
       answers = [self._team.body(self._writer.text(ids, bool(ended))) for ids, ended in written]
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)

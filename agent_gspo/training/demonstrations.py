@@ -16,11 +16,11 @@ from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
 from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
-from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
+from agent_gspo.teams.tools import Toolbox
 from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
 
@@ -56,8 +56,8 @@ class Demonstrations:
     return self.team.prompt_writers(self.tokenizer)
 
   @functools.cached_property
-  def _calculator(self) -> Calculator:
-    return Calculator(self.tokenizer)
+  def _toolboxes(self) -> tuple[Toolbox, ...]:
+    return self.team.toolboxes(self.tokenizer)
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
@@ -180,10 +180,8 @@ class Demonstrations:
     return shown, left_out / len(spoken.messages)
 
   def _inserted(self, turn: Turn, ids: np.ndarray) -> np.ndarray:
-    """Returns the tokens that a calculator inserted, bool `[W]`; they are not imitated."""
-    if not self.team.roles[turn.agent].calculator:
-      return np.zeros(len(ids), bool)
-    return self._calculator.inserted(ids)
+    """Returns the tokens that a tool inserted, bool `[W]`; they are not imitated."""
+    return self._toolboxes[turn.agent].inserted(ids)
 
   def _text(
     self, turn: Turn, heard: Mapping[int, str], rng: random.Random, *, outspoken: bool

@@ -10,7 +10,6 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.teams import addressing
-from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
@@ -104,8 +103,8 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
         raise ValueError(
           f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
         ) from error
-  if any(role.calculator for role in parts.team.roles):
-    _ = Calculator(tokenizer).equals_ids  # raises if there is no token for "="
+  for toolbox in parts.team.toolboxes(tokenizer):
+    _ = toolbox.mark_ids  # raises if there is no token for a mark
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
   lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), context)

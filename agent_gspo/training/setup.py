@@ -158,13 +158,13 @@ class Setup(config_lib.Parts):
   ) -> list[dict[str, Any]]:
     """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
 
-    A team of one has no single-agent baseline.
+    A team of one has no single-agent baseline, nor has a task with an episode of its own.
     """
     constant = evaluation.constant_answer(
       self.evaluated_questions(questions), self.config['evaluation']['split']
     )
     found = [{'step': 0, **constant}]
-    if self.team.num_agents > 1:
+    if self.team.num_agents > 1 and not self.task.converse:
       label = BASELINES[1]
       alone, _ = self.evaluate(
         params, label=label, step=0, questions=questions, alone=True, progress=progress

@@ -35,7 +35,7 @@ def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
     *('--config.objective.name=sapo', '--config.objective.options.tau_negative=3'),
     *('--config.advantage.options.whiten', f'--flagfile={tmp_path}/flags'),
     *('--config.task.options.num_teams=x', '--config.task.options.max_count=5'),
-    '--config.team.roles.solver.calculator=True',
+    '--config.team.roles.solver.max_tokens=3',
     '--config.sft.role_shares.informant=0.25',
   )
   assert done.returncode == 0, done.stderr
@@ -44,12 +44,12 @@ def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
   assert config['advantage']['options'] == {'eps': 1e-3, 'whiten': True}
   assert config['task']['options']['num_teams'] == 'x'
   assert config['task']['options']['max_count'] == 5
-  assert config['team']['roles']['solver']['calculator'] is True
+  assert config['team']['roles']['solver']['max_tokens'] == 3
   assert config['sft']['role_shares'] == {'informant': 0.25}
   with pytest.raises(ValueError, match="unknown option 'num_teams' of task relay"):
     config_lib.check(config)
   del config['task']['options']['num_teams']
-  del config['team']['roles']['solver']['calculator']
+  del config['team']['roles']['solver']['max_tokens']
   config_lib.check(config)
 
 

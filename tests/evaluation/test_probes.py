@@ -77,7 +77,7 @@ def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
 
 def test_a_muted_agent_with_a_calculator_falls_silent():
   tokenizer = st.byte_tokenizer()  # whose "=" comes before all that ends a message
-  team = st.team('star', calculator=True)
+  team = st.team('star', tools=('calculator',))
   inner = st.IdsPolicy(lambda turn: ([*tokenizer.encode('hi'), tokenizer.eos_id], True))
   muted = probes.Muted(inner, (0,), tokenizer.eos_id)
   batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 1, muted)

@@ -16,10 +16,11 @@ from hypothesis import strategies as hs
 from agent_gspo.models.text import tokenizer_backends
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.teams import topology as topologies
+from agent_gspo.teams.conversation import fair_shares
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role, make_role
-from agent_gspo.teams.rollout import fair_shares, rollout
+from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.teams.topology import Topology, make_topology
 
@@ -119,13 +120,12 @@ def test_no_message_is_read_twice_by_the_same_agent():
   [
     (
       {'colour': 'red'},
-      'team.roles.x.colour is unknown; a role has calculator, chat_variables, cue, ex',
+      'team.roles.x.colour is unknown; a role has chat_variables, cue, ex',
     ),
     ({'style': 'poem'}, "team.roles.x.style='poem' is unknown; use one of plain, chat"),
     ({'system': 3}, 'team.roles.x.system=3 must be a str'),
     ({'max_tokens': 'many'}, "team.roles.x.max_tokens='many' must be a int"),
     ({'max_tokens': True}, 'team.roles.x.max_tokens=True must be a int'),
-    ({'calculator': 1}, 'team.roles.x.calculator=1 must be a bool'),
     ({'max_tokens': -1}, 'team.roles.x.max_tokens=-1 is negative'),
     (
       {'opening': '{question} {hint}'},

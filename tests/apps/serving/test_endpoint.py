@@ -235,7 +235,7 @@ def test_flags_that_do_not_fit(arguments, message):
   ('role', 'message'),
   [
     ({'style': 'chat'}, "style='chat': an endpoint puts its own template"),
-    ({'calculator': True}, 'calculator=True: an endpoint cannot be interrupted'),
+    ({'tools': ('calculator',)}, r"tools=\('calculator',\): an endpoint cannot be interrupted"),
   ],
 )
 def test_roles_that_an_endpoint_cannot_play(role, message):

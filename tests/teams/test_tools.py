@@ -1,8 +1,9 @@
-"""The calculator: what it writes, what that costs, and that no loss falls on it."""
+"""Tools: what they write, what that costs, and that no loss falls on it."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -15,10 +16,10 @@ from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
-from agent_gspo.teams.calculator import Calculator
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ModelPolicy, ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.tools import Tool, Toolbox
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import Programs
@@ -43,8 +44,8 @@ def writer(*pieces: str):
   return st.IdsPolicy(ids)
 
 
-def converse(policy, calculator=True, **team):
-  team = st.team('single', style='chat', calculator=calculator, max_message_tokens=40, **team)
+def converse(policy, tools=('calculator',), **team):
+  team = st.team('single', style='chat', tools=tools, max_message_tokens=40, **team)
   return rollout(team, st.Echo(), TOKENIZER, st.questions(2), 1, policy)
 
 
@@ -75,7 +76,7 @@ def test_it_completes_every_step():
 
 def test_agents_without_one_write_their_own_results():
   policy = writer('3 + 4 = 8')
-  batch = converse(policy, calculator=False)
+  batch = converse(policy, tools=())
   assert [m.text for m in batch.messages] == ['3 + 4 = 8'] * 2
   assert all(m.inserted is None for m in batch.messages)
   assert policy.calls == [2]
@@ -97,18 +98,18 @@ def test_the_cap_counts_its_tokens_too(cap, text):
 
 
 def test_readers_are_handed_the_whole_message():
-  team = st.team('chain', style='chat', calculator=True, max_message_tokens=40)
+  team = st.team('chain', style='chat', tools=('calculator',), max_message_tokens=40)
   batch = rollout(team, st.Echo(), TOKENIZER, st.questions(1), 1, writer('3 + 4 =', '.'))
   first, second, _ = batch.messages
   assert st.holds(second.prompt_ids.tolist(), first.token_ids[:-1].tolist())
 
 
 def test_a_script_writes_results_that_are_not_its_own():
-  calculator = Calculator(TOKENIZER)
+  toolbox = Toolbox(('calculator',), TOKENIZER)
   policy = ScriptedPolicy(
     lambda turn: '3 + 4 = 7, 7 * 2 = 15',  # the second is no result of a calculator
     TOKENIZER,
-    lambda turn, ids: calculator.inserted(ids),
+    lambda turn, ids: toolbox.inserted(ids),
   )
   message = converse(policy).messages[0]
   assert message.text == '3 + 4 = 7, 7 * 2 = 15'
@@ -152,10 +153,42 @@ def test_no_loss_falls_on_its_tokens():
 
 
 def test_a_vocabulary_without_an_equals_sign():
-  with pytest.raises(ValueError, match='calculator=True needs a vocabulary with a token for "="'):
-    _ = Calculator(word_level(['a', 'b'])).equals_ids
-  calculator = Calculator(word_level(['3', '4', '+', '=', '7']))
-  ids = np.asarray(calculator._tokenizer.encode('3 + 4 ='))
-  assert calculator._tokenizer.decode(calculator.result(ids)) == '7'
-  nine = np.asarray(calculator._tokenizer.encode('4 + 4 ='))
-  assert len(calculator.result(nine)) == 0  # no word for 8
+  with pytest.raises(
+    ValueError, match="'calculator', which needs a vocabulary with a token for '='"
+  ):
+    _ = Toolbox(('calculator',), word_level(['a', 'b'])).mark_ids
+  tokenizer = word_level(['3', '4', '+', '=', '7'])
+  toolbox = Toolbox(('calculator',), tokenizer)
+  result = lambda text: toolbox.result(np.asarray(tokenizer.encode(text)))
+  assert tokenizer.decode(result('3 + 4 =')) == '7'
+  assert len(result('4 + 4 =')) == 0  # no word for 8
+
+
+# A tool of the user's own, named test_tools:WEATHER and test_tools:BROKEN.
+WEATHER = Tool('?', lambda text: 'rain' if text.endswith('Oslo?') else None)
+BROKEN = Tool('?', lambda text: 1 / 0)
+
+
+def test_a_tool_of_ones_own_stands_beside_the_others(monkeypatch):
+  monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent))
+  policy = writer('3 + 4 =', ' Oslo?', '.')
+  batch = converse(policy, tools=('calculator', 'test_tools:WEATHER'))
+  assert batch.messages[0].text == '3 + 4 = 7 Oslo? rain.'
+  assert texts(batch.messages[0], batch.messages[0].inserted) == ' 7 rain'
+  with pytest.raises(ValueError, match=r"'test_tools:BROKEN'.*ZeroDivisionError"):
+    converse(writer('why?', '.'), tools=('test_tools:BROKEN',))
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'tools': ('abacus',)}, r"team.roles.agent.tools='abacus' is unknown; use .*calculator"),
+    ({'tools': ('test_tools:TOKENIZER',)}, r'is a Tokenizer; must be a teams.tools.Tool'),
+    ({'tools': 'calculator'}, r"tools='calculator' must be a tuple"),
+    ({'calculator': True}, r"calculator is now a tool; set tools=\('calculator',\)"),
+  ],
+)
+def test_roles_with_unknown_tools(fields, message, monkeypatch):
+  monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent))
+  with pytest.raises(ValueError, match=message):
+    st.team('single', **fields)

@@ -1,0 +1,218 @@
+"""Runs one episode: who takes a turn when, what each agent reads, how the episode ends.
+
+An episode is a generator. It yields the turns that are taken at once, is sent a reply to each, and
+returns the team's answer. `rollout` runs many in lockstep, so that one call of the policy samples
+a layer of all of them. `converse` follows the team's topology. A task may bring an episode of its
+own (`Task.converse`), for example with an environment that answers the agents:
+
+    def converse(self, talk):
+      for round_ in range(3):
+        guess = yield from talk.turn(0, round_)
+        if guess is None or guess.text.strip() == talk.question.answer:
+          break
+        talk.tell(0, 'wrong')
+      return guess.text if guess else ''
+
+`configs/guessing.py` is a whole example.
+
+The topology bounds an episode: it has at most the turns of the topology, each once, and messages
+are read as the topology says. So prices, caps and memory are checked before a run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from agent_gspo.teams.policies import Reply, Turn
+from agent_gspo.teams.prompts import PromptWriter
+from agent_gspo.teams.team import Team
+from agent_gspo.types import Message, Question
+
+ENVIRONMENT = 'environment'
+"""Sender of what an episode tells an agent, see `Conversation.tell`."""
+
+Episode = Generator[list[Turn], list[Reply], str]
+
+
+class Conversation:
+  """State of one unfinished episode.
+
+  Args:
+    team: Team of agents.
+    writers: Prompt writer of each agent.
+    question: Question of the episode.
+    episode: Index of the episode in its rollout.
+    sample: Index of the episode in the question's group.
+    canonical: Normalizes answers for votes, see `Task.canonical`.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    writers: Sequence[PromptWriter],
+    question: Question,
+    episode: int,
+    sample: int,
+    canonical: Callable[[str], str | None],
+  ):
+    self.team, self.question, self._canonical = team, question, canonical
+    self._writers, self._episode, self._sample = writers, episode, sample
+    self._contexts = [writer.begin(question, agent) for agent, writer in enumerate(writers)]
+    self.written: list[Message] = []  # messages so far, their readers not yet counted
+    self._readers: list[int] = []  # of each message: later turns whose prompt contains it
+    self._carried: list[list[int]] = [[] for _ in writers]  # messages in each agent's prompts
+    # Unread texts of the environment by agent, with the number of messages before them.
+    self._told: dict[int, list[tuple[int, str]]] = collections.defaultdict(list)
+    self._by_turn: dict[tuple[int, int], int] = {}  # (agent, round) -> message
+    self._spent = self._content = 0  # tokens with and without stop tokens
+
+  @property
+  def messages(self) -> list[Message]:
+    """Returns all messages in the order in which they were written."""
+    return [
+      dataclasses.replace(message, readers=count)
+      for message, count in zip(self.written, self._readers, strict=True)
+    ]
+
+  def layer(
+    self, agents: Sequence[int], round_: int
+  ) -> Generator[list[Turn], list[Reply], list[Message]]:
+    """Lets agents that do not read one another write at once; returns their messages.
+
+    Each reads what the topology gives it in this round. There is no message of an agent for which
+    the episode's cap leaves no token.
+
+    Raises:
+      ValueError: if the topology has no such turn, or it was taken before.
+    """
+    places = {self._place(agent, round_) for agent in agents}
+    limits = [self.team.message_cap(agent) for agent in agents]
+    if self.team.max_episode_tokens:
+      limits = fair_shares(self.team.tokens_left(self._spent), limits)
+    turns = [
+      self._turn(agent, round_, limit) for agent, limit in zip(agents, limits, strict=True) if limit
+    ]
+    replies = yield turns
+    return [
+      self._write(turn, max(places), reply) for turn, reply in zip(turns, replies, strict=True)
+    ]
+
+  def turn(self, agent: int, round_: int) -> Generator[list[Turn], list[Reply], Message | None]:
+    """Lets one agent write; returns its message, or None if the episode's cap is spent."""
+    written = yield from self.layer((agent,), round_)
+    return written[0] if written else None
+
+  def tell(self, agent: int, text: str) -> None:
+    """Adds a text of the environment to an agent's next prompt, framed as a teammate's message."""
+    self._told[agent].append((len(self.written), text))
+
+  def decide(self) -> str:
+    """Returns the answer that the team's decision rule takes from the last round's messages."""
+    last_round = self.team.topology.rounds - 1
+    places = [self._by_turn.get((a, last_round)) for a in range(self.team.num_agents)]
+    texts = ['' if i is None else self.team.body(self.written[i].text) for i in places]
+    return self.team.decide(texts, self._canonical)
+
+  def _place(self, agent: int, round_: int) -> int:
+    """Returns the index of the layer that has this turn."""
+    topology = self.team.topology
+    layers = topology.turns(round_) if 0 <= round_ < topology.rounds else ()
+    for place, layer in enumerate(layers):
+      if agent in layer and (agent, round_) not in self._by_turn:
+        return place
+    raise ValueError(
+      f'the episode takes a turn of agent {agent} in round {round_}, which was taken before or '
+      f'which a team of {self.team.num_agents} agents with team.rounds={topology.rounds} does not '
+      'have. Change Task.converse, or raise team.rounds.'
+    )
+
+  def _turn(self, agent: int, round_: int, limit: int) -> Turn:
+    left = self.team.told_left(self.question.terms, self._spent, self._content)
+    writer = self._writers[agent]
+    incoming, delivered = [], {}
+    told = collections.deque(
+      (place, (ENVIRONMENT, writer.written_ids(text))) for place, text in self._told.pop(agent, ())
+    )
+    for author, when in self.team.topology.reads(agent, round_):
+      index = self._by_turn.get((author, when))
+      if index is None:
+        continue
+      message = self.written[index]
+      reaches = message.reaches(agent)
+      delivered[author] = self.team.body(message.text) if reaches else ''
+      while told and told[0][0] <= index:
+        incoming.append(told.popleft()[1])
+      if reaches:
+        incoming.append((self.team.names[author], message.said))
+        self._carried[agent].append(index)
+    incoming += [text for _, text in told]
+    for index in self._carried[agent]:
+      self._readers[index] += 1
+    return Turn(
+      question=self.question,
+      sample=self._sample,
+      agent=agent,
+      round=round_,
+      prompt_ids=self._contexts[agent].prompt(incoming, left),
+      delivered=delivered,
+      limit=limit,
+      stop_ids=writer.stop_ids,
+      left=left,
+      end_id=writer.end_id,
+    )
+
+  def _write(self, turn: Turn, place: int, reply: Reply) -> Message:
+    agent, ids, inserted = turn.agent, reply.token_ids, reply.inserted
+    writer = self._writers[agent]
+    self._contexts[agent].wrote(ids, reply.ended)
+    self._by_turn[agent, turn.round] = len(self.written)
+    text = writer.text(ids, reply.ended)
+    message = Message(
+      episode=self._episode,
+      agent=agent,
+      round=turn.round,
+      layer=place,
+      prompt_ids=turn.prompt_ids,
+      token_ids=np.asarray(ids, np.int32),
+      logprobs=np.asarray(reply.logprobs, np.float32),
+      ended=reply.ended,
+      text=text,
+      read_from=tuple(
+        turn_ for turn_ in self.team.topology.reads(agent, turn.round) if turn_ in self._by_turn
+      ),
+      addressees=self.team.addressees(text),
+      inserted=inserted if inserted is not None and inserted.any() else None,
+      usage=reply.usage,
+      tail=writer.tail(int(ids[-1])) if reply.ended else (),
+    )
+    self._spent += message.spent
+    self._content += message.written
+    if not message.silent:  # its author's own later prompts contain it as well
+      self._carried[agent].append(len(self.written))
+    self.written.append(message)
+    self._readers.append(0)
+    return message
+
+
+def converse(talk: Conversation) -> Episode:
+  """Runs the turns of the team's topology; returns what the team decides."""
+  for round_, _, agents in talk.team.turns:
+    yield from talk.layer(agents, round_)
+  return talk.decide()
+
+
+def fair_shares(total: int, caps: Sequence[int]) -> list[int]:
+  """Returns the share of `total` for each of several simultaneous agents.
+
+  Shares are equal but for caps: the remainder of a low cap is split among the others. If the
+  division is uneven, the first of those with equal caps get one more.
+  """
+  shares = [0] * len(caps)
+  for done, i in enumerate(sorted(range(len(caps)), key=lambda i: caps[i])):
+    shares[i] = min(caps[i], -(-total // (len(caps) - done)))
+    total -= shares[i]
+  return shares
