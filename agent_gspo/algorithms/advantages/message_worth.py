@@ -29,9 +29,10 @@ def worth(
   """Computes a message's gain for its reader minus its cost and the group's baseline.
 
   `r = clip(gain / nats, -1, 1) + outcome * task - costs`, and `A = r - b`, where `b` is the mean of
-  `r` over the group and, with `virtual`, over two virtual actions: silence (gain and costs 0) and
-  the plain note. They give a signal to groups that are always or never silent. Unmeasured messages
-  (NaN, such as the answering agent's own) get the advantage of `per_component`.
+  `r` over the group. With `virtual`, silence (gain and costs 0) and the plain note count as further
+  samples where their `r` exceeds the group's mean: a group that is always or never silent still
+  learns of the better action. A worse one is left out: it would reward whatever the group does.
+  Unmeasured messages (NaN, such as the answering agent's own) get the advantage of `per_component`.
 
   Gains add up in nats: of two messages useful only together, the first already pays. In
   probabilities it would not.
@@ -45,7 +46,7 @@ def worth(
     plain_costs: Weighted costs of that note, float32 `[M]`.
     nats: Nats that are worth one unit of task score.
     outcome: Weight of the episode's task score.
-    virtual: Includes silence and the plain note in the baseline.
+    virtual: Includes silence and the plain note in the baseline where they are better.
     std_floor, eps: Passed to `per_component`.
   """
   measured = ~np.isnan(gain)
@@ -55,12 +56,13 @@ def worth(
   sums, count = total(rewards), np.maximum(total(measured), 1.0)
   if virtual:
     # Both virtual actions get the group's mean outcome.
-    mean_outcome = outcome * total(np.where(measured, task, 0.0)) / count
+    mean, mean_outcome = sums / count, outcome * total(np.where(measured, task, 0.0)) / count
     has_plain = ~np.isnan(plain_gain)
     plains = total(has_plain)
     plain = total(np.where(has_plain, paid(plain_gain) - plain_costs, 0.0)) / np.maximum(plains, 1)
-    sums += mean_outcome + (plains > 0) * (plain + mean_outcome)
-    count += 1 + (plains > 0)
+    for action, exists in ((mean_outcome, True), (plain + mean_outcome, plains > 0)):
+      better = exists & (action > mean)
+      sums, count = sums + better * action, count + better
   credited = rewards - sums / count
   others = per_component(task, costs, groups, std_floor=std_floor, eps=eps)
   return np.where(measured, credited, others).astype(np.float32)
