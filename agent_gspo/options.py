@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -94,12 +95,7 @@ class Section:
     cls.section = name
 
   def __post_init__(self):
-    kinds = types_of(type(self))
-    for field in dataclasses.fields(self):
-      value, where = getattr(self, field.name), _where(self.section, field.name)
-      kind, optional = kinds[field.name]
-      _check_type(where, value, kind, optional)
-      _check_range(where, value, kind, field)
+    check_fields(self, self.section)
 
   @classmethod
   def read(cls, values: Mapping[str, Any]) -> Self:
@@ -112,6 +108,21 @@ class Section:
       raise ValueError(f'config.{cls.section}={shown(values)} must be a section of fields.')
     check_names(values, [field.name for field in dataclasses.fields(cls)], cls.section)
     return cls(**values)
+
+
+def check_fields(record: Any, section: str) -> None:
+  """Raises ValueError if a field of a dataclass has a wrong type or is out of its `option` range.
+
+  Args:
+    record: Instance of a dataclass.
+    section: Config path of its fields, for messages.
+  """
+  kinds = types_of(type(record))
+  for field in dataclasses.fields(record):
+    value, where = getattr(record, field.name), _where(section, field.name)
+    kind, optional = kinds[field.name]
+    _check_type(where, value, kind, optional)
+    _check_range(where, value, kind, field)
 
 
 def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = '') -> None:
@@ -130,7 +141,7 @@ def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
   """Raises ValueError if a field's text is not one of its choices."""
   if value in choices:
     return
-  close = difflib.get_close_matches(value, choices, 1)
+  close = difflib.get_close_matches(str(value), choices, 1)
   meant = f' Did you mean {close[0]!r}?' if close else ''
   raise ValueError(f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{meant}')
 
@@ -161,6 +172,7 @@ def _check_type(where: str, value: Any, kind: type, optional: bool) -> None:
     int: ('a whole number' + ' or None' * optional, is_whole(value)),
     float: ('None or ' * optional + 'a finite number', is_number(value)),
     dict: ('a section of fields', isinstance(value, Mapping)),
+    os.PathLike: ('a folder', isinstance(value, str | os.PathLike)),
   }[kind]
   if not fits:
     raise ValueError(f'config.{where}={shown(value)} must be {expected}.')

@@ -102,21 +102,8 @@ class Task(abc.ABC):
       raise ValueError(f'split {split!r} of task {self.name} is empty: {self._empty_remedy(split)}')
     return kept[split]
 
-  def describe(self) -> dict[str, Any]:
-    """Returns the name and the number of questions per split, for logs."""
-    return {'name': self.name, **{split: len(self._split(split)) for split in SPLITS}}
-
-  def constant_answer_accuracy(self, split: str, limit: int = 20_000) -> float:
-    """Returns the accuracy of always giving the most common gold answer.
-
-    It is the baseline that a team must exceed. At most the first `limit` questions are read,
-    since procedural splits can be very long.
-    """
-    found = self.questions(split)
-    return most_common_share([found[i] for i in range(min(limit, len(found)))])
-
 
 def most_common_share(questions: Sequence[Question]) -> float:
-  """Returns the share of the questions with the most common gold answer."""
+  """Returns the share of the most common gold answer, which a team must exceed."""
   golds = collections.Counter(question.answer for question in questions)
   return golds.most_common(1)[0][1] / len(questions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -56,12 +55,9 @@ def make_task(name: str, /, **options: Any) -> Task:
     FileNotFoundError: if the task's data is not available.
   """
   known = task_options(name)
-  for option, value in options.items():
+  for option in options:
     if option not in known:
       raise ValueError(f'unknown option {option!r} of task {name}{_hint(option, known)}')
-    expected = _kind(option, known[option])
-    if expected and _kind(option, value) != expected:
-      raise ValueError(f'option {option}={value!r} of task {name} must be {expected}')
   make = _task_class(name)
   if not plugins.is_plugin(name):
     return make(**options)
@@ -69,14 +65,6 @@ def make_task(name: str, /, **options: Any) -> Task:
   if not isinstance(task, Task):
     raise ValueError(f'task.name={name!r} makes a {type(task).__name__}, no agent_gspo.Task.')
   return plugins.call('task.name', name, checked.adopt, task, name)
-
-
-def _kind(option: str, value: Any) -> str:
-  """Returns the kind of an option's value, '' if its default does not determine it."""
-  if option.endswith('_dir'):
-    return 'a folder' if value is None or isinstance(value, str | os.PathLike) else 'no folder'
-  kinds = {bool: 'true or false', str: 'a text', int: 'a number', float: 'a number'}
-  return (kinds | {list: 'a list', tuple: 'a list'}).get(type(value), '')
 
 
 def _task_class(name: str) -> Callable[..., Task]:

@@ -29,7 +29,7 @@ def test_every_benchmark_has_a_team_whose_examples_it_does_not_hold(name, tmp_pa
   config['task']['options']['cache_dir'] = str(tmp_path)
   parts = config_lib.check(config, training=False)
   assert (parts.task.name, parts.team.num_agents) == (name, 3)
-  splits = [s for s in base.SPLITS if parts.task.describe()[s]]
+  splits = [s for s in base.SPLITS if parts.task._split(s)]
   held = {_words(q.text) for split in splits for q in parts.task.questions(split)}
   shown = [
     _words(context.removeprefix('Question: '))

@@ -184,13 +184,13 @@ def test_configs_of_the_repository_are_valid(file):
       {'advantage__name': 'd3s', 'advantage__options': {'share': 1.5}},
       r'advantage.options.share=1.5 is more than 1',
     ),
-    ({'task__options': {'names': 3}}, r'option names=3 of task relay must be a list'),
-    ({'task__options': {'operation': 3}}, r'option operation=3 of task relay must be a text'),
+    ({'task__options': {'names': 3}}, r'config.task.options.names=3 must be a tuple'),
+    ({'task__options': {'operation': 3}}, r'config.task.options.operation=3 must be text'),
     ({'task__options': {'name': 'x'}}, r"unknown option 'name' of task relay"),
     ({'task__options': {3: 'x'}}, r'config.task.options holds 3; its fields must have names'),
     (
       {'task__name': 'gsm8k', 'task__options': {'data_dir': 3}},
-      r'option data_dir=3 of task gsm8k must be a folder',
+      r'config.task.options.data_dir=3 must be a folder',
     ),
     ({'team__agents': (1, 2)}, r'team.agents holds 1; each entry must be the name of a role'),
     ({'team__agents': ([],)}, r'team.agents holds \[\]; each entry must be'),
@@ -309,7 +309,10 @@ def test_configs_of_the_repository_are_valid(file):
     ({'model__source': 'pypi:torch==1'}, r'pypi:torch==1 is not known; known are'),
     ({'task__name': 'rely'}, r"unknown task 'rely'; did you mean 'relay'\?"),
     ({'task__options': {'max_cnt': 3}}, r"unknown option 'max_cnt' of task relay; .*'max_count'"),
-    ({'task__options': {'max_count': 0}}, r'relay: max_count=0 must be an integer from 1'),
+    (
+      {'task__options': {'max_count': 0}},
+      r'task.options.max_count=0 must be a whole number',
+    ),
   ],
 )
 def test_bad_configs_are_refused_by_name(values, message, no_model, tmp_path):

@@ -8,7 +8,7 @@ import pathlib
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
-from agent_gspo.tasks.data.cuts import bucket
+from agent_gspo.tasks.data.draws import bucket
 from agent_gspo.tasks.grading import answer_marks, graders
 from agent_gspo.types import Question
 

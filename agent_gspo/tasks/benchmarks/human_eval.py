@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import concurrent.futures
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -12,8 +13,9 @@ import re
 import textwrap
 from collections.abc import Collection, Sequence
 
-from agent_gspo import sandbox, values
-from agent_gspo.tasks import base
+from agent_gspo import sandbox
+from agent_gspo.options import option
+from agent_gspo.tasks.benchmarks.official import FileTask
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.grading import answer_marks, legacy_graders
 from agent_gspo.types import Question
@@ -50,72 +52,52 @@ _CONTINUED = re.compile(r'\s|$|#|[)\]}]|[A-Za-z_]\w* ?(?::[^=]*)?[-+*/|]?=(?!=)|
 _FUTURE = re.compile(r'^from __future__ import .*\n?', re.MULTILINE)
 
 
-class HumanEval(base.Task):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class HumanEval(FileTask):
   """HumanEval's 164 functions with their tests, all in the test split.
 
   A question is the official prompt: signature and docstring of the function, sometimes
   with imports and helpers before it. Its answer is the official solution, the body of
   the function. An answer is right if all official tests pass in the sandbox (pass@1).
+
+  The grader 'legacy' makes a program of an answer as AgentPrune and AgentDropout do
+  (`legacy_graders.program`). It runs in the sandbox, under the same limits, on the official prompts
+  and tests; theirs are 161 reworded ones.
+
+  Raises:
+    sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; raised
+      here, before any answer is sampled.
   """
 
   name = 'human_eval'
-  GRADERS = ('strict', 'legacy')
+  GRADERS = dict.fromkeys(('strict', 'legacy'))
 
-  def __init__(
-    self,
-    *,
-    grader: str = 'strict',
-    data_dir: str | os.PathLike | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    base_url: str = sources.BASE_URL,
-    cpu_seconds: int = 5,
-    wall_seconds: float = 30.0,
-    workers: int | None = None,
-  ):
-    """Reads (or downloads) the official file.
+  # Processor time of a solution. The official harness allows 3 seconds of wall time, which on a
+  # busy machine fails right answers.
+  cpu_seconds: int = option(5, least=1)
+  # Time of a solution and its tests. One that only sleeps is stopped after
+  # `sandbox.Limits.idle_seconds`.
+  wall_seconds: float = option(30.0, above=0)
+  workers: int | None = option(None, least=1)  # answers graded in parallel; None: one a processor
 
-    Args:
-      grader: 'strict', or 'legacy' for the program that AgentPrune and AgentDropout make of
-        an answer (see `legacy_graders.program`). Either runs in the sandbox, under the same
-        limits, on the official prompts and tests; theirs are 161 reworded ones.
-      data_dir: Folder with the official file, plain or packed; default
-        $AGENT_GSPO_DATA_DIR.
-      cache_dir: Folder for a download; default $AGENT_GSPO_CACHE, then
-        `~/.cache/agent_gspo`.
-      base_url: Address of the file server with '<repository>/<commit>/<path>'.
-      cpu_seconds: Processor time of a solution. The official harness allows 3 seconds
-        of wall time, which on a busy machine fails right answers.
-      wall_seconds: Time of a solution and its tests. One that only sleeps is stopped after
-        `sandbox.Limits.idle_seconds`.
-      workers: Answers graded in parallel by `score_all`; default one per processor.
-
-    Raises:
-      FileNotFoundError: if the file is not available.
-      ValueError: if the file is not the official one, the grader is unknown, or a number is out
-        of range.
-      sandbox.SandboxUnavailableError: if code cannot be run safely on this machine; raised
-        here, before any answer is sampled.
-    """
-    if grader not in self.GRADERS:
-      raise ValueError(f'grader={grader!r} of task {self.name} is unknown; use {[*self.GRADERS]}')
-    # With a limit of 0 every answer would be wrong, and no error would say why.
-    if not values.is_number(wall_seconds) or wall_seconds <= 0:
-      raise ValueError(f'wall_seconds={wall_seconds!r} of task {self.name} must be above 0')
-    whole = {'cpu_seconds': cpu_seconds} | ({} if workers is None else {'workers': workers})
-    for option, value in whole.items():
-      if not values.is_whole(value) or value < 1:
-        raise ValueError(f'{option}={value!r} of task {self.name} must be a whole number above 0')
-    self._legacy = grader == 'legacy'
-    self._limits = sandbox.Limits(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds)
-    self._workers = workers or len(os.sched_getaffinity(0))
+  def __post_init__(self):
+    super().__post_init__()
     sandbox.mechanisms()
-    records = sources.parse_lines(_official_text(data_dir, cache_dir, base_url))
+    records = sources.parse_lines(self._official_text())
     self._records = {record['task_id']: record for record in records}
-    self._entry_points = frozenset(record['entry_point'] for record in records)
     self._questions = tuple(
       Question(id=record['task_id'], text=record['prompt'], answer=record['canonical_solution'])
       for record in records
     )
+
+  def _official_text(self) -> str:
+    folder = sources.data_folder(self.data_dir)
+    plain = folder is not None and (folder / _PLAIN.path).is_file()
+    path = self._fetch(_PLAIN if plain else _PACKED)
+    content = path.read_bytes() if plain else gzip.decompress(path.read_bytes())
+    if hashlib.sha256(content).hexdigest() != _PLAIN.sha256:
+      raise ValueError(f'{path} does not unpack to the official HumanEval.jsonl; remove it')
+    return content.decode()
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions if split == 'test' else ()
@@ -133,39 +115,34 @@ class HumanEval(base.Task):
 
     The question of a vote is unknown, so the wanted function of any question counts.
     """
-    code = (
-      legacy_graders.program(answer_text)
-      if self._legacy
-      else extract_code(answer_text, self._entry_points)
-    )
+    names = [record['entry_point'] for record in self._records.values()]
+    legacy = self.grader == 'legacy'
+    code = legacy_graders.program(answer_text) if legacy else extract_code(answer_text, names)
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
     """Returns 1 if the code in the answer passes all official tests, else 0."""
     record = self._records[question.id]
-    name = record['entry_point']
-    program = self._program(record['prompt'], answer_text, name)
-    if program is None:
+    prompt, name = record['prompt'], record['entry_point']
+    if self.grader == 'legacy':
+      program = legacy_graders.program(answer_text)
+    elif (code := extract_code(answer_text, (name,))) is not None:
+      program = complete_program(prompt, code, name)
+    else:
       return 0.0
     outcome = sandbox.run_tests(
       program,
       name,
       f'{record["test"]}\ncheck({name})\n',
-      setup=record['prompt'],  # Some tests call a helper that the prompt defines.
-      limits=self._limits,
+      setup=prompt,  # Some tests call a helper that the prompt defines.
+      limits=sandbox.Limits(cpu_seconds=self.cpu_seconds, wall_seconds=self.wall_seconds),
     )
     return float(outcome.ok)
 
-  def _program(self, prompt: str, answer_text: str, name: str) -> str | None:
-    """Returns the program to run for an answer, None if it contains no code."""
-    if self._legacy:
-      return legacy_graders.program(answer_text)
-    code = extract_code(answer_text, (name,))
-    return None if code is None else complete_program(prompt, code, name)
-
   def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
     """Returns the `score` of each pair, in order; grades several in parallel."""
-    with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+    workers = self.workers or len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
       graded = [
         pool.submit(self.score, *pair) for pair in zip(questions, answer_texts, strict=True)
       ]
@@ -335,15 +312,3 @@ def _upto(lines: Sequence[str], kept: re.Pattern[str]) -> str:
   """Returns the leading lines that match."""
   end = next((i for i, line in enumerate(lines) if not kept.match(line)), len(lines))
   return '\n'.join(lines[:end]).rstrip()
-
-
-def _official_text(data_dir, cache_dir, base_url) -> str:
-  folder = sources.data_folder(data_dir)
-  plain = folder is not None and (folder / _PLAIN.path).is_file()
-  path = sources.fetch(
-    _PLAIN if plain else _PACKED, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
-  )
-  content = path.read_bytes() if plain else gzip.decompress(path.read_bytes())
-  if hashlib.sha256(content).hexdigest() != _PLAIN.sha256:
-    raise ValueError(f'{path} does not unpack to the official HumanEval.jsonl; remove it')
-  return content.decode()

@@ -11,7 +11,7 @@ from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.mmlu_files import CHECKSUMS
 from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
 from agent_gspo.tasks.data import sources
-from agent_gspo.tasks.data.cuts import bucket
+from agent_gspo.tasks.data.draws import bucket
 from agent_gspo.tasks.grading import graders, legacy_graders
 from agent_gspo.types import Question
 

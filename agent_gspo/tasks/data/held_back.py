@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_gspo.tasks.base import Task
-from agent_gspo.tasks.data import strata
+from agent_gspo.tasks.data import draws
 from agent_gspo.types import Question
 
 
@@ -32,4 +32,4 @@ def asked(task: Task, share: float) -> Sequence[Question]:
 
 def _is_held_back(question: Question, share: float) -> bool:
   """Draws once per story, equally in all runs; augmented copies share its result."""
-  return strata.rng('held back', question.story or question.id).random() < share
+  return draws.rng('held back', question.story or question.id).random() < share

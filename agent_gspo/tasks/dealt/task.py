@@ -9,23 +9,22 @@ import collections
 import dataclasses
 import functools
 import itertools
-import math
-import os
 import random
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
 
+from agent_gspo.options import check_choice, option
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks import word_problems
-from agent_gspo.tasks.data import sources, strata
+from agent_gspo.tasks.benchmarks.official import FileTask
+from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import misleading, redrawn, script
 from agent_gspo.tasks.dealt.sentences import context_and_question
+from agent_gspo.tasks.grading import graders
 from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
-from agent_gspo.values import is_whole
 
 BENCHMARKS: Mapping[str, type[word_problems.WordProblems]] = {
   'svamp': word_problems.SVAMP,
@@ -57,22 +56,8 @@ class _Problem:
     return any(_rounded(number) in self.operands for number in numbers_in(note))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dealt:
-  """Questions of a split, dealt to informants.
-
-  Attributes:
-    questions: Questions as agents read them.
-    left_out: Number of official problems that cannot be dealt.
-    official: Number of official problems.
-  """
-
-  questions: list[Question]
-  left_out: int
-  official: int
-
-
-class DealtTask(base.Task):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class DealtTask(FileTask):
   """Word problems whose context sentences are dealt to informants, one question to all.
 
   Informant `i` has `question.notes[i]`; agents after the informants have none. A problem is dealt
@@ -89,94 +74,64 @@ class DealtTask(base.Task):
 
   Splits are those of the benchmark, without near-duplicates of its test split
   (`tasks.benchmarks.official`) and of the test splits of `apart_from`. Problems without context or
-  without a relevant note are left out and counted (`describe`, `undealt`).
+  without a relevant note are left out and counted (`undealt`). A split is dealt upon its first use.
   """
 
   name = 'dealt'
 
-  def __init__(
-    self,
-    *,
-    benchmark: str = 'svamp',
-    num_informants: int = 3,
-    whole_problem: bool = False,
-    apart_from: Sequence[str] = (),
-    also_from: Sequence[str] = (),
-    redrawn_copies: int = 0,
-    misleading_share: float = 0.0,
-    grader: str = 'equation',
-    seed: int = 0,
-    data_dir: str | os.PathLike | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    base_url: str = sources.BASE_URL,
-  ):
-    """Opens the benchmark; deals a split upon its first use.
+  GRADERS = graders.NUMBER
 
-    Args:
-      benchmark: 'svamp', 'multiarith' or 'gsm8k'.
-      num_informants: Number of agents with a note.
-      whole_problem: Whether to keep the same questions whole, as a single-agent baseline.
-      apart_from: Other benchmarks for evaluation: near-duplicates of their test questions are
-        removed from training and validation.
-      also_from: Other benchmarks whose training problems are dealt alike for SFT; the solver is
-        demonstrated those with an equation. Near-duplicates of this benchmark's questions and of
-        the tests of `apart_from` are removed, and RL uses none.
-      redrawn_copies: Augmented copies of each training question, with other numbers (`redrawn`)
-        and other irrelevant notes.
-      misleading_share: Share of these copies that get distractors (`misleading`) if possible, as
-        in SVAMP's test split.
-      grader: 'equation' executes the chain that is the answer (`grading.equations`), 'strict' and
-        'legacy' read its number (see `OfficialTask`).
-      seed: Seed of positions, irrelevant notes and redrawn numbers.
-      data_dir, cache_dir, base_url: Locations as in `OfficialTask`.
+  benchmark: str = 'svamp'  # one of BENCHMARKS
+  num_informants: int = option(3, least=1, most=100)  # agents with a note
+  whole_problem: bool = False  # keep the same questions whole, as a single-agent baseline
+  # Other benchmarks for evaluation: near-duplicates of their test questions are removed from
+  # training and validation.
+  apart_from: tuple[str, ...] = ()
+  # Other benchmarks whose training problems are dealt alike for SFT; the solver is demonstrated
+  # those with an equation. Near-duplicates of this benchmark's questions and of the tests of
+  # `apart_from` are removed, and RL uses none.
+  also_from: tuple[str, ...] = ()
+  # Augmented copies of each training question, with other numbers (`redrawn`) and irrelevant notes.
+  redrawn_copies: int = option(0, least=0)
+  # Share of these copies that get distractors (`misleading`) if possible, as in SVAMP's test split.
+  misleading_share: float = option(0.0, least=0, most=1)
+  grader: str = 'equation'
+  seed: int = 0  # of positions, irrelevant notes and redrawn numbers
 
-    Raises:
-      FileNotFoundError: if a file is not available.
-      ValueError: if an option is out of range, or a file is not the official one.
-    """
-    others = {'apart_from': apart_from, 'also_from': also_from}
-    for option, names in {'benchmark': (benchmark,), **others}.items():
+  def __post_init__(self):
+    super().__post_init__()
+    for field, names in (
+      ('benchmark', (self.benchmark,)),
+      ('apart_from', self.apart_from),
+      ('also_from', self.also_from),
+    ):
       for name in names:
-        if name not in BENCHMARKS:
-          raise ValueError(f'dealt: {option}={name!r} is unknown; use one of {[*BENCHMARKS]}')
-    if benchmark in also_from or len(set(also_from)) < len(also_from):
+        check_choice(f'task.options.{field}', name, tuple(BENCHMARKS))
+    if len({self.benchmark, *self.also_from}) <= len(self.also_from):
       raise ValueError(
-        f'dealt: also_from={tuple(also_from)!r} must name each other benchmark once, and not '
-        f'benchmark={benchmark!r}'
+        f'task.options.also_from={tuple(self.also_from)!r} must name each other benchmark once, '
+        f'and not benchmark={self.benchmark!r}'
       )
-    if not is_whole(num_informants) or not 1 <= num_informants <= 100:
-      raise ValueError(f'dealt: num_informants={num_informants!r} must be an integer from 1 to 100')
-    if not is_whole(redrawn_copies) or redrawn_copies < 0:
-      raise ValueError(f'dealt: redrawn_copies={redrawn_copies!r} must be an integer, 0 or more')
-    if not 0 <= misleading_share <= 1:
-      raise ValueError(f'dealt: misleading_share={misleading_share!r} must be a number from 0 to 1')
-    if misleading_share and not redrawn_copies:
+    if self.misleading_share and not self.redrawn_copies:
       raise ValueError(
-        f'dealt: misleading_share={misleading_share!r} is a share of the redrawn copies, and '
-        'redrawn_copies=0 makes none; set it to 1 or more'
+        f'task.options.misleading_share={self.misleading_share!r} is a share of the redrawn '
+        'copies, and redrawn_copies=0 makes none; set it to 1 or more'
       )
-    if redrawn_copies and benchmark == 'gsm8k':
+    if self.redrawn_copies and self.benchmark == 'gsm8k':
       raise ValueError(
-        f'dealt: redrawn_copies={redrawn_copies!r} needs gold equations, and gsm8k has rationales; '
-        'set it to 0'
+        f'task.options.redrawn_copies={self.redrawn_copies!r} needs gold equations, and gsm8k has '
+        'rationales; set it to 0'
       )
-    if not is_whole(seed):
-      raise ValueError(f'dealt: seed={seed!r} must be an integer')
-    open_ = lambda name: BENCHMARKS[name](
-      grader=grader, data_dir=data_dir, cache_dir=cache_dir, base_url=base_url
-    )
-    self._official = open_(benchmark)
-    self._apart_from = [open_(name) for name in apart_from]
-    self._also_from = [open_(name) for name in also_from]
-    self.benchmark, self.num_informants, self.seed = benchmark, num_informants, seed
-    self.whole_problem, self.redrawn_copies = whole_problem, redrawn_copies
-    self.misleading_share = misleading_share
+    files = {field.name: getattr(self, field.name) for field in dataclasses.fields(FileTask)}
+    self._official = BENCHMARKS[self.benchmark](**files)
+    self._apart_from = [BENCHMARKS[name](**files) for name in self.apart_from]
+    self._also_from = [BENCHMARKS[name](**files) for name in self.also_from]
     self.graders = self._official.graders
     self._deal = functools.cache(self._dealt)
     self._further = functools.cache(self._dealt_further)
 
   def _split(self, split: str) -> Sequence[Question]:
-    return self._deal(split).questions
+    return self._deal(split)
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
     """Returns the gold solutions, see `WordProblems.gold_messages`."""
@@ -200,7 +155,9 @@ class DealtTask(base.Task):
 
   def note(self, splits: Sequence[str]) -> str:
     """Returns a notice with the number of problems left out."""
-    told = [f'{self.undealt(split)} of {self._deal(split).official} ({split})' for split in splits]
+    told = [
+      f'{self.undealt(split)} of {len(self._official._split(split))} ({split})' for split in splits
+    ]
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
       f'Problems of {self.benchmark} that are left out, since nothing stands before their question '
@@ -209,18 +166,8 @@ class DealtTask(base.Task):
 
   def undealt(self, split: str) -> int:
     """Returns the number of a split's problems that cannot be dealt and are left out."""
-    return self._deal(split).left_out
-
-  def describe(self) -> dict[str, Any]:
-    """Returns split sizes, options of the dealing, and the number of problems left out."""
-    return {
-      **super().describe(),
-      'benchmark': self.benchmark,
-      'num_informants': self.num_informants,
-      'redrawn_copies': self.redrawn_copies,
-      'misleading_share': self.misleading_share,
-      **{f'undealt_{split}': self.undealt(split) for split in base.SPLITS},
-    }
+    originals = sum(not question.story for question in self._deal(split))
+    return len(self._official._split(split)) - originals
 
   def demonstration(
     self,
@@ -252,24 +199,22 @@ class DealtTask(base.Task):
     note, relevant = question.notes[agent], question.relevant[agent]
     return script.message(note, relevant, rng, terse_probability, silence_probability)
 
-  def _dealt(self, split: str) -> _Dealt:
-    official = list(self._official._split(split))
-    kept = official
+  def _dealt(self, split: str) -> list[Question]:
+    kept = self._official._split(split)
     for other in self._apart_from if split != 'test' else ():
-      kept = far_from(kept, list(other.questions('test')))
+      kept = far_from(kept, other.questions('test'))
     problems = self._dealable(self._official, kept)
-    left_out = len(official) - len(problems)
     if split == 'train':
       problems += self._redrawn(problems)
-    return _Dealt(self._with_notes(split, problems), left_out, len(official))
+    return self._with_notes(split, problems)
 
   def _dealt_further(self) -> list[Question]:
     """Deals the training problems of `also_from`, with irrelevant notes of the same benchmark."""
-    own = [list(self._official.questions(split)) for split in base.SPLITS]
-    tests = [list(task.questions('test')) for task in self._apart_from]
+    own = [self._official.questions(split) for split in base.SPLITS]
+    tests = [task.questions('test') for task in self._apart_from]
     found = []
     for task in self._also_from:
-      kept = functools.reduce(far_from, [*own, *tests], list(task.questions('train')))
+      kept = functools.reduce(far_from, [*own, *tests], task.questions('train'))
       found += self._with_notes(f'train of {task.name}', self._dealable(task, kept))
     return found
 
@@ -282,18 +227,27 @@ class DealtTask(base.Task):
       if self.whole_problem:
         questions.append(problem.question)
         continue
-      notes = self._notes(problem, idle, strata.rng(self.seed, split, problem.question.id))
-      relevant = [note for note in notes if problem.needs(note)]
+      notes = self._notes(problem, idle, draws.rng(self.seed, split, problem.question.id))
+      needed = [note for note in notes if problem.needs(note)]
       others = iter([note for note in notes if not problem.needs(note)])
-      places = self._places(split, len(relevant), dealt_to)
-      needed = iter(relevant)
-      flags = tuple(i in places for i in range(self.num_informants))
+      count, index = len(needed), dealt_to[len(needed)]
+      dealt_to[count] += 1
+      relevant = draws.chosen(
+        self.seed,
+        split,
+        f'places of {count}',
+        self.num_informants,
+        count,
+        index,
+        draws.rng(self.seed, split, count, index),
+      )
+      first = iter(needed)
       questions.append(
         dataclasses.replace(
           problem.question,
           text=problem.asked,
-          notes=tuple(next(needed if flag else others) for flag in flags),
-          relevant=flags,
+          notes=tuple(next(first if flag else others) for flag in relevant),
+          relevant=relevant,
         )
       )
     return questions
@@ -306,7 +260,7 @@ class DealtTask(base.Task):
     found = []
     for copy, problem in itertools.product(range(1, self.redrawn_copies + 1), problems):
       question = problem.question
-      rng = strata.rng(self.seed, 'redrawn', question.id, copy)
+      rng = draws.rng(self.seed, 'redrawn', question.id, copy)
       other = redrawn.redrawn(question, rng)
       if other is not None:
         if rng.random() < self.misleading_share:
@@ -348,17 +302,6 @@ class DealtTask(base.Task):
           break
       notes.append(found)
     return notes
-
-  def _places(self, split: str, relevant: int, dealt_to: collections.Counter[int]) -> set[int]:
-    """Picks the informants for the relevant notes of the next problem with `relevant` of them."""
-    index, total = dealt_to[relevant], self.num_informants
-    dealt_to[relevant] += 1
-    rng = strata.rng(self.seed, split, relevant, index)
-    count = math.comb(total, relevant)
-    if count > strata.MAX_STRATA:
-      return set(rng.sample(range(total), relevant))
-    pick = strata.stratum(self.seed, split, f'places of {relevant}', count, index, rng)
-    return set(strata.subsets(total, relevant)[pick])
 
 
 def _rounded(number: Fraction) -> Fraction:

@@ -66,9 +66,8 @@ def talkative_message(
   question: Question,
   agent: int,
   rng: random.Random,
-  *,
-  terse_probability: float = 0.05,
-  silence_probability: float = 0.0,
+  terse_probability: float,
+  silence_probability: float,
 ) -> str:
   """Writes a verbose informant's message about its note, in the task's text style.
 
@@ -98,8 +97,7 @@ def solver_message(
   question: Question,
   delivered: Sequence[str],
   rng: random.Random,
-  *,
-  terse_probability: float = 0.05,
+  terse_probability: float,
 ) -> str:
   """Writes the solver's answer, in the task's text style.
 
