@@ -66,8 +66,6 @@ NO_CONCLUSIONS = [
   (r'\boxed{B} as A and C fail, so D', 'B'),
   ('The answer is B, A and C are too small, so D is not needed', None),
 ]
-
-
 QUOTED = [
   ("The correct answer is 'B'.", 'B'),
   ('The answer is ‘B’.', 'B'),
@@ -100,16 +98,8 @@ WRONG_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(('text', 'letter'), QUOTED)
-def test_a_letter_in_quotes(text, letter):
-  assert extract_choice(text) == letter
-
-
-@pytest.mark.parametrize(('text', 'letter'), WRONG_ANSWERS)
-def test_a_wrong_answer_is_none(text, letter):
-  assert extract_choice(text) == letter
-
-
-@pytest.mark.parametrize(('text', 'letter'), CONCLUSIONS + NO_CONCLUSIONS)
-def test_conclusion(text, letter):
+@pytest.mark.parametrize(
+  ('text', 'letter'), [*CONCLUSIONS, *NO_CONCLUSIONS, *QUOTED, *WRONG_ANSWERS]
+)
+def test_extract(text, letter):
   assert extract_choice(text) == letter

@@ -151,41 +151,25 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(('text', 'value'), CASES, ids=[repr(text)[:40] for text, _ in CASES])
-def test_extract(text, value):
-  assert extract_number(text) == (None if value is None else Fraction(value))
-
-
-def test_enough_cases():
-  assert len(CASES) >= 80
-  assert len({text for text, _ in CASES}) == len(CASES)
-
-
-@pytest.mark.parametrize(
-  ('text', 'value'),
-  [
-    (r'0.\overline{3}', '1/3'),
-    (r'The answer is $-0.1\bar 6$.', '-1/6'),
-    (r'\boxed{12.3\overline{45}}', '679/55'),
-    (r'1,234.\overline{5}', '11111/9'),
-    (r'0.\dot{1}4285\dot{7}', '1/7'),
-    ('0.16\u0305', '1/6'),
-    ('The answer is 0.333..., or so.', '1/3'),
-    ('It is 0.1666… of 5 m. So 0.1212…', '4/33'),
-    ('#### 0.999...', 1),
-    ('It is 5 and 0.333...', '1/3'),
-    (r'$3.\overline{3}$ a pen', '10/3'),
-    # Digits that are only cut off.
-    ('3.14159...', '314159/100000'),
-    ('2.718281828...', '2718281828/1000000000'),
-    ('3.3166...', '33166/10000'),
-    ('12... or 13', 13),
-    (r'5\overline{3}', 3),
-  ],
-)
-def test_repeating_decimals(text, value):
-  assert extract_number(text) == Fraction(value)
-  assert grade_number(text, str(Fraction(value))) == 1
+REPEATING_DECIMALS = [
+  (r'0.\overline{3}', '1/3'),
+  (r'The answer is $-0.1\bar 6$.', '-1/6'),
+  (r'\boxed{12.3\overline{45}}', '679/55'),
+  (r'1,234.\overline{5}', '11111/9'),
+  (r'0.\dot{1}4285\dot{7}', '1/7'),
+  ('0.16\u0305', '1/6'),
+  ('The answer is 0.333..., or so.', '1/3'),
+  ('It is 0.1666… of 5 m. So 0.1212…', '4/33'),
+  ('#### 0.999...', 1),
+  ('It is 5 and 0.333...', '1/3'),
+  (r'$3.\overline{3}$ a pen', '10/3'),
+  # Digits that are only cut off.
+  ('3.14159...', '314159/100000'),
+  ('2.718281828...', '2718281828/1000000000'),
+  ('3.3166...', '33166/10000'),
+  ('12... or 13', 13),
+  (r'5\overline{3}', 3),
+]
 
 
 SPACED_THOUSANDS = [
@@ -243,11 +227,6 @@ SPACED_THOUSANDS = [
   ('The answer is 7 100% sure', 7),
   ('#### 3 500ml bottles', 3),
 ]
-
-
-@pytest.mark.parametrize(('text', 'value'), SPACED_THOUSANDS)
-def test_thousands_parted_by_spaces(text, value):
-  assert extract_number(text) == Fraction(value)
 
 
 CONCLUSIONS = [
@@ -308,11 +287,6 @@ CONCLUSIONS = [
 ]
 
 
-@pytest.mark.parametrize(('text', 'value'), CONCLUSIONS)
-def test_conclusion_of_a_list(text, value):
-  assert extract_number(text) == Fraction(value)
-
-
 CHAINS = [
   ('The answer is 2^3 = 8', 8),
   ('The answer is 2^{10} = 1024 bytes in 8 bits', 1024),
@@ -346,14 +320,21 @@ WRONG_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(('text', 'value'), CHAINS)
-def test_chain_of_arithmetic(text, value):
-  assert extract_number(text) == Fraction(value)
+TABLES = [*CASES, *REPEATING_DECIMALS, *SPACED_THOUSANDS, *CONCLUSIONS, *CHAINS, *WRONG_ANSWERS]
 
 
-@pytest.mark.parametrize(('text', 'value'), WRONG_ANSWERS)
-def test_a_wrong_answer_is_none(text, value):
-  assert extract_number(text) == Fraction(value)
+@pytest.mark.parametrize(('text', 'value'), TABLES, ids=[repr(text)[:40] for text, _ in TABLES])
+def test_extract(text, value):
+  assert extract_number(text) == (None if value is None else Fraction(value))
+
+
+@pytest.mark.parametrize(('text', 'value'), REPEATING_DECIMALS)
+def test_grades_a_repeating_decimal(text, value):
+  assert grade_number(text, str(Fraction(value))) == 1
+
+
+def test_no_text_is_in_the_tables_twice():
+  assert len({text for text, _ in TABLES}) == len(TABLES)
 
 
 @given(st.integers(1, 999), st.lists(st.integers(0, 999), min_size=1, max_size=3))

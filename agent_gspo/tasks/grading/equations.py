@@ -11,11 +11,10 @@ the equation, a machine calculates. Arithmetic is exact, without `eval`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from agent_gspo.tasks.grading import numeric
@@ -38,48 +37,27 @@ _OPERATOR = re.compile(r'(?:[-+*/^×÷−–]|(?<![^\W\d_])x)\s*$')
 _OPERAND = re.compile(r'[0-9)][^\S\n]*\Z')
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """Step `left op right = claimed`.
+@functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
+def answer(text: str) -> str | None:
+  """Returns the true result of a chain, normalized.
 
-  Attributes:
-    left, right: Operands as written.
-    operation: Key of `OPERATIONS`.
-    claimed: Result as written.
+  None if the text is not a chain, or divides by zero.
   """
-
-  left: Fraction
-  operation: str
-  right: Fraction
-  claimed: Fraction
-
-
-def parse(text: str) -> tuple[Step, ...] | None:
-  """Parses the steps of a chain; returns None if the text is not a chain."""
-  text, steps, start = text.strip(), [], 0
+  text, start, result = text.strip(), 0, None
   if len(text) > _LONGEST:
     return None
+  unused: list[tuple[Fraction, Fraction]] = []  # (claimed, true) results
   while start < len(text):
     match = _STEP.match(text, start)
     if match is None:
       return None
     left, sign, right, claimed = match.groups()
-    steps.append(Step(_value(left), _SPELLINGS.get(sign, sign), _value(right), _value(claimed)))
-    start = match.end()
-  return tuple(steps) or None
-
-
-def execute(steps: Sequence[Step]) -> Fraction | None:
-  """Returns the true result of a chain, None upon division by zero."""
-  unused: list[tuple[Fraction, Fraction]] = []  # (claimed, true) results
-  result = None
-  for step in steps:
-    left, right = _true(step.left, unused), _true(step.right, unused)
-    if step.operation == '/' and right == 0:
+    result = _result(_true(_value(left), unused), sign, _true(_value(right), unused))
+    if result is None:
       return None
-    result = OPERATIONS[step.operation](left, right)
-    unused.append((step.claimed, result))
-  return result
+    unused.append((_value(claimed), result))
+    start = match.end()
+  return None if result is None else str(result)
 
 
 def _true(operand: Fraction, unused: list[tuple[Fraction, Fraction]]) -> Fraction:
@@ -90,12 +68,10 @@ def _true(operand: Fraction, unused: list[tuple[Fraction, Fraction]]) -> Fractio
   return operand
 
 
-@functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
-def answer(text: str) -> str | None:
-  """Returns the true result of a chain, normalized; None if the text is not a chain."""
-  steps = parse(text)
-  result = None if steps is None else execute(steps)
-  return None if result is None else str(result)
+def _result(left: Fraction, sign: str, right: Fraction) -> Fraction | None:
+  """Calculates one step, in any spelling of its sign; None upon division by zero."""
+  sign = _SPELLINGS.get(sign, sign)
+  return None if sign == '/' and right == 0 else OPERATIONS[sign](left, right)
 
 
 def grade(text: str, gold: str) -> float:
@@ -121,10 +97,8 @@ def completion(text: str) -> str | None:
   before = text[: match.start(1)]
   if _OPERATOR.search(before) or (left.startswith('-') and _OPERAND.search(before)):
     return None
-  sign, divisor = _SPELLINGS.get(sign, sign), _value(right)
-  if sign == '/' and divisor == 0:
-    return None
-  return written(OPERATIONS[sign](_value(left), divisor))
+  result = _result(_value(left), sign, _value(right))
+  return None if result is None else written(result)
 
 
 def written(value: Fraction) -> str | None:
