@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
-from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Read
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.draws import bucket
 from agent_gspo.tasks.grading import answer_marks, graders
@@ -21,17 +20,15 @@ _TRAIN = sources.Source(
 )
 
 
-def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Splits:
+def _held_in(path: pathlib.Path, folders: tuple[str, ...]) -> Read:
   """Splits the training file, without two empty answers and one duplicate record."""
-  splits: Splits = {split: [] for split in base.SPLITS}
   records = {record['id']: record for record in json.loads(path.read_text(encoding='utf-8'))}
   for record in records.values():
     if record['id'].startswith(folders) and record['answer'].strip():
       text = record['prompt'].strip()
       split = 'validation' if bucket(text) < 5 else 'train'
       name = record['id'].removesuffix('.json')
-      splits[split].append(Question(id=f'math-{name}', text=text, answer=record['answer'].strip()))
-  return splits
+      yield split, Question(f'math-{name}', text, record['answer'].strip())
 
 
 class Math500(OfficialTask):
@@ -57,14 +54,12 @@ class Math500(OfficialTask):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits = _held_in(paths[0], ('train/', 'test/'))
+  def read(cls, *paths: pathlib.Path) -> Read:
+    yield from _held_in(paths[0], ('train/', 'test/'))
     for record in sources.parse_lines(paths[1].read_text(encoding='utf-8')):
       name = record['unique_id'].removesuffix('.json')
-      splits['test'].append(
-        Question(id=f'math-{name}', text=record['problem'].strip(), answer=record['answer'].strip())
-      )
-    return splits
+      text, gold = record['problem'].strip(), record['answer'].strip()
+      yield 'test', Question(f'math-{name}', text, gold)
 
 
 class Math(OfficialTask):
@@ -88,11 +83,8 @@ class Math(OfficialTask):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits = _held_in(paths[0], ('train/',))
+  def read(cls, *paths: pathlib.Path) -> Read:
+    yield from _held_in(paths[0], ('train/',))
     for record in sources.parse_lines(paths[1].read_text(encoding='utf-8')):
       gold = next(answer_marks.boxed(record['solution'])).strip()
-      splits['test'].append(
-        Question(id=f'math-{record["idx"]}', text=record['problem'].strip(), answer=gold)
-      )
-    return splits
+      yield 'test', Question(f'math-{record["idx"]}', record['problem'].strip(), gold)

@@ -7,9 +7,8 @@ import io
 import pathlib
 from collections.abc import Sequence
 
-from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.mmlu_files import CHECKSUMS
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Read
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.draws import bucket
 from agent_gspo.tasks.grading import graders, legacy_graders
@@ -49,18 +48,17 @@ class AQuA(OfficialTask):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits: Splits = {split: [] for split in base.SPLITS}
+  def read(cls, *paths: pathlib.Path) -> Read:
     for path, official in zip(paths, ('dev', 'test'), strict=True):
       for index, record in enumerate(sources.parse_lines(path.read_text(encoding='utf-8'))):
         asked = record['question'].strip()
         # The file writes an option as "A)150" or "A) 150".
         text = with_options(asked, [option[2:].strip() for option in record['options']])
         held_in = 'validation' if bucket(asked) < 20 else 'train'
-        splits['test' if official == 'test' else held_in].append(
-          Question(id=f'aqua-{official}-{index}', text=text, answer=record['correct'])
+        yield (
+          'test' if official == 'test' else held_in,
+          Question(f'aqua-{official}-{index}', text, record['correct']),
         )
-    return splits
 
 
 def _original_layout(content: bytes) -> bytes:
@@ -99,17 +97,13 @@ class MMLU(OfficialTask):
   SOURCES = tuple(_mmlu_source(*line.split()) for line in CHECKSUMS.strip().split('\n'))
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits: Splits = {split: [] for split in base.SPLITS}
+  def read(cls, *paths: pathlib.Path) -> Read:
     for path in paths:
       with path.open(encoding='utf-8', newline='') as file:
         for index, (asked, *options, answer) in enumerate(csv.reader(file)):
           held_in = 'validation' if index == 4 else 'train'
-          splits['test' if path.stem.endswith('_test') else held_in].append(
-            Question(
-              id=f'mmlu-{path.stem}-{index}',
-              text=with_options(asked.strip(), [option.strip() for option in options]),
-              answer=answer,
-            )
+          text = with_options(asked.strip(), [option.strip() for option in options])
+          yield (
+            'test' if path.stem.endswith('_test') else held_in,
+            Question(f'mmlu-{path.stem}-{index}', text, answer),
           )
-    return splits

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agent_gspo import cache
@@ -23,7 +23,7 @@ from agent_gspo.tasks.data.prepared import prepare_questions
 from agent_gspo.tasks.grading.graders import Grader
 from agent_gspo.types import Question
 
-Splits = dict[str, list[Question]]
+Read = Iterator[tuple[str, Question]]
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -75,15 +75,19 @@ class OfficialTask(FileTask):
     super().__post_init__()
     self.graders = (self.grader, *(name for name in self.GRADERS if name != self.grader))
     self._questions = prepare_questions(
-      self.name,
-      lambda: without_near_duplicates(self.read(*map(self._fetch, self.SOURCES))),
-      cache.folder(self.cache_dir) / 'tfds',
+      self.name, self._splits, cache.folder(self.cache_dir) / 'tfds'
     )
 
   @classmethod
   @abc.abstractmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    """Reads all questions of the official files by split; one path per source."""
+  def read(cls, *paths: pathlib.Path) -> Read:
+    """Yields all questions of the official files, each after its split; one path per source."""
+
+  def _splits(self) -> Mapping[str, Sequence[Question]]:
+    splits: dict[str, list[Question]] = {split: [] for split in base.SPLITS}
+    for split, question in self.read(*map(self._fetch, self.SOURCES)):
+      splits[split].append(question)
+    return without_near_duplicates(splits)
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions.get(split, ())

@@ -14,9 +14,8 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks import gold_equations
-from agent_gspo.tasks.benchmarks.official import OfficialTask, Splits
+from agent_gspo.tasks.benchmarks.official import OfficialTask, Read
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.draws import bucket
 from agent_gspo.tasks.grading import graders
@@ -77,19 +76,16 @@ class GSM8K(WordProblems):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits: Splits = {split: [] for split in base.SPLITS}
+  def read(cls, *paths: pathlib.Path) -> Read:
     for path, official in zip(paths, ('train', 'test'), strict=True):
       for index, record in enumerate(sources.parse_lines(path.read_text(encoding='utf-8'))):
         text = record['question'].strip()
         gold = record['answer'].rpartition('####')[2].strip().replace(',', '')
         held_out = official == 'train' and bucket(text) < 7
-        splits['validation' if held_out else official].append(
-          Question(
-            id=f'gsm8k-{official}-{index}', text=text, answer=gold, derivation=record['answer']
-          )
+        yield (
+          'validation' if held_out else official,
+          Question(f'gsm8k-{official}-{index}', text, gold, derivation=record['answer']),
         )
-    return splits
 
   @classmethod
   def solution(cls, question: Question) -> str:
@@ -132,35 +128,24 @@ class SVAMP(WordProblems):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
+  def read(cls, *paths: pathlib.Path) -> Read:
     train_csv, challenge = paths
-    splits: Splits = {split: [] for split in base.SPLITS}
     for record in json.loads(challenge.read_text(encoding='utf-8')):
       body, asked = record['Body'].strip(), record['Question'].strip()
       text = f'{body} {asked}' if body[-1] in '.,?!' else f'{body}. {asked}'
-      splits['test'].append(
-        Question(
-          id=f'svamp-{record["ID"]}',
-          text=text,
-          answer=_number_text(record['Answer']),
-          derivation=record['Equation'],
-        )
-      )
+      answer = _number_text(record['Answer'])
+      yield 'test', Question(f'svamp-{record["ID"]}', text, answer, derivation=record['Equation'])
     with train_csv.open(encoding='utf-8', newline='') as file:
       for index, record in enumerate(csv.DictReader(file)):
         numbers = record['Numbers'].split()
         text = _put_back(record['Question'], numbers)
-        split = 'validation' if bucket(text) < 10 else 'train'
         tree = gold_equations.from_prefix(record['Equation'], numbers)
-        splits[split].append(
-          Question(
-            id=f'svamp-train-{index}',
-            text=text,
-            answer=_number_text(record['Answer']),
-            derivation='' if tree is None else gold_equations.infix(tree),
-          )
+        equation = '' if tree is None else gold_equations.infix(tree)
+        answer = _number_text(record['Answer'])
+        yield (
+          'validation' if bucket(text) < 10 else 'train',
+          Question(f'svamp-train-{index}', text, answer, derivation=equation),
         )
-    return splits
 
 
 class MultiArith(WordProblems):
@@ -182,21 +167,19 @@ class MultiArith(WordProblems):
   )
 
   @classmethod
-  def read(cls, *paths: pathlib.Path) -> Splits:
-    splits: Splits = {split: [] for split in base.SPLITS}
+  def read(cls, *paths: pathlib.Path) -> Read:
     for record in json.loads(paths[0].read_text(encoding='utf-8')):
       text = ' '.join(record['sQuestion'].split())
       place = bucket(text)
-      split = 'validation' if place < 10 else 'test' if place < 40 else 'train'
-      splits[split].append(
+      yield (
+        'validation' if place < 10 else 'test' if place < 40 else 'train',
         Question(
           id=f'multiarith-{record["iIndex"]}',
           text=text,
           answer=_number_text(record['lSolutions'][0]),
           derivation=record['lEquations'][0].partition('=')[2],
-        )
+        ),
       )
-    return splits
 
 
 def _number_text(value: float | str) -> str:
