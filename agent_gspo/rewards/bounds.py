@@ -67,45 +67,44 @@ def check_bound(
   """
   if options.cost == 'money':
     return ''
-  cost = max_episode_cost(options, team)
-  shaped = _length_reward_gap(options, cost, team)
-  if options.length_reward == 'hinge':
-    cost = max(cost - options.length_reward_arguments['limit'], 0.0)
+  dearest = max_episode_cost(options, team)
+  free = options.length_reward_arguments['limit'] if options.length_reward == 'hinge' else 0.0
+  cost = max(dearest - free, 0.0)
   caps = np.asarray([team.message_cap(agent) for _, _, layer in team.turns for agent in layer])
   over = float(np.maximum(caps - message_limit, 0.0).sum())
-  over = lambda_message_max * over if over else 0.0
-  turns = len(caps)
-  others = lambda_turn * turns + lambda_rep
-  worst = lambda_max * cost + others + over + shaped
+  tokens = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
+  shape = f'reward.length_reward={options.length_reward!r}'
+  charges = {
+    tokens: lambda_max * cost,
+    f'budget.lambda_turn times its {len(caps)} turns': lambda_turn * len(caps),
+    'budget.lambda_rep': lambda_rep,
+    f'lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}': (
+      lambda_message_max * over if over else 0.0
+    ),
+    shape: _length_reward_gap(options, dearest, team),
+  }
+  worst = sum(charges.values())
   if worst < 1 - 1e-9:
     return ''
-  parts = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
-  if others:
-    parts += f', and budget.lambda_turn times its {turns} turns, and budget.lambda_rep'
-  if over:
-    parts += f', and lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}'
-  if shaped:
-    parts += f', and {shaped:.3g} by reward.length_reward={options.length_reward!r}'
-  if options.gate == 'always':
-    remedy = _remedy(options, cost, others + over, shaped)
-    raise ValueError(
-      f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one.{remedy}, '
-      'or set reward.gate="correct" or "group_accuracy".'
+  parts = ' + '.join(f'{charge:.3g} by {what}' for what, charge in charges.items() if charge)
+  if options.gate != 'always':
+    return (
+      f'An episode at all its caps costs {worst:.3g} ({parts}), more than a right answer earns: '
+      f'reward.gate={options.gate!r} charges {_CHARGED[options.gate].format(options)} only.'
     )
-  return (
-    f'An episode at all its caps costs {worst:.3g} ({parts}), more than a right answer earns: '
-    f'reward.gate={options.gate!r} charges {_CHARGED[options.gate].format(options)} only.'
-  )
-
-
-def _remedy(options: RewardOptions, cost: float, others: float, shaped: float) -> str:
-  if shaped >= 1 - 1e-9:
+  others = worst - charges[tokens]
+  if charges[shape] >= 1 - 1e-9:
     given = length_rewards.defaults(options.length_reward) | options.length_reward_arguments
     now = ', '.join(f'{key}={value:g}' for key, value in given.items())
-    return f' Soften reward.length_reward_options (now {now})'
-  if others + shaped < 1 and cost:
-    return f' Keep lambda_tok below {(1 - others - shaped) / cost:.2g}'
-  return ' Lower budget.lambda_turn, budget.lambda_rep or budget.lambda_max'
+    remedy = f'Soften reward.length_reward_options (now {now})'
+  elif others < 1 and cost:
+    remedy = f'Keep lambda_tok below {(1 - others) / cost:.2g}'
+  else:
+    remedy = 'Lower budget.lambda_turn, budget.lambda_rep or budget.lambda_max'
+  raise ValueError(
+    f'{parts}: {worst:.3g} >= 1, so a wrong and silent episode can outrank a right one. {remedy}, '
+    'or set reward.gate="correct" or "group_accuracy".'
+  )
 
 
 def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float:

@@ -15,25 +15,9 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.rewards import length_rewards
-from agent_gspo.rewards.bounds import check_bound, max_episode_cost
-from agent_gspo.rewards.options import COSTS, CREDITS, GATES, LENGTH_REWARDS, RewardOptions
+from agent_gspo.rewards.bounds import check_bound as check_bound
+from agent_gspo.rewards.options import RewardOptions as RewardOptions
 from agent_gspo.teams.counts import MessageCounts
-
-__all__ = [
-  'COSTS',
-  'CREDITS',
-  'GATES',
-  'LENGTH_REWARDS',
-  'RewardOptions',
-  'RewardTerms',
-  'check_bound',
-  'episode_costs',
-  'max_episode_cost',
-  'message_costs',
-  'repetition',
-  'reward_terms',
-  'summary',
-]
 
 
 @dataclasses.dataclass(frozen=True)

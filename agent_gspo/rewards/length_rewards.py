@@ -230,8 +230,7 @@ def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
   """Computes the term of the length reward `name`, float64 `[E]`; zeros for 'linear'."""
   if name == 'linear':
     return np.zeros(len(episodes.scores))
-  arrays, _ = _arguments(name)
-  given = [getattr(episodes, field) for field in arrays]
+  given = [getattr(episodes, field) for field in read_by(name)]
   field = 'reward.length_reward'
   found = plugins.call(field, name, length_reward(name), *given, **options)
   return plugins.vector(plugins.described(field, name), found, len(episodes.scores), 'episode')
@@ -244,7 +243,7 @@ def parse_options(name: str, text: str) -> dict[str, float]:
     ValueError: An option is unknown, repeated, missing or out of range; names
       `reward.length_reward_options` and the remedy.
   """
-  known = {} if name == 'linear' else _arguments(name)[1]
+  known = _options(name)
   found: dict[str, float] = {}
   for item in filter(None, (part.strip() for part in text.split(','))):
     key, _, value = (part.strip() for part in item.partition('='))
@@ -270,12 +269,6 @@ def parse_options(name: str, text: str) -> dict[str, float]:
       'punished. Give a buffer of at most the limit.'
     )
   return found
-
-
-def defaults(name: str) -> dict[str, float]:
-  """Returns the options of a length reward that have a default."""
-  known = {} if name == 'linear' else _arguments(name)[1]
-  return {key: value for key, value in known.items() if value is not None}
 
 
 def _number(where: str, key: str, value: str) -> float:
@@ -304,19 +297,24 @@ def length_reward(name: str) -> Callable[..., Array]:
 
 def read_by(name: str) -> tuple[str, ...]:
   """Returns the fields of `Episodes` that a length reward reads."""
-  return () if name == 'linear' else tuple(_arguments(name)[0])
+  return tuple(p.name for p in _parameters(name) if p.kind is not p.KEYWORD_ONLY)
 
 
-def _arguments(name: str) -> tuple[list[str], dict[str, float | None]]:
-  """Returns a length reward's array arguments, and its options with defaults (None without)."""
-  parameters = inspect.signature(length_reward(name)).parameters.values()
-  arrays = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-  options = {
-    p.name: None if p.default is p.empty else p.default
-    for p in parameters
-    if p.kind is p.KEYWORD_ONLY
-  }
-  return arrays, options
+def defaults(name: str) -> dict[str, float]:
+  """Returns the options of a length reward that have a default."""
+  return {key: value for key, value in _options(name).items() if value is not None}
+
+
+def _options(name: str) -> dict[str, float | None]:
+  """Returns the options of a length reward, None for those without a default."""
+  keywords = [p for p in _parameters(name) if p.kind is p.KEYWORD_ONLY]
+  return {p.name: None if p.default is p.empty else p.default for p in keywords}
+
+
+def _parameters(name: str) -> list[inspect.Parameter]:
+  if name == 'linear':
+    return []
+  return list(inspect.signature(length_reward(name)).parameters.values())
 
 
 def _ratio(over: Array, under: Array) -> Array:
@@ -325,20 +323,25 @@ def _ratio(over: Array, under: Array) -> Array:
   return np.divide(over, under, out=np.zeros_like(over), where=under != 0)
 
 
+def _dense(questions: Array) -> Array:
+  """Numbers the questions of episodes from 0, int `[E]`."""
+  return np.unique(questions, return_inverse=True)[1].reshape(-1)
+
+
 def _group_mean(values: Array, questions: Array, where: Array | None = None) -> Array:
   """Computes each episode's group mean over the episodes `where`, `[E]`, 0 if there are none."""
-  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  dense = _dense(questions)
   kept = np.ones(len(dense)) if where is None else where.astype(float)
   return _ratio(np.bincount(dense, values * kept), np.bincount(dense, kept))[dense]
 
 
 def _group_size(questions: Array) -> Array:
-  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  dense = _dense(questions)
   return np.bincount(dense)[dense]
 
 
 def _group_max(values: Array, questions: Array) -> Array:
-  dense = np.unique(questions, return_inverse=True)[1].reshape(-1)
+  dense = _dense(questions)
   top = np.full(dense.max(initial=-1) + 1, -np.inf)
   np.maximum.at(top, dense, values)
   return top[dense]

@@ -16,7 +16,8 @@ import chex
 import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.rewards.communication import RewardOptions, RewardTerms, reward_terms
+from agent_gspo.rewards.communication import RewardTerms, reward_terms
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.counts import MessageCounts
 
 Estimate = Callable[[RewardTerms, MessageCounts], chex.Array]
@@ -43,24 +44,21 @@ class Tie:
 
 @dataclasses.dataclass(frozen=True)
 class Ties:
-  """Attributes:
-  all_right, all_wrong: Groups with tied task scores.
-  right: Advantage of right episodes over wrong ones in a mixed group, half of each silent.
-  collapse: True if all-wrong groups teach silence more than half as strongly as `right`,
-    independent of the price: teams then fall silent for good.
+  """Gradient signals of groups with tied task scores, and of a mixed group.
+
+  Attributes:
+    all_right, all_wrong: Groups with tied task scores.
+    right: Advantage of right episodes over wrong ones in a mixed group, half of each silent.
+    collapse: True if all-wrong groups teach silence more than half as strongly as `right`,
+      independent of the price: teams then fall silent for good.
+    text: Summary for the user.
   """
 
   all_right: Tie
   all_wrong: Tie
   right: float
   collapse: bool
-
-  @property
-  def text(self) -> str:
-    lines = [self.all_right.text, self.all_wrong.text]
-    if self.collapse:
-      lines.append('Teams collapse into silence this way: see reward.gate, advantage.name.')
-    return ' '.join(lines)
+  text: str
 
 
 def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
@@ -115,32 +113,25 @@ def what_ties_teach(
   """
   gaps = _gaps(options, estimate, lambda_tok, length, lambda_turn)
   at_another_price = _gaps(options, estimate, 2 * lambda_tok, length, lambda_turn)
-  ties = {}
-  for kind in ('all right', 'all wrong'):
-    change = abs(gaps[kind] - at_another_price[kind])
-    priced = change > _NEGLIGIBLE + 0.1 * abs(gaps[kind])
-    text = _sentence(kind, gaps[kind], priced, gaps['right'], lambda_tok)
-    ties[kind] = Tie(silence=gaps[kind], priced=priced, text=text)
-  wrong = ties['all wrong']
-  return Ties(
-    all_right=ties['all right'],
-    all_wrong=wrong,
-    right=gaps['right'],
-    collapse=not wrong.priced and wrong.silence > max(gaps['right'] / 2, _NEGLIGIBLE),
-  )
+  right = gaps['right']
 
+  def tie(kind: str) -> Tie:
+    gap = gaps[kind]
+    priced = abs(gap - at_another_price[kind]) > _NEGLIGIBLE + 0.1 * abs(gap)
+    text = f'A group of answers {kind} teaches nothing about talk.'
+    if abs(gap) > _NEGLIGIBLE:
+      price = f'at lambda_tok={lambda_tok:g}, and changes with it'
+      text = (
+        f'A group of answers {kind} prefers {"silence" if gap > 0 else "talk"} by {abs(gap):.3g} '
+        f'{price if priced else "whatever lambda_tok is"} '
+        f'(a right answer over a wrong one: {right:.3g}).'
+      )
+    return Tie(silence=gap, priced=priced, text=text)
 
-def _sentence(kind: str, gap: float, priced: bool, right: float, lambda_tok: float) -> str:
-  if abs(gap) <= _NEGLIGIBLE:
-    return f'A group of answers {kind} teaches nothing about talk.'
-  winner = 'silence' if gap > 0 else 'talk'
-  price = (
-    f'at lambda_tok={lambda_tok:g}, and changes with it' if priced else 'whatever lambda_tok is'
-  )
-  return (
-    f'A group of answers {kind} prefers {winner} by {abs(gap):.3g} {price} '
-    f'(a right answer over a wrong one: {right:.3g}).'
-  )
+  all_right, all_wrong = tie('all right'), tie('all wrong')
+  collapse = not all_wrong.priced and all_wrong.silence > max(right / 2, _NEGLIGIBLE)
+  trap = ' Teams collapse into silence this way: see reward.gate, advantage.name.' * collapse
+  return Ties(all_right, all_wrong, right, collapse, f'{all_right.text} {all_wrong.text}{trap}')
 
 
 def _gaps(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -212,20 +211,10 @@ def test_efficient_with_an_extreme_outlier_does_not_overflow():
     assert np.isfinite(length_rewards.term('efficient', {}, e)).all()
 
 
-def test_papers_defaults():
-  full = {name: length_rewards.defaults(name) for name in NAMES}
-  assert full['l1_exact'] == {'alpha': 3e-4}
-  assert full['l1_max'] == {'alpha': 3e-4, 'delta': 0.5}
-  assert full['kimi'] == {'weight': 0.4}
-  assert full['laser'] == {'weight': 0.5}
-  assert full['optima']['min_tokens'] == 40
-  assert all(0.4 <= full['optima'][k] <= 0.6 for k in ('token_weight', 'loss_weight'))
-
-
 def test_every_option_is_read_from_text():
-  for name, options in itertools.product(NAMES, [OTHERS]):
-    text = ', '.join(f'{key}={value!r}' for key, value in options[name].items())
-    assert length_rewards.parse_options(name, text) == options[name]
+  for name, options in OTHERS.items():
+    text = ', '.join(f'{key}={value!r}' for key, value in options.items())
+    assert length_rewards.parse_options(name, text) == options
   for name, needed in REQUIRED.items():
     with pytest.raises(
       ValueError, match=f"needs reward.length_reward_options='{next(iter(needed))}=..."
@@ -259,24 +248,6 @@ def test_defaults_are_those_of_the_table():
 def test_l1_max_gives_no_more_than_the_score():
   short = length_rewards.l1_max(np.ones(1), np.zeros(1), target=1e6)
   np.testing.assert_array_equal(short, 0.0)
-
-
-@pytest.mark.parametrize('name', ['laser', 'overlong'])
-def test_what_must_be_positive_is_told_from_what_may_be_zero(name):
-  zero = {'laser': 'target=0', 'overlong': 'limit=0'}[name]
-  fine = {'laser': 'target=5, weight=0', 'overlong': 'limit=5, buffer=5, weight=0'}[name]
-  with pytest.raises(ValueError, match='must be positive'):
-    length_rewards.parse_options(name, zero)
-  assert length_rewards.parse_options(name, fine)['weight'] == 0
-  with pytest.raises(ValueError, match='must be zero or more'):
-    length_rewards.parse_options(name, fine.replace('weight=0', 'weight=-1'))
-
-
-def test_a_buffer_longer_than_its_limit_punishes_everybody():
-  with pytest.raises(ValueError, match=r'buffer=4096 is more than limit=100: .* at most the limit'):
-    length_rewards.parse_options('overlong', 'limit=100')
-  with pytest.raises(ValueError, match='loss_floor=0 must be positive'):
-    length_rewards.parse_options('optima', 'loss_floor=0')  # it is divided by
 
 
 def test_what_a_length_reward_reads():

@@ -14,8 +14,9 @@ import scripted_teams as st
 from advantage_batches import NORMALIZATIONS, normalized
 
 from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.rewards import communication
-from agent_gspo.rewards.communication import RewardOptions
+from agent_gspo.rewards import bounds, communication
+from agent_gspo.rewards import options as reward_options
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.rollout import rollout
 
@@ -24,7 +25,7 @@ LAMBDA_TURN, LAMBDA_REP = 0.01, 0.03
 # Charged always, where a test does not say otherwise.
 options_of = functools.partial(RewardOptions, gate='always', gate_accuracy=0.0)
 COMBINATIONS = list(
-  itertools.product(communication.COSTS, communication.GATES, communication.CREDITS)
+  itertools.product(reward_options.COSTS, reward_options.GATES, reward_options.CREDITS)
 )
 
 
@@ -40,6 +41,13 @@ def talk(team, lengths, samples=4):
     return [*[word] * length, *[tokenizer.eos_id] * ended], ended
 
   return rollout(team, st.Echo(), tokenizer, st.questions(3), samples, st.IdsPolicy(ids))
+
+
+def terms_of(options, batch, scores, price, **given):
+  """Reward terms of a batch, by its own counts and texts."""
+  texts = [m.text for m in batch.messages]
+  counts = count_messages(batch)
+  return communication.reward_terms(options, counts, np.asarray(scores), price, texts, **given)
 
 
 def random_lengths(seed):
@@ -113,14 +121,11 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
     gate_fraction=0.6,
     **money,
   )
-  counts = count_messages(batch)
-  texts = [m.text for m in batch.messages]
-  terms = communication.reward_terms(
+  terms = terms_of(
     options,
-    counts,
-    np.array(scores),
+    batch,
+    scores,
     0.002,
-    texts,
     lambda_turn=LAMBDA_TURN,
     lambda_rep=LAMBDA_REP,
     lambda_message=LAMBDA_MESSAGE,
@@ -140,12 +145,8 @@ def test_reward_equals_its_definition(cost, gate, credit, name):
 def test_gate_opens_at_the_accuracy_it_names():
   batch = talk(st.team('single'), lambda turn: 2)
   scores = np.array([1.0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
-  terms = lambda tau: communication.reward_terms(
-    options_of(gate='group_accuracy', gate_accuracy=tau),
-    count_messages(batch),
-    scores,
-    0.1,
-    [m.text for m in batch.messages],
+  terms = lambda tau: terms_of(
+    options_of(gate='group_accuracy', gate_accuracy=tau), batch, scores, 0.1
   )
   charged = lambda tau: [bool(c) for c in terms(tau).token_cost.reshape(3, 4).any(axis=1)]
   assert charged(0.0) == [True, True, True]
@@ -173,9 +174,7 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
 
 def test_a_price_of_zero_costs_nothing():
   batch = talk(st.team('complete'), random_lengths(0))
-  terms = communication.reward_terms(
-    options_of(p_read=1.0), count_messages(batch), np.ones(12), 0.0, ['x'] * 36
-  )
+  terms = terms_of(options_of(p_read=1.0), batch, np.ones(12), 0.0)
   assert not terms.costs.any()
   np.testing.assert_array_equal(terms.total, 1.0)
 
@@ -183,6 +182,7 @@ def test_a_price_of_zero_costs_nothing():
 @pytest.mark.parametrize(
   ('texts', 'shares'),
   [
+    ([], []),
     ([''], [0.0]),
     (['a b', ''], [0.0, 0.0]),
     (['a b c d'], [0.0]),
@@ -204,10 +204,6 @@ def test_repetition_is_the_share_of_trigrams_that_the_episode_has_seen(texts, sh
   assert found[1::2].tolist() == pytest.approx(shares)
 
 
-def test_repetition_of_no_messages():
-  assert communication.repetition([], np.zeros(0, int)).shape == (0,)
-
-
 @pytest.mark.parametrize(
   ('accuracies', 'fraction', 'charged'),
   [
@@ -221,40 +217,34 @@ def test_repetition_of_no_messages():
 def test_top_groups_are_the_best_answered_ones(accuracies, fraction, charged):
   batch = talk(st.team('single'), lambda turn: 2)
   scores = np.concatenate([np.arange(4) < 4 * a for a in accuracies]).astype(float)
-  terms = communication.reward_terms(
-    options_of(gate='top_groups', gate_fraction=fraction),
-    count_messages(batch),
-    scores,
-    0.1,
-    [''] * 12,
-  )
+  options = options_of(gate='top_groups', gate_fraction=fraction)
+  terms = terms_of(options, batch, scores, 0.1)
   assert terms.token_cost.reshape(3, 4).astype(bool).all(axis=1).tolist() == list(charged)
   assert terms.token_cost.reshape(3, 4).astype(bool).any(axis=1).tolist() == list(charged)
 
 
-@pytest.mark.parametrize('credit', communication.CREDITS)
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_length_reward_is_one_term_of_the_whole_episode(credit):
   batch = talk(st.team('star', rounds=2), random_lengths(1))
-  counts, scores = count_messages(batch), np.tile([1.0, 0, 1, 1], 3)
+  scores = np.tile([1.0, 0, 1, 1], 3)
   options = options_of(
     length_reward='l1_exact', length_reward_options='target=7, alpha=0.01', credit=credit
   )
-  terms = communication.reward_terms(options, counts, scores, 0.003, [''] * len(batch.messages))
-  plain = communication.reward_terms(
-    options_of(credit=credit), counts, scores, 0.003, [''] * len(batch.messages)
-  )
+  terms = terms_of(options, batch, scores, 0.003)
+  plain = terms_of(options_of(credit=credit), batch, scores, 0.003)
   written = [sum(m.written for m in batch.messages if m.episode == e) for e in range(12)]
   expected = [-0.01 * abs(7 - written[m.episode]) for m in batch.messages]
   np.testing.assert_allclose(terms.length_reward, expected, rtol=1e-5)
   np.testing.assert_allclose(terms.total, plain.total + expected, rtol=1e-5)
   np.testing.assert_allclose(terms.task - terms.costs, terms.total, rtol=1e-6)
-  np.testing.assert_array_equal(communication.episode_costs(options, counts), written)
+  costs = communication.episode_costs(options, count_messages(batch))
+  np.testing.assert_array_equal(costs, written)
 
 
 def test_hinge_is_the_only_charge_of_its_price():
   batch = talk(st.team('star'), lambda turn: 1 + turn.sample)  # 3, 6, 9, 12 tokens an episode
   options = options_of(length_reward='hinge', length_reward_options='limit=7')
-  terms = communication.reward_terms(options, count_messages(batch), np.ones(12), 0.01, [''] * 36)
+  terms = terms_of(options, batch, np.ones(12), 0.01)
   assert not terms.token_cost.any()
   expected = {0: 0.0, 1: 0.0, 2: -0.02, 3: -0.05}
   for m, value in zip(batch.messages, terms.length_reward, strict=True):
@@ -267,38 +257,34 @@ def test_the_gate_stands_before_the_length_reward_too():
   options = options_of(
     gate='correct', length_reward='l1_exact', length_reward_options='target=13, alpha=0.1'
   )
-  terms = communication.reward_terms(options, count_messages(batch), scores, 0.0, [''] * 12)
+  terms = terms_of(options, batch, scores, 0.0)
   np.testing.assert_allclose(terms.length_reward, -1.0 * scores)
 
 
 def test_length_rewards_read_what_was_read_and_who_spoke():
   batch = talk(st.team('chain'), lambda turn: 2 * (turn.sample % 2 == 0 or turn.agent == 0))
+  weights = 'written_weight=0, read_weight={}, turn_weight={}'
+  shape = lambda read, turn: (
+    terms_of(
+      options_of(
+        length_reward='pass_rate_scaled', length_reward_options=weights.format(read, turn)
+      ),
+      batch,
+      np.ones(12),
+      0.0,
+    ).length_reward
+  )
   counts = count_messages(batch)
-  options = options_of(
-    length_reward='pass_rate_scaled',
-    length_reward_options='written_weight=0,read_weight=0,turn_weight=0.3',
-  )
-  terms = communication.reward_terms(options, counts, np.ones(12), 0.0, [''] * 36)
-  for m, value in zip(batch.messages, terms.length_reward, strict=True):
-    assert value == pytest.approx(-0.3 if m.episode % 2 == 0 else -0.1)
-  options = options_of(
-    length_reward='pass_rate_scaled',
-    length_reward_options='written_weight=0,read_weight=0.3,turn_weight=0',
-  )
-  terms = communication.reward_terms(options, counts, np.ones(12), 0.0, [''] * 36)
-  read = np.bincount(counts.episode, counts.read)
-  for m, value in zip(batch.messages, terms.length_reward, strict=True):
-    first = m.episode // 4 * 4
-    most = read[first : first + 4].max()
-    assert value == pytest.approx(-0.3 * read[m.episode] / most)
+  read = np.bincount(counts.episode, counts.read).reshape(3, 4)
+  share = (read / read.max(axis=1, keepdims=True)).reshape(-1)
+  np.testing.assert_allclose(shape(0, 0.3), np.where(counts.episode % 2, -0.1, -0.3), rtol=1e-6)
+  np.testing.assert_allclose(shape(0.3, 0), -0.3 * share[counts.episode], rtol=1e-6)
 
 
 def test_reference_nll_reaches_the_length_reward():
   batch = talk(st.team('single'), lambda turn: 2)
   options = options_of(length_reward='optima', length_reward_options='min_tokens=0')
-  terms = lambda loss: communication.reward_terms(
-    options, count_messages(batch), np.ones(12), 0.0, [''] * 12, reference_nll=loss
-  )
+  terms = lambda loss: terms_of(options, batch, np.ones(12), 0.0, reference_nll=loss)
   loss = np.linspace(1, 4, 12)
   by_message = loss[[m.episode for m in batch.messages]]
   np.testing.assert_allclose(
@@ -307,13 +293,11 @@ def test_reference_nll_reaches_the_length_reward():
 
 
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
-@pytest.mark.parametrize('gate', communication.GATES)
+@pytest.mark.parametrize('gate', reward_options.GATES)
 def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   batch = talk(st.team('single'), lambda turn: turn.sample + 1)
   scores = np.array([1.0, 1, 1, 0] * 3)
-  terms = communication.reward_terms(
-    options_of(gate=gate), count_messages(batch), scores, 0.01, [''] * 12
-  )
+  terms = terms_of(options_of(gate=gate), batch, scores, 0.01)
   first, second, third, wrong = terms.total[:4]
   assert first > second > third > wrong
   groups = np.repeat(np.arange(3), 4)
@@ -322,7 +306,7 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   assert first > second > third > wrong
 
 
-@pytest.mark.parametrize('name', communication.LENGTH_REWARDS)
+@pytest.mark.parametrize('name', reward_options.LENGTH_REWARDS)
 def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name):
   """Question 0: nobody speaks, every message is its EOS. Agent 1 never speaks at all."""
 
@@ -338,12 +322,11 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
   options = options_of(
     length_reward=name, length_reward_options=needed.get(name, target), p_read=0.5
   )
-  terms = communication.reward_terms(
+  terms = terms_of(
     options,
-    counts,
+    batch,
     scores,
     0.01,
-    [m.text for m in batch.messages],
     lambda_message=0.01,
     message_limit=2.0,
     budgets=np.full(len(scores), 3.0),
@@ -367,7 +350,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
 def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
   options = options_of(cost=cost, p_read=p_read)
   team = st.team(name, rounds=2, max_episode_tokens=cap)
-  bound = communication.max_episode_cost(options, team)
+  bound = bounds.max_episode_cost(options, team)
   for seed in range(3):
     counts = count_messages(talk(team, random_lengths(seed), samples=1))
     costs = communication.message_costs(options, counts)
@@ -383,52 +366,104 @@ def test_capped_episode_costs_at_most_its_cap_in_the_dearest_tokens():
     team = st.team('star', max_message_tokens=20, max_episode_tokens=40)
     readers = [team.topology.readers(agent, r) for r, _, layer in team.turns for agent in layer]
     assert len(set(readers)) > 1
-    found = communication.max_episode_cost(options_of(p_read=p_read), team)
+    found = bounds.max_episode_cost(options_of(p_read=p_read), team)
     assert found == pytest.approx(40 * (1 + p_read * max(readers)))
 
 
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path'])
-@pytest.mark.parametrize('credit', communication.CREDITS)
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
 @pytest.mark.parametrize('name', ['single', 'chain', 'complete', 'layered'])
 def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name):
   options = options_of(cost=cost, p_read=0.5, credit=credit)
   prices = {'lambda_turn': 0.005, 'lambda_rep': 0.01}
   team = st.team(name, rounds=2)
   turns = sum(len(layer) for _, _, layer in team.turns)
-  price = 0.999 * (1 - 0.005 * turns - 0.01) / communication.max_episode_cost(options, team)
-  assert communication.check_bound(options, price, team, **prices) == ''
+  price = 0.999 * (1 - 0.005 * turns - 0.01) / bounds.max_episode_cost(options, team)
+  assert bounds.check_bound(options, price, team, **prices) == ''
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
-    communication.check_bound(options, price * 1.01, team, **prices)
+    bounds.check_bound(options, price * 1.01, team, **prices)
   for lengths in (lambda turn: turn.limit, random_lengths(name)):
     batch = talk(team, lengths)
-    texts = [m.text for m in batch.messages]
-    counts = count_messages(batch)
-    right = communication.reward_terms(options, counts, np.ones(12), price, texts, **prices)
+    right = terms_of(options, batch, np.ones(12), price, **prices)
     assert right.total.min() > 0  # a wrong and silent episode has reward 0
 
 
-def test_bound_names_the_remedy():
+@pytest.mark.parametrize(
+  ('gate', 'charged'),
+  [
+    ('correct', 'episodes that solved the task'),
+    ('group_accuracy', 'questions of which 30% of the episodes are right'),
+    ('top_groups', 'the best 20% of the questions of a step'),
+  ],
+)
+def test_bound_warns_where_a_gate_alone_prevents_it(gate, charged):
   team = st.team('star', max_message_tokens=20)
-  options = options_of()
-  with pytest.raises(
-    ValueError, match=r'Keep lambda_tok below 0.017, or set reward.gate="correct"'
-  ):
-    communication.check_bound(options, 0.02, team)
-  with pytest.raises(ValueError, match=r'Lower budget.lambda_turn, budget.lambda_rep or'):
-    communication.check_bound(options_of(), 0.0, team, lambda_turn=0.5)
-  for gate, charged in (
-    ('correct', 'episodes that solved the task only'),
-    ('group_accuracy', 'questions of which 30% of the episodes are right only'),
-    ('top_groups', 'the best 20% of the questions of a step only'),
-  ):
-    note = communication.check_bound(options_of(gate=gate, gate_accuracy=0.3), 0.02, team)
-    assert note.endswith(f'reward.gate={gate!r} charges {charged}.')
-    assert 'An episode at all its caps costs 1.2 (lambda_tok=0.02 times 60' in note
-  communication.check_bound(options, 0.01, team)
-  # A cap on the episode is a bound as well; prompts have no known length.
+  note = bounds.check_bound(options_of(gate=gate, gate_accuracy=0.3), 0.02, team)
+  assert note.endswith(f'reward.gate={gate!r} charges {charged} only.')
+  assert 'An episode at all its caps costs 1.2 (1.2 by lambda_tok=0.02 times 60' in note
+
+
+def test_bound_of_a_capped_episode_and_of_prompts_of_unknown_length():
   capped = st.team('star', max_message_tokens=20, max_episode_tokens=40)
-  communication.check_bound(options, 0.02, capped)
-  communication.check_bound(dataclasses.replace(options, cost='money'), 1.0, team)
+  assert bounds.check_bound(options_of(), 0.02, capped) == ''
+  assert bounds.check_bound(options_of(cost='money'), 1.0, capped) == ''
+
+
+def shaped(name, text, **fields):
+  return {'length_reward': name, 'length_reward_options': text, **fields}
+
+
+LIMIT = {'message_limit': 4.0}
+TURNS = 'written_weight=0, read_weight=0, turn_weight='
+
+
+@pytest.mark.parametrize(
+  ('fields', 'price', 'given', 'found'),
+  [
+    # Missed by no more than rounding errors.
+    ({}, (1 - 1e-12) / 18, {}, '>= 1, so'),
+    ({}, (1 - 1e-7) / 18, {}, ''),
+    (shaped('l1_exact', 'target=5, alpha=0.125'), 0.01, {}, 'Soften'),
+    (shaped('l1_exact', f'target=5, alpha={(1 - 1e-12) / 8!r}'), 0.01, {}, 'Soften'),
+    (shaped('l1_exact', f'target=5, alpha={(1 - 1e-7) / 8!r}'), 0.01, {}, 'Keep lambda_tok below'),
+    # Remedies.
+    ({}, 0.06, {}, r'Keep lambda_tok below 0\.056, or set reward\.gate="correct"'),
+    ({}, 0.0, {'lambda_turn': 0.5}, r'Lower budget\.lambda_turn, budget\.lambda_rep or'),
+    (
+      shaped('l1_exact', 'target=5, alpha=0.0625'),
+      0.0,
+      {'lambda_turn': 0.2},
+      r'0\.5 by .* 1\.1 >= 1.* Lower budget\.lambda_turn',
+    ),
+    (shaped('hinge', 'limit=8'), 0.099, {}, ''),
+    (shaped('hinge', 'limit=8'), 0.1, {}, r'Keep lambda_tok below 0\.1,'),
+    ({}, 0.0, {'lambda_message_max': 0.16, **LIMIT}, ''),
+    ({}, 0.0, {'lambda_message_max': 0.17, **LIMIT}, 'lambda_message=0.17 on messages beyond 4'),
+    # 18 tokens in 3 messages of 6, 2 of each beyond the limit: (1 - 0.3 - 0.3 - 0.08) / 18.
+    (
+      shaped('l1_exact', 'target=5, alpha=0.01'),
+      0.05,
+      {'lambda_turn': 0.1, 'lambda_message_max': 0.05, **LIMIT},
+      r'0\.9 by lambda_tok=0\.05 .* 0\.3 by budget\.lambda_turn times its 3 turns \+ 0\.3 by '
+      r'lambda_message.* 0\.08 by reward\.length_reward=.l1_exact.: 1\.58 >= 1.* below 0\.018',
+    ),
+    # A wrong and silent episode is 18 short of its target, which gate 'correct' charges nobody for.
+    (shaped('l1_exact', 'target=36, alpha=0.03'), 0.0, {}, ''),
+    (shaped('l1_exact', 'target=38, alpha=0.055', gate='correct'), 0.0, {}, 'costs 1.1 '),
+    # Who is silent took no turn.
+    (shaped('pass_rate_scaled', f'{TURNS}1'), 0.0, {}, ''),
+    (shaped('pass_rate_scaled', f'{TURNS}1.5'), 0.0, {}, 'Soften'),
+  ],
+)
+def test_bound(fields, price, given, found):
+  """Three messages of at most 6 tokens."""
+  options, team = options_of(**fields), st.team('star')
+  if options.gate != 'always' or not found:
+    warned = bounds.check_bound(options, price, team, **given)
+    assert found in warned if found else not warned
+  else:
+    with pytest.raises(ValueError, match=found):
+      bounds.check_bound(options, price, team, **given)
 
 
 @pytest.mark.parametrize(
@@ -453,17 +488,17 @@ def test_bound_names_the_remedy():
 def test_bound_knows_the_length_rewards(name, safe, unsafe):
   """A dearest episode of 18 tokens."""
   team = st.team('star')
-  communication.check_bound(options_of(length_reward=name, length_reward_options=safe), 0.0, team)
+  bounds.check_bound(options_of(length_reward=name, length_reward_options=safe), 0.0, team)
   if unsafe is None:
     return
   options = options_of(length_reward=name, length_reward_options=unsafe)
   with pytest.raises(
     ValueError, match=f'by reward.length_reward={name!r}: .* Soften reward.length_reward_opt'
   ):
-    communication.check_bound(options, 0.0, team)
+    bounds.check_bound(options, 0.0, team)
   if name != 'optima':  # which punishes right answers as well
     gated = dataclasses.replace(options, gate='group_accuracy')
-    assert 'more than a right answer earns' in communication.check_bound(gated, 0.0, team)
+    assert 'more than a right answer earns' in bounds.check_bound(gated, 0.0, team)
 
 
 def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
@@ -481,76 +516,9 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ('decaying', '', False),
   ]:
     options = options_of(length_reward=name, length_reward_options=text)
-    terms = communication.reward_terms(options, counts, scores, 0.0, [''] * 36)
+    terms = terms_of(options, batch, scores, 0.0)
     right, wrong = (terms.total[counts.episode == e].mean() for e in (0, 1))
     assert (wrong > right) == wrong_wins, (name, text)
-
-
-def test_gate_correct_lifts_what_a_length_reward_takes_from_wrong_answers():
-  """A wrong and silent one is 18 short of the target, but nobody charges it for that."""
-  team, text = st.team('star'), 'target=36, alpha=0.03'
-  options = options_of(length_reward='l1_exact', length_reward_options=text)
-  assert communication.check_bound(options, 0.0, team) == ''
-  text = 'target=38, alpha=0.055'
-  options = options_of(length_reward='l1_exact', length_reward_options=text, gate='correct')
-  assert 'costs 1.1 ' in communication.check_bound(options, 0.0, team)
-
-
-def test_bound_of_the_hinge_and_of_the_message_budget():
-  team = st.team('star')  # 3 messages of at most 6 tokens
-  hinge = options_of(length_reward='hinge', length_reward_options='limit=8')
-  communication.check_bound(hinge, 0.099, team)
-  with pytest.raises(ValueError, match=r'Keep lambda_tok below 0\.1,'):
-    communication.check_bound(hinge, 0.1, team)
-  limits = {'message_limit': 4.0}
-  communication.check_bound(options_of(), 0.0, team, lambda_message_max=0.16, **limits)
-  with pytest.raises(ValueError, match=r'lambda_message=0.17 on messages beyond 4'):
-    communication.check_bound(options_of(), 0.0, team, lambda_message_max=0.17, **limits)
-
-
-def test_bound_is_missed_by_no_more_than_rounding_errors():
-  """A dearest episode of 18 tokens; a length reward of 1 / 8 a token takes 1 from it."""
-  team, price = st.team('star'), 1 / 18
-  with pytest.raises(ValueError, match='>= 1, so'):
-    communication.check_bound(options_of(), price * (1 - 1e-12), team)
-  communication.check_bound(options_of(), price * (1 - 1e-7), team)
-  for short, remedy in ((0.0, 'Soften'), (1e-12, 'Soften'), (1e-7, 'Keep lambda_tok below')):
-    text = f'target=5, alpha={(1 - short) / 8!r}'
-    options = options_of(length_reward='l1_exact', length_reward_options=text)
-    with pytest.raises(ValueError, match=remedy):
-      communication.check_bound(options, 0.01, team)
-
-
-def test_remedy_leaves_room_for_what_else_is_charged():
-  """18 tokens in 3 messages of 6, 2 of each beyond the limit."""
-  team = st.team('star')
-  limits = {'lambda_turn': 0.1, 'lambda_message_max': 0.05, 'message_limit': 4.0}
-  fields = {'length_reward': 'l1_exact', 'length_reward_options': 'target=5, alpha=0.01'}
-  with pytest.raises(ValueError, match=r'>= 1, so') as error:
-    communication.check_bound(options_of(**fields), 0.05, team, **limits)
-  found = str(error.value)
-  assert 'turn times its 3 turns, and budget.lambda_rep, and lambda_message=0.05' in found
-  assert "0.08 by reward.length_reward='l1_exact': 1.58 >= 1" in found  # 0.9 + 0.3 + 0.3 + 0.08
-  assert 'Keep lambda_tok below 0.018' in found  # (1 - 0.3 - 0.3 - 0.08) / 18
-
-
-def test_remedy_is_not_a_price_where_the_rest_is_too_dear():
-  fields = {'length_reward': 'l1_exact', 'length_reward_options': 'target=5, alpha=0.0625'}
-  with pytest.raises(ValueError, match=r'0.5 by .* 1.1 >= 1.* Lower budget.lambda_turn'):
-    communication.check_bound(options_of(**fields), 0.0, st.team('star'), lambda_turn=0.2)
-
-
-def test_bound_knows_that_who_is_silent_took_no_turn():
-  weights = 'written_weight=0, read_weight=0, turn_weight='
-  for weight, fine in ((1.0, True), (1.5, False)):
-    options = options_of(
-      length_reward='pass_rate_scaled', length_reward_options=f'{weights}{weight}'
-    )
-    if fine:
-      communication.check_bound(options, 0.0, st.team('star'))
-    else:
-      with pytest.raises(ValueError, match='Soften'):
-        communication.check_bound(options, 0.0, st.team('star'))
 
 
 @pytest.mark.parametrize(
@@ -575,26 +543,18 @@ def test_bound_knows_that_who_is_silent_took_no_turn():
       r"target=3': 'linear' has no option 'target'; it has none",
     ),
     (
-      {'length_reward': 'laser', 'length_reward_options': 'targt=3'},
+      shaped('laser', 'targt=3'),
       r"targt=3': 'laser' has no option 'targt'; it has target, weight. Did you mean 'target'\?",
     ),
-    (
-      {'length_reward': 'laser', 'length_reward_options': 'target=3,target=4'},
-      r"'target' is given twice",
-    ),
-    (
-      {'length_reward': 'laser', 'length_reward_options': 'target=x'},
-      r"target='x' is not a number",
-    ),
-    ({'length_reward': 'laser', 'length_reward_options': 'target=0'}, r'target=0 must be positive'),
-    (
-      {'length_reward': 'kimi', 'length_reward_options': 'weight=-1'},
-      r'weight=-1 must be zero or more',
-    ),
-    (
-      {'length_reward': 'kimi', 'length_reward_options': 'weight=inf'},
-      r'weight=inf must be zero or more',
-    ),
+    (shaped('laser', 'target=3,target=4'), r"'target' is given twice"),
+    (shaped('laser', 'target=x'), r"target='x' is not a number"),
+    (shaped('laser', 'target=0'), r'target=0 must be positive'),
+    (shaped('overlong', 'limit=0'), r'limit=0 must be positive'),
+    (shaped('optima', 'loss_floor=0'), 'loss_floor=0 must be positive'),  # it is divided by
+    (shaped('overlong', 'limit=5, buffer=5, weight=-1'), 'weight=-1 must be zero or more'),
+    (shaped('overlong', 'limit=100'), 'buffer=4096 is more than limit=100: .* at most the limit'),
+    (shaped('kimi', 'weight=-1'), r'weight=-1 must be zero or more'),
+    (shaped('kimi', 'weight=inf'), r'weight=inf must be zero or more'),
     ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 is not between 0 and 1'),
   ],
 )
@@ -607,7 +567,7 @@ def test_option_errors_name_the_field(fields, message):
   ('text', 'options'),
   [
     ('target=20', {'target': 20.0}),
-    (' target = 2e1 , weight=0.25,', {'target': 20.0, 'weight': 0.25}),
+    (' target = 2e1 , weight=0,', {'target': 20.0, 'weight': 0.0}),
   ],
 )
 def test_length_reward_options_are_read_from_text(text, options):
@@ -630,22 +590,14 @@ def test_a_cost_has_a_unit(fields, unit):
   assert options_of(**fields).unit == unit
 
 
-@pytest.mark.parametrize('credit', communication.CREDITS)
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_keeps_the_terms_apart(credit):
   batch = talk(st.team('star'), lambda turn: 2)
   options = options_of(
     credit=credit, length_reward='l1_exact', length_reward_options='target=11, alpha=0.01'
   )
-  terms = communication.reward_terms(
-    options,
-    count_messages(batch),
-    np.ones(12),
-    0.005,
-    [''] * 36,
-    lambda_turn=0.01,
-    lambda_message=0.004,
-    message_limit=1.0,
-  )
+  prices = {'lambda_turn': 0.01, 'lambda_message': 0.004, 'message_limit': 1.0}
+  terms = terms_of(options, batch, np.ones(12), 0.005, **prices)
   found = communication.summary(options, terms, np.repeat(np.arange(12), 3), 12)
   assert found['reward/task'] == 1.0
   assert found['reward/token_cost'] == pytest.approx(3 * 2 * 0.005)
@@ -658,19 +610,14 @@ def test_summary_keeps_the_terms_apart(credit):
   assert found['reward/mean'] == pytest.approx(1 - costs - 0.05)
 
 
-@pytest.mark.parametrize('credit', communication.CREDITS)
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_counts_each_episode_once(credit):
   """A cap ended one conversation after its first message, the other one after its third."""
-  own = np.asarray([0.4, 0.1, 0.2, 0.3], np.float32)
   episode, nothing = np.asarray([0, 1, 1, 1]), np.zeros(4, np.float32)
-  cost = own if credit == 'own_cost' else np.asarray([0.4, 0.6, 0.6, 0.6], np.float32)
+  cost = [0.4, 0.1, 0.2, 0.3] if credit == 'own_cost' else [0.4, 0.6, 0.6, 0.6]
+  names = [field.name for field in dataclasses.fields(communication.RewardTerms)]
   terms = communication.RewardTerms(
-    task=nothing,
-    token_cost=cost,
-    turn_cost=nothing,
-    repetition_cost=nothing,
-    message_cost=nothing,
-    length_reward=nothing,
+    **{**dict.fromkeys(names, nothing), 'token_cost': np.asarray(cost, np.float32)}
   )
   found = communication.summary(options_of(credit=credit), terms, episode, 2)
   assert found['reward/token_cost'] == pytest.approx((0.4 + 0.6) / 2)
