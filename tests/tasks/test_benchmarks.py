@@ -6,13 +6,12 @@ import csv
 import io
 import itertools
 import json
-import os
-import pathlib
 import re
 from fractions import Fraction
 
 import pytest
 from loopback_server import serve
+from official_files import DATA, needs_data
 
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.competition_maths import Math, Math500
@@ -34,11 +33,6 @@ from agent_gspo.types import Question
 
 TASKS = {task.name: task for task in (GSM8K, SVAMP, MultiArith, AQuA, MMLU, Math500, Math)}
 SOURCES = {source.path: source for task in TASKS.values() for source in task.SOURCES}
-DATA = os.environ.get(sources.DATA_DIR_VARIABLE, '')
-needs_data = pytest.mark.skipif(
-  not DATA or not all((pathlib.Path(DATA) / path).is_file() for path in SOURCES),
-  reason=f'set ${sources.DATA_DIR_VARIABLE} to a folder with the official files',
-)
 # Questions in train, validation and test, and how many near-duplicates of the test were removed.
 # They are part of every reported number: they must not move.
 SIZES = {
@@ -62,7 +56,7 @@ def tasks(tmp_path_factory):
 def read():
   """All questions of the official files, each after its split, by task."""
   return {
-    name: list(task.read(*(pathlib.Path(DATA) / source.path for source in task.SOURCES)))
+    name: list(task.read(*(DATA / source.path for source in task.SOURCES)))
     for name, task in TASKS.items()
   }
 
@@ -104,9 +98,7 @@ def test_near_duplicates_see_through_the_looks_of_formulas():
 
 @needs_data
 def test_hashes_and_counts_are_the_manifest_s(read):
-  manifest = {
-    entry['path']: entry for entry in json.loads((pathlib.Path(DATA) / 'MANIFEST.json').read_text())
-  }
+  manifest = {entry['path']: entry for entry in json.loads((DATA / 'MANIFEST.json').read_text())}
   for path, source in SOURCES.items():
     assert source.sha256 == manifest[path]['sha256']
   assert len(MMLU.SOURCES) == 114
@@ -159,7 +151,7 @@ def test_gold_is_right_by_its_own_grader(name, tasks):
 @needs_data
 def test_official_solutions_are_right(tasks):
   """The worked solutions of MATH-500, graded as if a model had written them."""
-  path = pathlib.Path(DATA) / Math500.SOURCES[1].path
+  path = DATA / Math500.SOURCES[1].path
   solutions = [json.loads(line)['solution'] for line in path.read_text().splitlines()]
   found = tasks['math500'].questions('test')
   assert all(
@@ -248,14 +240,14 @@ class FewSubjects(MMLU):
 def test_download_gives_the_same_task(task, tmp_path, monkeypatch):
   """MMLU's addresses hold another layout, which is rewritten before its hash is compared."""
   for source in task.SOURCES:
-    content = (pathlib.Path(DATA) / source.path).read_bytes()
+    content = (DATA / source.path).read_bytes()
     if source.rewrite is not None:
       content = with_header_and_indices(content)
     path = tmp_path / 'www' / source.urls('')[0].lstrip('/')
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
   local = task(data_dir=DATA, cache_dir=tmp_path / 'local')
-  monkeypatch.delenv(sources.DATA_DIR_VARIABLE)
+  monkeypatch.delenv(sources.DATA_DIR_VARIABLE, raising=False)
   with serve(tmp_path / 'www') as address:
     fetched = task(cache_dir=tmp_path / 'cache', base_url=address)
   stored = task(cache_dir=tmp_path / 'cache', base_url='http://127.0.0.1:9')

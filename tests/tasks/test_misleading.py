@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import random
 import re
 
 import pytest
+from official_files import DATA, needs_data
 
 from agent_gspo.tasks.benchmarks import gold_equations
-from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.dealt.misleading import misled, thing_asked, things_asked
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.types import Question
 
-DATA = os.environ.get(sources.DATA_DIR_VARIABLE, '')
-needs_data = pytest.mark.skipif(
-  not DATA or not (pathlib.Path(DATA) / 'svamp').is_dir(),
-  reason=f'set ${sources.DATA_DIR_VARIABLE} to a folder with the official files',
-)
 MARBLES = (
   'Dan has 64 violet marbles. He gave Mary 14 of the marbles. How many marbles does Dan have now?'
 )
