@@ -75,7 +75,7 @@ def option(
   """Creates a field of a section with its default and range (see `Range`).
 
   A default of None or '' is always valid; its value is then resolved elsewhere, usually by
-  `config.algorithm`.
+  `config.algorithm`. The field's type is that of the resolved value.
   """
   metadata = {_RANGE: Range(least, most, above, below, tuple(choices))}
   return dataclasses.field(default=default, metadata=metadata)
@@ -98,16 +98,26 @@ class Section:
     check_fields(self, self.section)
 
   @classmethod
-  def read(cls, values: Mapping[str, Any]) -> Self:
-    """Builds the section from a config that must have every field.
+  def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    """Builds the section, and sections inside it, from a dict that must have every field.
 
     Raises:
       ValueError: A field is missing, unknown or has an invalid value.
     """
     if not isinstance(values, Mapping):
       raise ValueError(f'config.{cls.section}={shown(values)} must be a section of fields.')
-    check_names(values, [field.name for field in dataclasses.fields(cls)], cls.section)
-    return cls(**values)
+    kinds = types_of(cls)
+    _check_names(values, list(kinds), cls.section)
+    return cls(
+      **{
+        field: kind.from_dict(values[field]) if issubclass(kind, Section) else values[field]
+        for field, (kind, _) in kinds.items()
+      }
+    )
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns a copy of the values as nested dicts, the inverse of `from_dict`."""
+    return dataclasses.asdict(self)
 
 
 def check_fields(record: Any, section: str) -> None:
@@ -125,7 +135,7 @@ def check_fields(record: Any, section: str) -> None:
     _check_range(where, value, kind, field)
 
 
-def check_names(values: Mapping[str, Any], known: Sequence[str], section: str = '') -> None:
+def _check_names(values: Mapping[str, Any], known: Sequence[str], section: str) -> None:
   """Raises ValueError if a section of a config lacks a field or has an unknown one."""
   for field in known:
     if field not in values:
@@ -151,10 +161,10 @@ def types_of(section: Any) -> dict[str, tuple[type, bool]]:
   hints = typing.get_type_hints(section)
   found = {}
   for field in dataclasses.fields(section):
-    kinds = typing.get_args(hints[field.name])
-    union = isinstance(hints[field.name], types.UnionType)
-    kind = next(k for k in kinds if k is not type(None)) if union else hints[field.name]
-    found[field.name] = (typing.get_origin(kind) or kind, union and type(None) in kinds)
+    kind = hints[field.name]
+    if isinstance(kind, types.UnionType):
+      kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    found[field.name] = (typing.get_origin(kind) or kind, field.default is None)
   return found
 
 
@@ -173,7 +183,7 @@ def _check_type(where: str, value: Any, kind: type, optional: bool) -> None:
     float: ('None or ' * optional + 'a finite number', is_number(value)),
     dict: ('a section of fields', isinstance(value, Mapping)),
     os.PathLike: ('a folder', isinstance(value, str | os.PathLike)),
-  }[kind]
+  }.get(kind, ('a section', isinstance(value, kind)))
   if not fits:
     raise ValueError(f'config.{where}={shown(value)} must be {expected}.')
   if kind is dict and (strange := [name for name in value if not isinstance(name, str)]):

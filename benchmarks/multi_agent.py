@@ -128,7 +128,7 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
     'shared': {'rollout': {'positions': counted.positions // _RUNS + written, 'seconds': seconds}},
     'naive': {'rollout': {'positions': naive_policy.positions // _RUNS, 'seconds': naive_seconds}},
   }
-  length, size = setup.config['learner']['pack_length'], 2
+  length, size = setup.config.learner.pack_length, 2
   longest = bucket(max(len(message.path) for message in ours), 32)
   batches = {
     'shared': train_batches.pack_messages(ours, pack_length=length, micro_batch_size=size),

@@ -1,7 +1,7 @@
 """Defines the `advantage`, `selection`, `objective` and `budget` sections of a config.
 
-Empty fields ('' or None) are set by `config.algorithm`, see `presets`. Names are validated by
-`config.check` against the registries in their modules.
+Empty fields ('' or None) are set by `config.algorithm`, see `presets`. Names that a user may add to
+are validated by `config.check`, against the registries in their modules.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import math
 from agent_gspo.options import Section, option
 from agent_gspo.values import is_text, shown
 
+COSTS = ('inside', 'apart')
+GROUPINGS = ('question', 'question_agent', 'question_turn_agent')
+RATIO_SPANS = ('message', 'agent', 'episode')
+TIS_LEVELS = ('message', 'token')
+
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageOptions(Section, name='advantage'):
   """Estimator of advantages from rewards."""
 
   name: str = ''  # one of advantages.estimators.ADVANTAGES
-  costs: str = ''  # inside: the estimator sees the price; apart: it is subtracted afterwards
-  grouping: str = ''  # question, question_agent, question_turn_agent
+  # inside: the estimator sees the price; apart: it is subtracted afterwards
+  costs: str = option('', choices=COSTS)
+  grouping: str = option('', choices=GROUPINGS)
   options: dict = dataclasses.field(default_factory=dict)  # estimator options, see its signature
-  clip_scale: str = ''  # none, etr: a clip range for each message
-  token_share: float | None = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
+  clip_scale: str = option('', choices=('none', 'etr'))  # etr: a clip range for each message
+  token_share: float = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +36,7 @@ class SelectionOptions(Section, name='selection'):
   """Rule that selects the next questions."""
 
   name: str = ''  # selection rule: uniform, vade, spo
-  resample: int | None = option(None, least=0, most=1000)  # extra rollouts for tied questions
+  resample: int = option(None, least=0, most=1000)  # extra rollouts for tied questions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +47,21 @@ class ObjectiveOptions(Section, name='objective'):
   clip_low: float | None = option(None, above=0)  # None: the algorithm's own
   clip_high: float | None = option(None, above=0)
   options: dict = dataclasses.field(default_factory=dict)  # further options of the objective
-  ratio_span: str = 'message'  # message, agent, episode: span of one sequence ratio
+  ratio_span: str = option('message', choices=RATIO_SPANS)  # span of one sequence ratio
   opsm_threshold: float | None = option(None, least=0)  # masks off-policy messages
   # Cap of the importance weights between trainer and sampler (see objectives/behaviour.py), 0 for
   # none, else at least 1. None: 2 if old log-probs are the trainer's, else 0.
-  tis_cap: float | None = option(None, least=0)
-  tis_level: str = ''  # message, token: level of one weight; empty: that of the objective's ratio
+  tis_cap: float = option(None, least=0)
+  # Level of one weight; empty: that of the objective's ratio.
+  tis_level: str = option('', choices=TIS_LEVELS)
   # Weight of the KL penalty towards the policy at the start of RL, after SFT.
   kl_coef: float = option(0.0, least=0)
-  kl_estimator: str = 'k3'  # k3, k2
+  kl_estimator: str = option('k3', choices=('k2', 'k3'))
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.tis_cap and self.tis_cap < 1:
+      raise ValueError(f'objective.tis_cap={self.tis_cap} must be 0 (no correction) or at least 1.')
 
 
 _ONLY_UNDER = {  # modes that read a field; it is 0 under the others
@@ -184,6 +196,12 @@ class BudgetOptions(Section, name='budget'):
   def highest_lambda_message(self) -> float:
     """Returns the highest price of a token of a message beyond `message_limit`."""
     return self.lambda_max if self.budget_message else 0.0
+
+  @property
+  def charges(self) -> bool:
+    """Returns whether the run ever has a price above 0."""
+    tokens = self.highest_lambda_tok or self.highest_lambda_message
+    return bool(tokens or self.lambda_turn or self.lambda_rep)
 
   @property
   def message_limit(self) -> float:

@@ -15,8 +15,8 @@ class Preset:
   paper: arXiv id.
   objective: Key of `objectives.OBJECTIVES`.
   advantage: Key of `advantages.ADVANTAGES`.
-  costs: Treatment of the price, one of `advantages.COSTS`.
-  grouping: Groups for comparing rewards, one of `groups.GROUPINGS`.
+  costs: Treatment of the price, one of `options.COSTS`.
+  grouping: Groups for comparing rewards, one of `options.GROUPINGS`.
   selection: Selection rule of questions, key of `selection.SELECTIONS`.
   order: Order of mini-batches, see `learner.order` of the config.
   clip_low, clip_high: Clip bounds; None for the objective's own.

@@ -3,6 +3,6 @@
 Config files import this, so nothing here imports JAX: `check`, which does, is imported by name.
 """
 
-from agent_gspo.config.defaults import default_config
+from agent_gspo.config.defaults import Config, default_config
 
-__all__ = ['default_config']
+__all__ = ['Config', 'default_config']

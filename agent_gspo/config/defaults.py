@@ -1,4 +1,4 @@
-"""Composes the default config of a run from the sections of all packages."""
+"""Composes the config of a run from the sections of all packages."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ from agent_gspo.training.options import LearnerOptions, SFTOptions
 from agent_gspo.workdir.options import CheckpointOptions, LoggingOptions
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOptions(Section, name=''):
-  """Fields of a config outside of sections."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Section, name=''):
+  """Configuration of a run: one attribute a section. Each new section is added here.
+
+  `from_dict` and `to_dict` convert it from and to what config files and run folders hold.
+  """
 
   seed: int = option(0, least=0, most=2**32 - 1)  # limit of a PRNG key
   steps: int = option(30, least=0, most=10**7)  # training steps
   # Fills in empty fields ('' or None), see algorithms/presets.py.
   algorithm: str = option('agent_gspo', choices=tuple(PRESETS))
+  model: ModelOptions
+  task: TaskOptions
+  team: TeamOptions
+  rollout: RolloutOptions
+  sampler: SamplerOptions
+  reward: RewardOptions
+  budget: BudgetOptions
+  policy: PolicyOptions
+  advantage: AdvantageOptions
+  selection: SelectionOptions
+  objective: ObjectiveOptions
+  mesh: MeshOptions
+  learner: LearnerOptions
+  sft: SFTOptions
+  evaluation: EvaluationOptions
+  checkpoint: CheckpointOptions
+  logging: LoggingOptions
 
 
 SECTIONS: dict[str, type[Section]] = {
-  options.section: options
-  for options in (
-    ModelOptions,
-    TaskOptions,
-    TeamOptions,
-    RolloutOptions,
-    SamplerOptions,
-    RewardOptions,
-    BudgetOptions,
-    PolicyOptions,
-    AdvantageOptions,
-    SelectionOptions,
-    ObjectiveOptions,
-    MeshOptions,
-    LearnerOptions,
-    SFTOptions,
-    EvaluationOptions,
-    CheckpointOptions,
-    LoggingOptions,
-  )
+  name: kind for name, (kind, _) in types_of(Config).items() if issubclass(kind, Section)
 }
-"""Options class by section name. Each new section is added here."""
+"""Options class by section name."""
 
 
 def default_config() -> config_dict.ConfigDict:
   """Returns a config with every field; `configs/*.py` change some and lock it."""
-  config = config_dict.ConfigDict(_defaults(RunOptions))
-  for name, options in SECTIONS.items():
-    config[name] = config_dict.ConfigDict(_defaults(options))
-  return config
+  sections: dict[str, Any] = {name: options() for name, options in SECTIONS.items()}
+  return _changeable(Config(**sections))
 
 
-def _defaults(options: type[Section]) -> dict[str, Any]:
-  """Returns defaults by field; None becomes a placeholder of the field's type."""
-  kinds, defaults = types_of(options), options()
-  found = {field: getattr(defaults, field) for field in kinds}
-  return {
-    field: config_dict.placeholder(kinds[field][0]) if value is None else value
-    for field, value in found.items()
-  }
+def _changeable(section: Section) -> config_dict.ConfigDict:
+  """Returns a section as a ConfigDict; None becomes a placeholder of the field's type."""
+  found: dict[str, Any] = {}
+  for field, (kind, _) in types_of(type(section)).items():
+    value = getattr(section, field)
+    if isinstance(value, Section):
+      value = _changeable(value)
+    found[field] = config_dict.placeholder(kind) if value is None else value
+  return config_dict.ConfigDict(found)

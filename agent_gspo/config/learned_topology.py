@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
+from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.team import Team, make_team, unique_names
 from agent_gspo.workdir import records
 
@@ -13,7 +14,7 @@ _SPEAKS = 0.05  # least share of turns with a message
 _SPEAKS_TO = 0.5  # least share of an author's messages that address the reader
 
 
-def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(options: TeamOptions) -> TeamOptions:
   """Returns the `team` section with a learned graph as a 'dag'; other topologies are unchanged.
 
   An edge stays if its author is not silent in at least 5 % of the turns that the reader can
@@ -21,16 +22,16 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
   `records.with_edges` (the trained team's if there is one).
 
   Args:
-    section: The `team` section of a config.
+    options: Section `team` of the config.
 
   Raises:
     FileNotFoundError: The folder holds no run.
     ValueError: No folder is named, the run has not been evaluated, its config.json describes no
       team, or its agents differ.
   """
-  name = section['topology']
+  name = options.topology
   if not name.startswith(_PREFIX):
-    return dict(section)
+    return options
   folder = name.removeprefix(_PREFIX)
   if not folder.strip():  # else it would be the working directory
     raise ValueError(
@@ -47,8 +48,8 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
       'Name the workdir of a run that has been evaluated, of a team with edges.'
     )
   team, edges = _team(run, name), evaluation['edges']
-  judged = section['decision'] == 'judge'
-  names = unique_names([*section['agents'], *['judge'] * judged])
+  judged = options.decision == 'judge'
+  names = unique_names([*options.agents, *['judge'] * judged])
   strangers = {edge[end] for edge in edges for end in ('author', 'reader')} - {*team.names}
   if names != team.names or strangers:
     raise ValueError(
@@ -62,17 +63,17 @@ def resolve(section: Mapping[str, Any]) -> dict[str, Any]:
   }
   to_agents = {(i, j) for i, j in kept if not judged or j < len(names) - 1}
   pairs = lambda of: tuple(sorted(to_agents & of))
-  return {
-    **section,
-    'topology': 'dag',
-    'edges': pairs(team.topology.edges),
-    'back_edges': pairs(team.topology.previous_round),
-  }
+  return dataclasses.replace(
+    options,
+    topology='dag',
+    edges=pairs(team.topology.edges),
+    back_edges=pairs(team.topology.previous_round),
+  )
 
 
 def _team(run: records.Run, name: str) -> Team:
   """Returns the other run's team; errors name that run's config.json."""
-  section = run.config['team']
+  section = run.config.get('team')
   try:
     if not isinstance(section, Mapping):
       raise ValueError(f'team={section!r} must be a section of fields.')

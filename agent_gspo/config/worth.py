@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config.defaults import Config
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.team import Team
 
 _MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
 
 
-def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
+def check(config: Config, task: Task, team: Team) -> None:
   """Raises for an estimator of `estimators.GAINS` whose gains cannot be measured.
 
   Raises:
     ValueError: Names the field, its value and the remedy.
   """
-  name = config['advantage']['name']
+  name = config.advantage.name
   if name not in estimators.GAINS:
     return
   where, reader = f'advantage.name={name!r}', team.num_agents - 1
@@ -49,11 +47,11 @@ def check(config: Mapping[str, Any], task: Task, team: Team) -> None:
       f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
       f'that {where} leaves out. Remove {{left}} from it.'
     )
-  if config['advantage']['costs'] == 'apart':
+  if config.advantage.costs == 'apart':
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
-  samples = config['advantage']['options'].get('samples', 1)
+  samples = config.advantage.options.get('samples', 1)
   if samples != int(samples):
     raise ValueError(
       f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'

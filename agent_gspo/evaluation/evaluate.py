@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_gspo.evaluation import results
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks.base import Task, most_common_share
@@ -74,7 +75,7 @@ def converse(
 
 
 def evaluated_questions(
-  task: Task, options: Mapping[str, Any], count: int, split: str = ''
+  task: Task, options: EvaluationOptions, count: int, split: str = ''
 ) -> list[Question]:
   """Returns up to `count` questions for an evaluation.
 
@@ -84,8 +85,8 @@ def evaluated_questions(
     count: Number of questions.
     split: Split of the questions; that of the options by default.
   """
-  found = task.questions(split or options['split'])
-  return [found[i] for i in question_indices(len(found), count, spread=options['spread'])]
+  found = task.questions(split or options.split)
+  return [found[i] for i in question_indices(len(found), count, spread=options.spread)]
 
 
 def question_indices(size: int, count: int, *, spread: bool) -> list[int]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from agent_gspo.options import Section, option
+from agent_gspo.tasks.options import SPLITS
+from agent_gspo.values import is_number, shown
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions(Section, name='evaluation'):
   """Questions, schedule and sampling of evaluations."""
 
-  split: str = 'test'  # one of tasks.base.SPLITS
+  split: str = option('test', choices=SPLITS)
   questions: int = option(200, least=1, most=10**5)
   spread: bool = False  # questions evenly from the whole split, not its first ones
   # Questions of the training split, evaluated as well after training.
@@ -28,3 +30,11 @@ class EvaluationOptions(Section, name='evaluation'):
   worth_questions: int = option(0, least=0, most=10**5)
   batch_questions: int = option(64, least=1, most=10**5)  # episodes per batch
   transcripts: int = option(20, least=0, most=10**9)  # episodes saved per evaluation
+
+  def __post_init__(self):
+    super().__post_init__()
+    for value in self.told:
+      if not is_number(value) or value < 0:
+        raise ValueError(
+          f'evaluation.told holds {shown(value)}; a price or a budget is a number, 0 or more.'
+        )

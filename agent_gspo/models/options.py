@@ -22,3 +22,16 @@ class ModelOptions(Section, name='model'):
   # Activations stored despite remat: 'attention', its output (for 'blockwise' and 'tpu').
   remat_keeps: str = option('nothing', choices=REMAT_KEEPS)
   attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device
+
+  def __post_init__(self):
+    super().__post_init__()
+    keeps = f'model.remat_keeps={self.remat_keeps!r}'
+    if self.remat_keeps == 'nothing':
+      return
+    if not self.remat:
+      raise ValueError(f'{keeps} needs model.remat=True; without it nothing is computed again.')
+    if self.attention in ('reference', 'gpu'):
+      raise ValueError(
+        f'{keeps} is of attention by blocks; model.attention={self.attention!r} is not. Use '
+        "'auto', or remat_keeps='nothing'."
+      )

@@ -20,16 +20,11 @@ class MeshOptions(Section, name='mesh'):
   def __post_init__(self):
     super().__post_init__()
     left = 0
-    for name, size in self.shape.items():
+    for name, size in self.to_dict().items():
       if size == 0:
         raise ValueError(f'mesh.{name}=0: an axis has one device or more, or -1 for what is left.')
       left += size == -1
     if left > 1:
       raise ValueError(
-        f'mesh={self.shape}: one axis alone can have what is left (-1); give the others a size.'
+        f'mesh={self.to_dict()}: one axis alone can have what is left (-1); give the others a size.'
       )
-
-  @property
-  def shape(self) -> dict[str, int]:
-    """Returns the size of each axis, in the order of the mesh."""
-    return dataclasses.asdict(self)

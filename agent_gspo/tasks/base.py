@@ -9,9 +9,8 @@ from typing import Any
 
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.grading import answer_marks
+from agent_gspo.tasks.options import SPLITS
 from agent_gspo.types import Question
-
-SPLITS = ('train', 'validation', 'test')
 
 
 class Task(abc.ABC):

@@ -6,6 +6,8 @@ import dataclasses
 
 from agent_gspo.options import Section
 
+SPLITS = ('train', 'validation', 'test')
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(Section, name='task'):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from agent_gspo.teams.options import PolicyOptions
 
@@ -36,14 +35,13 @@ class Sharing:
 
 
 def make_sharing(
-  section: Mapping[str, Any], names: Sequence[str], *, lora_rank: int, learning_rate: float
+  options: PolicyOptions, names: Sequence[str], *, lora_rank: int, learning_rate: float
 ) -> Sharing:
   """Builds the policies from the config's `policy` section.
 
   Raises:
     ValueError: if a field is invalid; names field, value and remedy.
   """
-  options = PolicyOptions(**section)
   kind, frozen, rates = options.sharing, options.frozen, options.learning_rates
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if kind == 'shared':

@@ -128,13 +128,14 @@ class Team:
     return next(text for answer, text in votes if counts[answer] == best)
 
 
-def make_team(section: Mapping[str, Any]) -> Team:
-  """Builds a team from the `team` section of a config.
+def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
+  """Builds a team from the `team` section of a config, or from a dict of some of its fields.
 
   Raises:
     ValueError: if a field is invalid; names the field.
   """
-  options = TeamOptions(**section)
+  if not isinstance(options, TeamOptions):
+    options = TeamOptions(**options)
   own = {name: make_role(name, fields) for name, fields in options.roles.items()}
   roles = {**_role_set(options.role_set), **own}
   members = list(options.agents)

@@ -58,13 +58,13 @@ def message_advantages(
     rewards: Reward terms of each message.
     worth: Gains of each message, for estimators that read them.
   """
-  options = setup.config['advantage']
-  done = int(state.step) / max(setup.config['steps'], 1)
+  options = setup.config.advantage
+  done = int(state.step) / max(setup.config.steps, 1)
   inputs = estimator_inputs(
     rollout.batch,
     counts,
     rewards,
-    grouping=options['grouping'],
+    grouping=options.grouping,
     roles=[role.name for role in setup.team.roles],
     probability=np.asarray(posterior.probability(rollout.selection.posterior))[
       rollout.question_index
@@ -75,15 +75,15 @@ def message_advantages(
     inputs = dataclasses.replace(inputs, **{field: getattr(worth, field) for field in fields})
   found = estimators.advantage(
     inputs,
-    options['name'],
-    costs=options['costs'],
-    **estimators.options_at(options['name'], options['options'], done),
+    options.name,
+    costs=options.costs,
+    **estimators.options_at(options.name, options.options, done),
   )
   solve_rate = groups.solve_rate(inputs.task, inputs.groups, inputs.episode)
   return MessageAdvantages(
     values=np.asarray(found.values),
     kept=np.asarray(found.kept) > 0,
-    clip_scale=CLIP_SCALES[options['clip_scale']](found.values, solve_rate),
+    clip_scale=CLIP_SCALES[options.clip_scale](found.values, solve_rate),
     tied_groups=estimators.tied_groups(rewards.task, inputs.groups),
   )
 

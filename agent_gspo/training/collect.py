@@ -48,19 +48,19 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
   Under `selection.resample`, questions whose task scores all tie are replaced, as long as there
   are questions that this step has not drawn.
   """
-  options = setup.config['selection']
-  missing, selection = setup.config['rollout']['questions'], state.selection
+  options = setup.config.selection
+  missing, selection = setup.config.rollout.questions, state.selection
   found: list[RolloutBatch] = []
   asked: list[int] = []
   kept: list[int] = []  # indices into `asked`
-  retries = options['resample']
+  retries = options.resample
   while missing:
     drawn, selection = rules.choose(
-      options['name'], selection, missing, seed=setup.config['seed'], asked=asked
+      options.name, selection, missing, seed=setup.config.seed, asked=asked
     )
     questions = [setup.questions[int(i)] for i in drawn]
     if setup.term_sheet is not None:
-      seed = (setup.config['seed'], _TERMS, int(state.step), len(asked))
+      seed = (setup.config.seed, _TERMS, int(state.step), len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
     batch = _converse(setup, state, questions, progress)
     good = np.arange(missing)
@@ -87,22 +87,22 @@ def _converse(
   setup: Setup, state: TrainState, questions: Sequence[Question], progress: Progress
 ) -> RolloutBatch:
   """Runs `group_size` episodes per question; each process runs its share and gathers all."""
-  options = setup.config['rollout']
+  options = setup.config.rollout
   policy = setup.policy(
     state_lib.merge(state.trainable, state.frozen),
     stream='train',
     step=int(state.step),
-    temperature=options['temperature'],
+    temperature=options.temperature,
   )
   own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
     questions[hosts.share(len(questions))],
-    options['group_size'],
+    options.group_size,
     policy,
     lambda done, total: progress.phase('rollout', done, total),
-    parts=options['parts'] or _parts(setup, len(questions) * options['group_size']),
+    parts=options.parts or _parts(setup, len(questions) * options.group_size),
   )
   return batches.merge(hosts.gather(own))
 

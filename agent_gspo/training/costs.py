@@ -16,7 +16,6 @@ from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.tasks.data import held_back
 from agent_gspo.teams.team import Team
-from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.prompt_checks import PromptLengths
 
 
@@ -78,7 +77,7 @@ def update(
     for agent, p in enumerate(prompts)
   ]
   learnt = math.ceil(questions * sum(of_each))
-  seen, written = parts.config['learner']['pack_length'] / 2, _written(team, questions, group)
+  seen, written = parts.config.learner.pack_length / 2, _written(team, questions, group)
   work = flops.update(model, learnt, seen, written)
   work += scored * flops.forward(model, learnt, seen, written)
   return Work('update', questions, learnt, work)
@@ -87,18 +86,18 @@ def update(
 def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]) -> Work:
   """Returns the work of a training step."""
   config = parts.config
-  questions, group = config['rollout']['questions'], config['rollout']['group_size']
+  questions, group = config.rollout.questions, config.rollout.group_size
   scored = sum(
     (
-      config['learner']['old_logprobs'] == 'trainer',
-      config['objective']['kl_coef'] > 0,
-      config['objective']['ratio_span'] != 'message',
-      config['advantage']['token_share'] < 1,
-      ORDERS[config['learner']['order']].multipliers is not None,
+      config.learner.old_logprobs == 'trainer',
+      config.objective.kl_coef > 0,
+      config.objective.ratio_span != 'message',
+      config.advantage.token_share < 1,
+      ORDERS[config.learner.order].multipliers is not None,
     )
   )
-  there_are = len(held_back.asked(parts.task, config['sft']['held_back']))
-  asked = min(questions * (1 + config['selection']['resample']), there_are)
+  there_are = len(held_back.asked(parts.task, config.sft.held_back))
+  asked = min(questions * (1 + config.selection.resample), there_are)
   talk = rollout(model, parts.team, prompts, asked, group)
   learning = update(parts, model, prompts, questions, group, scored)
   return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
@@ -108,19 +107,19 @@ def of_run(
   parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
 ) -> list[Work]:
   """Returns the parts of a whole run: SFT, training steps, evaluations."""
-  config, options = parts.config, parts.config['evaluation']
+  config, options = parts.config, parts.config.evaluation
   available = lambda count, split: min(count, len(parts.task.questions(split)))
-  asked = available(options['questions'], options['split'])
-  told = len(options['told']) * asked
+  asked = available(options.questions, options.split)
+  told = len(options.told) * asked
   found = []
   if parts.training:
     found += _supervised(parts, model, prompts)
-    if config['steps']:
-      found.append(_times(step(parts, model, prompts), config['steps'], 'training steps'))
-    between = max(config['steps'] - 1, 0) // options['every'] if options['every'] else 0
+    if config.steps:
+      found.append(_times(step(parts, model, prompts), config.steps, 'training steps'))
+    between = max(config.steps - 1, 0) // options.every if options.every else 0
     asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
-    asked += between * available(options['questions_during'], options['split'])
-    asked += available(options['seen_questions'], 'train')
+    asked += between * available(options.questions_during, options.split)
+    asked += available(options.seen_questions, 'train')
   evaluations = rollout(model, parts.team, prompts, asked + told, 1)
   return [*found, dataclasses.replace(evaluations, name='evaluations')]
 
@@ -162,7 +161,7 @@ def measured_rate(dtype: str, size: int = 2048, seconds: float = 1.0) -> float:
 def _supervised(
   parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
 ) -> list[Work]:
-  options = SFTOptions(**parts.config['sft'])
+  options = parts.config.sft
   if not options.is_asked_for:
     return []
   steps = options.steps_of(len(held_back.demonstrated(parts.task, options.held_back)))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.algorithms import terms
+from agent_gspo.config import Config
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
@@ -43,13 +44,13 @@ class Demonstrations:
   task: Task
   team: Team
   tokenizer: Tokenizer
-  config: Mapping[str, Any]
+  config: Config
   adapters: tuple[int, ...] | None = None
   sheet: terms.TermSheet | None = None
 
-  @functools.cached_property
+  @property
   def options(self) -> SFTOptions:
-    return SFTOptions(**self.config['sft'])
+    return self.config.sft
 
   @functools.cached_property
   def _writers(self) -> tuple[PromptWriter, ...]:
@@ -72,7 +73,7 @@ class Demonstrations:
   @property
   def seed(self) -> int:
     """Returns the seed of their order and wording."""
-    return self.options.seed_of(self.config['seed'])
+    return self.options.seed_of(self.config.seed)
 
   @property
   def steps(self) -> int:
@@ -240,8 +241,8 @@ class Demonstrations:
     trained = self.adapters and {agent for agent, n in enumerate(self.adapters) if n >= 0}
     return train_batches.pack_messages(
       messages,
-      pack_length=self.config['learner']['pack_length'],
-      micro_batch_size=self.config['learner']['micro_batch_size'],
+      pack_length=self.config.learner.pack_length,
+      micro_batch_size=self.config.learner.micro_batch_size,
       adapters=self.adapters,
       trained=trained,
     )

@@ -19,13 +19,11 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts, partners
-from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training import costs, sft_cache
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
-from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.programs import NonFiniteLossError
 from agent_gspo.training.progress import PlainLog, Progress
 from agent_gspo.training.run_evaluations import RunEvaluations
@@ -72,7 +70,8 @@ def train(
   parts = config_lib.check(config)
   # Compared here too: the command has not read the plug-in files that the config names, and a
   # library user has compared nothing.
-  facts = {**provenance.software(), 'plug-ins': plugins.digest(parts.config), **parts.config}
+  values = parts.config.to_dict()
+  facts = {**provenance.software(), 'plug-ins': plugins.digest(values), **values}
   partners.check_alike(hosts.gather(partners.written(facts)))
   with (
     lock.hold(workdir) if hosts.is_first() else contextlib.nullcontext(),
@@ -105,7 +104,7 @@ def print_plan(config: Mapping[str, Any], *, training: bool = True, whole: bool 
   if hosts.is_first():
     print('\n'.join(plan.lines()))
     if whole:
-      rate = costs.measured_rate(parts.config['model']['dtype'])
+      rate = costs.measured_rate(parts.config.model.dtype)
       print('\n'.join(costs.lines(plan.run, rate, plan.devices)))
   plan.check()
 
@@ -124,14 +123,14 @@ class Run:
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
     self.interruption, self.display = interruption, display
-    saving = config['checkpoint']
+    saving = config.checkpoint
     self.checkpoints = Checkpoints(
-      workdir / 'checkpoints', config, saving['keep'], allow_changes, saving['keep_best']
+      workdir / 'checkpoints', config, saving.keep, allow_changes, saving.keep_best
     )
     self._check_steps()
     self.setup = setup_lib.build(parts)
     self.programs = setup_lib.make_programs(self.setup)
-    wandb_project = config['logging']['wandb_project']
+    wandb_project = config.logging.wandb_project
     self.writer = (
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
     )
@@ -140,7 +139,7 @@ class Run:
 
   def _check_steps(self) -> None:
     """Raises ValueError if the run has already taken more than `steps` steps."""
-    steps, taken = self.config['steps'], self.checkpoints.latest_step or 0
+    steps, taken = self.config.steps, self.checkpoints.latest_step or 0
     if steps < taken:
       raise ValueError(
         f'steps={steps}, but the run in {self.workdir} has taken {taken}. Set steps={taken} or '
@@ -184,13 +183,13 @@ class Run:
     told = {'changes': changes} if changes else {}
     if hosts.is_first():
       (self.workdir / records.DONE).unlink(missing_ok=True)
-    self.writer.config({**config, 'model_source': self.setup.source, **told})
+    self.writer.config({**config.to_dict(), 'model_source': self.setup.source, **told})
     self.resumed = self.checkpoints.latest_step is not None
     start = self.checkpoints.latest_step or 0
     # Without a checkpoint all records are dropped, an evaluation at step 0 included.
     odd = self.writer.truncate_after(start if self.resumed else -1)
     self.writer.started(start, provenance.start())
-    title = f'{config["task"]["name"]}, {len(self.setup.team.names)} agents, {self.setup.source}'
+    title = f'{config.task.name}, {len(self.setup.team.names)} agents, {self.setup.source}'
     with self._progress(start, title) as progress:
       self.interruption.tell = lambda what: progress.note(
         f'interrupted: stopping after {what} (a second signal stops at once)'
@@ -216,11 +215,11 @@ class Run:
         with self.interruption.named('SFT'):
           state = self._begin(progress)
         self.interruption.meet()
-        untrained = config['evaluation']['untrained']
+        untrained = config.evaluation.untrained
         self._remove_sft_checkpoints()
         if untrained == 'first':
           evaluations.make_untrained(_params(state), int(state.step))
-        for step in range(start, config['steps']):
+        for step in range(start, config.steps):
           # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
             evaluations.make(_params(state), step, records.DURING)
@@ -233,9 +232,9 @@ class Run:
           self.checkpoints.save(state)
         params, step = _params(state), int(state.step)
         record = evaluations.make(params, step, 'trained')
-        for value in config['evaluation']['told']:
+        for value in config.evaluation.told:
           evaluations.make(params, step, records.told(self.setup.terms(value)), value)
-        if config['evaluation']['seen_questions']:
+        if config.evaluation.seen_questions:
           evaluations.make(params, step, records.SEEN)
         if untrained == 'last':
           evaluations.make(self.setup.params, 0, records.UNTRAINED)
@@ -245,43 +244,43 @@ class Run:
         raise
       progress.ended(self.workdir, record)
     if hosts.is_first():
-      json_lines.replace(self.workdir / records.DONE, [f'{config["steps"]}\n'.encode()])
+      json_lines.replace(self.workdir / records.DONE, [f'{config.steps}\n'.encode()])
     return record
 
   def _is_evaluated(self, step: int) -> bool:
     """Returns whether the state after `step` steps is evaluated before the next one."""
-    every = self.config['evaluation']['every']
+    every = self.config.evaluation.every
     return every > 0 and step > 0 and step % every == 0
 
   def _is_saved(self, step: int) -> bool:
     """Returns whether the state after `step` steps is saved, wherever the run ends."""
-    options = self.config['checkpoint']
-    may_be_best = options['keep_best'] > 0 and self._is_evaluated(step)
-    return step % options['every'] == 0 or may_be_best
+    options = self.config.checkpoint
+    may_be_best = options.keep_best > 0 and self._is_evaluated(step)
+    return step % options.every == 0 or may_be_best
 
   def _progress(self, start: int, title: str) -> Progress:
     """Returns the display of this process."""
     if not hosts.is_first():
       return Progress()
-    return self.display(total_steps=self.config['steps'], start_step=start, title=title)
+    return self.display(total_steps=self.config.steps, start_step=start, title=title)
 
   def _ties(self) -> str:
     """Describes what reward and advantage jointly reinforce where task scores tie."""
-    options, price = self.config['advantage'], self.setup.budget.highest_lambda_tok
-    if options['name'] in estimators.GAINS:
-      known = {**estimators.options_of(options['name']), **options['options']}
+    options, price = self.config.advantage, self.config.budget.highest_lambda_tok
+    if options.name in estimators.GAINS:
+      known = {**estimators.options_of(options.name), **options.options}
       least = f'{price:g} of task score'
       if 'nats' in known:
         least = f'{price * known["nats"]:g} nats of the gold answer'
       return f'At lambda_tok={price:g} a token must gain the answering agent {least} to pay.'
-    estimate = ties.estimator(options['name'], costs=options['costs'], **options['options'])
+    estimate = ties.estimator(options.name, costs=options.costs, **options.options)
     length = self.setup.team.max_message_tokens
     taught = ties.what_ties_teach(
-      self.setup.reward,
+      self.config.reward,
       estimate,
       lambda_tok=price,
       length=length,
-      lambda_turn=self.setup.budget.lambda_turn,
+      lambda_turn=self.config.budget.lambda_turn,
     )
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
 
@@ -304,7 +303,7 @@ class Run:
     setup, programs = self.setup, self.programs
     if self.resumed:
       return self.checkpoints.restore(setup_lib.state_shapes(setup, programs))
-    if not SFTOptions(**self.config['sft']).is_asked_for:
+    if not self.config.sft.is_asked_for:
       return setup_lib.init_state(setup, programs, setup.params)
     params, done = self._warm_start(progress)
     state = setup_lib.init_state(setup, programs, params)
@@ -370,7 +369,7 @@ class Run:
     except NonFiniteLossError as error:
       self._end_saving()
       saved = self.checkpoints.latest_step
-      rate = PolicyOptions(**self.config['policy']).rate_field
+      rate = self.config.policy.rate_field
       good = 'there is no checkpoint yet.'
       if saved is not None:
         good = (
@@ -390,7 +389,7 @@ class Run:
 
   def _keep(self, step: int, result: StepResult) -> None:
     """Writes the first transcripts and the metrics of a step."""
-    kept = range(min(self.config['logging']['transcripts'], len(result.rollout.episodes)))
+    kept = range(min(self.config.logging.transcripts, len(result.rollout.episodes)))
     self.writer.transcripts(
       transcripts.records(
         result.rollout,

@@ -95,31 +95,31 @@ def of_step(
   Returns:
     None where the estimator reads no gains.
   """
-  estimator = setup.config['advantage']['name']
+  estimator = setup.config.advantage.name
   name = estimators.GAINS.get(estimator)
   if name is None:
     return None
-  options = {**estimators.options_of(estimator), **setup.config['advantage']['options']}
+  known = {**estimators.options_of(estimator), **setup.config.advantage.options}
   parts = setup.team, setup.task, setup.tokenizer, batch
   values: Values
   if estimator == 'replay':
     params = state_lib.merge(state.trainable, state.frozen)
-    temperature = setup.config['rollout']['temperature']
+    temperature = setup.config.rollout.temperature
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
-    values = Replays(*parts, policy, int(options['samples']))
+    values = Replays(*parts, policy, int(known['samples']))
   else:
     logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, state, scored)
     values = GoldAnswers(*parts, logprobs)
   found = measure(*parts, name, values)
   scores, _ = batches.task_scores(batch)
   plain = communication.reward_terms(
-    setup.reward,
+    setup.config.reward,
     dataclasses.replace(counts, written=found.plain_written, silent=found.plain_written == 0),
     scores,
     **prices,
     texts=[''] * len(batch.messages),
   )
-  unit = np.float32(options.get('nats', 1.0))
+  unit = np.float32(known.get('nats', 1.0))
   return dataclasses.replace(found, plain_costs=plain.costs, plain_needed=plain.costs * unit)
 
 
@@ -137,7 +137,7 @@ def of_evaluation(
     policy: The answering agent's parameters.
     batch: One episode a question.
   """
-  count = min(setup.config['evaluation']['worth_questions'], len(batch.questions))
+  count = min(setup.config.evaluation.worth_questions, len(batch.questions))
   if not count:
     return {}
   batch = batches.select(batch, range(count))

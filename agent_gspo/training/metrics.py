@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.config import Config
 from agent_gspo.packing import train_batches
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.communication import RewardTerms
@@ -62,7 +63,7 @@ def of_step(
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
     'advantage/kept': float(advantages.kept.mean()),
     **communication.summary(
-      setup.reward,
+      setup.config.reward,
       rewards,
       np.asarray([message.episode for message in messages]),
       len(rollout.batch.episodes),
@@ -128,16 +129,16 @@ def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
   }
 
 
-def _measured(config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, float]:
+def _measured(config: Config, metrics: Mapping[str, float]) -> dict[str, float]:
   """Drops metrics that the run does not compute, which would read as 0."""
   computed = {
-    'policy/kl': config['objective']['kl_coef'] > 0,
-    'policy/entropy': config['learner']['entropy'],
+    'policy/kl': config.objective.kl_coef > 0,
+    'policy/entropy': config.learner.entropy,
   }
   return {key: value for key, value in metrics.items() if computed.get(key, True)}
 
 
-def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+def clip_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   """Returns a warning if rounding alone leaves the clip band, None otherwise.
 
   Before the first mini-batch nothing was updated, so all ratios should be 1. Clipping there, on
@@ -151,12 +152,12 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
   clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
   if clipped <= _NOISE_CLIPPED:
     return None
-  options, learner = config['objective'], config['learner']
+  options, learner = config.objective, config.learner
   fields = [f'objective.{k}={v}' for k, v in losses.clip_band(options).items()]
-  band = ' and '.join(fields) or repr(options['name'])  # a custom objective may have other options
+  band = ' and '.join(fields) or repr(options.name)  # a custom objective may have other options
   remedy = "Set learner.old_logprobs='trainer'"
-  if learner['old_logprobs'] == 'trainer':
-    remedy = "Set model.dtype='float32'" if config['model']['remat'] else 'Set model.remat=True'
+  if learner.old_logprobs == 'trainer':
+    remedy = "Set model.dtype='float32'" if config.model.remat else 'Set model.remat=True'
   return (
     f'{clipped:.0%} of the messages were clipped before anything was updated, where all ratios '
     f'should be 1 (they are off by up to {metrics["policy/ratio_first_minibatch_error_max"]:.1e}): '
@@ -164,7 +165,7 @@ def clip_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str
   )
 
 
-def price_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+def price_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   """Returns a warning if most relevant notes gain less than they cost, None otherwise.
 
   Args:
@@ -178,11 +179,11 @@ def price_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> st
     f'at budget.lambda_tok={metrics["budget/lambda_tok"]:g} only {pays:.0%} of the relevant notes, '
     'said plainly, gain the answering agent what they cost: the price teaches silence about the '
     'others. Lower budget.lambda_tok or advantage.options.nats, or train the answering agent '
-    f'longer first: sft.steps={config["sft"]["steps"]}, sft.epochs={config["sft"]["epochs"]}.'
+    f'longer first: sft.steps={config.sft.steps}, sft.epochs={config.sft.epochs}.'
   )
 
 
-def no_update_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -> str | None:
+def no_update_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   """Returns a warning if a step updated nothing, None otherwise.
 
   Args:
@@ -192,7 +193,7 @@ def no_update_warning(config: Mapping[str, Any], metrics: Mapping[str, float]) -
   if 'policy/objective' in metrics:
     return None
   return (
-    f'nothing was updated, since advantage.name={config["advantage"]["name"]!r} dropped every '
+    f'nothing was updated, since advantage.name={config.advantage.name!r} dropped every '
     'message: of such steps metrics.jsonl has no policy/*. If that is not because the team is '
     'right, use another estimator or more rollout.group_size.'
   )

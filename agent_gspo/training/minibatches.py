@@ -13,7 +13,6 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.packing import train_batches
 from agent_gspo.plugins import PluginError, is_plugin
 from agent_gspo.teams.counts import MessageCounts
-from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.training.advantages import MessageAdvantages
 from agent_gspo.training.programs import NonFiniteLossError, Programs, UncountedLossError
 from agent_gspo.training.progress import Progress
@@ -57,14 +56,14 @@ def pack_minibatches(
     counts: Message counts.
     kept: Messages that are trained on at all, bool `[M]`.
   """
-  options, step = setup.config['learner'], int(state.step)
+  options, step = setup.config.learner, int(state.step)
   minibatches = []
   for turn, index in _indices(setup, step, counts, kept):  # index: int [m]
     # Each micro-batch: R = micro_batch_size rows of T = pack_length tokens, [R, T].
     micro_batches = train_batches.pack_messages(
       [batch.messages[m] for m in index],
-      pack_length=options['pack_length'],
-      micro_batch_size=options['micro_batch_size'],
+      pack_length=options.pack_length,
+      micro_batch_size=options.micro_batch_size,
       adapters=setup.sharing.adapters,
       trained=setup.sharing.trained,
     )
@@ -102,8 +101,8 @@ def update_on_minibatches(
     PluginError: A custom objective returned no count.
   """
   config, found = setup.config, []
-  name = config['objective']['name']
-  order = ORDERS[config['learner']['order']]
+  name = config.objective.name
+  order = ORDERS[config.learner.order]
   progress.phase('update', 0, len(minibatches))
   minibatches = [_with_old_logprobs(setup, programs, state, m) for m in minibatches]
   ratio = np.ones(len(counts.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
@@ -123,12 +122,12 @@ def update_on_minibatches(
       advantages=values[minibatch.index],
       clip_scale=advantages.clip_scale[minibatch.index],
     )
-    if config['advantage']['token_share'] < 1:
-      share = config['advantage']['token_share']
+    if config.advantage.token_share < 1:
+      share = config.advantage.token_share
       micro_batches = _with_token_weights(programs, state, micro_batches, share)
-    if config['objective']['ratio_span'] != 'message':
+    if config.objective.ratio_span != 'message':
       ids = spans.span_ids(
-        config['objective']['ratio_span'],
+        config.objective.ratio_span,
         counts.episode[minibatch.index],
         counts.agent[minibatch.index],
       )
@@ -144,7 +143,7 @@ def update_on_minibatches(
       raise NonFiniteLossError(
         f'{error} in mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
         f'questions {", ".join(minibatch.question_ids)}. {own} '
-        f'{PolicyOptions(**config["policy"]).rate_field} or look at these questions.'
+        f'{config.policy.rate_field} or look at these questions.'
       ) from None
     found.append(metrics)
     progress.phase('update', number, len(minibatches))
@@ -155,13 +154,13 @@ def _indices(
   setup: Setup, step: int, counts: MessageCounts, kept: np.ndarray
 ) -> Iterator[tuple[int | None, np.ndarray]]:
   """Yields turn and message indices `[m]` of each mini-batch, split by question, maybe by turn."""
-  options = setup.config['learner']
-  rng = np.random.default_rng((setup.config['seed'], 2, step))
+  options = setup.config.learner
+  rng = np.random.default_rng((setup.config.seed, 2, step))
   questions = rng.permutation(counts.question.max() + 1)
-  by_turn = ORDERS[options['order']].by_turn
+  by_turn = ORDERS[options.order].by_turn
   for turn in np.unique(counts.turn)[::-1].tolist() if by_turn else [None]:
     of_turn = kept if turn is None else kept & (counts.turn == turn)
-    for some in np.array_split(questions, options['minibatches']):
+    for some in np.array_split(questions, options.minibatches):
       yield turn, np.flatnonzero(of_turn & np.isin(counts.question, some))
 
 
@@ -169,7 +168,7 @@ def _with_old_logprobs(
   setup: Setup, programs: Programs, state: TrainState, minibatch: Minibatch
 ) -> Minibatch:
   """Replaces the sampler's old log-probs by the trainer's, if configured."""
-  if setup.config['learner']['old_logprobs'] == 'sampler':  # as packed
+  if setup.config.learner.old_logprobs == 'sampler':  # as packed
     return minibatch
   scored = programs.logprobs(state, minibatch.micro_batches)
   micro_batches = train_batches.with_old_logprobs(minibatch.micro_batches, scored)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.options import Section, option
+from agent_gspo.values import is_number, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,7 @@ class LearnerOptions(Section, name='learner'):
   micro_batch_size: int = option(2, least=1, most=2**16)  # packed rows of a micro-batch
   # Order of mini-batches; reverse_turns: `minibatches` per turn, last turn first. Empty: the
   # algorithm's.
-  order: str = ''
+  order: str = option('', choices=tuple(ORDERS))
   # trainer: recomputed before the first mini-batch. Empty: trainer in bfloat16, else sampler.
   old_logprobs: str = option('', choices=('sampler', 'trainer'))
   entropy: bool = True  # measure the policy's entropy
@@ -65,6 +67,26 @@ class SFTOptions(Section, name='sft'):
   validation_questions: int = option(0, least=0, most=10**6)
   # Validations without a lower loss after which SFT ends, with the best step; 0 for never.
   patience: int = option(0, least=0, most=1000)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.steps and self.epochs:
+      raise ValueError(
+        f'sft.steps={self.steps} and sft.epochs={self.epochs} both say how long SFT is. Set one of '
+        'them to 0.'
+      )
+    if self.held_back and not self.is_asked_for:
+      raise ValueError(
+        f'sft.held_back={self.held_back} keeps questions from SFT, and there is none: set '
+        'sft.epochs, or sft.held_back to 0.'
+      )
+    for role, share in self.role_shares.items():
+      if not is_number(share) or not 0 <= share <= 1:
+        raise ValueError(f'sft.role_shares.{role}={shown(share)} must be a number from 0 to 1.')
+    if self.is_asked_for and self.patience and not self.validation_questions:
+      raise ValueError(
+        f'sft.patience={self.patience} needs a loss to look at: set sft.validation_questions.'
+      )
 
   @property
   def is_asked_for(self) -> bool:

@@ -167,13 +167,13 @@ def make(
   )
   work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
-    learner = config['learner']
+    learner = config.learner
     programs += learner_programs(
       recomputing(model),
       placement,
       state,
-      rows=learner['micro_batch_size'] // placement.row_shards,
-      length=learner['pack_length'],
+      rows=learner.micro_batch_size // placement.row_shards,
+      length=learner.pack_length,
     )
     work = costs.step(parts, model, prompts)
   return Plan(
@@ -192,15 +192,15 @@ def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
 
   Evaluations run beside the training state, so they have to fit as rollouts do.
   """
-  config, options = parts.config, parts.config['evaluation']
-  asked = [(options['questions'], options['split'])]
+  config, options = parts.config, parts.config.evaluation
+  asked = [(options.questions, options.split)]
   if parts.training:
-    asked.append((options['questions_during'] if options['every'] else 0, options['split']))
-    asked.append((options['seen_questions'], 'train'))
+    asked.append((options.questions_during if options.every else 0, options.split))
+    asked.append((options.seen_questions, 'train'))
   largest = max(min(count, len(parts.task.questions(split))) for count, split in asked)
-  found = [(min(options['batch_questions'], largest), 1)]
+  found = [(min(options.batch_questions, largest), 1)]
   if parts.training:
-    found.append((config['rollout']['questions'], config['rollout']['group_size']))
+    found.append((config.rollout.questions, config.rollout.group_size))
   return found
 
 

@@ -57,7 +57,7 @@ class PolicyLoss:
     kl_estimator: Key of `kl.LOSS_ESTIMATORS`.
     tis_cap: Cap of the importance weights that correct sampler-trainer mismatch, see
       `behaviour.truncated_weights`; 0 for no correction.
-    tis_level: Key of `behaviour.LEVELS`.
+    tis_level: Key of `options.TIS_LEVELS`.
     entropy: Measure the policy's entropy.
     placement: Placement of rows. All computation after the decoder is local to a device.
   """

@@ -14,7 +14,6 @@ from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.training.demonstrations import Demonstrations
-from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question, Terms
 
 _QUESTIONS_READ = 1000  # training questions checked for unknown words
@@ -33,14 +32,14 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
   Raises:
     ValueError: The task has no vocabulary.
   """
-  task, team, source = parts.task, parts.team, parts.config['model']['source']
+  task, team, source = parts.task, parts.team, parts.config.model.source
   if not hasattr(task, 'vocabulary'):
     raise ValueError(
       f'model.source={source!r} needs a task with a vocabulary of its own; '
       f'{task.name!r} has none. Use a pretrained model.'
     )
   known = dict.fromkeys(task.vocabulary())
-  for words in parts.budget.told_words:
+  for words in parts.config.budget.told_words:
     known.update(dict.fromkeys(words.split()))
   if team.addressing:
     known.update(dict.fromkeys(map(addressing.tag, team.names)))
@@ -60,10 +59,10 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
 
 def _most_left(parts: config_lib.Parts) -> int:
   """Returns the largest number that a cue can contain, see `Team.told_left`."""
-  sheet, told = parts.term_sheet, parts.config['evaluation']['told']
+  sheet, told = parts.term_sheet, parts.config.evaluation.told
   if sheet is None or sheet.kind != 'budget':
     return parts.team.max_tokens
-  return round(max(sheet.highest, parts.budget.evaluated_terms, *told))
+  return round(max(sheet.highest, parts.config.budget.evaluated_terms, *told))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
     ValueError: The chat template is broken, a word-level tokenizer lacks a word, or a prompt
       cannot fit the model's context or a packed row.
   """
-  source = parts.config['model']['source']
+  source = parts.config.model.source
   for role in parts.team.roles:
     if role.style == 'chat':
       try:
@@ -114,14 +113,14 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
 
 def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None:
   """Raises ValueError if the first SFT step has no demonstration that fits."""
-  if not parts.training or not SFTOptions(**parts.config['sft']).is_asked_for:
+  if not parts.training or not parts.config.sft.is_asked_for:
     return
   shown, _ = Demonstrations(
     parts.task, parts.team, tokenizer, parts.config, sheet=parts.term_sheet
   ).shown(0)
   if not shown:
     raise ValueError(
-      f'sft: of {parts.config["sft"]["questions"]} questions of task {parts.task.name!r} no '
+      f'sft: of {parts.config.sft.questions} questions of task {parts.task.name!r} no '
       'demonstration is known that fits into the messages of the team. Raise '
       'team.max_message_tokens, team.roles.*.max_tokens or, where it is set, '
       'team.max_episode_tokens; or raise sft.terse_probability, if the task has shorter ones.'
@@ -130,14 +129,14 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
 
 def _questions(parts: config_lib.Parts, trained: Sequence[int]) -> list[Question]:
   """Returns the evaluation questions and the training questions at indices `trained`."""
-  options = parts.config['evaluation']
-  found = evaluation.evaluated_questions(parts.task, options, options['questions'])
+  options = parts.config.evaluation
+  found = evaluation.evaluated_questions(parts.task, options, options.questions)
   if parts.training:
-    found += evaluation.evaluated_questions(parts.task, options, options['questions_during'])
-    found += evaluation.evaluated_questions(parts.task, options, options['seen_questions'], 'train')
+    found += evaluation.evaluated_questions(parts.task, options, options.questions_during)
+    found += evaluation.evaluated_questions(parts.task, options, options.seen_questions, 'train')
     train = parts.task.questions('train')
     found += [train[i] for i in trained if i < len(train)]
-  longest = max(parts.budget.told_words, key=len, default='')
+  longest = max(parts.config.budget.told_words, key=len, default='')
   return [dataclasses.replace(q, terms=Terms('', 0.0, longest)) for q in found]
 
 
@@ -154,7 +153,7 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
     for shown, text in _texts(parts, agent, writer, questions):
       if unknown := tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
-  sft = SFTOptions(**parts.config['sft'])
+  sft = parts.config.sft
   if parts.training and sft.is_asked_for:
     # Words of the demonstrations.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
@@ -162,7 +161,7 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
       raise ValueError(
         f'{sft.length}: the word {unknown[0]!r} of task '
         f'{parts.task.name!r} is not in the vocabulary of model.source='
-        f'{parts.config["model"]["source"]!r}. Use a model that knows it.'
+        f'{parts.config.model.source!r}. Use a model that knows it.'
       )
 
 
@@ -191,7 +190,7 @@ def _about_word(
   word: str, writer: PromptWriter, question: Question | None, parts: config_lib.Parts
 ) -> str:
   """Returns the error about an unknown word: from the task, a role, or a join of both."""
-  role, source = writer.role, parts.config['model']['source']
+  role, source = writer.role, parts.config.model.source
   where = f'team.roles.{role.name}'
   lacks = f'which the vocabulary of model.source={source!r} lacks'
   if question is not None and word in ' '.join([question.text, *question.notes]).split():
@@ -251,7 +250,7 @@ def _check_lengths(
         )
       worst = max(worst, (prompt + team.message_cap(agent), question.id))
   needed, question_id = worst
-  longest_row = parts.config['learner']['pack_length']
+  longest_row = parts.config.learner.pack_length
   if parts.training and needed > longest_row:
     raise ValueError(
       f'learner.pack_length={longest_row} is too short: question {question_id} can lead to a '

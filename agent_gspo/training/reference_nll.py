@@ -28,7 +28,7 @@ def of_episodes(
     float64 `[E]`, nats per token; infinite where all messages were silent. None if the reward
     does not use it.
   """
-  if not setup.reward.needs_reference:
+  if not setup.config.reward.needs_reference:
     return None
   said = [m for m in batch.messages if not m.silent]
   reference = scoring.PolicyParams(state.reference, state.frozen)

@@ -10,7 +10,6 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.interruption import Interruption
-from agent_gspo.training.options import SFTOptions
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.values import is_number
@@ -66,7 +65,7 @@ class RunEvaluations:
       )
       record |= {'spread': asked['spread']}
       baselines = setup.baselines(params, questions, show) if label == records.UNTRAINED else []
-    most = setup.config['evaluation']['transcripts']
+    most = setup.config.evaluation.transcripts
     kept = transcripts.records(
       batch, range(min(most, len(batch.episodes))), step=step, split=split, label=label
     )
@@ -94,7 +93,7 @@ class RunEvaluations:
     """
     if not step:
       self.make(params, 0, records.UNTRAINED)
-    elif not SFTOptions(**self._setup.config['sft']).is_asked_for:
+    elif not self._setup.config.sft.is_asked_for:
       self.make(self._setup.params, 0, records.UNTRAINED)  # as the model was loaded
     else:
       found = self._found(0, records.UNTRAINED)
@@ -107,16 +106,16 @@ class RunEvaluations:
 
   def _asked(self, label: str) -> dict[str, Any]:
     """Returns the settings of an evaluation in the config, in the form of its record."""
-    options = self._setup.config['evaluation']
+    options = self._setup.config.evaluation
     which = {records.DURING: 'questions_during', records.SEEN: 'seen_questions'}.get(
       label, 'questions'
     )
-    split = 'train' if label == records.SEEN else options['split']
+    split = 'train' if label == records.SEEN else options.split
     return {
       'split': split,
-      'questions': min(options[which], len(self._setup.task.questions(split))),
-      'temperature': options['temperature'],
-      'spread': options['spread'],
+      'questions': min(getattr(options, which), len(self._setup.task.questions(split))),
+      'temperature': options.temperature,
+      'spread': options.spread,
     }
 
   def _found(self, step: int, label: str) -> dict[str, Any] | None:

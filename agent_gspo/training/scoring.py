@@ -68,8 +68,8 @@ def message_logprobs(
   """
   micro_batches = train_batches.pack_messages(
     messages,
-    pack_length=setup.config['learner']['pack_length'],
-    micro_batch_size=setup.config['learner']['micro_batch_size'],
+    pack_length=setup.config.learner.pack_length,
+    micro_batch_size=setup.config.learner.micro_batch_size,
     adapters=setup.sharing.adapters,
   )
   scored = [x.astype(np.float64) for x in programs.logprobs(policy, micro_batches)]

@@ -30,7 +30,6 @@ from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.training import message_worth, prompt_checks, scoring
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.plan import Plan
 from agent_gspo.training.programs import Programs
 from agent_gspo.training.state import TrainState
@@ -64,7 +63,7 @@ class Setup(config_lib.Parts):
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
     """Returns the questions that RL trains on."""
-    return held_back.asked(self.task, self.config['sft']['held_back'])
+    return held_back.asked(self.task, self.config.sft.held_back)
 
   @functools.cached_property
   def scoring(self) -> Programs:
@@ -94,7 +93,7 @@ class Setup(config_lib.Parts):
     return ModelPolicy(
       sampler=self.sampler,
       params=self.own_copy(params),
-      root=keys.stream(self.config['seed'], stream),
+      root=keys.stream(self.config.seed, stream),
       step=step,
       temperature=temperature,
       adapters=self.sharing.adapters,
@@ -104,7 +103,7 @@ class Setup(config_lib.Parts):
     self, count: int, split: str = '', told: float | None = None
   ) -> list[Question]:
     """Returns `count` evaluation questions, of the configured split by default."""
-    found = evaluation.evaluated_questions(self.task, self.config['evaluation'], count, split)
+    found = evaluation.evaluated_questions(self.task, self.config.evaluation, count, split)
     terms = self.terms(told)
     return [dataclasses.replace(question, terms=terms) for question in found]
 
@@ -126,16 +125,16 @@ class Setup(config_lib.Parts):
     price or a budget is told `told`, or that of evaluations. `alone` asks the deciding agent
     without its teammates.
     """
-    options = self.config['evaluation']
+    options = self.config.evaluation
     who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
-    policy = self.policy(params, stream='eval', step=0, temperature=options['temperature'])
+    policy = self.policy(params, stream='eval', step=0, temperature=options.temperature)
     figures, batch = evaluation.evaluate(
       who.team,
       self.task,
       self.tokenizer,
       [who.question(question) for question in self.evaluated_questions(questions, split, told)],
       who.policy(policy),
-      batch_questions=options['batch_questions'],
+      batch_questions=options.batch_questions,
       progress=progress,
     )
     if not alone:
@@ -145,8 +144,8 @@ class Setup(config_lib.Parts):
     head = {
       'step': step,
       'label': label,
-      'split': split or options['split'],
-      'temperature': options['temperature'],
+      'split': split or options.split,
+      'temperature': options.temperature,
     }
     return {**head, **figures}, batch
 
@@ -161,7 +160,7 @@ class Setup(config_lib.Parts):
     A team of one has no single-agent baseline, nor has a task with an episode of its own.
     """
     constant = evaluation.constant_answer(
-      self.evaluated_questions(questions), self.config['evaluation']['split']
+      self.evaluated_questions(questions), self.config.evaluation.split
     )
     found = [{'step': 0, **constant}]
     if self.team.num_agents > 1 and not self.task.converse:
@@ -188,7 +187,7 @@ def build(parts: config_lib.Parts) -> Setup:
   config, placement = found.sampler.config, found.placement
   params = found.model.params
   if config.lora_rank:
-    params = _with_adapters(config, params, parts.config['seed'])
+    params = _with_adapters(config, params, parts.config.seed)
   return Setup(
     **vars(parts),
     model=Transformer(config, partition.layout(config, placement, placement.replica_rows)),
@@ -222,15 +221,15 @@ class _Found:
 
 
 def _find(parts: config_lib.Parts) -> _Found:
-  config, options = parts.config, parts.config['model']
-  placement = make_placement(config['mesh'])
-  check_attention(options['attention'], options['dtype'])
+  config, options = parts.config, parts.config.model
+  placement = make_placement(config.mesh.to_dict())
+  check_attention(options.attention, options.dtype)
   if parts.training:
     config_lib.check_micro_batch(config, placement.row_shards)
   tokenizer = None
-  if check_spec(options['source'])[0] == 'random':
+  if check_spec(options.source)[0] == 'random':
     tokenizer = prompt_checks.tokenizer_from_scratch(parts)
-  model = open_model(options['source'], tokenizer=tokenizer, seed=config['seed'])
+  model = open_model(options.source, tokenizer=tokenizer, seed=config.seed)
   prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
   optimizer = make_optimizer(parts)
 
@@ -238,7 +237,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     sampler = _sampler(parts, model.config, own_devices(placement), gather_once=gather_once)
     return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts)
 
-  gather = config['sampler']['gather_weights']
+  gather = config.sampler.gather_weights
   sampler, found = planned(gather != 'each_token')
   if gather == 'auto' and sampler.placement.cut_by_fsdp:
     _, writing, *_ = found.programs
@@ -250,22 +249,22 @@ def _find(parts: config_lib.Parts) -> _Found:
 def _sampler(
   parts: config_lib.Parts, model: ModelConfig, placement: Placement, *, gather_once: bool
 ) -> Sampler:
-  options, own = parts.config['model'], parts.config['sampler']
+  options, own = parts.config.model, parts.config.sampler
   return Sampler(
     model.replace(
-      dtype=options['dtype'],
-      remat=options['remat'],
-      remat_keeps=options['remat_keeps'],
-      attention=options['attention'],
-      lora_rank=options['lora_rank'],
-      lora_alpha=options['lora_alpha'],
+      dtype=options.dtype,
+      remat=options.remat,
+      remat_keeps=options.remat_keeps,
+      attention=options.attention,
+      lora_rank=options.lora_rank,
+      lora_alpha=options.lora_alpha,
       num_adapters=parts.sharing.num_adapters,
     ),
     max_new_tokens=parts.team.max_message_tokens,
-    prefill_length=own['prefill_length'],
-    prefill_rows=own['prefill_rows'],
-    decode_rows=own['decode_rows'],
-    cache_length=own['cache_length'],
+    prefill_length=own.prefill_length,
+    prefill_rows=own.prefill_rows,
+    decode_rows=own.decode_rows,
+    cache_length=own.cache_length,
     gather_once=gather_once,
     placement=placement,
   )
@@ -273,13 +272,13 @@ def _sampler(
 
 def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
   """Returns the optimizer of a run."""
-  config, options = parts.config, parts.config['learner']
+  config, options = parts.config, parts.config.learner
   learns = parts.sharing.learns
   turns = [layer for _, _, layer in parts.team.turns if any(map(learns, layer))]
-  updates = ORDERS[options['order']].updates(options['minibatches'], len(turns))
+  updates = ORDERS[options.order].updates(options.minibatches, len(turns))
   return state_lib.make_optimizer(
-    LearnerOptions(**options),
-    updates=config['steps'] * updates,
+    options,
+    updates=config.steps * updates,
     adapter_scale=parts.sharing.scale,
   )
 
@@ -287,15 +286,17 @@ def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
 def make_programs(setup: Setup) -> Programs:
   """Returns the programs of the update, with the config's objective and optimizer."""
   config = setup.config
-  own = ('kl_coef', 'kl_estimator', 'tis_cap', 'tis_level')
   return Programs(
     setup.model,
-    losses.from_config(config['objective'], max_length=setup.team.max_message_tokens),
+    losses.from_config(config.objective, max_length=setup.team.max_message_tokens),
     make_optimizer(setup),
-    config['rollout']['temperature'],
+    config.rollout.temperature,
     placement=setup.placement,
-    entropy=config['learner']['entropy'],
-    **{name: config['objective'][name] for name in own},
+    entropy=config.learner.entropy,
+    kl_coef=config.objective.kl_coef,
+    kl_estimator=config.objective.kl_estimator,
+    tis_cap=config.objective.tis_cap,
+    tis_level=config.objective.tis_level,
   )
 
 
@@ -316,8 +317,8 @@ def _state(setup: Setup, programs: Programs, params: Params) -> TrainState:
     params,
     programs.optimizer,
     shardings=lambda state: partition.shardings(state, setup.model.config, setup.placement),
-    lambda_tok=setup.budget.lambda_tok,
-    lora=config['model']['lora_rank'] > 0,
+    lambda_tok=setup.config.budget.lambda_tok,
+    lora=config.model.lora_rank > 0,
     keep_reference=setup.keeps_reference,
     num_questions=len(setup.questions),
   )

@@ -84,9 +84,9 @@ class _Stage:
     config, model, placement = setup.config, setup.model, setup.placement
     params = setup.params
     self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
-    adapted = config['model']['lora_rank'] > 0
+    adapted = config.model.lora_rank > 0
     self._aside: Flat = {}
-    if adapted and config['model']['source'].startswith('random:'):
+    if adapted and config.model.source.startswith('random:'):
       flat = flax.traverse_util.flatten_dict(params)
       self._aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
       params, adapted = lora.one_adapter(params, -1), False
@@ -107,7 +107,7 @@ class _Stage:
       LearnerOptions(
         learning_rate=self.options.learning_rate,
         schedule='cosine',
-        b1_dtype=config['learner']['b1_dtype'],
+        b1_dtype=config.learner.b1_dtype,
         warmup_updates=max(self.steps // 20, 1),
       ),
       updates=self.steps,

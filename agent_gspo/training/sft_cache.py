@@ -19,10 +19,9 @@ import safetensors.numpy
 
 from agent_gspo import cache, plugins, provenance
 from agent_gspo.algorithms import terms
-from agent_gspo.algorithms.options import BudgetOptions
+from agent_gspo.config import Config
 from agent_gspo.models import load as models
 from agent_gspo.models.transformer import Params
-from agent_gspo.training.options import SFTOptions
 
 # Sections that the parameters after SFT depend on, beside the code itself.
 _SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
@@ -30,7 +29,7 @@ _LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
 _DIGEST = 'sha256'  # metadata key: digest of names and values
 
 
-def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.Path:
+def file_of(config: Config, source: str, vocabulary: str) -> pathlib.Path:
   """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
 
   Call it before SFT starts: weight files may be overwritten meanwhile.
@@ -41,12 +40,13 @@ def file_of(config: Mapping[str, Any], source: str, vocabulary: str) -> pathlib.
     vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
   """
   told: dict[str, Any] = {'vocabulary': vocabulary}
-  told |= {k: config[k] for k in _SECTIONS} | {k: config['learner'][k] for k in _LEARNER}
-  told['model'] = {**told['model'], 'source': _version(source)}
-  told['sft'] = {**told['sft'], 'seed': SFTOptions(**told['sft']).seed_of(config['seed'])}
-  if source.startswith('random:') or config['model']['lora_rank']:
-    told['seed'] = config['seed']  # parameters are drawn
-  if sheet := terms.make(BudgetOptions(**config['budget'])):
+  told |= {name: getattr(config, name).to_dict() for name in _SECTIONS}
+  told |= {name: getattr(config.learner, name) for name in _LEARNER}
+  told['model'] |= {'source': _version(source)}
+  told['sft'] |= {'seed': config.sft.seed_of(config.seed)}
+  if source.startswith('random:') or config.model.lora_rank:
+    told['seed'] = config.seed  # parameters are drawn
+  if sheet := terms.make(config.budget):
     told['terms'] = dataclasses.asdict(sheet)
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)

@@ -72,9 +72,9 @@ def train_step(
   clock.lap('rollout')
 
   progress.phase('score')
-  prices = budgets.prices(setup.budget, state.budget, batches.terms(batch))
+  prices = budgets.prices(config.budget, state.budget, batches.terms(batch))
   rewards = communication.reward_terms(  # of each message: the task score, less what was said
-    setup.reward,
+    config.reward,
     counts,
     scores,
     **prices,
@@ -95,16 +95,16 @@ def train_step(
   all_scores, question = batches.task_scores(rollout.held)
   all_counts = counts if rollout.held is batch else count_messages(rollout.held)
   next_budget = budgets.update(
-    setup.budget,
+    config.budget,
     state.budget,
     budgets.Observation(
       accuracy=float(all_scores.mean()),
-      episode_cost=float(communication.episode_costs(setup.reward, all_counts).mean()),
+      episode_cost=float(communication.episode_costs(config.reward, all_counts).mean()),
       message_tokens=float(all_counts.written.mean()),
     ),
   )
   next_selection = rules.observe(
-    config['selection']['name'],
+    config.selection.name,
     rollout.selection,
     rollout.asked[question],
     all_scores,

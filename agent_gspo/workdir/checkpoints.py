@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from agent_gspo.config import Config
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
 from agent_gspo.training.state import TrainState
@@ -66,7 +67,7 @@ class Checkpoints:
   def __init__(
     self,
     directory: pathlib.Path,
-    config: Mapping[str, Any],
+    config: Config,
     keep: int = 2,
     allow_changes: Collection[str] = (),
     keep_best: int = 0,
@@ -75,7 +76,7 @@ class Checkpoints:
 
     Args:
       directory: Folder of the checkpoints; its parent holds the evaluations.
-      config: Resolved config of this run, a nested dict of plain values.
+      config: Resolved config of this run.
       keep: Number of newest checkpoints to keep.
       allow_changes: Fields of `CHANGEABLE` that may differ from the checkpoint's.
       keep_best: Number of best checkpoints to keep, whether among the newest or not (see `best`).
@@ -100,7 +101,7 @@ class Checkpoints:
     if self.latest_step is not None:
       free: tuple[str, ...] = _FREE
       # The learning rate, or the selection of samples, depends on the number of steps.
-      if config['learner']['schedule'] != 'constant' or config['advantage']['name'] == 'd3s':
+      if config.learner.schedule != 'constant' or config.advantage.name == 'd3s':
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self.directory, self.latest_step)
       differing = _differences(saved, self._config, lambda field: not _under(field, free))
@@ -218,19 +219,19 @@ class Saved:
   config: dict[str, Any]  # config of the run that saved it
   changes: list[dict[str, Any]]  # earlier config changes, see `Checkpoints`
 
-  def check_params(self, config: Mapping[str, Any]) -> None:
+  def check_params(self, config: Config) -> None:
     """Checks that `restore_params` can load this checkpoint, before a model is loaded.
 
     Raises:
       ValueError: The config describes another model.
     """
-    scratch = config['model']['source'].startswith('random:')
+    scratch = config.model.source.startswith('random:')
     fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
-    if config['policy']['sharing'] != 'shared':  # agents determine the order of adapters
+    if config.policy.sharing != 'shared':  # agents determine the order of adapters
       fields = (*fields, 'team.agents')
     _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
 
-  def restore_params(self, config: Mapping[str, Any], like: Params) -> Params:
+  def restore_params(self, config: Config, like: Params) -> Params:
     """Returns the parameters of a model like `like`, which `config` must describe.
 
     Raises:
@@ -382,9 +383,9 @@ def _abstract(tree: Any) -> Any:
   return jax.tree.map(of, tree)
 
 
-def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(config: Config) -> dict[str, Any]:
   """Returns a config as read back from disk (tuples become lists)."""
-  return json.loads(json.dumps(config))
+  return json.loads(json.dumps(config.to_dict()))
 
 
 def _differences(

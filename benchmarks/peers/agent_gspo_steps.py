@@ -9,14 +9,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 
-from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.apps.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Transformer, init_params
-from agent_gspo.rewards.communication import RewardOptions
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.tasks.base import Task
@@ -58,20 +56,16 @@ def main() -> None:
   shape = work.SHAPES[options.shape]
   steps = options.warmup + options.steps
   config = config_lib.resolve(_config(steps))
-  team = make_team(config['team'])
+  team = make_team(config.team)
   model = model_config(shape)
   params = init_params(model, jax.random.key(0))
   assert sum(x.size for x in jax.tree.leaves(params)) == work.parameters(shape)
-  sizes = {name: n for name, n in config['sampler'].items() if name != 'gather_weights'}
+  sizes = {name: n for name, n in config.sampler.to_dict().items() if name != 'gather_weights'}
   setup = Setup(
     config=config,
     task=Words(work.questions(steps)),
     team=team,
-    reward=RewardOptions(**config['reward']),
-    budget=BudgetOptions(**config['budget']),
-    sharing=make_sharing(
-      config['policy'], team.names, lora_rank=0, learning_rate=work.LEARNING_RATE
-    ),
+    sharing=make_sharing(config.policy, team.names, lora_rank=0, learning_rate=work.LEARNING_RATE),
     model=Transformer(model),
     params=params,
     tokenizer=Tokenizer(work.backend(), eos_token=work.EOS, pad_token=work.PAD),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from packed_cases import OPTIONS, case, oracle, slope
 
-from agent_gspo.algorithms.objectives.behaviour import LEVELS, truncated_weights
+from agent_gspo.algorithms.objectives.behaviour import truncated_weights
 from agent_gspo.algorithms.objectives.losses import OBJECTIVES, make
+from agent_gspo.algorithms.options import TIS_LEVELS
 
 _CAP = 1.5
 
@@ -34,7 +35,7 @@ def _by_hand(x, sampler, cap: float, level: str) -> tuple[np.ndarray, np.ndarray
   return weights, truncated
 
 
-@pytest.mark.parametrize('level', LEVELS)
+@pytest.mark.parametrize('level', TIS_LEVELS)
 @pytest.mark.parametrize('cap', [1.0, _CAP, 50.0])
 def test_weights_equal_the_formula(level, cap):
   x = case(2)
@@ -52,7 +53,7 @@ def test_weights_equal_the_formula(level, cap):
     assert expected[0].min() < 0.8
 
 
-@pytest.mark.parametrize('level', LEVELS)
+@pytest.mark.parametrize('level', TIS_LEVELS)
 def test_weights_are_1_where_sampler_and_trainer_agree_and_finite_where_they_do_not(level):
   x = case(2)
   same, truncated = truncated_weights(x, x.old_logprobs, cap=_CAP, level=level)
@@ -63,7 +64,7 @@ def test_weights_are_1_where_sampler_and_trainer_agree_and_finite_where_they_do_
     np.testing.assert_allclose(weights[x.token_mask > 0], 0.0 if far > 0 else _CAP, rtol=1e-6)
 
 
-@pytest.mark.parametrize('level', LEVELS)
+@pytest.mark.parametrize('level', TIS_LEVELS)
 @pytest.mark.parametrize('name', OBJECTIVES)
 def test_the_weight_is_a_constant_factor_of_the_surrogate(name, level):
   """Against finite differences of an oracle in which the weight does not move."""

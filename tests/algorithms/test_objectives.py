@@ -27,6 +27,7 @@ from packed_cases import (
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.losses import OBJECTIVES, PackedTokens, imitation, make
+from agent_gspo.algorithms.options import ObjectiveOptions
 
 _NAMES = (*OBJECTIVES, 'imitation')
 _PESSIMISTIC = ('gspo', 'gspo_token', 'luspo', 'grpo', 'dr_grpo', 'dapo')
@@ -389,27 +390,18 @@ def test_four_steps_on_one_rollout_are_partly_clipped(name):
 _NARROW = {'clip_low': 0.03, 'clip_high': 0.03}
 
 
-def _section(name: str, **changed):
-  return {
-    'name': name,
-    'clip_low': None,
-    'clip_high': None,
-    'opsm_threshold': None,
-    'ratio_span': 'message',
-    'options': {},
-    **changed,
-  }
-
-
 @pytest.mark.parametrize(
   ('section', 'expected'),
   [
-    (_section('gspo'), make('gspo')),
-    (_section('gspo', clip_low=0.1, clip_high=0.2), make('gspo', clip_low=0.1, clip_high=0.2)),
-    (_section('gspo', ratio_span='agent'), make('gspo')),
-    (_section('dr_grpo'), make('dr_grpo', max_length=7.0)),
-    (_section('dr_grpo', options={'max_length': 5.0}), make('dr_grpo', max_length=5.0)),
-    (_section('dapo', opsm_threshold=0.0), make('dapo', opsm_threshold=0.0)),
+    (ObjectiveOptions('gspo'), make('gspo')),
+    (
+      ObjectiveOptions('gspo', clip_low=0.1, clip_high=0.2),
+      make('gspo', clip_low=0.1, clip_high=0.2),
+    ),
+    (ObjectiveOptions('gspo', ratio_span='agent'), make('gspo')),
+    (ObjectiveOptions('dr_grpo'), make('dr_grpo', max_length=7.0)),
+    (ObjectiveOptions('dr_grpo', options={'max_length': 5.0}), make('dr_grpo', max_length=5.0)),
+    (ObjectiveOptions('dapo', opsm_threshold=0.0), make('dapo', opsm_threshold=0.0)),
   ],
 )
 def test_the_section_of_a_config_is_an_objective(section, expected):
@@ -421,8 +413,8 @@ def test_the_section_of_a_config_is_an_objective(section, expected):
 
 @pytest.mark.parametrize('span', ['agent', 'episode'])
 def test_an_objective_without_spans_is_refused_them(span):
-  losses.from_config(_section('gmpo'), max_length=7)
+  losses.from_config(ObjectiveOptions('gmpo'), max_length=7)
   with pytest.raises(
     ValueError, match=f"objective.ratio_span='{span}': 'gmpo' takes messages only"
   ):
-    losses.from_config(_section('gmpo', ratio_span=span), max_length=7)
+    losses.from_config(ObjectiveOptions('gmpo', ratio_span=span), max_length=7)

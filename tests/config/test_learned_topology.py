@@ -7,6 +7,7 @@ import json
 import pytest
 
 from agent_gspo.config import learned_topology
+from agent_gspo.teams.options import TeamOptions
 from agent_gspo.workdir import records
 
 TEAM = {'agents': ['agent', 'agent'], 'roles': {'agent': {}}, 'topology': 'complete', 'rounds': 2}
@@ -25,7 +26,7 @@ def write_run(folder, labels, team=TEAM):
 
 
 def resolve(folder):
-  return learned_topology.resolve({'decision': 'last', **TEAM, 'topology': f'learned:{folder}'})
+  return learned_topology.resolve(TeamOptions(**TEAM | {'topology': f'learned:{folder}'}))
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,12 @@ def resolve(folder):
 )
 def test_the_graph_is_the_trained_teams_whatever_was_written_last(tmp_path, labels):
   write_run(tmp_path, labels)
-  assert resolve(tmp_path)['edges'] == ((0, 1),)
+  assert resolve(tmp_path).edges == ((0, 1),)
 
 
 def test_without_the_trained_team_it_is_that_of_training(tmp_path):
   write_run(tmp_path, ['during', 'untrained'])
-  assert resolve(tmp_path)['edges'] == ()
+  assert resolve(tmp_path).edges == ()
   write_run(tmp_path, [records.SEEN])
   with pytest.raises(ValueError, match='does not say who spoke to whom'):
     resolve(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 
 from agent_gspo import options
 from agent_gspo.config import default_config
-from agent_gspo.config.defaults import SECTIONS, RunOptions
+from agent_gspo.config.defaults import SECTIONS, Config
 
 _FILES = sorted((micro_run.ROOT / 'configs').glob('*.py'))
 _HEAVY = ('jax', 'jaxlib', 'flax', 'optax', 'orbax', 'chex', 'tokenizers', 'transformers')
@@ -44,15 +45,20 @@ def test_the_check_does_not_import_training():
   ]
 
 
+def test_fields_are_attributes_inside_the_package():
+  by_string = re.compile(r'\b(config|options|section|own)\[[\'"]')
+  files = (micro_run.ROOT / 'agent_gspo').rglob('*.py')
+  assert [file for file in files if by_string.search(file.read_text())] == []
+
+
 def test_defaults_are_those_of_the_sections():
   config = default_config()
   for name, section in SECTIONS.items():
     assert config[name].to_dict() == dataclasses.asdict(section())
   assert config.objective.get_type('clip_low') is float
   assert config.selection.get_type('resample') is int
-  run = dataclasses.asdict(RunOptions())
-  assert {field: config[field] for field in run} == run
-  assert set(config) == {*run, *SECTIONS}
+  assert set(config) == {*options.types_of(Config)}
+  assert Config.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +112,17 @@ def test_what_a_section_takes():
   given = {'share': 1, 'part': 1.0, 'number': 4, 'kind': 'one', 'names': ['a'], 'free': {'a': 1}}
   assert dataclasses.replace(_Options(), **given).share == 1
   whole = dataclasses.asdict(_Options())
-  assert _Options.read(whole) == _Options()
+  assert _Options.from_dict(whole) == _Options()
   with pytest.raises(ValueError, match=r'^config.section=3 must be a section of fields\.$'):
-    _Options.read(3)
+    _Options.from_dict(3)
   with pytest.raises(ValueError, match=r'config.section.shar is unknown. Did you mean section.sh'):
-    _Options.read({**whole, 'shar': 1})
+    _Options.from_dict({**whole, 'shar': 1})
   del whole['share']
   with pytest.raises(ValueError, match=r'^config.section.share is missing; start from default'):
-    _Options.read(whole)
+    _Options.from_dict(whole)
 
 
-@pytest.mark.parametrize('section', [RunOptions, *SECTIONS.values()], ids=lambda s: s.__name__)
+@pytest.mark.parametrize('section', [Config, *SECTIONS.values()], ids=lambda s: s.__name__)
 def test_every_number_has_a_range(section):
   for field, (kind, _) in options.types_of(section).items():
     allowed = section.__dataclass_fields__[field].metadata.get('range', options.Range())

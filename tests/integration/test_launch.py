@@ -20,6 +20,7 @@ import pytest
 import small_checkpoints
 
 from agent_gspo.apps.commands import command
+from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import load, lora, presets
 from agent_gspo.models.io import hf
@@ -478,7 +479,9 @@ def test_export_is_what_transformers_loads(tmp_path):
 
   config = micro_run.get_config().to_dict()
   like = load.load_model(f'hf:{tmp_path / "model"}')
-  params = checkpoints.newest(workdir / 'checkpoints').restore_params(config, like.params)
+  params = checkpoints.newest(workdir / 'checkpoints').restore_params(
+    Config.from_dict(config), like.params
+  )
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
   question = config_lib.check(config).task.questions('test')[0]
   ids = tokenizer(question.text)['input_ids']

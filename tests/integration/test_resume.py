@@ -28,6 +28,7 @@ from run_comparison import records, saved
 
 from agent_gspo.apps.reporting import html_report
 from agent_gspo.apps.reporting.progress import Progress
+from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
@@ -700,7 +701,7 @@ def test_another_config_is_refused_before_a_model_is_loaded(tmp_path, monkeypatc
 def test_fewer_steps_than_were_taken_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
   config = micro_run.changed(steps=2)
-  first = small_checkpoints.open_(tmp_path / 'checkpoints', **config_lib.resolve(config))
+  first = small_checkpoints.open_(tmp_path / 'checkpoints', **config_lib.resolve(config).to_dict())
   first.save(small_checkpoints.state(0.0, 3))
   first.wait()
   message = rf'steps=2, but the run in {tmp_path} has taken 3\. Set steps=3 or more, or use another'
@@ -717,7 +718,9 @@ def test_what_the_warm_start_does_not_read_may_change_during_it(tmp_path, monkey
     raise Reached(saves.latest_step)
 
   monkeypatch.setattr(loop, 'imitate', imitate)
-  first = small_checkpoints.open_(tmp_path / 'sft', **config_lib.resolve(micro_run.changed()))
+  first = small_checkpoints.open_(
+    tmp_path / 'sft', **config_lib.resolve(micro_run.changed()).to_dict()
+  )
   first.save(small_checkpoints.state(0.0, 1))
   first.wait()
   go = lambda **values: loop.train(
@@ -757,11 +760,11 @@ def test_parameters_for_another_use(tmp_path):
   config = micro_run.get_config().to_dict()
   config['rollout']['group_size'], config['evaluation']['split'] = 7, 'validation'
   like = small_checkpoints.params(0.0)
-  params = saved_there.restore_params(config, like)
+  params = saved_there.restore_params(Config.from_dict(config), like)
   jax.tree.map(np.testing.assert_array_equal, params, small_checkpoints.params(1.5))
   config['task']['options']['max_count'] = 4  # other words for a model from scratch
   with pytest.raises(ValueError, match=r'task.options.max_count: 3 in the checkpoint, 4 now'):
-    saved_there.restore_params(config, like)
+    saved_there.restore_params(Config.from_dict(config), like)
   for folder in (tmp_path / 'none', tmp_path):
     with pytest.raises(FileNotFoundError, match=r'holds no checkpoint; give the --workdir'):
       checkpoints.newest(folder)

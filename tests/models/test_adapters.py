@@ -25,6 +25,7 @@ from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.training import setup as setup_lib
@@ -411,7 +412,7 @@ _NAMES = ('reader', 'critic', 'solver')
 
 
 def _sharing(kind, frozen=(), rates=(), rank=4):
-  options = {'sharing': kind, 'frozen': frozen, 'learning_rates': rates}
+  options = PolicyOptions(sharing=kind, frozen=frozen, learning_rates=rates)
   return make_sharing(options, _NAMES, lora_rank=rank, learning_rate=2e-3)
 
 
@@ -520,7 +521,7 @@ def workdir(tmp_path_factory):
   }
   params = flax.traverse_util.unflatten_dict(flat)
   folder = tmp_path_factory.mktemp('run')
-  saver = checkpoints.Checkpoints(folder / 'checkpoints', config)
+  saver = checkpoints.Checkpoints(folder / 'checkpoints', setup.config)
   saver.save(_state(params))
   saver.wait()
   return folder, setup, params

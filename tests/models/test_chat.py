@@ -144,7 +144,7 @@ def test_the_run_names_the_role_of_a_variable_and_keeps_it_in_its_config(tmp_pat
     role['style'] = 'chat'
   config['team']['roles']['solver']['chat_variables'] = {'enable_thinking': False}
   parts = config_lib.check(config)
-  kept = json.loads(json.dumps(parts.config))['team']['roles']['solver']
+  kept = json.loads(json.dumps(parts.config.to_dict()))['team']['roles']['solver']
   assert kept['chat_variables'] == {'enable_thinking': False}
   with pytest.raises(ValueError, match=r"team\.roles\.solver.*'enable_thinking'.*\(none\)"):
     setup_lib.plan(parts)

@@ -62,15 +62,15 @@ def _go(config: dict[str, Any]) -> None:
   """Does what a run does with parts of one's own, but for the update."""
   fuzz_configs.check(config)
   parts = config_lib.check(config)
-  options = parts.config['advantage']
+  options = parts.config.advantage
   ties.what_ties_teach(
-    parts.reward,
-    ties.estimator(options['name'], costs=options['costs'], **options['options']),
-    lambda_tok=parts.budget.highest_lambda_tok,
+    parts.config.reward,
+    ties.estimator(options.name, costs=options.costs, **options.options),
+    lambda_tok=parts.config.budget.highest_lambda_tok,
     length=4,
   )
   train = parts.task.questions('train')
-  drawn, _ = rules.choose(parts.config['selection']['name'], rules.init(len(train)), 2, seed=0)
+  drawn, _ = rules.choose(parts.config.selection.name, rules.init(len(train)), 2, seed=0)
   tokenizer = prompt_checks.tokenizer_from_scratch(parts)
   say = lambda turn: ([*tokenizer.encode('1'), turn.stop_ids[0]], True)
   asked = [train[int(i)] for i in drawn]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import micro_run
 import numpy as np
 
+from agent_gspo.config import Config
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints
@@ -45,7 +46,7 @@ def open_(
   config = micro_run.get_config().to_dict()
   for section, fields in sections.items():
     config[section] = {**config[section], **fields} if isinstance(fields, dict) else fields
-  return checkpoints.Checkpoints(folder, config, keep, allow_changes, keep_best)
+  return checkpoints.Checkpoints(folder, Config.from_dict(config), keep, allow_changes, keep_best)
 
 
 def _largest(folder: pathlib.Path) -> pathlib.Path:

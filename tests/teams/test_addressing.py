@@ -14,6 +14,7 @@ from agent_gspo.config import learned_topology
 from agent_gspo.evaluation import results, text_counts
 from agent_gspo.teams import addressing
 from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import metrics
@@ -166,17 +167,15 @@ def learned(tmp_path, batch, who, **section):
   (tmp_path / 'eval.jsonl').write_text(json.dumps(record) + '\n')
   (tmp_path / 'metrics.jsonl').touch()
   topology = f'learned:{tmp_path}'
-  return learned_topology.resolve(
-    {'decision': 'last', **described, **section, 'topology': topology}
-  )
+  return learned_topology.resolve(TeamOptions(**described | section | {'topology': topology}))
 
 
 def test_a_learned_graph_is_a_topology(tmp_path):
   batch, _ = talk(SAID)
   section = learned(tmp_path, batch, team(), rounds=3)
-  assert section['topology'] == 'dag'
-  assert section['edges'] == ((0, 2), (1, 2))  # not (0, 1): of two messages none was for it
-  assert section['back_edges'] == ((1, 0), (2, 0), (2, 1))
+  assert section.topology == 'dag'
+  assert section.edges == ((0, 2), (1, 2))  # not (0, 1): of two messages none was for it
+  assert section.back_edges == ((1, 0), (2, 0), (2, 1))
   made = scripted_teams.make_team(section)
   assert made.topology.rounds == 3
   assert made.topology.reads(2, 0) == ((0, 0), (1, 0))
@@ -185,7 +184,7 @@ def test_a_learned_graph_is_a_topology(tmp_path):
 def test_who_is_silent_has_no_edges(tmp_path):
   batch, _ = talk({**dict.fromkeys(SAID, ''), (2, 1): '3'})
   section = learned(tmp_path, batch, team())
-  assert section['edges'] == section['back_edges'] == ()
+  assert section.edges == section.back_edges == ()
 
 
 def test_a_run_that_does_not_fit_is_refused(tmp_path):
@@ -194,9 +193,9 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path):
     learned(tmp_path, batch, team(), agents=['agent'])
   (tmp_path / 'eval.jsonl').write_text('{"step": 1, "label": "trained"}\n')
   with pytest.raises(ValueError, match='does not say who spoke to whom'):
-    learned_topology.resolve({'topology': f'learned:{tmp_path}', 'agents': [], 'decision': 'last'})
+    learned_topology.resolve(TeamOptions(topology=f'learned:{tmp_path}'))
   with pytest.raises(FileNotFoundError, match='nowhere'):
-    learned_topology.resolve({'topology': 'learned:nowhere', 'agents': [], 'decision': 'last'})
+    learned_topology.resolve(TeamOptions(topology='learned:nowhere'))
 
 
 def test_messages_for_agents_that_were_pruned_reach_nobody():

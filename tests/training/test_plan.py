@@ -55,17 +55,17 @@ def test_pool_and_cache_are_those_of_the_sampler(setup):
 
 def test_a_rollout_reads_no_more_prompts_than_planned(setup):
   """And nearly as many as in its first layer, where prompts do not depend on messages."""
-  config = setup.config['rollout']
-  questions = list(setup.questions[: config['questions']])
+  config = setup.config.rollout
+  questions = list(setup.questions[: config.questions])
   prompts = [
     np.asarray(writer.begin(q, agent).prompt([]))
     for q in questions
     for agent, writer in enumerate(setup.team.prompt_writers(setup.tokenizer)[:2])
   ]
   longest = [PromptLengths(max(map(len, prompts)), (max(map(len, prompts)),))] * 2
-  read, written = costs.layer_load((0, 1), 0, longest, config['questions'], config['group_size'])
+  read, written = costs.layer_load((0, 1), 0, longest, config.questions, config.group_size)
   assert sum(map(len, prompts)) <= read <= 1.3 * sum(map(len, prompts))
-  assert written == 2 * config['questions'] * config['group_size']
+  assert written == 2 * config.questions * config.group_size
 
 
 def test_a_run_has_room_for_its_own_evaluations():

@@ -30,7 +30,8 @@ class _Texts(Task):
 
 
 def _check(parts, tokenizer, pack_length):
-  config = {**parts.config, 'learner': {**parts.config['learner'], 'pack_length': pack_length}}
+  learner = dataclasses.replace(parts.config.learner, pack_length=pack_length)
+  config = dataclasses.replace(parts.config, learner=learner)
   return prompt_checks.check(dataclasses.replace(parts, config=config), tokenizer, 2048)
 
 

@@ -18,6 +18,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.training import reference_nll
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.programs import Programs
 from agent_gspo.types import RolloutBatch
 
@@ -54,8 +55,10 @@ def _of_episodes(config, state, reference, messages=None, adapters=None):
   )
   messages = _messages() if messages is None else messages
   setup = types.SimpleNamespace(
-    reward=RewardOptions(length_reward='optima', length_reward_options='min_tokens=0'),
-    config={'learner': {'pack_length': 32, 'micro_batch_size': 2}},
+    config=types.SimpleNamespace(
+      reward=RewardOptions(length_reward='optima', length_reward_options='min_tokens=0'),
+      learner=LearnerOptions(pack_length=32, micro_batch_size=2),
+    ),
     sharing=types.SimpleNamespace(adapters=adapters),
   )
   batch = RolloutBatch(questions=(), episodes=(None,) * 3, messages=tuple(messages), agent_names=())

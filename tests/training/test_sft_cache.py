@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 def _file(source: str | None = None, vocabulary: str = '', **values) -> pathlib.Path:
   config = config_lib.resolve(micro_run.changed(**values))
-  return sft_cache.file_of(config, source or config['model']['source'], vocabulary)
+  return sft_cache.file_of(config, source or config.model.source, vocabulary)
 
 
 @pytest.mark.parametrize(

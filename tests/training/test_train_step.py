@@ -268,11 +268,11 @@ def test_evaluations_ask_the_first_questions_or_evenly_from_the_split():
 
 def test_a_preset_gives_way_to_what_is_set():
   resolved = config_lib.resolve(_config(algorithm='ngrpo', advantage__costs='apart'))
-  assert resolved['advantage']['name'] == 'ngrpo'
-  assert resolved['advantage']['costs'] == 'apart'
-  assert resolved['objective']['clip_low'] == 0.16
+  assert resolved.advantage.name == 'ngrpo'
+  assert resolved.advantage.costs == 'apart'
+  assert resolved.objective.clip_low == 0.16
   other = config_lib.resolve(_config(algorithm='ngrpo', objective__name='sapo'))
-  assert other['objective']['clip_low'] is None  # of another objective than the preset's
+  assert other.objective.clip_low is None  # of another objective than the preset's
 
 
 @pytest.mark.parametrize(
@@ -286,19 +286,19 @@ def test_a_preset_gives_way_to_what_is_set():
 )
 def test_ratios_begin_with_the_trainers_logprobs_in_bfloat16(dtype, given, used):
   config = config_lib.check(_config(model__dtype=dtype, learner__old_logprobs=given)).config
-  assert config['learner']['old_logprobs'] == used
-  assert config['objective']['tis_cap'] == (2.0 if used == 'trainer' else 0.0)
+  assert config.learner.old_logprobs == used
+  assert config.objective.tis_cap == (2.0 if used == 'trainer' else 0.0)
 
 
 @pytest.mark.parametrize(('objective', 'level'), [('gspo', 'message'), ('dapo', 'token')])
 def test_what_the_sampler_did_differently_is_corrected_at_the_level_of_the_ratio(objective, level):
   fields = {'learner__old_logprobs': 'trainer', 'objective__name': objective}
   config = config_lib.check(_config(**fields)).config
-  assert config['objective']['tis_level'] == level
+  assert config.objective.tis_level == level
   other = {'token': 'message', 'message': 'token'}[level]
   kept = config_lib.check(_config(objective__tis_level=other, objective__tis_cap=0.0, **fields))
-  assert kept.config['objective']['tis_level'] == other
-  assert kept.config['objective']['tis_cap'] == 0.0
+  assert kept.config.objective.tis_level == other
+  assert kept.config.objective.tis_cap == 0.0
 
 
 def _messages_of(batches):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small_checkpoints
 
+from agent_gspo.config import Config
 from agent_gspo.workdir import checkpoints, step_folders
 
 
@@ -65,7 +66,8 @@ def test_evaluation_and_export_take_the_one_before(folder, name):
     found = checkpoints.newest(folder)
   assert found.step == 1
   assert found.config['model']['source'] == 'random:micro'
-  params = found.restore_params(micro_run.get_config().to_dict(), small_checkpoints.params(0.0))
+  config = Config.from_dict(micro_run.get_config().to_dict())
+  params = found.restore_params(config, small_checkpoints.params(0.0))
   jax.tree.map(np.testing.assert_array_equal, params, small_checkpoints.params(1.5))
   assert sorted(p.name for p in folder.iterdir()) == ['1', '2']
 

@@ -31,7 +31,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
   seeupo,
   spo_single,
 )
-from agent_gspo.algorithms.advantages.groups import GROUPINGS, centred, group_ids, tied_groups
+from agent_gspo.algorithms.advantages.groups import centred, group_ids, tied_groups
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.algorithms.advantages.message_worth import replay, worth
 from agent_gspo.algorithms.advantages.turn_level import (
@@ -41,6 +41,7 @@ from agent_gspo.algorithms.advantages.turn_level import (
   hgpo,
   salt,
 )
+from agent_gspo.algorithms.options import COSTS, GROUPINGS
 
 ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'per_component': per_component,
@@ -76,8 +77,6 @@ GAINS = {
   'shapley': 'shapley',
   'replay': 'leave_one_out',
 }
-
-COSTS = ('inside', 'apart')
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
 SUMS_OWN_COSTS = ('agent_turn', *GAINS)

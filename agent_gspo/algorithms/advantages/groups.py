@@ -12,8 +12,6 @@ from __future__ import annotations
 import chex
 import numpy as np
 
-GROUPINGS = ('question', 'question_agent', 'question_turn_agent')
-
 
 def group_ids(
   grouping: str, question: np.ndarray, agent: np.ndarray, turn: np.ndarray

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 from agent_gspo.algorithms.objectives import packed
 from agent_gspo.algorithms.objectives.packed import PackedTokens
 
-LEVELS = ('message', 'token')
-
 
 def truncated_weights(
   x: PackedTokens, sampler_logprobs: jax.Array, *, cap: float, level: str
@@ -31,7 +29,7 @@ def truncated_weights(
     x: Packed tokens; `old_logprobs` are the trainer's.
     sampler_logprobs: Log-probs under the sampling distribution, float32 `[T]`.
     cap: Highest weight, at least 1.
-    level: One of `LEVELS`.
+    level: One of `options.TIS_LEVELS`.
 
   Returns:
     Weight of each token without gradient, float32 `[T]`, and whether it was truncated, 0 or 1,

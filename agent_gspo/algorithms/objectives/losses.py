@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from agent_gspo import plugins
 from agent_gspo.algorithms.objectives import aggregation, masks, packed, ratios, surrogates
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
+from agent_gspo.algorithms.options import ObjectiveOptions
 
 __all__ = [
   'CLIP_FIELDS',
@@ -354,7 +355,7 @@ def trace(
   plugins.call('objective.name', name, jax.eval_shape, jax.grad(total), tokens, x)
 
 
-def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
+def clip_band(options: ObjectiveOptions) -> dict[str, float]:
   """Returns the clip bounds of the config section `objective`, by field.
 
   Unset bounds are the objective's defaults; fields that it does not have are omitted.
@@ -362,10 +363,10 @@ def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
   Raises:
     ValueError: A bound is set that the objective does not have.
   """
-  name, band = section['name'], {}
+  name, band = options.name, {}
   known = spec(name).options
   for field in CLIP_FIELDS:
-    given = section[field]
+    given = getattr(options, field)
     if given is not None and field not in known:
       raise ValueError(
         f'objective.{field}={given}: objective {name!r} takes no {field}. Set it to None in the '
@@ -378,24 +379,22 @@ def clip_band(section: Mapping[str, Any]) -> dict[str, float]:
 
 
 def from_config(
-  section: Mapping[str, Any], *, max_length: int
+  options: ObjectiveOptions, *, max_length: int
 ) -> Callable[[PackedTokens], Objective]:
   """Builds the objective of the config section `objective`.
 
   Args:
-    section: Resolved section.
+    options: Resolved section.
     max_length: Tokens of the longest message, for objectives that divide by it.
 
   Raises:
     ValueError: The objective does not support an option or the ratio span.
   """
-  name = section['name']
-  given = clip_band(section) | section['options']
+  name = options.name
+  given = clip_band(options) | options.options
   objective = spec(name)
   if 'max_length' in objective.options:
     given.setdefault('max_length', float(max_length))
-  if section['ratio_span'] != 'message' and not objective.spans:
-    raise ValueError(
-      f'objective.ratio_span={section["ratio_span"]!r}: {name!r} takes messages only.'
-    )
-  return make(name, opsm_threshold=section['opsm_threshold'], **given)
+  if options.ratio_span != 'message' and not objective.spans:
+    raise ValueError(f'objective.ratio_span={options.ratio_span!r}: {name!r} takes messages only.')
+  return make(name, opsm_threshold=options.opsm_threshold, **given)

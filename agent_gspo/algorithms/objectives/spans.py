@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-RATIO_SPANS = ('message', 'agent', 'episode')
-
 
 def span_ids(ratio_span: str, episode: np.ndarray, agent: np.ndarray) -> np.ndarray:
   """Returns dense ids of the span of each message, int `[M]`.

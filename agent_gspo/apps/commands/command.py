@@ -20,7 +20,7 @@ from ml_collections import config_dict, config_flags
 
 from agent_gspo import cache
 from agent_gspo.apps.commands import host_memory
-from agent_gspo.config.defaults import SECTIONS
+from agent_gspo.config.defaults import SECTIONS, Config
 from agent_gspo.options import types_of
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
   """Returns a checkpoint's config with the mesh adapted to this machine's devices."""
   from agent_gspo.sharding.placement import on_this_machine
 
-  return saved.config | {'mesh': on_this_machine(saved.config['mesh'])}
+  config = Config.from_dict(saved.config)
+  return config.to_dict() | {'mesh': on_this_machine(config.mesh.to_dict())}
 
 
 def run(main: Callable[[], None]) -> None:

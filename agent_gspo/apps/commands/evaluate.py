@@ -53,19 +53,19 @@ def main() -> None:
   start = time.monotonic()
   parts = config_lib.check(config, training=False)
   _check_endpoint(parts.team)
-  _check_probes(parts.team, parts.task, config['evaluation']['split'])
-  names = _names(reference_systems.BASELINES, len(config['team']['agents']))
+  _check_probes(parts.team, parts.task, parts.config.evaluation.split)
+  names = _names(reference_systems.BASELINES, len(parts.config.team.agents))
   if _DRY_RUN.value:
     from agent_gspo.training import loop
 
     loop.print_plan(config, training=False, whole=True)
     return
-  if told := parts.task.note([config['evaluation']['split']]):
+  if told := parts.task.note([parts.config.evaluation.split]):
     print(told)
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
   saved = _CHECKPOINT.chosen()
   if saved:
-    saved.check_params(config)
+    saved.check_params(parts.config)
   setup = setup_lib.build(parts)
   step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
   alone = 0
@@ -73,7 +73,7 @@ def main() -> None:
     label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
     policy, alone = _endpoint_policy(setup)
   else:
-    params = saved.restore_params(config, setup.params) if saved else setup.params
+    params = saved.restore_params(parts.config, setup.params) if saved else setup.params
     params = setup.own_copy(params)  # once, not for each baseline
     speaker = harness.digest_of_weights(params)
     policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
@@ -85,7 +85,7 @@ def main() -> None:
 
   whole, records = run.run(label, variants.itself(setup.team))
   found = [whole]
-  for value in config['evaluation']['told']:
+  for value in parts.config.evaluation.told:
     told = dataclasses.replace(run, terms=setup.terms(value))
     name = workdir_records.told(told.terms, label)
     found.append(told.run(name, variants.itself(setup.team))[0])
@@ -178,19 +178,19 @@ def _endpoint_policy(setup):
 def _harness(setup, policy, step: int, alone: int):
   from agent_gspo.evaluation.harness import Harness
 
-  options = setup.config['evaluation']
+  options = setup.config.evaluation
   return Harness(
     team=setup.team,
     task=setup.task,
     tokenizer=setup.tokenizer,
     policy=policy,
-    split=options['split'],
-    questions=options['questions'],
-    temperature=options['temperature'],
-    diverse_temperature=setup.config['rollout']['temperature'],
-    seed=setup.config['seed'],
-    batch_questions=options['batch_questions'],
-    spread=options['spread'],
+    split=options.split,
+    questions=options.questions,
+    temperature=options.temperature,
+    diverse_temperature=setup.config.rollout.temperature,
+    seed=setup.config.seed,
+    batch_questions=options.batch_questions,
+    spread=options.spread,
     step=step,
     prices=_prices(setup),
     terms=setup.terms(),
@@ -206,18 +206,18 @@ def _fingerprint(setup, speaker: str, step: int):
   config = setup.config
   # Paths are left out: the content of the files is checked.
   places = ('data_dir', 'cache_dir', 'base_url')
-  options = {k: v for k, v in config['task']['options'].items() if k not in places}
+  options = {k: v for k, v in config.task.options.items() if k not in places}
   return {
     'model': setup.source,
-    'dtype': config['model']['dtype'],
+    'dtype': config.model.dtype,
     'weights': speaker,
     'step': step,
     'sharing': json.loads(json.dumps(dataclasses.asdict(setup.sharing), default=sorted)),
     'team': harness.describe(variants.itself(setup.team)),
-    'task': {'name': config['task']['name'], 'options': options},
-    'split': config['evaluation']['split'],
-    'temperature': config['evaluation']['temperature'],
-    'seed': config['seed'],
+    'task': {'name': config.task.name, 'options': options},
+    'split': config.evaluation.split,
+    'temperature': config.evaluation.temperature,
+    'seed': config.seed,
   }
 
 
@@ -227,8 +227,8 @@ def _prices(setup):
 
   if _WRITTEN.value is not None or _READ.value is not None:
     return Prices(_WRITTEN.value or 0.0, _READ.value or 0.0, 'flags')
-  if setup.reward.cost == 'money':
-    return Prices(setup.reward.p_write, setup.reward.p_read, 'config.reward')
+  if setup.config.reward.cost == 'money':
+    return Prices(setup.config.reward.p_write, setup.config.reward.p_read, 'config.reward')
   return None
 
 

@@ -34,11 +34,10 @@ def main() -> None:
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import disk
 
-  config = command.config_here(saved)
-  parts = config_lib.check(config, training=False)
+  parts = config_lib.check(command.config_here(saved), training=False)
   adapter = _adapter(parts, _AGENT.value)
   setup = setup_lib.build(parts)
-  params = saved.restore_params(config, setup.params)
+  params = saved.restore_params(setup.config, setup.params)
   params = lora.one_adapter(params, adapter)
   with disk.writing('the model', _OUT.value):
     if _FORMAT.value == 'peft':

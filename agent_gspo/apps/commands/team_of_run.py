@@ -120,7 +120,7 @@ class TeamOfRun:
     setup = self.load()
     assert self._loaded is not None
     if temperature is None:
-      temperature = self.parts.config['evaluation']['temperature']
+      temperature = self.parts.config.evaluation.temperature
     policy = setup.policy(self._loaded[1], stream='eval', step=0, temperature=temperature)
     caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
     team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))

@@ -100,7 +100,7 @@ def read(body: Any, model: str) -> ChatRequest:
   streaming = fields.pop('stream_options', {})
   options = _given(streaming) if isinstance(streaming, Mapping) else {'': None}
   if options.get('include_obfuscation') is False:
-    del options['include_obfuscation']
+    options.pop('include_obfuscation')
   if not options.keys() <= {'include_usage'}:
     raise RequestError(
       f"stream_options={shown(streaming)} may hold 'include_usage' alone.", 'stream_options'

@@ -288,7 +288,7 @@ class Tokenizer:
       **self._names,
     }
     if self.chat_template is not None:
-      config['chat_template'] = self.chat_template
+      config |= {'chat_template': self.chat_template}
     text = json.dumps(config, indent=2, ensure_ascii=False) + '\n'
     (folder / 'tokenizer_config.json').write_text(text, encoding='utf-8')
 
