@@ -20,7 +20,7 @@ import pytest
 _CATEGORIES = tuple(fuzz_inputs.CATEGORIES)
 _SOME, _AS_COMMANDS = 25, 12
 # Those that no subprocess reads as it is, or of which another test runs commands.
-_WITHOUT_COMMANDS = ('chat', 'checkpoints', 'plugins', 'graders', 'endpoint', 'code', 'serve')
+_WITHOUT_COMMANDS = ('chat', 'plugins', 'graders', 'code')
 _WITH_COMMANDS = tuple(c for c in _CATEGORIES if c not in _WITHOUT_COMMANDS)
 
 

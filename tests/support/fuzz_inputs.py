@@ -15,12 +15,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import fuzz_code
 import fuzz_configs
-import fuzz_endpoint
 import fuzz_graders
 import fuzz_model_parts
 import fuzz_plugins
-import fuzz_runs
-import fuzz_serve
 import fuzz_weights
 import fuzzing
 
@@ -31,13 +28,9 @@ CATEGORIES = {
   'model_parts': fuzz_model_parts.cases,
   'tokenizers': fuzz_weights.tokenizer_cases,
   'chat': fuzz_weights.chat_cases,
-  'checkpoints': fuzz_runs.checkpoint_cases,
-  'records': fuzz_runs.record_cases,
   'plugins': fuzz_plugins.cases,
   'graders': fuzz_graders.cases,
-  'endpoint': fuzz_endpoint.cases,
   'code': fuzz_code.cases,
-  'serve': fuzz_serve.cases,
 }
 
 if __name__ == '__main__':

@@ -33,7 +33,6 @@ class Served:
     solution: what the solver says; by default how many characters it has heard.
   """
 
-  name = 'team'
   told = ''
 
   def __init__(self):
@@ -43,8 +42,11 @@ class Served:
     self.before: Callable[[Turn], Any] = lambda turn: None
     self.solution = ''
 
-  def question(self, request):
-    return asking.asked(self.team, 0, request.question, request.notes)
+  def terms(self, **unused_told):
+    return None
+
+  def check_words(self, question):
+    pass
 
   def ask(self, question, listener, *, temperature, max_tokens):
     self.questions.append(question)

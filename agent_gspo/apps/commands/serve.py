@@ -22,47 +22,18 @@ send it as their API key, and the page asks for it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from agent_gspo.apps.commands import command, team_of_run
-
-if TYPE_CHECKING:
-  from agent_gspo.apps.serving.requests import ChatRequest
-  from agent_gspo.types import Question
 
 _TEAM = team_of_run.define_flags()
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
 _KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by default.')
 _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
-
-
-class Served(team_of_run.TeamOfRun):
-  """Team of a run as a `serving.app.ServedTeam`."""
-
-  def __init__(self, which: team_of_run.Flags, name: str):
-    super().__init__(which)
-    self.name = name
-    self._numbers = itertools.count()
-
-  def question(self, request: ChatRequest) -> Question:
-    """Returns the question of a request; raises ValueError if this team cannot read it."""
-    from agent_gspo.evaluation import asking
-
-    question = asking.asked(
-      self.team,
-      next(self._numbers),
-      request.question,
-      request.notes,
-      self.terms(price=request.price, budget=request.budget),
-    )
-    self.check_words(question)
-    return question
 
 
 def main() -> None:
@@ -74,7 +45,7 @@ def main() -> None:
   except ImportError as error:
     raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
 
-  served = Served(_TEAM, _NAME.value)
+  served = team_of_run.TeamOfRun(_TEAM)
   with _listen(_HOST.value, _PORT.value) as listening:  # before the slow model load
     host, port = listening.getsockname()[:2]
     key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
@@ -84,7 +55,7 @@ def main() -> None:
     print(
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
     )
-    app = make_app(served, listens=(_HOST.value, host), api_key=key)
+    app = make_app(served, _NAME.value, listens=(_HOST.value, host), api_key=key)
     server = connections.server(app, log_level='info')
     with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
       server.run(sockets=[listening])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -19,9 +20,13 @@ from starlette.types import Receive, Scope, Send
 from agent_gspo.apps.serving import errors, requests
 from agent_gspo.apps.serving.errors import RequestError
 from agent_gspo.apps.serving.requests import ChatRequest
+from agent_gspo.evaluation import asking
 from agent_gspo.teams import batches
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
+
+if TYPE_CHECKING:
+  from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
 MAX_BYTES = 1 << 20
 """Limits the body of a request."""
@@ -33,35 +38,6 @@ BODY_SECONDS = 20.0
 _Found: TypeAlias = tuple[RolloutBatch, str | None, float]
 
 
-class ServedTeam(Protocol):
-  """Interface of a team that the application serves.
-
-  Attributes:
-    name: Name of the served model.
-    team: Team of agents.
-  """
-
-  name: str
-  team: Team
-
-  @property
-  def told(self) -> str:
-    """Returns the kind of terms in the agents' prompts: 'price', 'budget' or ''."""
-
-  def question(self, request: ChatRequest) -> Question:
-    """Returns the question of a request; raises ValueError if this team cannot read it."""
-
-  def ask(
-    self,
-    question: Question,
-    listener: Callable[[Message], None],
-    *,
-    temperature: float | None,
-    max_tokens: int,
-  ) -> tuple[RolloutBatch, str | None]:
-    """Returns the episode, and the answer in its canonical form (see `asking.ask`)."""
-
-
 class Completions:
   """ASGI application that answers requests to one team.
 
@@ -69,12 +45,26 @@ class Completions:
   free, and at most one long question is being encoded.
   """
 
-  def __init__(self, served: ServedTeam):
-    """Prepares both threads."""
-    self.served = served
+  def __init__(self, served: TeamOfRun, name: str):
+    """Prepares both threads; `name` is that of the model in the protocol."""
+    self.served, self.name = served, name
     self.reader = ThreadPoolExecutor(1, 'reader')
     self.speaker = ThreadPoolExecutor(1, 'speaker')
     self._in_hand = 0
+    self._numbers = itertools.count()
+
+  def read(self, body: bytes) -> tuple[ChatRequest, Question]:
+    """Returns the request in a body, and its question.
+
+    Raises:
+      ValueError: The body is no request, or this team cannot read the question.
+    """
+    request, served = requests.read(requests.decode(body), self.name), self.served
+    terms = served.terms(price=request.price, budget=request.budget)
+    number = next(self._numbers)
+    question = asking.asked(served.team, number, request.question, request.notes, terms)
+    served.check_words(question)
+    return request, question
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers one request."""
@@ -120,7 +110,7 @@ class _Exchange:
   """A request with its answer."""
 
   def __init__(self, desk: Completions, body: bytes):
-    self._served, self._desk, self._body = desk.served, desk, body
+    self._desk, self._body, self._team = desk, body, desk.served.team
     self._gone = threading.Event()
     self._talk: asyncio.Future[_Found] | None = None
 
@@ -145,16 +135,12 @@ class _Exchange:
 
   async def _response(self) -> Response:
     try:
-      request, question = await self._run(self._desk.reader, self._read)
+      request, question = await self._run(self._desk.reader, lambda: self._desk.read(self._body))
       if request.stream:
         return StreamingResponse(self._events(request, question), media_type='text/event-stream')
-      return JSONResponse(_completion(self._served, *await self._begin(request, question)))
+      return JSONResponse(self._completion(*await self._begin(request, question)))
     except Exception as error:
       return errors.response(*errors.of_fault(error))
-
-  def _read(self) -> tuple[ChatRequest, Question]:
-    request = requests.read(requests.decode(self._body), self._served.name)
-    return request, self._served.question(request)
 
   def _begin(
     self,
@@ -172,7 +158,7 @@ class _Exchange:
 
     def converse() -> _Found:
       start = time.monotonic()
-      batch, answer = self._served.ask(
+      batch, answer = self._desk.served.ask(
         question, listen, temperature=request.temperature, max_tokens=request.max_tokens
       )
       return batch, answer, time.monotonic() - start
@@ -194,7 +180,7 @@ class _Exchange:
   async def _events(self, request: ChatRequest, question: Question) -> AsyncIterator[str]:
     """Yields server-sent events: a chunk for each message of the team, then the answer."""
     heard: asyncio.Queue[Message | asyncio.Future[_Found]] = asyncio.Queue()
-    head = _head(self._served, 'chat.completion.chunk')
+    head = self._head('chat.completion.chunk')
     event = lambda told: f'data: {json.dumps(told)}\n\n'
     chunk = lambda delta, finish=None, **more: event(
       {**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': finish}], **more}
@@ -202,7 +188,7 @@ class _Exchange:
     self._begin(request, question, heard.put_nowait).add_done_callback(heard.put_nowait)
     yield chunk({'role': 'assistant', 'content': ''})
     while isinstance(found := await heard.get(), Message):
-      yield chunk({}, team={'messages': [_told(self._served.team, found)]})
+      yield chunk({}, team={'messages': [_told(self._team, found)]})
     try:
       batch, answer, seconds = found.result()
     except Exception as error:  # the status has been sent
@@ -210,41 +196,34 @@ class _Exchange:
       return
     yield chunk({'content': _content(batch)})
     told: dict[str, Any] = {'answer': answer, 'messages': [], 'seconds': seconds}
-    yield chunk({}, _finish(self._served.team, batch), team=told)
+    yield chunk({}, _finish(self._team, batch), team=told)
     if request.include_usage:
       yield event({**head, 'choices': [], 'usage': _usage(batch)})
     yield 'data: [DONE]\n\n'
+
+  def _completion(self, batch: RolloutBatch, answer: str | None, seconds: float) -> dict[str, Any]:
+    choice = {
+      'index': 0,
+      'message': {'role': 'assistant', 'content': _content(batch)},
+      'finish_reason': _finish(self._team, batch),
+      'logprobs': None,
+    }
+    messages = [_told(self._team, message) for message in batch.messages]
+    return {
+      **self._head('chat.completion'),
+      'choices': [choice],
+      'usage': _usage(batch),
+      'team': {'answer': answer, 'messages': messages, 'seconds': seconds},
+    }
+
+  def _head(self, kind: str) -> dict[str, Any]:
+    number = f'chatcmpl-{uuid.uuid4().hex}'
+    return {'id': number, 'object': kind, 'created': int(time.time()), 'model': self._desk.name}
 
 
 def _content(batch: RolloutBatch) -> str:
   """Returns the answer without blank lines around it; its indentation may be that of code."""
   return batch.episodes[0].answer.rstrip().lstrip('\n')
-
-
-def _completion(
-  served: ServedTeam, batch: RolloutBatch, answer: str | None, seconds: float
-) -> dict[str, Any]:
-  choice = {
-    'index': 0,
-    'message': {'role': 'assistant', 'content': _content(batch)},
-    'finish_reason': _finish(served.team, batch),
-    'logprobs': None,
-  }
-  return {
-    **_head(served, 'chat.completion'),
-    'choices': [choice],
-    'usage': _usage(batch),
-    'team': {
-      'answer': answer,
-      'messages': [_told(served.team, message) for message in batch.messages],
-      'seconds': seconds,
-    },
-  }
-
-
-def _head(served: ServedTeam, kind: str) -> dict[str, Any]:
-  number = f'chatcmpl-{uuid.uuid4().hex}'
-  return {'id': number, 'object': kind, 'created': int(time.time()), 'model': served.name}
 
 
 def _finish(team: Team, batch: RolloutBatch) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
-from typing import ClassVar
 
 import micro_run
 import numpy as np
 import pytest
 import scripted_teams
+from raw_endpoint import reply, replying
 from served_team import TOKENIZER, Served, serving
 
 from agent_gspo.apps import endpoint
@@ -26,9 +24,6 @@ ONE = scripted_teams.team('single', opening='{question}', cue='', max_message_to
 class Debate(Served):
   """Three agents that answer with the number of words, two of them silent at even ones."""
 
-  def question(self, request):
-    return Question('asked', request.question, '')
-
   def say(self, turn):
     words = turn.question.text.count('more')
     if turn.agent == 2:
@@ -42,7 +37,7 @@ class Debate(Served):
 
 
 def policy(address: str, **options) -> endpoint.EndpointPolicy:
-  return endpoint.EndpointPolicy(f'{address}/v1', 'team', TOKENIZER, 0.0, **options)
+  return endpoint.EndpointPolicy(address, 'team', TOKENIZER, 0.0, **options)
 
 
 class _Graded(scripted_teams.Echo):
@@ -56,7 +51,7 @@ def test_an_evaluation_through_the_endpoint_has_the_figures_of_the_direct_one():
     served.team, _Graded(), TOKENIZER, QUESTIONS, ScriptedPolicy(served.say, TOKENIZER)
   )
   with serving(served) as address:
-    far, batch = evaluate.evaluate(ONE, _Graded(), TOKENIZER, QUESTIONS, policy(address))
+    far, batch = evaluate.evaluate(ONE, _Graded(), TOKENIZER, QUESTIONS, policy(f'{address}/v1'))
   for figure in (
     'task/accuracy',
     'tokens/written_per_question',
@@ -88,43 +83,21 @@ def test_an_agent_reads_its_own_replies_as_text_between_separators(monkeypatch):
   assert sent[3] == f'{sent[0]}seven\n{heard}say :'
 
 
-class _Flaky(http.server.BaseHTTPRequestHandler):
-  """Turns each request away once, and cuts its reply off."""
-
-  seen: ClassVar[set[str]] = set()
-
-  def do_POST(self):
-    body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-    text = body['messages'][0]['content']
-    status, reply = 200, self.reply(text)
-    if text not in self.seen:
-      self.seen.add(text)
-      status, reply = 503, {'error': {'message': 'busy'}}
-    if 'never' in text:
-      status, reply = 400, {'error': {'message': 'no such thing'}}
-    self.send_response(status)
-    self.send_header('Content-Type', 'application/json')
-    self.send_header('Retry-After-Ms', '1')
-    self.end_headers()
-    self.wfile.write(json.dumps(reply).encode())
-
-  def reply(self, text):
-    message = {'role': 'assistant', 'content': f'{text}<|im_end|>'}
-    usage = {'prompt_tokens': 7, 'completion_tokens': 3, 'total_tokens': 10}
-    choice = {'index': 0, 'message': message, 'finish_reason': 'length'}
-    return {'id': 'x', 'object': 'chat.completion', 'choices': [choice], 'usage': usage}
-
-  def log_message(self, *unused):
-    pass
-
-
 @pytest.fixture
 def flaky():
-  _Flaky.seen = set()
-  server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), _Flaky)
-  threading.Thread(target=server.serve_forever, daemon=True).start()
-  yield f'http://127.0.0.1:{server.server_port}'
-  server.shutdown()
+  """Turns each request away once, and cuts its reply off."""
+  seen = set()
+
+  def answer(text):
+    if 'never' in text:
+      return 400, {'error': {'message': 'no such thing'}}
+    if text not in seen:
+      seen.add(text)
+      return 503, {'error': {'message': 'busy'}}
+    return 200, reply(f'{text}<|im_end|>', 'length')
+
+  with replying(answer) as (url, _):
+    yield url
 
 
 def test_what_is_turned_away_is_asked_again_and_usage_is_what_counts(flaky):
@@ -132,7 +105,7 @@ def test_what_is_turned_away_is_asked_again_and_usage_is_what_counts(flaky):
   assert len(batch.messages) == 5
   for message, question in zip(batch.messages, QUESTIONS, strict=True):
     assert message.text == f'{question.text}<|im_end|>'  # text, not the token
-    assert (message.read, message.written, message.ended) == (7, 3, False)
+    assert (message.read, message.written, message.ended) == (9, 3, False)
     assert TOKENIZER.eos_id not in np.asarray(message.token_ids)
 
 
@@ -183,7 +156,7 @@ def test_nobody_answers():
       TOKENIZER,
       QUESTIONS,
       1,
-      policy('http://127.0.0.1:1', retries=0, timeout_s=2.0),
+      policy('http://127.0.0.1:1/v1', retries=0, timeout_s=2.0),
     )
 
 

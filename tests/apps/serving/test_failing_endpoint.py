@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import http.server
+import gzip
 import json
 import re
-import threading
+import socket
+import struct
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import fuzz_endpoint
 import micro_run
 import numpy as np
 import pytest
 import scripted_teams
-from fuzz_endpoint import drips, reply, sends
-from fuzz_endpoint import http as response
+from raw_endpoint import drips, endless, http, reply, replying, sends, serve
 
 from agent_gspo.apps import endpoint
 from agent_gspo.apps.commands import evaluation_folder
@@ -30,37 +27,6 @@ from agent_gspo.types import Question
 TOKENIZER = scripted_teams.byte_tokenizer()
 ONE = scripted_teams.team('single', opening='{question}', cue='', max_message_tokens=40)
 KEY = 'sk-Secret-0123456789'
-Answer = Callable[[str], tuple[int, Any]]  # a prompt -> status and body
-
-
-@contextlib.contextmanager
-def replying(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-  """Serves answers; gives the address and the prompts that came."""
-  prompts: list[str] = []
-
-  class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = 'HTTP/1.1'
-
-    def do_POST(self):
-      body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-      prompts.append(body['messages'][0]['content'])
-      status, found = answer(prompts[-1])
-      data = json.dumps(found).encode()
-      self.send_response(status)
-      self.send_header('Content-Type', 'application/json')
-      self.send_header('Content-Length', str(len(data)))
-      self.end_headers()
-      self.wfile.write(data)
-
-    def log_message(self, *unused):
-      pass
-
-  server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-  threading.Thread(target=server.serve_forever, daemon=True).start()
-  try:
-    yield f'http://127.0.0.1:{server.server_port}/v1', prompts
-  finally:
-    server.shutdown()
 
 
 def policy(url: str, **options) -> endpoint.EndpointPolicy:
@@ -135,6 +101,78 @@ def test_parts_of_a_text_are_joined():
   assert said(reply([{'type': 'text', 'text': 'It '}, {'text': 'is 3.'}])).text == 'It is 3.'
 
 
+# What is no reply
+
+
+def _reset(connection: socket.socket) -> None:
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+  connection.close()
+
+
+_BODY = json.dumps(reply()).encode()
+_HEAD = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n'
+_CHUNKED = _HEAD + b'Transfer-Encoding: chunked\r\n\r\n'
+_CUT = http(_BODY)[:-30]
+_CHOICE = reply()['choices'][0]
+_WIRES = {
+  'nothing': lambda connection: None,
+  'a reset': _reset,
+  'never': lambda connection: time.sleep(3),
+  'a cut body': sends(_CUT),
+  'a reset in the body': sends(_CUT, _reset),
+  'a body that stops': sends(_CUT, lambda connection: time.sleep(3)),
+  'a dripping head': drips(http(_BODY)),
+  'an endless head': endless(_HEAD, b'X-A: b\r\n'),
+  'an endless line': endless(_HEAD + b'X-A: ', b'b' * 999),
+  'an endless body': endless(_HEAD + b'\r\n', b' ' * 65536),
+  'endless interim replies': endless(b'', b'HTTP/1.1 103 Early\r\n\r\n'),
+  'bad chunks': sends(_CHUNKED + b'zz\r\n' + _BODY),
+  'no gzip': sends(http(_BODY, Content_Encoding='gzip')),
+  'a gzip bomb': sends(http(gzip.compress(b' ' * 10**8), Content_Encoding='gzip')),
+  'a body longer than its length': sends(http(_BODY, Content_Length=5)),
+  'no HTTP': sends(b'SSH-2.0-x\r\n'),
+}
+_BODIES = (
+  None, [], 3, {}, {'detail': 'no'}, {'error': 'busy'}, reply(error={'message': f'bad key {KEY}'}),
+  *(reply(choices=x) for x in (None, [], {}, [None], [_CHOICE, _CHOICE])),
+  *(reply(choices=[{**_CHOICE, 'message': x}]) for x in (None, 'x')),
+  *(reply(usage=x) for x in (None, [], {'total_tokens': 12})),
+  *(reply(x) for x in (7, {}, ['x'], [{'text': 3}], [{'text': 'x'}, None])),
+)  # fmt: skip
+_PAGES = (b'', b'<html>busy</html>', b'[' * 99999, b'\xff\xfe', b'1' * 9999, KEY.encode() * 9)
+
+
+@pytest.mark.parametrize(
+  'wire',
+  [
+    *(pytest.param(wire, id=name) for name, wire in _WIRES.items()),
+    *(pytest.param(sends(http(json.dumps(x).encode())), id=str(x)[:70]) for x in _BODIES),
+    *(pytest.param(sends(http(x, Content_Type='text/html')), id=repr(x[:9])) for x in _PAGES),
+  ],
+)
+def test_what_is_no_reply_is_a_short_error_in_time(wire):
+  start = time.monotonic()
+  with pytest.raises(endpoint.EndpointError) as told:
+    asked(policy(serve(lambda prompt: wire), timeout_s=0.5, deadline_s=1.0, api_key=KEY))
+  assert time.monotonic() - start < 10
+  assert len(str(told.value)) < 600
+  assert KEY not in str(told.value)
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    _CHUNKED + b'%x\r\n%s\r\n0\r\n\r\n' % (len(_BODY), _BODY),
+    http(gzip.compress(_BODY), Content_Encoding='gzip'),
+    http(b'\xef\xbb\xbf' + _BODY),
+    http(_BODY, Content_Type='text/plain'),
+  ],
+  ids=['chunks', 'gzip', 'byte order mark', 'plain text'],
+)
+def test_a_reply_may_come_in_other_forms(data):
+  assert asked(policy(serve(lambda prompt: sends(data)))).text == 'It is 3.'
+
+
 # Counts
 
 
@@ -162,8 +200,7 @@ def test_counts_that_differ_several_fold_are_warned_of_once():
 
 
 def test_a_dripping_reply_is_given_up():
-  data = response(json.dumps(reply()).encode())
-  url = fuzz_endpoint.server().url('drips', drips(data))
+  url = serve(lambda prompt: drips(http(json.dumps(reply()).encode())))
   start = time.monotonic()
   with pytest.raises(endpoint.EndpointError, match=r'no whole reply within 1 s'):
     asked(policy(url, deadline_s=1.0, retries=4))
@@ -171,11 +208,11 @@ def test_a_dripping_reply_is_given_up():
 
 
 def test_a_question_is_not_sent_elsewhere():
-  served, seen = fuzz_endpoint.server(), []
-  there = served.url('elsewhere', lambda connection: seen.append(connection))
-  redirect = response(b'', '307 X', Location=f'{there}/chat/completions')
+  seen = []
+  there = serve(seen.append)
+  redirect = http(b'', '307 X', Location=f'{there}/chat/completions')
   with pytest.raises(endpoint.EndpointError, match='status 307: it redirects elsewhere'):
-    asked(policy(served.url('redirects', sends(redirect))))
+    asked(policy(serve(lambda prompt: sends(redirect))))
   assert not seen
 
 
@@ -270,7 +307,7 @@ def evaluation(url: str, answers=None, **options) -> harness.Harness:
   )
 
 
-def refusing(*numbers: int, status: int = 400) -> Answer:
+def refusing(*numbers: int, status: int = 400):
   """Refuses the questions of these numbers."""
 
   def answer(prompt: str):

@@ -210,6 +210,7 @@ def test_a_part_that_is_no_text_is_not_asked(part):
     (b'{', 'Expecting'),
     (b'\xff', 'decode'),
     (b'[' * 100_000, 'recursion'),
+    *((b'[' * depth + b']' * depth, 'recursion') for depth in (990, 1100)),
     (b'{"messages": [], "temperature": NaN}', 'Out of range'),
     (b'{"temperature": 1e999}', 'Out of range'),
     (b'{"n": 1, "n": 1}', "the name 'n' is given twice"),
