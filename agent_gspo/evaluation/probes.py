@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +36,12 @@ class Muted:
   stop_id: int
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    heard = [i for i, turn in enumerate(turns) if turn.agent not in self.agents]
-    out = [_silence(self.stop_id)] * len(turns)
-    if not heard:
-      return _together(out, 0)
-    said = self.policy([turns[i] for i in heard])
-    for place, i in enumerate(heard):
-      out[i] = _sample(said, place)
-    return _together(out, said.prefill_positions)
+    others = [turn for turn in turns if turn.agent not in self.agents]
+    said = self.policy(others) if others else _NOTHING
+    places = iter(range(len(others)))
+    return _picked(
+      said, [None if t.agent in self.agents else next(places) for t in turns], self.stop_id
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +65,26 @@ class Shuffled:
   stop_id: int
 
   def __call__(self, turns: Sequence[Turn]) -> Samples:
-    said, out = self.policy(turns), []
+    said = self.policy(turns)
     place = {(t.question.id, t.sample, t.agent, t.round): i for i, t in enumerate(turns)}
-    for i, turn in enumerate(turns):
-      asked = turn.question.id if self._answers(turn) else self.partners[turn.question.id]
-      source = place.get((asked, turn.sample, turn.agent, turn.round))
-      if source is None:  # the partner's episode has reached its token cap
-        found = _silence(self.stop_id)
-      else:
-        found = _sample(said, source).cut(turn.limit)
+    source = lambda turn, asked: place.get((asked, turn.sample, turn.agent, turn.round))
+    # None: the partner's episode has reached its token cap.
+    sources = [
+      source(t, t.question.id if self._answers(t) else self.partners[t.question.id]) for t in turns
+    ]
+    out = _picked(said, sources, self.stop_id)
+    assert out.inserted is not None
+    assert out.usage is not None
+    for i, (turn, usage) in enumerate(zip(turns, out.usage, strict=True)):
+      written = usage[1] if usage else len(out.token_ids[i])
+      if min(written, len(out.token_ids[i])) > turn.limit:
+        for column in (out.token_ids, out.logprobs, out.inserted):
+          column[i] = column[i][: turn.limit]
+        out.ended[i], written = False, turn.limit
       # Tokens read are those of its own prompt, whichever message is delivered.
-      own = _sample(said, i).usage
-      usage = (own[0], found.usage[1]) if own and found.usage else None
-      out.append(found._replace(usage=usage))
-    return _together(out, said.prefill_positions)
+      own = said.usage and said.usage[i]
+      out.usage[i] = (own[0], written) if own and usage else None
+    return out
 
   def _answers(self, turn: Turn) -> bool:
     last = turn.round == self.team.topology.rounds - 1
@@ -199,52 +203,18 @@ def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-class _Sample(NamedTuple):
-  """One of `Samples`, with the same fields."""
-
-  token_ids: np.ndarray
-  logprobs: np.ndarray
-  ended: bool
-  inserted: np.ndarray
-  usage: tuple[int, int] | None
-
-  def cut(self, limit: int) -> _Sample:
-    """Returns the first `limit` tokens, by the count in `usage` if there is one."""
-    written = self.usage[1] if self.usage else len(self.token_ids)
-    if min(written, len(self.token_ids)) <= limit:
-      return self
-    return _Sample(
-      self.token_ids[:limit],
-      self.logprobs[:limit],
-      False,
-      self.inserted[:limit],
-      self.usage and (self.usage[0], limit),
-    )
+_NOTHING = Samples(token_ids=[], logprobs=[], ended=np.zeros(0, bool), prefill_positions=0)
 
 
-def _silence(stop_id: int) -> _Sample:
-  """Returns a stop token alone, without a model call."""
-  one = np.asarray([stop_id], np.int32)
-  return _Sample(one, np.zeros(1, np.float32), True, np.zeros(1, bool), (0, 0))
-
-
-def _sample(said: Samples, place: int) -> _Sample:
-  ids = said.token_ids[place]
-  return _Sample(
-    ids,
-    said.logprobs[place],
-    bool(said.ended[place]),
-    said.inserted[place] if said.inserted else np.zeros(len(ids), bool),
-    said.usage[place] if said.usage else None,
-  )
-
-
-def _together(samples: Sequence[_Sample], prefill_positions: int) -> Samples:
+def _picked(said: Samples, places: Sequence[int | None], stop_id: int) -> Samples:
+  """Returns the samples at some places; for None a stop token alone, without a model call."""
+  pick = lambda column, silence: [silence if i is None else column[i] for i in places]
+  inserted = said.inserted or [np.zeros(len(ids), bool) for ids in said.token_ids]
   return Samples(
-    token_ids=[sample.token_ids for sample in samples],
-    logprobs=[sample.logprobs for sample in samples],
-    ended=np.asarray([sample.ended for sample in samples], bool),
-    prefill_positions=prefill_positions,
-    inserted=[sample.inserted for sample in samples],
-    usage=[sample.usage for sample in samples],
+    token_ids=pick(said.token_ids, np.asarray([stop_id], np.int32)),
+    logprobs=pick(said.logprobs, np.zeros(1, np.float32)),
+    ended=np.asarray(pick(said.ended, True), bool),
+    prefill_positions=said.prefill_positions,
+    inserted=pick(inserted, np.zeros(1, bool)),
+    usage=pick(said.usage or [None] * len(said.token_ids), (0, 0)),
   )

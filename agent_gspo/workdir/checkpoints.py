@@ -1,7 +1,12 @@
-"""Saves and restores training state together with its config."""
+"""Saves and restores the state of a run together with its config.
+
+A state is a dataclass of pytrees with a scalar `step` and the parameters `trainable` and `frozen`,
+flat dicts by path.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -10,20 +15,21 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.traverse_util
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
-from agent_gspo.training.state import TrainState
 from agent_gspo.values import flatten
 from agent_gspo.workdir import best, disk, step_folders
-from agent_gspo.workdir.background import Background
+
+State = TypeVar('State')
 
 # Fields that may differ between the run that saved and the one that resumes: they change neither
 # parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
@@ -101,7 +107,8 @@ class Checkpoints:
     if self.latest_step is not None:
       free: tuple[str, ...] = _FREE
       # The learning rate, or the selection of samples, depends on the number of steps.
-      if config.learner.schedule != 'constant' or config.advantage.name == 'd3s':
+      scheduled = config.advantage.name in estimators.OPTION_SCHEDULES
+      if config.learner.schedule != 'constant' or scheduled:
         free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self.directory, self.latest_step)
       differing = _differences(saved, self._config, lambda field: not _under(field, free))
@@ -111,9 +118,11 @@ class Checkpoints:
         if field in allow_changes
       ]
       _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
-    self._background, self._taken_step = Background(), self.latest_step
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, 'checkpoints')
+    self._saving: concurrent.futures.Future[None] | None = None
+    self._taken_step = self.latest_step
 
-  def save(self, state: TrainState, also_keep: Collection[int] = ()) -> None:
+  def save(self, state: Any, also_keep: Collection[int] = ()) -> None:
     """Copies the state, which the caller may then reuse, and writes it in the background.
 
     Waits for the previous save first. Does nothing if this step is saved or being saved.
@@ -149,7 +158,7 @@ class Checkpoints:
       )
       rest_of_it = work.pop_all()
     self._taken_step = step
-    self._background.start(lambda: self._finish(step, orbax, rest_of_it, meetings))
+    self._saving = self._thread.submit(self._finish, step, orbax, rest_of_it, meetings)
 
   def wait(self) -> None:
     """Waits until the current save is on disk.
@@ -157,11 +166,14 @@ class Checkpoints:
     Raises:
       WriteError: It could not be written; earlier checkpoints are intact.
     """
-    try:
-      self._background.wait()
-    except Exception:
-      self._taken_step = self.latest_step
-      raise
+    if self._saving is not None:
+      concurrent.futures.wait([self._saving])  # Ctrl-C leaves it in place for the next call
+      saving, self._saving = self._saving, None
+      try:
+        saving.result()
+      except Exception:
+        self._taken_step = self.latest_step
+        raise
 
   def _finish(
     self,
@@ -184,7 +196,7 @@ class Checkpoints:
     ranked = best.best_first(self.directory.parent) if self._keep_best else []
     return steps[-self._keep :] + [s for s in ranked if s in steps][: self._keep_best]
 
-  def restore(self, like: TrainState) -> TrainState:
+  def restore(self, like: State) -> State:
     """Restores the newest intact checkpoint, with the shapes and shardings of `like`.
 
     The leaves of `like` may be `jax.ShapeDtypeStruct`s. Damaged checkpoints are renamed, so that
@@ -199,15 +211,9 @@ class Checkpoints:
           state=ocp.args.StandardRestore(_abstract(rest)),
         ),
       )
-    without = dataclasses.replace(like, trainable={}, frozen={})
-    state = jax.tree.unflatten(jax.tree.structure(without), jax.tree.leaves(restored.state))
     for step in self.damaged if hosts.is_first() else ():
       step_folders.set_aside(self.directory, step)
-    return dataclasses.replace(
-      state,
-      trainable={path: restored.params['/'.join(path)] for path in like.trainable},
-      frozen={path: restored.params['/'.join(path)] for path in like.frozen},
-    )
+    return _joined(like, restored.params, restored.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,7 +335,7 @@ def _meet(meetings: hosts.ThreadMeetings) -> None:
     raise disk.WriteError(problem)
 
 
-def _unshared(state: TrainState) -> TrainState:
+def _unshared(state: Any) -> Any:
   """Copies arrays on the CPU, so that donated buffers of updates do not change a save.
 
   Orbax saves a view of a CPU array's buffer, but a host copy of an accelerator array. Frozen
@@ -366,7 +372,7 @@ def _is_worth_showing(record: logging.LogRecord) -> bool:
   return record.levelno < logging.ERROR or 'orbax' not in pathlib.Path(record.pathname).parts
 
 
-def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns parameters and the rest, under names independent of library classes."""
   params = {'/'.join(path): leaf for path, leaf in {**state.trainable, **state.frozen}.items()}
   leaves = jax.tree_util.tree_flatten_with_path(
@@ -374,6 +380,16 @@ def _split(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
   )[0]
   rest = {f'{i:05d}{jax.tree_util.keystr(path)}': leaf for i, (path, leaf) in enumerate(leaves)}
   return params, rest
+
+
+def _joined(like: Any, params: Mapping[str, Any], rest: Mapping[str, Any]) -> Any:
+  """Returns a state with the structure of `like`, from its parts as `_split` returns them."""
+  without = jax.tree.structure(dataclasses.replace(like, trainable={}, frozen={}))
+  return dataclasses.replace(
+    jax.tree.unflatten(without, jax.tree.leaves(rest)),
+    trainable={path: params['/'.join(path)] for path in like.trainable},
+    frozen={path: params['/'.join(path)] for path in like.frozen},
+  )
 
 
 def _abstract(tree: Any) -> Any:

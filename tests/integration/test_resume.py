@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import json
@@ -338,7 +339,7 @@ def test_a_full_disk_stops_a_run_at_its_last_checkpoint(tmp_path, monkeypatch, c
     with full_disk.full(10_000 if state.step == 8 else resource.RLIM_INFINITY):
       save(self, state)
       if state.step == 8:
-        self._background._thread.join()
+        concurrent.futures.wait([self._saving])
 
   monkeypatch.setattr(checkpoints.Checkpoints, 'save', save_to_a_full_disk)
   message = (

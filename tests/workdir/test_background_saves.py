@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import ctypes
 import dataclasses
 import functools
@@ -127,7 +128,7 @@ def test_what_goes_wrong_is_raised_at_the_next_call(tmp_path, held, capfd, next_
   saver.save(small_checkpoints.state(2.5, 2))  # the disk is full only now
   with full(30):
     held.set()
-    saver._background._thread.join()
+    concurrent.futures.wait([saver._saving])
   assert saver.latest_step == 1
   message = f'checkpoint 2 could not be written to {tmp_path}: File too large'
   with pytest.raises(disk.WriteError, match=message):
