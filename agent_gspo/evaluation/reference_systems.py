@@ -17,7 +17,6 @@ Told = dict[str, Any]
 Chosen = tuple[str, variants.Variant, Told]
 Baseline = Callable[[Harness, Mapping[str, Any], Mapping[str, Any]], Chosen]
 """`(harness, figures of the team, figures to match) -> (label, team, fields of the record)`."""
-_Ranked = Callable[[Harness], pruning.Ranking]
 _WRITTEN, _HEARD = 'tokens/written_per_question', 'tokens/heard_per_question'
 
 
@@ -38,23 +37,18 @@ def baseline(
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
-  if name in _NEED_EDGES and not variants.edges(harness.team):
+  prunes = name not in ('single', 'self_consistency', *variants.SHAPES)
+  if prunes and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
   label, variant, told = BASELINES[name](harness, whole, whole if matched is None else matched)
   figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
   return {**figures, **told}
 
 
-def _single(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
-  del whole, matched
-  return 'single agent', variants.self_consistency(harness.team, 1), {}
-
-
 def _self_consistency(
   harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]
 ) -> Chosen:
   """Chooses self-consistency with the single agent at the team's written tokens."""
-  del whole
   # Greedy samples are identical.
   temperature = harness.temperature or harness.diverse_temperature
   target = matched[_WRITTEN]
@@ -67,76 +61,61 @@ def _self_consistency(
   return f'self-consistency (k={k})', variant, {**told, 'target_tokens': target}
 
 
-def _rewired(shape: str) -> Baseline:
-  return lambda harness, whole, matched: (shape, variants.rewired(harness.team, shape), {})
-
-
 def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
   team, target = harness.team, matched[_WRITTEN]
   written = {agent['name']: agent['written_per_question'] for agent in whole['agents']}
   kept = pruning.random_edges(team, written, target, harness.seed)
-  return (
-    'random pruning',
-    variants.pruned(team, kept),
-    {'target_tokens': target} | _graph(team, kept),
-  )
+  told = {'target_tokens': target, **_graph(team, kept)}
+  return 'random pruning', variants.pruned(team, kept), told
 
 
-def _by_rule(rule: str, ranking: _Ranked) -> Baseline:
-  """Returns a baseline with the edges that a rule keeps."""
+def _learned(rule: str, name: str, at_equal_tokens: bool = False) -> Baseline:
+  """Returns the baseline of a rule that ranks edges on training questions.
 
-  def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
-    del whole, matched
-    found = ranking(harness)
-    return _pruned(harness, rule, found, found.edges)
-
-  return choose
-
-
-def _by_rule_at_equal_tokens(rule: str, ranking: _Ranked) -> Baseline:
-  """Returns a baseline with a rule's best edges, as many as match the received tokens."""
+  Args:
+    rule: Key of `_RULES`.
+    name: Label of the baseline.
+    at_equal_tokens: Whether to keep as many of its best edges as match the received tokens,
+      instead of those that the rule keeps.
+  """
 
   def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:
-    if _HEARD not in matched:
+    if at_equal_tokens and _HEARD not in matched:
       raise ValueError(f'the evaluation to match does not count {_HEARD}: make it again.')
-    found, team, target = ranking(harness), harness.team, matched[_HEARD]
-    tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
-    pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
-    kept = found.closest([tokens.get(pair, 0.0) for pair in pairs], target)
-    label, variant, told = _pruned(harness, f'{rule} at equal tokens', found, kept)
-    return label, variant, {**told, 'target_tokens_heard': target}
+    found, team = _ranking(harness, rule), harness.team
+    kept, label, target = found.edges, name, {}
+    if at_equal_tokens:
+      label, target = f'{name} at equal tokens', {'target_tokens_heard': matched[_HEARD]}
+      tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
+      pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
+      kept = found.closest([tokens.get(pair, 0.0) for pair in pairs], matched[_HEARD])
+    out = [] if found.dropped is None else [found.dropped]
+    told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
+    return label, variants.pruned(team, kept, out), {**told, **target}
 
   return choose
 
 
-def _prune_ranking(harness: Harness) -> pruning.Ranking:
-  edges = variants.edges(harness.team)
-  learn = lambda play: pruning.agent_prune(play, len(edges), seed=harness.seed)
-  return _learnt(harness, 'ranking by agent_prune', learn)
+_RULES: Mapping[str, Callable[[pruning.Play, Team, int], pruning.Ranking]] = {
+  'agent_prune': lambda play, team, seed: pruning.agent_prune(
+    play, len(variants.edges(team)), seed=seed
+  ),
+  'agent_dropout': lambda play, team, seed: pruning.agent_dropout(
+    play, variants.edges(team), team.num_agents, seed=seed
+  ),
+}
 
 
-def _dropout_ranking(harness: Harness) -> pruning.Ranking:
-  team, edges = harness.team, variants.edges(harness.team)
-  learn = lambda play: pruning.agent_dropout(play, edges, team.num_agents, seed=harness.seed)
-  return _learnt(harness, 'ranking by agent_dropout', learn)
-
-
-def _learnt(
-  harness: Harness, name: str, learn: Callable[[pruning.Play], pruning.Ranking]
-) -> pruning.Ranking:
+def _ranking(harness: Harness, rule: str) -> pruning.Ranking:
   """Returns a ranking learned on training questions under the same terms, learning it if new."""
+  name = f'ranking by {rule}'
   if harness.terms:
     name = f'{name}, told {digest(dataclasses.asdict(harness.terms))}'
   if name not in harness.answers.learnt:
     graph = lambda mask: variants.pruned(harness.team, np.flatnonzero(mask).tolist())
-    harness.answers.learn(name, dataclasses.asdict(learn(harness.play(graph))))
+    found = _RULES[rule](harness.play(graph), harness.team, harness.seed)
+    harness.answers.learn(name, dataclasses.asdict(found))
   return pruning.Ranking(**harness.answers.learnt[name])
-
-
-def _pruned(harness: Harness, label: str, ranking: pruning.Ranking, kept: Sequence[int]) -> Chosen:
-  team, out = harness.team, [] if ranking.dropped is None else [ranking.dropped]
-  told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
-  return label, variants.pruned(team, kept, out), told
 
 
 def _graph(team: Team, kept: Sequence[int]) -> Told:
@@ -148,20 +127,15 @@ def _graph(team: Team, kept: Sequence[int]) -> Told:
 
 
 BASELINES: Mapping[str, Baseline] = {
-  'single': _single,
+  'single': lambda harness, *_: ('single agent', variants.self_consistency(harness.team, 1), {}),
   'self_consistency': _self_consistency,
-  **{shape: _rewired(shape) for shape in variants.SHAPES},
+  **{
+    shape: lambda harness, *_, shape=shape: (shape, variants.rewired(harness.team, shape), {})
+    for shape in variants.SHAPES
+  },
   'random_pruning': _random,
-  'agent_prune': _by_rule('AgentPrune', _prune_ranking),
-  'agent_prune_equal': _by_rule_at_equal_tokens('AgentPrune', _prune_ranking),
-  'agent_dropout': _by_rule('AgentDropout', _dropout_ranking),
-  'agent_dropout_equal': _by_rule_at_equal_tokens('AgentDropout', _dropout_ranking),
+  'agent_prune': _learned('agent_prune', 'AgentPrune'),
+  'agent_prune_equal': _learned('agent_prune', 'AgentPrune', at_equal_tokens=True),
+  'agent_dropout': _learned('agent_dropout', 'AgentDropout'),
+  'agent_dropout_equal': _learned('agent_dropout', 'AgentDropout', at_equal_tokens=True),
 }
-
-_NEED_EDGES = (
-  'random_pruning',
-  'agent_prune',
-  'agent_prune_equal',
-  'agent_dropout',
-  'agent_dropout_equal',
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,13 +42,10 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     `(low, high)`.
 
   Raises:
-    ValueError: An argument is out of range.
+    ValueError: `n` or `successes` is out of range.
   """
-  _check_confidence(confidence)
-  if n < 1:
-    raise ValueError(f'n = {n}: an interval needs at least one trial')
-  if not 0 <= successes <= n:
-    raise ValueError(f'successes = {successes}: give a number in [0, n = {n}]')
+  if not 0 <= successes <= n or n < 1:
+    raise ValueError(f'{successes} of {n} trials: give a number of at least one')
   z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
   p = successes / n
   scale = 1 + z * z / n
@@ -78,19 +75,13 @@ def bootstrap_interval(
     `(low, high)`.
 
   Raises:
-    ValueError: `values` is empty, not flat or not finite, or an argument is out of range.
+    ValueError: `values` is empty, not flat or not finite.
   """
-  _check_confidence(confidence)
   data = _as_vector('values', values)
-  if resamples < 1:
-    raise ValueError(f'resamples = {resamples}: draw at least one sample')
-  rng = np.random.default_rng(seed)
-  means = np.concatenate(
-    [
-      data[rng.integers(data.size, size=(k, data.size))].mean(axis=1)
-      for k in _chunks(data, resamples)
-    ]
-  )
+  rng, size = np.random.default_rng(seed), max(1, _CHUNK // data.size)
+  sizes = [min(size, resamples - start) for start in range(0, resamples, size)]
+  draws = (data[rng.integers(data.size, size=(k, data.size))] for k in sizes)
+  means = np.concatenate([draw.mean(axis=1) for draw in draws])
   tail = (1 - confidence) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
   return float(low), float(high)
@@ -130,11 +121,6 @@ def paired_bootstrap(
   return Difference(float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed))
 
 
-def _check_confidence(confidence: float) -> None:
-  if not 0 < confidence < 1:
-    raise ValueError(f'confidence = {confidence}: give a number between 0 and 1, such as 0.95')
-
-
 def _as_vector(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
   vector = np.asarray(values, dtype=np.float64)
   if vector.ndim != 1 or vector.size == 0:
@@ -142,9 +128,3 @@ def _as_vector(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
   if not np.isfinite(vector).all():
     raise ValueError(f'{name} holds NaN or inf: drop those observations and say how many')
   return vector
-
-
-def _chunks(data: np.ndarray, resamples: int) -> Iterator[int]:
-  size = max(1, _CHUNK // data.size)
-  for start in range(0, resamples, size):
-    yield min(size, resamples - start)

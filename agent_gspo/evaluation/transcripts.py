@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Message, RolloutBatch
 
 
 def records(
@@ -33,57 +33,46 @@ def records(
     advantages: Advantage of each message, float `[M]`, or None.
     gains: Nats that the answering agent gained by each message, float `[M]`, NaN if unknown.
   """
-  kept: dict[int, list[int]] = {e: [] for e in episodes}
+  head = {'step': step, 'split': split, 'label': label}
+  values = {'reward': rewards, 'advantage': advantages, 'worth': gains}
+  said: dict[int, list[dict[str, Any]]] = {e: [] for e in episodes}
   for m, message in enumerate(batch.messages):
-    if message.episode in kept:
-      kept[message.episode].append(m)
-  return [
-    _record(batch, episode, members, step, split, label, rewards, advantages, gains)
-    for episode, members in kept.items()
-  ]
+    if message.episode in said:
+      measured = {key: float(x[m]) for key, x in values.items() if x is not None}
+      if np.isnan(measured.get('worth', 0.0)):
+        del measured['worth']
+      said[message.episode].append({**_message(batch, message), **measured})
+  return [{**head, **_episode(batch, e), 'messages': messages} for e, messages in said.items()]
 
 
-def _record(
-  batch, index, members, step, split, label, rewards, advantages, gains
-) -> dict[str, Any]:
+def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
+  question = batch.questions[batch.episodes[message.episode].question]
+  names, relevant, to = batch.agent_names, question.relevant, message.addressees
+  return {
+    'agent': names[message.agent],
+    'round': message.round,
+    'layer': message.layer,
+    'text': message.text,
+    'written': message.written,
+    'read': message.read,
+    'readers': message.readers,
+    'read_from': [[names[author], round_] for author, round_ in message.read_from],
+    'addressees': None if to is None else [names[agent] for agent in sorted(to)],
+    'silent': message.silent,
+    'ended': message.ended,
+    'note': question.note(message.agent),
+    'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+  }
+
+
+def _episode(batch: RolloutBatch, index: int) -> dict[str, Any]:
   episode = batch.episodes[index]
   question = batch.questions[episode.question]
-  messages = []
-  for m in members:
-    message = batch.messages[m]
-    holds = message.agent < len(question.notes)
-    addressees = None
-    if message.addressees is not None:
-      addressees = [batch.agent_names[agent] for agent in sorted(message.addressees)]
-    messages.append(
-      {
-        'agent': batch.agent_names[message.agent],
-        'round': message.round,
-        'layer': message.layer,
-        'text': message.text,
-        'written': message.written,
-        'read': message.read,
-        'readers': message.readers,
-        'read_from': [[batch.agent_names[author], round_] for author, round_ in message.read_from],
-        'addressees': addressees,
-        'silent': message.silent,
-        'ended': message.ended,
-        'note': question.note(message.agent),
-        'relevant': question.relevant[message.agent] if holds and question.relevant else None,
-        **({} if rewards is None else {'reward': float(rewards[m])}),
-        **({} if advantages is None else {'advantage': float(advantages[m])}),
-        **({} if gains is None or np.isnan(gains[m]) else {'worth': float(gains[m])}),
-      }
-    )
   return {
-    'step': step,
-    'split': split,
-    'label': label,
     'question_id': question.id,
     'question': question.text,
     'gold': question.answer,
     'sample': episode.sample,
     'answer': episode.answer,
     'task_score': episode.task_score,
-    'messages': messages,
   }
