@@ -27,10 +27,10 @@ def number(value: Any, digits: int = 3, signed: bool = False) -> str:
   return format(x, f'{sign}.{max(digits - 1 - exponent, 0)}f')
 
 
-def fixed(value: Any, decimals: int, signed: bool = False) -> str:
-  """Returns `value` with a fixed number of decimals."""
+def fixed(value: Any, decimals: int, scale: float = 1, signed: bool = False) -> str:
+  """Returns `scale * value` with a fixed number of decimals."""
   x = finite(value)
-  return MISSING if x is None else format(x, f'{"+" if signed else ""}.{decimals}f')
+  return MISSING if x is None else format(scale * x, f'{"+" if signed else ""}.{decimals}f')
 
 
 def interval(
@@ -43,18 +43,15 @@ def interval(
   signed: bool = False,
 ) -> str:
   """Returns a value of a record, followed by its `[low, high]` if the record has them."""
-  value, low, high = (
-    MISSING if (x := finite(record.get(k))) is None else fixed(scale * x, decimals, signed)
-    for k in (key, f'{key}_low', f'{key}_high')
-  )
+  ends = (key, f'{key}_low', f'{key}_high')
+  value, low, high = (fixed(record.get(k), decimals, scale, signed) for k in ends)
   value += unit * (value != MISSING)
   return value if MISSING in (low, high) else f'{value} [{low}, {high}]'
 
 
-def percent(value: Any, decimals: int = 1) -> str:
+def percent(value: Any) -> str:
   """Returns a fraction in `[0, 1]` as a percentage."""
-  x = finite(value)
-  return MISSING if x is None else f'{100 * x:.{decimals}f} %'
+  return interval({'x': value}, 'x', 1, 100, unit=' %')
 
 
 def duration(seconds: Any) -> str:

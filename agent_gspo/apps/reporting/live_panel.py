@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rich import progress_bar
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -19,7 +20,7 @@ from agent_gspo.apps.reporting.formatting import duration, fixed, number, percen
 
 _WINDOW = 20  # past steps used to estimate the remaining time
 
-_LABEL_WIDTH = 19
+_LABEL_WIDTH = 17
 
 _SHORT, _LONG = partial(fixed, decimals=1), partial(fixed, decimals=3)
 # Label, metric of the curve, and the figures: name, metric, formatter.
@@ -60,7 +61,6 @@ class ProgressState:
   history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # one value per step
   phase: tuple[str, int | None, int | None] | None = None  # within the step: name, done, total
   started: float = dataclasses.field(default_factory=time.monotonic)
-  curve_column: int = 0  # first column of the curves, to the right of the figures
   ticks: list[float] = dataclasses.field(default_factory=list)  # end times of the last steps
 
   CURVES = ('task/accuracy', 'tokens/written_per_question', 'comm/silence_rate')
@@ -99,45 +99,22 @@ def phase_text(name: str, done: int | None, total: int | None) -> str:
   return f'{name} {done}/{total}' if total else f'{name} {done}'
 
 
-def _figures(state: ProgressState, width: int) -> Text:
-  # Laid out by hand: rich would break lines within "41.1 %".
-  cells = {
-    label: [(name, write(state.metrics.get(key))) for name, key, write in items]
-    for label, _, items in _ROWS
-  }
-  space = max(20, width - 4 - _LABEL_WIDTH)
-  widest = max(_length(cells[label]) for label, curve, _ in _ROWS if curve)
-  state.curve_column = max(state.curve_column, widest + 2)  # never back: curves would jump
-  lines = Text()
-  for label, curve, _ in _ROWS:
-    heading = f'{label:<{_LABEL_WIDTH}}'
-    for row in _wrapped(cells[label], space):
-      lines.append(heading, 'bold')
-      heading = ' ' * _LABEL_WIDTH
-      for name, value in row:
-        lines.append(f'{name} ', 'dim').append(f'{value}  ')
-      if curve and len(row) == len(cells[label]):
-        lines.append(' ' * (state.curve_column - _length(row) - 2))
-        most = min(40, space - state.curve_column)
-        values = state.history.get(curve, [])
-        lines.append(formatting.sparkline(values, most), 'cyan')
-      lines.rstrip()
-      lines.append('\n')
-  lines.rstrip()
-  return lines
-
-
-def _length(items: list[tuple[str, str]]) -> int:
-  return sum(len(name) + len(value) + 3 for name, value in items) - 2
-
-
-def _wrapped(items: list[tuple[str, str]], space: int) -> list[list[tuple[str, str]]]:
-  rows: list[list[tuple[str, str]]] = [[]]
-  for item in items:
-    if rows[-1] and _length([*rows[-1], item]) > space:
-      rows.append([])
-    rows[-1].append(item)
-  return rows
+def _figures(state: ProgressState, width: int) -> Table:
+  curve_width = min(40, width - 72)  # of what the widest row with a curve leaves
+  table = Table.grid(padding=(0, 2), expand=True)
+  table.add_column(style='bold', no_wrap=True, width=_LABEL_WIDTH)
+  table.add_column(ratio=1)
+  if curve_width >= 8:
+    table.add_column(style='cyan', no_wrap=True, width=curve_width)
+  for label, curve, items in _ROWS:
+    figures = [
+      Text.assemble((f'{name} ', 'dim'), write(state.metrics.get(key)), no_wrap=True)
+      for name, key, write in items
+    ]
+    history = formatting.sparkline(state.history.get(curve, []), curve_width)
+    row = [label, Columns(figures, padding=(0, 2)), history]
+    table.add_row(*row[: len(table.columns)])
+  return table
 
 
 def _bar(state: ProgressState, width: int) -> Table:

@@ -7,7 +7,7 @@ import io
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -15,8 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent_gspo.apps.reporting import closing, html_report, live_panel, plain_log, tables
+from agent_gspo.apps.reporting import comparison, html_report, live_panel, plain_log, tables
 from agent_gspo.training import progress
+from agent_gspo.training.setup import BASELINES
+from agent_gspo.workdir import records
 
 _LOG_WIDTH = 140
 _SILENCE = 30.0  # seconds without a line, after which a log gets the phase
@@ -75,7 +77,7 @@ class Progress(progress.Progress):
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
     """Shows the closing tables and writes the report; notes a failure instead of raising."""
     try:
-      for table in closing.tables(workdir, trained):
+      for table in _closing(workdir, trained):
         self.note(table)
       report = html_report.write_report(workdir, workdir / 'report.html')
       self.note(f'curves and transcripts: {report}')
@@ -145,6 +147,20 @@ class Progress(progress.Progress):
       with contextlib.suppress(OSError):
         cause = 'its output was closed' if isinstance(error, SystemExit) else repr(error)
         print(f'the progress display stopped, the run goes on: {cause}', file=sys.stderr)
+
+
+def _closing(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Table]:
+  """Yields a table of the team before and after training, then one over prices or budgets."""
+  evaluations = records.evaluations(workdir)
+  # Records from before the run was extended to more steps are of another team.
+  steps = (0, trained['step'])
+  by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
+  baselines = [by_label[k] for k in (*BASELINES, records.SEEN) if k in by_label]
+  yield tables.closing_table(by_label.get(records.UNTRAINED, {}), trained, baselines=baselines)
+  told = [e for e in evaluations if records.told_value(e) is not None]
+  told = [e for e in told if e.get('step') == trained['step'] and records.asks_alike(e, trained)]
+  if told:
+    yield comparison.comparison_table(told)
 
 
 def _print(text: RenderableType, console: Console) -> None:

@@ -103,19 +103,15 @@ def _row(
   sources: Sequence[Mapping[str, Any]], key: str, decimals: int | None, with_change: bool
 ) -> list[str]:
   """Returns a figure of each source, and its change from the first to the last one."""
-  if decimals is None:
-    row = [formatting.interval(source, key, 1, 100, unit=' %') for source in sources]
-  else:
-    row = [formatting.interval(source, key, decimals) for source in sources]
+  share = decimals is None
+  digits, scale, unit = (1, 100, ' %') if decimals is None else (decimals, 1, '')
+  row = [formatting.interval(source, key, digits, scale, unit=unit) for source in sources]
   if not with_change:
     return row
   x, y = finite(sources[0].get(key)), finite(sources[-1].get(key))
   change = formatting.MISSING
-  if x is not None and y is not None:
-    if decimals is None:
-      change = f'{100 * (y - x):+.1f} points'
-    elif x:
-      change = f'{100 * (y / x - 1):+.0f} %'
+  if x is not None and y is not None and (share or x):
+    change = f'{100 * (y - x):+.1f} points' if share else f'{100 * (y / x - 1):+.0f} %'
   return [row[0], *(figure.partition(' [')[0] for figure in row[1:-1]), row[-1], change]
 
 
