@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo.values import finite
 
 MISSING = '-'
-_BARS = '▁▂▃▄▅▆▇█'
 
 
 def number(value: Any, digits: int = 3, signed: bool = False) -> str:
@@ -72,21 +70,3 @@ def duration(seconds: Any) -> str:
   if minutes < 48 * 60:
     return f'{minutes // 60}h {minutes % 60:02d}m'
   return f'{minutes // 1440}d {minutes % 1440 // 60:02d}h'
-
-
-def sparkline(values: Sequence[Any], width: int) -> str:
-  """Draws a curve in one line of at most `width` characters, scaled from its minimum to maximum.
-
-  Non-finite entries are left out; a longer curve is averaged in equal slices.
-  """
-  data = [x for x in map(finite, values) if x is not None]
-  if not data or width < 1:
-    return ''
-  if len(data) > width:
-    edges = [i * len(data) // width for i in range(width + 1)]
-    slices = [data[a:b] for a, b in itertools.pairwise(edges)]
-    data = [sum(piece) / len(piece) for piece in slices]
-  low, high = min(data), max(data)
-  if high == low:
-    return _BARS[len(_BARS) // 2] * len(data)
-  return ''.join(_BARS[round((x - low) / (high - low) * (len(_BARS) - 1))] for x in data)

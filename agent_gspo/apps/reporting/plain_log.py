@@ -1,12 +1,13 @@
-"""Formats one aligned line of text per step, for logs and pipes."""
+"""Formats one aligned line of text per step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent_gspo.apps.reporting.formatting import duration, fixed, number
+from agent_gspo.apps.reporting.formatting import fixed, number
 
 HEADER_EVERY = 20
 
@@ -31,14 +32,25 @@ _COLUMNS = (
 )
 
 
-def header() -> str:
+def header(width: int) -> str:
   """Returns the headings; every line has their width unless a number overflows."""
-  names = [f'{name:>{width}}' for name, width, _, _ in _COLUMNS]
-  return ' '.join([f'{"step":>7}', *names, f'{"left":>8}'])
+  names = [f'{name:>{cell}}' for name, cell, _, _ in _COLUMNS]
+  return _joined([f'{"step":>7}', *names, f'{"left":>8}'], width)
 
 
-def line(step: int, metrics: Mapping[str, Any], remaining_seconds: float | None) -> str:
-  """Returns the line of one step, with "-" for missing metrics."""
-  cells = [f'{write(metrics.get(key)):>{width}}' for _, width, key, write in _COLUMNS]
-  left = duration(None if remaining_seconds is None else round(remaining_seconds))
-  return ' '.join([f'{step:>7}', *cells, f'{left:>8}'])
+def line(step: int, metrics: Mapping[str, Any], left: str, width: int) -> str:
+  """Returns the line of one step, with "-" for missing metrics.
+
+  Args:
+    step: Number of the step.
+    metrics: Metrics of the step.
+    left: Time to the end of the run.
+    width: Characters of the longest line; columns that do not fit are left out.
+  """
+  cells = [f'{write(metrics.get(key)):>{cell}}' for _, cell, key, write in _COLUMNS]
+  return _joined([f'{step:>7}', *cells, f'{left:>8}'], width)
+
+
+def _joined(cells: Sequence[str], width: int) -> str:
+  ends = itertools.accumulate(len(cell) + 1 for cell in cells)
+  return ' '.join(cell for cell, end in zip(cells, ends, strict=True) if end <= width + 1)

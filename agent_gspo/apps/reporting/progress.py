@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a live panel in a terminal, one line per step elsewhere."""
+"""Shows the progress of a run: a line for each step, and a bar below them in a terminal."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
-from rich.text import Text
 
-from agent_gspo.apps.reporting import comparison, html_report, live_panel, plain_log, tables
+from agent_gspo.apps.reporting import comparison, formatting, html_report, plain_log, tables
 from agent_gspo.training import progress
 from agent_gspo.training.setup import BASELINES
 from agent_gspo.workdir import records
 
 _LOG_WIDTH = 140
 _SILENCE = 30.0  # seconds without a line, after which a log gets the phase
+_WINDOW = 20  # past steps used to estimate the remaining time
 
 
 class Progress(progress.Progress):
@@ -46,11 +47,12 @@ class Progress(progress.Progress):
     clock: Callable[[], float] = time.monotonic,
   ):
     """Prepares the display of a run of `total_steps`; it appears on `__enter__`."""
-    self._state = live_panel.ProgressState(title=title, total=total_steps, done=start_step)
+    self._title, self._total, self._done = title, total_steps, start_step
     self._console = console or Console()
-    self._live: Live | None = None
+    self._bar: Bar | None = None
     self._lines = 0
     self._clock, self._last_line = clock, clock()
+    self._ends = [clock()]  # of the last steps
     self._quiet = False
 
   def __enter__(self) -> Progress:
@@ -62,16 +64,18 @@ class Progress(progress.Progress):
 
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
     """Shows the current phase; a log gets a line after half a minute without one."""
-    self._state.phase = (name, done, total)
-    if self._live is None and self._clock() - self._last_line >= _SILENCE:
-      self.note(f'... {live_panel.phase_text(name, done, total)}')
+    text = name if done is None else f'{name} {done}' + f'/{total}' * bool(total)
+    if self._bar is not None:
+      self._bar.update(self._bar.task_ids[0], phase=text)
+    elif self._clock() - self._last_line >= _SILENCE:
+      self.note(f'... {text}')
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:
     """Shows a finished step."""
     self._safely(lambda: self._show(step, metrics))
 
   def note(self, text: RenderableType) -> None:
-    """Writes a message (or a rich table) that stays in the log, above the panel."""
+    """Writes a message (or a rich table) that stays in the log, above the bar."""
     self._safely(lambda: self._write(text))
 
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
@@ -88,38 +92,42 @@ class Progress(progress.Progress):
       )
 
   def _open(self) -> None:
-    blocks = self._console.encoding.lower().startswith('utf')  # curves are drawn with block glyphs
-    if blocks and (self._console.is_terminal or self._console.is_jupyter):
-      self._live = Live(
-        console=self._console, get_renderable=self._render, refresh_per_second=4, transient=False
-      )
-      self._live.start()
-    elif self._state.title:
-      self._write(self._state.title)
+    if self._console.is_terminal or self._console.is_jupyter:
+      columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+      told = TextColumn('left {task.fields[left]}  {task.fields[phase]}', markup=False)
+      self._bar = Bar(*columns, told, console=self._console, refresh_per_second=4)
+      self._bar.add_task('', total=self._total, completed=self._done, left='-', phase='')
+      self._bar.start()
+    if self._title:
+      self._write(self._title)
 
   def _close(self) -> None:
-    if self._live is not None:
-      live, self._live = self._live, None
-      self._state.phase = None
-      live.stop()
+    if self._bar is not None:
+      bar, self._bar = self._bar, None
+      bar.update(bar.task_ids[0], phase='')
+      bar.stop()
 
   def _show(self, step: int, metrics: Mapping[str, Any]) -> None:
-    self._state.record(step, metrics)
-    if self._live is None:
-      if self._lines % plain_log.HEADER_EVERY == 0:
-        self._write(plain_log.header())
-      self._lines += 1
-      self._write(plain_log.line(step, metrics, self._state.remaining_seconds()))
+    self._ends = [*self._ends, self._clock()][-_WINDOW - 1 :]
+    self._done += 1
+    left = self._remaining()
+    width = _LOG_WIDTH if self._bar is None else self._console.width
+    if self._lines % plain_log.HEADER_EVERY == 0:
+      self._write(plain_log.header(width))
+    self._lines += 1
+    self._write(plain_log.line(step, metrics, left, width))
+    if self._bar is not None:
+      self._bar.update(self._bar.task_ids[0], completed=self._done, left=left, phase='')
 
-  def _render(self) -> RenderableType:
-    # Called in rich's refresh thread, where an exception would end the display.
-    try:
-      return live_panel.render(self._state, self._console.width)
-    except Exception as error:
-      return Text(f'(nothing to show: {error!r})')
+  def _remaining(self) -> str:
+    """Estimates the time to the end."""
+    # The first step compiles: it is left out once there is another.
+    ends = self._ends[1:] if 2 < len(self._ends) <= _WINDOW else self._ends
+    left = max(0, self._total - self._done) * (ends[-1] - ends[0]) / (len(ends) - 1)
+    return formatting.duration(round(left))
 
   def _write(self, text: RenderableType) -> None:
-    if self._live is not None and not isinstance(text, str):
+    if self._bar is not None and not isinstance(text, str):
       _print(text, self._console)
       return
     encoding = self._console.encoding
@@ -132,7 +140,7 @@ class Progress(progress.Progress):
       text = '\n'.join(line.rstrip() for line in file.read().splitlines())
     self._console.out(text.encode(encoding, 'replace').decode(encoding), highlight=False)
     self._last_line = self._clock()
-    if self._live is None:
+    if self._bar is None:
       self._console.file.flush()
 
   def _safely(self, action: Callable[[], None]) -> None:
