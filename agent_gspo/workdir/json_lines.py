@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,41 +104,40 @@ def truncate_after(path: PathLike, step: int) -> str:
   Returns:
     Message with the number of incomplete lines, '' if there were none.
   """
-  path = pathlib.Path(path)
-  if not path.exists():
-    return ''
   spoiled = 0
 
-  def kept(lines: Iterable[bytes]) -> Iterator[bytes]:
+  def kept(line: bytes) -> bool:
     nonlocal spoiled
-    for line in lines:
-      record = parse_line(line) if line.endswith(b'\n') else None
-      if record is None:
-        spoiled += bool(line.strip())
-        continue
-      written_at = record.get('step')
-      if not isinstance(written_at, int | float) or written_at <= step:
-        yield line
+    record = parse_line(line) if line.endswith(b'\n') else None
+    spoiled += record is None and bool(line.strip())
+    if record is None:
+      return False
+    written_at = record.get('step')
+    return not isinstance(written_at, int | float) or written_at <= step
 
-  with path.open('rb') as file:
-    replace(path, kept(file))
+  _filter(path, kept)
   return f'{path}: dropped {spoiled} lines that held no whole record' if spoiled else ''
 
 
 def drop(path: PathLike, step: int, labels: Collection[str]) -> None:
   """Drops the records of a step whose `label` is in `labels`; keeps all others."""
-  path = pathlib.Path(path)
-  if not path.exists():
-    return
-  lines = path.read_bytes().splitlines(keepends=True)
-  kept = []
-  for line in lines:
+
+  def kept(line: bytes) -> bool:
     record = parse_line(line) or {}
     label = record.get('label')
-    if record.get('step') != step or not isinstance(label, str) or label not in labels:
-      kept.append(line)
-  if len(kept) < len(lines):
-    replace(path, kept)
+    return record.get('step') != step or not isinstance(label, str) or label not in labels
+
+  path = pathlib.Path(path)
+  if path.exists() and not all(map(kept, path.read_bytes().splitlines(keepends=True))):
+    _filter(path, kept)
+
+
+def _filter(path: PathLike, kept: Callable[[bytes], bool]) -> None:
+  """Replaces a file, if it exists, by its lines that are kept."""
+  path = pathlib.Path(path)
+  if path.exists():
+    with path.open('rb') as file:
+      replace(path, filter(kept, file))
 
 
 def drop_half_line(path: PathLike) -> None:

@@ -35,7 +35,7 @@ UNTRAINED = 'untrained'
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
-_TOLD = re.compile('(.+), (?:price|budget) ([0-9.e+-]+)')
+_TOLD = re.compile(r'(.+), (?:price|budget) (\d+(?:\.\d+)?(?:e[+-]\d+)?)')
 
 PathLike = json_lines.PathLike
 

@@ -82,19 +82,15 @@ def learning_curves(
         axes.fill_between(steps, scale * low, scale * high, color=colour, alpha=0.15, linewidth=0)
         if name:
           styles_used.add((style, name))
-          styled = axes
     if axes.dataLim.y0 >= 0:  # a price may be negative
       axes.set_ylim(bottom=0)
-  if styles_used:
-    handles = [
-      lines.Line2D([], [], color='#555', linestyle=s, label=n) for s, n in sorted(styles_used)
-    ]
-    styled.legend(handles=handles, frameon=False, fontsize=9)
   handles = []
   for i, (label, group) in enumerate(runs.items()):
     seeds = f' ({len(group)} seeds)' if len(group) > 1 else ''
     colour = _COLOURS[i % len(_COLOURS)]
     handles.append(lines.Line2D([], [], color=colour, linewidth=3, label=f'{label}{seeds}'))
+  for style, name in sorted(styles_used):
+    handles.append(lines.Line2D([], [], color='#555', linestyle=style, label=f'silent, {name}'))
   picture.legend(handles=handles, loc='outside lower center', ncols=4, frameon=False)
   return _save(picture, out_png)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
         'series': series,
         'sft': {'steps': sft_steps, 'series': sft_series},
         'evaluations': [_evaluation(e) for e in run.evaluations],
-        'edges': _edges(graph),
+        'edges': _rounded(sorted(graph.get('edges') or (), key=lambda e: -e['tokens'])),
         'edges_of': {key: graph.get(key) for key in ('label', 'step', 'split')},
         'transcripts': total,
       }
@@ -94,24 +93,14 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-  """Adds the price or budget of an evaluation, unless its label has none that parses."""
-  told = None
-  with contextlib.suppress(ValueError):
-    told = records.told_value(evaluation)
+  """Adds the price or budget of an evaluation, if its label has one."""
+  told = records.told_value(evaluation)
   return _rounded({**evaluation, **({} if told is None else {'told': told})})
 
 
-def _edges(evaluation: Mapping[str, Any]) -> list[Any]:
-  """Returns the communication edges of an evaluation, by tokens in descending order."""
-  return _rounded(sorted(evaluation.get('edges') or (), key=lambda edge: -edge['tokens']))
-
-
 def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:
-  small = {key: _clip(value) for key, value in transcript.items() if key != 'messages'}
-  small['messages'] = [
-    {key: _clip(value) for key, value in m.items()} for m in transcript['messages']
-  ]
-  return _rounded(small)
+  cut = lambda record: {key: _clip(value) for key, value in record.items()}
+  return _rounded({**cut(transcript), 'messages': list(map(cut, transcript['messages']))})
 
 
 def _clip(value: Any, most: int = _MAX_TEXT) -> Any:
