@@ -164,9 +164,12 @@ class Harness:
     def ask(part: Sequence[Question]) -> list[dict[str, Any]]:
       others = {partners[q.id].id: partners[q.id] for q in part if partners}
       beside = [q for q in others.values() if q not in part]
-      found = self._ask([*part, *beside], variant, policy, label)
+      dealt, start = [variant.question(q) for q in (*part, *beside)], time.monotonic()
+      head = {'step': self.step, 'split': self.split, 'label': label}
+      found, _ = evaluate.converse(variant.team, self.task, self.tokenizer, dealt, policy, **head)
+      more = {'seconds': (time.monotonic() - start) / len(dealt), 'variant': key}
       kept = missing.intersection(q.id for q in part)
-      return [{**record, 'variant': key} for record in found if record['question_id'] in kept]
+      return [{**record, **more} for record in found if record['question_id'] in kept]
 
     self.note(f'{label}: {answered} of {len(asked)} questions')
     for part, found in self._held(self._parts(asked, missing, partners), ask, bool(answered)):
@@ -258,14 +261,6 @@ class Harness:
           )
     finally:
       waiting.clear()
-
-  def _ask(self, questions, variant, policy, label) -> list[dict[str, Any]]:
-    start = time.monotonic()
-    dealt = [variant.question(q) for q in questions]
-    head = {'step': self.step, 'split': self.split, 'label': label}
-    found, _ = evaluate.converse(variant.team, self.task, self.tokenizer, dealt, policy, **head)
-    seconds = (time.monotonic() - start) / len(questions)
-    return [{**record, 'seconds': seconds} for record in found]
 
   def partners(self) -> dict[str, Question]:
     """Pairs each question with its neighbor in the split: 0 and 1, 2 and 3, ...

@@ -63,7 +63,7 @@ def main() -> None:
   elif _QUESTION.value is not None:
     questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
   shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
-  asked.load()  # before anything is typed
+  _ = asked.loaded  # before anything is typed
   for question in questions:
     try:
       asked.check_words(question)

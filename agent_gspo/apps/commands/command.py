@@ -6,6 +6,7 @@ AGENT_GSPO_TRACEBACK=1 shows the traceback. Ctrl-C ends with 130.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import pathlib
@@ -216,6 +217,12 @@ def _explain(error: Exception, argv: Sequence[str]) -> str:
       meant = re.search(r'Did you mean "\w+"', text)
       return f'{flag}: the config has no field {found[1]!r}. {f"{meant[0]}?" if meant else ""}'
   return f'--config: {type(error).__name__}: {text}'
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+  """Returns a parser of positional arguments and flags, for commands without a config."""
+  formatter = argparse.RawDescriptionHelpFormatter
+  return argparse.ArgumentParser(description=doc, formatter_class=formatter, allow_abbrev=False)
 
 
 def fail(text: str, error: Exception | None = None) -> NoReturn:

@@ -9,7 +9,6 @@ agent_gspo/evaluation/statistics.py); if it excludes 0, A and B differ.
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 
 from agent_gspo.apps.commands import command, evaluation_folder
@@ -19,9 +18,7 @@ from agent_gspo.evaluation import compare
 
 def cli() -> None:
   """Parses the arguments and runs the command."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command.arguments(__doc__)
   parser.add_argument('systems', nargs=2, metavar='DIR[:LABEL]', help='folder of an evaluation')
   options = parser.parse_args()
   try:

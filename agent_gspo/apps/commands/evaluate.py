@@ -20,6 +20,7 @@ import os
 import sys
 import textwrap
 import time
+from typing import Any
 
 from absl import flags
 
@@ -43,6 +44,7 @@ _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 def main() -> None:
   """Runs the command."""
   config = command.load_config(_CONFIG)
+  from agent_gspo.apps import endpoint
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import comparison, formatting, tables
   from agent_gspo.config import check as config_lib
@@ -68,10 +70,14 @@ def main() -> None:
     saved.check_params(parts.config)
   setup = setup_lib.build(parts)
   step, label = (saved.step, f'step {saved.step}') if saved else (0, 'untrained')
+  policy: Any  # (temperature, name of the noise stream) -> the policy
   alone = 0
   if _ENDPOINT.value:
     label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
-    policy, alone = _endpoint_policy(setup)
+    first = endpoint.EndpointPolicy(
+      _ENDPOINT.value, _ENDPOINT_MODEL.value, setup.tokenizer, 0.0, _key()
+    )
+    policy, alone = lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
   else:
     params = saved.restore_params(parts.config, setup.params) if saved else setup.params
     params = setup.own_copy(params)  # once, not for each baseline
@@ -149,6 +155,12 @@ def _check_endpoint(team) -> None:
   endpoint.check(team)
 
 
+def _key() -> str:
+  from agent_gspo.apps import endpoint
+
+  return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
+
+
 def _check_probes(team, task, split: str) -> None:
   """Raises ValueError if --probes finds nothing to probe, before any long computation."""
   from agent_gspo.evaluation import probes
@@ -158,21 +170,6 @@ def _check_probes(team, task, split: str) -> None:
       probes.check(team, task, split)
     except ValueError as error:
       raise ValueError(f'--probes: {error} Or leave out --probes.') from error
-
-
-def _key() -> str:
-  from agent_gspo.apps import endpoint
-
-  return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
-
-
-def _endpoint_policy(setup):
-  """Returns a factory of endpoint policies, and the number of concurrent requests."""
-  from agent_gspo.apps.endpoint import EndpointPolicy
-
-  url, model = _ENDPOINT.value, _ENDPOINT_MODEL.value
-  first = EndpointPolicy(url, model, setup.tokenizer, 0.0, _key())
-  return lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
 
 
 def _harness(setup, policy, step: int, alone: int):

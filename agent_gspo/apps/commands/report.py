@@ -8,7 +8,6 @@ The report is one file that opens in any browser, without a network.
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import warnings
 
@@ -18,9 +17,7 @@ from agent_gspo.apps.reporting import html_report
 
 def cli() -> None:
   """Parses the arguments and runs the command."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command.arguments(__doc__)
   parser.add_argument('folders', nargs='+', metavar='DIR', help='workdir, or folder of workdirs')
   parser.add_argument(
     '--out', metavar='FILE', help='what to write; report.html in DIR, or here if DIR is several'

@@ -50,7 +50,7 @@ def main() -> None:
     host, port = listening.getsockname()[:2]
     key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
     guard.check_key(key, _HOST.value, host)
-    served.load()
+    _ = served.loaded
     address = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
     print(
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True

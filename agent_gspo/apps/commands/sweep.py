@@ -14,7 +14,6 @@ frontier; several are the seeds of one comparison.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -34,9 +33,7 @@ _Number = TypeVar('_Number', int, float)
 
 def cli() -> NoReturn:
   """Parses the arguments and runs the command; ends with status 1 if a run failed."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-  )
+  parser = command.arguments(__doc__)
   parser.add_argument('--config', required=True, help='file of the config')
   parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the runs')
   parser.add_argument('--lambdas', default='', help='values of budget.lambda_tok')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +63,17 @@ class TeamOfRun:
     self.parts: Parts = config_lib.check(config, training=False)
     self.team = self.parts.team
     self.step = self._saved.step if self._saved else 0
-    self._loaded: tuple[Setup, Params] | None = None
 
-  def load(self) -> Setup:
-    """Reads the model, once."""
+  @functools.cached_property
+  def loaded(self) -> tuple[Setup, Params]:
+    """Reads the model and the team's parameters."""
     from agent_gspo.training import setup as setup_lib
 
-    if self._loaded is None:
-      setup = setup_lib.build(self.parts)
-      params = setup.params
-      if self._saved is not None:
-        params = self._saved.restore_params(self.parts.config, params)
-      self._loaded = setup, setup.own_copy(params)
-    return self._loaded[0]
+    setup = setup_lib.build(self.parts)
+    params = setup.params
+    if self._saved is not None:
+      params = self._saved.restore_params(self.parts.config, params)
+    return setup, setup.own_copy(params)
 
   @property
   def told(self) -> str:
@@ -100,7 +99,7 @@ class TeamOfRun:
     """Raises ValueError if the team cannot read a question, see `asking.check_words`."""
     from agent_gspo.evaluation import asking
 
-    asking.check_words(self.team, self.load().tokenizer, question)
+    asking.check_words(self.team, self.loaded[0].tokenizer, question)
 
   def ask(
     self,
@@ -117,11 +116,10 @@ class TeamOfRun:
     """
     from agent_gspo.evaluation import asking
 
-    setup = self.load()
-    assert self._loaded is not None
+    setup, params = self.loaded
     if temperature is None:
       temperature = self.parts.config.evaluation.temperature
-    policy = setup.policy(self._loaded[1], stream='eval', step=0, temperature=temperature)
+    policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
     caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
     team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
     return asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)
