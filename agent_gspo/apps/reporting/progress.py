@@ -65,8 +65,8 @@ class Progress(progress.Progress):
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
     """Shows the current phase; a log gets a line after half a minute without one."""
     text = name if done is None else f'{name} {done}' + f'/{total}' * bool(total)
-    if self._bar is not None:
-      self._bar.update(self._bar.task_ids[0], phase=text)
+    if (bar := self._bar) is not None:  # may be called while another thread closes it
+      bar.update(bar.task_ids[0], phase=text)
     elif self._clock() - self._last_line >= _SILENCE:
       self.note(f'... {text}')
 
