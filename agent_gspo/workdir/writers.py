@@ -47,7 +47,7 @@ class RunWriter:
 
   def config(self, config: Mapping[str, Any]) -> None:
     """Writes `config.json`, and the same text to TensorBoard and W&B."""
-    plain = json_lines.to_plain(config.to_dict() if hasattr(config, 'to_dict') else config, {})
+    plain = json_lines.to_plain(config, {})
     text = json.dumps(plain, indent=2)
     json_lines.replace(self.workdir / records.CONFIG, [(text + '\n').encode()])
     # TensorBoard shows Markdown, in which four spaces make a block of code.
