@@ -115,7 +115,7 @@ def test_notes_of_a_split_are_unseen_in_the_others(seed):
     found[split] = {what: shown & words for what, words in joined.items()}
     idle = {note for q in questions for note, r in zip(q.notes, q.relevant, strict=True) if not r}
     found[split]['sentences'] = idle
-    found[split]['frames'] = {grammar.skeleton(frame) for frame in grammar.IDLE_FRAMES[split]}
+    found[split]['frames'] = {re.sub(r'{\w+}', '_', frame) for frame in grammar.IDLE_FRAMES[split]}
   for one, other in itertools.combinations(base.SPLITS, 2):
     for what in ('names', 'objects', 'sentences', 'frames'):
       assert found[one][what]

@@ -179,18 +179,10 @@ class DealtTask(FileTask):
     terse_probability: float,
     silence_probability: float,
   ) -> str | None:
-    """Writes an SFT demonstration: notes (`script`), or the gold solution.
+    """Writes an SFT demonstration: a note (`script.message`), or a solver's gold solution.
 
-    Args:
-      question: Question of the training split.
-      agent: Index of an informant, or of a solver after them.
-      delivered: Message of each informant to this agent, '' for silence.
-      rng: Random generator.
-      terse_probability, silence_probability: Shares as in `script.message`.
-
-    Returns:
-      The message, or None if the official files have no solution, or a relevant note did not reach
-      the solver: it would learn to invent numbers.
+    Returns None if the official files have no solution, or a relevant note is not `delivered` to
+    the solver ('' for silence): it would learn to invent numbers.
     """
     if agent >= len(question.notes):
       needed = zip(delivered, question.relevant, strict=True)

@@ -158,11 +158,6 @@ def _fill(frame: str, names: Sequence[str], max_count: int, rng: random.Random) 
   return _SLOT.sub(lambda match: next(found[match[1]]), frame)
 
 
-def skeleton(frame: str) -> str:
-  """Returns a frame with its slots blanked; distinct frames must have distinct skeletons."""
-  return _SLOT.sub('_', frame)
-
-
 def grammar_words() -> set[str]:
   """Returns every word and mark of the frames and fillers, without names and numbers."""
   frames = [_SLOT.sub('', frame) for split in IDLE_FRAMES.values() for frame in split]

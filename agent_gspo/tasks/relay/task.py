@@ -167,15 +167,10 @@ class RelayTask(base.Task):
     terse_probability: float,
     silence_probability: float,
   ) -> str:
-    """Writes an SFT demonstration: a message of a scripted, verbose team (see `script`).
+    """Writes an SFT demonstration: a message of a scripted, verbose team.
 
-    Args:
-      question: Question with notes.
-      agent: Index of an informant, or of the solver (`num_informants`).
-      delivered: Message of each informant, "" for silence; used for the solver only.
-      rng: Random generator.
-      terse_probability: Share of messages with only the necessary information.
-      silence_probability: Share of messages about irrelevant notes that are "".
+    Arguments are those of `script.talkative_message`, and of `script.solver_message` for agents
+    after the informants.
     """
     if agent >= self.num_informants:
       return script.solver_message(self, question, delivered, rng, terse_probability)
