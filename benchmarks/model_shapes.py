@@ -7,7 +7,7 @@ import functools
 from agent_gspo.models.presets import decoder
 
 _qwen2 = functools.partial(
-  decoder, family='qwen2', rope_theta=1e6, norm_eps=1e-6, qkv_bias=True, max_positions=32_768
+  decoder, family='qwen2', rope_theta=1e6, norm_eps=1e-6, max_positions=32_768
 )
 # From the config.json of each on the hub.
 MODELS = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from agent_gspo.models.families import FAMILIES, Family
+
 MAX_LAYERS = 1000
 """Upper bound on the layer count; a larger count comes from a damaged file."""
 
@@ -23,11 +25,10 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """Architecture of a Llama, Qwen2 or Qwen3 decoder.
+  """Architecture of a decoder.
 
   Attributes:
-    family: 'llama', 'qwen2' or 'qwen3'; selects the layout for import and export. The
-      architectures differ in `qkv_bias` and `qk_norm`.
+    family: One of `FAMILIES`; decides the parameters of a layer.
     vocab_size: Rows of the embedding (`V`).
     num_layers: Decoder blocks.
     embed_dim: Width of the residual stream (`D`).
@@ -39,8 +40,6 @@ class ModelConfig:
     rope_scaling: Llama 3's scaling of these frequencies, or None.
     norm_eps: Epsilon of every RMSNorm.
     tie_embeddings: Whether the LM head is the transposed embedding.
-    qkv_bias: Whether the q, k and v projections have biases (Qwen2).
-    qk_norm: Whether each head of q and k is normalized by RMSNorm (Qwen3).
     max_positions: Longest supported context, in tokens.
     dtype: Dtype of matrix product operands, keys and values; sums, the residual stream, norms,
       softmax and logits are float32.
@@ -67,8 +66,6 @@ class ModelConfig:
   rope_scaling: RopeScaling | None = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = True
-  qkv_bias: bool = False
-  qk_norm: bool = False
   max_positions: int = 2048
   dtype: str = 'float32'
   lora_rank: int = 0
@@ -91,6 +88,10 @@ class ModelConfig:
         f'num_adapters={self.num_adapters} with lora_rank={self.lora_rank}: there is at least one, '
         'and several need a rank above 0.'
       )
+
+  @property
+  def spec(self) -> Family:
+    return FAMILIES[self.family]
 
   def without_adapters(self) -> ModelConfig:
     return self.replace(lora_rank=0, num_adapters=1)

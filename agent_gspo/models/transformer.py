@@ -1,4 +1,4 @@
-"""Implements the decoder of the Llama, Qwen2 and Qwen3 families as a pure function.
+"""Implements the decoder of all families (`families.py`) as a pure function.
 
 The mask is an argument: the same module runs a prefill, a prefix tree of samples with shared
 context, and one decode step against a KV cache.
@@ -183,12 +183,13 @@ class Attention(nn.Module):
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
     c = self.config
     batch, length, _ = x.shape
-    heads = lambda name, n: Linear(c, n * c.head_dim, c.qkv_bias, self.layout, name=name)(
+    bias = c.spec.has('attn/q/bias')
+    heads = lambda name, n: Linear(c, n * c.head_dim, bias, self.layout, name=name)(
       x, adapter, earlier
     ).reshape(batch, length, n, c.head_dim)
     # q: [B, T, H, d]; k, v: [B, T, K, d]
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
-    if c.qk_norm:
+    if c.spec.has('attn/q_norm/scale'):
       q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
     q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
     # k, v: [B, K, T, d], as cached

@@ -408,8 +408,8 @@ def _adapted(seed: int = 0):
   """A Qwen-like model with biases, and adapters that do something."""
   config = presets.PRESETS['micro'].replace(
     vocab_size=50,
+    family='qwen2',
     num_layers=1,
-    qkv_bias=True,
     tie_embeddings=False,
     lora_rank=3,
     lora_alpha=12.0,

@@ -33,10 +33,8 @@ _CONFIGS = {
     max_positions=512,
   ),
 }
-_CONFIGS['qwen2'] = _CONFIGS['llama'].replace(family='qwen2', qkv_bias=True, norm_eps=1e-6)
-_CONFIGS['qwen3'] = _CONFIGS['llama'].replace(
-  family='qwen3', qk_norm=True, head_dim=32, tie_embeddings=True
-)
+_CONFIGS['qwen2'] = _CONFIGS['llama'].replace(family='qwen2', norm_eps=1e-6)
+_CONFIGS['qwen3'] = _CONFIGS['llama'].replace(family='qwen3', head_dim=32, tie_embeddings=True)
 
 
 def _random(config: ModelConfig) -> dict:

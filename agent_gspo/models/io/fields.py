@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from agent_gspo.values import is_real, is_whole, shown
+
+_T = TypeVar('_T')
 
 _LARGEST = 2**31 - 1  # largest size of an array axis
 
@@ -62,7 +64,7 @@ class Fields:
       raise self.wrong(field, f'a finite number {between}')
     return float(value)
 
-  def flag(self, field: str, default: bool) -> bool:
+  def flag(self, field: str, default: bool | None = None) -> bool:
     """Returns True or False."""
     value = self.get(field, default)
     if not isinstance(value, bool):
@@ -85,6 +87,14 @@ class Fields:
     """Returns the error for an invalid field."""
     value = shown(self.values.get(field))
     return ValueError(f'{self.where}: {self.prefix}{field}={value} must be {expected}.')
+
+
+def named(where: object, make: Callable[[], _T]) -> _T:
+  """Returns `make()`, with `where` in front of the messages of its ValueErrors."""
+  try:
+    return make()
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}') from error
 
 
 def read_object(file: pathlib.Path) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io import families, gguf_header, tensor_names
-from agent_gspo.models.io.fields import Fields
+from agent_gspo.models.families import FAMILIES
+from agent_gspo.models.io import gguf_header, tensor_names
+from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
 
@@ -39,7 +40,7 @@ class GGUFModel:
 
 
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
-  """Reads the header of a file of architecture llama, qwen2 or qwen3.
+  """Reads the header of a file of one of the `FAMILIES`.
 
   Raises:
     FileNotFoundError: The file is missing.
@@ -74,7 +75,7 @@ def _stored(
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     array = _tensor(path, info)
-    if config.family == 'llama' and row.ours.endswith(('/q/kernel', '/k/kernel')):
+    if config.spec.gguf_pairs and row.ours.endswith(('/q/kernel', '/k/kernel')):
       heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
       array = _unpermute(array, heads)
     return tensor_names.to_ours(row, array[index[::-1] if row.transposed else index], where)
@@ -165,10 +166,9 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     ValueError: The architecture or its RoPE scaling is unknown, or a key is missing or invalid.
   """
   family = metadata.get('general.architecture')
-  if not isinstance(family, str) or family not in families.FAMILIES:
+  if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
-      f'{where}: general.architecture={shown(family)} is not supported, only '
-      f'{", ".join(families.FAMILIES)}.'
+      f'{where}: general.architecture={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
     )
   prefix = f'{family}.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
@@ -199,4 +199,4 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     'norm_eps': float(str(eps)),  # through text: 1e-05, not float32's 9.999999747378752e-06
     'max_positions': fields.whole('context_length'),
   }
-  return families.make_config(family, where, tie_embeddings=tied, **shape)
+  return named(where, lambda: ModelConfig(family, tie_embeddings=tied, **shape))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.io.families import FAMILIES, make_config
-from agent_gspo.models.io.fields import Fields
+from agent_gspo.models.families import DEFAULTS, FAMILIES, Family
+from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.values import shown
-
-# Defaults of transformers for fields that a config.json may omit.
-_MAX_POSITIONS = {'llama': 2048, 'qwen2': 32768, 'qwen3': 32768}
-_HEAD_DIM = {'qwen3': 128}
 
 
 def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelConfig:
@@ -23,13 +20,14 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     ValueError: The model type or an option is not supported, or a field without a default is
       missing, or a value is invalid. The message names file, field and value.
   """
-  fields = Fields(hf, where)
   family = hf.get('model_type')
   if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
       f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
     )
-  _refuse(fields, family)
+  spec, given = FAMILIES[family], {k: v for k, v in hf.items() if v is not None}
+  fields = Fields({**DEFAULTS, **spec.defaults, **given}, where)
+  _refuse(fields, spec)
   theta, scaling = _rope(fields)
   heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
   shape: dict[str, Any] = {
@@ -38,23 +36,23 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'embed_dim': width,
     'num_heads': heads,
     'num_kv_heads': fields.whole('num_key_value_heads', heads),
-    'head_dim': fields.whole('head_dim', _HEAD_DIM.get(family, max(width // heads, 1))),
+    'head_dim': fields.whole('head_dim', max(width // heads, 1)),
     'mlp_dim': fields.whole('intermediate_size'),
-    'norm_eps': fields.number('rms_norm_eps', 1e-6, high=1.0),
-    'tie_embeddings': fields.flag('tie_word_embeddings', False),
-    'max_positions': fields.whole('max_position_embeddings', _MAX_POSITIONS[family]),
+    'rope_theta': theta,
+    'rope_scaling': scaling,
+    'norm_eps': fields.number('rms_norm_eps', high=1.0),
+    'tie_embeddings': fields.flag('tie_word_embeddings'),
+    'max_positions': fields.whole('max_position_embeddings'),
   }
-  return make_config(family, where, rope_theta=theta, rope_scaling=scaling, **shape)
+  return named(where, lambda: ModelConfig(family, **shape))
 
 
-def _refuse(fields: Fields, family: str) -> None:
+def _refuse(fields: Fields, spec: Family) -> None:
   """Raises ValueError for options that would silently change the computed function."""
-  if fields.get('hidden_act', 'silu') != 'silu':
-    raise fields.wrong('hidden_act', '"silu"; nothing else is supported')
-  refused = ['quantization_config', 'attention_bias', 'mlp_bias', 'use_sliding_window']
-  for field in (*refused, *(['sliding_window'] if family == 'llama' else [])):
-    if fields.get(field, False):
-      raise fields.wrong(field, 'absent or false; it is not supported')
+  for field, value in {**spec.fixed, **dict.fromkeys(spec.refused, False)}.items():
+    found = fields.get(field, value)
+    if found != value and (found or value):
+      raise fields.wrong(field, f'absent or {json.dumps(value)}; nothing else is supported')
   kinds = fields.get('layer_types', [])
   if not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds):
     raise fields.wrong('layer_types', 'a list of "full_attention"; nothing else is supported')
@@ -80,8 +78,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     if field.startswith('rope_') and field not in _ROPE_FIELDS and fields.get(field, False):
       raise fields.wrong(field, 'absent or false; it is not supported')
   rope = _full_attention(_rope_section(fields))
-  theta = fields.number('rope_theta', 10_000.0, low=1.0)  # transformers has no other default
-  theta = rope.number('rope_theta', theta, low=1.0)
+  theta = rope.number('rope_theta', fields.number('rope_theta', low=1.0), low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
     raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
   name = 'type' if rope.values.get('rope_type') is None else 'rope_type'  # old files, new ones
@@ -138,7 +135,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
   """Returns the contents of a config.json that transformers 4 and 5 both read."""
   c = config
   hf = {
-    'architectures': [FAMILIES[c.family]],
+    'architectures': [c.spec.architecture],
     'model_type': c.family,
     'vocab_size': c.vocab_size,
     'num_hidden_layers': c.num_layers,
@@ -147,16 +144,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     'num_key_value_heads': c.num_kv_heads,
     'head_dim': c.head_dim,
     'intermediate_size': c.mlp_dim,
-    'hidden_act': 'silu',
+    **c.spec.fixed,
     'rope_theta': c.rope_theta,
     'rms_norm_eps': c.norm_eps,
     'tie_word_embeddings': c.tie_embeddings,
-    'attention_bias': False,  # Qwen2's biases are implied by its model_type
     'max_position_embeddings': c.max_positions,
     'torch_dtype': 'float32',
   }
-  if c.family != 'llama':
-    hf['use_sliding_window'] = False
   if c.rope_scaling is not None:
     hf['rope_scaling'] = {
       'rope_type': 'llama3',

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo import values
+from agent_gspo.models import families
 from agent_gspo.models.config import ModelConfig
 
 _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
@@ -16,12 +17,12 @@ _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-  """Names one parameter."""
+  """Names one parameter of a model, and gives its shape; see `families.Parameter`."""
 
-  ours: str  # path in the parameter tree, joined by '/'
-  hf: str  # tensor name in a Hugging Face checkpoint
-  gguf: str  # tensor name in a GGUF file
-  shape: tuple[int, ...]  # ours; kernels are `[in, out]`, and transposed in the other formats
+  ours: str
+  hf: str
+  gguf: str
+  shape: tuple[int, ...]
 
   @property
   def transposed(self) -> bool:
@@ -36,34 +37,18 @@ class Name:
 def table(config: ModelConfig) -> tuple[Name, ...]:
   """Returns every base parameter of a model, in layer order (no LoRA adapters)."""
   c = config
-  width, q, kv = c.embed_dim, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-  rows = [
-    Name('embed/embedding', 'model.embed_tokens.weight', 'token_embd.weight', (c.vocab_size, width))
-  ]
+  sizes = {'V': c.vocab_size, 'D': c.embed_dim, 'F': c.mlp_dim, 'H': c.head_dim}
+  sizes |= {'Q': c.num_heads * c.head_dim, 'K': c.num_kv_heads * c.head_dim}
+
+  def name(of: families.Parameter, *prefixes: str) -> Name:
+    ours, hf, gguf = map(''.join, zip(prefixes or ('',) * 3, of[:3], strict=True))
+    return Name(ours, hf, gguf, tuple(sizes[axis] for axis in of.axes))
+
+  rows = [name(families.EMBEDDING)]
   for i in range(c.num_layers):
-
-    def layer(ours: str, hf: str, gguf: str, *shape: int, i: int = i) -> None:
-      rows.append(Name(f'layers_{i}/{ours}', f'model.layers.{i}.{hf}', f'blk.{i}.{gguf}', shape))
-
-    layer('attn_norm/scale', 'input_layernorm.weight', 'attn_norm.weight', width)
-    for x, out in (('q', q), ('k', kv), ('v', kv)):
-      layer(f'attn/{x}/kernel', f'self_attn.{x}_proj.weight', f'attn_{x}.weight', width, out)
-      if c.qkv_bias:
-        layer(f'attn/{x}/bias', f'self_attn.{x}_proj.bias', f'attn_{x}.bias', out)
-    if c.qk_norm:
-      for x in 'qk':
-        layer(
-          f'attn/{x}_norm/scale', f'self_attn.{x}_norm.weight', f'attn_{x}_norm.weight', c.head_dim
-        )
-    layer('attn/o/kernel', 'self_attn.o_proj.weight', 'attn_output.weight', q, width)
-    layer('mlp_norm/scale', 'post_attention_layernorm.weight', 'ffn_norm.weight', width)
-    layer('mlp/gate/kernel', 'mlp.gate_proj.weight', 'ffn_gate.weight', width, c.mlp_dim)
-    layer('mlp/up/kernel', 'mlp.up_proj.weight', 'ffn_up.weight', width, c.mlp_dim)
-    layer('mlp/down/kernel', 'mlp.down_proj.weight', 'ffn_down.weight', c.mlp_dim, width)
-  rows.append(Name('final_norm/scale', 'model.norm.weight', 'output_norm.weight', (width,)))
-  if not c.tie_embeddings:
-    rows.append(Name('lm_head/kernel', 'lm_head.weight', 'output.weight', (width, c.vocab_size)))
-  return tuple(rows)
+    rows += [name(p, f'layers_{i}/', f'model.layers.{i}.', f'blk.{i}.') for p in c.spec.layer]
+  rows.append(name(families.FINAL_NORM))
+  return tuple(rows if c.tie_embeddings else [*rows, name(families.LM_HEAD)])
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from agent_gspo.models.io.fields import Fields, read_object
+from agent_gspo.models.io.fields import Fields, named, read_object
 from agent_gspo.models.text import chat, tokenizer_backends
 from agent_gspo.models.text.control import BREAK, ControlTokens
 from agent_gspo.values import is_text
@@ -96,7 +96,7 @@ class Tokenizer:
         f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
         'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
       )
-    return _named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config)))
+    return named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config)))
 
   @classmethod
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
@@ -116,7 +116,7 @@ class Tokenizer:
     template = _text(fields, 'tokenizer.chat_template')
     if metadata.get('tokenizer.ggml.add_bos_token') is True and names.get('bos_token'):
       tokenizer_backends.begin_with(backend, names['bos_token'])
-    return _named(where, lambda: cls(backend, chat_template=template, **names))
+    return named(where, lambda: cls(backend, chat_template=template, **names))
 
   def encode(self, text: str, special: bool = True) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
@@ -368,11 +368,3 @@ def _template(folder: pathlib.Path, config: Fields) -> str | None:
     raise config.wrong('chat_template', 'a text, or a list of {"name": ..., "template": ...}')
   named = {str(entry.get('name')): entry.get('template') for entry in several}
   return _text(Fields(named, config.where, 'chat_template.'), 'default')
-
-
-def _named(where: object, make: Callable[[], Tokenizer]) -> Tokenizer:
-  """Returns `make()`, with `where` in front of its error messages."""
-  try:
-    return make()
-  except ValueError as error:
-    raise ValueError(f'{where}: {error}') from error
