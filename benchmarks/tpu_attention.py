@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from agent_gspo.ops.attention import tpu
+from agent_gspo.ops.attention.masks import TreeMask
 from benchmarks import common, tpu_compiler
 from benchmarks.hlo_text import Module
 
@@ -50,7 +51,7 @@ def compiled(
   k = v = shape(rows, kv_heads, columns, width)
 
   def both(q, k, v, subtree_end, gradient):
-    out, back = jax.vjp(lambda *of: tpu.attend(*of, subtree_end), q, k, v)
+    out, back = jax.vjp(lambda *of: tpu.attend(*of, TreeMask(subtree_end)), q, k, v)
     return out, back(gradient)
 
   program = jax.jit(both).lower(q, k, v, shape(rows, columns, dtype=jnp.int32), q).compile()

@@ -15,12 +15,27 @@ REMAT_KEEPS = ('nothing', 'attention')
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """Llama 3's frequency-dependent RoPE scaling ("rope_type": "llama3")."""
+  """Divides rotary frequencies by `factor`: low ones (Llama 3), or all without further fields."""
 
   factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_positions: int
+  low_freq_factor: float = 0.0
+  high_freq_factor: float = 0.0
+  original_max_positions: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingWindow:
+  """Describes the layers in which a token attends to the last tokens of its sequence only.
+
+  Attributes:
+    width: Tokens that are attended to, the token itself included.
+    layers: Whether each layer has the window, `num_layers` bools.
+    rope_theta: Base of the rotary frequencies in these layers, which are not scaled.
+  """
+
+  width: int
+  layers: tuple[bool, ...]
+  rope_theta: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +52,9 @@ class ModelConfig:
     head_dim: Width of one head, even.
     mlp_dim: Width of the gated MLP.
     rope_theta: Base of the rotary frequencies.
-    rope_scaling: Llama 3's scaling of these frequencies, or None.
+    rope_scaling: Scaling of these frequencies, or None.
+    sliding: Layers with a sliding window, or None.
+    query_scalar: Queries are scaled by its inverse square root; None for `head_dim`.
     norm_eps: Epsilon of every RMSNorm.
     tie_embeddings: Whether the LM head is the transposed embedding.
     max_positions: Longest supported context, in tokens.
@@ -64,6 +81,8 @@ class ModelConfig:
   mlp_dim: int
   rope_theta: float = 10_000.0
   rope_scaling: RopeScaling | None = None
+  sliding: SlidingWindow | None = None
+  query_scalar: int | None = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = True
   max_positions: int = 2048

@@ -71,6 +71,10 @@ class Family:
       `DEFAULTS`.
     fixed: Fields of config.json with the only value that is computed; written on export.
     refused: Further fields of config.json that must be absent or false.
+    attention: Kinds of layers: 'full_attention', maybe also 'sliding_attention'.
+    activation: Activation of the gated MLP, 'silu' or 'gelu_tanh'.
+    norm_offset: Norms multiply by `weight + norm_offset`.
+    scaled_embeddings: Whether embeddings are multiplied by the square root of their width.
     gguf_pairs: Whether GGUF files interleave the rotary halves of q and k.
   """
 
@@ -81,6 +85,10 @@ class Family:
     default_factory=lambda: {'hidden_act': 'silu', 'attention_bias': False}
   )
   refused: tuple[str, ...] = ('mlp_bias', 'quantization_config')
+  attention: tuple[str, ...] = ('full_attention',)
+  activation: str = 'silu'
+  norm_offset: float = 0.0
+  scaled_embeddings: bool = False
   gguf_pairs: bool = False
 
   def has(self, path: str) -> bool:

@@ -9,11 +9,22 @@ import numpy as np
 from agent_gspo.models.config import ModelConfig, RopeScaling
 
 
-def frequencies(config: ModelConfig) -> np.ndarray:
-  """Returns angular frequencies, float32 `[head_dim / 2]`, in radians per position."""
+def frequencies(config: ModelConfig, sliding: bool = False) -> np.ndarray:
+  """Returns angular frequencies, float32 `[head_dim / 2]`, in radians per position.
+
+  With `sliding` those of layers with a sliding window.
+  """
+  theta, scaling = config.rope_theta, config.rope_scaling
+  if sliding:
+    assert config.sliding is not None
+    theta, scaling = config.sliding.rope_theta, None
   exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-  freqs = (1.0 / np.float32(config.rope_theta) ** exponent).astype(np.float32)
-  return freqs if config.rope_scaling is None else _llama3(freqs, config.rope_scaling)
+  freqs = (1.0 / np.float32(theta) ** exponent).astype(np.float32)
+  if scaling is None:
+    return freqs
+  if not scaling.original_max_positions:
+    return (freqs / np.float32(scaling.factor)).astype(np.float32)
+  return _llama3(freqs, scaling)
 
 
 def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -27,9 +38,9 @@ def _llama3(freqs: np.ndarray, scaling: RopeScaling) -> np.ndarray:
   return ((1 - blend) * freqs / scaling.factor + blend * freqs).astype(np.float32)
 
 
-def rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotation(freqs: np.ndarray, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns cosine and sine, float32 `[B, T, 1, head_dim]`, of int32 positions `[B, T]`."""
-  angle = positions[..., None].astype(jnp.float32) * frequencies(config)[None, None, :]
+  angle = positions[..., None].astype(jnp.float32) * freqs[None, None, :]
   angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
   return jnp.cos(angle), jnp.sin(angle)
 

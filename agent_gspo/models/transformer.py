@@ -35,6 +35,11 @@ KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 _INIT = nn.initializers.lecun_normal()
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
 
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'silu': nn.silu,
+  'gelu_tanh': functools.partial(nn.gelu, approximate=True),
+}
+
 _REMAT_POLICIES = {
   'nothing': None,
   'attention': jax.checkpoint_policies.save_only_these_names(KEPT),
@@ -106,14 +111,15 @@ class Layout:
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm over the last axis."""
+  """Root-mean-square norm over the last axis; multiplies by `scale + norm_offset`."""
 
-  eps: float
+  config: ModelConfig
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    scale = self.param('scale', nn.initializers.ones, (x.shape[-1],))
-    y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+    offset = self.config.spec.norm_offset
+    scale = self.param('scale', nn.initializers.constant(1 - offset), (x.shape[-1],)) + offset
+    y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.config.norm_eps)
     return y * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
@@ -190,8 +196,8 @@ class Attention(nn.Module):
     # q: [B, T, H, d]; k, v: [B, T, K, d]
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
     if c.spec.has('attn/q_norm/scale'):
-      q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
-    q = rope.rotate(q, cos, sin) * c.head_dim**-0.5
+      q, k = RMSNorm(c, name='q_norm')(q), RMSNorm(c, name='k_norm')(k)
+    q = rope.rotate(q, cos, sin) * (c.query_scalar or c.head_dim) ** -0.5
     # k, v: [B, K, T, d], as cached
     k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
     q, k, v = (operand(x, c.dtype) for x in (q, k, v))
@@ -210,7 +216,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-  """SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
+  """Gated MLP: SwiGLU or GeGLU (Shazeer 2020, arXiv 2002.05202)."""
 
   config: ModelConfig
   layout: Layout = Layout()
@@ -219,13 +225,16 @@ class MLP(nn.Module):
   def __call__(self, x, adapter, earlier):
     c = self.config
     linear = lambda name, features: Linear(c, features, layout=self.layout, name=name)
-    gate = nn.silu(linear('gate', c.mlp_dim)(x, adapter, earlier))
+    gate = _ACTIVATIONS[c.spec.activation](linear('gate', c.mlp_dim)(x, adapter, earlier))
     up = linear('up', c.mlp_dim)(x, adapter, earlier)
     return linear('down', c.embed_dim)(gate * up, adapter, earlier)
 
 
 class Block(nn.Module):
-  """Pre-norm attention and MLP, each added to the residual stream."""
+  """Attention and MLP, each added to the residual stream.
+
+  Their inputs are normalized and, in families with such parameters, their outputs.
+  """
 
   config: ModelConfig
   layout: Layout = Layout()
@@ -233,11 +242,13 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
     c = self.config
-    y = RMSNorm(c.norm_eps, name='attn_norm')(x)
+    norm = lambda name, y: RMSNorm(c, name=name)(y) if c.spec.has(f'{name}/scale') else y
     attention, mlp = Attention(c, self.layout, name='attn'), MLP(c, self.layout, name='mlp')
+    y = norm('attn_norm', x)
     y, kv = attention(y, cos, sin, mask, cache, write_at, adapter, earlier)
-    x = self.layout.residual(x + y)
-    return x + mlp(RMSNorm(c.norm_eps, name='mlp_norm')(x), adapter, earlier), kv
+    x = self.layout.residual(x + norm('post_attn_norm', y))
+    y = mlp(norm('mlp_norm', x), adapter, earlier)
+    return x + norm('post_mlp_norm', y), kv
 
 
 class Transformer(nn.Module):
@@ -260,7 +271,7 @@ class Transformer(nn.Module):
     block = nn.remat(Block, policy=_REMAT_POLICIES[c.remat_keeps]) if c.remat else Block
     self.embed = nn.Embed(c.vocab_size, c.embed_dim, embedding_init=_EMBED_INIT)
     self.layers = [block(c, self.layout) for _ in range(c.num_layers)]
-    self.final_norm = RMSNorm(c.norm_eps)
+    self.final_norm = RMSNorm(c)
     if not c.tie_embeddings:
       # The head has no adapter: its cost would grow with the vocabulary.
       self.lm_head = Linear(c.without_adapters(), c.vocab_size)
@@ -294,12 +305,19 @@ class Transformer(nn.Module):
     if adapter is None and c.num_adapters > 1:
       raise ValueError(f'there are {c.num_adapters} adapters; say which one each token takes.')
     x = self.layout.looked_up(self.embed, tokens)
-    cos, sin = rope.rotation(c, positions)
+    if c.spec.scaled_embeddings:
+      x *= c.embed_dim**0.5
+    # Cosines, sines and mask of layers without and with a sliding window.
+    full = (*rope.rotation(rope.frequencies(c), positions), mask)
+    if c.sliding is not None:
+      near = mask.within(c.sliding.width, positions)
+      local = (*rope.rotation(rope.frequencies(c, sliding=True), positions), near)
     kv: list[tuple[jax.Array, jax.Array]] = []
     earlier = x
     for i, layer in enumerate(self.layers):
       layer_cache, began = None if cache is None else cache[i], x
-      x, layer_kv = layer(x, cos, sin, mask, layer_cache, write_at, adapter, earlier)
+      seen = local if c.sliding and c.sliding.layers[i] else full
+      x, layer_kv = layer(x, *seen, layer_cache, write_at, adapter, earlier)
       kv.append(layer_kv)
       earlier = began
     return operand(self.final_norm(x), c.dtype), tuple(kv)

@@ -443,6 +443,9 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
   shrink_at, temperature, stops = control
   weights_at = weights(params)
   columns = state.seen.shape[1] - state.tokens.shape[1]  # prompt columns of the cache
+  column = jnp.arange(state.seen.shape[1])[None, :]
+  written = state.length[:, None] + column - columns
+  positions = jnp.where(column < columns, column, written)  # [N, C]
 
   def more(state):
     return state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at
@@ -457,7 +460,7 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
       {'params': of_tokens},
       token,
       (state.length + at)[:, None],
-      masks.CacheMask(seen, before=state.seen),
+      masks.CacheMask(seen, state.seen, positions),
       state.cache,
       columns + at,
       None if state.adapter is None else state.adapter[:, None],

@@ -260,7 +260,6 @@ _BASE = {**_SHAPE, 'model_type': 'llama'}
   ('change', 'message'),
   [
     ({'model_type': 'mamba'}, "model_type='mamba'"),
-    ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "rope_scaling.type='linear'"),
     ({'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}}, "rope_type='yarn'"),
     ({'rope_scaling': {'rope_type': 'llama3', 'factor': 2.0}}, 'low_freq_factor'),
     ({'model_type': 'qwen2', 'use_sliding_window': True}, 'use_sliding_window'),
@@ -311,6 +310,7 @@ _SCALED = {k: v for k, v in _LLAMA3.items() if k != 'rope_theta'}
     {'rope_parameters': {'rope_type': 'default', 'rope_theta': 5e5}, 'rope_theta': 7e4},
     {'rope_scaling': {'type': 'default', 'rope_theta': 5e5}},
     {'rope_scaling': _SCALED, 'rope_theta': 5e5},
+    {'rope_scaling': {'type': 'linear', 'factor': 8.0}},
     {'rope_scaling': {**_SCALED, 'type': 'llama3'}},
     {'rope_parameters': _SCALED, 'rope_scaling': _LLAMA3 | {'rope_theta': 5e5}},
   ],

@@ -47,12 +47,14 @@ def _small_blocks(monkeypatch):
   monkeypatch.setattr(tpu, 'BLOCK', 128)
 
 
-def _ends(name: str, width: int = 80) -> jax.Array:
+def _mask(name: str, width: int = 80, window: int | None = None) -> masks.TreeMask:
   """Of one row, and of one that is all padding."""
   tree = prefix_tree.pack([np.asarray(x, np.int32) for x in _TREES[name]], width)
   assert len(tree.tokens) == 1
   padding = np.arange(1, width + 1, dtype=np.int32)[None]
-  return jnp.asarray(np.concatenate([tree.subtree_end, padding]))
+  mask = masks.TreeMask(jnp.asarray(np.concatenate([tree.subtree_end, padding])))
+  positions = np.concatenate([tree.positions, np.zeros_like(padding)])
+  return mask if window is None else mask.within(window, jnp.asarray(positions))
 
 
 def _inputs(rows: int, width: int, *, heads: int = 2, group: int = 3, dtype=jnp.float32, seed=0):
@@ -71,10 +73,10 @@ def _value_and_gradients(attention, q, k, v, weights):
   return out, gradients
 
 
-def _assert_like_the_reference(name, ends, inputs):
-  dense = lambda q, k, v: reference.attend(q, k, v, masks.TreeMask(ends))
+def _assert_like_the_reference(name, mask, inputs):
+  dense = lambda q, k, v: reference.attend(q, k, v, mask)
   expected, expected_gradients = _value_and_gradients(dense, *inputs)
-  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, ends), *inputs)
+  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, mask), *inputs)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   chex.assert_trees_all_close(gradients, expected_gradients, atol=1e-4)
 
@@ -82,13 +84,33 @@ def _assert_like_the_reference(name, ends, inputs):
 @pytest.mark.parametrize('tree', _TREES)
 @pytest.mark.parametrize('name', _OTHERS)
 def test_like_the_reference(name, tree):
-  _assert_like_the_reference(name, _ends(tree), _inputs(2, 80))
+  _assert_like_the_reference(name, _mask(tree), _inputs(2, 80))
 
 
 @pytest.mark.parametrize('tree', ['samples of a prompt', 'strangers'])
 @pytest.mark.parametrize('name', ['blockwise', 'tpu'])
 def test_over_several_blocks_some_of_which_nobody_sees(name, tree):
-  _assert_like_the_reference(name, _ends(tree, 300), _inputs(2, 300, group=2))
+  _assert_like_the_reference(name, _mask(tree, 300), _inputs(2, 300, group=2))
+
+
+@pytest.mark.parametrize('tree', ['samples of a prompt', 'branches of one token', 'one text'])
+@pytest.mark.parametrize('name', ['blockwise', 'gpu'])
+def test_windows_count_along_the_sequence(name, tree):
+  mask = _mask(tree, 100, window=9)
+  packed = prefix_tree.pack([np.asarray(x, np.int32) for x in _TREES[tree]], 100)
+  expected = np.zeros((100, 100), bool)
+  for columns in packed.columns:
+    for at, query in enumerate(columns):
+      expected[query, columns[max(0, at - 8) : at + 1]] = True
+  np.fill_diagonal(expected, True)  # padding
+  np.testing.assert_array_equal(mask.dense()[0], expected)
+  _assert_like_the_reference(name, mask, _inputs(2, 100))
+
+
+def test_the_kernel_without_windows_refuses_them():
+  q, k, v, _ = _inputs(2, 80)
+  with pytest.raises(ValueError, match=r"model.attention='tpu' has no sliding windows"):
+    attend.attend(q, k, v, _mask('one text', window=9), implementation='tpu')
 
 
 @hypothesis.settings(deadline=None, max_examples=15)
@@ -98,19 +120,19 @@ def test_random_trees(name, data):
   tokens = st.lists(st.integers(0, 2), min_size=1, max_size=12)
   sequences = data.draw(st.lists(tokens, min_size=1, max_size=8))
   tree = prefix_tree.pack([np.asarray(x, np.int32) for x in sequences], 40)
-  ends = jnp.asarray(np.resize(tree.subtree_end, (3, 40)))  # of any number of rows, three
+  mask = masks.TreeMask(jnp.asarray(np.resize(tree.subtree_end, (3, 40))))  # three rows
   seed = data.draw(st.integers(0, 99))
-  _assert_like_the_reference(name, ends, _inputs(3, 40, heads=1, group=2, seed=seed))
+  _assert_like_the_reference(name, mask, _inputs(3, 40, heads=1, group=2, seed=seed))
 
 
 @pytest.mark.parametrize('name', ['blockwise', 'tpu'])
 def test_bfloat16_is_as_near_as_it_gets(name):
-  ends = _ends('samples of a prompt')
+  mask = _mask('samples of a prompt')
   q, k, v, weights = _inputs(2, 80, dtype=jnp.bfloat16)
   wide = tuple(x.astype(jnp.float32) for x in (q, k, v, weights))
-  dense = lambda q, k, v: reference.attend(q, k, v, masks.TreeMask(ends))
+  dense = lambda q, k, v: reference.attend(q, k, v, mask)
   expected, expected_gradients = _value_and_gradients(dense, *wide)
-  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, ends), q, k, v, wide[3])
+  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, mask), q, k, v, wide[3])
   for one, other in zip((found, *gradients), (expected, *expected_gradients), strict=True):
     assert one.dtype == jnp.bfloat16
     error = np.linalg.norm(one.astype(jnp.float32) - other) / np.linalg.norm(other)
@@ -119,26 +141,27 @@ def test_bfloat16_is_as_near_as_it_gets(name):
 
 def test_weights_are_rounded_alike_in_one_block_and_in_several():
   """So a row that decodes against a cache and one that is trained agree, see `scale.above`."""
-  ends = masks.causal(jnp.array([300]), 300).subtree_end
+  mask = masks.causal(jnp.array([300]), 300)
   q, k, v, _ = _inputs(1, 300, dtype=jnp.bfloat16)
-  expected = np.asarray(reference.attend(q, k, v, masks.TreeMask(ends)), np.float32)
+  expected = np.asarray(reference.attend(q, k, v, mask), np.float32)
   for name in ('blockwise', 'tpu'):
-    found = np.asarray(_OTHERS[name](q, k, v, ends), np.float32)
+    found = np.asarray(_OTHERS[name](q, k, v, mask), np.float32)
     assert (found != expected).mean() < 0.01  # sums in another order, rounded at the end
 
 
 @pytest.mark.parametrize('name', ['blockwise', 'tpu'])
 def test_a_decoder_with_adapters_computes_the_same_with_any(name, monkeypatch):
   monkeypatch.setattr(tpu, 'attend', _OTHERS['tpu'])
-  ends = _ends('samples of a prompt')
-  tokens = jnp.asarray(np.random.default_rng(0).integers(0, 300, ends.shape), jnp.int32)
+  mask = _mask('samples of a prompt')
+  tokens = np.random.default_rng(0).integers(0, 300, mask.subtree_end.shape)
+  tokens = jnp.asarray(tokens, jnp.int32)
   adapter = tokens % 3 - 1  # -1 for none
   config = tiny.CONFIG.replace(lora_rank=2, num_adapters=2)
   params = tiny.params(config)
 
   def loss(params, attention):
     model = Transformer(config.replace(attention=attention))
-    mask, positions = masks.TreeMask(ends), jnp.zeros_like(tokens)
+    positions = jnp.zeros_like(tokens)
     hidden, _ = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
     return (hidden * jnp.cos(jnp.arange(hidden.shape[-1]))[None, None]).sum(), hidden
 

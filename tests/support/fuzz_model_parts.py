@@ -106,7 +106,8 @@ def _rope_sections() -> Iterator[tuple[Any, bool]]:
   yield {'global': _FULL}, True
   for beside in (1e4, 'x', None, {}, []):
     yield {'full_attention': _FULL, 'rope_theta': beside}, beside is not None
-  for kind in ('linear', 'dynamic', 'yarn', 'longrope', 'proportional', 'axial', 'mrope', 'su', ''):
+  yield {'type': 'linear'}, True  # without a factor
+  for kind in ('dynamic', 'yarn', 'longrope', 'proportional', 'axial', 'mrope', 'su', ''):
     for section in ({'rope_type': kind, 'factor': 2.0}, {'type': kind}):
       yield section, True
       yield {'full_attention': section}, True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
+from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling, SlidingWindow
 from agent_gspo.models.families import DEFAULTS, FAMILIES, Family
 from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.values import shown
@@ -28,11 +28,12 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   spec, given = FAMILIES[family], {k: v for k, v in hf.items() if v is not None}
   fields = Fields({**DEFAULTS, **spec.defaults, **given}, where)
   _refuse(fields, spec)
-  theta, scaling = _rope(fields)
+  theta, scaling = _rope(fields, spec)
+  layers = fields.whole('num_hidden_layers', high=MAX_LAYERS)
   heads, width = fields.whole('num_attention_heads'), fields.whole('hidden_size')
   shape: dict[str, Any] = {
     'vocab_size': fields.whole('vocab_size'),
-    'num_layers': fields.whole('num_hidden_layers', high=MAX_LAYERS),
+    'num_layers': layers,
     'embed_dim': width,
     'num_heads': heads,
     'num_kv_heads': fields.whole('num_key_value_heads', heads),
@@ -40,10 +41,13 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'mlp_dim': fields.whole('intermediate_size'),
     'rope_theta': theta,
     'rope_scaling': scaling,
+    'sliding': _sliding(fields, spec, layers),
     'norm_eps': fields.number('rms_norm_eps', high=1.0),
     'tie_embeddings': fields.flag('tie_word_embeddings'),
     'max_positions': fields.whole('max_position_embeddings'),
   }
+  if 'query_pre_attn_scalar' in spec.defaults:
+    shape['query_scalar'] = fields.whole('query_pre_attn_scalar')
   return named(where, lambda: ModelConfig(family, **shape))
 
 
@@ -53,57 +57,78 @@ def _refuse(fields: Fields, spec: Family) -> None:
     found = fields.get(field, value)
     if found != value and (found or value):
       raise fields.wrong(field, f'absent or {json.dumps(value)}; nothing else is supported')
+
+
+def _sliding(fields: Fields, spec: Family, count: int) -> SlidingWindow | None:
+  """Reads which of `count` layers have a sliding window; None if there are none."""
   kinds = fields.get('layer_types', [])
-  if not isinstance(kinds, list) or any(kind != 'full_attention' for kind in kinds):
-    raise fields.wrong('layer_types', 'a list of "full_attention"; nothing else is supported')
+  if not kinds and len(spec.attention) > 1:
+    every = fields.whole('sliding_window_pattern')
+    kinds = [spec.attention[(i + 1) % every > 0] for i in range(count)]
+  if not isinstance(kinds, list) or any(kind not in spec.attention for kind in kinds):
+    raise fields.wrong('layer_types', f'a list of {" or ".join(spec.attention)}')
+  if 'sliding_attention' not in kinds:
+    return None
+  if len(kinds) != count:
+    raise fields.wrong('layer_types', f'a list of num_hidden_layers={count} kinds')
+  theta, scaling = _rope(fields, spec, 'sliding_attention')
+  if scaling is not None:
+    raise fields.wrong('rope_parameters', 'without a scaling for sliding_attention')
+  layers = tuple(kind == 'sliding_attention' for kind in kinds)
+  return SlidingWindow(fields.whole('sliding_window'), layers, theta)
 
 
 _ROPE_FIELDS = ('rope_theta', 'rope_parameters', 'rope_scaling')
 _ROPE_KEYS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
-_LLAMA3_KEYS = {
-  'factor',
-  'low_freq_factor',
-  'high_freq_factor',
-  'original_max_position_embeddings',
+_LLAMA3_POSITIONS = 'original_max_position_embeddings'
+# Scaling -> its keys.
+_ROPE_TYPES: dict[str, set[str]] = {
+  'default': set(),
+  'linear': {'factor'},
+  'llama3': {'factor', 'low_freq_factor', 'high_freq_factor', _LLAMA3_POSITIONS},
 }
 
 
-def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-  """Reads base and scaling: transformers 5 keeps both in `rope_parameters`, 4 in two fields.
+def _rope(
+  fields: Fields, spec: Family, of: str = 'full_attention'
+) -> tuple[float, RopeScaling | None]:
+  """Reads base and scaling of the layers of a kind.
+
+  transformers 5 keeps both in `rope_parameters`, 4 in two fields.
 
   Raises:
     ValueError: A key is unknown (it may change the function), or a value is invalid.
   """
   for field in fields.values:
-    if field.startswith('rope_') and field not in _ROPE_FIELDS and fields.get(field, False):
+    known = field in _ROPE_FIELDS or field in spec.defaults
+    if field.startswith('rope_') and not known and fields.get(field, False):
       raise fields.wrong(field, 'absent or false; it is not supported')
-  rope = _full_attention(_rope_section(fields))
-  theta = rope.number('rope_theta', fields.number('rope_theta', low=1.0), low=1.0)
+  rope = _of_kind(_rope_section(fields), of, spec.attention)
+  base = 'rope_theta' if of == 'full_attention' else 'rope_local_base_freq'
+  theta = rope.number('rope_theta', fields.number(base, low=1.0), low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
     raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
   name = 'type' if rope.values.get('rope_type') is None else 'rope_type'  # old files, new ones
   kind = rope.get(name, 'default')
-  if kind not in ('default', 'llama3'):
-    raise rope.wrong(name, '"default" or "llama3"; take a model without another scaling')
+  if not isinstance(kind, str) or kind not in _ROPE_TYPES:
+    names = ', '.join(f'"{known}"' for known in _ROPE_TYPES)
+    raise rope.wrong(name, f'one of {names}; take a model without another scaling')
   if rope.get('type', kind) != kind:
     raise rope.wrong('type', f'absent, or {kind!r} as rope_type beside it')
-  for key in rope.values:
-    if key not in _ROPE_KEYS | (_LLAMA3_KEYS if kind == 'llama3' else set()):
-      rope.absent(key, f'it is no key of rope_type {kind!r}')
+  for key in sorted(rope.values.keys() - _ROPE_KEYS - _ROPE_TYPES[kind]):
+    rope.absent(key, f'it is no key of rope_type {kind!r}')
   if kind == 'default':
     return theta, None
+  factor = rope.number('factor')
+  if kind == 'linear':
+    return theta, RopeScaling(factor)
   low, high = rope.number('low_freq_factor'), rope.number('high_freq_factor')
   if low >= high:
     raise rope.wrong('low_freq_factor', f'below high_freq_factor={high}')
-  positions = rope.whole('original_max_position_embeddings')
-  if fields.get('original_max_position_embeddings', positions) != positions:
-    raise fields.wrong('original_max_position_embeddings', f'{positions} as in {rope.prefix[:-1]}')
-  return theta, RopeScaling(
-    factor=rope.number('factor'),
-    low_freq_factor=low,
-    high_freq_factor=high,
-    original_max_positions=positions,
-  )
+  positions = rope.whole(_LLAMA3_POSITIONS)
+  if fields.get(_LLAMA3_POSITIONS, positions) != positions:
+    raise fields.wrong(_LLAMA3_POSITIONS, f'{positions} as in {rope.prefix[:-1]}')
+  return theta, RopeScaling(factor, low, high, positions)
 
 
 def _rope_section(fields: Fields) -> Fields:
@@ -118,16 +143,19 @@ def _rope_section(fields: Fields) -> Fields:
   return dataclasses.replace(new, values=both)
 
 
-def _full_attention(section: Fields) -> Fields:
-  """Returns the fields of a section for layers with full attention, the only supported kind."""
-  kinds = [key for key in section.values if key.endswith('_attention')]
-  if not kinds and not any(isinstance(value, Mapping) for value in section.values.values()):
-    return section
+def _of_kind(section: Fields, kind: str, kinds: Sequence[str]) -> Fields:
+  """Returns the part of a section for layers of a kind; `kinds` are those of the family.
+
+  A section without parts is that of `full_attention`.
+  """
+  parts = [key for key in section.values if key.endswith('_attention')]
+  if not parts and not any(isinstance(value, Mapping) for value in section.values.values()):
+    return section if kind == 'full_attention' else dataclasses.replace(section, values={})
   section.get('full_attention')
-  own = section.section('full_attention')
+  own = section.section(kind)
   for key, value in section.values.items():
-    if value != own.values:
-      section.absent(key, 'it differs from full_attention beside it, and all layers are of that')
+    if key not in kinds and value != own.values:
+      section.absent(key, f'it differs from {kind} beside it, and no layer is of that kind')
   return own
 
 
@@ -152,11 +180,21 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     'torch_dtype': 'float32',
   }
   if c.rope_scaling is not None:
-    hf['rope_scaling'] = {
-      'rope_type': 'llama3',
-      'factor': c.rope_scaling.factor,
-      'low_freq_factor': c.rope_scaling.low_freq_factor,
-      'high_freq_factor': c.rope_scaling.high_freq_factor,
-      'original_max_position_embeddings': c.rope_scaling.original_max_positions,
+    scaling = c.rope_scaling
+    hf['rope_scaling'] = {'rope_type': 'linear', 'factor': scaling.factor}
+    if scaling.original_max_positions:
+      hf['rope_scaling'] |= {
+        'rope_type': 'llama3',
+        'low_freq_factor': scaling.low_freq_factor,
+        'high_freq_factor': scaling.high_freq_factor,
+        _LLAMA3_POSITIONS: scaling.original_max_positions,
+      }
+  if c.sliding is not None:
+    hf |= {
+      'sliding_window': c.sliding.width,
+      'layer_types': [c.spec.attention[sliding] for sliding in c.sliding.layers],
+      'rope_local_base_freq': c.sliding.rope_theta,
     }
+  if c.query_scalar is not None:
+    hf['query_pre_attn_scalar'] = c.query_scalar
   return hf

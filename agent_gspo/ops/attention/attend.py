@@ -47,30 +47,37 @@ def attend(
   Args:
     q, k, v, mask: See the package.
     parts: Parts of `k` and `v` if they are a KV cache with one new token per row.
-    implementation: Implementation for trees; caches use the reference. 'reference' stores all
+    implementation: Implementation for trees; caches use the reference, windows on a TPU
+      'blockwise'. 'reference' stores all
       scores, 'blockwise' one block, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 only).
       'auto' takes the default device's, elsewhere 'blockwise', or 'reference' for short rows.
   """
   if implementation == 'auto':
-    implementation = _best(q)
+    implementation = _best(q, mask)
   if isinstance(mask, CacheMask):
     many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
     if many and parts is not None and mask.before is not None:
       return own_column.attend(q, parts, mask.before)
     return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
-  return _tree_attention(implementation)(q, k, v, mask.subtree_end)
+  if implementation == 'tpu' and mask.window is not None:
+    raise ValueError(
+      "model.attention='tpu' has no sliding windows, which this model uses; must be 'auto' or "
+      "'blockwise'."
+    )
+  return _tree_attention(implementation)(q, k, v, mask)
 
 
-def _best(q: jax.Array) -> str:
+def _best(q: jax.Array, mask: Mask) -> str:
   backend = jax.default_backend()
+  windowed = isinstance(mask, TreeMask) and mask.window is not None
   if backend in _ACCELERATORS and (backend, q.dtype) != _TOO_WIDE:
-    return backend
+    return 'blockwise' if backend == 'tpu' and windowed else backend
   return 'blockwise' if q.shape[3] > _SHORT else 'reference'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
   if implementation == 'reference':
-    return lambda q, k, v, end: reference.attend(q, k, v, TreeMask(end))
+    return reference.attend
   if implementation == 'blockwise':
     return blockwise.attend
   if implementation == 'tpu':

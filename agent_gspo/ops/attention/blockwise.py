@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from agent_gspo.ops.attention import KEPT, padding, scale
+from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.ops.precision import operand
 
 BLOCK = 64
@@ -23,19 +24,19 @@ _LOW = -1e30
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array) -> jax.Array:
-  """Computes tree attention (see `agent_gspo.ops.attention`), masked by `subtree_end` `[B, T]`."""
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask) -> jax.Array:
+  """Computes tree attention (see `agent_gspo.ops.attention`)."""
   length = q.shape[3]
-  q, k, v, subtree_end = padding.to_multiple(BLOCK, q, k, v, subtree_end)
-  return _attend(q, k, v, subtree_end)[:, :, :, :length]
+  q, k, v, mask = padding.to_multiple(BLOCK, q, k, v, mask)
+  return _attend(q, k, v, mask)[:, :, :, :length]
 
 
 @jax.custom_vjp
-def _attend(q, k, v, subtree_end):
-  return _forward(q, k, v, subtree_end)[0]
+def _attend(q, k, v, mask):
+  return _forward(q, k, v, mask)[0]
 
 
-def _forward(q, k, v, subtree_end):
+def _forward(q, k, v, mask):
   """Returns the output `[B, K, g, T, d]` and the log-sum-exp of the scores `[B, K, g, T]`."""
 
   def of_queries(i):
@@ -44,7 +45,7 @@ def _forward(q, k, v, subtree_end):
 
     def add(j, state):
       highest, total, out = state
-      scores = _scores(q_i, _block(k, j, 2), subtree_end, i, j)  # [B, K, g, BLOCK, BLOCK]
+      scores = _scores(q_i, _block(k, j, 2), mask, i, j)  # [B, K, g, BLOCK, BLOCK]
       new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
       # [B, K, g, BLOCK, d]
@@ -57,19 +58,19 @@ def _forward(q, k, v, subtree_end):
 
     # Running maximum and sum [B, K, g, BLOCK], unnormalized output [B, K, g, BLOCK, d].
     start = (jnp.full_like(none, _LOW), jnp.zeros_like(none), jnp.zeros_like(q_i, jnp.float32))
-    highest, total, out = _over_keys(i, subtree_end, add, start)
+    highest, total, out = _over_keys(i, mask, add, start)
     return operand(out / total[..., None], v.dtype), highest + jnp.log(total)
 
   return tuple(_joined(x) for x in jax.lax.map(of_queries, jnp.arange(q.shape[3] // BLOCK)))
 
 
-def _keep(q, k, v, subtree_end):
-  out, log_total = checkpoint_name(_forward(q, k, v, subtree_end), KEPT)
-  return out, (q, k, v, subtree_end, out, log_total)
+def _keep(q, k, v, mask):
+  out, log_total = checkpoint_name(_forward(q, k, v, mask), KEPT)
+  return out, (q, k, v, mask, out, log_total)
 
 
 def _backward(kept, gradient):
-  q, k, v, subtree_end, out, log_total = kept
+  q, k, v, mask, out, log_total = kept
   # Common term of the weights' gradients, since weights sum to 1: [B, K, g, T].
   common = _product('bkgtd,bkgtd->bkgt', out, gradient)
 
@@ -81,7 +82,7 @@ def _backward(kept, gradient):
       dq, dk, dv = state  # [B, K, g, BLOCK, d], [B, K, T, d] twice
       k_j = _block(k, j, 2)  # [B, K, BLOCK, d]
       # weights, dweights, dscores: [B, K, g, BLOCK, BLOCK]
-      weights = jnp.exp(_scores(q_i, k_j, subtree_end, i, j) - log_total_i[..., None])
+      weights = jnp.exp(_scores(q_i, k_j, mask, i, j) - log_total_i[..., None])
       dweights = _product('bkgtd,bksd->bkgts', gradient_i, _block(v, j, 2))
       dscores = operand(weights * (dweights - common_i[..., None]), q.dtype)
       weights = operand(weights, v.dtype)
@@ -91,7 +92,7 @@ def _backward(kept, gradient):
         _add_block(dv, j, _product('bkgts,bkgtd->bksd', weights, gradient_i)),
       )
 
-    dq, *state = _over_keys(i, subtree_end, add, (jnp.zeros_like(q_i, jnp.float32), *state))
+    dq, *state = _over_keys(i, mask, add, (jnp.zeros_like(q_i, jnp.float32), *state))
     return tuple(state), operand(dq, q.dtype)
 
   none = jnp.zeros(k.shape, jnp.float32)
@@ -102,22 +103,25 @@ def _backward(kept, gradient):
 _attend.defvjp(_keep, _backward)
 
 
-def _over_keys(i: jax.Array, subtree_end: jax.Array, add: Any, state: Any) -> Any:
+def _over_keys(i: jax.Array, mask: TreeMask, add: Any, state: Any) -> Any:
   """Applies `state = add(j, state)` for each key block with a key visible to query block `i`."""
-  ends = subtree_end.reshape(subtree_end.shape[0], -1, BLOCK).max(axis=(0, 2))  # [T / BLOCK]
+  blocks = lambda x: x.reshape(x.shape[0], -1, BLOCK)  # [B, T] -> [B, T / BLOCK, BLOCK]
+  seen = blocks(mask.subtree_end).max(axis=(0, 2)) > i * BLOCK  # [T / BLOCK]
+  if mask.window is not None:
+    positions = blocks(mask.positions)
+    nearest = positions[:, i].min(axis=1)[:, None] - positions.max(axis=2)  # [B, T / BLOCK]
+    seen &= (nearest < mask.window).any(axis=0)
 
   def maybe(j, state):
-    return jax.lax.cond(ends[j] > i * BLOCK, lambda: add(j, state), lambda: state)
+    return jax.lax.cond(seen[j], lambda: add(j, state), lambda: state)
 
   return jax.lax.fori_loop(0, i + 1, maybe, state)
 
 
-def _scores(q_i, k_j, subtree_end, i, j):
+def _scores(q_i, k_j, mask, i, j):
   """Computes masked scores of query block `i` and key block `j`, float32 `[B, K, g, t, s]`."""
-  of = jnp.arange(BLOCK)
-  query, key = (i * BLOCK + of)[None, :, None], (j * BLOCK + of)[None, None, :]
-  seen = (key <= query) & (query < _block(subtree_end, j, 1)[:, None, :])  # [B, t, s]
-  return _product('bkgtd,bksd->bkgts', q_i, k_j) + jnp.where(seen, 0.0, _LOW)[:, None, None]
+  hidden = jnp.where(mask.block(i, j, BLOCK), 0.0, _LOW)[:, None, None]
+  return _product('bkgtd,bksd->bkgts', q_i, k_j) + hidden
 
 
 def _block(x: jax.Array, i: jax.Array, axis: int) -> jax.Array:

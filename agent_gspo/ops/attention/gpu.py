@@ -13,7 +13,7 @@ def attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  subtree_end: jax.Array,
+  mask: TreeMask,
   *,
   implementation: Literal['cudnn', 'xla'] = 'cudnn',
 ) -> jax.Array:
@@ -22,7 +22,7 @@ def attend(
   The mask becomes a `[B, 1, T, T]` array shared by all heads; scores stay on the chip.
 
   Args:
-    q, k, v, subtree_end: See the package; `subtree_end` is int32 `[B, T]`.
+    q, k, v, mask: See the package.
     implementation: Passed to `jax.nn.dot_product_attention`; 'xla' runs anywhere, for tests.
   """
   b, heads, g, t, d = q.shape
@@ -30,7 +30,7 @@ def attend(
     q.transpose(0, 3, 1, 2, 4).reshape(b, t, heads * g, d),  # [B, T, K * g, d]
     k.swapaxes(1, 2),  # [B, T, K, d]
     v.swapaxes(1, 2),
-    mask=TreeMask(subtree_end).dense()[:, None],
+    mask=mask.dense()[:, None],
     scale=1.0,
     implementation=implementation,
   )

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from agent_gspo.ops.attention import KEPT, padding, scale
+from agent_gspo.ops.attention.masks import TreeMask
 
 BLOCK = 512
 """Maximum number of queries, and of keys, per block."""
@@ -31,19 +32,19 @@ _VMEM_BYTES = 96 << 20  # of 128 MiB; the compiler's default is 16
 
 
 def attend(
-  q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array, *, interpret: bool = False
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, *, interpret: bool = False
 ) -> jax.Array:
-  """Computes tree attention (see `agent_gspo.ops.attention`), masked by `subtree_end` `[B, T]`.
+  """Computes tree attention (see `agent_gspo.ops.attention`) without windows.
 
   Args:
-    q, k, v, subtree_end: See the package.
+    q, k, v, mask: See the package.
     interpret: Interprets the kernels on any device, for tests.
   """
   length = q.shape[3]
   block = block_of(length)
-  q, k, v, subtree_end = padding.to_multiple(block, q, k, v, subtree_end)
+  q, k, v, mask = padding.to_multiple(block, q, k, v, mask)
   columns_last = lambda x: jnp.swapaxes(x, -1, -2)
-  out = _attend(block, interpret, *map(columns_last, (q, k, v)), subtree_end)
+  out = _attend(block, interpret, *map(columns_last, (q, k, v)), mask.subtree_end)
   return columns_last(out)[:, :, :, :length]
 
 
