@@ -58,6 +58,15 @@ _LLAMA = (
   *_MLP,
 )
 
+_GEMMA3 = (
+  *_ATTENTION,
+  *_QK_NORM,
+  Parameter('post_attn_norm/scale', 'post_attention_layernorm.weight', '', 'D'),
+  Parameter('mlp_norm/scale', 'pre_feedforward_layernorm.weight', '', 'D'),
+  *_MLP,
+  Parameter('post_mlp_norm/scale', 'post_feedforward_layernorm.weight', '', 'D'),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -120,6 +129,32 @@ FAMILIES = {
     layer=_LLAMA + _QK_NORM,
     defaults={'max_position_embeddings': 32_768, 'head_dim': 128},
     fixed=_QWEN_FIXED,
+  ),
+  'gemma3_text': Family(  # its GGUF files have a tokenizer that is not read
+    'Gemma3ForCausalLM',
+    layer=_GEMMA3,
+    defaults={
+      'max_position_embeddings': 131_072,
+      'num_key_value_heads': 4,
+      'head_dim': 256,
+      'query_pre_attn_scalar': 256,
+      'tie_word_embeddings': True,
+      'rope_theta': 1_000_000.0,
+      'rope_local_base_freq': 10_000.0,
+      'sliding_window': 4096,
+      'sliding_window_pattern': 6,  # every sixth layer has full attention
+    },
+    fixed={'hidden_activation': 'gelu_pytorch_tanh', 'attention_bias': False},
+    refused=(
+      'quantization_config',
+      'attn_logit_softcapping',
+      'final_logit_softcapping',
+      'use_bidirectional_attention',
+    ),
+    attention=('full_attention', 'sliding_attention'),
+    activation='gelu_tanh',
+    norm_offset=1.0,
+    scaled_embeddings=True,
   ),
 }
 """Families by `model_type` of config.json, which is also `general.architecture` of GGUF files."""

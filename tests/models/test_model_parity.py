@@ -45,6 +45,19 @@ _CASES = {
   'qwen2': ('Qwen2Config', {'tie_word_embeddings': True}),
   'qwen2-untied': ('Qwen2Config', {'tie_word_embeddings': False}),
   'qwen3': ('Qwen3Config', {'tie_word_embeddings': True, 'head_dim': 16}),
+  'gemma3': (
+    'Gemma3TextConfig',
+    {
+      'head_dim': 16,
+      'query_pre_attn_scalar': 24,
+      'sliding_window': 7,
+      'sliding_window_pattern': 2,
+      'rope_parameters': {
+        'full_attention': {'rope_type': 'linear', 'factor': 8.0, 'rope_theta': 1e6},
+        'sliding_attention': {'rope_type': 'default', 'rope_theta': 1e4},
+      },
+    },
+  ),
 }
 
 
