@@ -16,7 +16,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import fuzz_code
 import fuzz_configs
 import fuzz_graders
-import fuzz_model_parts
 import fuzz_plugins
 import fuzz_weights
 import fuzzing
@@ -25,7 +24,6 @@ CATEGORIES = {
   'configs': fuzz_configs.cases,
   'gguf': fuzz_weights.gguf_cases,
   'hf': fuzz_weights.hf_cases,
-  'model_parts': fuzz_model_parts.cases,
   'tokenizers': fuzz_weights.tokenizer_cases,
   'chat': fuzz_weights.chat_cases,
   'plugins': fuzz_plugins.cases,

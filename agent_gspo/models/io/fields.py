@@ -111,3 +111,8 @@ def read_object(file: pathlib.Path) -> dict[str, Any]:
   if not isinstance(content, dict):
     raise ValueError(f'{file}: must hold a JSON object, not {shown(content)}.')
   return content
+
+
+def write_object(file: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Writes an object as a JSON file."""
+  file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -18,7 +17,7 @@ import safetensors.numpy
 
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
-from agent_gspo.models.io.fields import Fields, read_object
+from agent_gspo.models.io.fields import Fields, read_object, write_object
 from agent_gspo.models.io.hf_config import config_from_hf, config_to_hf
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.text.tokenizer import Tokenizer
@@ -257,7 +256,7 @@ def export_hf(
     weight_map |= dict.fromkeys(tensors, file)
   if len(shards) > 1:
     total = sum(_bytes(row) for row in rows)
-    _write(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+    write_object(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
   hf = config_to_hf(config)
   if tokenizer is not None:
     tokenizer.save(folder)
@@ -267,9 +266,9 @@ def export_hf(
       'pad_token_id': tokenizer.pad_id,
     }
     ids = {key: value for key, value in ids.items() if value is not None}
-    _write(folder / 'generation_config.json', ids)
+    write_object(folder / 'generation_config.json', ids)
     hf |= ids
-  _write(folder / 'config.json', hf)
+  write_object(folder / 'config.json', hf)
 
 
 def _to_hf(row: tensor_names.Name, array: Any) -> np.ndarray:
@@ -295,7 +294,3 @@ def _shards(rows: Iterable[tensor_names.Name], limit: int) -> Iterator[list[tens
     shard.append(row)
     size += _bytes(row)
   yield shard
-
-
-def _write(file: pathlib.Path, content: Mapping[str, Any]) -> None:
-  file.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

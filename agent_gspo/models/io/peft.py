@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import safetensors.numpy
 
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
+from agent_gspo.models.io.fields import write_object
 
 
 def export_peft(
@@ -68,5 +68,4 @@ def export_peft(
     'inference_mode': True,
     'target_modules': sorted(targets),
   }
-  text = json.dumps(content, indent=2) + '\n'
-  (folder / 'adapter_config.json').write_text(text, encoding='utf-8')
+  write_object(folder / 'adapter_config.json', content)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from agent_gspo.models.io.fields import Fields, named, read_object
+from agent_gspo.models.io.fields import Fields, named, read_object, write_object
 from agent_gspo.models.text import chat, tokenizer_backends
 from agent_gspo.models.text.control import BREAK, ControlTokens
 from agent_gspo.values import is_text
@@ -65,6 +65,7 @@ class Tokenizer:
       backend.token_to_id(backend.model.unk_token) is None
     )
     self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+    self._with_text: dict[str, Mapping[int, str]] = {}  # results of `tokens_with`
 
   @classmethod
   def from_folder(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -197,16 +198,15 @@ class Tokenizer:
 
     Special tokens are left out. A word-level vocabulary yields none.
     """
-    return self._tokens_with(text)
-
-  @functools.cached_property
-  def _tokens_with(self) -> Callable[[str], Mapping[int, str]]:
-    texts: dict[int, str] = {}
-    if not self.is_word_level:
-      texts = {i: t for i, t in enumerate(self._texts) if i not in self._control.special}
-    return functools.lru_cache(maxsize=8)(
-      lambda text: {i: said.partition(text)[0] for i, said in texts.items() if text in said}
-    )
+    if self.is_word_level:
+      return {}
+    if text not in self._with_text:
+      self._with_text[text] = {
+        i: said.partition(text)[0]
+        for i, said in enumerate(self._texts)
+        if text in said and i not in self._control.special
+      }
+    return self._with_text[text]
 
   @functools.cached_property
   def _texts(self) -> list[str]:
@@ -289,8 +289,7 @@ class Tokenizer:
     }
     if self.chat_template is not None:
       config |= {'chat_template': self.chat_template}
-    text = json.dumps(config, indent=2, ensure_ascii=False) + '\n'
-    (folder / 'tokenizer_config.json').write_text(text, encoding='utf-8')
+    write_object(folder / 'tokenizer_config.json', config)
 
   @functools.cached_property
   def _control(self) -> ControlTokens:
