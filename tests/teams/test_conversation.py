@@ -13,14 +13,15 @@ from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.types import Question
-from configs import guessing
+from configs import guessing as config_file
+from configs.tasks import guessing
 
 TASK = guessing.Guessing()
 TOKENIZER = word_level([*TASK.vocabulary(), ':'])
 
 
 def team(**options):
-  return make_team({**guessing.get_config().team.to_dict(), **options})
+  return make_team({**config_file.get_config().team.to_dict(), **options})
 
 
 def play(script, task=TASK, samples=1, policy=ScriptedPolicy, **options):
@@ -126,7 +127,7 @@ def test_faults_of_an_episode_name_it(episode, message):
 
 
 def test_worth_needs_the_turns_of_the_topology():
-  config = guessing.get_config().to_dict()
+  config = config_file.get_config().to_dict()
   config |= {'algorithm': 'worth'}
   with pytest.raises(ValueError, match=r"advantage.name='worth': task 'guessing' brings its own"):
     config_lib.check(config)
