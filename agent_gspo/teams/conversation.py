@@ -89,7 +89,7 @@ class Conversation:
     Raises:
       ValueError: if the topology has no such turn, or it was taken before.
     """
-    places = {self._place(agent, round_) for agent in agents}
+    place = max(self._place(agent, round_) for agent in agents)
     limits = [self.team.message_cap(agent) for agent in agents]
     if self.team.max_episode_tokens:
       limits = fair_shares(self.team.tokens_left(self._spent), limits)
@@ -97,9 +97,7 @@ class Conversation:
       self._turn(agent, round_, limit) for agent, limit in zip(agents, limits, strict=True) if limit
     ]
     replies = yield turns
-    return [
-      self._write(turn, max(places), reply) for turn, reply in zip(turns, replies, strict=True)
-    ]
+    return [self._write(turn, place, reply) for turn, reply in zip(turns, replies, strict=True)]
 
   def turn(self, agent: int, round_: int) -> Generator[list[Turn], list[Reply], Message | None]:
     """Lets one agent write; returns its message, or None if the episode's cap is spent."""

@@ -147,9 +147,9 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
     if isinstance(value, str) and not is_text(value):
       raise ValueError(f'team.roles.{name}.{field}={value!r} is not valid Unicode.')
   fields = dict(fields)
+  fields['tools'] = tuple(fields.get('tools', ()))
   pairs = fields.get('examples', ())
   # `Role` reports entries that are not pairs.
-  fields['tools'] = tuple(fields.get('tools', ()))
   fields['examples'] = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in pairs)
   return Role(name=name, **fields)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Wire = Callable[[socket.socket], Any]
-"""What is done with the connection of a request that was read."""
+"""Actions on the connection of a request after it was read."""
 
 
 class _Handler(socketserver.BaseRequestHandler):
