@@ -126,6 +126,8 @@ class Setup(config_lib.Parts):
     without its teammates.
     """
     options = self.config.evaluation
+    # Once, for the sampler and for scoring: untrained parameters may be in a file.
+    params = partition.place(params, self.model.config, self.placement)
     who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
     policy = self.policy(params, stream='eval', step=0, temperature=options.temperature)
     figures, batch = evaluation.evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 
+import jax
 import micro_run
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import scripted_teams
 
 from agent_gspo.algorithms import attribution
 from agent_gspo.config import check as config_lib
+from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -202,6 +204,19 @@ def test_an_evaluation_states_what_would_be_left_at_a_price():
       setup.params, label='trained', step=0, questions=4
     )[0]
   )
+
+
+def test_parameters_in_a_file_are_evaluated_as_those_in_memory():
+  setup = setup_lib.build(config_lib.check(micro_run.changed(evaluation__worth_questions=2)))
+  stored = jax.tree.map(lambda x: StoredArray(x.shape, np.asarray(x).__getitem__), setup.params)
+  records = [
+    setup.evaluate(params, label='untrained', step=0, questions=4)[0]
+    for params in (stored, setup.params)
+  ]
+  for record in records:
+    record.pop('seconds', None)
+  assert 'judgement/auc' in records[0]
+  assert records[0] == records[1]
 
 
 @pytest.mark.parametrize(('price', 'told'), [(0.0, False), (0.08, True)])
