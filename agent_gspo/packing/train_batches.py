@@ -164,6 +164,21 @@ def message_sums(
   return sums
 
 
+def message_tokens(
+  micro_batches: Sequence[TrainBatch], values: Sequence[np.ndarray], count: int
+) -> list[np.ndarray]:
+  """Gathers loss-token values, float `[R, L]` per micro-batch, by message: `count` arrays `[n]`."""
+  ids, found = [np.zeros(0, int)], [np.zeros(0)]
+  for batch, value in zip(micro_batches, values, strict=True):
+    chosen = np.asarray(batch.loss_mask) > 0  # [R, L]
+    message = np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
+    ids.append(message[chosen])
+    found.append(np.asarray(value)[chosen])
+  message = np.concatenate(ids)
+  in_order = np.concatenate(found)[np.argsort(message, kind='stable')]
+  return np.split(in_order, np.cumsum(np.bincount(message, minlength=count))[:-1])
+
+
 def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:
   """Counts positions computed, and positions with one row per message: the saving of packing."""
   computed = sum(b.tokens.size for b in micro_batches)

@@ -17,7 +17,7 @@ from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.message_worth import MessageWorth
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import Message, RolloutBatch
 
 # Longest history that is compared (HGPO's K).
 HISTORY = 3
@@ -28,12 +28,15 @@ class MessageAdvantages:
   """Advantages of the `M` messages of a rollout.
 
   Attributes:
+    messages: What is learned with these advantages: the messages of the rollout, or gold answers
+      in the place of the answering agent's.
     values: Advantages, float32 `[M]`.
     kept: Messages that are trained on at all, bool `[M]`.
     clip_scale: Factor of each message's clip range, float32 `[M]`.
     tied_groups: Share of groups without task-score variance.
   """
 
+  messages: Sequence[Message]
   values: np.ndarray
   kept: np.ndarray
   clip_scale: np.ndarray
@@ -70,9 +73,16 @@ def message_advantages(
       rollout.question_index
     ],
   )
+  messages = rollout.batch.messages
   if worth is not None:
     fields = ('gain', 'plain_gain', 'plain_costs')
-    inputs = dataclasses.replace(inputs, **{field: getattr(worth, field) for field in fields})
+    gold = np.isin(np.arange(len(messages)), [*worth.gold])
+    inputs = dataclasses.replace(
+      inputs, gold=gold, **{field: getattr(worth, field) for field in fields}
+    )
+    known = {**estimators.options_of(options.name), **options.options}
+    if known.get('imitation'):
+      messages = tuple(worth.gold.get(m, message) for m, message in enumerate(messages))
   found = estimators.advantage(
     inputs,
     options.name,
@@ -81,6 +91,7 @@ def message_advantages(
   )
   solve_rate = groups.solve_rate(inputs.task, inputs.groups, inputs.episode)
   return MessageAdvantages(
+    messages=messages,
     values=np.asarray(found.values),
     kept=np.asarray(found.kept) > 0,
     clip_scale=CLIP_SCALES[options.clip_scale](found.values, solve_rate),

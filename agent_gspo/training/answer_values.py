@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class Values(Protocol):
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the value of each prompt, float64 `[n]`."""
 
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest gold answer to the prompt valued as number `place`; None if none is."""
+
 
 class GoldAnswers:
   """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
@@ -43,7 +47,7 @@ class GoldAnswers:
     task: Task,
     tokenizer: Tokenizer,
     batch: RolloutBatch,
-    logprobs: Callable[[Sequence[Message]], np.ndarray],
+    logprobs: Callable[[Sequence[Message]], Sequence[np.ndarray]],
   ):
     self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
     self._agent = team.num_agents - 1
@@ -53,6 +57,7 @@ class GoldAnswers:
     usual = sorted(end for end in used if not self._writer.tail(end))
     self._ends = usual or [self._writer.end_id]
     self._forms: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    self._likeliest: list[Message | None] = []
 
   def covers(self, question: int) -> bool:
     """Returns whether a gold answer fits the answering agent's messages."""
@@ -65,10 +70,21 @@ class GoldAnswers:
       for place, (question, prompt) in enumerate(prompts)
       for ids, unscored in self._forms_of(question)
     ]
-    found = np.full(len(prompts), -np.inf)
-    if scored:
-      np.logaddexp.at(found, [message.episode for message in scored], self._logprobs(scored))
+    found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
+    likeliest: list[Message | None] = [None] * len(prompts)
+    for message, tokens in zip(scored, self._logprobs(scored) if scored else (), strict=True):
+      place, total = message.episode, tokens.sum()
+      found[place] = np.logaddexp(found[place], total)
+      if total > best[place]:
+        logprobs = np.zeros(len(message.token_ids), np.float32)
+        logprobs[message.sampled] = tokens
+        best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
+    self._likeliest += likeliest
     return found
+
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
+    return self._likeliest[place]
 
   def _forms_of(self, question: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns ids of each form with its stop token, and which are given or a tool's."""
@@ -129,6 +145,10 @@ class Replays:
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)
     gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
     return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+
+  def gold(self, place: int) -> None:
+    """Returns None: no text is known to be right."""
+    del place
 
   def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
     return Turn(

@@ -31,6 +31,7 @@ from agent_gspo.training.answer_values import GoldAnswers, Replays, Values
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
+  from agent_gspo.training.programs import Programs
   from agent_gspo.training.setup import Setup
   from agent_gspo.training.state import TrainState
 
@@ -51,6 +52,8 @@ class MessageWorth:
     plain_written: int `[M]`, tokens of that note.
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
     plain_needed: float32 `[M]`, nats that it must gain to be worth them; None likewise.
+    gold: Gold answers that could replace the answering agent's last messages, by index; in the
+      form that is likeliest at the same prompt, with its log-probabilities. Empty without a text.
   """
 
   gain: np.ndarray
@@ -58,9 +61,10 @@ class MessageWorth:
   plain_written: np.ndarray
   plain_costs: np.ndarray | None = None
   plain_needed: np.ndarray | None = None
+  gold: Mapping[int, Message] = dataclasses.field(default_factory=dict)
 
   def metrics(self, counts: MessageCounts) -> dict[str, float]:
-    """Returns mean gains of messages by relevance of the note, gain per token, and AUC."""
+    """Returns mean gains by relevance and per token, AUC, and the gold answer's log-prob."""
     told = ~np.isnan(self.gain) & ~counts.silent
     kinds = {kind: self.gain[told & (counts.relevant == flag)] for kind, flag in _KINDS.items()}
     found = {f'worth/{kind}_nats': float(x.mean()) for kind, x in kinds.items() if len(x)}
@@ -71,6 +75,8 @@ class MessageWorth:
         found['worth/relevant_plain_pays'] = float(pays.mean())
     if told.any():
       found['worth/nats_per_token'] = float(self.gain[told].sum() / counts.written[told].sum())
+    if self.gold:
+      found['worth/gold_nats'] = float(np.mean([m.logprobs.sum() for m in self.gold.values()]))
     if all(map(len, kinds.values())):
       found['worth/auc'] = judgement.auc(kinds['irrelevant'], kinds['relevant'])
     return found
@@ -78,6 +84,7 @@ class MessageWorth:
 
 def of_step(
   setup: Setup,
+  programs: Programs,
   state: TrainState,
   batch: RolloutBatch,
   counts: MessageCounts,
@@ -87,6 +94,7 @@ def of_step(
 
   Args:
     setup: The run; its estimator says how values are divided.
+    programs: Score messages at the rollout's temperature.
     state: The policy.
     batch: Its episodes.
     counts: Of their messages.
@@ -108,7 +116,7 @@ def of_step(
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
     values = Replays(*parts, policy, int(known['samples']))
   else:
-    logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, state, scored)
+    logprobs = lambda scored: scoring.token_logprobs(setup, programs, state, scored)
     values = GoldAnswers(*parts, logprobs)
   found = measure(*parts, name, values)
   scores, _ = batches.task_scores(batch)
@@ -143,7 +151,7 @@ def of_evaluation(
   batch = batches.select(batch, range(count))
   counts = count_messages(batch)
   parts = setup.team, setup.task, setup.tokenizer, batch
-  logprobs = lambda scored: scoring.message_logprobs(setup, setup.scoring, policy, scored)
+  logprobs = lambda scored: scoring.token_logprobs(setup, setup.scoring, policy, scored)
   reader = _Reader(*parts, GoldAnswers(*parts, logprobs))
   found = _measured(reader, 'leave_one_out')
   told, by_agent = ~np.isnan(found.gain) & ~counts.silent, []
@@ -190,15 +198,18 @@ def _measured(reader: _Reader, name: str) -> MessageWorth:
   for episode in range(len(reader.batch.episodes)):
     reader.read(episode, name)
   values = reader.values()
-  count = len(reader.batch.messages)
+  count, gold = len(reader.batch.messages), {}
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
   divide = attribution.ATTRIBUTIONS[name]
   for read in reader.episodes:
     of = {coalition: values[place] for coalition, place in read.places.items()}
     gain[read.slots] = divide(of, read.said, read.slots)
+    answer = reader.gold(read)
+    if answer is not None:
+      gold[read.answer] = answer
   for slot, with_plain, without in reader.plain.values():
     plain_gain[slot] = values[with_plain] - values[without]
-  return MessageWorth(gain, plain_gain, reader.plain_written)
+  return MessageWorth(gain, plain_gain, reader.plain_written, gold=gold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,12 +218,14 @@ class _Read:
 
   Attributes:
     episode: Index in the batch.
+    answer: Index of the answering agent's last message.
     said: Messages that were read.
     slots: All slots in reading order, indices of messages.
     places: Of the value of each coalition that an attribution reads.
   """
 
   episode: int
+  answer: int
   said: attribution.Coalition
   slots: list[int]
   places: dict[attribution.Coalition, int]
@@ -254,7 +267,8 @@ class _Reader:
     everything = frozenset(said)
     coalitions = attribution.coalitions(name, everything, slots)
     places = {coalition: value(kept(coalition)) for coalition in coalitions}
-    self.episodes.append(_Read(episode, everything, slots, places))
+    answer = self._by_turn[episode, agent, own[-1].round]
+    self.episodes.append(_Read(episode, answer, everything, slots, places))
     for slot in slots:
       note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = len(note)
@@ -269,6 +283,15 @@ class _Reader:
     if new:
       self._values = np.concatenate([self._values, self._of(new)])
     return self._values
+
+  def gold(self, read: _Read) -> Message | None:
+    """Returns the gold answer in the place of the answering agent's, after `values`."""
+    found = self._of.gold(read.places[read.said]) if read.said in read.places else None
+    if found is None:
+      return None
+    fields = ('token_ids', 'logprobs', 'inserted', 'ended')
+    own = self.batch.messages[read.answer]
+    return dataclasses.replace(own, text='', **{field: getattr(found, field) for field in fields})
 
   def without(self, read: _Read, slots: Collection[int]) -> int:
     """Returns the place of the value of an episode had some slots been silent."""

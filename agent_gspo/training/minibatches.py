@@ -18,7 +18,7 @@ from agent_gspo.training.programs import NonFiniteLossError, Programs, Uncounted
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import RolloutBatch, TrainBatch
+from agent_gspo.types import Question, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Minibatch:
 def pack_minibatches(
   setup: Setup,
   state: TrainState,
-  batch: RolloutBatch,
+  questions: Sequence[Question],
   counts: MessageCounts,
-  kept: np.ndarray,
+  advantages: MessageAdvantages,
 ) -> list[Minibatch]:
   """Returns the non-empty mini-batches of a rollout in training order.
 
@@ -52,23 +52,23 @@ def pack_minibatches(
   Args:
     setup: Run setup, with the number and order of mini-batches and the packed row length.
     state: Training state; its step seeds the order of questions.
-    batch: Episodes, `M` messages.
+    questions: Of the rollout.
     counts: Message counts.
-    kept: Messages that are trained on at all, bool `[M]`.
+    advantages: What is learned of the `M` messages.
   """
   options, step = setup.config.learner, int(state.step)
   minibatches = []
-  for turn, index in _indices(setup, step, counts, kept):  # index: int [m]
+  for turn, index in _indices(setup, step, counts, advantages.kept):  # index: int [m]
     # Each micro-batch: R = micro_batch_size rows of T = pack_length tokens, [R, T].
     micro_batches = train_batches.pack_messages(
-      [batch.messages[m] for m in index],
+      [advantages.messages[m] for m in index],
       pack_length=options.pack_length,
       micro_batch_size=options.micro_batch_size,
       adapters=setup.sharing.adapters,
       trained=setup.sharing.trained,
     )
     if micro_batches:
-      asked = dict.fromkeys(batch.questions[q].id for q in counts.question[index])
+      asked = dict.fromkeys(questions[q].id for q in counts.question[index])
       minibatches.append(Minibatch(index, turn, tuple(asked), micro_batches))
   return minibatches
 

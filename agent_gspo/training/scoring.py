@@ -58,7 +58,18 @@ def message_logprobs(
   policy: TrainState | PolicyParams,
   messages: Sequence[Message],
 ) -> np.ndarray:
-  """Returns the log-probability of each message's sampled tokens, float64 `[M]`, nats.
+  """Returns the log-probability of each message, float64 `[M]`, nats; see `token_logprobs`."""
+  found = token_logprobs(setup, programs, policy, messages)
+  return np.array([tokens.sum() for tokens in found])
+
+
+def token_logprobs(
+  setup: Setup,
+  programs: Programs,
+  policy: TrainState | PolicyParams,
+  messages: Sequence[Message],
+) -> list[np.ndarray]:
+  """Returns log-probabilities of each message's sampled tokens, `M` float64 arrays, nats.
 
   Args:
     setup: Gives the shape of a micro-batch and the adapter of each agent.
@@ -73,7 +84,7 @@ def message_logprobs(
     adapters=setup.sharing.adapters,
   )
   scored = [x.astype(np.float64) for x in programs.logprobs(policy, micro_batches)]
-  return train_batches.message_sums(micro_batches, scored, len(messages))
+  return train_batches.message_tokens(micro_batches, scored, len(messages))
 
 
 def log_silence(

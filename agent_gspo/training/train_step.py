@@ -82,11 +82,11 @@ def train_step(
     reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
   )
   clock.lap('score')
-  worth = message_worth.of_step(setup, state, batch, counts, prices)
+  worth = message_worth.of_step(setup, programs, state, batch, counts, prices)
   clock.lap('worth')
   advantages = message_advantages(setup, state, rollout, counts, rewards, worth)
 
-  minibatches = pack_minibatches(setup, state, batch, counts, advantages.kept)
+  minibatches = pack_minibatches(setup, state, batch.questions, counts, advantages)
   state, updates = update_on_minibatches(
     setup, programs, state, minibatches, counts, advantages, progress
   )

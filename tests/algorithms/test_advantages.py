@@ -258,6 +258,7 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
     'history': np.stack([group, group, np.arange(len(group))]),
     'probability': np.full(len(group), 0.3, np.float32),
     **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(group), np.nan, np.float32)),
+    'gold': group < 0,
   }
   return lib.AdvantageInputs(**{key: value[..., order] for key, value in fields.items()})
 
@@ -288,6 +289,7 @@ def test_batches_that_tie_give_exactly_0(name, size):
       **dict.fromkeys(columns, zeros),
       **{'task': full(task), 'costs': full(cost), 'probability': full(0.3)},
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), full(np.nan)),
+      gold=zeros > 0,
       **{'episode': np.arange(size), 'lengths': np.arange(size) + 1, 'silent': np.arange(size) < 2},
       history=np.stack([zeros, zeros, zeros]),
     )

@@ -49,6 +49,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
     probability=rng.uniform(0.1, 0.9, 7).astype(np.float32)[question],
     gain=gain.astype(np.float32),
     plain_gain=np.where(episode % 5 == 0, gain, np.nan).astype(np.float32),
+    gold=np.zeros(len(episode), bool),
     plain_costs=np.full(len(rows), np.float32(price) * 8),
   )
 

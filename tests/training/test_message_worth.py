@@ -47,7 +47,11 @@ def _measured(said, name='leave_one_out', topology='star', value=None, **team):
   def logprobs(messages):
     calls.append(messages)
     decode = lambda ids: TOKENIZER.decode(ids.tolist())
-    return np.array([value(decode(m.prompt_ids), decode(m.token_ids[:-1])) for m in messages])
+    values = [value(decode(m.prompt_ids), decode(m.token_ids[:-1])) for m in messages]
+    # Each message's value, spread over its sampled tokens.
+    return [
+      np.full(m.sampled.sum(), v / m.sampled.sum()) for m, v in zip(messages, values, strict=True)
+    ]
 
   parts = team, task, TOKENIZER, batch
   found = message_worth.measure(*parts, name, GoldAnswers(*parts, logprobs))
@@ -136,7 +140,7 @@ def test_of_a_real_rollout(name):
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:2], 2, policy)
   counts = count_messages(batch)
   prices = {'lambda_tok': 0.02, 'lambda_turn': 0.0, 'lambda_rep': 0.0}
-  found = message_worth.of_step(setup, state, batch, counts, prices)
+  found = message_worth.of_step(setup, programs, state, batch, counts, prices)
   asked = counts.agent < 2
   assert np.isfinite(found.gain[asked]).all()
   assert np.isnan(found.gain[~asked]).all()
@@ -181,6 +185,27 @@ def test_a_step_learns_from_gains(name):
   assert np.isfinite(result.worth.gain[[m.agent < 2 for m in result.rollout.messages]]).all()
   assert np.abs(result.advantages).max() > 0
   assert {'worth/relevant_nats', 'worth/irrelevant_nats', 'time/worth_s'} <= {*result.metrics}
+
+
+def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had():
+  """Its log-probabilities are those of the rollout's policy: the first ratio is 1."""
+  config = micro_run.changed(algorithm='worth', steps=2, rollout__temperature=0.7)
+  setup = setup_lib.build(config_lib.check(config))
+  programs = setup_lib.make_programs(setup)
+  state = setup_lib.init_state(setup, programs, setup.params)
+  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  assert result.metrics['policy/ratio_first_minibatch_error_max'] < 1e-4
+  said, gold = result.rollout.messages, result.worth.gold
+  assert {*gold} == {m for m, message in enumerate(said) if message.agent == 2}
+  for m, answer in gold.items():
+    np.testing.assert_array_equal(answer.prompt_ids, said[m].prompt_ids)
+    question = result.rollout.questions[result.rollout.episodes[said[m].episode].question]
+    assert setup.tokenizer.decode(answer.said.tolist()).strip() in {
+      given + text for given, text in setup.task.gold_messages(question)
+    }
+  answers = list(gold.values())
+  after = scoring.message_logprobs(setup, programs, result.state, answers)
+  assert after.sum() > sum(answer.logprobs.sum() for answer in answers)
 
 
 def test_an_evaluation_states_what_would_be_left_at_a_price():

@@ -7,6 +7,7 @@ what.
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -493,8 +494,9 @@ def test_messages_without_a_token_make_no_minibatch():
       for m in batch.messages
     ),
   )
-  everything = np.ones(len(batch.messages), bool)
-  assert pack_minibatches(setup, _state(setup), batch, count_messages(batch), everything) == []
+  learned = types.SimpleNamespace(messages=batch.messages, kept=np.ones(len(batch.messages), bool))
+  counts = count_messages(batch)
+  assert pack_minibatches(setup, _state(setup), batch.questions, counts, learned) == []
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class AdvantageInputs:
       `[M]`; NaN if not measured.
     plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of the plain note, float32 `[M]`.
+    gold: Whether the gold answer is known and could be learned in the message's place, bool `[M]`.
   """
 
   task: chex.Array
@@ -47,6 +48,7 @@ class AdvantageInputs:
   gain: chex.Array | None = None
   plain_gain: chex.Array | None = None
   plain_costs: chex.Array | None = None
+  gold: chex.Array | None = None
 
   @property
   def rewards(self) -> chex.Array:

@@ -19,20 +19,26 @@ def worth(
   gain: chex.Array,
   plain_gain: chex.Array,
   plain_costs: chex.Array,
+  gold: chex.Array,
   *,
   nats: float = 10.0,
   outcome: float = 0.0,
   virtual: bool = True,
-  std_floor: float = 0.0,
+  imitation: float = 1.0,
+  std_floor: float = 0.1,
   eps: float = 1e-6,
 ) -> np.ndarray:
   """Computes a message's gain for its reader minus its cost and the group's baseline.
 
-  `r = clip(gain / nats, -1, 1) + outcome * task - costs`, and `A = r - b`, where `b` is the mean of
-  `r` over the group. With `virtual`, silence (gain and costs 0) and the plain note count as further
-  samples where their `r` exceeds the group's mean: a group that is always or never silent still
-  learns of the better action. A worse one is left out: it would reward whatever the group does.
-  Unmeasured messages (NaN, such as the answering agent's own) get the advantage of `per_component`.
+  `r = clip(gain / nats, -1, 1) + outcome * task - costs`, and `A = (r - b) / max(s, std_floor)`
+  with the group's mean `b` and deviation `s`. With `virtual`, silence (gain and costs 0) and the
+  plain note count as further samples where their `r` exceeds the group's mean: a group that is
+  always or never silent still learns of the better action. A worse one is left out: it would reward
+  whatever the group does.
+
+  The answering agent learns the gold answer in the place of its own with advantage `imitation`: it
+  ascends the value that gains are differences of. At 0, and without a gold answer, its messages
+  get the advantage of `per_component`.
 
   Gains add up in nats: of two messages useful only together, the first already pays. In
   probabilities it would not.
@@ -44,16 +50,20 @@ def worth(
     gain: Gain in nats, float32 `[M]`; NaN if not measured.
     plain_gain: Gain of the author's plain note in its place, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of that note, float32 `[M]`.
+    gold: Whether the gold answer is learned in the message's place, bool `[M]`.
     nats: Nats that are worth one unit of task score.
     outcome: Weight of the episode's task score.
     virtual: Includes silence and the plain note in the baseline where they are better.
-    std_floor, eps: Passed to `per_component`.
+    imitation: Advantage of the gold answer.
+    std_floor: Smallest deviation that is divided by, in units of task score.
+    eps: Passed to `per_component`.
   """
   measured = ~np.isnan(gain)
   paid = lambda gained: np.clip(np.nan_to_num(gained) / nats, -1.0, 1.0)
   rewards = np.where(measured, paid(gain) + outcome * task - costs, 0.0).astype(np.float64)
   total = lambda values: group_lib.total(np.asarray(values, np.float64), groups)
   sums, count = total(rewards), np.maximum(total(measured), 1.0)
+  squares = total(rewards**2)
   if virtual:
     # Both virtual actions get the group's mean outcome.
     mean, mean_outcome = sums / count, outcome * total(np.where(measured, task, 0.0)) / count
@@ -63,8 +73,13 @@ def worth(
     for action, exists in ((mean_outcome, True), (plain + mean_outcome, plains > 0)):
       better = exists & (action > mean)
       sums, count = sums + better * action, count + better
-  credited = rewards - sums / count
-  others = per_component(task, costs, groups, std_floor=std_floor, eps=eps)
+      squares = squares + better * action**2
+  mean = sums / count
+  deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
+  credited = (rewards - mean) / np.maximum(deviation, std_floor)
+  others = per_component(task, costs, groups, eps=eps)
+  if imitation:
+    others = np.where(gold, imitation, others)
   return np.where(measured, credited, others).astype(np.float32)
 
 
@@ -79,7 +94,7 @@ def replay(
   samples: float = 4.0,
   outcome: float = 0.0,
   virtual: bool = True,
-  std_floor: float = 0.0,
+  std_floor: float = 0.1,
   eps: float = 1e-6,
 ) -> np.ndarray:
   """Returns `worth` of gains in task score: of answers sampled with and without the message.
@@ -90,5 +105,13 @@ def replay(
     outcome, virtual, std_floor, eps: As of `worth`.
   """
   del samples  # read where answers are sampled, `training.answer_values`
-  columns = task, costs, groups, gain, plain_gain, plain_costs
-  return worth(*columns, nats=1.0, outcome=outcome, virtual=virtual, std_floor=std_floor, eps=eps)
+  columns = task, costs, groups, gain, plain_gain, plain_costs, np.zeros(len(task), bool)
+  return worth(
+    *columns,
+    nats=1.0,
+    imitation=0.0,
+    outcome=outcome,
+    virtual=virtual,
+    std_floor=std_floor,
+    eps=eps,
+  )
