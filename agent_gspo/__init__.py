@@ -16,6 +16,8 @@ from typing import Any
 
 from agent_gspo import lazy
 
+__version__ = '0.1.0'
+
 # Name -> where it lives.
 _PUBLIC = {
   'Message': 'agent_gspo.types',

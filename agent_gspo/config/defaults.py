@@ -65,15 +65,17 @@ SECTIONS: dict[str, type[Section]] = {
 def default_config() -> config_dict.ConfigDict:
   """Returns a config with every field; `configs/*.py` change some and lock it."""
   sections: dict[str, Any] = {name: options() for name, options in SECTIONS.items()}
-  return _changeable(Config(**sections))
+  return changeable(Config(**sections))
 
 
-def _changeable(section: Section) -> config_dict.ConfigDict:
+def changeable(section: Section) -> config_dict.ConfigDict:
   """Returns a section as a ConfigDict; None becomes a placeholder of the field's type."""
   found: dict[str, Any] = {}
   for field, (kind, _) in types_of(type(section)).items():
     value = getattr(section, field)
     if isinstance(value, Section):
-      value = _changeable(value)
+      value = changeable(value)
+    elif kind is tuple and value is not None:
+      value = tuple(value)  # of JSON
     found[field] = config_dict.placeholder(kind) if value is None else value
   return config_dict.ConfigDict(found)

@@ -42,7 +42,9 @@ def check_spec(spec: str) -> tuple[str, str]:
   """
   kind, colon, rest = spec.partition(':')
   if not colon or not rest or kind not in ('hf', 'gguf', 'pypi', 'random'):
-    raise ValueError(f'model={spec!r} is not of the form {_FORMS}.')
+    meant = 'random' if spec in presets.PRESETS else 'gguf' if spec.endswith('.gguf') else 'hf'
+    write = '' if colon else f' Write {meant}:{spec}.'
+    raise ValueError(f'model.source={spec!r} is not of the form {_FORMS}.{write}')
   if kind == 'pypi':
     pypi_wheels.check_requirement(rest)
   if kind == 'random' and rest not in presets.PRESETS:

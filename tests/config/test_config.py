@@ -304,7 +304,11 @@ def test_configs_of_the_repository_are_valid(file):
     ({'team__roles': {'solver': {}}}, r"names the role 'informant', which team.roles does not"),
     ({'team__roles': 3}, r'config.team.roles=3 must be a section of fields'),
     # Models and tasks.
-    ({'model__source': 'micro'}, r"model='micro' is not of the form hf:<folder or hub id>"),
+    ({'model__source': 'micro'}, r"model.source='micro' is not of .* Write random:micro"),
+    (
+      {'model__source': 'owner/name'},
+      r'is not of the form hf:<folder or hub id>.* Write hf:owner/',
+    ),
     ({'model__source': 'random:huge'}, r"model='random:huge': no such preset; there are: micro"),
     ({'model__source': 'pypi:torch==1'}, r'pypi:torch==1 is not known; known are'),
     ({'task__name': 'rely'}, r"unknown task 'rely'; did you mean 'relay'\?"),

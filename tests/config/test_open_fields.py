@@ -1,8 +1,9 @@
-"""Options and fields of roles on the command line that the config file does not write."""
+"""The flag --config: names, a run's own config, and fields that the file does not write."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -13,19 +14,18 @@ from agent_gspo.config import check as config_lib
 
 _LOAD = """
 import json, sys
-from agent_gspo.apps.commands import command
-holder = command.define_config()
+from agent_gspo.apps.commands import command, config_flag
+holder = config_flag.define()
 command._parse_flags(sys.argv)
-print(json.dumps(command.load_config(holder)))
+print(json.dumps(config_flag.load(holder)))
 """
 
 
-def _loaded(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _loaded(*arguments: str, config=micro_run.CONFIG, cwd=None) -> subprocess.CompletedProcess[str]:
   """Loads the micro run's config with flags in a process of its own; prints it as JSON."""
-  line = [sys.executable, '-c', _LOAD, f'--config={micro_run.CONFIG}', *arguments]
-  return subprocess.run(
-    line, env=micro_run.environment(), capture_output=True, text=True, check=False
-  )
+  line = [sys.executable, '-c', _LOAD, f'--config={config}', *arguments]
+  env = {**micro_run.environment(), 'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+  return subprocess.run(line, env=env, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
@@ -87,3 +87,46 @@ def test_other_fields_are_refused_as_before(argument):
   assert done.returncode == 2
   assert 'the config has no field' in done.stderr
   assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+  ('argument', 'meant'),
+  [
+    ('lambda_tok=0.1', 'budget.lambda_tok'),  # of a section
+    ('learner.learning_rat=1', 'learner.learning_rate'),
+    ('bugdet.lambda_tok=0.1', 'budget.lambda_tok'),
+    ('num_generations=8', 'rollout.group_size'),  # of another library
+  ],
+)
+def test_the_field_that_was_meant_is_named(argument, meant):
+  done = _loaded(f'--config.{argument}')
+  assert done.returncode == 2
+  assert f'Did you mean --config.{meant}?' in done.stderr
+
+
+def test_a_config_is_found_by_its_name_from_anywhere(tmp_path):
+  found = _loaded('--config.seed=3', config='multiarith_dealt:worth', cwd=tmp_path)
+  assert found.returncode == 0, found.stderr
+  config = json.loads(found.stdout)
+  assert (config['seed'], config['algorithm']) == (3, 'worth')
+  done = _loaded(config='tinny', cwd=tmp_path)
+  assert done.returncode == 2
+  assert '--config=tinny is no file and no name of a config' in done.stderr
+  assert 'Did you mean tiny?' in done.stderr
+  (tmp_path / 'configs').mkdir()
+  own = (micro_run.CONFIG).read_text()
+  (tmp_path / 'configs' / 'tiny.py').write_text(own)  # the user's own comes first
+  assert (
+    json.loads(_loaded(config='tiny', cwd=tmp_path).stdout)['model']['source'] == 'random:micro'
+  )
+
+
+def test_the_config_that_a_run_saved_is_one(tmp_path):
+  given = json.loads(_loaded('--config.sft.role_shares.informant=0.25').stdout)
+  file = tmp_path / 'config.json'
+  file.write_text(json.dumps({**given, 'model_source': 'resolved'}))
+  again = _loaded('--config.seed=7', config=file)
+  assert again.returncode == 0, again.stderr
+  assert json.loads(again.stdout) == {**given, 'seed': 7}
+  file.write_text('{"steps": 3}')
+  assert 'no config of a run' in _loaded(config=file).stderr

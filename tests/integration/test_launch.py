@@ -64,11 +64,11 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
   return {
     'unknown field': (
       train(f'{field}.lambda_tokk=1'),
-      f'{field}.lambda_tokk: the config has no field \'lambda_tokk\'. Did you mean "lambda_tok"?',
+      f"the config has no field 'lambda_tokk'. Did you mean {field}.lambda_tok?",
     ),
     'unknown section': (
       train('--config.bugdet.lambda_tok=1'),
-      '--config.bugdet.lambda_tok: the config has no field \'bugdet\'. Did you mean "budget"?',
+      "the config has no field 'bugdet'. Did you mean --config.budget.lambda_tok?",
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),

@@ -24,9 +24,9 @@ from typing import Any
 
 from absl import flags
 
-from agent_gspo.apps.commands import command
+from agent_gspo.apps.commands import command, config_flag
 
-_CONFIG = command.define_config()
+_CONFIG = config_flag.define()
 _CHECKPOINT = command.define_checkpoint()
 _OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
 _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
@@ -43,7 +43,11 @@ _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 
 def main() -> None:
   """Runs the command."""
-  config = command.load_config(_CONFIG)
+  saved = _CHECKPOINT.chosen()
+  if saved and _CONFIG.value is None:
+    config = command.config_here(saved)
+  else:
+    config = config_flag.load(_CONFIG)
   from agent_gspo.apps import endpoint
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import comparison, formatting, tables
@@ -65,7 +69,6 @@ def main() -> None:
   if told := parts.task.note([parts.config.evaluation.split]):
     print(told)
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
-  saved = _CHECKPOINT.chosen()
   if saved:
     saved.check_params(parts.config)
   setup = setup_lib.build(parts)

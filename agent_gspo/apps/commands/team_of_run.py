@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from agent_gspo.apps.commands import command
+from agent_gspo.apps.commands import command, config_flag
 
 if TYPE_CHECKING:
   from agent_gspo.config.check import Parts
@@ -41,7 +41,7 @@ class Flags:
 
 def define_flags() -> Flags:
   """Defines the flags in the module that calls."""
-  return Flags(command.define_config(), command.define_checkpoint())
+  return Flags(config_flag.define(), command.define_checkpoint())
 
 
 class TeamOfRun:
@@ -57,7 +57,7 @@ class TeamOfRun:
 
     self._saved = which.checkpoint.chosen()
     if self._saved is None:
-      config = command.load_config(which.config)
+      config = config_flag.load(which.config)
     else:
       config = command.config_here(self._saved)
     self.parts: Parts = config_lib.check(config, training=False)

@@ -26,11 +26,11 @@ from typing import Any
 from absl import flags
 
 from agent_gspo import provenance
-from agent_gspo.apps.commands import command
+from agent_gspo.apps.commands import command, config_flag
 from agent_gspo.sharding import partners, places
 from agent_gspo.training import interruption
 
-_CONFIG = command.define_config()
+_CONFIG = config_flag.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
 _COORDINATOR = flags.DEFINE_string(
   'coordinator', '', 'Of several processes: address of the first one, host:port.'
@@ -56,7 +56,7 @@ _CHANGES = flags.DEFINE_list(
 
 def main() -> None:
   """Runs the command."""
-  config = command.load_config(_CONFIG)
+  config = config_flag.load(_CONFIG)
   planned = _PLAN.value or _DRY_RUN.value
   if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
