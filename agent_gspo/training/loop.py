@@ -202,7 +202,7 @@ class Run:
         if self.note:
           progress.note(self.note)
         if self.setup.plan is not None:
-          progress.note('\n'.join(self.setup.plan.lines()))
+          progress.note('\n'.join(self.setup.plan.lines(parts=False)))
         progress.note(self._ties())
         if self.resumed:
           progress.note(f'resumed from the checkpoint at step {start}')

@@ -96,18 +96,21 @@ class Plan:
       f'has {_size(self.memory)} ({self._state()}; {_parts(self.largest)}). {self._remedy()}'
     )
 
-  def lines(self) -> list[str]:
-    """Returns lines that describe the plan to the user."""
+  def lines(self, *, parts: bool = True) -> list[str]:
+    """Returns lines that describe the plan to the user.
+
+    Args:
+      parts: What each program needs, too.
+    """
     of = '' if self.memory is None else f' of {_size(self.memory)}'
-    found = [
-      f'memory a device: {_size(self.bytes)}{of} at the peak, in {self.largest.name}; '
-      f'always {self._state()}'
-    ]
-    found += [f'  {p.name}: {_size(p.bytes)} more ({_parts(p)})' for p in self.programs]
-    found.append(
-      f'a step: at most {self.positions:,} positions, {self.flops:.1e} FLOPs on {self.devices} '
-      f'device{"s" * (self.devices > 1)}'
-    )
+    found = [f'memory a device: {_size(self.bytes)}{of} at the peak, in {self.largest.name}']
+    if parts:
+      found[0] += f'; always {self._state()}'
+      found += [f'  {p.name}: {_size(p.bytes)} more ({_parts(p)})' for p in self.programs]
+      found.append(
+        f'a step: at most {self.positions:,} positions, {self.flops:.1e} FLOPs on {self.devices} '
+        f'device{"s" * (self.devices > 1)}'
+      )
     if self.memory is not None and self.bytes > self.memory:
       found.append(f'this may not fit. {self._remedy()}')
     return found

@@ -159,6 +159,8 @@ def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
   ):
     assert line.strip().startswith(f'{name}: ')
   assert told[-1].startswith('a step: at most ')
+  short = setup_lib.plan(config_lib.check(micro_run.changed())).lines(parts=False)
+  assert short == [told[0].partition(';')[0]]
 
 
 def test_a_dry_run_tells_what_the_whole_run_costs(monkeypatch, capsys):

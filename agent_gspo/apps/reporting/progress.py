@@ -81,7 +81,8 @@ class Progress(progress.Progress):
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
     """Shows the closing tables and writes the report; notes a failure instead of raising."""
     try:
-      for table in _closing(workdir, trained):
+      wide = self._bar is None or self._console.width >= tables.WIDE
+      for table in _closing(workdir, trained, wide):
         self.note(table)
       report = html_report.write_report(workdir, workdir / 'report.html')
       self.note(f'curves and transcripts: {report}')
@@ -121,9 +122,11 @@ class Progress(progress.Progress):
 
   def _remaining(self) -> str:
     """Estimates the time to the end."""
-    # The first step compiles: it is left out once there is another.
-    ends = self._ends[1:] if 2 < len(self._ends) <= _WINDOW else self._ends
-    left = max(0, self._total - self._done) * (ends[-1] - ends[0]) / (len(ends) - 1)
+    # The first step compiles.
+    ends = self._ends[1:] if len(self._ends) <= _WINDOW else self._ends
+    if len(ends) < 2 and self._done < self._total:
+      return '-'
+    left = max(0, self._total - self._done) * (ends[-1] - ends[0]) / max(len(ends) - 1, 1)
     return formatting.duration(round(left))
 
   def _write(self, text: RenderableType) -> None:
@@ -157,14 +160,20 @@ class Progress(progress.Progress):
         print(f'the progress display stopped, the run goes on: {cause}', file=sys.stderr)
 
 
-def _closing(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Table]:
-  """Yields a table of the team before and after training, then one over prices or budgets."""
+def _closing(workdir: pathlib.Path, trained: Mapping[str, Any], wide: bool) -> Iterator[Table]:
+  """Yields a table of the team before and after training, then one over prices or budgets.
+
+  Baselines have a table of their own unless the terminal is wide.
+  """
   evaluations = records.evaluations(workdir)
   # Records from before the run was extended to more steps are of another team.
   steps = (0, trained['step'])
   by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
   baselines = [by_label[k] for k in (*BASELINES, records.SEEN) if k in by_label]
-  yield tables.closing_table(by_label.get(records.UNTRAINED, {}), trained, baselines=baselines)
+  before = by_label.get(records.UNTRAINED, {})
+  yield tables.closing_table(before, trained, baselines=baselines if wide else ())
+  if baselines and not wide:
+    yield tables.evaluation_table(*baselines)
   told = [e for e in evaluations if records.told_value(e) is not None]
   told = [e for e in told if e.get('step') == trained['step'] and records.asks_alike(e, trained)]
   if told:

@@ -15,6 +15,8 @@ from agent_gspo.apps.reporting import formatting
 from agent_gspo.values import finite
 from agent_gspo.workdir.records import GRADED
 
+WIDE = 130
+"""Columns of a terminal that holds a team's table with its baselines."""
 _WIDEST = 10_000  # columns of text that no table needs
 
 
@@ -38,9 +40,9 @@ def closing_table(
   return _figures([before, *baselines, after], defaults, with_change=True)
 
 
-def evaluation_table(record: Mapping[str, Any]) -> Table:
-  """Shows one evaluation, without a comparison (see `closing_table`)."""
-  return _figures([record], [''], with_change=False)
+def evaluation_table(*records: Mapping[str, Any]) -> Table:
+  """Shows evaluations side by side, without a comparison (see `closing_table`)."""
+  return _figures(records, [''] * len(records), with_change=False)
 
 
 def _figures(
@@ -49,15 +51,15 @@ def _figures(
   """Makes a column per record; `defaults` are labels of those without one.
 
   The change is from the first to the last. Records in between have no intervals, so that the table
-  fits a terminal of 130 columns.
+  fits a terminal of `WIDE` columns; without any in between it fits one of 80.
   """
   caption = markup.escape(_caption(shown))
-  table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left')
+  table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left', pad_edge=False)
   table.add_column('', style='bold')  # the one that wraps in a narrow terminal
   for record, default in zip(shown, defaults, strict=True):
     label = str(record.get('label') or default)
     name = f'{label} team' if label in ('untrained', 'during', 'trained') else label
-    name = name.replace(' ', '\n', 1) if with_change else name
+    name = name.replace(' ', '\n', 1) if len(shown) > 1 else name
     table.add_column(Text(name), justify='right', vertical='bottom', no_wrap=True)
   if with_change:
     table.add_column('change', justify='right', vertical='bottom', no_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import struct
@@ -212,7 +213,7 @@ def test_remaining_time_leaves_out_the_compilation():
   with progress.Progress(12, 2, console=console, clock=lambda: now[0]) as display:
     now[0] = 100.0
     display.step(3, {})
-    assert display._remaining() == '15m 00s'
+    assert display._remaining() == '-'
     for step in (4, 5):
       now[0] += 3
       display.step(step, {})
@@ -263,6 +264,27 @@ def test_closing_table():
   assert '+0.0 / +75.0 points' in text
   assert rows['solver: silent'] == ['0.0 %', '-', '0.0 %', '+0.0 points']
   assert 'test split, 200 questions' in text
+
+
+@pytest.mark.parametrize(('width', 'headings'), [(80, 2), (140, 1)])
+def test_the_end_of_a_run_fits_a_narrow_terminal(width, headings, tmp_path):
+  interval = _interval('tokens/written_per_question', 142.6, 130.1, 150.2)
+  records = [
+    evaluation(0, 'constant answer', 0.0, 0.0, 0.0),
+    evaluation(0, 'single agent', 0.1, 9.0, 0.0),
+    evaluation(0, 'untrained', 0.3, 60.0, 0.05) | interval,
+    trained := evaluation(9, 'trained', 0.55, 20.0, 0.8) | interval,
+  ]
+  (tmp_path / 'eval.jsonl').write_text('\n'.join(map(json.dumps, records)))
+  (tmp_path / 'config.json').write_text('{}')
+  file = io.StringIO()
+  console = Console(file=file, width=width, force_terminal=True, color_system=None)
+  with progress.Progress(9, 9, console=console) as display:
+    display.ended(tmp_path, trained)
+  rows = file.getvalue().splitlines()
+  table = [row for row in rows if any(word in row for word in ('accuracy', 'tokens', 'silent'))]
+  assert sum('accuracy' in row for row in table) == headings
+  assert 10 < max(map(len, table)) <= width
 
 
 def test_closing_table_of_nothing():
