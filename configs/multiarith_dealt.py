@@ -52,7 +52,7 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
 
 def _worth(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   """Returns the config of `svamp_dealt` on MultiArith, with many stories and credit by worth."""
-  config.steps = 14
+  config.steps = 16
   config.task.options.benchmark = 'multiarith'
   config.task.options.apart_from = ('svamp',)
   config.task.options.also_from = ('svamp', 'gsm8k')
@@ -66,6 +66,7 @@ def _worth(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   config.sft.validation_questions = 26
   config.sft.patience = 0
   config.algorithm = 'worth'
+  config.advantage.options.imitation = 1.0  # else the solver unlearns where to stop
   config.rollout.questions, config.rollout.group_size = 8, 4  # gains need no large groups
   config.reward.gate_accuracy = 0.0  # a gain is the message's own, whatever the group's outcome
   config.budget.lambda_tok = 0.02  # at 0.05 a note that is alone does not pay

@@ -56,8 +56,15 @@ def check(config: Config, task: Task, team: Team) -> None:
     raise ValueError(
       f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'
     )
-  if name != 'replay' and not task.gold_messages(task.questions('train')[0]):
+  forms = task.gold_messages(task.questions('train')[0])
+  if name != 'replay' and not forms:
     raise ValueError(
       f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
       "advantage.name='replay'."
+    )
+  imitation = config.advantage.options.get('imitation', 0)
+  if imitation and all(given for given, _ in forms):
+    raise ValueError(
+      f'advantage.options.imitation={imitation}: task {task.name!r} leaves the wording of '
+      'answers to the agent (Task.gold_messages), so there is no whole text to learn. Set it to 0.'
     )

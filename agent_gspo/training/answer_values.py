@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,7 +32,21 @@ class Values(Protocol):
     """Returns the value of each prompt, float64 `[n]`."""
 
   def gold(self, place: int) -> Message | None:
-    """Returns the likeliest gold answer to the prompt valued as number `place`; None if none is."""
+    """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
+
+
+class _Form(NamedTuple):
+  """A gold answer.
+
+  Attributes:
+    ids: int32 `[W + 1]`, with its stop token.
+    unscored: Which are given or a tool's, bool `[W + 1]`.
+    whole: Whether none is given.
+  """
+
+  ids: np.ndarray
+  unscored: np.ndarray
+  whole: bool
 
 
 class GoldAnswers:
@@ -56,7 +70,7 @@ class GoldAnswers:
     used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
     usual = sorted(end for end in used if not self._writer.tail(end))
     self._ends = usual or [self._writer.end_id]
-    self._forms: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    self._forms: dict[int, list[_Form]] = {}
     self._likeliest: list[Message | None] = []
 
   def covers(self, question: int) -> bool:
@@ -68,14 +82,16 @@ class GoldAnswers:
     scored = [
       scoring.scored_message(place, self._agent, prompt, ids, inserted=unscored)
       for place, (question, prompt) in enumerate(prompts)
-      for ids, unscored in self._forms_of(question)
+      for ids, unscored, _ in self._forms_of(question)
     ]
+    whole = [form.whole for question, _ in prompts for form in self._forms_of(question)]
     found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
     likeliest: list[Message | None] = [None] * len(prompts)
-    for message, tokens in zip(scored, self._logprobs(scored) if scored else (), strict=True):
+    logprobs_of = self._logprobs(scored) if scored else ()
+    for message, tokens, is_whole in zip(scored, logprobs_of, whole, strict=True):
       place, total = message.episode, tokens.sum()
       found[place] = np.logaddexp(found[place], total)
-      if total > best[place]:
+      if is_whole and total > best[place]:
         logprobs = np.zeros(len(message.token_ids), np.float32)
         logprobs[message.sampled] = tokens
         best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
@@ -86,8 +102,7 @@ class GoldAnswers:
     """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
     return self._likeliest[place]
 
-  def _forms_of(self, question: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns ids of each form with its stop token, and which are given or a tool's."""
+  def _forms_of(self, question: int) -> list[_Form]:
     if question not in self._forms:
       writer, cap = self._writer, self._team.message_cap(self._agent)
       found = []
@@ -97,7 +112,7 @@ class GoldAnswers:
         for end in self._ends if 0 < len(ids) - before < cap else ():
           whole = np.append(ids, np.int32(end))
           unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
-          found.append((whole, unscored))
+          found.append(_Form(whole, unscored, before == 0))
       self._forms[question] = found
     return self._forms[question]
 

@@ -53,7 +53,8 @@ class MessageWorth:
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
     plain_needed: float32 `[M]`, nats that it must gain to be worth them; None likewise.
     gold: Gold answers that could replace the answering agent's last messages, by index; in the
-      form that is likeliest at the same prompt, with its log-probabilities. Empty without a text.
+      form that is likeliest at the same prompt, with its log-probabilities. Empty without a text,
+      or where its wording is left to the agent.
   """
 
   gain: np.ndarray

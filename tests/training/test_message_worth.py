@@ -14,6 +14,7 @@ import scripted_teams
 from agent_gspo.algorithms import attribution
 from agent_gspo.config import check as config_lib
 from agent_gspo.models.io.stored import StoredArray
+from agent_gspo.tasks.relay.task import RelayTask
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -187,9 +188,14 @@ def test_a_step_learns_from_gains(name):
   assert {'worth/relevant_nats', 'worth/irrelevant_nats', 'time/worth_s'} <= {*result.metrics}
 
 
-def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had():
+def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeypatch):
   """Its log-probabilities are those of the rollout's policy: the first ratio is 1."""
   config = micro_run.changed(algorithm='worth', steps=2, rollout__temperature=0.7)
+  config['advantage']['options'] = {'imitation': 1.0}
+  with pytest.raises(ValueError, match=r'imitation=1\.0: .*leaves the wording'):
+    config_lib.check(config)
+  whole = lambda self, question: (('', f'{question.answer} .'),)
+  monkeypatch.setattr(RelayTask, 'gold_messages', whole)
   setup = setup_lib.build(config_lib.check(config))
   programs = setup_lib.make_programs(setup)
   state = setup_lib.init_state(setup, programs, setup.params)

@@ -24,7 +24,7 @@ def worth(
   nats: float = 10.0,
   outcome: float = 0.0,
   virtual: bool = True,
-  imitation: float = 1.0,
+  imitation: float = 0.0,
   std_floor: float = 0.1,
   eps: float = 1e-6,
 ) -> np.ndarray:
@@ -36,9 +36,9 @@ def worth(
   always or never silent still learns of the better action. A worse one is left out: it would reward
   whatever the group does.
 
-  The answering agent learns the gold answer in the place of its own with advantage `imitation`: it
-  ascends the value that gains are differences of. At 0, and without a gold answer, its messages
-  get the advantage of `per_component`.
+  With `imitation`, the answering agent learns the gold answer in the place of its own, with that
+  advantage: it ascends the value that gains are differences of. Else, and without a gold answer,
+  its messages get the advantage of `per_component`.
 
   Gains add up in nats: of two messages useful only together, the first already pays. In
   probabilities it would not.
