@@ -78,7 +78,7 @@ function curveChart(curve) {
 }
 
 function timeChart() {
-  const parts = [['time/rollout_s', 'rollout'], ['time/score_s', 'score'], ['time/update_s', 'update']];
+  const parts = [['time/rollout_s', 'rollout'], ['time/score_s', 'score'], ['time/worth_s', 'worth'], ['time/update_s', 'update']];
   const timed = runs.map((run, i) => i).filter((i) => parts.some(([key]) => has(runs[i], key)) || has(runs[i], 'time/step_s'));
   if (!timed.length) return null;
   let index = timed[0];
