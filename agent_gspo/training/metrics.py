@@ -57,7 +57,8 @@ def of_step(
   """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
   messages = rollout.batch.messages
   micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
-  trained, learns = [messages[i] for m in minibatches for i in m.index], setup.sharing.learns
+  learned, learns = advantages.messages, setup.sharing.learns
+  trained = [learned[i] for m in minibatches for i in m.index]
   return {
     'advantage/tied_groups': advantages.tied_groups,
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
