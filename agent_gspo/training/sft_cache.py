@@ -48,6 +48,8 @@ def file_of(config: Config, source: str, vocabulary: str) -> pathlib.Path:
     told['seed'] = config.seed  # parameters are drawn
   if sheet := terms.make(config.budget):
     told['terms'] = dataclasses.asdict(sheet)
+  files = [pathlib.Path(x) for x in config.task.options.values() if isinstance(x, str) and x]
+  told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -56,8 +58,12 @@ def file_of(config: Config, source: str, vocabulary: str) -> pathlib.Path:
 
 def _version(source: str) -> Any:
   """Returns path, size and modification time of each local file of a source, else the source."""
-  files = [(file.resolve(), file.stat()) for file in models.local_files(source)]
-  return [(str(place), stat.st_size, stat.st_mtime_ns) for place, stat in files] or source
+  return [_stamp(file) for file in models.local_files(source)] or source
+
+
+def _stamp(file: pathlib.Path) -> tuple[str, int, int]:
+  stat = file.stat()
+  return str(file.resolve()), stat.st_size, stat.st_mtime_ns
 
 
 def load(file: pathlib.Path, like: Params) -> Params | None:

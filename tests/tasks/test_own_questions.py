@@ -1,0 +1,125 @@
+"""Questions of one's own, from a file."""
+
+from __future__ import annotations
+
+import json
+
+import micro_run
+import pytest
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.tasks.options import SPLITS
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import sft_cache
+
+ROWS = [
+  {'question': f'How many has {name} ?', 'answer': n, 'notes': [f'{name} {n}', 'Bob 1']}
+  | {'relevant': [True, False]}
+  for n, name in enumerate(['Ann', 'Carl', 'Dora', 'Emil', 'Fred', 'Gina', 'Hugo', 'Ines'] * 8)
+]
+
+
+def _file(folder, rows=ROWS, name='own.jsonl'):
+  path = folder / name
+  path.write_text(rows if isinstance(rows, str) else '\n'.join(map(json.dumps, rows)))
+  return str(path)
+
+
+def test_the_fields_of_a_line(tmp_path):
+  task = make_task('questions', file=_file(tmp_path))
+  every = [question for split in SPLITS for question in task.questions(split)]
+  assert len({question.id for question in every}) == len(ROWS)
+  first = next(question for question in every if question.id == '1')
+  assert (first.text, first.answer) == ('How many has Ann ?', '0')
+  assert (first.notes, first.relevant) == (('Ann 0', 'Bob 1'), (True, False))
+  assert task.score(first, 'The answer is 0.') == 1.0
+  assert task.score(first, '3') == 0.0
+  assert task.canonical('it is 0') == '0'
+  again = make_task('questions', file=_file(tmp_path, ROWS[::-1]))  # a split is drawn by text
+  texts = lambda task, split: {(q.text, q.notes) for q in task.questions(split)}
+  assert all(texts(again, split) == texts(task, split) for split in SPLITS)
+
+
+def test_a_table_with_names_of_its_own(tmp_path):
+  rows = 'prompt,gold,note1,note2,relevant1,relevant2,split,id\n'
+  rows += ''.join(f'"Q, {s}?",Yes,a,b,1,0,{s},{s}\n' for s in SPLITS)
+  file = _file(tmp_path, rows, 'own.csv')
+  options = {'question': 'prompt', 'answer': 'gold', 'grader': 'text'}
+  task = make_task('questions', file=file, **options)
+  (question,) = task.questions('validation')
+  assert (question.id, question.text, question.notes) == (
+    'validation',
+    'Q, validation?',
+    ('a', 'b'),
+  )
+  assert question.relevant == (True, False)
+  assert [task.score(question, text) for text in ('yes.', 'no')] == [1.0, 0.0]
+
+
+def test_a_grader_of_ones_own(tmp_path, monkeypatch):
+  (tmp_path / 'my_grader.py').write_text(
+    'def score(question, answer):\n  return float(question.answer in answer)\n'
+    'def broken(question, answer):\n  return 1 / 0\n'
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  file = _file(tmp_path)
+  task = make_task('questions', file=file, grader='my_grader:score')
+  question = task.questions('train')[0]
+  assert task.score_all([question] * 2, [f'so {question.answer}!', 'x']) == [1.0, 0.0]
+  broken = make_task('questions', file=file, grader='my_grader:broken')
+  with pytest.raises(ValueError, match=r"task.options.grader='my_grader:broken': ZeroDivision"):
+    broken.score(question, 'x')
+  with pytest.raises(ValueError, match='my_grader'):
+    make_task('questions', file=file, grader='my_grader:missing')
+
+
+@pytest.mark.parametrize(
+  ('row', 'message'),
+  [
+    ('{"question": "q"', r'own.jsonl, line 1: no JSON'),
+    ('[1]', r'line 1: .* must be an object'),
+    ({'question': 'q'}, r'line 1: answer=None must be a text; there are question'),
+    ({'question': '', 'answer': '1'}, r"line 1: question='' must be a text"),
+    ({'question': 'q', 'answer': '1', 'notes': 'n'}, r"notes='n' must be a list of texts"),
+    ({'question': 'q', 'answer': '1', 'relevant': [1]}, r'relevant=\[1\] must be a list of true'),
+    ({'question': 'q', 'answer': '1', 'relevant': [True]}, r'must have one entry for each note'),
+    ({'question': 'q', 'answer': '1', 'split': 'dev'}, r"line 1: split='dev' is unknown"),
+  ],
+)
+def test_a_faulty_line_is_named(row, message, tmp_path):
+  text = row if isinstance(row, str) else json.dumps(row)
+  with pytest.raises(ValueError, match=message):
+    make_task('questions', file=_file(tmp_path, text))
+
+
+def test_faulty_files(tmp_path):
+  with pytest.raises(ValueError, match=r"task.options.file='' must name"):
+    make_task('questions')
+  with pytest.raises(FileNotFoundError, match='no such file'):
+    make_task('questions', file='none.jsonl')
+  with pytest.raises(ValueError, match='grader'):
+    make_task('questions', file=_file(tmp_path), grader='numbr')
+  same = [{'question': 'q', 'answer': '1', 'split': split} for split in ('train', 'test')]
+  with pytest.raises(
+    ValueError, match=r"line 2: split='test', but the same question is in 'train'"
+  ):
+    make_task('questions', file=_file(tmp_path, same))
+  twice = [{'question': q, 'answer': '1', 'id': 'x'} for q in 'ab']
+  with pytest.raises(ValueError, match=r"line 2: id='x' is that of another question"):
+    make_task('questions', file=_file(tmp_path, twice))
+
+
+def test_a_team_trains_on_them(tmp_path):
+  """From demonstrations to an evaluation; another file has another SFT."""
+  file = _file(tmp_path)
+  config = micro_run.changed(task__name='questions', sft__steps=2)
+  config['task']['options'] = {'file': file, 'grader': 'number'}
+  parts = config_lib.check(config)
+  setup = setup_lib.build(parts)
+  record, _ = setup.evaluate(setup.params, label='untrained', step=0, questions=2)
+  assert record['comm/silence_rate_relevant'] is not None
+  found = lambda: sft_cache.file_of(parts.config, setup.source, setup.tokenizer.fingerprint)
+  before = found()
+  _file(tmp_path, ROWS[:-1])
+  assert found() != before
