@@ -186,6 +186,11 @@ def make_topology(
     forward = _layered(layers, n)
   else:
     forward = _pairs('edges', edges)
+    if n > 1 and not forward and not back_edges:
+      raise ValueError(
+        "team.edges=() with team.topology='dag': no agent reads another. Give (author, reader) "
+        'pairs of agent numbers, such as ((0, 1),).'
+      )
   back = frozenset((j, i) for i, j in forward)
   if back_edges is not None:
     back = _pairs('back_edges', back_edges)

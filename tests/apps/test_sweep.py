@@ -126,6 +126,8 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--lambdas=0,nan'], "--lambdas=0,nan: 'nan' must be a finite number"),
     (['--lambdas=-inf'], "--lambdas=-inf: '-inf' must be a finite number"),
     (['--lambdas=0', '--vary=budget.lambda_tok=1'], 'budget.lambda_tok is varied twice'),
+    (['--vary=budget.lambda_tk=1', '--config=tiny'], 'Did you mean --config.budget.lambda_tok?'),
+    (['--lambdas=0', '--config.lr=1', '--config=tiny'], 'Did you mean --config.learner.learning_'),
     (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
   ],
 )

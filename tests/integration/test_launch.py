@@ -476,6 +476,11 @@ def test_export_is_what_transformers_loads(tmp_path):
   assert done.returncode == 0, done.stderr
   assert done.stderr == ''
   assert 'wrote the policy of step 10 to' in done.stdout
+  again = micro_run.run(
+    micro_run.command('export', f'--workdir={workdir}', f'--out={tmp_path / "model"}')
+  )
+  assert again.returncode == 2
+  assert 'must be a new or an empty folder' in again.stderr
 
   config = micro_run.get_config().to_dict()
   like = load.load_model(f'hf:{tmp_path / "model"}')

@@ -78,6 +78,7 @@ def test_judge_speaks_once_and_reads_everybody():
     ({'name': 'layered', 'num_agents': 2, 'layers': [2, 0]}, 'positive sizes'),
     ({'name': 'layered', 'num_agents': 2}, r'team.layers=\(\)'),
     ({'name': 'star', 'num_agents': 2, 'back_edges': [(0, 1)]}, 'team.back_edges is for'),
+    ({'name': 'dag', 'num_agents': 2}, r'team.edges=\(\) with .*no agent reads another'),
     ({'name': 'dag', 'num_agents': 2, 'back_edges': [(0, 2)]}, r'\(0, 2\) does not join'),
     ({'name': 'dag', 'num_agents': 2, 'back_edges': [0]}, 'team.back_edges: 0 is no'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 2)]}, r'team.edges: \(0, 2\) does not join'),

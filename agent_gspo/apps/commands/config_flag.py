@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -115,6 +115,33 @@ def _make_room(config: Any, path: Sequence[str]) -> None:
   if isinstance(config, config_dict.ConfigDict) and path[-1] not in config:
     with config.unlocked():
       config[path[-1]] = config_dict.placeholder(object)
+
+
+def check_fields(name: str, fields: Iterable[str]) -> None:
+  """Checks that a config has some fields; one that cannot be read is left to its runs.
+
+  Args:
+    name: Name or file of the config.
+    fields: Paths such as 'budget.lambda_tok'.
+
+  Raises:
+    ValueError: Names the field, and the one that was meant.
+  """
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', None, '', flag_values=values)
+  config = _Parser(values['config'].parser).parse(name)
+  if not isinstance(config, config_dict.ConfigDict):
+    return
+  for field in fields:
+    section, *rest = field.split('.')
+    if len(rest) > 1 and rest[0] in _open_fields(section):
+      continue  # an option, which `config.check` knows
+    part: Any = config
+    for key in (section, *rest):
+      if not isinstance(part, config_dict.ConfigDict) or key not in part:
+        flag = f'--config.{field}'
+        raise ValueError(f'{flag}: the config has no field {key!r}.{_meant(flag, key)}')
+      part = part[key]
 
 
 def load(holder: flags.FlagHolder) -> dict[str, Any]:

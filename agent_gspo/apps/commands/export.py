@@ -28,6 +28,9 @@ def main() -> None:
   # The checkpoint last, since `chosen` reads all of it.
   if not _OUT.value or (saved := _CHECKPOINT.chosen()) is None:
     raise ValueError('give both --workdir (of a run) and --out (a folder for the model).')
+  out = pathlib.Path(_OUT.value)
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    raise ValueError(f'--out={out} must be a new or an empty folder: it holds something already.')
   from agent_gspo.config import check as config_lib
   from agent_gspo.models import lora
   from agent_gspo.models.io import hf

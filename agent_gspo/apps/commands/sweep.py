@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from agent_gspo.apps import sweep
-from agent_gspo.apps.commands import command
+from agent_gspo.apps.commands import command, config_flag
 from agent_gspo.apps.reporting import html_report, plots
 from agent_gspo.workdir import json_lines, lock, records
 
@@ -34,7 +34,7 @@ _Number = TypeVar('_Number', int, float)
 def cli() -> NoReturn:
   """Parses the arguments and runs the command; ends with status 1 if a run failed."""
   parser = command.arguments(__doc__)
-  parser.add_argument('--config', required=True, help='file of the config')
+  parser.add_argument('--config', required=True, help='name or file of the config')
   parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the runs')
   parser.add_argument('--lambdas', default='', help='values of budget.lambda_tok')
   parser.add_argument('--vary', action='append', default=[], metavar='FIELD=V1,V2')
@@ -49,6 +49,9 @@ def cli() -> NoReturn:
         raise ValueError(f'unknown argument {argument!r}; fields are --config.<field>=<value>.')
     settings = _settings(options.lambdas, options.vary, options.setting)
     seeds = _numbers('seeds', options.seeds, int)
+    fields = [argument.removeprefix('--config.').partition('=')[0] for argument in overrides]
+    fields += [field for setting in settings for field in setting.fields]
+    config_flag.check_fields(options.config, fields)
     todo = sweep.points(options.workdir, settings, seeds)
     references = _references(options.reference)
     if options.jobs < 1:
