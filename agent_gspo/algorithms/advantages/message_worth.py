@@ -25,7 +25,7 @@ def worth(
   outcome: float = 0.0,
   virtual: bool = True,
   imitation: float = 0.0,
-  std_floor: float = 0.1,
+  std_floor: float = 0.3,
   eps: float = 1e-6,
 ) -> np.ndarray:
   """Computes a message's gain for its reader minus its cost and the group's baseline.
@@ -55,7 +55,8 @@ def worth(
     outcome: Weight of the episode's task score.
     virtual: Includes silence and the plain note in the baseline where they are better.
     imitation: Advantage of the gold answer.
-    std_floor: Smallest deviation that is divided by, in units of task score.
+    std_floor: Smallest deviation that is divided by, in units of task score. Far below the usual
+      one, a token saved would weigh as much as an answer lost, whatever the price.
     eps: Passed to `per_component`.
   """
   measured = ~np.isnan(gain)
@@ -94,7 +95,7 @@ def replay(
   samples: float = 4.0,
   outcome: float = 0.0,
   virtual: bool = True,
-  std_floor: float = 0.1,
+  std_floor: float = 0.3,
   eps: float = 1e-6,
 ) -> np.ndarray:
   """Returns `worth` of gains in task score: of answers sampled with and without the message.
