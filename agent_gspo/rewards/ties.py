@@ -87,6 +87,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       history=question[None],
       probability=ones / 2,
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),
+      gold=np.zeros(len(ones), bool),
     )
     found = estimators.advantage(inputs, name, costs=costs, **options)
     return found.values * found.kept

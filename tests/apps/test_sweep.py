@@ -128,6 +128,7 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--lambdas=0', '--vary=budget.lambda_tok=1'], 'budget.lambda_tok is varied twice'),
     (['--vary=budget.lambda_tk=1', '--config=tiny'], 'Did you mean --config.budget.lambda_tok?'),
     (['--lambdas=0', '--config.lr=1', '--config=tiny'], 'Did you mean --config.learner.learning_'),
+    (['--lambdas=0', '--config=tinny'], '--config=tinny: no such file or name; there are'),
     (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
   ],
 )

@@ -111,7 +111,7 @@ def test_a_config_is_found_by_its_name_from_anywhere(tmp_path):
   assert (config['seed'], config['algorithm']) == (3, 'worth')
   done = _loaded(config='tinny', cwd=tmp_path)
   assert done.returncode == 2
-  assert '--config=tinny is no file and no name of a config' in done.stderr
+  assert 'flag --config=tinny: no such file or name; there are' in done.stderr
   assert 'Did you mean tiny?' in done.stderr
   (tmp_path / 'configs').mkdir()
   own = (micro_run.CONFIG).read_text()

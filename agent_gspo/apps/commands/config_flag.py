@@ -75,7 +75,7 @@ def _found(name: str) -> str:
   """Returns the file of a config, given its path or its name.
 
   Raises:
-    OSError: There is none; names those that exist.
+    ValueError: There is none; names those that exist.
   """
   if pathlib.Path(name).suffix == '.py' or pathlib.Path(name).exists():
     return name
@@ -83,10 +83,7 @@ def _found(name: str) -> str:
   if name not in known:
     close = difflib.get_close_matches(name, known, 1)
     meant = f' Did you mean {close[0]}?' if close else ''
-    raise flags.IllegalFlagValueError(
-      f'--config={name} is no file and no name of a config; there are {", ".join(sorted(known))}.'
-      + meant
-    )
+    raise ValueError(f'no such file or name; there are {", ".join(sorted(known))}.{meant}')
   folder = str(known[name].resolve().parents[1])
   if folder not in sys.path:
     sys.path.append(folder)  # configs import each other
@@ -94,12 +91,16 @@ def _found(name: str) -> str:
 
 
 def _of_run(file: pathlib.Path) -> config_dict.ConfigDict:
-  """Returns the config that a run saved."""
+  """Returns the config that a run saved.
+
+  Raises:
+    ValueError: The file is missing or holds another thing.
+  """
   try:
     values = json.loads(file.read_text(encoding='utf-8'))
     return changeable(Config.from_dict({k: v for k, v in values.items() if k in types_of(Config)}))
   except (OSError, ValueError, AttributeError) as error:
-    raise flags.IllegalFlagValueError(f'--config={file}: no config of a run ({error}).') from error
+    raise ValueError(f'no config of a run ({error}).') from error
 
 
 def _open_fields(section: str) -> list[str]:
@@ -125,11 +126,14 @@ def check_fields(name: str, fields: Iterable[str]) -> None:
     fields: Paths such as 'budget.lambda_tok'.
 
   Raises:
-    ValueError: Names the field, and the one that was meant.
+    ValueError: Names the field, and the one that was meant; or there is no such config.
   """
   values = flags.FlagValues()
   config_flags.DEFINE_config_file('config', None, '', flag_values=values)
-  config = _Parser(values['config'].parser).parse(name)
+  try:
+    config = _Parser(values['config'].parser).parse(name)
+  except ValueError as error:
+    raise ValueError(f'--config={name}: {error}') from error
   if not isinstance(config, config_dict.ConfigDict):
     return
   for field in fields:

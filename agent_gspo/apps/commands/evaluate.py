@@ -43,8 +43,8 @@ _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
 
 def main() -> None:
   """Runs the command."""
-  saved = _CHECKPOINT.chosen()
-  if saved and _CONFIG.value is None:
+  saved = None
+  if _CONFIG.value is None and (saved := _CHECKPOINT.chosen()):
     config = command.config_here(saved)
   else:
     config = config_flag.load(_CONFIG)
@@ -69,6 +69,7 @@ def main() -> None:
   if told := parts.task.note([parts.config.evaluation.split]):
     print(told)
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
+  saved = saved or _CHECKPOINT.chosen()
   if saved:
     saved.check_params(parts.config)
   setup = setup_lib.build(parts)
