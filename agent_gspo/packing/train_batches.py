@@ -141,8 +141,7 @@ def with_first_token_weights(
     slot = np.asarray(batch.loss_message)  # [R, L]
     # A message's loss tokens are contiguous, in the order of slots.
     first = (np.diff(slot, axis=1, prepend=-1) != 0) & (batch.loss_mask > 0)
-    message = np.take_along_axis(np.asarray(batch.message), slot, axis=1)
-    token_weights = np.where(first, np.asarray(weights)[message], 1.0).astype(np.float32)
+    token_weights = np.where(first, np.asarray(weights)[_message_of(batch)], 1.0).astype(np.float32)
     found.append(dataclasses.replace(batch, token_weights=token_weights))
   return found
 
@@ -158,9 +157,7 @@ def message_sums(
   """Sums loss-token values, float `[R, L]` per micro-batch, by message: float64 `[count]`."""
   sums = np.zeros(count)
   for batch, value in zip(micro_batches, values, strict=True):
-    # Message of each loss token, `[R, L]`.
-    message = np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
-    np.add.at(sums, message, value * batch.loss_mask)
+    np.add.at(sums, _message_of(batch), value * batch.loss_mask)
   return sums
 
 
@@ -171,12 +168,16 @@ def message_tokens(
   ids, found = [np.zeros(0, int)], [np.zeros(0)]
   for batch, value in zip(micro_batches, values, strict=True):
     chosen = np.asarray(batch.loss_mask) > 0  # [R, L]
-    message = np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
-    ids.append(message[chosen])
+    ids.append(_message_of(batch)[chosen])
     found.append(np.asarray(value)[chosen])
   message = np.concatenate(ids)
   in_order = np.concatenate(found)[np.argsort(message, kind='stable')]
   return np.split(in_order, np.cumsum(np.bincount(message, minlength=count))[:-1])
+
+
+def _message_of(batch: TrainBatch) -> np.ndarray:
+  """Returns the message of each loss token, int `[R, L]`."""
+  return np.take_along_axis(np.asarray(batch.message), np.asarray(batch.loss_message), axis=1)
 
 
 def positions(messages: Sequence[Message], micro_batches: Sequence[TrainBatch]) -> dict[str, float]:

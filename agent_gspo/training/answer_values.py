@@ -79,19 +79,21 @@ class GoldAnswers:
 
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the log-probability of the gold answer after each prompt, float64 `[n]`."""
+    forms = [self._forms_of(question) for question, _ in prompts]
+    asked = [(place, form) for place, some in enumerate(forms) for form in some]
     scored = [
-      scoring.scored_message(place, self._agent, prompt, ids, inserted=unscored)
-      for place, (question, prompt) in enumerate(prompts)
-      for ids, unscored, _ in self._forms_of(question)
+      scoring.scored_message(
+        place, self._agent, prompts[place][1], form.ids, inserted=form.unscored
+      )
+      for place, form in asked
     ]
-    whole = [form.whole for question, _ in prompts for form in self._forms_of(question)]
     found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
     likeliest: list[Message | None] = [None] * len(prompts)
     logprobs_of = self._logprobs(scored) if scored else ()
-    for message, tokens, is_whole in zip(scored, logprobs_of, whole, strict=True):
-      place, total = message.episode, tokens.sum()
+    for (place, form), message, tokens in zip(asked, scored, logprobs_of, strict=True):
+      total = tokens.sum()
       found[place] = np.logaddexp(found[place], total)
-      if is_whole and total > best[place]:
+      if form.whole and total > best[place]:
         logprobs = np.zeros(len(message.token_ids), np.float32)
         logprobs[message.sampled] = tokens
         best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)

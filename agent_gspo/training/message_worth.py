@@ -287,7 +287,7 @@ class _Reader:
 
   def gold(self, read: _Read) -> Message | None:
     """Returns the gold answer in the place of the answering agent's, after `values`."""
-    found = self._of.gold(read.places[read.said]) if read.said in read.places else None
+    found = self._of.gold(read.places[read.said])
     if found is None:
       return None
     fields = ('token_ids', 'logprobs', 'inserted', 'ended')

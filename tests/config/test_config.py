@@ -304,7 +304,10 @@ def test_configs_of_the_repository_are_valid(file):
     ({'team__roles': {'solver': {}}}, r"names the role 'informant', which team.roles does not"),
     ({'team__roles': 3}, r'config.team.roles=3 must be a section of fields'),
     # Models and tasks.
-    ({'model__source': 'micro'}, r"model.source='micro' is not of .* Write random:micro"),
+    (
+      {'model__source': 'micro'},
+      r"model.source='micro' is not of the form hf:<folder or hub id>.* Write random:micro",
+    ),
     (
       {'model__source': 'owner/name'},
       r'is not of the form hf:<folder or hub id>.* Write hf:owner/',

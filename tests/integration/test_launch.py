@@ -64,11 +64,13 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
   return {
     'unknown field': (
       train(f'{field}.lambda_tokk=1'),
-      f"the config has no field 'lambda_tokk'. Did you mean {field}.lambda_tok?",
+      f"{field}.lambda_tokk: the config has no field 'lambda_tokk'. "
+      f'Did you mean {field}.lambda_tok?',
     ),
     'unknown section': (
       train('--config.bugdet.lambda_tok=1'),
-      "the config has no field 'bugdet'. Did you mean --config.budget.lambda_tok?",
+      "--config.bugdet.lambda_tok: the config has no field 'bugdet'. "
+      'Did you mean --config.budget.lambda_tok?',
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),
@@ -86,7 +88,10 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'nan': (train('--config.budget.lambda_tok=nan'), 'lambda_tok=nan must be a finite number'),
     'bound': (train('--config.budget.lambda_tok=0.5'), 'Keep lambda_tok below 0.083'),
     'field before file': (['train', '--config.steps=1', MICRO, new], 'before a value for --config'),
-    'no config': (['train', new], '--config is missing; give a name or a file'),
+    'no config': (
+      ['train', new],
+      '--config is missing; give a name or a file, such as tiny or configs/tiny.py',
+    ),
     'no such config': (
       ['train', '--config=nowhere.py', new],
       "No such file or directory: 'nowhere",

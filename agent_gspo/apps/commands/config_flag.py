@@ -143,8 +143,7 @@ def check_fields(name: str, fields: Iterable[str]) -> None:
     part: Any = config
     for key in (section, *rest):
       if not isinstance(part, config_dict.ConfigDict) or key not in part:
-        flag = f'--config.{field}'
-        raise ValueError(f'{flag}: the config has no field {key!r}.{_meant(flag, key)}')
+        raise ValueError(_unknown(f'--config.{field}', key))
       part = part[key]
 
 
@@ -179,12 +178,12 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
   found = re.search(r"""['"](\w+)['"]""", text)
   for flag in (arg.partition('=')[0] for arg in argv if arg.startswith('--config.')):
     if found and found[1] in flag.split('.'):
-      return f'{flag}: the config has no field {found[1]!r}.{_meant(flag, found[1])}'
+      return _unknown(flag, found[1])
   return f'--config: {type(error).__name__}: {text}'
 
 
-def _meant(flag: str, field: str) -> str:
-  """Returns a question that names the field of another section, library or spelling."""
+def _unknown(flag: str, field: str) -> str:
+  """Returns an error that names the field of another section, library or spelling."""
   paths = list(_paths(Config))
   names = [path.rpartition('.')[2] for path in paths]
   of = lambda name: [path for path, own in zip(paths, names, strict=True) if own == name]
@@ -192,7 +191,8 @@ def _meant(flag: str, field: str) -> str:
   spelt = difflib.get_close_matches(field, names, 1, 0.75)
   elsewhere = [_ELSEWHERE[field]] if field in _ELSEWHERE else []
   found = of(field) or elsewhere or alike or (of(spelt[0]) if spelt else [])
-  return f' Did you mean {" or ".join(f"--config.{path}" for path in found)}?' if found else ''
+  meant = f' Did you mean {" or ".join(f"--config.{path}" for path in found)}?' if found else ''
+  return f'{flag}: the config has no field {field!r}.{meant}'
 
 
 def _paths(section: type[Section], before: str = '') -> Iterator[str]:
