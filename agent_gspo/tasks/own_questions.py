@@ -62,7 +62,7 @@ class OwnQuestions(base.Task):
 
   def __post_init__(self):
     if plugins.is_plugin(self.grader):
-      plugins.load_function(self.grader, 'task.options.grader')
+      self._grade = plugins.load_function(self.grader, 'task.options.grader')
     else:
       check_choice('task.options.grader', self.grader, tuple(GRADERS))
     self._splits = self._read()
@@ -70,8 +70,7 @@ class OwnQuestions(base.Task):
   def score(self, question: Question, answer_text: str) -> float:
     """Returns the grader's score."""
     if plugins.is_plugin(self.grader):
-      grade = plugins.load_function(self.grader, 'task.options.grader')
-      return plugins.call('task.options.grader', self.grader, grade, question, answer_text)
+      return plugins.call('task.options.grader', self.grader, self._grade, question, answer_text)
     return GRADERS[self.grader].grade(answer_text, question.answer)
 
   def canonical(self, answer_text: str) -> str | None:
@@ -90,11 +89,11 @@ class OwnQuestions(base.Task):
     silence_probability: float,
     **unused_probabilities: float,
   ) -> str:
-    """Returns an agent's note, '' for some irrelevant ones, or the gold answer."""
+    """Returns an agent's note, '' for some irrelevant ones; the gold answer of the others."""
     del delivered
-    note = question.note(agent)
-    if not note:
+    if agent >= len(question.notes):
       return question.answer
+    note = question.notes[agent]
     needed = question.relevant[agent] if question.relevant else True
     return note if needed or rng.random() >= silence_probability else ''
 
@@ -149,7 +148,7 @@ class OwnQuestions(base.Task):
     if flags and len(flags) != len(notes):
       raise ValueError(f'{where}: relevant={shown(flags)} must have one entry for each note.')
     return Question(
-      id=str(fields.get('id') or line),
+      id=line if fields.get('id') in (None, '') else str(fields['id']),
       text=text(self.question),
       answer=text(self.answer),
       notes=tuple(notes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import micro_run
 import pytest
@@ -55,6 +56,17 @@ def test_a_table_with_names_of_its_own(tmp_path):
   )
   assert question.relevant == (True, False)
   assert [task.score(question, text) for text in ('yes.', 'no')] == [1.0, 0.0]
+
+
+def test_an_id_of_zero_and_an_empty_note(tmp_path):
+  """Ids may be counted from 0; who has an empty note says nothing, not the answer."""
+  rows = [{'id': n, 'question': f'q{n}', 'answer': '1', 'notes': ['', 'b']} for n in range(2)]
+  task = make_task('questions', file=_file(tmp_path, [r | {'split': 'test'} for r in rows]))
+  assert [question.id for question in task.questions('test')] == ['0', '1']
+  said = lambda agent: task.demonstration(
+    task.questions('test')[0], agent, (), random.Random(0), silence_probability=0.0
+  )
+  assert [said(agent) for agent in range(3)] == ['', 'b', '1']
 
 
 def test_a_grader_of_ones_own(tmp_path, monkeypatch):
