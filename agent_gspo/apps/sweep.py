@@ -200,27 +200,15 @@ def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | No
   return {key: [record.get(key) for record in found] for _, key, _, _ in MEASURES}
 
 
-def start(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]] | None:
-  """Returns the untrained team's measures if all settings of a `summary` share it."""
-  first = settings[0]['untrained']
-  return first if all(setting['untrained'] == first for setting in settings) else None
-
-
-def table(
-  settings: Sequence[Mapping[str, Any]],
-  references: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-) -> str:
+def table(settings: Sequence[Mapping[str, Any]]) -> str:
   """Returns a Markdown table: a row per setting of `summary`, mean over seeds [lowest, highest].
 
-  The first row is the untrained team, if all settings share it; `references` (name -> tokens
-  written per question and accuracy of each seed) are further rows.
+  The first row is the untrained team, if all settings share it.
   """
   rows = [(setting['name'], setting['trained']) for setting in settings]
-  if (first := start(settings)) is not None:
+  first = settings[0]['untrained']
+  if all(setting['untrained'] == first for setting in settings):
     rows.insert(0, ('untrained', first))
-  for name, points in (references or {}).items():
-    tokens, accuracy = zip(*points, strict=True)
-    rows.append((name, {'task/accuracy': accuracy, 'tokens/written_per_question': tokens}))
   known = lambda values, key: [v for v in values.get(key, ()) if v is not None]
   shown = [m for m in MEASURES if any(known(values, m[1]) for _, values in rows)]
   lines = ['| | ' + ' | '.join(name for name, *_ in shown) + ' |']

@@ -15,7 +15,7 @@ import pytest
 import talkative_run
 
 from agent_gspo.apps.commands import compare, evaluation_folder
-from agent_gspo.apps.reporting import comparison, tables
+from agent_gspo.apps.reporting import tables
 from agent_gspo.tasks import base, registry
 from agent_gspo.workdir import json_lines
 
@@ -320,14 +320,14 @@ def test_damaged_folders_of_evaluations_are_refused(tmp_path):
 
 def test_tables_show_what_is_known():
   figures = result()
-  text = tables.render_text(comparison.comparison_table(figures['evaluations']), 200)
+  text = tables.render_text(tables.comparison_table(figures['evaluations']), 200)
   constant = next(line for line in text.splitlines() if 'constant' in line)
   assert constant.split()[-1] == '-'  # no calls, no money
-  text = tables.render_text(comparison.probe_table(figures['probes']), 200)
+  text = tables.render_text(tables.probe_table(figures['probes']), 200)
   assert len([line for line in text.splitlines() if 'muted' in line]) == 3
   rows = [{'measure': 'x', 'a': 1, 'b': 2, 'difference': -1.0, 'difference_low': -2.0,
            'difference_high': 0.5}]  # fmt: skip
-  assert '-1.0 [-2.0, +0.5]' in tables.render_text(comparison.difference_table(['A', 'B'], rows))
+  assert '-1.0 [-2.0, +0.5]' in tables.render_text(tables.difference_table(['A', 'B'], rows))
 
 
 # The documentation

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pathlib
 
 from agent_gspo.apps.commands import command, evaluation_folder
-from agent_gspo.apps.reporting import comparison, tables
+from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import compare
 
 
@@ -33,7 +33,7 @@ def cli() -> None:
   names = [str(first['label']), str(second['label'])]
   if names[0] == names[1]:
     names = list(options.systems)
-  print(tables.render_text(comparison.difference_table(names, rows)))
+  print(tables.render_text(tables.difference_table(names, rows)))
   print(f'{len(a)} questions' + f', {len(failed)} that failed in one left out' * bool(failed))
 
 

@@ -50,7 +50,7 @@ def main() -> None:
     config = config_flag.load(_CONFIG)
   from agent_gspo.apps import endpoint
   from agent_gspo.apps.commands import evaluation_folder
-  from agent_gspo.apps.reporting import comparison, formatting, tables
+  from agent_gspo.apps.reporting import formatting, tables
   from agent_gspo.config import check as config_lib
   from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
   from agent_gspo.training import setup as setup_lib
@@ -111,8 +111,8 @@ def main() -> None:
     ids = [question.id for question in run.asked]
     result = {'evaluations': found, 'left_out': left_out, 'probes': probed, 'question_ids': ids}
     run.answers.finish({**result, 'evaluation': fingerprint, 'config': config})
-  shown = [tables.evaluation_table(whole), comparison.comparison_table(found)]
-  shown += [comparison.probe_table(probed)] if probed else []
+  shown = [tables.evaluation_table(whole), tables.comparison_table(found)]
+  shown += [tables.probe_table(probed)] if probed else []
   for table in shown:
     print(tables.render_text(table, width=160))
   old = sum((whole['variant'], record['question_id']) in before for record in records)

@@ -1,4 +1,4 @@
-"""Runs one config at several settings and seeds, and draws accuracy against tokens.
+"""Runs one config at several settings and seeds, and reports on them together.
 
     python launch/sweep.py --config=configs/tiny.py --workdir=runs/lambda \\
       --lambdas=0,0.005,0.01,0.02,0.04 --seeds=0,1,2
@@ -7,9 +7,8 @@ Settings come from --lambdas (values of budget.lambda_tok), from --vary=FIELD=V1
 make a grid) or from --setting="NAME: FIELD=VALUE FIELD=VALUE", once each. Finished runs are
 skipped, stopped ones resume, and a failed one does not stop the others.
 --config.<field>=<value> applies to all runs. Writes sweep.json, sweep.md (mean over seeds, lowest
-and highest), frontier.png, curves.png (if a run trained) and report.html to the workdir.
---reference=DIR, a folder of `launch/evaluate.py --out`, adds its team and baselines to the
-frontier; several are the seeds of one comparison.
+and highest) and report.html to the workdir. To compare with baselines, give launch/report.py the
+workdir and the folders of `launch/evaluate.py --out`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from typing import NoReturn, TypeVar
 
 from agent_gspo.apps import sweep
 from agent_gspo.apps.commands import command, config_flag
-from agent_gspo.apps.reporting import html_report, plots
-from agent_gspo.workdir import json_lines, lock, records
+from agent_gspo.apps.reporting import html_report
+from agent_gspo.workdir import json_lines, lock
 
-_TEAM = 'team of the baselines'
 _Number = TypeVar('_Number', int, float)
 
 
@@ -40,7 +38,6 @@ def cli() -> NoReturn:
   parser.add_argument('--vary', action='append', default=[], metavar='FIELD=V1,V2')
   parser.add_argument('--setting', action='append', default=[], metavar='"NAME: FIELD=VALUE"')
   parser.add_argument('--seeds', default='0,1,2', help='comma between them')
-  parser.add_argument('--reference', action='append', default=[], metavar='DIR')
   parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
   options, overrides = parser.parse_known_args()
   try:
@@ -53,24 +50,31 @@ def cli() -> NoReturn:
     fields += [field for setting in settings for field in setting.fields]
     config_flag.check_fields(options.config, fields)
     todo = sweep.points(options.workdir, settings, seeds)
-    references = _references(options.reference)
     if options.jobs < 1:
       raise ValueError(f'--jobs={options.jobs} must be at least 1.')
     with lock.hold(options.workdir):
-      status = _sweep(options, overrides, todo, references)
+      status = _sweep(options, overrides, todo)
   except (ValueError, OSError) as error:
     command.fail(str(error), error)
   sys.exit(status)
 
 
-def _sweep(options, overrides, todo, references) -> int:
+def _sweep(options, overrides, todo) -> int:
   show = functools.partial(print, flush=True)
   failed = sweep.run_missing(todo, options.config, overrides, jobs=options.jobs, note=show)
   found = sweep.summary(todo)
   if not found:
     print('no run has ended: nothing to show', file=sys.stderr)
     return 1
-  _write(options.workdir, options.config, overrides, found, references)
+  folder = options.workdir
+  record = dict(config=options.config, overrides=overrides, settings=found)
+  json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
+  text = sweep.table(found)
+  json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
+  print(text)
+  runs = [folder / name for setting in found for name in setting['workdirs']]
+  html_report.write_report(runs, folder / 'report.html')
+  print(f'wrote sweep.json, sweep.md and report.html to {folder}')
   return 1 if failed else 0
 
 
@@ -113,45 +117,3 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
       raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
     found.append(number)
   return found
-
-
-def _references(folders: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-  """Returns (tokens, accuracy) of each compared system, by name, one pair per folder."""
-  found: dict[str, list[tuple[float, float]]] = {}
-  if not folders:
-    return found
-  from agent_gspo.apps.commands import evaluation_folder  # here: it imports the model
-
-  for folder in folders:
-    result = evaluation_folder.read_result(folder)
-    for i, record in enumerate(result['evaluations']):  # the team comes first
-      name = _system(record['label']) if i else _TEAM
-      measured = record['tokens/written_per_question'], record['task/accuracy']
-      found.setdefault(name, []).append(measured)
-  return found
-
-
-def _system(label: str) -> str:
-  """Returns a system's name across folders: without its samples, or the team's step."""
-  if team := records.told_team(label):
-    return f'{_TEAM}{label.removeprefix(team)}'
-  return label.partition(' (')[0]
-
-
-def _write(folder, config, overrides, found, references) -> None:
-  record = dict(config=config, overrides=overrides, settings=found, references=references)
-  json_lines.replace(folder / 'sweep.json', [(json.dumps(record, indent=2) + '\n').encode()])
-  text = sweep.table(found, references)
-  json_lines.replace(folder / 'sweep.md', [(text + '\n').encode()])
-  print(text)
-  workdirs = {s['name']: [folder / name for name in s['workdirs']] for s in found}
-  runs = [workdir for group in workdirs.values() for workdir in group]
-  plots.frontier(found, folder / 'frontier.png', references, sweep.start(found))
-  curves = ''
-  if any(records.load_run(workdir).metrics for workdir in runs):
-    plots.learning_curves(workdirs, folder / 'curves.png', smoothing=5)
-    curves = ', curves.png'
-  else:
-    print('no run has trained a step: no curves.png')
-  html_report.write_report(runs, folder / 'report.html')
-  print(f'wrote sweep.json, sweep.md, frontier.png{curves} and report.html to {folder}')

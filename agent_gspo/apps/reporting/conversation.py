@@ -1,6 +1,8 @@
-"""Shows an episode in a terminal, message by message."""
+"""Shows episodes as text, message by message: while they run, or from the records of a run."""
 
 from __future__ import annotations
+
+import itertools
 
 from rich.console import Console
 from rich.text import Text
@@ -9,6 +11,29 @@ from agent_gspo.apps.reporting import formatting
 from agent_gspo.teams import batches
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch
+from agent_gspo.workdir import records
+
+
+def show_transcripts(workdir: records.PathLike, label: str = 'trained', most: int = 2) -> None:
+  """Prints the first recorded episodes of an evaluation, such as 'untrained' or 'trained'.
+
+  Evaluations under several labels begin with the same questions.
+
+  Raises:
+    ValueError: The run has recorded no episode under the label.
+  """
+  kept = (episode for episode in records.transcripts(workdir) if episode.get('label') == label)
+  shown = list(itertools.islice(kept, most))
+  if not shown:
+    raise ValueError(f'{workdir} holds no transcript {label!r}; see evaluation.transcripts.')
+  for episode in shown:
+    print(f'[{label}] {episode.get("question")}')
+    for message in episode['messages']:
+      note = f' (note: {message["note"]})' if message.get('note') else ''
+      text = 'is silent' if message.get('silent') else message.get('text')
+      print(f'  {message["agent"]}{note}: {text}')
+    score = formatting.number(episode.get('task_score'), 2)
+    print(f'  answer {episode.get("answer")}; gold {episode.get("gold")}; score {score}\n')
 
 
 class ConversationDisplay:

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import itertools
+import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from agent_gspo.apps.reporting import comparison, formatting, html_report, plain_log, tables
+from agent_gspo.apps.reporting import formatting, html_report, tables
+from agent_gspo.apps.reporting.formatting import fixed, number
 from agent_gspo.training import progress
 from agent_gspo.training.setup import BASELINES
 from agent_gspo.workdir import records
 
-_LOG_WIDTH = 140
+_LOG_WIDTH, _NOTEBOOK_WIDTH = 140, 100
 _SILENCE = 30.0  # seconds without a line, after which a log gets the phase
 _WINDOW = 20  # past steps used to estimate the remaining time
+
+_HEADER_EVERY = 20
+
+_PERCENT = partial(fixed, decimals=1, scale=100)
+_WHOLE, _SHORT, _LONG, _RATIO = (partial(fixed, decimals=n) for n in (0, 1, 3, 4))
+# Heading, width, metric, formatter.
+_COLUMNS = (
+  ('acc %', 6, 'task/accuracy', _PERCENT),
+  ('run %', 6, 'budget/running_accuracy', _PERCENT),
+  ('reward', 7, 'reward/mean', _LONG),
+  ('written', 8, 'tokens/written_per_question', _SHORT),
+  ('read', 8, 'tokens/read_per_question', _WHOLE),
+  ('silent %', 8, 'comm/silence_rate', _PERCENT),
+  ('rel %', 6, 'comm/silence_rate_relevant', _PERCENT),
+  ('irrel %', 7, 'comm/silence_rate_irrelevant', _PERCENT),
+  ('lambda', 8, 'budget/lambda_tok', number),
+  ('ratio', 7, 'policy/ratio_mean', _RATIO),
+  ('clip %', 6, 'policy/clip_fraction', _PERCENT),
+  ('roll s', 6, 'time/rollout_s', _SHORT),
+  ('score s', 7, 'time/score_s', _SHORT),
+  ('upd s', 6, 'time/update_s', _SHORT),
+)
 
 
 class Progress(progress.Progress):
@@ -48,7 +73,14 @@ class Progress(progress.Progress):
   ):
     """Prepares the display of a run of `total_steps`; it appears on `__enter__`."""
     self._title, self._total, self._done = title, total_steps, start_step
-    self._console = console or Console()
+    # The shell of a notebook claims to be a terminal, but its cursor cannot move: every refresh of
+    # a bar would stay. Variables of ipykernel, which its shells inherit, reveal one.
+    inline = 'inline' in os.environ.get('MPLBACKEND', '')
+    notebook = console is None and ('JPY_PARENT_PID' in os.environ or inline)
+    self._console = console or Console(
+      force_terminal=False if notebook else None, force_jupyter=False
+    )
+    self._log_width = _NOTEBOOK_WIDTH if notebook else _LOG_WIDTH
     self._bar: Bar | None = None
     self._lines = 0
     self._clock, self._last_line = clock, clock()
@@ -74,15 +106,14 @@ class Progress(progress.Progress):
     """Shows a finished step."""
     self._safely(lambda: self._show(step, metrics))
 
-  def note(self, text: RenderableType) -> None:
+  def note(self, text: str | Table) -> None:
     """Writes a message (or a rich table) that stays in the log, above the bar."""
     self._safely(lambda: self._write(text))
 
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
     """Shows the closing tables and writes the report; notes a failure instead of raising."""
     try:
-      wide = self._bar is None or self._console.width >= tables.WIDE
-      for table in _closing(workdir, trained, wide):
+      for table in _closing(workdir, trained):
         self.note(table)
       report = html_report.write_report(workdir, workdir / 'report.html')
       self.note(f'curves and transcripts: {report}')
@@ -93,7 +124,7 @@ class Progress(progress.Progress):
       )
 
   def _open(self) -> None:
-    if self._console.is_terminal or self._console.is_jupyter:
+    if self._console.is_terminal:
       columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
       told = TextColumn('left {task.fields[left]}  {task.fields[phase]}', markup=False)
       self._bar = Bar(*columns, told, console=self._console, refresh_per_second=4)
@@ -112,11 +143,11 @@ class Progress(progress.Progress):
     self._ends = [*self._ends, self._clock()][-_WINDOW - 1 :]
     self._done += 1
     left = self._remaining()
-    width = _LOG_WIDTH if self._bar is None else self._console.width
-    if self._lines % plain_log.HEADER_EVERY == 0:
-      self._write(plain_log.header(width))
+    width = self._log_width if self._bar is None else self._console.width
+    if self._lines % _HEADER_EVERY == 0:
+      self._write(header(width))
     self._lines += 1
-    self._write(plain_log.line(step, metrics, left, width))
+    self._write(line(step, metrics, left, width))
     if self._bar is not None:
       self._bar.update(self._bar.task_ids[0], completed=self._done, left=left, phase='')
 
@@ -129,18 +160,13 @@ class Progress(progress.Progress):
     left = max(0, self._total - self._done) * (ends[-1] - ends[0]) / max(len(ends) - 1, 1)
     return formatting.duration(round(left))
 
-  def _write(self, text: RenderableType) -> None:
-    if self._bar is not None and not isinstance(text, str):
-      _print(text, self._console)
+  def _write(self, text: str | Table) -> None:
+    if self._bar is not None and isinstance(text, Table):
+      tables.print_whole(text, self._console)
       return
+    if isinstance(text, Table):
+      text = tables.render_text(text, self._log_width).rstrip('\n')
     encoding = self._console.encoding
-    if not isinstance(text, str):
-      # A log is wider than the 80 columns that rich assumes. The encoding decides which characters
-      # rich draws frames with.
-      file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors='replace')
-      _print(text, Console(file=file, width=_LOG_WIDTH, color_system=None))
-      file.seek(0)
-      text = '\n'.join(line.rstrip() for line in file.read().splitlines())
     self._console.out(text.encode(encoding, 'replace').decode(encoding), highlight=False)
     self._last_line = self._clock()
     if self._bar is None:
@@ -160,28 +186,41 @@ class Progress(progress.Progress):
         print(f'the progress display stopped, the run goes on: {cause}', file=sys.stderr)
 
 
-def _closing(workdir: pathlib.Path, trained: Mapping[str, Any], wide: bool) -> Iterator[Table]:
-  """Yields a table of the team before and after training, then one over prices or budgets.
-
-  Baselines have a table of their own unless the terminal is wide.
-  """
+def _closing(workdir: pathlib.Path, trained: Mapping[str, Any]) -> Iterator[Table]:
+  """Yields tables of the team before and after training, of baselines, of prices or budgets."""
   evaluations = records.evaluations(workdir)
   # Records from before the run was extended to more steps are of another team.
   steps = (0, trained['step'])
   by_label = {e.get('label'): e for e in evaluations if e.get('step') in steps}
   baselines = [by_label[k] for k in (*BASELINES, records.SEEN) if k in by_label]
-  before = by_label.get(records.UNTRAINED, {})
-  yield tables.closing_table(before, trained, baselines=baselines if wide else ())
-  if baselines and not wide:
+  yield tables.closing_table(by_label.get(records.UNTRAINED, {}), trained)
+  if baselines:
     yield tables.evaluation_table(*baselines)
   told = [e for e in evaluations if records.told_value(e) is not None]
   told = [e for e in told if e.get('step') == trained['step'] and records.asks_alike(e, trained)]
   if told:
-    yield comparison.comparison_table(told)
+    yield tables.comparison_table(told)
 
 
-def _print(text: RenderableType, console: Console) -> None:
-  if isinstance(text, Table):
-    tables.print_whole(text, console)
-  else:
-    console.print(text)
+def header(width: int) -> str:
+  """Returns the headings; every line has their width unless a number overflows."""
+  names = [f'{name:>{cell}}' for name, cell, _, _ in _COLUMNS]
+  return _joined([f'{"step":>7}', *names, f'{"left":>8}'], width)
+
+
+def line(step: int, metrics: Mapping[str, Any], left: str, width: int) -> str:
+  """Returns the line of one step, with "-" for missing metrics.
+
+  Args:
+    step: Number of the step.
+    metrics: Metrics of the step.
+    left: Time to the end of the run.
+    width: Characters of the longest line; columns that do not fit are left out.
+  """
+  cells = [f'{write(metrics.get(key)):>{cell}}' for _, cell, key, write in _COLUMNS]
+  return _joined([f'{step:>7}', *cells, f'{left:>8}'], width)
+
+
+def _joined(cells: Sequence[str], width: int) -> str:
+  ends = itertools.accumulate(len(cell) + 1 for cell in cells)
+  return ' '.join(cell for cell, end in zip(cells, ends, strict=True) if end <= width + 1)

@@ -1,4 +1,4 @@
-"""Builds tables of evaluations: a team before and after training, or beside its baselines."""
+"""Builds tables of evaluations: before and after training, baselines, probes, differences."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from agent_gspo.apps.reporting import formatting
 from agent_gspo.values import finite
 from agent_gspo.workdir.records import GRADED
 
-WIDE = 130
-"""Columns of a terminal that holds a team's table with its baselines."""
 _WIDEST = 10_000  # columns of text that no table needs
 
 
-def closing_table(
-  before: Mapping[str, Any],
-  after: Mapping[str, Any],
-  baselines: Sequence[Mapping[str, Any]] = (),
-) -> Table:
+def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
   """Compares two evaluations, as in `eval.jsonl`.
 
   Fractions change by points, amounts by percent. Missing figures are "-". Print the table with
@@ -33,11 +27,8 @@ def closing_table(
   Args:
     before: Evaluation of the untrained team.
     after: Evaluation of the trained team.
-    baselines: Further evaluations (a single agent, a constant answer), shown between the two under
-      their `label`.
   """
-  defaults = ['untrained', *[''] * len(baselines), 'trained']
-  return _figures([before, *baselines, after], defaults, with_change=True)
+  return _figures([before, after], ['untrained', 'trained'], with_change=True)
 
 
 def evaluation_table(*records: Mapping[str, Any]) -> Table:
@@ -48,11 +39,7 @@ def evaluation_table(*records: Mapping[str, Any]) -> Table:
 def _figures(
   shown: Sequence[Mapping[str, Any]], defaults: Sequence[str], with_change: bool
 ) -> Table:
-  """Makes a column per record; `defaults` are labels of those without one.
-
-  The change is from the first to the last. Records in between have no intervals, so that the table
-  fits a terminal of `WIDE` columns; without any in between it fits one of 80.
-  """
+  """Makes a column per record; `defaults` are labels of those without one."""
   caption = markup.escape(_caption(shown))
   table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify='left', pad_edge=False)
   table.add_column('', style='bold')  # the one that wraps in a narrow terminal
@@ -88,9 +75,7 @@ def _figures(
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
     add('silent, note relevant', 'comm/silence_rate_relevant')
     add('silent, note irrelevant', 'comm/silence_rate_irrelevant')
-  # A baseline's only agent is not a member of the team.
-  team = [shown[0], shown[-1]]
-  for name in dict.fromkeys(str(a.get('name')) for r in team for a in r.get('agents') or ()):
+  for name in dict.fromkeys(str(a.get('name')) for r in shown for a in r.get('agents') or ()):
     table.add_section()
     add(f'{name}: tokens written', 'written_per_question', agent=name, decimals=1)
     if any(_agent(r, name).get('silence_rate_relevant') is not None for r in shown):
@@ -114,7 +99,7 @@ def _row(
   change = formatting.MISSING
   if x is not None and y is not None and (share or x):
     change = f'{100 * (y - x):+.1f} points' if share else f'{100 * (y / x - 1):+.0f} %'
-  return [row[0], *(figure.partition(' [')[0] for figure in row[1:-1]), row[-1], change]
+  return [*row, change]
 
 
 def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -145,12 +130,83 @@ def render_text(table: Table, width: int = 120) -> str:
 def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
   """Describes split, questions and temperature, with all values where the records differ."""
   parts = []
-  for key, text in (('split', '{} split'), ('questions', '{} questions')):
+  texts = {'split': '{} split', 'questions': '{} questions', 'temperature': 'temperature {}'}
+  for key, text in texts.items():
     values = list(dict.fromkeys(str(r[key]) for r in shown if r.get(key) is not None))
     if values:
       parts.append(text.format(' / '.join(values)))
-  temperatures = list(dict.fromkeys(r['temperature'] for r in shown if 'temperature' in r))
-  if temperatures:
-    parts.append('temperature ' + ' / '.join(formatting.number(t, 2) for t in temperatures))
   parts.append('brackets: 95 % interval')
   return ', '.join(parts)
+
+
+def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+  """Returns a table with a row per evaluation, as in `result.json`.
+
+  Columns: accuracy, also by grader if a task has several; tokens per question written, read, both
+  as plain text (see `evaluation.text_counts`) and on the critical path; calls per question; silent
+  turns; money per question if known; failed questions if any.
+  """
+  money = any('money/per_question' in e for e in evaluations)
+  graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
+  by_grader = [f'{key.removeprefix(GRADED)}, %' for key in graded]
+  heads = (
+    '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
+  )  # fmt: skip
+  failed = any('failed' in e for e in evaluations)
+  table = _plain([*heads, *['money'] * money, *['failed'] * failed])
+  for e in evaluations:
+    text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
+    table.add_row(
+      Text(str(e['label'])),  # not markup: a name may hold brackets
+      formatting.interval(e, 'task/accuracy', 1, 100),
+      *(formatting.interval(e, key, 1, 100) for key in graded),
+      formatting.interval(e, 'tokens/written_per_question', 1),
+      formatting.interval(e, 'tokens/read_per_question', 0),
+      ' + '.join(formatting.fixed(t, d) for t, d in zip(text, (1, 0), strict=True)),
+      formatting.fixed(e.get('tokens/critical_path_per_question'), 1),
+      formatting.fixed(e.get('comm/calls_per_question'), 1),
+      formatting.interval(e, 'comm/silence_rate', 1, 100),
+      *[formatting.number(e.get('money/per_question'))] * money,
+      *[str(len(e.get('failed', ())))] * failed,
+    )
+  return table
+
+
+def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+  """Returns a table, a row per probe: accuracy lost, and the value of a muted agent's tokens."""
+  heads = (
+    'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
+    'silent: note relevant / irrelevant, %',
+  )  # fmt: skip
+  table = _plain(heads)
+  for row in rows:
+    silent = [f'silence_rate_{kind}' for kind in ('relevant', 'irrelevant')]
+    table.add_row(
+      Text(str(row['probe'])),
+      formatting.interval({'x': row['task/accuracy']}, 'x', 1, 100),
+      formatting.interval(row, 'task/accuracy_lost', 1, 100),
+      formatting.fixed(row.get('agent_written_per_question'), 1),
+      formatting.fixed(row.get('points_per_100_tokens'), 1),
+      ' / '.join(formatting.interval(row, key, 1, 100) for key in silent),
+    )
+  return table
+
+
+def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+  """Returns two systems and their difference, a row per measure (see `compare.differences`)."""
+  table = _plain(['', *names, 'difference'])
+  for row in rows:
+    table.add_row(
+      Text(str(row['measure'])),
+      formatting.fixed(row['a'], 1),
+      formatting.fixed(row['b'], 1),
+      formatting.interval(row, 'difference', 1, signed=True),
+    )
+  return table
+
+
+def _plain(heads: Sequence[str]) -> Table:
+  table = Table(box=box.SIMPLE_HEAD, caption='brackets: 95 % interval', caption_justify='left')
+  for i, head in enumerate(heads):
+    table.add_column(Text(head), justify='right' if i else 'left', no_wrap=True)
+  return table

@@ -19,7 +19,7 @@ from raw_endpoint import drips, endless, http, reply, replying, sends, serve
 
 from agent_gspo.apps import endpoint
 from agent_gspo.apps.commands import evaluation_folder
-from agent_gspo.apps.reporting import comparison, tables
+from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import harness, probes, variants
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
@@ -331,7 +331,7 @@ def test_a_question_fails_by_itself_and_is_asked_again_later():
     again, _ = evaluation(url, answers).run('team', variants.itself(ONE))
     assert sorted(prompts) == ['number 03?', 'number 17?']
   assert (again['questions'], 'failed' in again) == (20, False)
-  for table in (tables.evaluation_table(figures), comparison.comparison_table([figures, again])):
+  for table in (tables.evaluation_table(figures), tables.comparison_table([figures, again])):
     shown = tables.render_text(table, 200)
     assert 'failed' in shown
   assert '90.0 %' in tables.render_text(tables.evaluation_table(figures))
