@@ -7,8 +7,10 @@ import hashlib
 import importlib.metadata
 import pathlib
 import platform
+import shlex
 import socket
 import subprocess
+import sys
 from typing import Any
 
 _PACKAGES = ('agent_gspo', 'jax', 'jaxlib', 'numpy', 'flax', 'optax', 'orbax-checkpoint')
@@ -32,12 +34,13 @@ def software() -> dict[str, str]:
 
 
 def start() -> dict[str, Any]:
-  """Returns `software()` with commit, host and devices; initializes JAX's devices."""
+  """Returns `software()` with command, commit, host and devices; initializes JAX's devices."""
   import jax  # heavy, and `software` does without
 
   devices = jax.devices()
   return {
     **software(),
+    'command': shlex.join(sys.orig_argv),
     'commit': _commit(),
     'host': socket.gethostname(),
     'system': platform.platform(),

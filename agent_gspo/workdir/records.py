@@ -126,9 +126,9 @@ def supervised(workdir: PathLike) -> list[dict[str, Any]]:
   return list(_read(pathlib.Path(workdir) / SFT, cleaning.metrics))
 
 
-def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
+def transcripts(workdir: PathLike, file: str = TRANSCRIPTS) -> Iterator[dict[str, Any]]:
   """Returns the saved episodes of a run in file order, without invalid fields."""
-  return _read(pathlib.Path(workdir) / TRANSCRIPTS, cleaning.transcript)
+  return _read(pathlib.Path(workdir) / file, cleaning.transcript)
 
 
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:

@@ -80,8 +80,8 @@ class Folder(harness.Answers):
     _write(self._path / LEARNT, self.learnt)
 
   def finish(self, result: Mapping[str, Any]) -> None:
-    """Writes the figures, with the versions of packages and code."""
-    whole = json_lines.to_plain({**result, 'software': provenance.software()}, {})
+    """Writes the figures, with the versions of packages and code, host and command."""
+    whole = json_lines.to_plain({**result, 'software': provenance.start()}, {})
     _write(self._path / RESULT, sealed(json.loads(json.dumps(whole))))
 
 

@@ -1,9 +1,10 @@
-"""Writes an HTML report on one run, or on several side by side.
+"""Writes an HTML report on one run or evaluation, or on several side by side.
 
-    python launch/report.py DIR [DIR...] [--out=FILE]
+    python launch/report.py DIR [DIR...] [--out=FILE | --serve[=PORT]]
 
-DIR is the workdir of a run, finished or not, or a folder of workdirs (such as a sweep's).
-The report is one file that opens in any browser, without a network.
+DIR is the workdir of a run, finished or not, a folder of `launch/evaluate.py --out`, or a folder of
+these (such as a sweep's). The report is one file that opens in any browser, without a network.
+--serve shows it at http://localhost:PORT instead and follows the run.
 """
 
 from __future__ import annotations
@@ -18,15 +19,25 @@ from agent_gspo.apps.reporting import html_report
 def cli() -> None:
   """Parses the arguments and runs the command."""
   parser = command.arguments(__doc__)
-  parser.add_argument('folders', nargs='+', metavar='DIR', help='workdir, or folder of workdirs')
+  parser.add_argument(
+    'folders', nargs='+', metavar='DIR', help='run, evaluation, or folder of them'
+  )
   parser.add_argument(
     '--out', metavar='FILE', help='what to write; report.html in DIR, or here if DIR is several'
   )
+  parser.add_argument('--serve', nargs='?', type=int, const=8020, metavar='PORT', help='8020')
   options = parser.parse_args()
   folder = pathlib.Path(options.folders[0]) if len(options.folders) == 1 else pathlib.Path()
   warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
   try:
+    if options.serve is not None:
+      server = html_report.serve(options.folders, options.serve)
+      print(f'http://localhost:{server.server_port} shows the report; Ctrl-C ends it', flush=True)
+      server.serve_forever()
+      return
     out = html_report.write_report(options.folders, options.out or folder / 'report.html')
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, OverflowError) as error:  # the last is of a port
     command.fail(str(error), error)
+  except KeyboardInterrupt:
+    return
   print(f'wrote {out} ({out.stat().st_size / 1e6:.1f} MB)')

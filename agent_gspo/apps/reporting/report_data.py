@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.apps.reporting import formatting
+from agent_gspo.config.defaults import default_config
 from agent_gspo.values import flatten, is_real
-from agent_gspo.workdir import json_lines, records
+from agent_gspo.workdir import cleaning, json_lines, records
 
-MAX_TRANSCRIPTS = 300
+MAX_TRANSCRIPTS = 1000
 _MAX_POINTS = 800
 _MAX_TEXT = 4000
 _MAX_CHARACTERS = 6_000_000  # of all transcripts together
+_ANSWERS, _RESULT = 'results.jsonl', 'result.json'  # of launch/evaluate.py --out
+
+
+def load(folders: Iterable[records.PathLike]) -> list[records.Run]:
+  """Reads runs and evaluations, and gives them short and unique names.
+
+  Args:
+    folders: Workdirs of runs, folders of `launch/evaluate.py --out`, or folders of these.
+
+  Raises:
+    FileNotFoundError: A folder has neither.
+  """
+  paths = find(folders)
+  above = os.path.commonpath([path.parent for path in paths])
+  unique = len({path.name for path in paths}) == len(paths)
+  names = [path.name if unique else path.relative_to(above).as_posix() for path in paths]
+  return [
+    _evaluation(path, name) if _is_evaluation(path) else records.load_run(path, name)
+    for path, name in zip(paths, names, strict=True)
+  ]
+
+
+def find(folders: Iterable[records.PathLike]) -> list[pathlib.Path]:
+  """Returns the folders of the runs and evaluations that `load` reads, each once."""
+  return list(dict.fromkeys(p.resolve() for f in folders for p in _sources(pathlib.Path(f))))
+
+
+def _sources(folder: pathlib.Path) -> list[pathlib.Path]:
+  children = sorted(folder.iterdir()) if folder.is_dir() else []
+  found = [path for path in (folder, *children) if _is_evaluation(path)]
+  try:
+    return records.find_workdirs([folder]) + found
+  except FileNotFoundError as error:
+    if found:
+      return found
+    raise FileNotFoundError(f'{error}, or with the {_ANSWERS} of an evaluation') from error
+
+
+def _is_evaluation(folder: pathlib.Path) -> bool:
+  return (folder / _ANSWERS).is_file()
+
+
+def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
+  """Returns an evaluation as a run without steps; its team comes first, then the baselines."""
+  result = _result(folder)
+  found = [e for e in result.get('evaluations') or () if isinstance(e, dict)]
+  systems = [cleaning.evaluation(e)[0] or {} for e in found]
+  # The team has a label of its own, such as "step 80", beside those of a run.
+  systems[:1] = [{**team, 'team': True} for team in systems[:1]]
+  return records.Run(name, folder, cleaning.config(result.get('config', {}))[0], [], systems)
+
+
+def _result(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the figures of an evaluation; empty before it has ended."""
+  file = folder / _RESULT
+  return (json_lines.parse_line(file.read_bytes()) or {}) if file.is_file() else {}
 
 
 def build(runs: Sequence[records.Run]) -> dict[str, Any]:
   """Collects the data of the page.
 
-  Two thirds of each run's share of `MAX_TRANSCRIPTS` are its newest episodes; the rest is spread
-  over earlier ones, to show how the team changed.
-
   Returns:
-    Plain JSON data: `runs` (name, config, steps and series of RL and SFT, evaluations, edges and
-    the evaluation they are from, number of transcripts in the file) and `transcripts`. An
-    evaluation at a price or budget has it as `told`.
+    Plain JSON data: `runs` (name, config, provenance, steps and series of RL and SFT, evaluations,
+    edges and the evaluation they are from, number of transcripts in the file), `transcripts` (see
+    `pick_transcripts`) and `defaults` of the config. An evaluation at a price or budget has it as
+    `told`.
   """
   shown_runs, shown_transcripts = [], []
   share = max(1, MAX_TRANSCRIPTS // max(1, len(runs)))
@@ -38,35 +95,53 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
       {
         'name': run.name,
         'config': _fields(run.config),
+        'about': _about(run),
         'steps': steps,
         'series': series,
         'sft': {'steps': sft_steps, 'series': sft_series},
-        'evaluations': [_evaluation(e) for e in run.evaluations],
+        'evaluations': [_with_terms(e) for e in run.evaluations],
         'edges': _rounded(sorted(graph.get('edges') or (), key=lambda e: -e['tokens'])),
         'edges_of': {key: graph.get(key) for key in ('label', 'step', 'split')},
         'transcripts': total,
       }
     )
     room = _MAX_CHARACTERS // len(runs)
-    for transcript in reversed(chosen):
+    for transcript in chosen:
       small = _clip_transcript(transcript)
-      room -= sum(len(str(m.get('text'))) for m in small['messages'])
+      room -= len(json.dumps(small))
       if room < 0:
         break
       shown_transcripts.append({**small, 'run': i})
-  return {'runs': shown_runs, 'transcripts': shown_transcripts}
+  defaults = _fields(default_config().to_dict())
+  return {'runs': shown_runs, 'transcripts': shown_transcripts, 'defaults': defaults}
 
 
 def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
-  """Returns at most `most` episodes of a run, and the number in its file."""
-  found = json_lines.numbered(workdir / records.TRANSCRIPTS)
-  total = sum(record is not None for _, record in found)
-  keep = set(range(total))
-  if total > most:
-    early = most // 3
-    older = total - (most - early)
-    keep = {i * older // early for i in range(early)} | set(range(older, total))
-  return [t for i, t in enumerate(records.transcripts(workdir)) if i in keep], total
+  """Returns at most `most` episodes of a run or an evaluation, and the number in its file.
+
+  The first ones of each evaluation come first, so that a question is there before and after
+  training. Then come episodes of training steps, from new to old: two thirds are the newest, the
+  rest is spread over earlier ones, to show how the team changed.
+  """
+  name = _ANSWERS if _is_evaluation(workdir) else records.TRANSCRIPTS
+  evaluated: dict[tuple[str, str], list[int]] = {}
+  training: list[int] = []
+  total = 0
+  for _, record in json_lines.numbered(workdir / name):
+    if record is not None:
+      label, step = str(record.get('label', 'train')), str(record.get('step'))
+      (training if label == 'train' else evaluated.setdefault((label, step), [])).append(total)
+      total += 1
+  most_evaluated = most // (2 if training else 1) // max(1, len(evaluated))
+  keep = [i for group in evaluated.values() for i in group[: max(1, most_evaluated)]][:most]
+  room = most - len(keep)
+  if len(training) > room:
+    early = room // 3
+    older = len(training) - (room - early)
+    training = [training[i * older // early] for i in range(early)] + training[older:]
+  wanted = {*keep, *training}
+  found = {i: t for i, t in enumerate(records.transcripts(workdir, name)) if i in wanted}
+  return [found[i] for i in (*keep, *reversed(training))], total
 
 
 def thin_out(
@@ -86,13 +161,25 @@ def thin_out(
   return [part[-1]['step'] for part in slices], series
 
 
+def _about(run: records.Run) -> dict[str, Any]:
+  """Returns commit, versions, machine and command of the newest start, and the time it took."""
+  starts = list(json_lines.iterate(run.workdir / records.STARTS))
+  newest = starts[-1] if starts else _result(run.workdir).get('software', {})
+  seconds = [m.get('time/step_s') for m in (*run.sft, *run.metrics)]
+  seconds += [e.get('seconds') for e in run.evaluations]
+  seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / _ANSWERS)]
+  known = [x for x in map(formatting.finite, seconds) if x is not None]
+  spent = {'time of all steps and evaluations': formatting.duration(sum(known))} if known else {}
+  return {**_fields(cleaning.config(newest)[0]), 'folder': str(run.workdir), **spent}
+
+
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the fields of a config as `{'a.b': value}`; lists become text."""
   written = lambda value: ', '.join(map(str, value)) if isinstance(value, list | tuple) else value
   return {field: written(value) for field, value in flatten(config).items()}
 
 
-def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def _with_terms(evaluation: Mapping[str, Any]) -> dict[str, Any]:
   """Adds the price or budget of an evaluation, if its label has one."""
   told = records.told_value(evaluation)
   return _rounded({**evaluation, **({} if told is None else {'told': told})})

@@ -9,6 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
 
 import pytest
 from report_pages import episode, parse, write_run
@@ -55,23 +58,23 @@ def test_what_agents_write_cannot_leave_its_place(tmp_path):
 
 
 def test_sizes_are_bounded(tmp_path):
-  long = [episode(step, text='word ' * 4000) for step in range(1, 701)]
+  long = [episode(step, text='word ' * 1000) for step in range(1, 1501)]
   run = write_run(tmp_path / 'a', steps=5000, episodes=long)
   data = report_data.build(records.load_runs([run]))
   (shown,) = data['runs']
   assert len(shown['steps']) == 800
   assert shown['steps'][-1] == 5000
   assert shown['series']['task/accuracy'][-1] == pytest.approx(1, abs=0.002)
-  assert shown['transcripts'] == 700
+  assert shown['transcripts'] == 1500
   steps = [t['step'] for t in data['transcripts']]
-  assert len(steps) == 300
+  assert len(steps) == 1000
   assert steps == sorted(steps, reverse=True)
-  assert steps[:200] == list(range(700, 500, -1))
+  assert steps[:667] == list(range(1500, 833, -1))
   assert steps[-1] == 1
   text = data['transcripts'][0]['messages'][0]['text']
   assert len(text) < 4100
   assert 'characters' in text
-  assert html_report.write_report(run, tmp_path / 'r').stat().st_size < 5_000_000
+  assert html_report.write_report(run, tmp_path / 'r').stat().st_size < 7_000_000
 
 
 @pytest.mark.filterwarnings('ignore:.*left out')
@@ -85,7 +88,7 @@ def test_unfinished_and_odd_runs(tmp_path):
   (odd / records.TRANSCRIPTS).write_text('{"step": 1}\n')
   (odd / records.CONFIG).write_text('{')
   parse(html_report.write_report([odd], tmp_path / 'r'))
-  with pytest.raises(ValueError, match='workdirs is empty'):
+  with pytest.raises(ValueError, match='folders is empty'):
     html_report.write_report([], tmp_path / 'r')
   with pytest.raises(FileNotFoundError, match='holds no run'):
     html_report.write_report(tmp_path / 'nowhere', tmp_path / 'r')
@@ -102,6 +105,78 @@ def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
   with pytest.warns(UserWarning, match=r'edges\[2\]'):
     (shown,) = report_data.build([records.load_run(run)])['runs']
   assert shown['edges'] == [back, edge]
+
+
+def write_evaluation(folder, finished=True):
+  """Of a team and a baseline, as `launch/evaluate.py --out` writes it."""
+  folder.mkdir(parents=True)
+  systems = ('step 5', 'single agent')
+  answers = [episode(n) | {'label': name, 'step': 5} for n in (1, 2) for name in systems]
+  lines = (json.dumps(answer | {'variant': answer['label'], 'seconds': 3.0}) for answer in answers)
+  (folder / 'results.jsonl').write_text(''.join(line + '\n' for line in lines))
+  found = [{'label': name, 'step': 5, 'task/accuracy': 0.5} for name in systems]
+  result = {'evaluations': found, 'config': {'seed': 3}, 'software': {'commit': 'abc'}}
+  if finished:
+    (folder / 'result.json').write_text(json.dumps(result))
+  return folder
+
+
+def test_an_evaluation_is_shown_like_a_run(tmp_path):
+  write_run(tmp_path / 'all' / 'run')
+  folder = write_evaluation(tmp_path / 'all' / 'evaluated')
+  write_evaluation(tmp_path / 'all' / 'running', finished=False)
+  data = report_data.build(report_data.load([tmp_path / 'all', folder]))
+  assert [run['name'] for run in data['runs']] == ['run', 'evaluated', 'running']
+  shown = data['runs'][1]
+  assert [(e['label'], e.get('team')) for e in shown['evaluations']] == [
+    ('step 5', True),
+    ('single agent', None),
+  ]
+  assert shown['config'] == {'seed': 3}
+  assert shown['about']['commit'] == 'abc'
+  assert shown['about']['time of all steps and evaluations'] == '12.0 s'
+  assert [run['transcripts'] for run in data['runs']] == [5, 4, 4]
+  labels = [t['label'] for t in data['transcripts'] if t['run'] == 1]
+  assert sorted(labels) == ['single agent', 'single agent', 'step 5', 'step 5']
+
+
+def test_questions_before_and_after_training_are_kept(tmp_path):
+  asked = lambda step, label: [episode(n) | {'step': step, 'label': label} for n in range(20)]
+  episodes = [episode(n) | {'label': 'train'} for n in range(1, 901)]
+  whole = [*asked(0, 'untrained'), *episodes, *asked(900, 'trained')]
+  run = write_run(tmp_path / 'run', episodes=whole)
+  chosen, total = report_data.pick_transcripts(run, 60)
+  assert total == 940
+  found = [(t['label'], t['question_id']) for t in chosen]
+  for label in ('untrained', 'trained'):
+    assert [q for name, q in found if name == label] == [f'q{n}' for n in range(15)]
+  assert [t['step'] for t in chosen if t['label'] == 'train'][:20] == list(range(900, 880, -1))
+  assert len(chosen) == 60
+
+
+def test_a_served_report_follows_its_files(tmp_path):
+  run = write_run(tmp_path / 'run')
+  server = html_report.serve([run], 0)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  address = f'http://127.0.0.1:{server.server_port}/'
+  ask = lambda **how: urllib.request.urlopen(urllib.request.Request(address, **how), timeout=30)
+  try:
+    with ask() as page:
+      text, version = page.read().decode(), page.headers['ETag']
+    assert f'"version":"{version}"' in text
+    assert "connect-src 'self'" in text
+    with ask(method='HEAD') as same:
+      assert (same.read(), same.headers['ETag']) == (b'', version)
+    with writers.RunWriter(run) as writer:
+      writer.metrics(6, {'task/accuracy': 0.5})
+    with ask(method='HEAD') as newer:
+      assert newer.headers['ETag'] != version
+    with pytest.raises(urllib.error.HTTPError, match='403'):
+      ask(headers={'Host': 'elsewhere.example'})
+  finally:
+    server.shutdown()
+    server.server_close()
+  assert 'connect-src' not in html_report.write_report(run, tmp_path / 'r').read_text()
 
 
 def edges(tokens):
@@ -195,13 +270,23 @@ def draw(page) -> str:
 
 
 def draw_with_complaints(page) -> tuple[str, str]:
+  return browse(page.as_uri(), page.parent / 'profile')
+
+
+def browse(address, profile, seconds=2) -> tuple[str, str]:
+  """The page at an address as a browser has it after some seconds, and what it complains of."""
   done = subprocess.run(
     [
       browser(),
       *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run'),
       *('--disable-background-networking', '--disable-component-update', '--disable-sync'),
-      f'--user-data-dir={page.parent / "profile"}',
-      *('--enable-logging=stderr', '--virtual-time-budget=2000', '--dump-dom', page.as_uri()),
+      f'--user-data-dir={profile}',
+      *(
+        '--enable-logging=stderr',
+        f'--virtual-time-budget={1000 * seconds}',
+        '--dump-dom',
+        address,
+      ),
     ],
     capture_output=True,
     text=True,
@@ -236,16 +321,144 @@ def test_searching_transcripts(tmp_path, typed, found):
   silent = [episode(step, text='', right=False) for step in (3, 4)]
   run = write_run(tmp_path / 'run', episodes=[episode(1), episode(2), *silent])
   page = html_report.write_report([run], tmp_path / 'report.html')
-  types = f"""<script>addEventListener('load', () => {{
+  types = f"""
     const search = document.querySelector('input[type=search]');
     search.value = {json.dumps(typed)};
     search.dispatchEvent(new Event('input'));
-  }})</script>"""
-  text = page.read_text(encoding='utf-8')
-  page.write_text(text.replace('</body>', types + '</body>'), encoding='utf-8')
-  drawn = draw(page)
+  """
+  drawn = drawn_after(page, types)
   assert drawn.count('class="card transcript"') == found
   assert f'{found} of 4' in drawn
+
+
+def drawn_after(page, action) -> str:
+  """The page, drawn after a script that runs once it has loaded."""
+  text = page.read_text(encoding='utf-8')
+  script = f"<script>addEventListener('load', () => {{ {action} }})</script>"
+  page.write_text(text.replace('</body>', script + '</body>'), encoding='utf-8')
+  return shown(page)
+
+
+def paired_run(workdir):
+  """A run with two questions before and after training; the second costs more."""
+  long = [m | {'written': 90, 'worth': 2.0} for m in episode(2)['messages']]
+  told = {
+    'before': episode(1) | {'step': 0, 'label': 'untrained'},
+    'after': episode(1, text='') | {'step': 5, 'label': 'trained'},
+    'other': episode(2) | {'step': 5, 'label': 'trained', 'messages': long},
+  }
+  return write_run(workdir, episodes=[*told.values()])
+
+
+@needs_browser
+def test_a_question_is_shown_before_and_after_training(tmp_path):
+  page = html_report.write_report([paired_run(tmp_path / 'run')], tmp_path / 'report.html')
+  drawn = drawn_after(page, CHOOSE.format('side by side', 1))
+  assert drawn.count('class="card transcript"') == 1
+  titles = re.findall(r'class="origin"><span[^>]*>\w+</span>([^<]*)<', drawn)
+  assert titles == ['step 0 · untrained · train', 'step 5 · trained · train']
+  assert 'read 1 message' in drawn  # of the holder, before
+
+
+CHOOSE = """
+  const box = document.querySelector('[aria-label="{}"]');
+  box.selectedIndex = {};
+  box.dispatchEvent(new Event('change'));
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize(
+  ('label', 'index', 'expected'),
+  [
+    ('order', 1, ['q2-', 'q1-', 'q1-']),
+    ('order', 2, ['q1-', 'q1-', 'q2-']),
+    ('order', 3, ['q2-', 'q1-', 'q1-']),
+    ('agent', 1, ['q1-', 'q1-', 'q2-']),
+    ('silence', 1, ['q1-']),
+  ],
+)
+def test_conversations_are_sorted_and_filtered(tmp_path, label, index, expected):
+  page = html_report.write_report([paired_run(tmp_path / 'run')], tmp_path / 'report.html')
+  drawn = drawn_after(page, CHOOSE.format(label, index))
+  found = re.findall(r'class="card transcript" id="[^"]*(q\d)"', drawn)
+  if label == 'agent':
+    found = sorted(found)
+  assert [f'{name}-' for name in found] == expected
+
+
+@needs_browser
+def test_a_link_opens_its_conversation(tmp_path):
+  page = html_report.write_report([paired_run(tmp_path / 'run')], tmp_path / 'report.html')
+  drawn = drawn_after(page, "location.hash = '#untrained-0-q1'")
+  first = part(drawn, 'class="card transcript" id="untrained-0-q1"', '</summary>')
+  assert ' open=""' in first.partition('>')[0]
+  assert drawn.index('id="untrained-0-q1"') < drawn.index('id="trained-5-q2"')
+
+
+@needs_browser
+def test_seeds_are_brought_together(tmp_path):
+  runs = []
+  for seed in range(2):
+    runs.append(write_run(tmp_path / f'lambda=0_seed_{seed}', steps=5))
+    (runs[-1] / records.CONFIG).write_text(json.dumps({'seed': seed, 'a': {'b': 1}}))
+    with writers.RunWriter(runs[-1]) as writer:
+      writer.metrics(6, {'task/accuracy': 0.2 + 0.4 * seed})
+  page = html_report.write_report(runs, tmp_path / 'report.html')
+  at_end = """
+    const chart = document.querySelector('svg[aria-label=Accuracy]');
+    const clientX = chart.getBoundingClientRect().right;
+    chart.dispatchEvent(new PointerEvent('pointermove', {clientX}));
+  """
+  drawn = drawn_after(page, at_end)
+  assert '<i class="dot" style="background:var(--c0)"></i>lambda=0 (2 seeds)</h3>' in drawn
+  tip = text_of(part(drawn, '<b>step 6</b>', '</figure>'))
+  assert tip[:2] == ['training', '40.0 % [20.0 %, 60.0 %]']
+  assert 'evaluations, lowest to highest seed' in drawn
+
+
+@needs_browser
+@pytest.mark.parametrize('changes', [True, False])
+def test_an_open_page_is_loaded_anew_once_its_files_change(tmp_path, monkeypatch, changes):
+  run = write_run(tmp_path / 'run')
+  page, loaded = html_report._page, []
+
+  def counted(*arguments):
+    loaded.append(page(*arguments))
+    if changes and len(loaded) == 1:
+      with writers.RunWriter(run) as writer:
+        writer.metrics(6, {'task/accuracy': 0.5})
+    return loaded[-1]
+
+  monkeypatch.setattr(html_report, '_page', counted)
+  server = html_report.serve([run], 0)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  try:
+    drawn, _ = browse(f'http://127.0.0.1:{server.server_port}/', tmp_path / 'profile', seconds=12)
+  finally:
+    server.shutdown()
+    server.server_close()
+  assert len(loaded) == 1 + changes
+  assert f'agent_gspo report · {5 + changes} steps' in drawn
+
+
+@needs_browser
+def test_a_chart_can_be_saved(tmp_path):
+  page = html_report.write_report([write_run(tmp_path / 'run')], tmp_path / 'report.html')
+  save = """
+    URL.createObjectURL = (blob) => { blob.text().then((text) => {
+      document.body.append(Object.assign(document.createElement('output'), {textContent: text}));
+    }); return 'data:,'; };
+    HTMLAnchorElement.prototype.click = () => {};
+    document.querySelectorAll('figure .save')[0].click();
+    document.querySelectorAll('figure .save')[1].click();
+  """
+  table, drawing = re.findall(r'<output>(.*?)</output>', drawn_after(page, save), re.DOTALL)
+  assert table.splitlines()[:2] == ['name,step,value,low,high', 'training,1,0.2,,']
+  assert drawing.startswith('&lt;svg ')
+  assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
+  assert 'stroke: rgb(' in drawing  # not a variable of the page
+  assert 'evaluation, 95 % interval&lt;/text' in drawing
 
 
 @needs_browser
@@ -277,17 +490,15 @@ def test_charts_are_drawn_before_any_observer_reports(tmp_path):
 def test_a_tooltip_shows_what_was_measured_under_its_name(tmp_path, count, smoothing):
   runs = [write_run(tmp_path / f'run{i}') for i in range(count)]
   page = html_report.write_report(runs, tmp_path / 'report.html')
-  point = f"""<script>addEventListener('load', () => {{
+  point = f"""
     const slider = document.querySelector('input[type=range]');
     slider.value = {smoothing};
     slider.dispatchEvent(new Event('input'));
     const chart = document.querySelector('svg[aria-label=Accuracy]');
     const clientX = chart.getBoundingClientRect().right;
     chart.dispatchEvent(new PointerEvent('pointermove', {{clientX}}));
-  }})</script>"""
-  text = page.read_text(encoding='utf-8')
-  page.write_text(text.replace('</body>', point + '</body>'), encoding='utf-8')
-  tip = text_of(part(shown(page), '<b>step 5</b>', '</figure>'))
+  """
+  tip = text_of(part(drawn_after(page, point), '<b>step 5</b>', '</figure>'))
   mean = sum(0.6 ** (5 - step) * step / 5 for step in range(1, 6)) / sum(0.6**i for i in range(5))
   expected = []
   for name in ['training'] if count == 1 else ['run0', 'run1']:
@@ -379,14 +590,7 @@ def test_answers_to_prices_are_a_curve_of_their_own(tmp_path):
 @needs_browser
 def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
   page = html_report.write_report([told_run(tmp_path / 'run')], tmp_path / 'report.html')
-  chooses = """<script>addEventListener('load', () => {
-    const which = document.querySelector('[aria-label="which evaluation"]');
-    which.selectedIndex = [...which.options].findIndex((o) => o.text === 'trained, price 0.01');
-    which.dispatchEvent(new Event('change'));
-  })</script>"""
-  text = page.read_text(encoding='utf-8')
-  page.write_text(text.replace('</body>', chooses + '</body>'), encoding='utf-8')
-  drawn = shown(page)
+  drawn = drawn_after(page, CHOOSE.format('which evaluation', 2))
   assert drawn.count('class="card transcript"') == 1
   assert 'step 4 · trained, price 0.01 · train · 13 written' in drawn
 

@@ -1,4 +1,4 @@
-// Small charts in SVG: lines, stacked areas and points with whiskers.
+// Small charts in SVG: lines with bands, stacked areas and points with whiskers.
 
 const LETTER = 6.3;  // width of a letter of a tick or label
 
@@ -49,7 +49,8 @@ function extent(numbers) {
 /**
  * A chart that redraws when its width or its data change.
  * spec() returns {lines, tracks, points, areas, unit, xLabel, xZero, xMargin, zero, most}:
- *   lines: [{name, colour, dash, x: [], y: [], raw: [], faint}], raw: what y smooths; faint: drawn, too
+ *   lines: [{name, colour, dash, x: [], y: [], raw: [], faint, low: [], high: []}], raw: what y smooths;
+ *     faint: drawn, too; low, high: of a band
  *   tracks: lines whose x is no step, so that there is nothing to hover over
  *   points: [{name, colour, x, y, low, high, hollow, square, label}]
  *   areas: [{name, colour, x: [], y: []}], drawn on top of each other.
@@ -59,7 +60,11 @@ function chart(title, spec, extra) {
   const tip = h('div', {class: 'tip', hidden: true});
   const legend = h('div', {class: 'legend'});
   const card = h('figure', {class: 'card chart'},
-    h('figcaption', {}, h('span', {}, title), extra), frame, legend, tip);
+    h('figcaption', {}, h('span', {}, title),
+      h('span', {class: 'saves'},
+        saves('CSV', `${title}.csv`, 'text/csv', () => chartRows(spec())),
+        saves('SVG', `${title}.svg`, 'image/svg+xml', () => drawing(frame.querySelector('svg'), legend, title))), extra),
+    frame, legend, tip);
   let width = 0;
   const draw = () => {
     width = frame.clientWidth;
@@ -75,11 +80,44 @@ function chart(title, spec, extra) {
   return {card, draw};
 }
 
+/** What a chart shows, as measured, a row a value. */
+function chartRows({lines = [], points = [], areas = [], xLabel = 'step'}) {
+  const rows = [...lines, ...areas].flatMap((l) => l.x.map((x, i) => [l.name, x, (l.raw || l.y)[i], l.low?.[i], l.high?.[i]]));
+  return csv([['name', xLabel, 'value', 'low', 'high'], ...rows.filter((row) => isNumber(row[2])),
+    ...points.map((p) => [p.name, p.x, p.y, p.low, p.high])]);
+}
+
+/** A copy of a node with its computed style, which does not depend on the page. */
+function standalone(node) {
+  const copy = node.cloneNode(true);
+  const originals = [node, ...node.querySelectorAll('*')];
+  [copy, ...copy.querySelectorAll('*')].forEach((part, i) => {
+    const style = getComputedStyle(originals[i]);
+    for (const key of ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'opacity', 'font-size']) part.style.setProperty(key, style.getPropertyValue(key));
+  });
+  return copy;
+}
+
+/** A drawing as a file of its own: with its colours, title and legend, and the runs if there are several. */
+function drawing(picture, legend, title) {
+  if (!picture) return '';
+  const copy = standalone(picture);
+  const [width, height] = ['width', 'height'].map((key) => Number(picture.getAttribute(key)));
+  const dots = [...document.querySelectorAll('.chip[aria-pressed=true]')].map((chip) => [
+    svg('rect', {y: 1, width: 22, height: 9, fill: getComputedStyle(chip.querySelector('.dot')).backgroundColor}), chip.textContent]);
+  const marks = [...legend.children].map((item) => [standalone(item.querySelector('svg *')), item.textContent]);
+  const rows = [[null, title], ...dots, ...marks];
+  rows.forEach(([mark, name], i) => copy.append(svg('g', {transform: `translate(8 ${height + 10 + 18 * i})`}, mark,
+    svg('text', {x: mark ? 30 : 0, y: 9, style: `font-size:12px;font-weight:${mark ? 400 : 600};fill:#666`}, name))));
+  for (const [key, value] of Object.entries({xmlns: SVG, width, height: height + 18 * rows.length + 12, 'font-family': 'sans-serif'})) copy.setAttribute(key, value);
+  return new XMLSerializer().serializeToString(copy);
+}
+
 function drawChart(frame, legend, tip, card, width, title, content) {
   const {lines = [], tracks = [], points = [], areas = [], unit = '', xLabel = 'step'} = content;
   const stacked = stack(areas);
   const xs = [...lines, ...areas].flatMap((l) => l.x).concat(points.map((p) => p.x));
-  const ys = lines.flatMap((l) => l.y).filter(isNumber)
+  const ys = lines.flatMap((l) => [...l.y, ...(l.faint ? l.raw : []), ...(l.low || []), ...(l.high || [])]).filter(isNumber)
     .concat(points.flatMap((p) => [p.y, p.low, p.high]).filter(isNumber))
     .concat(stacked.flatMap((a) => a.top));
   legend.replaceChildren(...legendItems(lines, points, areas));
@@ -135,6 +173,7 @@ function drawChart(frame, legend, tip, card, width, title, content) {
   }
   for (const line of [...tracks, ...lines]) {
     const common = {fill: 'none', stroke: line.colour, 'stroke-linejoin': 'round'};
+    if (line.low) plot.append(band(line, px, py));
     if (line.faint) plot.append(svg('path', {...common, d: path(line.x, line.raw, px, py), opacity: 0.22}));
     plot.append(svg('path', {
       ...common, d: path(line.x, line.y, px, py), 'stroke-width': 2, 'stroke-dasharray': line.dash,
@@ -157,6 +196,13 @@ function stack(areas) {
     below = top;
     return {...area, bottom, top};
   });
+}
+
+function band(line, px, py) {
+  const known = line.x.map((_, i) => i).filter((i) => isNumber(line.low[i]) && isNumber(line.high[i]));
+  const edge = (places, ends) => places.map((i) => `${px(line.x[i])},${py(ends[i])}`);
+  const corners = [...edge(known, line.high), ...edge(known.reverse(), line.low)];
+  return svg('polygon', {points: corners.join(' '), fill: line.colour, opacity: 0.15});
 }
 
 function path(x, y, px, py) {
@@ -241,14 +287,17 @@ function hover(picture, card, tip, lines, px, write, margin, height) {
       const i = line.x.indexOf(step);
       if (i < 0 || !isNumber(line.y[i])) return [];
       const {colour: tint, name} = line;
-      return line.raw ? [[tint, name, line.raw[i]], [tint, `${name}, smoothed`, line.y[i]]] : [[tint, name, line.y[i]]];
+      const value = write((line.raw || line.y)[i]);
+      const range = line.ends ? ` [${write(line.ends[0][i])}, ${write(line.ends[1][i])}]` : '';
+      const rows = [[tint, name, value + range]];
+      return line.raw ? [...rows, [tint, `${name}, smoothed`, write(line.y[i])]] : rows;
     });
     if (!rows.length) return leave();
     cursor.setAttribute('x1', px(step));
     cursor.setAttribute('x2', px(step));
     cursor.setAttribute('visibility', 'visible');
     tip.replaceChildren(h('b', {}, `step ${step}`), ...rows.slice(0, 28).map(([tint, name, value]) =>
-      h('div', {}, h('i', {style: `background:${tint}`}), h('span', {}, name), h('em', {}, write(value)))));
+      h('div', {}, h('i', {style: `background:${tint}`}), h('span', {}, name), h('em', {}, value))));
     tip.hidden = false;
     const outer = card.getBoundingClientRect();
     const x = event.clientX - outer.left;

@@ -29,32 +29,44 @@ const CURVES = [
 
 const has = (run, key) => (run.series[key] || []).some(isNumber);
 
+/** What the curves show, each with the number of its colour: settings, or each of their seeds. */
+const shownSets = () => sets.flatMap((set, i) => (view.hidden.has(i) ? [] : (view.each ? set.runs : [set]).map((run) => [run, i])));
+
+/** The lowest and the highest seed, for `chart`: smoothed as their mean is, and as measured. */
+function rangeOf(run, key, weight) {
+  if (!run.low?.[key]) return {};
+  const ends = [run.low[key], run.high[key]];
+  const [low, high] = ends.map((values) => smooth(values, weight));
+  return {low, high, ends};
+}
+
 function linesOf(keys) {
-  const shown = runs.map((run, i) => [run, i]).filter(([, i]) => !view.hidden.has(i));
+  const shown = shownSets();
   const present = keys.filter(([key]) => shown.some(([run]) => has(run, key)));
   return shown.flatMap(([run, i]) => present.map(([key, name], k) => {
     if (!has(run, key)) return null;
     const y = smooth(run.series[key], view.smoothing);
     return {
-      name: several ? (present.length > 1 ? `${run.name}, ${name}` : run.name) : name,
+      name: shown.length > 1 ? (present.length > 1 ? `${run.name}, ${name}` : run.name) : name,
       // One run: a colour a curve. Several: a colour a run, a dash pattern a curve.
       colour: colour(several ? i : k),
       dash: several ? DASHES[k % DASHES.length] : null,
       legend: present.length > 1 ? name : null,
       legendColour: several ? 'currentColor' : null,
-      x: run.steps, y, raw: view.smoothing ? run.series[key] : null, faint: view.smoothing && !several,
+      x: run.steps, y, raw: view.smoothing ? run.series[key] : null, faint: view.smoothing && !several && !run.low,
+      ...rangeOf(run, key, view.smoothing),
     };
   }).filter(Boolean));
 }
 
 function pointsOf(key) {
-  return runs.flatMap((run, i) => (view.hidden.has(i) ? [] : run.evaluations
+  return shownSets().flatMap(([run, i]) => run.evaluations
     .filter((e) => isTeam(e) && isNumber(e[key]) && isNumber(e.step))
     .map((e) => ({
       name: `${run.name}, step ${e.step}, ${e.label || ''}, ${e.split || ''}: ${compact(e[key])}`,
-      colour: colour(i), legend: 'evaluation, 95 % interval', hollow: true,
+      colour: colour(i), legend: e.seeds ? 'evaluations, lowest to highest seed' : 'evaluation, 95 % interval', hollow: true,
       x: e.step, y: e[key], low: e[key + '_low'], high: e[key + '_high'],
-    }))));
+    })));
 }
 
 function curveChart(curve) {
@@ -69,12 +81,13 @@ function curveChart(curve) {
     chosen = i;
     made.draw();
   });
+  const known = [...curve.keys, ...(curve.otherwise || [])].filter(([key]) => runs.some((run) => has(run, key)));
   const made = chart(curve.title, () => ({
     lines: linesOf(keysNow()), points: curve.points ? pointsOf(curve.points) : [],
     unit: curve.unit, zero: curve.zero,
-  }), picker);
-  const known = [...curve.keys, ...(curve.otherwise || [])].some(([key]) => runs.some((run) => has(run, key)));
-  return known || (curve.points && pointsOf(curve.points).length) ? made.card : null;
+  }), [h('code', {}, (known.length ? keysNow().map(([key]) => key) : [curve.points]).join(' ')), picker]);
+  const evaluated = new Set(curve.points ? pointsOf(curve.points).map((point) => point.x) : []);
+  return known.length || evaluated.size > 1 ? made.card : null;
 }
 
 function timeChart() {
@@ -121,7 +134,7 @@ function sftChart(title, shows) {
   if (!keys.length) return null;
   const name = (key) => key.replace('sft/', '').replace('judgement/', '').replace('silence_at_', 'silence at ').replace('loss_nats', 'training').replace('validation_nats', 'validation').replace('_', ', ');
   return chart(title, () => ({
-    lines: runs.flatMap((run, i) => (view.hidden.has(i) ? [] : keys.filter((key) => of(run, key).some(isNumber)).map((key) => {
+    lines: shownSets().flatMap(([run, i]) => keys.filter((key) => of(run, key).some(isNumber)).map((key) => {
       const k = keys.indexOf(key);
       // Validations stand apart: a line joins what there is.
       const kept = run.sft.steps.map((_, n) => n).filter((n) => isNumber(of(run, key)[n]));
@@ -132,7 +145,7 @@ function sftChart(title, shows) {
         dash: several ? DASHES[k % DASHES.length] : null, legend: name(key), legendColour: several ? 'currentColor' : null,
         x: kept.map((n) => run.sft.steps[n]), y: smoothed, raw: smoothed === y ? null : y,
       };
-    }))),
+    })),
     xLabel: 'steps of SFT', zero: true,
   })).card;
 }
@@ -142,12 +155,12 @@ function tradeChart() {
   const tokens = 'tokens/written_per_question';
   // What it does on questions that it was trained on says nothing of its price.
   const usable = (e) => isNumber(e['task/accuracy']) && isNumber(e[tokens]) && !isSeen(e);
-  if (runs.flatMap((run) => run.evaluations).filter(usable).length < 2) return null;
+  if (sets.flatMap((run) => run.evaluations).filter(usable).length < 2) return null;
   return chart('Accuracy against tokens written', () => {
     const tracks = [];
     const points = [];
-    runs.forEach((run, i) => {
-      if (view.hidden.has(i)) return;
+    const named = new Set();
+    shownSets().forEach(([run, i]) => {
       const shown = run.evaluations.filter(usable);
       const team = shown.filter(isTeam);
       const {after} = beforeAndAfter(run);
@@ -160,11 +173,13 @@ function tradeChart() {
       for (const e of drawn) {
         const kind = isTold(e) ? 'told' : e === after ? 'after' : 'other';
         const baseline = kind === 'other' && !isTeam(e);
+        const label = kind === 'told' ? String(e.told) : baseline && !named.has(e.label) ? e.label : null;
+        named.add(label);
         points.push({
           name: `${run.name}: ${e.label}, step ${e.step}, ${percent(e['task/accuracy'])}, ${amount(e[tokens])} tokens`,
           x: e[tokens], y: e['task/accuracy'], colour: baseline ? 'var(--muted)' : colour(i),
           low: e['task/accuracy_low'], high: e['task/accuracy_high'], hollow: kind === 'other', square: kind === 'told',
-          legend: kinds[kind], label: kind === 'told' ? String(e.told) : baseline && i === 0 ? e.label : null,
+          legend: kinds[kind], label,
         });
       }
       tracks.push({colour: colour(i), dash: '2 4', x: team.map((e) => e[tokens]), y: team.map((e) => e['task/accuracy'])});
@@ -172,6 +187,13 @@ function tradeChart() {
     });
     return {tracks, points, unit: '%', xLabel: 'tokens written a question', xZero: true, xMargin: true};
   }).card;
+}
+
+/** A row a step of each run, a column a metric. */
+function metricRows() {
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort();
+  const rows = runs.flatMap((run) => run.steps.map((step, i) => [run.name, step, ...keys.map((key) => run.series[key]?.[i])]));
+  return csv([['run', 'step', ...keys], ...rows]);
 }
 
 function curvesSection() {
@@ -183,6 +205,12 @@ function curvesSection() {
   const cards = [...CURVES.map(curveChart), sftChart('SFT, nats a token', (key) => key.endsWith('_nats') || key.includes('_nats_')),
     sftChart('SFT, judgement of note holders', (key) => key.startsWith('judgement/')), tradeChart(), timeChart(), anyChart()].filter(Boolean);
   if (!cards.length) return null;
-  return section('Learning curves', null,
-    h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider)), h('div', {class: 'grid2'}, cards));
+  return section(runs.some((run) => run.steps.length) ? 'Learning curves' : 'Charts', null,
+    h('div', {class: 'controls'}, h('label', {}, 'smoothing', slider),
+      sets.length < runs.length && select('seeds', ['seeds together: mean, lowest to highest', 'each seed'], 0, (i) => {
+        view.each = i === 1;
+        changed();
+      }),
+      saves('all metrics (CSV)', 'metrics.csv', 'text/csv', metricRows), saves('all data (JSON)', 'report.json', 'application/json', () => JSON.stringify(data))),
+    h('div', {class: 'grid2'}, cards));
 }

@@ -56,16 +56,35 @@ function select(label, names, chosen, change) {
   return box;
 }
 
+/** A button that saves a file made when it is pressed. */
+function saves(label, name, type, make) {
+  return h('button', {class: 'save', title: `save ${name}`, onclick: () => {
+    const address = URL.createObjectURL(new Blob([make()], {type}));
+    h('a', {href: address, download: name}).click();
+    setTimeout(() => URL.revokeObjectURL(address), 1000);
+  }}, label);
+}
+
+/** Rows as CSV. */
+const csv = (rows) => rows.map((row) => row.map((x) => {
+  const text = String(x ?? '');
+  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}).join(',')).join('\n') + '\n';
+
 const data = JSON.parse(document.getElementById('data').textContent);
 const runs = data.runs;
-const several = runs.length > 1;
+const sets = seedsTogether(runs);
+const several = sets.length > 1;
+const setOf = runs.map((run) => sets.findIndex((set) => set.runs.includes(run)));
 
 // What the controls at the top decide, and who wants to hear of a change.
-const view = {hidden: new Set(), smoothing: 0.6};
+const view = {hidden: new Set(), smoothing: 0.6, each: false};
+// What a served page keeps when it is loaded anew.
+const kept = {open: [], filter: {}, ...(data.version && JSON.parse(sessionStorage.getItem(location.pathname)))};
 const listeners = [];
 const changed = () => listeners.forEach((listener) => listener());
 
-const isTeam = (e) => ['untrained', 'during', 'trained'].includes(e.label || 'during');
+const isTeam = (e) => e.team || ['untrained', 'during', 'trained'].includes(e.label || 'during');
 // The trained team when it is told another price or budget than by itself.
 const isTold = (e) => isNumber(e.told);
 // The trained team on questions that it was trained on.

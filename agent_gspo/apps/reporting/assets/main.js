@@ -8,15 +8,15 @@ function toggleTheme() {
 
 function header() {
   const steps = Math.max(0, ...runs.map((run) => run.steps[run.steps.length - 1] || 0));
-  const title = several ? `${runs.length} runs` : runs[0].name;
+  const title = runs.length > 1 ? `${runs.length} runs` : runs[0].name;
   return h('header', {}, h('div', {}, h('h1', {}, title),
-    h('p', {class: 'hint'}, `agent_gspo report · ${steps} steps · ${data.written}`)),
+    h('p', {class: 'hint'}, `agent_gspo report · ${steps} steps · ${data.written}${data.version ? ' · follows the files' : ''}`)),
     h('button', {onclick: toggleTheme, 'aria-label': 'light or dark'}, 'light / dark'));
 }
 
 function runBar() {
   if (!several) return null;
-  const chips = runs.map((run, i) => {
+  const chips = sets.map((run, i) => {
     const chip = h('button', {class: 'chip', 'aria-pressed': 'true', onclick: () => {
       view.hidden.has(i) ? view.hidden.delete(i) : view.hidden.add(i);
       chip.setAttribute('aria-pressed', String(!view.hidden.has(i)));
@@ -25,6 +25,17 @@ function runBar() {
     return chip;
   });
   return h('nav', {'aria-label': 'runs shown in the curves'}, chips);
+}
+
+/** On a served page: loads it anew once its server has another one; `kept` outlives that. */
+function follow() {
+  if (!data.version) return;
+  scrollTo(0, kept.scroll || 0);
+  addEventListener('pagehide', () => sessionStorage.setItem(location.pathname, JSON.stringify({...kept, scroll: scrollY})));
+  setInterval(async () => {
+    const answer = await fetch('/', {method: 'HEAD', cache: 'no-store'}).catch(() => null);
+    if (answer?.ok && answer.headers.get('ETag') !== data.version) location.reload();
+  }, 5000);
 }
 
 /** What cannot be drawn says so in its place: the rest of the page is worth reading. */
@@ -39,9 +50,10 @@ function attempt(name, build) {
 
 const PARTS = [
   ['The title', header], ['The choice of runs', runBar], ['Before and after training', summarySection],
-  ['Learning curves', curvesSection], ['Agents', agentsSection], ['Transcripts', transcriptsSection], ['Configuration', configSection],
+  ['Learning curves', curvesSection], ['Agents', agentsSection], ['Transcripts', transcriptsSection], ['Configuration', configSection], ['Provenance', aboutSection],
 ];
 const page = document.getElementById('page');
 page.append(...PARTS.map(([name, build]) => attempt(name, build)).filter(Boolean));
 // Only now have the charts a width. Drawn before their observers report it, no frame is empty.
 changed();
+follow();

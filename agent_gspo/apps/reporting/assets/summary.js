@@ -52,14 +52,14 @@ function cards(run) {
   const pair = compared(run);
   if (!pair) return null;
   return h('div', {},
-    several && h('h3', {}, h('i', {class: 'dot', style: `background:${colour(runs.indexOf(run))}`}), run.name),
+    (several || run.runs.length > 1) && h('h3', {}, h('i', {class: 'dot', style: `background:${colour(sets.indexOf(run))}`}), run.name),
     h('div', {class: 'cards'}, FIGURES.map((figure) => {
       const {now, old, pill} = change(figure, pair.before, pair.after);
       const range = interval(pair.after || pair.before, figure.key, figure.write);
       return h('div', {class: 'card figure'},
         h('div', {class: 'label'}, figure.title),
         h('div', {class: 'value'}, figure.write(now), pill),
-        h('div', {class: 'label'}, range && `95 % interval ${range}`),
+        h('div', {class: 'label'}, range && `${(pair.after || pair.before).seeds ? 'seeds' : '95 % interval'} ${range}`),
         h('div', {class: 'label'}, isNumber(old) ? `before ${figure.write(old)}` : ''));
     })),
     h('p', {class: 'hint'}, pair.source));
@@ -67,11 +67,12 @@ function cards(run) {
 
 /** For many runs: one line each. */
 function comparisonTable() {
-  const rows = runs.map((run, i) => [run, i, compared(run)]).filter(([, , pair]) => pair);
+  const rows = sets.map((run, i) => [run, i, compared(run)]).filter(([, , pair]) => pair);
   if (!rows.length) return null;
   const cell = (figure, pair) => {
     const {now, old, pill} = change(figure, pair.before, pair.after);
-    return [h('td', {class: 'n'}, isNumber(old) && h('span', {class: 'muted'}, `${figure.write(old)} \u2192 `), figure.write(now)), h('td', {}, pill)];
+    return [h('td', {class: 'n'}, isNumber(old) && h('span', {class: 'muted'}, `${figure.write(old)} \u2192 `), figure.write(now),
+      pair.after?.seeds && h('div', {class: 'muted'}, interval(pair.after, figure.key, figure.write))), h('td', {}, pill)];
   };
   return h('div', {class: 'card scroll'}, h('table', {},
     h('thead', {}, h('tr', {}, h('th', {}, 'run'), FIGURES.map((f) => [h('th', {class: 'n'}, f.short), h('th', {}, '')]), h('th', {}, 'measured on'))),
@@ -96,10 +97,10 @@ function evaluationTable() {
   const by = 'task/accuracy_by_';
   const graders = [...new Set(rows.flatMap(([, , e]) => Object.keys(e).filter((key) => key.startsWith(by))))];
   const cells = rows.map(([run, i, e]) => {
-    const tint = isTeam(e) || isTold(e) || isSeen(e) ? colour(i) : 'var(--muted)';
+    const tint = isTeam(e) || isTold(e) || isSeen(e) ? colour(setOf[i]) : 'var(--muted)';
     const accuracy = e['task/accuracy'];
     return h('tr', {class: e.label === 'during' ? 'minor' : ''},
-      several && h('td', {}, h('i', {class: 'dot', style: `background:${colour(i)}`}), run.name),
+      runs.length > 1 && h('td', {}, h('i', {class: 'dot', style: `background:${colour(setOf[i])}`}), run.name),
       h('td', {}, e.label || '-'), h('td', {class: 'n'}, e.step ?? '-'),
       h('td', {}, e.split || '-'), h('td', {class: 'n'}, e.questions ?? '-'),
       h('td', {class: 'n'}, isNumber(e.temperature) ? e.temperature : '-'),
@@ -115,7 +116,7 @@ function evaluationTable() {
   });
   const named = graders.map((key) => `by ${key.slice(by.length)}`);
   const numbers = ['accuracy', '', '95 % interval', ...named, 'written', 'read', 'silent', ...(notes ? ['note relevant', 'note irrelevant'] : [])];
-  const heads = [several && 'run', 'team', 'step', 'split', 'questions', 'temp.', ...numbers];
+  const heads = [runs.length > 1 && 'run', 'team', 'step', 'split', 'questions', 'temp.', ...numbers];
   const numeric = new Set(['step', 'questions', 'temp.', ...numbers]);
   const table = h('div', {class: 'card scroll'}, h('table', {},
     h('thead', {}, h('tr', {}, heads.filter((x) => x !== false).map((x) => h('th', {class: numeric.has(x) ? 'n' : ''}, x)))),
@@ -124,21 +125,43 @@ function evaluationTable() {
 }
 
 function summarySection() {
-  const parts = [...(runs.length <= 2 ? runs.map(cards) : [comparisonTable()]), evaluationTable()].filter(Boolean);
+  const parts = [...(sets.length <= 2 ? sets.map(cards) : [comparisonTable()]), evaluationTable()].filter(Boolean);
   if (!parts.length) return section('Before and after training', 'no step and no evaluation so far');
-  return section('Before and after training', runs.length > 2 ? 'written and read: tokens a question' : null, parts);
+  const trained = sets.some((set) => compared(set)?.after);
+  return section(trained ? 'Before and after training' : 'Evaluations', sets.length > 2 ? 'written and read: tokens a question; of seeds: mean, lowest to highest' : null, parts);
+}
+
+/** A table of settings: a row a name, a column a run. */
+function settings(names, columns, text) {
+  return h('div', {class: 'card scroll'}, h('table', {class: 'config'},
+    columns.length > 1 && h('thead', {}, h('tr', {}, h('th', {}, ''), columns.map((name) => h('th', {}, name)))),
+    h('tbody', {}, names.map((name) => h('tr', {}, h('td', {}, name), columns.map((_, i) => h('td', {}, text(name, i))))))));
 }
 
 function configSection() {
   const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
   if (!keys.length) return null;
-  const text = (run, key) => (key in run.config ? String(run.config[key]) : '-');
-  const differing = keys.filter((key) => new Set(runs.map((run) => text(run, key))).size > 1);
-  const table = (shown, columns) => h('div', {class: 'card scroll'}, h('table', {class: 'config'},
-    columns.length > 1 && h('thead', {}, h('tr', {}, h('th', {}, ''), columns.map((run) => h('th', {}, run.name)))),
-    h('tbody', {}, shown.map((key) => h('tr', {}, h('td', {}, key), columns.map((run) => h('td', {}, text(run, key))))))));
+  const written = (value) => String(value ?? '') || '-';
+  const text = (key, i) => written(runs[i].config[key]);
+  const standard = (key) => written(data.defaults[key]);  // '-' may be filled by the algorithm
+  const differing = keys.filter((key) => new Set(runs.map((_, i) => text(key, i))).size > 1);
   const same = keys.filter((key) => !differing.includes(key));
+  const chosen = same.filter((key) => text(key, 0) !== standard(key));
+  const rest = same.filter((key) => !chosen.includes(key));
   return section('Configuration', null,
-    differing.length > 0 && [h('p', {class: 'hint'}, 'where the runs differ'), table(differing, runs)],
-    same.length > 0 && h('details', {}, h('summary', {}, several ? `${same.length} settings in common` : `${same.length} settings`), table(same, [runs[0]])));
+    differing.length > 0 && [h('p', {class: 'hint'}, 'where the runs differ'), settings(differing, runs.map((run) => run.name), text)],
+    chosen.length > 0 && [h('p', {class: 'hint'}, `${chosen.length} settings that differ from the defaults${runs.length > 1 ? ', in all runs' : ''}`),
+      settings(chosen, ['here', 'default'], (key, i) => (i ? standard(key) : text(key, 0)))],
+    rest.length > 0 && h('details', {}, h('summary', {}, `${rest.length} settings at their defaults`), settings(rest, [''], text)));
+}
+
+/** Commit, versions, machine, command and duration of each run. */
+function aboutSection() {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.about)))].filter((name) => name !== 'step');
+  const text = (name, i) => String(runs[i].about[name] ?? '-');
+  const first = ['command', 'commit', 'host', 'time of all steps and evaluations'].filter((name) => names.includes(name));
+  const table = (shown) => settings(shown, runs.map((run) => run.name), text);
+  const rest = names.filter((name) => !first.includes(name));
+  return section('Provenance', null, first.length > 0 && table(first),
+    h('details', {}, h('summary', {}, 'versions and machine'), table(rest)));
 }

@@ -1,7 +1,36 @@
-// What the agents said: a list to search and filter.
+// What the agents said: a list to search, filter and sort, with one question side by side.
 
 const PAGE = 15;
 const isRight = (t) => isNumber(t.task_score) && t.task_score >= 0.5;
+
+const sum = (t, key) => t.messages.reduce((total, m) => total + (m[key] || 0), 0);
+const cost = (t) => sum(t, 'written') + sum(t, 'read');
+const spoke = (t, agent, silent) => t.messages.some((m) => m.agent === agent && Boolean(m.silent) === silent);
+
+/** Ways to sort: name, key (greatest first), whether it is known of some conversation. */
+const ORDERS = [
+  ['newest first', (t) => t.step ?? 0],
+  ['most tokens written and read', cost],
+  ['fewest tokens written and read', (t) => -cost(t)],
+  ['greatest worth of messages', (t) => sum(t, 'worth'), 'worth'],
+  ['least worth of messages', (t) => -sum(t, 'worth'), 'worth'],
+  ['greatest reward', (t) => sum(t, 'reward'), 'reward'],
+  ['least reward', (t) => -sum(t, 'reward'), 'reward'],
+];
+
+/** Gives each conversation a name for links, the same in a later report on these runs. */
+function nameAll(all) {
+  const taken = new Map();
+  for (const t of all) {
+    const parts = [runs.length > 1 && runs[t.run].name, t.label, t.step, t.question_id, t.sample];
+    const name = parts.filter((x) => x || x === 0).join('-').replace(/[^\w.=-]+/g, '_');
+    taken.set(name, (taken.get(name) || 0) + 1);
+    t.anchor = taken.get(name) > 1 ? `${name}-${taken.get(name)}` : name;
+  }
+}
+
+const origin = (t) => [runs.length > 1 && runs[t.run].name, `step ${t.step ?? '-'}`, ![t.split, `step ${t.step}`].includes(t.label) && t.label, t.split].filter(Boolean).join(' · ');
+const verdict = (t) => h('span', {class: 'verdict ' + (isRight(t) ? 'good' : 'bad')}, isRight(t) ? 'right' : 'wrong');
 
 function haystack(t) {
   const parts = [t.question, t.gold, t.answer, t.question_id];
@@ -26,7 +55,16 @@ function marked(text, needle) {
   return [...parts, whole.slice(at)];
 }
 
-function messageView(m, agents, needle) {
+/** What an agent had before it wrote: the prompt if recorded, else the messages that it read. */
+function readView(m, t) {
+  const sources = (m.read_from || []).map(([author, round]) => t.messages.find((x) => x.agent === author && x.round === round)).filter((x) => x && !x.silent);
+  if (!m.prompt && !sources.length) return null;
+  const what = m.prompt ? 'prompt' : `read ${sources.length} message${sources.length > 1 ? 's' : ''}`;
+  const text = m.prompt || sources.map((x) => `${x.agent}: ${x.text}`).join('\n');
+  return h('details', {}, h('summary', {}, what), h('pre', {}, text));
+}
+
+function messageView(m, t, agents, needle) {
   const tint = agentColour(m.agent, agents);
   const tag = (text, kind) => h('span', {class: 'tag ' + (kind || '')}, text);
   const figures = [
@@ -34,6 +72,7 @@ function messageView(m, agents, needle) {
     isNumber(m.reward) ? `reward ${signed(m.reward, 3)}` : null,
     isNumber(m.worth) ? `worth ${signed(m.worth, 2)} nats` : null,
     isNumber(m.advantage) ? `advantage ${signed(m.advantage, 2)}` : null,
+    isNumber(m.logprob) ? `log-prob ${m.logprob.toFixed(2)}` : null,
   ].filter(Boolean).join('  ·  ');
   // What its reader gained by it, as a shade of the text: green for a gain, red for a loss.
   const shade = isNumber(m.worth) && !m.silent ? Math.min(Math.abs(m.worth) / 5, 1) : 0;
@@ -41,37 +80,50 @@ function messageView(m, agents, needle) {
   return h('div', {class: 'message' + (m.silent ? ' silent' : ''), style: `--tint:${tint}${ground}`},
     h('div', {class: 'head'}, h('b', {}, m.agent), h('span', {class: 'muted'}, `round ${m.round ?? '-'}`),
       m.silent && tag('silent', 'quiet'), m.relevant === true && tag('note relevant', 'good'), m.relevant === false && tag('note irrelevant'),
-      m.ended === false && tag('cut off at the limit', 'bad'), h('span', {class: 'muted figures'}, figures)),
+      m.ended === false && tag('cut off at the limit', 'bad'), m.addressees && tag('to ' + (m.addressees.join(', ') || 'nobody')),
+      h('span', {class: 'muted figures'}, figures)),
     m.note && h('div', {class: 'note'}, 'private note: ', marked(m.note, needle)),
-    m.silent ? h('div', {class: 'nothing'}, 'says nothing') : h('div', {class: 'text'}, marked(m.text, needle)));
+    m.silent ? h('div', {class: 'nothing'}, 'says nothing') : h('div', {class: 'text'}, marked(m.text, needle)), readView(m, t));
 }
 
-function transcriptView(t, needle, open) {
-  const agents = [...new Set(t.messages.map((m) => m.agent))];
-  const written = t.messages.reduce((sum, m) => sum + (m.written || 0), 0);
-  const read = t.messages.reduce((sum, m) => sum + (m.read || 0), 0);
+function talkView(t, needle, agents, titled) {
+  return h('div', {}, titled && h('div', {class: 'origin'}, verdict(t), origin(t)),
+    h('div', {class: 'talk'}, t.messages.map((m) => messageView(m, t, agents, needle))),
+    h('div', {class: 'outcome ' + (isRight(t) ? 'good' : 'bad')},
+      h('span', {}, 'team: ', h('b', {}, marked(t.answer === '' ? '(none)' : t.answer ?? '-', needle))),
+      h('span', {}, 'gold: ', h('b', {}, marked(t.gold ?? '-', needle))),
+      h('span', {}, `score ${isNumber(t.task_score) ? compact(t.task_score) : '-'}`),
+      isNumber(t.reward) && h('span', {}, `reward ${signed(t.reward, 3)}`)));
+}
+
+/** A conversation; `others` are of the same question, `beside` the one of them shown first. */
+function transcriptView(t, needle, open, others, beside) {
+  const agents = [...new Set([t, ...others].flatMap((x) => x.messages.map((m) => m.agent)))];
   const silent = t.messages.filter((m) => m.silent).length;
   const body = h('div', {class: 'body'});
   const fillBody = () => {
-    if (body.childNodes.length) return;
-    body.append(
+    const pair = beside ? [beside, t].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)) : [t];
+    const titles = others.map((other) => `${origin(other)}: ${isRight(other) ? 'right' : 'wrong'}, ${sum(other, 'written')} written`);
+    const choice = select('the same question elsewhere', ['nothing', ...titles], others.indexOf(beside) + 1, (i) => {
+      beside = others[i - 1];
+      fillBody();
+    });
+    body.replaceChildren(
       h('div', {class: 'question'}, marked(t.question, needle)),
-      h('div', {class: 'talk'}, t.messages.map((m) => messageView(m, agents, needle))),
-      h('div', {class: 'outcome ' + (isRight(t) ? 'good' : 'bad')},
-        h('span', {}, 'team: ', h('b', {}, marked(t.answer === '' ? '(none)' : t.answer ?? '-', needle))),
-        h('span', {}, 'gold: ', h('b', {}, marked(t.gold ?? '-', needle))),
-        h('span', {}, `score ${isNumber(t.task_score) ? compact(t.task_score) : '-'}`),
-        isNumber(t.reward) && h('span', {}, `reward ${signed(t.reward, 3)}`)));
+      ...(others.length ? [h('div', {class: 'controls'}, h('span', {class: 'muted'}, 'beside it'), choice)] : []),
+      h('div', {class: 'pair'}, pair.map((x) => talkView(x, needle, agents, pair.length > 1))));
   };
-  const box = h('details', {class: 'card transcript', ontoggle: () => box.open && fillBody()},
-    h('summary', {},
-      h('span', {class: 'verdict ' + (isRight(t) ? 'good' : 'bad')}, isRight(t) ? 'right' : 'wrong'),
+  const box = h('details', {class: 'card transcript', id: t.anchor, ontoggle: () => box.open && !body.childNodes.length && fillBody()},
+    h('summary', {onclick: () => {
+      kept.open = kept.open.filter((name) => name !== t.anchor).concat(box.open ? [] : t.anchor);
+    }}, verdict(t),
       h('span', {class: 'excerpt'}, String(t.question ?? t.question_id ?? '').slice(0, 160)),
       h('span', {class: 'muted meta'},
-        several && h('i', {class: 'dot', style: `background:${colour(t.run)}`, title: runs[t.run].name}),
-        `step ${t.step ?? '-'}${t.label && t.label !== t.split ? ' · ' + t.label : ''}${t.split ? ' · ' + t.split : ''} · ${written} written · ${read} read · ${silent} of ${t.messages.length} silent`)),
+        runs.length > 1 && h('i', {class: 'dot', style: `background:${colour(setOf[t.run])}`}),
+        `${origin(t)} · ${sum(t, 'written')} written · ${sum(t, 'read')} read · ${silent} of ${t.messages.length} silent `,
+        h('a', {href: `#${t.anchor}`, title: 'link to this conversation'}, '#'))),
     body);
-  if (open) {
+  if (open || kept.open.includes(t.anchor)) {
     box.open = true;
     fillBody();
   }
@@ -79,12 +131,20 @@ function transcriptView(t, needle, open) {
 }
 
 function transcriptsSection() {
-  const all = [...data.transcripts].sort((a, b) => (b.step ?? 0) - (a.step ?? 0));
+  const all = data.transcripts;
   if (!all.length) return null;
-  const texts = all.map(haystack);
-  const filter = {text: '', verdict: 0, silence: 0, run: 0, split: 0, label: 0, from: null, to: null};
-  const splits = [...new Set(all.map((t) => t.split).filter(Boolean))];
-  const labels = [...new Set(all.map((t) => t.label).filter(Boolean))];
+  nameAll(all);
+  const texts = new Map(all.map((t) => [t, haystack(t)]));
+  const byQuestion = new Map();
+  for (const t of all) byQuestion.set(t.question, [...(byQuestion.get(t.question) || []), t]);
+  const others = (t) => byQuestion.get(t.question).filter((x) => x !== t).sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
+  const untrained = (t) => others(t).find((x) => x.run === t.run && x.label === 'untrained' && x.step < t.step);
+  const unique = (values) => [...new Set(values.filter(Boolean))];
+  const labels = unique(all.map((t) => t.label));
+  const agents = unique(all.flatMap((t) => t.messages.map((m) => m.agent)));
+  const orders = ORDERS.filter(([, , key]) => !key || all.some((t) => t.messages.some((m) => isNumber(m[key]))));
+  const filter = {text: '', verdict: 0, silence: 0, agent: 0, run: 0, label: 0, order: 0, pairs: 0, from: null, to: null, ...kept.filter};
+  kept.filter = filter;
   let shown = PAGE;
   const list = h('div', {});
   const count = h('span', {class: 'muted'});
@@ -92,42 +152,59 @@ function transcriptsSection() {
     shown += PAGE;
     refresh();
   }});
-  const search = h('input', {type: 'search', placeholder: 'search what was asked and said', 'aria-label': 'search transcripts', oninput: () => set('text', search.value.trim().toLowerCase())});
+  const search = h('input', {type: 'search', value: filter.text, placeholder: 'search what was asked and said', 'aria-label': 'search transcripts', oninput: () => set('text', search.value.trim().toLowerCase())});
   function set(key, value) {
     filter[key] = value;
     shown = PAGE;
     refresh();
   }
+  const choice = (key, label, names) => names.length > 2 && select(label, names, filter[key], (i) => set(key, i));
   const step = (key, label) => {
-    const box = h('input', {type: 'number', min: 0, placeholder: label, 'aria-label': label, oninput: () => set(key, box.value === '' ? null : Number(box.value))});
+    const box = h('input', {type: 'number', min: 0, value: filter[key], placeholder: label, 'aria-label': label, oninput: () => set(key, box.value === '' ? null : Number(box.value))});
     return box;
   };
-  function matches(t, i) {
-    const silent = t.messages.some((m) => m.silent);
-    return (!filter.text || texts[i].includes(filter.text))
+  function isSilent(t, silent) {
+    if (filter.agent) return spoke(t, agents[filter.agent - 1], silent);
+    return t.messages.some((m) => m.silent) === silent;
+  }
+  function matches(t) {
+    return (!filter.text || texts.get(t).includes(filter.text))
       && (filter.verdict === 0 || isRight(t) === (filter.verdict === 1))
-      && (filter.silence === 0 || silent === (filter.silence === 1))
+      && (filter.silence === 0 ? !filter.agent || t.messages.some((m) => m.agent === agents[filter.agent - 1]) : isSilent(t, filter.silence === 1))
       && (filter.run === 0 || t.run === filter.run - 1)
-      && (filter.split === 0 || t.split === splits[filter.split - 1])
       && (filter.label === 0 || t.label === labels[filter.label - 1])
+      && (filter.pairs === 0 || untrained(t))
       && (filter.from === null || t.step >= filter.from) && (filter.to === null || t.step <= filter.to);
   }
   function refresh() {
-    const found = all.filter(matches);
-    list.replaceChildren(...found.slice(0, shown).map((t, i) => transcriptView(t, filter.text, i === 0 || (filter.text && i < 5))));
+    const key = (orders[filter.order] || orders[0])[1];
+    const found = all.filter(matches).sort((a, b) => key(b) - key(a));
+    const linked = all.find((t) => location.hash === `#${t.anchor}`);
+    // A linked conversation comes first, whatever the filters are.
+    const listed = [linked, ...found.slice(0, shown).filter((t) => t !== linked)].filter(Boolean);
+    list.replaceChildren(...listed.map((t, i) =>
+      transcriptView(t, filter.text, i === 0 || (filter.text && i < 5), others(t), filter.pairs ? untrained(t) : null)));
     count.textContent = `${found.length} of ${all.length}`;
     more.hidden = found.length <= shown;
     more.textContent = `show ${Math.min(PAGE, found.length - shown)} more`;
   }
-  const kept = runs.reduce((sum, run) => sum + run.transcripts, 0);
-  const hint = kept > all.length ? `${all.length} of ${kept} recorded episodes: the newest, and some of the earlier ones; newest first` : `${all.length} recorded episodes, newest first`;
+  const follow = () => {
+    refresh();
+    document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+  };
+  addEventListener('hashchange', follow);
+  if (location.hash) listeners.push(() => setTimeout(follow));
+  const recorded = runs.reduce((total, run) => total + run.transcripts, 0);
+  const hint = recorded > all.length ? `${all.length} of ${recorded} recorded episodes: some of each evaluation, the newest, and some of the earlier ones` : `${all.length} recorded episodes`;
   const made = section('Transcripts', hint,
     h('div', {class: 'controls'}, search,
-      select('right or wrong', ['right and wrong', 'right', 'wrong'], 0, (i) => set('verdict', i)),
-      select('silence', ['with and without silence', 'someone silent', 'nobody silent'], 0, (i) => set('silence', i)),
-      several && select('run', ['all runs', ...runs.map((run) => run.name)], 0, (i) => set('run', i)),
-      splits.length > 1 && select('split', ['all splits', ...splits], 0, (i) => set('split', i)),
-      labels.length > 1 && select('which evaluation', ['all evaluations', ...labels.map((label) => (label === 'train' ? 'none: training' : label))], 0, (i) => set('label', i)),
+      select('right or wrong', ['right and wrong', 'right', 'wrong'], filter.verdict, (i) => set('verdict', i)),
+      choice('agent', 'agent', ['all agents', ...agents]),
+      select('silence', ['silent or not', 'silent', 'not silent'], filter.silence, (i) => set('silence', i)),
+      choice('run', 'run', ['all runs', ...runs.map((run) => run.name)]),
+      choice('label', 'which evaluation', ['all evaluations', ...labels.map((label) => (label === 'train' ? 'none: training' : label))]),
+      choice('order', 'order', orders.map(([name]) => name)),
+      all.some(untrained) && select('side by side', ['one by one', 'beside the untrained team'], filter.pairs, (i) => set('pairs', i)),
       step('from', 'from step'), step('to', 'to step'), count),
     list, more);
   refresh();
