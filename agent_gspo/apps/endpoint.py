@@ -9,7 +9,6 @@ import json
 import re
 import threading
 import urllib.parse
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ _INSTEAD = ('refusal', 'tool_calls', 'function_call')  # fields that replace an 
 _BROKEN_OFF = ('content_filter', 'tool_calls', 'function_call', 'error', 'abort')
 NO_KEY = 'none'
 _SECRET = 8  # least length of a key that cannot be a common word
-_unlike: set[str] = set()  # addresses with a warning about token counts
 
 
 class _BrokenError(EndpointError):
@@ -78,7 +76,6 @@ class EndpointPolicy:
       except EndpointError as error:
         failed.append(error)
       else:
-        self._compare(usage, (len(turn.prompt_ids), len(ids) - ended))
         found.append((ids, ended, usage))
     if failed:
       withheld = all(isinstance(error, RefusedError) for error in failed)
@@ -193,19 +190,6 @@ class EndpointPolicy:
       raise RefusedError(self._clean(f'a reply that is not understood: {error}')) from None
     return np.asarray([*ids, *[turn.end_id] * ended], np.int32)
 
-  def _compare(self, usage: tuple[int, int], counted: tuple[int, int]) -> None:
-    """Warns once per endpoint if its token counts differ from ours by more than a factor of 4."""
-    for name, theirs, ours in zip(('prompt', 'completion'), usage, counted, strict=True):
-      low, high = sorted((theirs, ours))
-      # Templates and short texts differ by some tokens.
-      if high > 4 * low + 64 and self.base_url not in _unlike:
-        _unlike.add(self.base_url)
-        warnings.warn(
-          f'{self.base_url}: usage.{name}_tokens is {theirs} for a text of {ours} tokens of the '
-          "config's tokenizer; Ctok and Ptok count what `usage` says. Compare the column as text.",
-          stacklevel=3,
-        )
-
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
@@ -258,16 +242,12 @@ def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
 
 
 def _text(content: Any) -> str | None:
-  """Returns the text of a message's content, its parts joined; None if there is no content.
+  """Returns the text of a message's content, None if there is no content.
 
   Raises:
     _BrokenError: The content is not text.
   """
-  if isinstance(content, list) and content:
-    parts = [part.get('text') if isinstance(part, dict) else None for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    content = ''.join(texts) if len(texts) == len(parts) else content
-  if content is None or content == []:
+  if content is None:
     return None
   if not isinstance(content, str):
     raise _BrokenError(f'a reply whose `content` is {shown(content)}; must be text')
