@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.tasks import own_questions
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
@@ -16,38 +17,40 @@ from agent_gspo.types import Message, Question, RolloutBatch, Terms
 from agent_gspo.values import is_text, shown
 
 _BYTE_ORDER_MARK = '\ufeff'  # some editors begin a file with it
+# Fields of a line, those of a task's own questions; gold answers and the like are not used.
+_FIELDS = r'question|answer|notes|relevant|split|id|(note|relevant)\d+'
 
 
 def ask(
   team: Team,
   task: Task,
   tokenizer: Tokenizer,
-  question: Question,
+  questions: Sequence[Question],
   policy: Policy,
   listener: Callable[[Message], None],
-) -> tuple[RolloutBatch, str | None]:
-  """Samples one episode about a question.
+) -> tuple[RolloutBatch, list[str | None]]:
+  """Samples one episode about each of `B` questions, as one batch.
 
   Args:
     team: Team of agents.
     task: Task that defines the form of an answer.
     tokenizer: Tokenizer of the policy.
-    question: Question, see `asked`.
+    questions: `B` questions, see `asked`.
     policy: Policy that writes the messages.
     listener: Callback for each message, as soon as its layer is complete.
 
   Returns:
-    The episode as a batch, and the answer in its canonical form; None if it has none.
+    The episodes, and each answer in its canonical form; None if it has none.
 
   Raises:
-    ValueError: The question is too long for the model, or (see `check_words`) cannot be encoded.
+    ValueError: A question is too long for the model, or (see `check_words`) cannot be encoded.
   """
-  batch = rollout(team, _Ungraded(task), tokenizer, [question], 1, policy, listener=listener)
-  return batch, task.canonical(batch.episodes[0].answer)
+  batch = rollout(team, _Ungraded(task), tokenizer, questions, 1, policy, listener=listener)
+  return batch, [task.canonical(episode.answer) for episode in batch.episodes]
 
 
 def asked(
-  team: Team, number: int, text: str, notes: Sequence[str] = (), terms: Terms | None = None
+  team: Team, number: int | str, text: str, notes: Sequence[str] = (), terms: Terms | None = None
 ) -> Question:
   """Makes a question from the user's text and notes.
 
@@ -111,41 +114,34 @@ def note_holders(team: Team) -> list[int]:
 
 
 def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> list[Question]:
-  """Reads questions from JSON lines: {"question": "...", "notes": ["...", ...]}.
+  """Reads questions as a task of own questions does, without their answers.
+
+  Lines are {"question": "...", "notes": ["...", ...]}; see `own_questions.records`.
 
   Raises:
     ValueError: A line has another form, or `asked` refuses it; names the line. Or the file is
       not UTF-8, or has no question.
     FileNotFoundError: There is no such file.
   """
-  try:
-    content = pathlib.Path(file).read_text(encoding='utf-8')
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{file} is not UTF-8 ({error}); save it as UTF-8.') from error
   found = []
-  # Not splitlines(): a text may hold a Unicode line separator.
-  for number, line in enumerate(content.split('\n'), 1):
-    line = line.lstrip(_BYTE_ORDER_MARK)
-    if not line.strip():
-      continue
+  for where, line, fields in own_questions.records(str(file), '--file'):
     try:
-      found.append(_of_fields(team, number, json.loads(line), terms))
-    except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
-      raise ValueError(f'{file}, line {number}: {error}') from error
+      found.append(_of_fields(team, line, fields, terms))
+    except ValueError as error:
+      raise ValueError(f'{where}: {error}') from error
   if not found:
     raise ValueError(f'{file} holds no question.')
   return found
 
 
-def _of_fields(team: Team, number: int, fields: Any, terms: Terms | None) -> Question:
+def _of_fields(team: Team, line: str, fields: Mapping[str, Any], terms: Terms | None) -> Question:
   form = '{"question": "...", "notes": ["...", ...]}'
-  if not isinstance(fields, Mapping) or not fields.keys() <= {'question', 'notes'}:
-    raise ValueError(f'{shown(fields)} is not of the form {form}')
-  text, notes = fields.get('question', ''), fields.get('notes', [])
+  text, notes = fields.get('question', ''), own_questions.notes(fields)
   texts = [text, *notes] if isinstance(notes, list) else [None]
-  if not all(isinstance(x, str) for x in texts):
+  known = all(re.fullmatch(_FIELDS, name) for name in fields)
+  if not known or not all(isinstance(x, str) for x in texts):
     raise ValueError(f'{shown(fields)} is not of the form {form}')
-  return asked(team, number, text, notes, terms)
+  return asked(team, line, text, notes, terms)
 
 
 class _Ungraded(Task):

@@ -1,4 +1,4 @@
-"""Makes a task of the user's own questions, from a JSONL or CSV file."""
+"""Makes a task of the user's own questions: a JSONL or CSV file, or a Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ GRADERS: Mapping[str, graders.Grader] = {
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class OwnQuestions(base.Task):
-  """Questions of a file: a line of JSONL is an object, a row of CSV is read by the header.
+  """Questions of a file or data set: a line of JSONL is an object, CSV is read by its header.
 
   question: Text that every agent sees.
   answer: Gold answer, as the grader reads it.
@@ -54,7 +55,7 @@ class OwnQuestions(base.Task):
 
   name = 'questions'
 
-  file: str = ''
+  file: str = ''  # see `records`
   question: str = 'question'  # the fields' own names
   answer: str = 'answer'
   # A key of GRADERS, or 'module:function' of your own: (question, answer) -> score in [0, 1].
@@ -116,16 +117,12 @@ class OwnQuestions(base.Task):
       ValueError: Names the line, the field and its value.
     """
     if not self.file:
-      raise ValueError("task.options.file='' must name a JSONL or CSV file of questions.")
-    path = pathlib.Path(self.file).expanduser()
-    if not path.is_file():
-      raise FileNotFoundError(f'task.options.file={self.file!r}: no such file.')
+      raise ValueError("task.options.file='' must name a JSONL or CSV file, or hf:OWNER/NAME.")
     found: dict[str, list[Question]] = {split: [] for split in SPLITS}
     ids: set[str] = set()
     home: dict[tuple[str, tuple[str, ...]], str] = {}  # of equal questions
-    for line, fields in _records(path):
-      where = f'{self.file}, line {line}'
-      question = self._question(where, str(line), fields)
+    for where, line, fields in records(self.file, 'task.options.file'):
+      question = self._question(where, line, fields)
       if question.id in ids:
         raise ValueError(f'{where}: id={question.id!r} is that of another question.')
       ids.add(question.id)
@@ -139,41 +136,84 @@ class OwnQuestions(base.Task):
 
   def _question(self, where: str, line: str, fields: Mapping[str, Any]) -> Question:
     text = functools.partial(_required, where, fields)
-    notes = _numbered(fields, 'note') if 'notes' not in fields else fields['notes']
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-      raise ValueError(f'{where}: notes={shown(notes)} must be a list of texts.')
+    dealt = notes(fields)
+    if not isinstance(dealt, list) or not all(isinstance(note, str) for note in dealt):
+      raise ValueError(f'{where}: notes={shown(dealt)} must be a list of texts.')
     flags = fields.get('relevant', [x in ('1', 'true') for x in _numbered(fields, 'relevant')])
     if not isinstance(flags, list) or not all(isinstance(flag, bool) for flag in flags):
       raise ValueError(f'{where}: relevant={shown(flags)} must be a list of true and false.')
-    if flags and len(flags) != len(notes):
+    if flags and len(flags) != len(dealt):
       raise ValueError(f'{where}: relevant={shown(flags)} must have one entry for each note.')
     return Question(
       id=line if fields.get('id') in (None, '') else str(fields['id']),
       text=text(self.question),
       answer=text(self.answer),
-      notes=tuple(notes),
+      notes=tuple(dealt),
       relevant=tuple(flags),
     )
 
 
-def _records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-  """Yields line numbers and fields."""
-  with path.open(encoding='utf-8-sig', newline='') as file:
-    if path.suffix.lower() == '.csv':
-      reader = csv.DictReader(file)
-      for row in reader:
-        yield reader.line_num, {k: v for k, v in row.items() if k is not None}
-      return
-    for number, line in enumerate(file, 1):
-      if not line.strip():
-        continue
-      try:
-        fields = json.loads(line)
-      except ValueError as error:
-        raise ValueError(f'{path}, line {number}: no JSON ({error}).') from error
-      if not isinstance(fields, dict):
-        raise ValueError(f'{path}, line {number}: {shown(fields)} must be an object.')
-      yield number, fields
+def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+  """Yields place, id and fields of each question.
+
+  Args:
+    file: A JSONL or CSV file; or `hf:OWNER/NAME[:CONFIGURATION]` or `hf:FOLDER`, a data set of
+      Hugging Face. Splits of a data set with several are those of the questions.
+    field: Name of the setting, for messages.
+
+  Raises:
+    FileNotFoundError: There is no such file or data set.
+    ValueError: A line is no JSON object, or the file is not UTF-8.
+  """
+  if file.startswith('hf:'):
+    yield from _of_data_set(file, field)
+    return
+  path = pathlib.Path(os.path.expanduser(file))
+  if not path.is_file():
+    raise FileNotFoundError(f'{field}={file!r}: no such file; must be JSONL or CSV of questions.')
+  try:
+    with path.open(encoding='utf-8-sig', newline='') as lines:
+      if path.suffix.lower() == '.csv':
+        rows = csv.DictReader(lines)
+        for row in rows:
+          fields = {k: v for k, v in row.items() if k is not None}
+          yield f'{file}, line {rows.line_num}', str(rows.line_num), fields
+        return
+      for number, line in enumerate(lines, 1):
+        text, where = line.lstrip('\ufeff'), f'{file}, line {number}'
+        if text.strip():
+          yield where, str(number), _object(where, text)
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{file} is not UTF-8 ({error}); save it as UTF-8.') from error
+
+
+def _object(where: str, line: str) -> Mapping[str, Any]:
+  try:
+    fields = json.loads(line)
+  except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
+    raise ValueError(f'{where}: no JSON ({error}).') from error
+  if not isinstance(fields, dict):
+    raise ValueError(f'{where}: {shown(fields)} must be an object.')
+  return fields
+
+
+def _of_data_set(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+  try:
+    import datasets
+  except ImportError as error:
+    raise ImportError(f'{field}={file!r}: {error}: pip install "agent_gspo[datasets]"') from error
+  _, name, *configuration = file.split(':')
+  try:
+    found = datasets.load_dataset(name, *configuration)
+  except (OSError, ValueError) as error:
+    raise FileNotFoundError(
+      f'{field}={file!r}: the data set was not loaded ({error}); must be hf:OWNER/NAME, with '
+      ':CONFIGURATION behind it where it has several.'
+    ) from error
+  for split, rows in found.items():
+    for number, row in enumerate(rows):
+      fields = {**row, 'split': split} if len(found) > 1 else row
+      yield f'{file}, row {number} of {split}', f'{split}-{number}', fields
 
 
 def _required(where: str, fields: Mapping[str, Any], name: str) -> str:
@@ -188,11 +228,16 @@ def _required(where: str, fields: Mapping[str, Any], name: str) -> str:
   return value.strip()
 
 
+def notes(fields: Mapping[str, Any]) -> Any:
+  """Returns the field `notes`, unchecked; in CSV the columns note1, note2, ..."""
+  return fields['notes'] if 'notes' in fields else _numbered(fields, 'note')
+
+
 def _numbered(fields: Mapping[str, Any], name: str) -> list[str]:
   """Returns the columns name1, name2, ... of a CSV file."""
   found: list[str] = []
   while fields.get(column := f'{name}{len(found) + 1}') is not None:
-    found.append(fields[column].strip())
+    found.append(str(fields[column]).strip())
   return found
 
 

@@ -14,6 +14,7 @@ from agent_gspo.apps.reporting.conversation import ConversationDisplay
 from agent_gspo.evaluation import asking
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams import batches
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.types import Message
 
@@ -32,7 +33,7 @@ def _say(turn: Turn) -> str:
 def _ask(team, question):
   heard: list[Message] = []
   policy = ScriptedPolicy(_say, TOKENIZER)
-  batch, answer = asking.ask(team, TASK, TOKENIZER, question, policy, heard.append)
+  batch, (answer,) = asking.ask(team, TASK, TOKENIZER, [question], policy, heard.append)
   return batch, answer, heard
 
 
@@ -45,6 +46,25 @@ def test_each_message_is_heard_once_in_order_and_the_last_one_answers():
   assert [m.text for m in heard] == [m.text for m in batch.messages]
   assert 'Q How many? note a note' in TOKENIZER.decode(heard[0].prompt_ids)
   assert answer == '3'
+
+
+def test_questions_are_asked_in_one_batch():
+  """One call of the policy for each layer; episodes and answers are those of single questions."""
+  team, sizes = scripted_teams.team('star', **WIDE), []
+  script = ScriptedPolicy(lambda turn: f'{turn.agent} {len(turn.question.text)}', TOKENIZER)
+
+  def policy(turns):
+    sizes.append(len(turns))
+    return script(turns)
+
+  questions = [asking.asked(team, n, 'How many' + '?' * n) for n in range(3)]
+  batch, answers = asking.ask(team, TASK, TOKENIZER, questions, policy, lambda message: None)
+  assert sizes == [6, 3]
+  assert answers == ['8', '9', '10']
+  for n, question in enumerate(questions):
+    alone, _ = asking.ask(team, TASK, TOKENIZER, [question], script, lambda message: None)
+    texts = lambda found: [message.text for message in found.messages]
+    assert texts(batches.select(batch, [n])) == texts(alone)
 
 
 def test_what_is_shown():
@@ -76,7 +96,7 @@ def test_no_answer_is_said():
   team = scripted_teams.team('single', **WIDE)
   policy = ScriptedPolicy(lambda turn: 'who knows', TOKENIZER)
   question = asking.asked(team, 0, 'How many?')
-  batch, answer = asking.ask(team, TASK, TOKENIZER, question, policy, lambda message: None)
+  batch, (answer,) = asking.ask(team, TASK, TOKENIZER, [question], policy, lambda message: None)
   out = io.StringIO()
   ConversationDisplay(team, Console(file=out)).end(batch, answer, 1.0)
   assert answer is None
@@ -111,6 +131,13 @@ def test_questions_of_a_file(tmp_path):
   assert len({q.id for q in found}) == 2
 
 
+def test_a_file_of_a_task_can_be_asked(tmp_path):
+  """Its answers are not used."""
+  team, file = scripted_teams.team('star'), tmp_path / 'own.csv'
+  file.write_text('id,question,answer,note1,relevant1,split\nx,One?,1,a,1,test\n')
+  assert [(q.text, q.notes) for q in asking.read(team, file)] == [('One?', ('a',))]
+
+
 @pytest.mark.parametrize('separator', ['\u2028', '\u2029', '\x85'])
 def test_a_line_of_a_file_ends_where_json_lines_do(tmp_path, separator):
   file = tmp_path / 'questions.jsonl'
@@ -132,7 +159,7 @@ def test_a_byte_order_mark_is_no_part_of_a_question(tmp_path):
 
 def test_an_error_does_not_repeat_a_long_text(tmp_path):
   team, file = scripted_teams.team('star', opening='Q {question}\n'), tmp_path / 'questions.jsonl'
-  file.write_text(json.dumps(['x' * 10**6]))
+  file.write_text(json.dumps({'question': ['x' * 10**6]}))
   with pytest.raises(ValueError, match='is not of the form') as caught:
     asking.read(team, file)
   assert len(str(caught.value)) < 500
@@ -153,9 +180,9 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 @pytest.mark.parametrize(
   ('line', 'message'),
   [
-    ('{', 'line 2: Expecting'),
-    pytest.param('[' * 100_000, 'line 2: maximum recursion depth', id='deep'),
-    ('[]', r'line 2: \[\] is not of the form {"question'),
+    ('{', r'line 2: no JSON \(Expecting'),
+    pytest.param('[' * 100_000, r'line 2: no JSON \(maximum recursion depth', id='deep'),
+    ('[]', r'line 2: \[\] must be an object'),
     ('{"question": 3}', 'line 2: .* is not of the form'),
     ('{"question": "Q?", "notes": "a"}', 'line 2: .* is not of the form'),
     ('{"question": "Q?", "note": ["a"]}', 'line 2: .* is not of the form'),

@@ -180,7 +180,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'ask what no file holds': (
       ['ask', MICRO, '--file=nowhere.jsonl'],
-      "directory: 'nowhere.jsonl'",
+      "--file='nowhere.jsonl': no such file; must be JSONL or CSV of questions.",
     ),
     'ask with a note for nobody': (
       ['ask', MICRO, '--question=Q?', '--note=', '--note=', '--note=red'],
@@ -192,7 +192,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'ask a file of nobody': (
       ['ask', MICRO, '--file=~nosuchuser/questions.jsonl'],
-      "No such file or directory: '~nosuchuser/questions.jsonl'",
+      "--file='~nosuchuser/questions.jsonl': no such file",
     ),
     'ask a run of nobody': (
       ['ask', '--workdir=~nosuchuser/run', '--question=Q?'],
@@ -390,7 +390,7 @@ def test_ask_a_trained_team(tmp_path):
   assert shown.startswith(f'question {talk["question"]}\ninformant1 ')
   assert re.search(r'\nsolver .*\nanswer .*\n\d+ tokens written, \d+ read; \d of 3 turns', shown)
   file = tmp_path / 'questions.jsonl'
-  file.write_text(json.dumps({'question': talk['question'], 'notes': held}))
+  file.write_text(json.dumps({'question': talk['question'], 'notes': held}) + '\n')
   record = json.loads(_asked(f'--file={file}', '--json', '--temperature=0'))
   assert [m['agent'] for m in record['messages']] == ['informant1', 'informant2', 'solver']
   assert [m['note'] for m in record['messages'][:2]] == held
@@ -401,6 +401,10 @@ def test_ask_a_trained_team(tmp_path):
   said = {m['agent']: m['text'].strip() for m in record['messages'] if not m['silent']}
   for name, text in said.items():
     assert re.search(rf'\b{name} \(.*\) {re.escape(text)}\n', typed), typed
+  file.write_text(file.read_text() * 2)  # of a batch: the same noise, for each by its line
+  lines = _asked(f'--file={file}', '--json', '--temperature=0').splitlines()
+  assert [json.loads(line)['messages'] for line in lines] == [record['messages']] * 2
+  file.write_text(json.dumps({'question': talk['question'], 'notes': held}))
   limited = json.loads(_asked(f'--file={file}', '--json', '--temperature=0', '--max_tokens=2'))
   # A token each, silent or not: none is left for the solver.
   assert [m['agent'] for m in limited['messages']] == ['informant1', 'informant2']
@@ -480,7 +484,7 @@ def test_export_is_what_transformers_loads(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   assert done.stderr == ''
-  assert 'wrote the policy of step 10 to' in done.stdout
+  assert 'wrote the team of step 10 to' in done.stdout
   again = micro_run.run(
     micro_run.command('export', f'--workdir={workdir}', f'--out={tmp_path / "model"}')
   )

@@ -17,6 +17,7 @@ import safetensors.numpy
 import tiny
 
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.apps.commands import exported
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, transformer
 from agent_gspo.models.io import hf, peft, stored
@@ -483,6 +484,20 @@ def test_export_of_what_is_not_one_adapter_is_refused(tmp_path):
     peft.export_peft(_ALL, _of(-1), tmp_path, 'base')
 
 
+def test_exported_adapter_is_read_back(tmp_path):
+  peft.export_peft(_ALL, _of(1), tmp_path, 'base')
+  found = peft.read_peft(_BASE, tmp_path)
+  flat = flax.traverse_util.flatten_dict(_of(1), sep='/')
+  assert found.keys() == {path for path in flat if 'lora_' in path}
+  for path, x in found.items():
+    np.testing.assert_array_equal(x, flat[path])
+  (tmp_path / 'adapter_model.safetensors').write_bytes(b'x')
+  with pytest.raises(ValueError, match='damaged'):
+    peft.read_peft(_BASE, tmp_path)
+  with pytest.raises(FileNotFoundError):
+    peft.read_peft(_BASE, tmp_path / 'none')
+
+
 def test_exported_adapter_is_what_peft_loads(tmp_path):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
@@ -541,7 +556,9 @@ def test_export_command_writes_the_policy_of_one_agent(workdir, tmp_path):
   for path, x in flax.traverse_util.flatten_dict(lora.one_adapter(params, -1)).items():
     np.testing.assert_array_equal(flax.traverse_util.flatten_dict(base)[path], x)
   written = json.loads((tmp_path / 'solver' / 'adapter_config.json').read_text())
-  assert written['base_model_name_or_path'] == str(tmp_path / 'solver' / 'base')
+  assert written['base_model_name_or_path'] == 'base'  # README.md tells how it is loaded
+  assert "from_pretrained('base')" in (tmp_path / 'solver' / 'README.md').read_text()
+  assert not (tmp_path / 'solver' / 'team.json').exists()  # one policy is no team
   tensors = safetensors.numpy.load_file(tmp_path / 'solver' / 'adapter_model.safetensors')
   np.testing.assert_array_equal(
     tensors['base_model.model.model.layers.1.mlp.up_proj.lora_B.weight'],
@@ -551,7 +568,23 @@ def test_export_command_writes_the_policy_of_one_agent(workdir, tmp_path):
 
 
 def test_export_command_asks_whose_policy(workdir, tmp_path):
-  done = _export(workdir[0], tmp_path / 'model')
+  done = _export(workdir[0], tmp_path / 'model', '--format=hf')
   assert done.returncode == 2
   assert '--agent is missing' in done.stderr
   assert 'informant1, informant2, solver' in done.stderr
+
+
+@pytest.mark.slow
+def test_export_command_writes_the_policies_of_all_agents(workdir, tmp_path):
+  folder, _, params = workdir
+  done = _export(folder, tmp_path / 'written')
+  assert done.returncode == 0, done.stderr
+  place = (tmp_path / 'written').rename(tmp_path / 'moved')
+  found = exported.find(str(place))
+  assert list(found.adapters) == ['adapters/informant1', 'adapters/solver']
+  setup = setup_lib.build(config_lib.check(found.config, training=False))
+  again = found.restore_params(setup.config, setup.params)
+  ours, theirs = map(flax.traverse_util.flatten_dict, (params, stored.read(again)))
+  assert ours.keys() == theirs.keys()
+  for path, x in ours.items():
+    np.testing.assert_array_equal(theirs[path], x)

@@ -36,6 +36,8 @@ class Served:
   told = ''
 
   def __init__(self):
+    example = {'question': 'How many?', 'notes': ('abc',)}
+    self.about = {'run': 'pens', 'step': 7, 'example': example}
     self.team = scripted_teams.team('star', max_message_tokens=40)
     self.questions, self.temperatures, self.turns = [], [], []
     self.fails: BaseException | None = None
@@ -48,7 +50,8 @@ class Served:
   def check_words(self, question):
     pass
 
-  def ask(self, question, listener, *, temperature, max_tokens):
+  def ask(self, questions, listener, *, temperature, max_tokens):
+    (question,) = questions
     self.questions.append(question)
     self.temperatures.append(temperature)
 
@@ -64,7 +67,7 @@ class Served:
       raise self.fails
     policy = ScriptedPolicy(say, TOKENIZER)
     team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
-    return asking.ask(team, make_task('relay'), TOKENIZER, question, policy, listener)
+    return asking.ask(team, make_task('relay'), TOKENIZER, questions, policy, listener)
 
 
 @contextlib.contextmanager

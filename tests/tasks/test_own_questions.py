@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import micro_run
 import pytest
@@ -84,6 +85,46 @@ def test_a_grader_of_ones_own(tmp_path, monkeypatch):
     broken.score(question, 'x')
   with pytest.raises(ValueError, match='my_grader'):
     make_task('questions', file=file, grader='my_grader:missing')
+
+
+class _Datasets:
+  """Stands for the library `datasets`; records what is loaded."""
+
+  def __init__(self, **splits):
+    self.splits, self.loaded = splits, []
+
+  def load_dataset(self, *names):
+    self.loaded.append(names)
+    if not self.splits:
+      raise FileNotFoundError("Couldn't find any data file")
+    return self.splits
+
+
+def test_a_data_set_of_hugging_face(monkeypatch):
+  rows = {split: [{**ROWS[i], 'question': f'{split} ?'}] for i, split in enumerate(SPLITS)}
+  library = _Datasets(**rows)
+  monkeypatch.setitem(sys.modules, 'datasets', library)
+  task = make_task('questions', file='hf:owner/sums:main')
+  assert library.loaded == [('owner/sums', 'main')]
+  assert [(q.id, q.text) for q in task.questions('test')] == [('test-0', 'test ?')]
+  assert task.questions('test')[0].notes == ('Dora 2', 'Bob 1')
+  # A single split, as of a folder of one file, is drawn as a file is.
+  monkeypatch.setitem(sys.modules, 'datasets', _Datasets(train=ROWS))
+  task = make_task('questions', file='hf:./folder')
+  assert sum(len(task.questions(split)) for split in SPLITS) == len(ROWS)
+
+
+def test_a_data_set_that_cannot_be_had(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'datasets', _Datasets())
+  with pytest.raises(FileNotFoundError, match=r"file='hf:owner/none': the data set was not loaded"):
+    make_task('questions', file='hf:owner/none')
+  faulty = _Datasets(train=[{'question': 'q'}])
+  monkeypatch.setitem(sys.modules, 'datasets', faulty)
+  with pytest.raises(ValueError, match=r'hf:owner/x, row 0 of train: answer=None must be a text'):
+    make_task('questions', file='hf:owner/x')
+  monkeypatch.setitem(sys.modules, 'datasets', None)
+  with pytest.raises(ImportError, match=r'pip install "agent_gspo\[datasets\]"'):
+    make_task('questions', file='hf:owner/x')
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@
     python launch/ask.py --workdir=runs/quickstart                      # asks for it
     python launch/ask.py --workdir=runs/quickstart --file=mine.jsonl --json
 
-The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best. With
---config=FILE in place of --workdir it is the untrained one. Notes go to the agents in their order;
---note= leaves one without. A line of --file is {"question": "...", "notes": ["...", ...]}. --json
-prints each episode as one object, its messages as in transcripts.jsonl. The temperature is that of
-the config's evaluation, or --temperature. --price=0.01 or --budget=20 replace the price or budget
-of evaluations, for a team trained with budget.mode='conditioned' or 'target'. --max_tokens=40
-limits the tokens that all agents together write.
+The team is that of a run: its newest intact checkpoint, or that of --step=N or --step=best; or an
+exported one (--workdir=FOLDER or hf:OWNER/NAME). With --config=FILE in place of --workdir it is the
+untrained one. Notes go to the agents in their order; --note= leaves one without. A line of --file
+is {"question": "...", "notes": ["...", ...]}, or as task.name='questions' reads it; its questions
+are asked in batches of evaluation.batch_questions. --json prints each episode as one object, its
+messages as in transcripts.jsonl. The temperature is that of the config's evaluation, or
+--temperature. --price=0.01 or --budget=20 replace the price or budget of evaluations, for a team
+trained with budget.mode='conditioned' or 'target'. --max_tokens=40 limits the tokens that all
+agents together write.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -57,29 +59,49 @@ def main() -> None:
 
   asked = team_of_run.TeamOfRun(_TEAM)
   terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
-  questions: Iterable[Question] = _typed(asked, terms)
+  parts: Iterable[list[Question]]
   if _FILE.value:
     questions = asking.read(asked.team, _FILE.value, terms)
+    size = asked.parts.config.evaluation.batch_questions
+    parts = [questions[first : first + size] for first in range(0, len(questions), size)]
   elif _QUESTION.value is not None:
-    questions = [asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]
-  shown = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
+    parts = [[asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]]
+  else:
+    parts = ([question] for question in _typed(asked, terms))
+  display = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
   _ = asked.loaded  # before anything is typed
-  for question in questions:
+  for part in parts:
     try:
-      asked.check_words(question)
-      start = time.monotonic()
-      shown.begin(question)
-      batch, answer = asked.ask(
-        question,
-        shown.message,
-        temperature=_TEMPERATURE.value,
-        max_tokens=_MAX_TOKENS.value,
-      )
-      shown.end(batch, answer, time.monotonic() - start)
+      _ask(asked, part, display)
     except ValueError as error:
-      if isinstance(questions, list):
+      if isinstance(parts, list):
         raise
       print(f'error: {error}', file=sys.stderr)  # an interactive user can try again
+
+
+def _ask(asked: TeamOfRun, questions: list[Question], display: Any) -> None:
+  """Asks some questions at once; shows the messages about a single one as they are written."""
+  from agent_gspo.teams import batches
+
+  for question in questions:
+    asked.check_words(question)
+  start, live = time.monotonic(), len(questions) == 1
+  if live:
+    display.begin(questions[0])
+  batch, answers = asked.ask(
+    questions,
+    display.message if live else lambda message: None,
+    temperature=_TEMPERATURE.value,
+    max_tokens=_MAX_TOKENS.value,
+  )
+  seconds = (time.monotonic() - start) / len(questions)
+  for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+    episode = batches.select(batch, [i])
+    if not live:
+      display.begin(question)
+      for message in episode.messages:
+        display.message(message)
+    display.end(episode, answer, seconds)
 
 
 class _Lines:

@@ -23,6 +23,7 @@ from agent_gspo.apps.commands import config_flag, host_memory
 from agent_gspo.config.defaults import Config
 
 if TYPE_CHECKING:
+  from agent_gspo.apps.commands import exported
   from agent_gspo.workdir import checkpoints
 
 flags.disclaim_key_flags()  # so that --help of a command lists the flags defined here for it
@@ -40,32 +41,41 @@ class CheckpointFlags:
   workdir: flags.FlagHolder
   step: flags.FlagHolder
 
-  def chosen(self) -> checkpoints.Saved | None:
-    """Returns the selected checkpoint, None without a --workdir.
+  def chosen(self) -> checkpoints.Saved | exported.Exported | None:
+    """Returns the selected checkpoint or exported team, None without a --workdir.
 
     Raises:
-      ValueError: --step without --workdir, or see `checkpoints.chosen`.
+      ValueError: --step without the --workdir of a run, or see `checkpoints.chosen`.
     """
     workdir, step = self.workdir.value, self.step.value
     if not workdir and step:
       raise ValueError(f'--step={step}: of which run? Give its --workdir.')
     if not workdir:
       return None
+    from agent_gspo.apps.commands import exported
     from agent_gspo.workdir.checkpoints import chosen
 
+    if team := exported.find(workdir):
+      if step:
+        raise ValueError(
+          f'--step={step}: {workdir} is exported, at step {team.step}; leave it out.'
+        )
+      return team
     return chosen(pathlib.Path(workdir) / 'checkpoints', step)
 
 
 def define_checkpoint() -> CheckpointFlags:
   """Defines the flags in the module that calls."""
   return CheckpointFlags(
-    flags.DEFINE_string('workdir', None, 'Folder of a run: its newest intact checkpoint.'),
+    flags.DEFINE_string(
+      'workdir', None, 'Run (its newest intact checkpoint) or exported team, or hf:OWNER/NAME.'
+    ),
     flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),
   )
 
 
-def config_here(saved: checkpoints.Saved) -> dict[str, Any]:
-  """Returns a checkpoint's config with the mesh adapted to this machine's devices."""
+def config_here(saved: checkpoints.Saved | exported.Exported) -> dict[str, Any]:
+  """Returns a saved team's config with the mesh adapted to this machine's devices."""
   from agent_gspo.sharding.placement import on_this_machine
 
   config = Config.from_dict(saved.config)

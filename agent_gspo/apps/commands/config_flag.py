@@ -13,6 +13,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_dict, config_flags
 
+from agent_gspo.apps.commands import exported
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
 from agent_gspo.options import Section, types_of
 
@@ -98,8 +99,10 @@ def _of_run(file: pathlib.Path) -> config_dict.ConfigDict:
   """
   try:
     values = json.loads(file.read_text(encoding='utf-8'))
+    if 'exported' in values:
+      values['model']['source'] = exported.located(values['model']['source'], file.parent)
     return changeable(Config.from_dict({k: v for k, v in values.items() if k in types_of(Config)}))
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, KeyError) as error:
     raise ValueError(f'no config of a run ({error}).') from error
 
 

@@ -5,13 +5,14 @@
     OPENAI_API_KEY=... python launch/evaluate.py --config=configs/quickstart.py \\
       --endpoint=https://host/v1 --endpoint_model=NAME --out=DIR
 
-Without --workdir the team is untrained; without --config the config is that of the run. --step
-selects another checkpoint than the newest: its step, or "best" by the run's own evaluations.
-Questions, their number and the temperature are those of config.evaluation. --out=DIR saves every
-answer (results.jsonl) and the figures (result.json); the same command resumes where it was stopped.
---dry_run prints the memory, questions, positions and time that the team needs (each baseline needs
-that again), and ends. With --endpoint all agents use a remote model over OpenAI's protocol, and
-token counts are its `usage`; of config.model only the tokenizer is used. See docs/evaluation.md.
+Without --workdir (a run, an export or hf:OWNER/NAME) the team is untrained; without --config the
+config is that of the run. --step selects another checkpoint than the newest: its step, or "best" by
+the run's own evaluations. Questions, their number and the temperature are those of
+config.evaluation. --out=DIR saves every answer (results.jsonl) and the figures (result.json); the
+same command resumes where it was stopped. --dry_run prints the memory, questions, positions and
+time that the team needs (each baseline needs that again), and ends. With --endpoint all agents use
+a remote model over OpenAI's protocol, and token counts are its `usage`; of config.model only the
+tokenizer is used. See docs/evaluation.md.
 """
 
 import dataclasses

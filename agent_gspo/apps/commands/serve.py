@@ -10,11 +10,12 @@
       extra_body={'notes': ['Mara has 3 pens.', 'The sky is blue.', 'Tom has 4 pens.']},
     )
 
-The team is that of a run, or with --config=FILE in place of --workdir the untrained one. `usage`
-counts the tokens that all agents read and wrote; `team` has their messages, which a stream sends as
-they are written. `notes` (one per agent, in their order) and `price` or `budget` (for a conditioned
-team) extend OpenAI's fields; unsupported fields are refused, not ignored. Requests are answered one
-at a time, from programs of this machine and the server's own page. A --host that other machines can
+The team is that of a run or an export (see `ask`), or with --config=FILE in place of --workdir the
+untrained one. `usage` counts the tokens that all agents read and wrote; `team` has their messages,
+which a stream sends as they are written. `notes` (one per agent, in their order) and `price` or
+`budget` (for a conditioned team) extend OpenAI's fields; unsupported fields are refused, not
+ignored. Requests are answered one at a time, from programs of this machine and the server's own
+page. A --host that other machines can
 reach needs an --api_key, or AGENT_GSPO_API_KEY, which the list of processes does not show: clients
 send it as their API key, and the page asks for it.
 """

@@ -1,10 +1,11 @@
-"""Loads the team of a run, or an untrained one, for `ask` and `serve`."""
+"""Loads the team of a run or an export, or an untrained one, for `ask` and `serve`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -53,6 +54,7 @@ class TeamOfRun:
     Raises:
       ValueError, FileNotFoundError: No such run or checkpoint, or its config is invalid.
     """
+    from agent_gspo.apps.commands import exported
     from agent_gspo.config import check as config_lib
 
     self._saved = which.checkpoint.chosen()
@@ -60,9 +62,22 @@ class TeamOfRun:
       config = config_flag.load(which.config)
     else:
       config = command.config_here(self._saved)
+    if isinstance(self._saved, exported.Exported):
+      config = self._saved.asked_config(config)
     self.parts: Parts = config_lib.check(config, training=False)
     self.team = self.parts.team
     self.step = self._saved.step if self._saved else 0
+    workdir = which.checkpoint.workdir.value
+    self.run = (
+      pathlib.Path(workdir).resolve().name if workdir else f'untrained {config["task"]["name"]}'
+    )
+
+  @property
+  def about(self) -> dict[str, Any]:
+    """Returns the run's name and step, and a question of its task, for the page."""
+    question = self.parts.task.questions(self.parts.config.evaluation.split)[0]
+    example = {'question': question.text, 'notes': question.notes}
+    return {'run': self.run, 'step': self.step, 'example': example}
 
   @functools.cached_property
   def loaded(self) -> tuple[Setup, Params]:
@@ -103,13 +118,13 @@ class TeamOfRun:
 
   def ask(
     self,
-    question: Question,
+    questions: Sequence[Question],
     listener: Callable[[Message], Any],
     *,
     temperature: float | None = None,
     max_tokens: int = 0,
-  ) -> tuple[RolloutBatch, str | None]:
-    """Returns an episode and its answer, see `asking.ask`.
+  ) -> tuple[RolloutBatch, list[str | None]]:
+    """Returns an episode about each question and its answer, see `asking.ask`.
 
     `temperature` is that of evaluations by default. `max_tokens` caps the tokens of all agents
     together; with 0 only the team's own caps apply.
@@ -122,4 +137,4 @@ class TeamOfRun:
     policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
     caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
     team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
-    return asking.ask(team, setup.task, setup.tokenizer, question, policy, listener)
+    return asking.ask(team, setup.task, setup.tokenizer, questions, policy, listener)

@@ -1,4 +1,4 @@
-"""Defines the web application: `/v1/chat/completions`, `/v1/models`, and a page."""
+"""Defines the web application: `/v1/chat/completions`, `/v1/models`, `/health` and a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from agent_gspo.apps.serving import errors
 from agent_gspo.apps.serving.completions import Completions
-from agent_gspo.apps.serving.guard import Guard
+from agent_gspo.apps.serving.guard import HEALTH, Guard
 from agent_gspo.evaluation import asking
 from agent_gspo.values import shown
 
@@ -54,10 +54,15 @@ def make_app(
       {
         'model': name,
         'agents': served.team.names,
+        'layers': [[served.team.names[i] for i in layer] for _, _, layer in served.team.turns],
         'note_holders': asking.note_holders(served.team),
         'told': served.told,
+        **served.about,
       }
     )
+
+  async def health(http: Request) -> Response:
+    return JSONResponse({'status': 'ok', 'model': name})
 
   async def page(http: Request) -> Response:
     # Keeps other pages from embedding this one.
@@ -68,6 +73,7 @@ def make_app(
     routes=[
       Route('/', page),
       Route('/team', team),
+      Route(HEALTH, health),
       Route('/v1/models', models),
       Route('/v1/models/{model}', models),
       Route('/v1/chat/completions', Completions(served, name), methods=['POST']),

@@ -61,7 +61,8 @@ class Completions:
     """
     request, served = requests.read(requests.decode(body), self.name), self.served
     terms = served.terms(price=request.price, budget=request.budget)
-    number = next(self._numbers)
+    # The number seeds the noise, so that a seed repeats an answer.
+    number = next(self._numbers) if request.seed is None else request.seed
     question = asking.asked(served.team, number, request.question, request.notes, terms)
     served.check_words(question)
     return request, question
@@ -158,8 +159,8 @@ class _Exchange:
 
     def converse() -> _Found:
       start = time.monotonic()
-      batch, answer = self._desk.served.ask(
-        question, listen, temperature=request.temperature, max_tokens=request.max_tokens
+      batch, (answer,) = self._desk.served.ask(
+        [question], listen, temperature=request.temperature, max_tokens=request.max_tokens
       )
       return batch, answer, time.monotonic() - start
 

@@ -15,7 +15,7 @@ from agent_gspo.apps.serving import errors
 
 _HOST = re.compile(r'(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:\d{1,5})?')
 
-
+HEALTH = '/health'  # needs no key, as `/`
 KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 
 
@@ -66,7 +66,7 @@ class Guard:
     origins = headers.getlist('origin')
     if any(origin.lower() not in (f'http://{host}', f'https://{host}') for origin in origins):
       return f'the Origin {origins[0][:80]!r} is another page; use that of this server.', 403, {}
-    if self._key and scope['path'] != '/' and not self._has_key(headers):
+    if self._key and scope['path'] not in ('/', HEALTH) and not self._has_key(headers):
       message = 'the API key is missing or wrong; send it as "Authorization: Bearer KEY".'
       return message, 401, {'WWW-Authenticate': 'Bearer'}
     kind = headers.get('content-type', '').partition(';')[0].strip().lower()

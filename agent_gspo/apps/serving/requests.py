@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
@@ -52,6 +51,7 @@ class ChatRequest:
   budget: float | None = None  # target cost of the episode
   temperature: float | None = None
   max_tokens: int = 0  # cap on the tokens of all agents together; 0: the team's own caps alone
+  seed: int | None = None  # of the sampling noise; None: another one for each request
   stream: bool = False  # send messages as they are written
   include_usage: bool = False  # end a stream with the token counts
 
@@ -60,22 +60,13 @@ def decode(body: bytes) -> Any:
   """Returns the JSON of a body.
 
   Raises:
-    RequestError: The body is not JSON, repeats a name, or has a number or text that JSON cannot
-      represent.
+    RequestError: The body is not JSON, or has a number or text that JSON cannot represent.
   """
   try:
-    found = json.loads(body, object_pairs_hook=_object)
+    found = json.loads(body)
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no lone surrogates
   except (ValueError, RecursionError) as error:  # the latter of thousands of brackets
     raise RequestError(f'the body is not JSON: {error}.') from None
-  return found
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    ((name, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
-    raise ValueError(f'the name {shown(name)} is given twice')
   return found
 
 
@@ -112,6 +103,7 @@ def read(body: Any, model: str) -> ChatRequest:
     budget=_amount('budget', fields.pop('budget', None)),
     temperature=_amount('temperature', fields.pop('temperature', None)),
     max_tokens=_cap(fields.pop('max_completion_tokens', None), fields.pop('max_tokens', None)),
+    seed=_seed(fields.pop('seed', None)),
     stream=_flag('stream', fields.pop('stream', False)),
     include_usage=_flag('stream_options.include_usage', options.get('include_usage', False)),
   )
@@ -142,11 +134,15 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 def _question(messages: Any) -> str:
-  one_user = isinstance(messages, list) and len(messages) == 1
-  if not one_user or not isinstance(messages[0], Mapping) or messages[0].get('role') != 'user':
+  whole = isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages)
+  roles = [message.get('role') for message in messages] if whole else []
+  if roles != ['user']:
+    instead = ''
+    if strange := [(i, role) for i, role in enumerate(roles) if role != 'user']:
+      instead = f' messages[{strange[0][0]}] is of role {shown(strange[0][1])}; leave it out.'
     raise RequestError(
       'messages must be one message of the user: a team answers one question, and its agents have '
-      'system prompts of their own.',
+      f'system prompts of their own.{instead}',
       'messages',
     )
   content: Any = messages[0].get('content')
@@ -184,6 +180,12 @@ def _notes(notes: Any) -> tuple[str, ...]:
 def _amount(name: str, value: Any) -> float | None:
   if value is not None and (not is_number(value) or value < 0):
     raise RequestError(f'{name}={shown(value)} must be a number, 0 or more.', name)
+  return value
+
+
+def _seed(value: Any) -> int | None:
+  if value is not None and not is_whole(value):
+    raise RequestError(f'seed={shown(value)} must be a whole number.', 'seed')
   return value
 
 

@@ -1,4 +1,4 @@
-"""Exports one adapter as a folder that `peft` loads."""
+"""Exports one adapter as a folder that `peft` loads, and reads it back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import safetensors.numpy
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.fields import write_object
+
+_WEIGHTS = 'adapter_model.safetensors'
 
 
 def export_peft(
@@ -45,16 +47,13 @@ def export_peft(
     a, b = (np.asarray(flat[f'{prefix}lora_{x}'], np.float32) for x in 'ab')
     if a.ndim != 2:
       raise ValueError(f'{prefix}lora_a holds {len(a)} adapters: choose one for the export.')
-    module = row.hf.removesuffix('.weight')
-    targets.add(module.rpartition('.')[2])
-    tensors[f'base_model.model.{module}.lora_A.weight'] = np.ascontiguousarray(a.T)
-    tensors[f'base_model.model.{module}.lora_B.weight'] = np.ascontiguousarray(b.T)
+    targets.add(row.hf.removesuffix('.weight').rpartition('.')[2])
+    for name, array in zip(_names(row), (a, b), strict=True):
+      tensors[name] = np.ascontiguousarray(array.T)
   if not tensors:
     raise ValueError('there is no adapter to write: this policy is the model itself (--format=hf).')
   folder.mkdir(parents=True, exist_ok=True)
-  safetensors.numpy.save_file(
-    tensors, folder / 'adapter_model.safetensors', metadata={'format': 'pt'}
-  )
+  safetensors.numpy.save_file(tensors, folder / _WEIGHTS, metadata={'format': 'pt'})
   content = {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
@@ -69,3 +68,31 @@ def export_peft(
     'target_modules': sorted(targets),
   }
   write_object(folder / 'adapter_config.json', content)
+
+
+def read_peft(config: ModelConfig, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+  """Returns an exported adapter by path, `lora_a` `[in, rank]` and `lora_b` `[rank, out]`.
+
+  Args:
+    config: Architecture of the base model.
+    path: Folder that `export_peft` wrote.
+
+  Raises:
+    FileNotFoundError, ValueError: The adapter is missing or damaged.
+  """
+  file, found = pathlib.Path(path) / _WEIGHTS, {}
+  try:
+    tensors = safetensors.numpy.load_file(file)
+  except safetensors.SafetensorError as error:
+    raise ValueError(f'{file}: damaged ({error}); export the team again.') from error
+  for row in tensor_names.table(config):
+    for ours, name in zip(('lora_a', 'lora_b'), _names(row), strict=True):
+      if name in tensors:
+        found[row.ours.removesuffix('kernel') + ours] = tensors[name].T
+  return found
+
+
+def _names(row: tensor_names.Name) -> tuple[str, str]:
+  """Returns the names of both matrices of an adapted projection."""
+  module = f'base_model.model.{row.hf.removesuffix(".weight")}'
+  return f'{module}.lora_A.weight', f'{module}.lora_B.weight'

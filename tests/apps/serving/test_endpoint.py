@@ -30,10 +30,10 @@ class Debate(Served):
       return f'It is {words}.'
     return '' if words % 2 == 0 else 'many'
 
-  def ask(self, question, listener, *, temperature, max_tokens):
+  def ask(self, questions, listener, *, temperature, max_tokens):
     policy = ScriptedPolicy(self.say, TOKENIZER)
-    batch = rollout(self.team, scripted_teams.Echo(), TOKENIZER, [question], 1, policy)
-    return batch, None
+    batch = rollout(self.team, scripted_teams.Echo(), TOKENIZER, questions, 1, policy)
+    return batch, [None]
 
 
 def policy(address: str, **options) -> endpoint.EndpointPolicy:

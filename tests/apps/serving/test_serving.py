@@ -72,6 +72,14 @@ def test_the_indentation_of_an_answer_is_kept(served, client):
   assert text == found.choices[0].message.content
 
 
+def test_a_seed_repeats_the_noise(served, client):
+  for seed in (5, -1, 5, None, None):
+    client.chat.completions.create(model='team', messages=USER, seed=seed)
+  ids = [question.id for question in served.questions]
+  assert ids[0] == ids[2]
+  assert len(set(ids)) == 4
+
+
 def test_models(client):
   assert [model.id for model in client.models.list()] == ['team']
   assert client.models.retrieve('team').owned_by == 'agent_gspo'
@@ -117,7 +125,12 @@ def test_a_fault_of_the_server_is_told_as_one(served, client, fault):
     ({'messages': None}, 'messages', 'messages must be one message of the user'),
     ({'messages': []}, 'messages', 'messages must be one message of the user'),
     ({'messages': USER * 2}, 'messages', 'messages must be one message of the user'),
-    ({'messages': [{'role': 'system', 'content': 'x'}]}, 'messages', 'must be one message of'),
+    (
+      {'messages': [{'role': 'system', 'content': 'x'}, *USER]},
+      'messages',
+      r"\[0\] is of role 'sy",
+    ),
+    ({'messages': [3]}, 'messages', 'messages must be one message of the user'),
     ({'messages': [{'role': 'user', 'content': ' '}]}, 'messages', r"content=' ' must be text"),
     ({'messages': [{'role': 'user', 'content': 3}]}, 'messages', r'content=3 must be text'),
     ({'n': 2}, 'n', 'n=2: a team gives n=1'),
@@ -131,7 +144,7 @@ def test_a_fault_of_the_server_is_told_as_one(served, client, fault):
     ({'stream': 1}, 'stream', 'stream=1 must be true or false'),
     ({'stream_options': {'x': 1}}, 'stream_options', "may hold 'include_usage' alone"),
     ({'max_tokens': 0}, 'max_tokens', 'max_tokens=0 must be a whole number above 0'),
-    ({'seed': 5}, 'seed', 'seed=5: a team cannot follow seed'),
+    ({'seed': 1.5}, 'seed', r'seed=1.5 must be a whole number'),
     ({'tools': [{}]}, 'tools', r'tools=\[{}\]: a team gives tools=\[\]'),
     ({'n': True}, 'n', 'n=True: a team gives n=1'),
     ({'logprobs': 0}, 'logprobs', 'logprobs=0: a team gives logprobs=False'),
@@ -213,8 +226,6 @@ def test_a_part_that_is_no_text_is_not_asked(part):
     *((b'[' * depth + b']' * depth, 'recursion') for depth in (990, 1100)),
     (b'{"messages": [], "temperature": NaN}', 'Out of range'),
     (b'{"temperature": 1e999}', 'Out of range'),
-    (b'{"n": 1, "n": 1}', "the name 'n' is given twice"),
-    (b'{"messages": [{"role": "user", "content": "x", "content": "y"}]}', "'content' is given tw"),
     (b'{"user": "\\ud800"}', 'surrogates not allowed'),
     (b'{"\\udfff": 1}', 'surrogates not allowed'),
     (b'{"max_tokens": ' + b'9' * 5000 + b'}', 'limit'),
@@ -265,5 +276,7 @@ def test_the_page_knows_whom_to_ask(address):
     told = json.load(found)
   assert told['agents'] == ['agent1', 'agent2', 'agent3']
   assert (told['note_holders'], told['told']) == ([0, 1, 2], '')
+  assert told['layers'] == [['agent1', 'agent2'], ['agent3']]
+  assert (told['run'], told['example']['question']) == ('pens', 'How many?')
   with urllib.request.urlopen(address) as found:
-    assert b'<h1>Ask the team</h1>' in found.read()
+    assert b'<title>Ask the team</title>' in found.read()

@@ -1,0 +1,162 @@
+"""Writes and finds exported teams: weights, tokenizer, `team.json`, examples and a model card.
+
+`team.json` has the run's config, whose `model.source` is relative to the folder, and in `exported`
+the step and the folders of adapters. So the folder may be moved, or lie on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from agent_gspo.config import Config
+  from agent_gspo.config.check import Parts
+  from agent_gspo.models.transformer import Params
+
+TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
+_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'team.agents')
+_HERE = ('data_dir', 'cache_dir')  # task options about this machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+  """Locates an exported team, for the same uses as a checkpoint (`checkpoints.Saved`)."""
+
+  folder: pathlib.Path
+  step: int  # finished steps
+  config: dict[str, Any]  # config of its run, with its own weights as `model.source`
+  adapters: Sequence[str]  # folder of each adapter
+
+  def check_params(self, config: Config) -> None:
+    """Checks that a config describes this team's model.
+
+    Raises:
+      ValueError: It does not; names the field.
+    """
+    ours = type(config).from_dict(self.config)
+    for field in _MODEL if self.adapters else _MODEL[:1]:
+      theirs, own = (operator.attrgetter(field)(c) for c in (config, ours))
+      if json.dumps(theirs) != json.dumps(own):
+        raise ValueError(
+          f'{field}={theirs!r}, but {own!r} in {self.folder / TEAM}: an exported team has its own '
+          f'weights. Leave out --config, or begin with --config={self.folder / TEAM}.'
+        )
+
+  def restore_params(self, config: Config, like: Params) -> Params:
+    """Returns the loaded weights `like` with this team's adapters.
+
+    Raises:
+      FileNotFoundError, ValueError: See `check_params`; or an adapter is missing or damaged.
+    """
+    import flax.traverse_util
+
+    from agent_gspo.models.io import hf, peft
+
+    self.check_params(config)
+    if not self.adapters:
+      return like
+    base = hf.read_config(hf.resolve(config.model.source.removeprefix('hf:'))[0])
+    found = [peft.read_peft(base, self.folder / name) for name in self.adapters]
+    flat = flax.traverse_util.flatten_dict(like, sep='/')
+    for path in (path for path in flat if path.rpartition('/')[2].startswith('lora_')):
+      array = np.stack([adapter[path] for adapter in found])
+      flat[path] = array if flat[path].ndim == 3 else array[0]
+    return flax.traverse_util.unflatten_dict(flat, sep='/')
+
+  def asked_config(self, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config whose own questions are the examples, since their file stays at home."""
+    if config['task']['name'] != 'questions':
+      return config
+    kept = {k: v for k, v in config['task']['options'].items() if k == 'grader'}
+    options = {**kept, 'file': str(self.folder / EXAMPLES)}
+    return {**config, 'task': {'name': 'questions', 'options': options}}
+
+
+def find(workdir: str) -> Exported | None:
+  """Returns the exported team in a folder, or in `hf:<owner>/<name>`; None for other folders.
+
+  Raises:
+    FileNotFoundError: The hub has no such team.
+    ValueError: `team.json` is damaged.
+  """
+  from agent_gspo.models.io import fields, hf
+
+  kind, _, name = workdir.partition(':')
+  folder = hf.resolve(name)[0] if kind == 'hf' else pathlib.Path(workdir)
+  file = folder / TEAM
+  if not file.is_file():
+    if kind == 'hf':
+      raise FileNotFoundError(
+        f'--workdir={workdir} holds no {TEAM}: it is a model, not a team. Give it to a team as '
+        f'--config.model.source={workdir}.'
+      )
+    return None
+  found = fields.Fields(fields.read_object(file), str(file))
+  about, model = found.section('exported'), found.section('model')
+  step, adapters = about.whole('step', low=0), about.get('adapters')
+  source = located(str(model.get('source')), folder)
+  config = {**found.values, 'model': {**model.values, 'source': source}}
+  del config['exported']
+  return Exported(folder.absolute(), step, config, adapters)
+
+
+def located(source: str, folder: pathlib.Path) -> str:
+  """Returns a model's source with a path relative to `folder` made absolute."""
+  inside = folder.absolute() / source.removeprefix('hf:')
+  return f'hf:{inside}' if source.startswith('hf:') and inside.is_dir() else source
+
+
+def write_team(
+  folder: pathlib.Path, parts: Parts, source: str, step: int, adapters: Sequence[str]
+) -> None:
+  """Writes `team.json` and an example question beside exported weights.
+
+  Args:
+    folder: Folder of the weights.
+    parts: Parts of the run.
+    source: Source of the weights, relative to the folder.
+    step: Finished steps.
+    adapters: Folder of each adapter; empty if the weights are whole.
+  """
+  from agent_gspo.models.io.fields import write_object
+
+  config = parts.config.to_dict()
+  config['model'] |= {'source': source} | ({} if adapters else {'lora_rank': 0})
+  roles = {role.name: dataclasses.asdict(role) for role in parts.team.roles}
+  for role in roles.values():
+    del role['name']
+  config['team'] |= {'role_set': '', 'roles': roles}
+  options = parts.config.task.options
+  config['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
+  config['logging']['wandb_project'] = ''
+  write_object(folder / TEAM, {**config, 'exported': {'step': step, 'adapters': list(adapters)}})
+  split = parts.config.evaluation.split
+  question = parts.task.questions(split)[0]
+  row = {'question': question.text, 'answer': question.answer, 'notes': question.notes}
+  (folder / EXAMPLES).write_text(json.dumps({**row, 'split': split}), encoding='utf-8')
+
+
+def push(folder: pathlib.Path, name: str) -> str:
+  """Uploads a folder to a private repository of the Hugging Face hub; returns its address.
+
+  Raises:
+    ConnectionError: The hub refused it.
+  """
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  try:
+    huggingface_hub.create_repo(name, private=True, exist_ok=True)
+    return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder))
+  except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    raise ConnectionError(
+      f'--push_to_hub={name}: the hub refused it ({error}). {folder} is written; log in with '
+      '`hf auth login`, then `hf upload OWNER/NAME FOLDER`.'
+    ) from error

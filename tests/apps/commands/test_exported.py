@@ -1,0 +1,172 @@
+"""Teams that travel: an export answers as its run does, wherever it lies."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import types
+
+import huggingface_hub
+import micro_run
+import pytest
+
+from agent_gspo.apps.commands import command, exported, model_card, team_of_run
+from agent_gspo.config import Config
+from agent_gspo.config import check as config_lib
+from agent_gspo.evaluation import asking
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.workdir import json_lines
+
+
+@functools.cache
+def moved() -> pathlib.Path:
+  """A micro run's export, moved after it was written."""
+  out, place = micro_run.folder() / 'written', micro_run.folder() / 'moved'
+  done = micro_run.run(
+    micro_run.command('export', f'--workdir={micro_run.finished()}', f'--out={out}')
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'the license of random:micro was not found' in done.stdout
+  out.rename(place)
+  return place
+
+
+def team(workdir) -> team_of_run.TeamOfRun:
+  """The team that `ask --workdir` finds."""
+  holder = lambda value: types.SimpleNamespace(value=value)
+  checkpoint = command.CheckpointFlags(holder(str(workdir)), holder(None))
+  return team_of_run.TeamOfRun(team_of_run.Flags(holder(None), checkpoint))
+
+
+def _trained() -> dict:
+  records = json_lines.iterate(micro_run.finished() / 'eval.jsonl')
+  return next(record for record in records if record['label'] == 'trained')
+
+
+def test_an_export_answers_as_its_run():
+  talks, figures = [], []
+  for place in (micro_run.finished(), moved()):
+    asked = team(place)
+    questions = [
+      asking.asked(asked.team, n, q.text, q.notes)
+      for n, q in enumerate(asked.parts.task.questions('test')[:3])
+    ]
+    batch, answers = asked.ask(questions, lambda message: None)
+    talks.append(([message.text for message in batch.messages], answers))
+    setup, params = asked.loaded
+    figures.append(setup.evaluate(params, label='trained', step=asked.step, questions=4)[0])
+    del figures[-1]['seconds']
+    assert asked.step == 10
+    assert asked.about['example']['question'] == questions[0].text
+  assert talks[0] == talks[1]
+  assert any(talks[0][0])
+  assert figures[0] == figures[1]
+  assert {key: _trained()[key] for key in ('task/accuracy', 'tokens/written_per_question')} == {
+    key: figures[1][key] for key in ('task/accuracy', 'tokens/written_per_question')
+  }
+
+
+def test_the_command_evaluates_an_export(tmp_path):
+  """Its `team.json` is a config, whose fields flags may set."""
+  done = micro_run.run(
+    micro_run.command(
+      'evaluate',
+      f'--config={moved() / exported.TEAM}',
+      f'--workdir={moved()}',
+      '--config.evaluation.batch_questions=2',
+      '--baseline=',
+      f'--out={tmp_path / "out"}',
+    )
+  )
+  assert done.returncode == 0, done.stderr
+  record = json.loads((tmp_path / 'out' / 'result.json').read_text())['evaluations'][0]
+  assert record['label'] == 'step 10'
+  assert record['tokens/written_per_question'] == _trained()['tokens/written_per_question']
+
+
+def test_an_export_names_no_place_of_its_machine_and_what_was_measured():
+  text = (moved() / exported.TEAM).read_text()
+  assert str(micro_run.folder()) not in text
+  found = json.loads(text)
+  assert (found['model']['source'], found['exported']['step']) == ('hf:.', 10)
+  assert set(found['team']['roles']) == {'informant', 'solver'}
+  card = huggingface_hub.ModelCard.load(moved() / model_card.CARD)
+  assert (card.data.license, card.data.library_name) == ('unknown', 'transformers')
+  assert card.data.eval_results[0].metric_value == pytest.approx(_trained()['task/accuracy'])
+  assert f'| accuracy, % | {100 * _trained()["task/accuracy"]:.1f} [' in card.content
+  assert 'agent-gspo-ask --workdir=. ' in card.content
+
+
+def test_an_export_has_one_step_and_one_model():
+  place = moved()
+  flags = command.CheckpointFlags(
+    types.SimpleNamespace(value=str(place)), types.SimpleNamespace(value='3')
+  )
+  with pytest.raises(ValueError, match=r'--step=3: .* is exported, at step 10; leave it out'):
+    flags.chosen()
+  config = Config.from_dict(micro_run.get_config().to_dict())
+  with pytest.raises(ValueError, match=r"model.source='random:micro', but 'hf:/.*begin with"):
+    exported.find(str(place)).check_params(config)
+
+
+def test_a_team_of_the_hub(monkeypatch, tmp_path):
+  asked = []
+
+  def download(name, revision, allow_patterns):
+    asked.append((name, revision))
+    return str(moved() if name == 'owner/team' else tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  assert exported.find('hf:owner/team@main').step == 10
+  with pytest.raises(FileNotFoundError, match=r'hf:owner/model holds no team.json: it is a model'):
+    exported.find('hf:owner/model')
+  assert asked == [('owner/team', 'main'), ('owner/model', None)]
+
+
+def test_an_export_is_uploaded_to_a_private_repository(monkeypatch, tmp_path):
+  calls = []
+  monkeypatch.setattr(
+    huggingface_hub, 'create_repo', lambda name, **options: calls.append((name, options))
+  )
+  monkeypatch.setattr(
+    huggingface_hub, 'upload_folder', lambda **options: calls.append(options) or 'https://hub/x'
+  )
+  assert exported.push(tmp_path, 'owner/team') == 'https://hub/x'
+  assert calls == [
+    ('owner/team', {'private': True, 'exist_ok': True}),
+    {'repo_id': 'owner/team', 'folder_path': tmp_path},
+  ]
+
+  def refuse(**options):
+    raise OSError('no token')
+
+  monkeypatch.setattr(huggingface_hub, 'upload_folder', refuse)
+  with pytest.raises(ConnectionError, match=r'--push_to_hub=owner/team: .*no token.* is written'):
+    exported.push(tmp_path, 'owner/team')
+
+
+def test_own_questions_stay_at_home(tmp_path):
+  """The team can be asked without the file that it was trained on."""
+  file = tmp_path / 'own.jsonl'
+  rows = [{'prompt': f'q{n} ?', 'answer': 'yes', 'notes': ['a', 'b']} for n in range(60)]
+  file.write_text('\n'.join(map(json.dumps, rows)))
+  config = micro_run.changed(task__name='questions')
+  config['task']['options'] = {'file': str(file), 'question': 'prompt', 'grader': 'text'}
+  parts = config_lib.check(config, training=False)
+  (tmp_path / 'out').mkdir()
+  exported.write_team(tmp_path / 'out', parts, 'hf:.', 3, [])
+  question = parts.task.questions('test')[0]
+  file.unlink()
+  found = exported.find(str(tmp_path / 'out'))
+  task = found.asked_config(found.config)['task']
+  (asked,) = make_task('questions', **task['options']).questions('test')
+  assert (asked.text, asked.notes, asked.answer) == (question.text, ('a', 'b'), 'yes')
+
+
+def test_the_license_of_the_base(tmp_path, monkeypatch):
+  (tmp_path / 'README.md').write_text('---\nlicense: mit\n---\n# A model\n')
+  assert model_card.license_of(f'hf:{tmp_path}') == 'mit'
+  monkeypatch.setattr(model_card.gguf_header, 'read', lambda file: ({'general.license': 'x'}, []))
+  assert model_card.license_of('gguf:model.gguf') == 'x'
+  assert model_card.license_of('random:micro') == 'unknown'
