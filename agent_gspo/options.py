@@ -4,9 +4,10 @@ A section is defined in the `options.py` of the package that uses it:
 
     @dataclasses.dataclass(frozen=True)
     class LearnerOptions(Section, name='learner'):
-      b1: float = option(0.9, least=0, below=1)  # decay of the gradient's mean
+      b1: float = option(0.9, least=0, below=1)
 
-Construction validates it. Neither this module nor any `options.py` imports JAX, so that a
+Construction validates it. Its docstring gives the meaning of each field under `Attributes`, which
+`--print_config` and the site show. Neither this module nor any `options.py` imports JAX, so that a
 config file loads fast.
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -34,6 +37,16 @@ class Range:
   above: float | None = None
   below: float | None = None
   choices: tuple[str, ...] = ()
+
+  def __str__(self) -> str:
+    """Returns the range as text, '' if there is none."""
+    if self.choices:
+      return f'one of {", ".join(self.choices)}'
+    if self.least is not None and self.most is not None:
+      return f'{self.least:,} to {self.most:,}'
+    bounds = (('least', 'at least'), ('above', 'above'), ('most', 'at most'), ('below', 'below'))
+    named = [(words, getattr(self, bound)) for bound, words in bounds]
+    return ', '.join(f'{words} {value:,}' for words, value in named if value is not None)
 
   def problem(self, value: float) -> str:
     """Returns the end of an error message for a number, '' if it is in range."""
@@ -168,6 +181,18 @@ def types_of(section: Any) -> dict[str, tuple[type, bool]]:
   return found
 
 
+def range_of(field: dataclasses.Field) -> Range:
+  """Returns the range of a field, without bounds if it was defined without `option`."""
+  return field.metadata.get(_RANGE, Range())
+
+
+def meanings(section: type[Section]) -> dict[str, str]:
+  """Returns the meaning of each field, from `Attributes` in the docstring of a section."""
+  listed = (inspect.getdoc(section) or '').partition('Attributes:\n')[2]
+  found = re.findall(r'^  (\w+): (.*(?:\n {4}.*)*)', listed, re.MULTILINE)
+  return {field: ' '.join(text.split()) for field, text in found}
+
+
 def _where(section: str, field: str) -> str:
   return f'{section}.{field}' if section else field
 
@@ -191,7 +216,7 @@ def _check_type(where: str, value: Any, kind: type, optional: bool) -> None:
 
 
 def _check_range(where: str, value: Any, kind: type, field: dataclasses.Field) -> None:
-  allowed: Range = field.metadata.get(_RANGE, Range())
+  allowed = range_of(field)
   if allowed.choices and not (value == '' == field.default):
     check_choice(where, value, allowed.choices)
   if value is None or kind not in (int, float):

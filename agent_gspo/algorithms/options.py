@@ -20,41 +20,66 @@ TIS_LEVELS = ('message', 'token')
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageOptions(Section, name='advantage'):
-  """Estimator of advantages from rewards."""
+  """Estimator of advantages from rewards.
 
-  name: str = ''  # one of advantages.estimators.ADVANTAGES
-  # inside: the estimator sees the price; apart: it is subtracted afterwards
+  Attributes:
+    name: One of `advantages.estimators.ADVANTAGES`, or 'module:function'.
+    costs: inside: the estimator sees the price; apart: it is subtracted afterwards.
+    grouping: Messages whose rewards are compared.
+    options: Estimator options, see its signature.
+    clip_scale: etr: a clip range for each message.
+    token_share: Share of tokens that is trained; 1 trains all (D3S: fewer).
+  """
+
+  name: str = ''
   costs: str = option('', choices=COSTS)
   grouping: str = option('', choices=GROUPINGS)
-  options: dict = dataclasses.field(default_factory=dict)  # estimator options, see its signature
-  clip_scale: str = option('', choices=('none', 'etr'))  # etr: a clip range for each message
-  token_share: float = option(None, above=0, most=1)  # 1 trains all tokens (D3S: fewer)
+  options: dict = dataclasses.field(default_factory=dict)
+  clip_scale: str = option('', choices=('none', 'etr'))
+  token_share: float = option(None, above=0, most=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectionOptions(Section, name='selection'):
-  """Rule that selects the next questions."""
+  """Rule that selects the next questions.
 
-  name: str = ''  # selection rule: uniform, vade, spo
-  resample: int = option(None, least=0, most=1000)  # extra rollouts for tied questions
+  Attributes:
+    name: Selection rule: uniform, vade, spo, or 'module:function'.
+    resample: Extra rollouts for questions with tied scores, at most.
+  """
+
+  name: str = ''
+  resample: int = option(None, least=0, most=1000)
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveOptions(Section, name='objective'):
-  """Objective maximized by an optimizer step."""
+  """Objective maximized by an optimizer step.
 
-  name: str = ''  # one of objectives.losses.OBJECTIVES
-  clip_low: float | None = option(None, above=0)  # None: the algorithm's own
+  Attributes:
+    name: One of `objectives.losses.OBJECTIVES`, or 'module:function'.
+    clip_low: Width of the clip range below a ratio of 1. None: the algorithm's own.
+    clip_high: Width of the clip range above a ratio of 1. None: the algorithm's own.
+    options: Further options of the objective.
+    ratio_span: Span of one sequence ratio.
+    opsm_threshold: Nats per token beyond which an off-policy message is masked (see
+      `objectives/masks.py`). None: the algorithm's own, or no mask.
+    tis_cap: Cap of the importance weights between trainer and sampler (see
+      `objectives/behaviour.py`), 0 for none, else at least 1. None: 2 if old log-probs are the
+      trainer's, else 0.
+    tis_level: Level of one weight; empty: that of the objective's ratio.
+    kl_coef: Weight of the KL penalty towards the policy at the start of RL, after SFT.
+    kl_estimator: Estimator of the KL divergence.
+  """
+
+  name: str = ''
+  clip_low: float | None = option(None, above=0)
   clip_high: float | None = option(None, above=0)
-  options: dict = dataclasses.field(default_factory=dict)  # further options of the objective
-  ratio_span: str = option('message', choices=RATIO_SPANS)  # span of one sequence ratio
-  opsm_threshold: float | None = option(None, least=0)  # masks off-policy messages
-  # Cap of the importance weights between trainer and sampler (see objectives/behaviour.py), 0 for
-  # none, else at least 1. None: 2 if old log-probs are the trainer's, else 0.
+  options: dict = dataclasses.field(default_factory=dict)
+  ratio_span: str = option('message', choices=RATIO_SPANS)
+  opsm_threshold: float | None = option(None, least=0)
   tis_cap: float = option(None, least=0)
-  # Level of one weight; empty: that of the objective's ratio.
   tis_level: str = option('', choices=TIS_LEVELS)
-  # Weight of the KL penalty towards the policy at the start of RL, after SFT.
   kl_coef: float = option(0.0, least=0)
   kl_estimator: str = option('k3', choices=('k2', 'k3'))
 
@@ -77,49 +102,67 @@ class BudgetOptions(Section, name='budget'):
 
   A budget is in the unit of `reward.cost`; the message budget in tokens written. For the modes see
   `budgets`.
+
+  Attributes:
+    mode: fixed: lambda_tok; accuracy_floor: highest price at which accuracy stays above the floor;
+      dual: a mean cost is the constraint; conditioned: prompts state a price; target: prompts state
+      a budget.
+    lambda_tok: Price of a unit of cost; its first value under a controller. accuracy_floor allows a
+      start above lambda_max, which applies from the second step on. conditioned: price in
+      evaluations.
+    lambda_turn: Price of a message that is not silent.
+    lambda_rep: Price of repetition, see `communication.repetition`.
+    lambda_max: Highest price, above 0 under a controller; accuracy_floor also stays below 1 / the
+      mean cost of an episode; for dual, lambda_max * budget_episode of 0.5 to 1 point is enough.
+    lambda_min: dual: lowest price of a unit of cost, -lambda_max to 0. At 0 the budget is an upper
+      limit; below 0, a team under the budget is rewarded for spending more, so the budget is an
+      equality constraint (to compare methods at equal tokens).
+    free_probability: conditioned: each question of a step has its own price, which agents read
+      where a role's opening contains {price}: 0 with this probability, else log-uniform, price_low
+      to lambda_max.
+    price_low: conditioned: lowest price above 0.
+    target_low: target: each question of a step has its own budget (target cost of an episode),
+      log-uniform from target_low to target_high; agents read it where an opening contains {budget},
+      and `reward.length_reward='told_budget'` rewards meeting it. Evaluations use budget_episode.
+    target_high: target: highest budget.
+    told_words: Texts shown to agents, for equal parts of log(price) or log(budget), rising; for
+      prices the first one is for price 0.
+    floor: accuracy_floor: accuracy to keep.
+    floor_of_best: accuracy_floor: also keep this share of the best running accuracy.
+    eta: accuracy_floor: change of the integral term per step at a full band, as a share of the
+      highest.
+    floor_band: accuracy_floor: the price is highest at this accuracy above the floor and 0 as much
+      below it; at most half of the room between the floor and 1.
+    accuracy_decay: Decay of the running accuracy.
+    budget_episode: dual: target mean cost of an episode, 0 keeps lambda_tok fixed; target: budget
+      in evaluations.
+    budget_message: dual: highest mean tokens of a message, silent ones included; 0 for no limit.
+    tolerance: dual: tolerated excess, as a share of budget_message.
+    dual_eta: dual: change per step of lambda * budget (in units of task score) per 100 % overshoot.
+    dual_lookahead: dual: steps that the trend is extrapolated.
   """
 
   mode: str = option('fixed', choices=('fixed', 'accuracy_floor', 'dual', 'conditioned', 'target'))
-  # Price of a unit of cost; its first value under a controller. accuracy_floor allows a start
-  # above lambda_max, which applies from the second step on. conditioned: price in evaluations.
   lambda_tok: float = option(0.0, least=0)
-  lambda_turn: float = option(0.0, least=0)  # price of a message that is not silent
-  lambda_rep: float = option(0.0, least=0)  # price of repetition, see communication.repetition
-  # Highest price, above 0 under a controller; accuracy_floor also stays below 1 / the mean cost of
-  # an episode; for dual, lambda_max * budget_episode of 0.5 to 1 point is enough.
+  lambda_turn: float = option(0.0, least=0)
+  lambda_rep: float = option(0.0, least=0)
   lambda_max: float = option(0.01, least=0)
-  # dual: lowest price of a unit of cost, -lambda_max to 0. At 0 the budget is an upper limit;
-  # below 0, a team under the budget is rewarded for spending more, so the budget is an equality
-  # constraint (to compare methods at equal tokens).
   lambda_min: float = 0.0
-  # conditioned: each question of a step has its own price, which agents read where a role's
-  # opening contains {price}: 0 with this probability, else log-uniform, price_low to lambda_max.
   free_probability: float = option(0.15, least=0, below=1)
   price_low: float = option(0.001, above=0)
-  # target: each question of a step has its own budget (target cost of an episode), log-uniform
-  # from target_low to target_high; agents read it where an opening contains {budget}, and
-  # reward.length_reward='told_budget' rewards meeting it. Evaluations use budget_episode.
   target_low: float = option(8.0, above=0)
   target_high: float = option(40.0, above=0)
-  # Texts shown to agents, for equal parts of log(price) or log(budget), rising; for prices the
-  # first one is for price 0.
   told_words: tuple = ()
-  floor: float = option(0.5, least=0, most=1)  # accuracy_floor: accuracy to keep,
-  floor_of_best: float = option(0.0, least=0, most=1)  # and this share of the best running one
-  # accuracy_floor: change of the integral term per step at a full band, as a share of the highest.
+  floor: float = option(0.5, least=0, most=1)
+  floor_of_best: float = option(0.0, least=0, most=1)
   eta: float = option(0.002, above=0)
-  # accuracy_floor: the price is highest at this accuracy above the floor and 0 as much below it;
-  # at most half of the room between the floor and 1.
   floor_band: float = option(0.1, above=0)
-  accuracy_decay: float = option(0.8, least=0, most=1)  # decay of the running accuracy
-  # dual: target mean cost of an episode; 0 keeps lambda_tok fixed.
+  accuracy_decay: float = option(0.8, least=0, most=1)
   budget_episode: float = option(0.0, least=0)
-  # dual: highest mean tokens of a message, silent ones included; 0 for no limit.
   budget_message: float = option(0.0, least=0)
-  tolerance: float = option(0.1, least=0)  # dual: tolerated excess, as a share of budget_message
-  # dual: change per step of lambda * budget (in units of task score) per 100 % overshoot.
+  tolerance: float = option(0.1, least=0)
   dual_eta: float = option(0.04, above=0)
-  dual_lookahead: float = option(20.0, least=0)  # dual: steps that the trend is extrapolated
+  dual_lookahead: float = option(20.0, least=0)
 
   def __post_init__(self):
     super().__post_init__()

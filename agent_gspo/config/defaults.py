@@ -31,11 +31,33 @@ class Config(Section, name=''):
   """Configuration of a run: one attribute a section. Each new section is added here.
 
   `from_dict` and `to_dict` convert it from and to what config files and run folders hold.
+
+  Attributes:
+    seed: Seed of parameters, samples and question order.
+    steps: Training steps.
+    algorithm: Named combination of objective, advantage and selection; fills in empty fields ('' or
+      None), see `algorithms/presets.py`.
+    model: Weights, LoRA, dtype and attention.
+    task: Task and its options.
+    team: Agents, roles, topology and caps on messages.
+    rollout: Questions and episodes of a training step.
+    sampler: Batch shapes of prefill and decode.
+    reward: Cost of communication and where it is charged.
+    budget: Price of communication and its controller.
+    policy: Parameter sharing, frozen agents, learning rates of agents.
+    advantage: Estimator of advantages.
+    selection: Rule that selects the next questions.
+    objective: Objective, clipping, KL penalty.
+    mesh: Data parallelism, FSDP, tensor parallelism.
+    learner: Mini-batches and the optimizer.
+    sft: SFT before RL.
+    evaluation: Schedule and sampling of evaluations.
+    checkpoint: Frequency and retention of checkpoints.
+    logging: Transcripts and W&B.
   """
 
   seed: int = option(0, least=0, most=2**32 - 1)  # limit of a PRNG key
-  steps: int = option(30, least=0, most=10**7)  # training steps
-  # Fills in empty fields ('' or None), see algorithms/presets.py.
+  steps: int = option(30, least=0, most=10**7)
   algorithm: str = option('agent_gspo', choices=tuple(PRESETS))
   model: ModelOptions
   task: TaskOptions

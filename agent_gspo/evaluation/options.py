@@ -11,25 +11,37 @@ from agent_gspo.values import is_number, shown
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions(Section, name='evaluation'):
-  """Questions, schedule and sampling of evaluations."""
+  """Questions, schedule and sampling of evaluations.
+
+  Attributes:
+    split: Split that is evaluated.
+    questions: Questions of an evaluation before and after training.
+    spread: Take questions evenly from the whole split, not its first ones.
+    seen_questions: Questions of the training split, evaluated as well after training.
+    untrained: When the untrained team is evaluated; 'last' lets a slow run start training at once.
+    told: Prices or budgets stated to the trained team, one evaluation each (`budget.mode`
+      'conditioned', 'target'), besides `budget.lambda_tok` or `budget.budget_episode` in all other
+      evaluations.
+    temperature: Sampling temperature; 0 is greedy.
+    every: Steps between evaluations, 0 for none in training.
+    questions_during: Questions of an evaluation in training.
+    worth_questions: Episodes of each evaluation in which the worth of messages is measured.
+    batch_questions: Episodes of a batch.
+    transcripts: Episodes saved per evaluation.
+  """
 
   split: str = option('test', choices=SPLITS)
   questions: int = option(200, least=1, most=10**5)
-  spread: bool = False  # questions evenly from the whole split, not its first ones
-  # Questions of the training split, evaluated as well after training.
+  spread: bool = False
   seen_questions: int = option(0, least=0, most=10**5)
-  # When the untrained team is evaluated: 'last' lets a slow run start training at once.
   untrained: str = option('first', choices=('first', 'last'))
-  # Prices or budgets stated to the trained team, one evaluation each (budget.mode='conditioned',
-  # 'target'), besides budget.lambda_tok or budget.budget_episode in all other evaluations.
   told: tuple = ()
   temperature: float = option(0.0, least=0)
-  every: int = option(0, least=0, most=10**9)  # steps between evaluations, 0 for none in training
+  every: int = option(0, least=0, most=10**9)
   questions_during: int = option(50, least=1, most=10**5)
-  # Episodes of each evaluation in which the worth of messages is measured.
   worth_questions: int = option(0, least=0, most=10**5)
-  batch_questions: int = option(64, least=1, most=10**5)  # episodes per batch
-  transcripts: int = option(20, least=0, most=10**9)  # episodes saved per evaluation
+  batch_questions: int = option(64, least=1, most=10**5)
+  transcripts: int = option(20, least=0, most=10**9)
 
   def __post_init__(self):
     super().__post_init__()

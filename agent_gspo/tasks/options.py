@@ -11,8 +11,12 @@ SPLITS = ('train', 'validation', 'test')
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(Section, name='task'):
-  """Name and options of the task."""
+  """Name and options of the task.
 
-  name: str = 'relay'  # one of registry.task_names(), or 'module:Class'
-  # Keyword arguments of the task's class, see agent_gspo/tasks.
+  Attributes:
+    name: One of `registry.task_names()`, or 'module:Class'.
+    options: Keyword arguments of the task's class, see `agent_gspo/tasks`.
+  """
+
+  name: str = 'relay'
   options: dict = dataclasses.field(default_factory=dict)

@@ -79,7 +79,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'field of a number': (train('--config.steps.foo=1'), '--config: KeyError: Attribute'),
     'wrong type': (
       train('--config.steps=abc'),
-      'flag --config.steps=abc: invalid literal for int()',
+      'error: --config.steps=abc: must be a whole number.',
     ),
     'wrong value': (
       train('--config.budget.mode=x'),

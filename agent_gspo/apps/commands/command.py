@@ -145,6 +145,11 @@ def _told(text: str) -> str:
   behind = re.match(r'flag (--config=[^\n]*(:[^:\n]*)): Error', text)
   if behind and 'get_config() takes 0 positional arguments' in last:
     return f'{behind[1]}: this config takes nothing behind a colon; leave out {behind[2]!r}.'
+  number = re.fullmatch(
+    r'flag (--config\.\S+=.*): (invalid literal for int|could not convert).*', last
+  )
+  if number:
+    return f'{number[1]}: must be a {"whole " * ("int" in number[2])}number.'
   return last
 
 

@@ -7,15 +7,16 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import config_dict, config_flags
 
 from agent_gspo.apps.commands import exported
+from agent_gspo.config import fields as fields_lib
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
-from agent_gspo.options import Section, types_of
+from agent_gspo.options import types_of
 
 flags.disclaim_key_flags()  # --help of a command lists --config as its own
 
@@ -187,7 +188,7 @@ def explain(error: Exception, argv: Sequence[str]) -> str:
 
 def _unknown(flag: str, field: str) -> str:
   """Returns an error that names the field of another section, library or spelling."""
-  paths = list(_paths(Config))
+  paths = [field.path for _, fields in fields_lib.sections() for field in fields]
   names = [path.rpartition('.')[2] for path in paths]
   of = lambda name: [path for path, own in zip(paths, names, strict=True) if own == name]
   alike = difflib.get_close_matches(flag.removeprefix('--config.'), paths, 1, 0.8)
@@ -196,15 +197,6 @@ def _unknown(flag: str, field: str) -> str:
   found = of(field) or elsewhere or alike or (of(spelt[0]) if spelt else [])
   meant = f' Did you mean {" or ".join(f"--config.{path}" for path in found)}?' if found else ''
   return f'{flag}: the config has no field {field!r}.{meant}'
-
-
-def _paths(section: type[Section], before: str = '') -> Iterator[str]:
-  """Yields the path of every field of a section."""
-  for name, (kind, _) in types_of(section).items():
-    if issubclass(kind, Section):
-      yield from _paths(kind, f'{before}{name}.')
-    else:
-      yield f'{before}{name}'
 
 
 def last_line(text: str) -> str:

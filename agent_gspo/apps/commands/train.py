@@ -7,7 +7,8 @@ run. An unstable run can resume with another learning rate (or another field of
 
 --plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
 weights; every run prints the same lines first, and is refused if it cannot fit. --dry_run adds the
-cost of the whole run: questions, positions and time, at a rate measured here.
+cost of the whole run: questions, positions and time, at a rate measured here. --print_config prints
+every field with its value and meaning, and which ones differ from the defaults.
 
 On a TPU pod slice and under Slurm the same command, started once per host, is one run; elsewhere
 add --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command
@@ -27,6 +28,7 @@ from absl import flags
 
 from agent_gspo import provenance
 from agent_gspo.apps.commands import command, config_flag
+from agent_gspo.config import fields
 from agent_gspo.sharding import partners, places
 from agent_gspo.training import interruption
 
@@ -49,6 +51,9 @@ _PLAN = flags.DEFINE_bool(
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'The plan, and questions, positions and time of the whole run; and end.'
 )
+_PRINT = flags.DEFINE_bool(
+  'print_config', False, 'Print every field with its value and meaning, and end.'
+)
 _CHANGES = flags.DEFINE_list(
   'allow_changes', [], 'Fields that may have another value than in the run so far.'
 )
@@ -57,6 +62,11 @@ _CHANGES = flags.DEFINE_list(
 def main() -> None:
   """Runs the command."""
   config = config_flag.load(_CONFIG)
+  if _PRINT.value:
+    from agent_gspo.config import check
+
+    print(fields.described(config, check.resolve(config).to_dict()))
+    return
   planned = _PLAN.value or _DRY_RUN.value
   if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
