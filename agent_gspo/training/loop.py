@@ -43,6 +43,8 @@ def train(
   workdir: str | pathlib.Path,
   allow_changes: Collection[str] = (),
   display: Callable[..., Progress] = PlainLog,
+  on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
+  on_evaluation: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
   """Trains a team as configured and writes everything to `workdir`.
 
@@ -55,6 +57,9 @@ def train(
       `config.json` records the step of each change.
     display: Makes the display from `total_steps`, `start_step` and `title`; prints plain lines by
       default. Only the first of several processes has one.
+    on_step: Called in each process with the number and metrics of a finished step. It, or
+      `on_evaluation`, ends training if it returns True: the team is then evaluated as trained.
+    on_evaluation: Called with the record of each evaluation during and after training.
 
   Returns:
     The record of the trained team's evaluation, as in `eval.jsonl`.
@@ -79,6 +84,7 @@ def train(
     Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
   ):
     run = Run(parts, pathlib.Path(workdir), allow_changes, interruption, display)
+    run.on_step, run.on_evaluation = on_step, on_evaluation
     try:
       return run.go()
     except disk.WriteError as error:
@@ -136,6 +142,9 @@ class Run:
     )
     self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
     self.warned: set[str] = set()  # names of warnings already shown
+    self.on_step: Callable[..., Any] | None = None
+    self.on_evaluation: Callable[..., Any] | None = None
+    self.stopped = False  # by one of these callbacks
 
   def _check_steps(self) -> None:
     """Raises ValueError if the run has already taken more than `steps` steps."""
@@ -222,7 +231,10 @@ class Run:
         for step in range(start, config.steps):
           # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
-            evaluations.make(_params(state), step, records.DURING)
+            record = evaluations.make(_params(state), step, records.DURING)
+            self._call(self.on_evaluation, record)
+          if self.stopped:
+            break
           with self.interruption.deferred('this update'):
             state = self._step(state, progress)
             if self._is_saved(step + 1):
@@ -232,6 +244,7 @@ class Run:
           self.checkpoints.save(state)
         params, step = _params(state), int(state.step)
         record = evaluations.make(params, step, 'trained')
+        self._call(self.on_evaluation, record)
         for value in config.evaluation.told:
           evaluations.make(params, step, records.told(self.setup.terms(value)), value)
         if config.evaluation.seen_questions:
@@ -246,6 +259,11 @@ class Run:
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config.steps}\n'.encode()])
     return record
+
+  def _call(self, callback: Callable[..., Any] | None, *values: Any) -> None:
+    """Calls a user's callback; True from any process ends training in all of them."""
+    if callback is not None:
+      self.stopped |= hosts.any_of(callback(*values) is True)
 
   def _is_evaluated(self, step: int) -> bool:
     """Returns whether the state after `step` steps is evaluated before the next one."""
@@ -385,6 +403,7 @@ class Run:
         self.warned.add(warning.__name__)
     self._keep(step, result)
     progress.step(step, result.metrics)
+    self._call(self.on_step, step, result.metrics)
     return setup_lib.place_state(self.setup, result.state)
 
   def _keep(self, step: int, result: StepResult) -> None:
