@@ -17,10 +17,12 @@ tokenizer is used. See docs/evaluation.md.
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -40,6 +42,8 @@ _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle mes
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
 _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
+
+_SILENCE = 10.0  # seconds between lines of progress in a log
 
 
 def main() -> None:
@@ -196,7 +200,7 @@ def _harness(setup, policy, step: int, alone: int):
     step=step,
     prices=_prices(setup),
     terms=setup.terms(),
-    note=_show,
+    note=_shower(),
     alone=alone,
   )
 
@@ -234,9 +238,19 @@ def _prices(setup):
   return None
 
 
-def _show(text: str) -> None:
-  if sys.stderr.isatty():
-    print(f'\r\x1b[K{text}', end='', file=sys.stderr)
+def _shower() -> Callable[[str], None]:
+  """Returns a display of progress on stderr: one line in a terminal, else one every ten seconds."""
+  last = -math.inf
+
+  def show(text: str) -> None:
+    nonlocal last
+    if sys.stderr.isatty():
+      print(f'\r\x1b[K{text}', end='', file=sys.stderr)
+    elif time.monotonic() - last >= _SILENCE:
+      last = time.monotonic()
+      print(text, file=sys.stderr)
+
+  return show
 
 
 def cli() -> None:

@@ -84,6 +84,7 @@ class Progress(progress.Progress):
     self._bar: Bar | None = None
     self._lines = 0
     self._clock, self._last_line = clock, clock()
+    self._patience = 0.0  # seconds until a log gets the phase: the first one at once
     self._ends = [clock()]  # of the last steps
     self._quiet = False
 
@@ -95,11 +96,12 @@ class Progress(progress.Progress):
     self._safely(self._close)
 
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-    """Shows the current phase; a log gets a line after half a minute without one."""
+    """Shows the current phase; a log gets the first, then one after half a minute of silence."""
     text = name if done is None else f'{name} {done}' + f'/{total}' * bool(total)
     if (bar := self._bar) is not None:  # may be called while another thread closes it
       bar.update(bar.task_ids[0], phase=text)
-    elif self._clock() - self._last_line >= _SILENCE:
+    elif self._clock() - self._last_line >= self._patience:
+      self._patience = _SILENCE
       self.note(f'... {text}')
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:

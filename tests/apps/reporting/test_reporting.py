@@ -172,10 +172,10 @@ def test_a_log_hears_of_a_long_phase_now_and_then():
   out = file.getvalue().splitlines()
   phases = [line for line in out if line.startswith('...')]
   assert phases == [
-    *(f'... SFT, 0.512 nats a token {done}/300' for done in (29, 59, 89, 119)),
+    *(f'... SFT, 0.512 nats a token {done}/300' for done in (0, 30, 60, 90, 120)),
     '... update',
   ]
-  assert out.index('SFT: done') == 5
+  assert out.index('SFT: done') == 6
 
 
 def test_a_terminal_shows_phases_beside_its_bar_alone():
