@@ -1,9 +1,11 @@
-"""The scripts for clusters, as far as that shows without one: syntax, flags and sizes."""
+"""The scripts for clusters, the Dockerfile and CITATION.cff, without running them."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import tomllib
 
 import micro_run
 import pytest
@@ -43,3 +45,32 @@ def test_a_slice_of_gke_is_filled():
   assert spec['parallelism'] == spec['completions']
   assert spec['parallelism'] * chips == 4 * 4 == CHIPS['gke.yaml']
   assert topology == '4x4'
+
+
+def test_the_image_is_made_of_what_is_there():
+  """Instructions are known, files that are copied exist, and so do the extras of each build."""
+  text = (micro_run.ROOT / 'Dockerfile').read_text()
+  code = re.sub(r'\\\n', ' ', re.sub(r'^#.*\n', '', text, flags=re.MULTILINE))
+  lines = [line.split(None, 1) for line in code.splitlines() if line.strip()]
+  names = [name for name, _ in lines]
+  assert names[0] == 'FROM'
+  assert set(names) <= {'FROM', 'ARG', 'WORKDIR', 'COPY', 'RUN', 'ENV', 'CMD'}
+  copied = [file for name, rest in lines if name == 'COPY' for file in rest.split()[:-1]]
+  assert {'pyproject.toml', 'agent_gspo', 'configs', 'launch'} <= set(copied)
+  assert all((micro_run.ROOT / file).exists() for file in copied)
+  (command,) = (json.loads(rest) for name, rest in lines if name == 'CMD')
+  assert command[1] in {f'{folder}/train.py' for folder in copied}
+  project = tomllib.loads((micro_run.ROOT / 'pyproject.toml').read_text())['project']
+  extras = ','.join(re.findall(r'EXTRAS=(\S+)', text)).split(',')
+  assert {'data', 'cuda', 'tpu'} == set(extras) <= set(project['optional-dependencies'])
+  python = re.fullmatch(r'python:(3\.\d+)-slim', lines[0][1])[1]
+  assert f'Programming Language :: Python :: {python}' in project['classifiers']
+
+
+def test_the_citation_is_of_this_package():
+  found = yaml.safe_load((micro_run.ROOT / 'CITATION.cff').read_text())
+  project = tomllib.loads((micro_run.ROOT / 'pyproject.toml').read_text())['project']
+  assert {'cff-version', 'message', 'title', 'authors'} <= set(found)
+  assert found['title'].startswith(project['name'])
+  assert found['license'] == project['license']
+  assert found['title'] in (micro_run.ROOT / 'README.md').read_text()
