@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a team of five learns to talk less: what the README runs.
 
-Four informants hold a note each, two of the notes are needed; a solver must add two numbers
+Four informants hold a note each, two of the notes are relevant; a solver must add two numbers
 that it cannot see. All five are the same pretrained model behind two few-shot prompts.
 
   python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart

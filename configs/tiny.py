@@ -1,6 +1,6 @@
 """A policy from scratch learns to talk less: the whole story in two minutes on two CPU cores.
 
-Four informants hold a note each, two of the notes are needed, a solver adds two numbers that
+Four informants hold a note each, two of the notes are relevant, a solver adds two numbers that
 it cannot see. A model of 106 thousand parameters first imitates scripted talkative agents
 (600 steps), then trains with Agent-GSPO at a price of 0.02 a token (80 steps).
 
@@ -16,7 +16,7 @@ silent with an irrelevant note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of trai
 92.6 [89.0, 95.0] %. A run alone takes two minutes.
 
 The teacher keeps quiet about one irrelevant note in five, so that silence can be tried at all; with
-5 % of all messages silent, needed or not, silence died out instead (see docs/decisions.md).
+5 % of all messages silent, relevant or not, silence died out instead (see docs/decisions.md).
 """
 
 from ml_collections import config_dict

@@ -46,7 +46,7 @@ class OwnQuestions(base.Task):
   answer: Gold answer, as the grader reads it.
   notes: Private notes of the first agents, a list; in CSV one column each: note1, note2, ...
     Optional.
-  relevant: Whether each note is needed, a list of true and false; in CSV relevant1, ... with 1 and
+  relevant: Relevance of each note, a list of true and false; in CSV relevant1, ... with 1 and
     0. Optional; without it silence rates are not told apart.
   split: train, validation or test. Without it a tenth of the questions each is for validation and
     test, drawn by their text.

@@ -161,7 +161,7 @@ class DealtTask(FileTask):
     near = ', or they are near a question of another test' if self._apart_from else ''
     return (
       f'Problems of {self.benchmark} that are left out, since nothing stands before their question '
-      f'or no note of it is needed{near}: {", ".join(told)}.'
+      f'or no note of it is relevant{near}: {", ".join(told)}.'
     )
 
   def undealt(self, split: str) -> int:

@@ -127,7 +127,7 @@ def solver_message(
       continue
     fact = parse_fact(note)
     if fact is None:
-      raise ValueError(f'note {note!r} is needed, but states no fact')
+      raise ValueError(f'note {note!r} is relevant, but states no fact')
     owner, count, _ = fact
     words = message.replace(',', ' ').replace('.', ' ').split()
     if owner in words and str(count) in words:

@@ -1,6 +1,6 @@
 """Defines the relay task: informants have notes, a solver without a note must answer.
 
-It is a minimal task with both useful and useless messages: the solver can know the answer
+It is a minimal task with both relevant and irrelevant notes: the solver can know the answer
 only if the informants with relevant facts send them, and gains nothing from the others.
 """
 
