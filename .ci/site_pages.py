@@ -1,4 +1,4 @@
-"""Hook of mkdocs: pages from outside docs/, a reference page a subpackage, links for both places.
+"""Hook of mkdocs: adds pages from outside docs/, all config fields and a reference a subpackage.
 
 Documents link to files, as a forge shows them. In the site a link to a document leads to its page,
 one to a module of the package (its text `file.py::symbol` or not) to the docstring in the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import pathlib
 import posixpath
 import re
+import sys
 from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,6 +19,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_ROOT))
+
+from agent_gspo.config import fields  # noqa: E402 (of this clone)
+from agent_gspo.teams.roles import Role  # noqa: E402
+
 _PACKAGE = 'agent_gspo'
 _PAGES = {  # file of the repository -> page
   'README.md': 'index.md',
@@ -25,6 +31,10 @@ _PAGES = {  # file of the repository -> page
   'CHANGELOG.md': 'changelog.md',
   'benchmarks/README.md': 'measurements.md',
 }
+_FIELDS = 'configuration.md'
+_SOURCE_OF_FIELDS = f'{_PACKAGE}/config/fields.py'  # what a document links to
+# What a search shows after all other pages.
+_INTERNALS = ('reference/', 'changelog.md', 'contributing.md', 'decisions.md', 'measurements.md')
 _LINK = re.compile(r'(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]*)(?P<anchor>#[^)\s]*)?\)')
 
 
@@ -34,6 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if files.get_file_from_path(page):
       raise PluginError(f'{source} and another file would both be the page {page}.')
     files.append(File.generated(config, page, content=(_ROOT / source).read_text('utf-8')))
+  files.append(File.generated(config, _FIELDS, content=_configuration()))
   package = _ROOT / _PACKAGE
   rooms = {room: _modules((package / room).rglob('*.py')) for room in _rooms()}
   for room, modules in rooms.items():
@@ -49,6 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
   """Points the links of a document at what the site has."""
   here = page.file.src_uri
+  if here.startswith(_INTERNALS):
+    page.meta['search'] = {'boost': 0.001}  # titles have a boost of 1000
   source = {page: file for file, page in _PAGES.items()}.get(here, f'docs/{here}')
 
   def rewritten(match: re.Match[str]) -> str:
@@ -59,6 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
       page = _PAGES.get(target, target.removeprefix('docs/'))
       path = posixpath.relpath(page, posixpath.dirname(here) or '.')
       return f'{match["image"]}[{match["text"]}]({path}{match["anchor"] or ""})'
+    if target == _SOURCE_OF_FIELDS and '::' not in match['text']:
+      return f'[{match["text"]}]({posixpath.relpath(_FIELDS, posixpath.dirname(here) or ".")})'
     if target.startswith(f'{_PACKAGE}/') and target.endswith('.py'):
       symbol = re.search(r'::([\w.]+)', match['text'])
       name = '.'.join(filter(None, [_module(pathlib.Path(target)), symbol and symbol[1]]))
@@ -67,6 +82,34 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
   parts = re.split(r'(^```.*?^```$)', markdown, flags=re.DOTALL | re.MULTILINE)
   return ''.join(p if p.startswith('```') else _LINK.sub(rewritten, p) for p in parts)
+
+
+def _configuration() -> str:
+  """Returns the page of all config fields, each under a heading that a search finds."""
+  lines = [
+    '# Config fields',
+    'Every field is also a flag: `--config.learner.learning_rate=1e-6`. '
+    '`agent-gspo-train --config=tiny --print_config` prints the values of a config.',
+  ]
+  for section, found in fields.sections():
+    lines += [f'## {section.section}', fields.summary(section)] if section.section else []
+    lines += [line for field in found for line in _entry(field.path, field)]
+  lines += [
+    '## Fields of a role',
+    'A role is a dict of these, all optional: `team.roles.solver.cue`.',
+  ]
+  for field in fields.of(Role):
+    if field.path != 'name':
+      lines += _entry(f'team.roles.NAME.{field.path}', field)
+  return '\n\n'.join(lines)
+
+
+def _entry(path: str, field: fields.Field) -> list[str]:
+  allowed = f'; {field.allowed}' if field.allowed else ''
+  return [
+    f'### {path}',
+    f'{field.kind.__name__}, default `{field.default!r}`{allowed}. {field.meaning}',
+  ]
 
 
 def _rooms() -> list[str]:

@@ -186,8 +186,8 @@ def range_of(field: dataclasses.Field) -> Range:
   return field.metadata.get(_RANGE, Range())
 
 
-def meanings(section: type[Section]) -> dict[str, str]:
-  """Returns the meaning of each field, from `Attributes` in the docstring of a section."""
+def meanings(section: type) -> dict[str, str]:
+  """Returns the meaning of each field, from `Attributes` in the docstring of a dataclass."""
   listed = (inspect.getdoc(section) or '').partition('Attributes:\n')[2]
   found = re.findall(r'^  (\w+): (.*(?:\n {4}.*)*)', listed, re.MULTILINE)
   return {field: ' '.join(text.split()) for field, text in found}

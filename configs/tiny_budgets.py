@@ -1,7 +1,7 @@
 """configs/tiny.py with a budget told: how many tokens the conversation should take.
 
-Each question of a step has a budget of its own, which all agents read; there is no price, the
-reward takes off what an episode is away from it. The trained team is evaluated at four budgets:
+Each question has a budget of its own, which all agents read; there is no price, the reward takes
+off what an episode is away from it.
 
   python launch/train.py --config=configs/tiny_budgets.py --workdir=runs/tiny_budgets
 
@@ -18,7 +18,6 @@ from configs import tiny
 def get_config() -> config_dict.ConfigDict:
   config = tiny.get_config().unlock()
   config.steps = 2560
-
   config.budget.mode = 'target'
   config.budget.lambda_tok = 0.0
   config.budget.budget_episode = 20.0
@@ -28,16 +27,14 @@ def get_config() -> config_dict.ConfigDict:
   config.reward.length_reward = 'told_budget'
   config.reward.length_reward_options = 'weight=0.9'
   config.sft.follows_terms = 1.0  # a small budget is answered tersely from the first
-  # So that all lengths stay within reach: without it all budgets end at the same few tokens.
+  # Without it all budgets end at the same few tokens.
   config.objective.kl_coef = 0.01
   config.learner.learning_rate = 2e-4
-
   config.team.roles.informant.opening = '{budget} : {question} note : {note}'
   config.team.roles.solver.opening = '{budget} : {question}'
   config.team.roles.solver.cue = ' {left} answer :'  # of the budget, after the informants
   config.learner.pack_length = 256
 
   config.evaluation.told = (8.0, 12.0, 20.0, 40.0)
-  # Greedy: a budget is kept by the policy, not by a sampled slip of the tongue.
-  config.evaluation.temperature = 0.0
+  config.evaluation.temperature = 0.0  # a budget is kept by the policy, not by a sampled slip
   return config.lock()

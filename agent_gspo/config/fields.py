@@ -35,14 +35,15 @@ class Field:
   meaning: str
 
 
-def of(section: type[Section]) -> Iterator[Field]:
-  """Yields the fields of a section that are no sections themselves."""
+def of(section: Any) -> Iterator[Field]:
+  """Yields the fields of a dataclass with `Attributes` that are no sections themselves."""
   meanings, kinds = options.meanings(section), options.types_of(section)
   for field in dataclasses.fields(section):
     kind, _ = kinds[field.name]
     if issubclass(kind, Section):
       continue
-    path = f'{section.section}.{field.name}' if section.section else field.name
+    prefix = getattr(section, 'section', '')
+    path = f'{prefix}.{field.name}' if prefix else field.name
     default = {} if field.default is dataclasses.MISSING else field.default
     yield Field(path, kind, default, str(options.range_of(field)), meanings[field.name])
 

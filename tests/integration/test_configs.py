@@ -82,6 +82,13 @@ def test_docstring_says_how_to_run_it(file):
     assert named.partition(':')[0] == f'configs/{file.name}'
 
 
+def test_examples_in_the_docs_are_short():
+  text = (_ROOT / 'docs' / 'usage.md').read_text(encoding='utf-8').partition('### Examples')[2]
+  examples = re.findall(r'^\| \[`\w+`\]\(\.\./(\S+)\)', text, re.MULTILINE)
+  assert len(examples) == 5
+  assert all(len((_ROOT / file).read_text().splitlines()) <= 40 for file in examples)
+
+
 def _fields(config, prefix='') -> list[str]:
   found = []
   for key, value in config.items():

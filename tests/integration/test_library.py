@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -64,7 +65,7 @@ def test_algorithms_work_alone(block, tmp_path):
 
 
 def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
-  _, _, mine, config = _BLOCKS
+  mine, config = _BLOCKS[2:4]
   (tmp_path / 'mine.py').write_text(mine)
   (tmp_path / 'config.py').write_text(config)
   command = ('-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run')
@@ -82,6 +83,26 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   assert wrong.returncode == 2
   assert wrong.stderr.startswith("error: task.name='mine:Nothing': module 'mine' holds no 'Nothing")
   assert not (tmp_path / 'r2').exists()
+
+
+def test_callbacks_see_steps_and_evaluations_and_end_a_run(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  shown: dict = {}
+  exec(_BLOCKS[4], shown)
+  config = micro_run.get_config().unlock()
+  config.evaluation.every = 1
+  steps: list[int] = []
+  shown['print'] = lambda step, metrics: steps.append(step) if metrics else None
+  last = shown['train'](config)
+  assert last['label'] == 'trained'
+  assert steps == list(range(1, last['step'] + 1))
+  assert 2 <= last['step'] <= 6  # of 10: four questions have five accuracies, which rise at most
+  lines = (tmp_path / 'run' / 'eval.jsonl').read_text().splitlines()
+  during = [r['task/accuracy'] for r in map(json.loads, lines) if r['label'] == 'during']
+  assert len(during) == last['step']
+  assert during[-1] <= max(during[:-1])  # what stopped it
+  rises = [before < after for before, after in itertools.pairwise(during)]
+  assert all(rises[:-1])
 
 
 _ODD = {
