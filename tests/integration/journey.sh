@@ -61,7 +61,7 @@ agent-gspo-report run
 grep -q '<html' run/report.html
 
 echo '== ask'
-# A question of the task: the team knows only the words of its task.
+# Questions of the task: the team knows only the words of its task.
 python - <<'PYTHON'
 import json
 
@@ -69,13 +69,13 @@ from agent_gspo import make_task
 from configs import tiny
 
 task = make_task('relay', **tiny.get_config().task.options)
-question = task.questions('test')[0]
-lines = ({'question': question.text, 'notes': list(question.notes), 'answer': question.answer},)
-with open('own.jsonl', 'w') as file:
-  for line in lines * 4:
-    print(json.dumps(line | {'split': 'test'}), file=file)
+with open('asked.jsonl', 'w') as asked, open('own.jsonl', 'w') as own:
+  for question in task.questions('test')[:4]:
+    line = {'question': question.text, 'notes': question.notes}
+    print(json.dumps(line), file=asked)
+    print(json.dumps({**line, 'answer': question.answer, 'split': 'test'}), file=own)
 PYTHON
-agent-gspo-ask --workdir=run --file=own.jsonl | tail -5
+agent-gspo-ask --workdir=run --file=asked.jsonl | tail -n 5
 
 echo '== export'
 agent-gspo-export --workdir=run --out=model
@@ -102,6 +102,6 @@ assert found['questions'] == 4, found
 print('own questions:', found['task/accuracy'])"
 
 # == ask the export: enabled once --workdir takes an exported folder
-# agent-gspo-ask --workdir=model --file=own.jsonl | tail -5
+# agent-gspo-ask --workdir=model --file=asked.jsonl | tail -n 5
 
 echo '== done'
