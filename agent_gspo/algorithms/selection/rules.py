@@ -13,7 +13,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo import plugins
+from agent_gspo import plugins, streams
 from agent_gspo.algorithms.selection import posterior as posterior_lib
 from agent_gspo.algorithms.selection.posterior import Posterior
 from agent_gspo.values import shown
@@ -75,7 +75,7 @@ def choose(
 
 def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Chooses each question once per epoch, in one random order."""
-  order = np.random.default_rng((seed, 0)).permutation(len(free))
+  order = streams.generator(seed, streams.SELECTION_ORDER).permutation(len(free))
   order = np.roll(order, -int(state.drawn))
   return order[free[order]][:count]
 
@@ -146,7 +146,7 @@ def _evidence(state: SelectionState) -> tuple[np.ndarray, np.ndarray]:
 
 def _generator(state: SelectionState, seed: int) -> np.random.Generator:
   """Returns the random generator of this draw, seeded by `drawn`."""
-  return np.random.default_rng((seed, 6, int(state.drawn)))
+  return streams.generator(seed, streams.SELECTION, int(state.drawn))
 
 
 # `rule(state, free [Q] bool, count, seed)` returns distinct free questions.

@@ -1,0 +1,27 @@
+"""Names the random streams that the host draws from; jitted code has `sampling.keys`.
+
+The generator of a draw is seeded by the run's seed (SFT: its own), the stream's number and the
+identity of the draw, such as the step. So no draw depends on what was drawn before it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+SELECTION_ORDER = 0  # one order of the training questions
+SFT_ORDER = 1  # order of demonstrations, by epoch
+MINIBATCH_ORDER = 2  # order of a step's questions, by step
+SFT_TERMS = 2  # prices and budgets in demonstrations, by SFT step; kept at 2 as seeded runs had it
+SELECTION = 6  # choices of a selection rule, by questions drawn
+TERMS = 7  # prices and budgets in rollouts, by step and questions asked in it
+
+
+def generator(seed: int, stream: int, *draw: int) -> np.random.Generator:
+  """Returns the generator of one draw from a stream.
+
+  Args:
+    seed: Seed of the run, or of SFT.
+    stream: Number of the stream, one of this module's.
+    *draw: Identity of the draw.
+  """
+  return np.random.default_rng((seed, stream, *draw))
