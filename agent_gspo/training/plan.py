@@ -19,7 +19,7 @@ from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
-from agent_gspo.training import costs, temporaries
+from agent_gspo.training import costs
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -34,7 +34,7 @@ class Program:
   Attributes:
     name: Program name.
     arrays: Bytes of its arrays, by content.
-    temporaries: Estimate of `training.temporaries`, bytes.
+    temporaries: Estimate of `training.costs`, bytes.
     remedy: Advice that reduces its memory.
   """
 
@@ -247,8 +247,8 @@ def rollout_programs(
   step = min(sampler.prefill_rows, rows)
   pool = sum(_pool_bytes(sampler, rows, width))
   cache, _ = _pool_bytes(sampler, messages, columns + sampler.max_new_tokens)
-  of_prompts = temporaries.of_forward(model, placement, step, width)
-  of_tokens = temporaries.of_decode(
+  of_prompts = costs.forward_bytes(model, placement, step, width)
+  of_tokens = costs.decode_bytes(
     model, placement, messages, _weights(model), gather_once=sampler.gather_once
   )
   each_token = placement.cut_by_fsdp and not sampler.gather_once
@@ -295,7 +295,7 @@ def learner_programs(
     'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
     'model.remat=True.'
   )
-  estimate = temporaries.of_update(model, placement, rows, length, _weights(model))
+  estimate = costs.update_bytes(model, placement, rows, length, _weights(model))
   return (
     Program('the update', {'gradients': gradients}, estimate, smaller),
     Program("the optimizer's step", {'gradients': gradients}, gradients, smaller),

@@ -15,7 +15,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.training import costs, loop, plan, temporaries
+from agent_gspo.training import costs, loop, plan
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -104,7 +104,7 @@ def test_temporaries_are_near_those_of_this_machines_compiler(remat, attention):
   found = lowered.compile().memory_analysis().temp_size_in_bytes
   config = plan.recomputing(setup.model.config)
   weights = sum(x.size for x in jax.tree.leaves(state.trainable))
-  estimate = temporaries.of_update(config, ONE_DEVICE, rows, length, weights)
+  estimate = costs.update_bytes(config, ONE_DEVICE, rows, length, weights)
   assert 0.5 < estimate / found < 2
 
 
