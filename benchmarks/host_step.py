@@ -37,9 +37,9 @@ from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.tasks.base import Task
-from agent_gspo.training import plan, update_metrics
+from agent_gspo.training import plan
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs, metrics_of_sums
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import train_step
 from agent_gspo.types import Question, TrainBatch
@@ -64,13 +64,15 @@ def main() -> None:
     built = setup_lib.build(config_lib.check(_config(options.parts)))
   setup = dataclasses.replace(built, task=_LongQuestions(built.task))
   _free(setup.sampler, setup.tokenizer.encode(' ' + ' '.join(_VOCABULARY)), options.batch_s)
-  programs: Any = _FreePrograms(setup_lib.make_programs(setup))
-  state = setup_lib.init_state(setup, programs.compiled, setup.params)
+  learner = setup_lib.make_learner(setup)
+  programs: Any = _FreePrograms(learner.programs)
+  learner = dataclasses.replace(learner, programs=programs)
+  state = setup_lib.init_state(setup, setup.params)
   found = []
   with contextlib.redirect_stdout(sys.stderr), Progress(_STEPS) as progress:
     for step in range(_STEPS + 1):  # the first one meets its tokens for the first time
       with _profiled(options.profile and step == _STEPS):
-        result = train_step(setup, programs, state, progress)
+        result = train_step(setup, learner, state, progress)
       state = result.state
       found.append({k: v for k, v in result.metrics.items() if k.startswith('time/')})
   messages = result.rollout.messages
@@ -169,7 +171,7 @@ class _FreePrograms:
     """Hands the micro-batches to the devices, as the real one does."""
     for batch in micro_batches:
       jax.block_until_ready(self.compiled.placement.shard_rows(batch))
-    return state, update_metrics.of_sums(collections.defaultdict(float), 0.0)
+    return state, metrics_of_sums(collections.defaultdict(float), 0.0)
 
 
 @contextlib.contextmanager

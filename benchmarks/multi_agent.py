@@ -40,7 +40,7 @@ from agent_gspo.sampling.shapes import bucket
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Message, TrainBatch
 from benchmarks import common
 
@@ -110,7 +110,7 @@ def _config(topology: str, agents: int, rounds: int) -> dict[str, Any]:
 
 def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
   """Positions and seconds by part, with and without sharing and caches."""
-  programs = setup_lib.make_programs(setup)
+  programs = setup_lib.make_learner(setup).programs
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   naive_policy = _NaivePolicy(setup, policy)
   talk = lambda voice: (
@@ -140,7 +140,7 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
     packed = train_batches.with_values(packed, advantages=advantages)
     of_token[name] = _logprobs(programs, setup, packed, len(ours))
     update = lambda packed=packed: programs.optimizer_step(
-      setup_lib.init_state(setup, programs, setup.params), packed
+      setup_lib.init_state(setup, setup.params), packed
     )
     _, seconds = _timed(update)
     positions = sum(batch.tokens.size for batch in packed)
@@ -277,7 +277,7 @@ def _logprobs(
   programs: Programs, setup: setup_lib.Setup, batches: Sequence[TrainBatch], messages: int
 ) -> list[np.ndarray]:
   """The trainer's log-probs of each message's tokens."""
-  state = setup_lib.init_state(setup, programs, setup.params)
+  state = setup_lib.init_state(setup, setup.params)
   found: list[np.ndarray] = [np.zeros(0)] * messages
   for batch, logprobs in zip(batches, programs.logprobs(state, batches), strict=True):
     for row, slot in np.argwhere(batch.message_mask > 0):

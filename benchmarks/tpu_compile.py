@@ -60,7 +60,7 @@ from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import AXES, ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Message
 from benchmarks import tpu_compiler
 from benchmarks.hlo_text import Module

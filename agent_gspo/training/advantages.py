@@ -11,12 +11,12 @@ from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.inputs import AdvantageInputs
 from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.selection import posterior
+from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams.team import Team
 from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.message_worth import MessageWorth
-from agent_gspo.training.setup import Setup
-from agent_gspo.training.state import TrainState
 from agent_gspo.types import Message, RolloutBatch
 
 # Longest history that is compared (HGPO's K).
@@ -44,8 +44,9 @@ class MessageAdvantages:
 
 
 def message_advantages(
-  setup: Setup,
-  state: TrainState,
+  config: Config,
+  team: Team,
+  step: int,
   rollout: CollectedRollout,
   counts: MessageCounts,
   rewards: RewardTerms,
@@ -54,21 +55,22 @@ def message_advantages(
   """Returns the advantages of `M` messages under the config's estimator.
 
   Args:
-    setup: Run setup, with the estimator and its groups.
-    state: Training state; scheduled options follow its step.
+    config: Resolved run configuration.
+    team: Team, whose roles are functional groups.
+    step: Finished training steps; scheduled options follow them.
     rollout: Collected episodes.
     counts: Message counts, `M` messages.
     rewards: Reward terms of each message.
     worth: Gains of each message, for estimators that read them.
   """
-  options = setup.config.advantage
-  done = int(state.step) / max(setup.config.steps, 1)
+  options = config.advantage
+  done = step / max(config.steps, 1)
   inputs = estimator_inputs(
     rollout.batch,
     counts,
     rewards,
     grouping=options.grouping,
-    roles=[role.name for role in setup.team.roles],
+    roles=[role.name for role in team.roles],
     probability=np.asarray(posterior.probability(rollout.selection.posterior))[
       rollout.question_index
     ],

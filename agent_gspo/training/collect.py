@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from agent_gspo import streams
 from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.selection import rules
 from agent_gspo.sharding import hosts
@@ -18,8 +19,6 @@ from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
-
-_TERMS = 7  # random stream of the run's seed; 2 is the order of mini-batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
     )
     questions = [setup.questions[int(i)] for i in drawn]
     if setup.term_sheet is not None:
-      seed = (setup.config.seed, _TERMS, int(state.step), len(asked))
+      seed = (setup.config.seed, streams.TERMS, int(state.step), len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
     batch = _converse(setup, state, questions, progress)
     good = np.arange(missing)

@@ -1,4 +1,4 @@
-"""Builds SFT batches: demonstrations of a task, in the team's own prompts."""
+"""Builds SFT messages: demonstrations of a task, in the team's own prompts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo import streams
 from agent_gspo.algorithms import terms
 from agent_gspo.config import Config
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.packing import train_batches
 from agent_gspo.tasks.base import Task
 from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
@@ -23,7 +23,7 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.tools import Toolbox
 from agent_gspo.training.options import SFTOptions
-from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
+from agent_gspo.types import Message, Question, RolloutBatch
 
 _DRAWN = 8  # candidate texts, of which the one closest to the tokens left is used
 
@@ -37,7 +37,6 @@ class Demonstrations:
     team: Team whose prompts and topology are used.
     tokenizer: Tokenizer of the policy.
     config: Resolved run configuration.
-    adapters: Adapter index of each agent; None with at most one adapter.
     sheet: Term sheet of a conditioned team, drawn from as in training.
   """
 
@@ -45,7 +44,6 @@ class Demonstrations:
   team: Team
   tokenizer: Tokenizer
   config: Config
-  adapters: tuple[int, ...] | None = None
   sheet: terms.TermSheet | None = None
 
   @property
@@ -84,19 +82,14 @@ class Demonstrations:
     """Returns the passes through the questions after `step` steps."""
     return step * self.options.questions / len(self.questions)
 
-  def of_step(self, step: int) -> tuple[list[TrainBatch], float]:
-    """Returns the micro-batches of a step, and the share of its messages that was left out."""
+  def of_step(self, step: int) -> tuple[list[Message], float]:
+    """Returns the messages of a step, and the share of its messages that was left out."""
     shown, left_out = self.shown(step)
     drawn = random.Random(f'{self.seed}/{step}/shares')
     kept = [m for m in shown if self._share(m) >= 1 or drawn.random() < self._share(m)]
     if not kept:  # small shares of few questions
       kept = [m for m in shown if self._share(m)][:1]
-    micro_batches = self._packed(kept)
-    if self.options.decision_weight != 1:
-      holds = np.asarray([m.agent < self.note_holders for m in kept])
-      weights = np.where(holds, self.options.decision_weight, 1.0)
-      micro_batches = train_batches.with_first_token_weights(micro_batches, weights)
-    return micro_batches, left_out
+    return kept, left_out
 
   def shown(self, step: int) -> tuple[list[Message], float]:
     """Returns a step's messages before `role_shares` apply, and the share that was left out."""
@@ -105,14 +98,14 @@ class Demonstrations:
     batch = self._on_terms([self.questions[self._drawn(place)] for place in places], step)
     return self._messages(batch, random.Random(f'{self.seed}/{step}'))
 
-  def of_validation(self) -> dict[str, list[TrainBatch]]:
-    """Returns micro-batches of the validation split by role, the same in every call."""
+  def of_validation(self) -> dict[str, list[Message]]:
+    """Returns messages of the validation split by role, the same in every call."""
     shown, _ = self._messages(self._validation_questions, random.Random('validation'))
     by_role: dict[str, list[Message]] = {}
     for message in shown:
       if self._share(message):
         by_role.setdefault(self.team.roles[message.agent].name, []).append(message)
-    return {role: self._packed(messages) for role, messages in by_role.items()}
+    return by_role
 
   def silent_validation(self) -> RolloutBatch:
     """Returns episodes about the same validation questions in which all agents are silent."""
@@ -128,7 +121,9 @@ class Demonstrations:
   def _on_terms(self, questions: Sequence[Question], step: int) -> Sequence[Question]:
     if self.sheet is None:
       return questions
-    return terms.put(questions, self.sheet.draw(len(questions), (self.seed, 2, step)))
+    return terms.put(
+      questions, self.sheet.draw(len(questions), (self.seed, streams.SFT_TERMS, step))
+    )
 
   def _share(self, message: Message) -> float:
     """Returns the trained share of the messages of the author's role."""
@@ -237,18 +232,8 @@ class Demonstrations:
     asked = self.options.follows_terms * self.sheet.brevity(question.terms)
     return lambda probability: probability + asked * (1 - probability)
 
-  def _packed(self, messages: Sequence[Message]) -> list[TrainBatch]:
-    trained = self.adapters and {agent for agent, n in enumerate(self.adapters) if n >= 0}
-    return train_batches.pack_messages(
-      messages,
-      pack_length=self.config.learner.pack_length,
-      micro_batch_size=self.config.learner.micro_batch_size,
-      adapters=self.adapters,
-      trained=trained,
-    )
-
 
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-  entropy = (seed, 1, epoch) if epoch else (seed, 1)
-  return np.random.default_rng(entropy).permutation(count)
+  draw = (epoch,) if epoch else ()
+  return streams.generator(seed, streams.SFT_ORDER, *draw).permutation(count)

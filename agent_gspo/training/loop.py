@@ -10,8 +10,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import jax
-
 from agent_gspo import plugins, provenance
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
@@ -19,15 +17,14 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts, partners
-from agent_gspo.training import costs, sft_cache
+from agent_gspo.training import costs, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.interruption import Interruption
-from agent_gspo.training.programs import NonFiniteLossError
+from agent_gspo.training.policy_loss import NonFiniteLossError
 from agent_gspo.training.progress import PlainLog, Progress
 from agent_gspo.training.run_evaluations import RunEvaluations
-from agent_gspo.training.sft import Hooks, imitate
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, json_lines, lock, records
@@ -135,7 +132,7 @@ class Run:
     )
     self._check_steps()
     self.setup = setup_lib.build(parts)
-    self.programs = setup_lib.make_programs(self.setup)
+    self.learner = setup_lib.make_learner(self.setup)
     wandb_project = config.logging.wandb_project
     self.writer = (
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
@@ -179,11 +176,11 @@ class Run:
 
   def _saved(self) -> str:
     """Returns the step that the same command resumes from, '' for none."""
-    sft = self.sft_checkpoints
+    saves = self.sft_checkpoints
     if self.checkpoints.latest_step is not None:
       return str(self.checkpoints.latest_step)
-    if sft is not None and sft.latest_step is not None:
-      return f'{sft.latest_step} of SFT'
+    if saves is not None and saves.latest_step is not None:
+      return f'{saves.latest_step} of SFT'
     return ''
 
   def go(self) -> dict[str, Any]:
@@ -208,19 +205,20 @@ class Run:
       )
       state = None
       try:
-        if self.note:
-          progress.note(self.note)
-        if self.setup.plan is not None:
-          progress.note('\n'.join(self.setup.plan.lines(parts=False)))
-        progress.note(self._ties())
-        if self.resumed:
-          progress.note(f'resumed from the checkpoint at step {start}')
-        for line in odd:
-          progress.note(line)
-        for step, reason in self.checkpoints.damaged.items():
-          progress.note(f'that of step {step} is damaged ({reason}): now {step}.damaged')
-        for change in changes:
-          progress.note('{field}: {old} until step {step}, {new} from there'.format(**change))
+        notes = [
+          self.note,
+          '\n'.join(self.setup.plan.lines(parts=False)) if self.setup.plan else '',
+          self._ties(),
+          f'resumed from the checkpoint at step {start}' if self.resumed else '',
+          *odd,
+          *(
+            f'that of step {step} is damaged ({reason}): now {step}.damaged'
+            for step, reason in self.checkpoints.damaged.items()
+          ),
+          *map('{field}: {old} until step {step}, {new} from there'.format_map, changes),
+        ]
+        for note in filter(None, notes):
+          progress.note(note)
         with self.interruption.named('SFT'):
           state = self._begin(progress)
         self.interruption.meet()
@@ -305,7 +303,7 @@ class Run:
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
     """Saves the last finished step, unless its buffers were donated."""
     # A second Ctrl-C interrupts a step, which has donated the buffers of the previous state.
-    if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+    if state is not None and state_lib.is_whole(state):
       progress.note('interrupted: saving ...')
       self.checkpoints.save(state)
     self.checkpoints.wait()
@@ -318,13 +316,13 @@ class Run:
 
   def _begin(self, progress: Progress) -> TrainState:
     """Returns the state of the newest checkpoint, or a fresh one, after SFT if configured."""
-    setup, programs = self.setup, self.programs
+    setup = self.setup
     if self.resumed:
-      return self.checkpoints.restore(setup_lib.state_shapes(setup, programs))
+      return self.checkpoints.restore(setup_lib.state_shapes(setup))
     if not self.config.sft.is_asked_for:
-      return setup_lib.init_state(setup, programs, setup.params)
+      return setup_lib.init_state(setup, setup.params)
     params, done = self._warm_start(progress)
-    state = setup_lib.init_state(setup, programs, params)
+    state = setup_lib.init_state(setup, params)
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
@@ -334,18 +332,18 @@ class Run:
     """Returns the parameters after SFT, cached or trained, and a note for the user."""
     start, setup = time.monotonic(), self.setup
     # One process may have it in its cache, another one not.
-    file = sft_cache.file_of(self.config, setup.source, setup.tokenizer.fingerprint)
-    kept = hosts.agreed(lambda: sft_cache.load(file, setup.params))
+    file = sft.cache_file(self.config, setup.source, setup.tokenizer.fingerprint)
+    kept = hosts.agreed(lambda: sft.load_cached(file, setup.params))
     if kept is not None:
       return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.
     saves = self.sft_checkpoints = Checkpoints(
       self.workdir / _SFT_FOLDER, self.config, allow_changes=CHANGEABLE
     )
-    params, steps = imitate(setup, saves, self._sft_hooks(progress))
+    params, steps = sft.imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()
     if hosts.count() == 1:  # else no process has all parameters
-      sft_cache.save(file, params)
+      sft.save_cached(file, params)
     return params, f'SFT: {steps} steps in {time.monotonic() - start:.0f} s'
 
   def _remove_sft_checkpoints(self) -> None:
@@ -354,7 +352,7 @@ class Run:
     if hosts.is_first():
       shutil.rmtree(self.workdir / _SFT_FOLDER, ignore_errors=True)
 
-  def _sft_hooks(self, progress: Progress) -> Hooks:
+  def _sft_hooks(self, progress: Progress) -> sft.Hooks:
     """Returns the callbacks of SFT."""
 
     def records_so_far(step: int) -> list[dict[str, Any]]:
@@ -364,7 +362,7 @@ class Run:
         progress.note(f'resumed from step {step} of SFT')
       return hosts.agreed(lambda: records.supervised(self.workdir))
 
-    return Hooks(
+    return sft.Hooks(
       progress=lambda done, total, nats: progress.phase(
         f'SFT, {nats:.3f} nats a token', done, total
       ),
@@ -379,7 +377,7 @@ class Run:
     try:
       result = train_step(
         self.setup,
-        self.programs,
+        self.learner,
         state,
         progress,
         interruptible=lambda: self.interruption.allowed('this rollout'),

@@ -1,18 +1,17 @@
 """Measures what each message was worth to the agent that answers.
 
 The value of a set of messages is that of the answering agent's prompt after it has read these and
-no others (`answer_values`): the log-probability of the gold answer, for which nothing is sampled,
-or the mean score of replayed answers. `algorithms.attribution` divides it.
-
-Measured are the messages that the answering agent reads itself, not their effect through other
-readers, nor what the answering agent wrote.
+no others: the log-probability of the gold answer, for which nothing is sampled, or the mean score
+of answers sampled anew. `algorithms.attribution` divides it. Messages count that the answering
+agent reads itself, without their effect through other readers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,22 +20,25 @@ from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.evaluation import judgement
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
+from agent_gspo.sharding import hosts
+from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import MessageCounts, count_messages
+from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
-from agent_gspo.training import scoring
+from agent_gspo.teams.tools import speak
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.answer_values import GoldAnswers, Replays, Values
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
-  from agent_gspo.training.programs import Programs
+  from agent_gspo.training.learner import Learner
+  from agent_gspo.training.policy_loss import PolicyParams
   from agent_gspo.training.setup import Setup
   from agent_gspo.training.state import TrainState
 
-PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Prices of the oracle frontier, nats a token."""
+Prompt = tuple[int, np.ndarray]
+"""Index of a question in its batch, and int32 ids `[P]`."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
 
@@ -85,7 +87,7 @@ class MessageWorth:
 
 def of_step(
   setup: Setup,
-  programs: Programs,
+  learner: Learner,
   state: TrainState,
   batch: RolloutBatch,
   counts: MessageCounts,
@@ -94,12 +96,12 @@ def of_step(
   """Returns the worth of a rollout's messages under the current policy.
 
   Args:
-    setup: The run; its estimator says how values are divided.
-    programs: Score messages at the rollout's temperature.
-    state: The policy.
-    batch: Its episodes.
-    counts: Of their messages.
-    prices: As `communication.reward_terms` takes them.
+    setup: Run setup; its estimator says how values are divided.
+    learner: Scores messages at the temperature of the rollout.
+    state: Training state.
+    batch: Episodes of its policy.
+    counts: Message counts.
+    prices: Prices, see `communication.reward_terms`.
 
   Returns:
     None where the estimator reads no gains.
@@ -117,8 +119,7 @@ def of_step(
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
     values = Replays(*parts, policy, int(known['samples']))
   else:
-    logprobs = lambda scored: scoring.token_logprobs(setup, programs, state, scored)
-    values = GoldAnswers(*parts, logprobs)
+    values = GoldAnswers(*parts, functools.partial(learner.score, state))
   found = measure(*parts, name, values)
   scores, _ = batches.task_scores(batch)
   plain = communication.reward_terms(
@@ -133,18 +134,17 @@ def of_step(
 
 
 def of_evaluation(
-  setup: Setup, policy: scoring.PolicyParams, batch: RolloutBatch
+  setup: Setup, learner: Learner, policy: PolicyParams, batch: RolloutBatch
 ) -> dict[str, Any]:
   """Returns what messages were worth in the first episodes of an evaluation.
 
-  Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
-  what would be left had every message that gains less than a price been left unsaid: tokens a
-  question, and the mean probability of the gold answer at temperature 1. Nothing is sampled.
+  Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author. Nothing is sampled.
 
   Args:
-    setup: The run; `evaluation.worth_questions` episodes are measured.
-    policy: The answering agent's parameters.
-    batch: One episode a question.
+    setup: Run setup; `evaluation.worth_questions` episodes are measured.
+    learner: Scores messages at temperature 1.
+    policy: Parameters of the team.
+    batch: One episode per question.
   """
   count = min(setup.config.evaluation.worth_questions, len(batch.questions))
   if not count:
@@ -152,9 +152,8 @@ def of_evaluation(
   batch = batches.select(batch, range(count))
   counts = count_messages(batch)
   parts = setup.team, setup.task, setup.tokenizer, batch
-  logprobs = lambda scored: scoring.token_logprobs(setup, setup.scoring, policy, scored)
-  reader = _Reader(*parts, GoldAnswers(*parts, logprobs))
-  found = _measured(reader, 'leave_one_out')
+  values = GoldAnswers(*parts, functools.partial(learner.score, policy))
+  found = measure(*parts, 'leave_one_out', values)
   told, by_agent = ~np.isnan(found.gain) & ~counts.silent, []
   for agent, name in enumerate(batch.agent_names):
     row: dict[str, Any] = {'name': name}
@@ -162,20 +161,7 @@ def of_evaluation(
       of = found.gain[told & (counts.agent == agent) & (counts.relevant == flag)]
       row[f'{kind}_nats'] = float(of.mean()) if len(of) else None
     by_agent.append(row)
-  frontier = []
-  for price in PRICES:
-    unsaid = told & (found.gain < price * counts.written)
-    left_out = {*np.flatnonzero(unsaid).tolist()}
-    places = [reader.without(read, left_out) for read in reader.episodes]
-    values = reader.values()[places]
-    frontier.append(
-      {
-        'nats_per_token': price,
-        'tokens': counts.per_question(counts.written, ~unsaid),
-        'gold_probability': float(np.exp(values).mean()) if len(values) else None,
-      }
-    )
-  return {**found.metrics(counts), 'worth/agents': by_agent, 'worth/frontier': frontier}
+  return {**found.metrics(counts), 'worth/agents': by_agent}
 
 
 def measure(
@@ -184,32 +170,29 @@ def measure(
   """Returns the worth of the messages of some episodes.
 
   Args:
-    team: Whose last agent answers.
-    task: Gives the plain notes.
-    tokenizer: Of the policy.
-    batch: The episodes, `M` messages.
+    team: Team, whose last agent answers.
+    task: Task, with the plain notes.
+    tokenizer: Tokenizer of the policy.
+    batch: Episodes, `M` messages.
     name: Key of `attribution.ATTRIBUTIONS`. The plain note is measured for 'leave_one_out' only.
-    values: Values the answering agent's prompts.
+    values: Values prompts of the answering agent.
   """
-  return _measured(_Reader(team, task, tokenizer, batch, values), name)
-
-
-def _measured(reader: _Reader, name: str) -> MessageWorth:
-  """Reads all episodes of a fresh reader, see `measure`."""
-  for episode in range(len(reader.batch.episodes)):
+  reader = _Reader(team, task, tokenizer, batch, values)
+  for episode in range(len(batch.episodes)):
     reader.read(episode, name)
-  values = reader.values()
-  count, gold = len(reader.batch.messages), {}
+  of_prompts = values(reader.prompts)
+  count, gold = len(batch.messages), {}
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
   divide = attribution.ATTRIBUTIONS[name]
   for read in reader.episodes:
-    of = {coalition: values[place] for coalition, place in read.places.items()}
+    of = {coalition: of_prompts[place] for coalition, place in read.places.items()}
     gain[read.slots] = divide(of, read.said, read.slots)
-    answer = reader.gold(read)
-    if answer is not None:
-      gold[read.answer] = answer
+    if (answer := values.gold(read.places[read.said])) is not None:
+      fields = ('token_ids', 'logprobs', 'inserted', 'ended')
+      changed = {field: getattr(answer, field) for field in fields}
+      gold[read.answer] = dataclasses.replace(batch.messages[read.answer], text='', **changed)
   for slot, with_plain, without in reader.plain.values():
-    plain_gain[slot] = values[with_plain] - values[without]
+    plain_gain[slot] = of_prompts[with_plain] - of_prompts[without]
   return MessageWorth(gain, plain_gain, reader.plain_written, gold=gold)
 
 
@@ -218,14 +201,12 @@ class _Read:
   """An episode as the answering agent read it.
 
   Attributes:
-    episode: Index in the batch.
     answer: Index of the answering agent's last message.
     said: Messages that were read.
     slots: All slots in reading order, indices of messages.
     places: Of the value of each coalition that an attribution reads.
   """
 
-  episode: int
   answer: int
   said: attribution.Coalition
   slots: list[int]
@@ -238,7 +219,7 @@ class _Reader:
   def __init__(
     self, team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch, values: Values
   ):
-    self._team, self._task, self.batch, self._of = team, task, batch, values
+    self._team, self._task, self._batch, self._values = team, task, batch, values
     self._agent = team.num_agents - 1
     self._writers = team.prompt_writers(tokenizer)
     self._by_turn = {(m.episode, m.agent, m.round): i for i, m in enumerate(batch.messages)}
@@ -248,19 +229,18 @@ class _Reader:
         self._own.setdefault(message.episode, []).append(message)
     self._plain_notes: dict[tuple[int, int], np.ndarray] = {}  # by author and question
     self._places: dict[Hashable, int] = {}
-    self._prompts: list[tuple[int, np.ndarray]] = []  # question and prompt of each value
+    self.prompts: list[Prompt] = []  # of each place
     self.episodes: list[_Read] = []
     # Question, agent and round -> slot, and places of the values with the plain note and without.
     self.plain: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     self.plain_written = np.zeros(len(batch.messages), int)
-    self._values = np.zeros(0)
 
   def read(self, episode: int, name: str) -> None:
     """Collects the prompts that an attribution needs of an episode."""
-    own, question = self._own.get(episode, []), self.batch.episodes[episode].question
-    if not own or not self._of.covers(question):
+    own, question = self._own.get(episode, []), self._batch.episodes[episode].question
+    if not own or not self._values.covers(question):
       return
-    messages, agent = self.batch.messages, self._agent
+    messages, agent = self._batch.messages, self._agent
     slots = [self._by_turn[episode, *turn] for m in own for turn in m.read_from if turn[0] != agent]
     said = {slot: messages[slot].said for slot in slots if messages[slot].reaches(agent)}
     value = lambda told: self._place(own, question, told)
@@ -269,7 +249,7 @@ class _Reader:
     coalitions = attribution.coalitions(name, everything, slots)
     places = {coalition: value(kept(coalition)) for coalition in coalitions}
     answer = self._by_turn[episode, agent, own[-1].round]
-    self.episodes.append(_Read(episode, answer, everything, slots, places))
+    self.episodes.append(_Read(answer, everything, slots, places))
     for slot in slots:
       note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = len(note)
@@ -278,48 +258,25 @@ class _Reader:
         without = kept(everything - {slot})
         self.plain[key] = slot, value({**without, slot: note}), value(without)
 
-  def values(self) -> np.ndarray:
-    """Returns the value of each prompt collected so far, float64 `[places]`."""
-    new = self._prompts[len(self._values) :]
-    if new:
-      self._values = np.concatenate([self._values, self._of(new)])
-    return self._values
-
-  def gold(self, read: _Read) -> Message | None:
-    """Returns the gold answer in the place of the answering agent's, after `values`."""
-    found = self._of.gold(read.places[read.said])
-    if found is None:
-      return None
-    fields = ('token_ids', 'logprobs', 'inserted', 'ended')
-    own = self.batch.messages[read.answer]
-    return dataclasses.replace(own, text='', **{field: getattr(found, field) for field in fields})
-
-  def without(self, read: _Read, slots: Collection[int]) -> int:
-    """Returns the place of the value of an episode had some slots been silent."""
-    messages = self.batch.messages
-    kept = {slot: messages[slot].said for slot in sorted(read.said - {*slots})}
-    question = self.batch.episodes[read.episode].question
-    return self._place(self._own[read.episode], question, kept)
-
   def _place(self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]) -> int:
     """Returns the place of the answering agent's last prompt had it read `told` alone.
 
     Episodes of a question in which the same was written share it, and it is built once.
     """
-    messages = self.batch.messages
+    messages = self._batch.messages
     author = lambda slot: (messages[slot].agent, messages[slot].round)
     read = tuple(sorted((*author(slot), ids.tobytes()) for slot, ids in told.items()))
     key = question, read, tuple(m.token_ids.tobytes() for m in own[:-1])
-    place = self._places.setdefault(key, len(self._prompts))
-    if place == len(self._prompts):
-      self._prompts.append((question, self._prompt(own, question, told)))
+    place = self._places.setdefault(key, len(self.prompts))
+    if place == len(self.prompts):
+      self.prompts.append((question, self._prompt(own, question, told)))
     return place
 
   def _prompt(
     self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]
   ) -> np.ndarray:
     """Returns int32 `[P]`, the last prompt of the answering agent had it read `told` alone."""
-    asked: Question = self.batch.questions[question]
+    asked: Question = self._batch.questions[question]
     conversation = self._writers[self._agent].begin(asked, self._agent)
     for message in own:
       slots = ((turn[0], self._by_turn[message.episode, *turn]) for turn in message.read_from)
@@ -331,7 +288,181 @@ class _Reader:
   def _plain_note(self, author: int, question: int) -> np.ndarray:
     """Returns int32 ids of the author's plain note, cut to its cap."""
     if (author, question) not in self._plain_notes:
-      text = self._task.plain_message(self.batch.questions[question], author)
+      text = self._task.plain_message(self._batch.questions[question], author)
       ids = self._writers[author].written_ids(text)
       self._plain_notes[author, question] = ids[: self._team.message_cap(author)]
     return self._plain_notes[author, question]
+
+
+def scored_message(
+  episode: int, agent: int, prompt: np.ndarray, tokens: np.ndarray, **fields: Any
+) -> Message:
+  """Returns a message that nobody wrote, int `[P]` and `[W]`, to be scored."""
+  return Message(
+    episode=episode,
+    agent=agent,
+    round=0,
+    layer=0,
+    prompt_ids=prompt,
+    token_ids=np.asarray(tokens, np.int32),
+    logprobs=np.zeros(len(tokens), np.float32),
+    ended=True,
+    text='',
+    **fields,
+  )
+
+
+class Values(Protocol):
+  """Values prompts of the answering agent."""
+
+  def covers(self, question: int) -> bool:
+    """Returns whether answers to this question have a value."""
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the value of each prompt, float64 `[n]`."""
+
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
+
+
+class _Form(NamedTuple):
+  """A gold answer.
+
+  Attributes:
+    ids: int32 `[W + 1]`, with its stop token.
+    unscored: Which are given or a tool's, bool `[W + 1]`.
+    whole: Whether none is given.
+  """
+
+  ids: np.ndarray
+  unscored: np.ndarray
+  whole: bool
+
+
+class GoldAnswers:
+  """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
+
+  Each form is ended as the answering agent ends its messages in the batch.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    logprobs: Callable[[Sequence[Message]], Sequence[np.ndarray]],
+  ):
+    self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
+    self._agent = team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._toolbox = team.toolboxes(tokenizer)[self._agent]
+    used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
+    usual = sorted(end for end in used if not self._writer.tail(end))
+    self._ends = usual or [self._writer.end_id]
+    self._forms: dict[int, list[_Form]] = {}
+    self._likeliest: list[Message | None] = []
+
+  def covers(self, question: int) -> bool:
+    """Returns whether a gold answer fits the answering agent's messages."""
+    return bool(self._forms_of(question))
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the log-probability of the gold answer after each prompt, float64 `[n]`."""
+    forms = [self._forms_of(question) for question, _ in prompts]
+    asked = [(place, form) for place, some in enumerate(forms) for form in some]
+    scored = [
+      scored_message(place, self._agent, prompts[place][1], form.ids, inserted=form.unscored)
+      for place, form in asked
+    ]
+    found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
+    likeliest: list[Message | None] = [None] * len(prompts)
+    logprobs_of = self._logprobs(scored) if scored else ()
+    for (place, form), message, tokens in zip(asked, scored, logprobs_of, strict=True):
+      total = tokens.sum()
+      found[place] = np.logaddexp(found[place], total)
+      if form.whole and total > best[place]:
+        logprobs = np.zeros(len(message.token_ids), np.float32)
+        logprobs[message.sampled] = tokens
+        best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
+    self._likeliest = likeliest
+    return found
+
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
+    return self._likeliest[place]
+
+  def _forms_of(self, question: int) -> list[_Form]:
+    if question not in self._forms:
+      writer, cap = self._writer, self._team.message_cap(self._agent)
+      found = []
+      for given, text in self._task.gold_messages(self._batch.questions[question]):
+        ids = writer.written_ids(given + text)
+        before = len(writer.written_ids(given))
+        for end in self._ends if 0 < len(ids) - before < cap else ():
+          whole = np.append(ids, np.int32(end))
+          unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
+          found.append(_Form(whole, unscored, before == 0))
+      self._forms[question] = found
+    return self._forms[question]
+
+
+class Replays:
+  """Mean task score of answers sampled anew (as C3, arXiv 2603.06859, does with rollouts).
+
+  For tasks without a gold text. Each process samples its share of the prompts.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    policy: Policy,
+    samples: int,
+  ):
+    self._team, self._task, self._batch = team, task, batch
+    self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._toolboxes = team.toolboxes(tokenizer)
+
+  def covers(self, question: int) -> bool:
+    """Returns True: every answer can be graded."""
+    del question
+    return True
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
+    first = len(self._batch.episodes)  # keys of replays are no episode's
+    own = range(len(prompts))[hosts.share(len(prompts))]
+    turns = [
+      self._turn(*prompts[i], sample=first + i * self._samples + k)
+      for i in own
+      for k in range(self._samples)
+    ]
+    scores: list[float] = []
+    if turns:
+      out = speak(self._policy, turns, self._toolboxes)
+      written = zip(out.token_ids, out.ended, strict=True)
+      answers = [self._team.body(self._writer.text(ids, bool(ended))) for ids, ended in written]
+      scores = checked.scores(self._task, [turn.question for turn in turns], answers)
+    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
+    return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+
+  def gold(self, place: int) -> None:
+    """Returns None: no text is known to be right."""
+    del place
+
+  def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
+    return Turn(
+      question=self._batch.questions[question],
+      sample=sample,
+      agent=self._agent,
+      round=self._team.topology.rounds - 1,
+      prompt_ids=prompt,
+      delivered={},
+      limit=self._team.message_cap(self._agent),
+      stop_ids=self._writer.stop_ids,
+      end_id=self._writer.end_id,
+    )

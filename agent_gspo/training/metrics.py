@@ -18,10 +18,10 @@ from agent_gspo.rewards import communication
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training.advantages import MessageAdvantages
 from agent_gspo.training.collect import CollectedRollout
-from agent_gspo.training.minibatches import Minibatch
-from agent_gspo.training.setup import Setup
+from agent_gspo.training.learner import Minibatch
 
 _RELEVANT_PAYS = 0.5  # least share of relevant notes that should gain more than they cost
 _NOISE_CLIPPED = 0.02  # share of messages of a first mini-batch
@@ -46,7 +46,8 @@ class Clock:
 
 
 def of_step(
-  setup: Setup,
+  config: Config,
+  sharing: Sharing,
   rollout: CollectedRollout,
   all_counts: MessageCounts,
   rewards: RewardTerms,
@@ -57,14 +58,14 @@ def of_step(
   """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
   messages = rollout.batch.messages
   micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
-  learned, learns = advantages.messages, setup.sharing.learns
+  learned, learns = advantages.messages, sharing.learns
   trained = [learned[i] for m in minibatches for i in m.index]
   return {
     'advantage/tied_groups': advantages.tied_groups,
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
     'advantage/kept': float(advantages.kept.mean()),
     **communication.summary(
-      setup.config.reward,
+      config.reward,
       rewards,
       np.asarray([message.episode for message in messages]),
       len(rollout.batch.episodes),
@@ -72,9 +73,9 @@ def of_step(
     'task/accuracy': float(batches.task_scores(rollout.held)[0].mean()),
     'selection/questions_asked': float(len(rollout.asked)),
     **of_rollout(all_counts),
-    **(of_graph(all_counts) if setup.team.addressing else {}),
+    **(of_graph(all_counts) if config.team.addressing else {}),
     **train_batches.positions([m for m in trained if learns(m.agent)], micro_batches),
-    **_measured(setup.config, of_updates(updates)),
+    **_measured(config, of_updates(updates)),
     'memory/peak_mb': peak_mb(),
   }
 

@@ -1,4 +1,4 @@
-"""Computes the loss of packed messages, jit-traced: log-probs, objective, penalties, metrics.
+"""Compiles the policy update: the loss of packed messages, its gradient, an optimizer step.
 
 `R` rows of `T` columns, `L` loss tokens and `S` message slots, see `types.TrainBatch`.
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from agent_gspo.algorithms.objectives import behaviour, kl
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
@@ -21,13 +23,15 @@ from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.state import Flat
-from agent_gspo.training.update_metrics import LENGTH_RANGES
+from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
 
 Sums = dict[str, jax.Array]
+Totals = tuple[Flat, Sums]
+"""Gradients and sums, `[replicas, ...]` each."""
 
-
+# Half-open ranges of message length (stop token included) with a clip fraction of their own.
+LENGTH_RANGES = ((1, 8), (8, 16), (16, 32), (32, 10**9))
 _SUMS = (
   'objective',
   'count',
@@ -43,6 +47,26 @@ _SUMS = (
   'sampler_gap_max',
   'kl',
 )
+
+
+class NonFiniteLossError(FloatingPointError):
+  """The loss or gradient of a mini-batch is NaN or infinite."""
+
+
+class UncountedLossError(ValueError):
+  """A custom objective counted nothing in a mini-batch, yet its total is not 0."""
+
+
+class PolicyParams(NamedTuple):
+  """Parameters of a policy, flat, as `TrainState` has them."""
+
+  trainable: Any
+  frozen: Any
+
+  @classmethod
+  def of(cls, params: Params) -> PolicyParams:
+    """Returns nested parameters in that form."""
+    return cls(flax.traverse_util.flatten_dict(params), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +118,7 @@ class PolicyLoss:
     heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
     # total and each entry of sums: [n], one value for each of the replica's n row shards.
     total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, batch)
-    return total.sum(), merge(sums)
+    return total.sum(), _merge(sums)
 
   def _of_rows(
     self, heads: tuple[Params, ...], hidden: tuple[jax.Array, ...], batch: TrainBatch
@@ -194,7 +218,172 @@ class PolicyLoss:
     return dict.fromkeys(names, np.float32(0))
 
 
-def merge(sums: Sums) -> Sums:
+class Programs:
+  """Compiled programs that learn from packed messages; immutable.
+
+  Attributes:
+    optimizer: Optimizer of the trainable parameters.
+    loss: Loss of a micro-batch.
+    accumulate: Compiled; adds gradients and sums of one micro-batch.
+    apply: Compiled; takes the optimizer step on the accumulated gradients.
+    placement: Placement of parameters, gradients and micro-batch rows.
+  """
+
+  def __init__(
+    self,
+    model: Transformer,
+    objective: Callable[[PackedTokens], Objective],
+    optimizer: optax.GradientTransformation,
+    temperature: float,
+    *,
+    placement: Placement = ONE_DEVICE,
+    **options: Any,
+  ):
+    """Prepares the programs; each is compiled when it first runs.
+
+    Args:
+      model: Policy model.
+      objective: Objective to maximize, a function of packed tokens.
+      optimizer: Optimizer of the trainable parameters.
+      temperature: Sampling temperature of the rollout.
+      placement: Placement of parameters, gradients and micro-batch rows.
+      **options: Further attributes of `PolicyLoss`.
+    """
+    self.loss = PolicyLoss(model, objective, temperature, placement=placement, **options)
+    self.optimizer, self.placement = optimizer, placement
+    self._config = model.config
+    self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
+    self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
+    self._no_totals = jax.jit(self.no_totals)
+    whole = placement.replicated if placement.spans_processes else None  # read by all processes
+    scores = lambda i: jax.jit(
+      placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[i] * of[-1].loss_mask, 2),
+      out_shardings=whole,
+    )
+    self._logprobs, self._entropies = scores(0), scores(1)
+
+  def optimizer_step(
+    self, state: TrainState, micro_batches: Sequence[TrainBatch]
+  ) -> tuple[TrainState, dict[str, float]]:
+    """Takes one optimizer step on the micro-batches of a mini-batch; consumes `state`.
+
+    Gradients, objective and counts are summed over micro-batches and divided once.
+
+    Args:
+      state: State before the step; its trainable buffers are donated. Its `reference` is read if
+        `kl_coef > 0`.
+      micro_batches: Micro-batches of one shape.
+
+    Returns:
+      The new state and the mini-batch's metrics.
+
+    Raises:
+      NonFiniteLossError: Loss or gradient is not finite.
+      UncountedLossError: The objective's count is 0 but its total is not.
+    """
+    totals = self._no_totals(state.trainable)
+    for batch in map(self.placement.shard_rows, micro_batches):
+      totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
+    trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
+    found = {name: float(value) for name, value in sums.items()}
+    grad_norm = found.pop('grad_norm')
+    objective = found['objective'] / max(found['count'], 1.0)
+    metrics = metrics_of_sums(found, grad_norm)
+    if found['count'] < 0 or (found['count'] == 0 and found['objective'] != 0):
+      raise UncountedLossError(f'count={found["count"]} for total={found["objective"]}')
+    if not (np.isfinite(objective) and np.isfinite(metrics['policy/grad_norm'])):
+      raise NonFiniteLossError(
+        f'objective={objective}, gradient norm={metrics["policy/grad_norm"]}'
+      )
+    return dataclasses.replace(state, trainable=trainable, opt_state=opt_state), metrics
+
+  def logprobs(
+    self, state: TrainState | PolicyParams, micro_batches: Sequence[TrainBatch]
+  ) -> list[np.ndarray]:
+    """Returns the trainer's log-prob of each loss token, float32 `[R, L]` per micro-batch."""
+    placed = map(self.placement.shard_rows, micro_batches)
+    return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]
+
+  def entropies(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
+    """Returns the policy's entropy at each loss token, nats, float32 `[R, L]` per micro-batch.
+
+    Raises:
+      ValueError: These programs do not measure entropy.
+    """
+    if not self.loss.entropy:
+      raise ValueError('Programs.entropies needs entropy=True.')
+    placed = map(self.placement.shard_rows, micro_batches)
+    return [np.asarray(self._entropies(state.trainable, state.frozen, b)) for b in placed]
+
+  def no_totals(self, trainable: Flat) -> Totals:
+    """Returns zero-initialized accumulators `[replicas, ...]` for `accumulate`."""
+    zeros = lambda x: jnp.zeros((self.placement.replicas, *x.shape), x.dtype)
+    grads = jax.tree.map(zeros, trainable)
+    return self._cut_totals((grads, jax.tree.map(zeros, self.loss.no_sums())))
+
+  def _accumulated(self, trainable, frozen, reference, totals: Totals, batch: TrainBatch) -> Totals:
+    """Adds the gradients and sums of one more micro-batch to `totals`."""
+
+    def of_replica(trainable, frozen, reference, totals, batch):  # totals: [1, ...] each
+      grads, sums = jax.grad(self.loss, has_aux=True)(trainable, frozen, reference, batch)
+      old_grads, old_sums = totals
+      return jax.tree.map(jnp.add, old_grads, jax.tree.map(lambda g: g[None], grads)), {
+        name: (jnp.maximum if name.endswith('_max') else jnp.add)(old_sums[name], value[None])
+        for name, value in sums.items()
+      }
+
+    mapped = self.placement.by_replica(of_replica, whole=3)
+    return self._cut_totals(mapped(trainable, frozen, reference, totals, batch))
+
+  def _applied(self, trainable, opt_state, totals: Totals):
+    """Returns parameters and optimizer state after one step on the mean gradient, and the sums."""
+    grads, sums = totals
+    sums = _merge(sums)
+    count = jnp.maximum(sums['count'], 1.0)
+    # The all-reduce over replicas, once per mini-batch: [replicas, ...] -> [...].
+    grads = self._cut(jax.tree.map(lambda g: g.sum(axis=0) / count, grads))
+    updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
+    trainable = optax.apply_updates(trainable, updates)
+    sums['grad_norm'] = optax.tree.norm(grads)
+    return self._cut(trainable), self._cut(opt_state), sums
+
+  def _cut(self, tree: Any) -> Any:
+    return self.placement.constrain(tree, partition.shardings(tree, self._config, self.placement))
+
+  def _cut_totals(self, totals: Totals) -> Totals:
+    return self.placement.constrain(
+      totals, partition.replica_shardings(totals, self._config, self.placement)
+    )
+
+
+def metrics_of_sums(sums: Mapping[str, float], grad_norm: float) -> dict[str, float]:
+  """Returns means from the sums of `PolicyLoss` over the micro-batches of a mini-batch."""
+  count, tokens = max(sums['messages'], 1.0), max(sums['tokens'], 1.0)
+  metrics = {
+    'policy/objective': sums['objective'] / max(sums['count'], 1.0),
+    'policy/ratio_mean': sums['ratio'] / count,
+    'policy/ratio_error_max': sums['ratio_error_max'],
+    'policy/clip_fraction': sums['clipped'] / count,
+    'policy/entropy': sums['entropy'] / tokens,
+    'policy/logprob_gap_mean': sums['gap'] / tokens,
+    'policy/logprob_gap_max': sums['gap_max'],
+    'policy/sampler_gap_mean': sums['sampler_gap'] / tokens,
+    'policy/sampler_gap_max': sums['sampler_gap_max'],
+    'policy/grad_norm': grad_norm,
+    'policy/kl': sums['kl'] / count,
+  }
+  if 'tis_weight' in sums:
+    metrics['policy/tis_weight_mean'] = sums['tis_weight'] / count
+    metrics['policy/tis_truncated'] = sums['tis_truncated'] / count
+  for low, high in LENGTH_RANGES:
+    if sums[f'count_{low}']:
+      name = f'{low}' if high == low + 1 else f'{low}_up' if high > 1e6 else f'{low}-{high - 1}'
+      share = sums[f'clipped_{low}'] / sums[f'count_{low}']
+      metrics[f'policy/clip_fraction_length_{name}'] = share
+  return metrics
+
+
+def _merge(sums: Sums) -> Sums:
   """Reduces sums and maxima `[n]` of `n` parts of a batch to scalars."""
   return {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
 

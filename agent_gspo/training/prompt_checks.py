@@ -116,7 +116,7 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
   if not parts.training or not parts.config.sft.is_asked_for:
     return
   shown, _ = Demonstrations(
-    parts.task, parts.team, tokenizer, parts.config, sheet=parts.term_sheet
+    parts.task, parts.team, tokenizer, parts.config, parts.term_sheet
   ).shown(0)
   if not shown:
     raise ValueError(
@@ -222,12 +222,7 @@ def _check_lengths(
 ) -> tuple[PromptLengths, ...]:
   """Checks the longest prompts that the questions can lead to, all messages at their caps."""
   team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
-  if cap >= context:
-    raise ValueError(
-      f"team.max_message_tokens={cap} leaves no room for a prompt in the model's context of "
-      f'{context} tokens. Lower it.'
-    )
-  worst, found = (0, ''), []
+  read, learned, found = (0, ''), (0, ''), []  # most tokens, and the question
   longest = functools.cache(functools.partial(_longest, tokenizer, questions))
   noted = max((len(q.notes) for q in questions), default=0)
   writers = team.prompt_writers(tokenizer)
@@ -240,22 +235,20 @@ def _check_lengths(
     conversation = writer.begin(question, agent)
     turns = tuple(lengths(question))
     found.append(PromptLengths(len(conversation.prompt([], left)), turns))
-    for prompt in turns:
-      # The sampler's rows have room for the team's longest message.
-      if prompt + cap > context:
-        raise ValueError(
-          f'question {question.id} can lead to a prompt and message of {prompt + cap} tokens, but '
-          f"the model's context is {context}. Shorten the roles' examples, lower team.rounds or "
-          'team.max_message_tokens.'
-        )
-      worst = max(worst, (prompt + team.message_cap(agent), question.id))
-  needed, question_id = worst
-  longest_row = parts.config.learner.pack_length
-  if parts.training and needed > longest_row:
+    # The sampler's rows have room for the team's longest message.
+    read = max(read, (max(turns) + cap, question.id))
+    learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
+  leads = 'question {1} can lead to a prompt and message of {0} tokens'.format
+  if read[0] > context:
     raise ValueError(
-      f'learner.pack_length={longest_row} is too short: question {question_id} can lead to a '
-      f'prompt and message of {needed} tokens. Set '
-      f'learner.pack_length={-(-needed // 64) * 64} or more.'
+      f"{leads(*read)}, but the model's context is {context}. Shorten the roles' examples, lower "
+      f'team.rounds or team.max_message_tokens={cap}.'
+    )
+  row = parts.config.learner.pack_length
+  if parts.training and learned[0] > row:
+    raise ValueError(
+      f'learner.pack_length={row} is too short: {leads(*learned)}. Set '
+      f'learner.pack_length={-(-learned[0] // 64) * 64} or more.'
     )
   return tuple(found)
 

@@ -1,20 +1,191 @@
-"""Makes the evaluations of one run, and reuses those already in its workdir."""
+"""Evaluates the team of a run, once however often the run is stopped."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_gspo.evaluation import transcripts
+import numpy as np
+
+from agent_gspo.evaluation import evaluate as evaluation
+from agent_gspo.evaluation import judgement, transcripts, variants
+from agent_gspo.models import partition
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.team import Team
+from agent_gspo.training import message_worth
+from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.learner import Learner
+from agent_gspo.training.message_worth import scored_message
+from agent_gspo.training.policy_loss import PolicyParams
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import TrainState
+from agent_gspo.types import Message, Question, RolloutBatch
 from agent_gspo.values import is_number
 from agent_gspo.workdir import records
 from agent_gspo.workdir.writers import RunWriter
+
+BASELINES = ('constant answer', 'single agent')
+JUDGED = 256
+"""Episodes of an evaluation whose authors' judgment is measured, at most."""
+
+Show = Callable[[int, int], None]
+"""Called with finished and all questions."""
+
+
+def questions(
+  setup: Setup, count: int, split: str = '', told: float | None = None
+) -> list[Question]:
+  """Returns `count` evaluation questions, of the configured split by default.
+
+  Args:
+    setup: Run setup.
+    count: Number of questions.
+    split: Split of the questions.
+    told: Price or budget of a conditioned team; None for that of evaluations.
+  """
+  found = evaluation.evaluated_questions(setup.task, setup.config.evaluation, count, split)
+  terms = setup.terms(told)
+  return [dataclasses.replace(question, terms=terms) for question in found]
+
+
+def evaluate(
+  setup: Setup,
+  scorer: Learner,
+  params: Params,
+  *,
+  label: str,
+  step: int,
+  count: int,
+  split: str = '',
+  told: float | None = None,
+  alone: bool = False,
+  show: Show = lambda done, total: None,
+) -> tuple[dict[str, Any], RolloutBatch]:
+  """Evaluates a team; every evaluation of a split has the same questions and the same noise.
+
+  Args:
+    setup: Run setup.
+    scorer: Scores messages, see `setup.make_scorer`.
+    params: Parameters of the team.
+    label: Label of the record.
+    step: Training step of the parameters.
+    count: Number of questions.
+    split: Split of the questions; the configured one by default.
+    told: Price or budget of a conditioned team; None for that of evaluations.
+    alone: Ask the deciding agent without its teammates.
+    show: Displays progress.
+
+  Returns:
+    Record for `eval.jsonl`, and the episodes.
+  """
+  options = setup.config.evaluation
+  # Once, for the sampler and for scoring: untrained parameters may be in a file.
+  params = partition.place(params, setup.model.config, setup.placement)
+  who = variants.self_consistency(setup.team, 1) if alone else variants.itself(setup.team)
+  policy = setup.policy(params, stream='eval', step=0, temperature=options.temperature)
+  figures, batch = evaluation.evaluate(
+    who.team,
+    setup.task,
+    setup.tokenizer,
+    [who.question(question) for question in questions(setup, count, split, told)],
+    who.policy(policy),
+    batch_questions=options.batch_questions,
+    progress=show,
+  )
+  if not alone:
+    scored = PolicyParams.of(params)
+    figures |= judgment(setup.team, setup.tokenizer, scorer, scored, batch)
+    figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
+  head = {
+    'step': step,
+    'label': label,
+    'split': split or options.split,
+    'temperature': options.temperature,
+  }
+  return {**head, **figures}, batch
+
+
+def baselines(
+  setup: Setup, scorer: Learner, params: Params, count: int, show: Show
+) -> list[dict[str, Any]]:
+  """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
+
+  A team of one has no single-agent baseline, nor has a task with an episode of its own.
+  """
+  constant = evaluation.constant_answer(questions(setup, count), setup.config.evaluation.split)
+  found = [{'step': 0, **constant}]
+  if setup.team.num_agents > 1 and not setup.task.converse:
+    label = BASELINES[1]
+    alone, _ = evaluate(
+      setup, scorer, params, label=label, step=0, count=count, alone=True, show=show
+    )
+    found.append(alone)
+  return found
+
+
+def log_silence(
+  team: Team,
+  tokenizer: Tokenizer,
+  learner: Learner,
+  policy: TrainState | PolicyParams,
+  messages: Sequence[Message],
+) -> np.ndarray:
+  """Returns the log-probability that each author says nothing, float64 `[M]`, nats.
+
+  Args:
+    team: Team of the authors.
+    tokenizer: Tokenizer of the policy.
+    learner: Scores messages.
+    policy: Parameters of the authors.
+    messages: Messages whose prompts are read; equal prompts of an agent are computed once.
+  """
+  writers = team.prompt_writers(tokenizer)
+  place: dict[tuple[int, bytes], int] = {}
+  ends: list[Message] = []
+  index = np.zeros(len(messages), int)
+  for m, message in enumerate(messages):
+    key = (message.agent, message.prompt_ids.tobytes())
+    if key not in place:
+      place[key] = len(place)
+      writer = writers[message.agent]
+      ends += [
+        scored_message(place[key], message.agent, message.prompt_ids, np.asarray([stop]))
+        for stop in writer.stop_ids
+        if not writer.tail(stop)
+      ]
+    index[m] = place[key]
+  totals = np.full(len(place), -np.inf)
+  logprobs = [tokens.sum() for tokens in learner.score(policy, ends)]
+  np.logaddexp.at(totals, [end.episode for end in ends], logprobs)
+  return totals[index]
+
+
+def judgment(
+  team: Team,
+  tokenizer: Tokenizer,
+  learner: Learner,
+  policy: TrainState | PolicyParams,
+  batch: RolloutBatch,
+) -> dict[str, float]:
+  """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
+
+  The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
+  known relevance. Arguments as of `log_silence`.
+  """
+  relevant = count_messages(batch).relevant
+  counted = lambda m: not m.round and m.episode < JUDGED
+  first = [m for m, x in enumerate(batch.messages) if counted(x) and relevant[m] >= 0]
+  if not first or not {0, 1} <= {*relevant[first].tolist()}:
+    return {}
+  found = log_silence(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
+  return judgement.figures(found, relevant[first] == 1)
 
 
 class RunEvaluations:
@@ -37,6 +208,7 @@ class RunEvaluations:
     progress: Progress,
   ):
     self._setup, self._workdir, self._writer = setup, workdir, writer
+    self._scorer = setup_lib.make_scorer(setup)  # one, so that it is compiled once
     self._interruption, self._progress = interruption, progress
 
   def made(self) -> list[dict[str, Any]]:
@@ -57,24 +229,32 @@ class RunEvaluations:
     found, asked = self._found(step, label), self._asked(label)
     if found is not None and _serves(found, asked):
       return found
-    setup, questions, split = self._setup, asked['questions'], asked['split']
+    setup, scorer, count, split = self._setup, self._scorer, asked['questions'], asked['split']
     show = lambda done, total: self._progress.phase(f'evaluate, {label} team', done, total)
     with self._interruption.named('this evaluation'):
-      record, batch = setup.evaluate(
-        params, label=label, step=step, questions=questions, split=split, told=told, progress=show
+      record, batch = evaluate(
+        setup,
+        scorer,
+        params,
+        label=label,
+        step=step,
+        count=count,
+        split=split,
+        told=told,
+        show=show,
       )
       record |= {'spread': asked['spread']}
-      baselines = setup.baselines(params, questions, show) if label == records.UNTRAINED else []
+      others = baselines(setup, scorer, params, count, show) if label == records.UNTRAINED else []
     most = setup.config.evaluation.transcripts
     kept = transcripts.records(
       batch, range(min(most, len(batch.episodes))), step=step, split=split, label=label
     )
     with self._interruption.deferred('this evaluation'):
       # Drop what a killed process wrote of this evaluation; its record comes last.
-      self._writer.drop(step, {label, *(b['label'] for b in baselines)})
+      self._writer.drop(step, {label, *(other['label'] for other in others)})
       self._writer.transcripts(kept)
-      for baseline in baselines:
-        self._writer.evaluation(baseline)
+      for other in others:
+        self._writer.evaluation(other)
       self._writer.evaluation(record)
     self._progress.note(
       f'step {step}: {label}, {record["questions"]} {split} questions: accuracy '

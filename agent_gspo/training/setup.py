@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import flax.traverse_util
 import jax
@@ -14,8 +13,6 @@ import optax
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
-from agent_gspo.evaluation import evaluate as evaluation
-from agent_gspo.evaluation import variants
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
@@ -27,15 +24,14 @@ from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks.data import held_back
 from agent_gspo.teams.policies import ModelPolicy
-from agent_gspo.training import message_worth, prompt_checks, scoring
 from agent_gspo.training import plan as plan_lib
+from agent_gspo.training import prompt_checks
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.learner import Learner
 from agent_gspo.training.plan import Plan
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import Question, RolloutBatch
-
-BASELINES = ('constant answer', 'single agent')
+from agent_gspo.types import Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +61,6 @@ class Setup(config_lib.Parts):
     """Returns the questions that RL trains on."""
     return held_back.asked(self.task, self.config.sft.held_back)
 
-  @functools.cached_property
-  def scoring(self) -> Programs:
-    """Returns programs that score messages at temperature 1; they never step."""
-    return Programs(
-      self.model,
-      losses.imitation,
-      optax.identity(),
-      temperature=1.0,
-      entropy=False,
-      placement=self.placement,
-    )
-
   def own_copy(self, params: Params) -> Params:
     """Returns parameters on the devices on which this process samples; reads those of a file."""
     return partition.own_copy(params, self.model.config, self.sampler.placement)
@@ -98,80 +82,6 @@ class Setup(config_lib.Parts):
       temperature=temperature,
       adapters=self.sharing.adapters,
     )
-
-  def evaluated_questions(
-    self, count: int, split: str = '', told: float | None = None
-  ) -> list[Question]:
-    """Returns `count` evaluation questions, of the configured split by default."""
-    found = evaluation.evaluated_questions(self.task, self.config.evaluation, count, split)
-    terms = self.terms(told)
-    return [dataclasses.replace(question, terms=terms) for question in found]
-
-  def evaluate(
-    self,
-    params: Params,
-    *,
-    label: str,
-    step: int,
-    questions: int,
-    split: str = '',
-    told: float | None = None,
-    alone: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-  ) -> tuple[dict[str, Any], RolloutBatch]:
-    """Record for `eval.jsonl` and conversations on questions of a split.
-
-    Every evaluation of a split uses the same questions and the same noise. A team that is told a
-    price or a budget is told `told`, or that of evaluations. `alone` asks the deciding agent
-    without its teammates.
-    """
-    options = self.config.evaluation
-    # Once, for the sampler and for scoring: untrained parameters may be in a file.
-    params = partition.place(params, self.model.config, self.placement)
-    who = variants.self_consistency(self.team, 1) if alone else variants.itself(self.team)
-    policy = self.policy(params, stream='eval', step=0, temperature=options.temperature)
-    figures, batch = evaluation.evaluate(
-      who.team,
-      self.task,
-      self.tokenizer,
-      [who.question(question) for question in self.evaluated_questions(questions, split, told)],
-      who.policy(policy),
-      batch_questions=options.batch_questions,
-      progress=progress,
-    )
-    if not alone:
-      scored = scoring.PolicyParams.of(params)
-      figures |= scoring.judgement_figures(self, self.scoring, scored, batch)
-      figures |= message_worth.of_evaluation(self, scored, batch)
-    head = {
-      'step': step,
-      'label': label,
-      'split': split or options.split,
-      'temperature': options.temperature,
-    }
-    return {**head, **figures}, batch
-
-  def baselines(
-    self,
-    params: Params,
-    questions: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-  ) -> list[dict[str, Any]]:
-    """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
-
-    A team of one has no single-agent baseline, nor has a task with an episode of its own.
-    """
-    constant = evaluation.constant_answer(
-      self.evaluated_questions(questions), self.config.evaluation.split
-    )
-    found = [{'step': 0, **constant}]
-    if self.team.num_agents > 1 and not self.task.converse:
-      label = BASELINES[1]
-      alone, _ = self.evaluate(
-        params, label=label, step=0, questions=questions, alone=True, progress=progress
-      )
-      found.append(alone)
-    return found
 
 
 def build(parts: config_lib.Parts) -> Setup:
@@ -285,10 +195,10 @@ def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
   )
 
 
-def make_programs(setup: Setup) -> Programs:
-  """Returns the programs of the update, with the config's objective and optimizer."""
+def make_learner(setup: Setup) -> Learner:
+  """Returns the learner of a run, with the config's objective and optimizer."""
   config = setup.config
-  return Programs(
+  programs = Programs(
     setup.model,
     losses.from_config(config.objective, max_length=setup.team.max_message_tokens),
     make_optimizer(setup),
@@ -300,26 +210,40 @@ def make_programs(setup: Setup) -> Programs:
     tis_cap=config.objective.tis_cap,
     tis_level=config.objective.tis_level,
   )
+  return Learner(programs, config, setup.sharing)
 
 
-def init_state(setup: Setup, programs: Programs, params: Params) -> TrainState:
+def make_scorer(setup: Setup) -> Learner:
+  """Returns a learner that scores messages at temperature 1 and is never updated."""
+  programs = Programs(
+    setup.model,
+    losses.imitation,
+    optax.identity(),
+    temperature=1.0,
+    entropy=False,
+    placement=setup.placement,
+  )
+  return Learner(programs, setup.config, setup.sharing)
+
+
+def init_state(setup: Setup, params: Params) -> TrainState:
   """Returns the state at step 0, each array created on its devices."""
-  return _state(setup, programs, partition.place(params, setup.model.config, setup.placement))
+  return _state(setup, partition.place(params, setup.model.config, setup.placement))
 
 
-def state_shapes(setup: Setup, programs: Programs) -> TrainState:
+def state_shapes(setup: Setup) -> TrainState:
   """Returns the state as `jax.ShapeDtypeStruct`s, without allocating arrays."""
-  make = functools.partial(_state, setup, programs)
+  make = functools.partial(_state, setup)
   return partition.shapes(make, setup.params, setup.model.config, setup.placement)
 
 
-def _state(setup: Setup, programs: Programs, params: Params) -> TrainState:
+def _state(setup: Setup, params: Params) -> TrainState:
   config = setup.config
   return state_lib.init(
     params,
-    programs.optimizer,
+    make_optimizer(setup),
     shardings=lambda state: partition.shardings(state, setup.model.config, setup.placement),
-    lambda_tok=setup.config.budget.lambda_tok,
+    lambda_tok=config.budget.lambda_tok,
     lora=config.model.lora_rank > 0,
     keep_reference=setup.keeps_reference,
     num_questions=len(setup.questions),

@@ -1,27 +1,40 @@
-"""Runs SFT: a team imitates its task's demonstrations before any RL."""
+"""Runs SFT, in which a team imitates its task's demonstrations, and caches its result."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
+import os
+import pathlib
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
 import jax
 import numpy as np
+import safetensors
+import safetensors.numpy
 
+from agent_gspo import cache, plugins, provenance
+from agent_gspo.algorithms import terms
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.config import Config
+from agent_gspo.models import load as models
 from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
+from agent_gspo.packing import train_batches
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import scoring
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.training.learner import Learner
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import NonFiniteLossError, Programs
+from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
+from agent_gspo.training.run_evaluations import judgment
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import RolloutBatch, TrainBatch
@@ -29,6 +42,9 @@ from agent_gspo.workdir import checkpoints as checkpoints_lib
 from agent_gspo.workdir.checkpoints import Checkpoints
 
 VALIDATION = 'sft/validation_nats'
+# Sections that the parameters after SFT depend on, beside the code itself.
+_SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
+_LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +108,8 @@ class _Stage:
       params, adapted = lora.one_adapter(params, -1), False
       model = model.clone(config=model.config.without_adapters())
     self.demonstrations = Demonstrations(
-      setup.task,
-      setup.team,
-      setup.tokenizer,
-      config,
-      adapters=setup.sharing.adapters if adapted else None,
-      sheet=setup.term_sheet,
+      setup.task, setup.team, setup.tokenizer, config, setup.term_sheet
     )
-    self._scored = setup  # the setup with the adapters trained here
-    if not adapted:
-      self._scored = dataclasses.replace(setup, sharing=Sharing())
     self.options, self.steps = self.demonstrations.options, self.demonstrations.steps
     optimizer = state_lib.make_optimizer(
       LearnerOptions(
@@ -115,6 +123,10 @@ class _Stage:
     self.programs = Programs(
       model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
     )
+    sharing = Sharing()
+    if adapted and (adapters := setup.sharing.adapters):  # those frozen in RL learn here, too
+      sharing = Sharing(adapters, frozenset(a for a, n in enumerate(adapters) if n >= 0))
+    self.learner = Learner(self.programs, config, sharing)
     make = functools.partial(
       state_lib.init,
       optimizer=optimizer,
@@ -145,7 +157,7 @@ class _Stage:
 
   def _step(self, step: int) -> None:
     start = time.monotonic()
-    micro_batches, left_out = self.demonstrations.of_step(step)
+    micro_batches, left_out = self._micro_batches(step)
     try:
       state, metrics = self.programs.optimizer_step(self.state, micro_batches)
     except NonFiniteLossError as error:
@@ -170,6 +182,16 @@ class _Stage:
       self._save()
     self.hooks.progress(done, self.steps, nats)
 
+  def _micro_batches(self, step: int) -> tuple[list[TrainBatch], float]:
+    """Returns the packed messages of a step, and the share that was left out."""
+    messages, left_out = self.demonstrations.of_step(step)
+    micro_batches = self.learner.rows(messages)
+    if self.options.decision_weight != 1:
+      holds = np.asarray([m.agent < self.demonstrations.note_holders for m in messages])
+      weights = np.where(holds, self.options.decision_weight, 1.0)
+      micro_batches = train_batches.with_first_token_weights(micro_batches, weights)
+    return micro_batches, left_out
+
   def _save(self) -> None:
     may_be_result = self.options.patience > 0 and self.validations
     self.checkpoints.save(self.state, also_keep=[self._best] if may_be_result else [])
@@ -178,7 +200,8 @@ class _Stage:
     """Returns validation loss by role and overall, nats per token, and judgment metrics."""
     if self._validation is None:
       shown = self.demonstrations
-      self._validation = shown.of_validation(), shown.silent_validation()
+      packed = {role: self.learner.rows(said) for role, said in shown.of_validation().items()}
+      self._validation = packed, shown.silent_validation()
     by_role, unsaid = self._validation
     sums, counts = {}, {}
     for role, micro_batches in by_role.items():
@@ -193,7 +216,7 @@ class _Stage:
     return {
       VALIDATION: sum(sums.values()) / sum(counts.values()),
       **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},
-      **scoring.judgement_figures(self._scored, self.programs, self.state, unsaid),
+      **judgment(self.setup.team, self.setup.tokenizer, self.learner, self.state, unsaid),
     }
 
   @property
@@ -227,6 +250,97 @@ class _Stage:
 
   def save_interrupted(self) -> None:
     """Saves the last finished step, unless its buffers were donated."""
-    if int(self.state.step) and not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
+    if int(self.state.step) and state_lib.is_whole(self.state):
       self._save()
     self.checkpoints.wait()
+
+
+def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
+  """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
+
+  Runs of a sweep with the same SFT share it. Call this before SFT starts: weight files may be
+  overwritten meanwhile.
+
+  Args:
+    config: Resolved run configuration.
+    source: Source of the model, see `Model.source`.
+    vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
+  """
+  told: dict[str, Any] = {'vocabulary': vocabulary}
+  told |= {name: getattr(config, name).to_dict() for name in _SECTIONS}
+  told |= {name: getattr(config.learner, name) for name in _LEARNER}
+  told['model'] |= {'source': _version(source)}
+  told['sft'] |= {'seed': config.sft.seed_of(config.seed)}
+  if source.startswith('random:') or config.model.lora_rank:
+    told['seed'] = config.seed  # parameters are drawn
+  if sheet := terms.make(config.budget):
+    told['terms'] = dataclasses.asdict(sheet)
+  files = [pathlib.Path(x) for x in config.task.options.values() if isinstance(x, str) and x]
+  told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
+  own = plugins.digest(told)
+  text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
+  name = hashlib.sha256(text.encode()).hexdigest()[:32]
+  return cache.folder() / 'sft' / f'{name}.safetensors'
+
+
+def _version(source: str) -> Any:
+  """Returns path, size and modification time of each local file of a source, else the source."""
+  return [_stamp(file) for file in models.local_files(source)] or source
+
+
+def _stamp(file: pathlib.Path) -> tuple[str, int, int]:
+  stat = file.stat()
+  return str(file.resolve()), stat.st_size, stat.st_mtime_ns
+
+
+def load_cached(file: pathlib.Path, like: Params) -> Params | None:
+  """Returns cached parameters after SFT, None without a cache entry.
+
+  Warns about a damaged file and ignores it.
+
+  Args:
+    file: Cache file, see `cache_file`.
+    like: Parameters of the same model, for names, shapes and dtypes.
+  """
+  if not file.exists():
+    return None
+  try:
+    flat = safetensors.numpy.load_file(file)
+    if _shapes(flat) != _shapes(_flat(like)):
+      raise ValueError('it is of another model')
+  except (OSError, ValueError, safetensors.SafetensorError) as error:
+    warnings.warn(f'{file} is damaged ({error}): SFT runs anew', stacklevel=2)
+    return None
+  return flax.traverse_util.unflatten_dict(flat, sep='/')
+
+
+def save_cached(file: pathlib.Path, params: Params) -> None:
+  """Caches the parameters after SFT; warns if they cannot be written.
+
+  Args:
+    file: Cache file, see `cache_file`.
+    params: Nested parameters.
+
+  Raises:
+    FloatingPointError: The parameters are not all finite.
+  """
+  flat = {name: np.asarray(x) for name, x in _flat(params).items()}
+  for name, x in flat.items():
+    if not np.isfinite(x).all():
+      raise FloatingPointError(f'after SFT {name} is not finite. Lower sft.learning_rate.')
+  part = file.with_suffix(f'.{os.getpid()}')  # runs of a sweep may finish the same one together
+  try:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file(flat, part)
+    part.replace(file)
+  except (OSError, safetensors.SafetensorError) as error:
+    part.unlink(missing_ok=True)
+    warnings.warn(f'the result of SFT is not kept for other runs, {file}: {error}', stacklevel=2)
+
+
+def _flat(params: Params) -> dict[str, Any]:
+  return flax.traverse_util.flatten_dict(params, sep='/')
+
+
+def _shapes(flat: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], Any]]:
+  return {name: (x.shape, x.dtype) for name, x in flat.items()}

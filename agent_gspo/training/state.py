@@ -83,6 +83,11 @@ def init(
   return make(params) if found is None else jax.jit(make, out_shardings=found)(params)
 
 
+def is_whole(state: TrainState) -> bool:
+  """Returns whether no buffer of the state was donated, by an update that was interrupted."""
+  return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 def merge(trainable: Flat, frozen: Flat) -> Params:
   """Returns nested parameters for `Transformer.apply`."""
   return flax.traverse_util.unflatten_dict({**trainable, **frozen})

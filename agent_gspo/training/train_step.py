@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms.selection import rules
+from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.teams import batches
-from agent_gspo.teams.counts import count_messages
-from agent_gspo.training import message_worth, reference_nll
+from agent_gspo.teams.counts import MessageCounts, count_messages
+from agent_gspo.training import message_worth
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
-from agent_gspo.training.collect import collect
-from agent_gspo.training.minibatches import pack_minibatches, update_on_minibatches
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.collect import CollectedRollout, collect
+from agent_gspo.training.learner import Learner, reference_nll
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -47,25 +47,25 @@ class StepResult:
 
 def train_step(
   setup: Setup,
-  programs: Programs,
+  learner: Learner,
   state: TrainState,
   progress: Progress,
   interruptible: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> StepResult:
-  """Rollout, counts, rewards, advantages, packing, update, next prices (arXiv 2510.22477).
+  """Runs rollout, rewards, advantages, update and controllers once (arXiv 2510.22477).
 
   Args:
-    setup: the team, its task and the resolved config.
-    programs: the compiled parts of the update.
-    state: before the step; what is trained of it is consumed by the update.
-    progress: is told what is being done.
-    interruptible: opens a block that Ctrl-C may break into; nothing has changed by its end.
+    setup: Team, task and resolved config.
+    learner: Learner of the policy.
+    state: State before the step; the update donates its trainable buffers.
+    progress: Progress display.
+    interruptible: Opens a block that Ctrl-C may interrupt; nothing has changed by its end.
 
   Raises:
-    NonFiniteLossError: names the mini-batch, the step and the questions.
+    NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
   """
-  config, clock = setup.config, metrics_lib.Clock()
-  with interruptible():  # the team talks: `group_size` conversations about each question
+  config, step, clock = setup.config, int(state.step), metrics_lib.Clock()
+  with interruptible():  # `group_size` episodes of the team about each question
     rollout = collect(setup, state, progress)
   batch, counts = rollout.batch, count_messages(rollout.batch)
   scores, _ = batches.task_scores(batch)
@@ -73,52 +73,72 @@ def train_step(
 
   progress.phase('score')
   prices = budgets.prices(config.budget, state.budget, batches.terms(batch))
-  rewards = communication.reward_terms(  # of each message: the task score, less what was said
+  nll = reference_nll(learner, state, batch) if config.reward.needs_reference else None
+  rewards = communication.reward_terms(  # [M]: the task score minus the priced costs
     config.reward,
     counts,
     scores,
     **prices,
     texts=[message.text for message in batch.messages],
-    reference_nll=reference_nll.of_episodes(setup, programs, state, batch),
+    reference_nll=nll,
   )
   clock.lap('score')
-  worth = message_worth.of_step(setup, programs, state, batch, counts, prices)
+  worth = message_worth.of_step(setup, learner, state, batch, counts, prices)
   clock.lap('worth')
-  advantages = message_advantages(setup, state, rollout, counts, rewards, worth)
+  advantages = message_advantages(config, setup.team, step, rollout, counts, rewards, worth)
 
-  minibatches = pack_minibatches(setup, state, batch.questions, counts, advantages)
-  state, updates = update_on_minibatches(
-    setup, programs, state, minibatches, counts, advantages, progress
-  )
+  minibatches = learner.pack(batch.questions, counts, advantages, step)
+  state, updates = learner.update(state, minibatches, counts, advantages, progress)
 
-  # Of all that was held: questions that resampling drops are those that are all right or all wrong.
-  all_scores, question = batches.task_scores(rollout.held)
   all_counts = counts if rollout.held is batch else count_messages(rollout.held)
-  next_budget = budgets.update(
-    config.budget,
-    state.budget,
-    budgets.Observation(
-      accuracy=float(all_scores.mean()),
-      episode_cost=float(communication.episode_costs(config.reward, all_counts).mean()),
-      message_tokens=float(all_counts.written.mean()),
-    ),
-  )
-  next_selection = rules.observe(
-    config.selection.name,
-    rollout.selection,
-    rollout.asked[question],
-    all_scores,
-    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates] or [0.0])),
-  )
+  budget, selection = observe(config, state, rollout, all_counts, updates)
   clock.lap('update')
-
   metrics = {
-    **metrics_lib.of_step(setup, rollout, all_counts, rewards, advantages, minibatches, updates),
-    **budgets.metrics(prices, next_budget),
+    **metrics_lib.of_step(
+      config, setup.sharing, rollout, all_counts, rewards, advantages, minibatches, updates
+    ),
+    **budgets.metrics(prices, budget),
     **(worth.metrics(counts) if worth else {}),
     **clock.metrics(),
   }
-  state = dataclasses.replace(
-    state, step=state.step + 1, budget=next_budget, selection=next_selection
-  )
+  state = dataclasses.replace(state, step=state.step + 1, budget=budget, selection=selection)
   return StepResult(state, metrics, batch, rewards.total, advantages.values, worth)
+
+
+def observe(
+  config: Config,
+  state: TrainState,
+  rollout: CollectedRollout,
+  counts: MessageCounts,
+  updates: Sequence[Mapping[str, float]],
+) -> tuple[budgets.BudgetState, rules.SelectionState]:
+  """Returns the states of the budget and of the selection rule after a step.
+
+  Both observe all episodes. Resampling drops questions that are all right or all wrong; the rest
+  alone would be biased.
+
+  Args:
+    config: Resolved run configuration.
+    state: Training state.
+    rollout: Collected episodes.
+    counts: Message counts of all of them.
+    updates: Metrics of each optimizer step.
+  """
+  scores, question = batches.task_scores(rollout.held)
+  budget = budgets.update(
+    config.budget,
+    state.budget,
+    budgets.Observation(
+      accuracy=float(scores.mean()),
+      episode_cost=float(communication.episode_costs(config.reward, counts).mean()),
+      message_tokens=float(counts.written.mean()),
+    ),
+  )
+  selection = rules.observe(
+    config.selection.name,
+    rollout.selection,
+    rollout.asked[question],
+    scores,
+    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates] or [0.0])),
+  )
+  return budget, selection

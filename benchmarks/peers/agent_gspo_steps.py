@@ -20,8 +20,9 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.sharing import make_sharing
 from agent_gspo.teams.team import make_team
+from agent_gspo.training import learner as learner_lib
 from agent_gspo.training import train_step
-from agent_gspo.training.setup import Setup, init_state, make_programs
+from agent_gspo.training.setup import Setup, init_state, make_learner
 from agent_gspo.types import Question
 from benchmarks.peers import work
 
@@ -75,8 +76,8 @@ def main() -> None:
     note='',
     training=True,
   )
-  programs = make_programs(setup)
-  state = init_state(setup, programs, params)
+  learner = make_learner(setup)
+  state = init_state(setup, params)
   train_step.collect = clock.timed('rollout', train_step.collect)
 
   def update(*arguments):
@@ -84,13 +85,13 @@ def main() -> None:
     jax.block_until_ready(state.trainable)
     return state, metrics
 
-  optimizer_steps, train_step.update_on_minibatches = (
-    train_step.update_on_minibatches,
+  optimizer_steps, learner_lib.Learner.update = (
+    learner_lib.Learner.update,
     clock.timed('update', update),
   )
   clock.start()
   for _ in range(steps):
-    result = train_step.train_step(setup, programs, state, Quiet())
+    result = train_step.train_step(setup, learner, state, Quiet())
     state = result.state
     clock.wrote(sum(len(message.token_ids) for message in result.rollout.messages))
     assert result.metrics['policy/grad_norm'] > 0

@@ -31,7 +31,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.sharding import placement
 from agent_gspo.packing import train_batches
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 
 rng = np.random.default_rng(0)
 draw = lambda n: rng.integers(5, 300, n).astype(np.int32)

@@ -27,7 +27,7 @@ from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.ops.attention import masks
-from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import run_evaluations
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.workdir import checkpoints, json_lines
@@ -328,7 +328,7 @@ def test_evaluate_a_checkpoint(tmp_path):
   same = {k for k in trained if not k.startswith('judgement/')} - {'label', 'seconds', 'spread'}
   assert {k: record[k] for k in same} == {k: trained[k] for k in same}
   assert (record['label'], record['step']) == ('step 10', 10)
-  assert (constant['label'], alone['label']) == setup_lib.BASELINES
+  assert (constant['label'], alone['label']) == run_evaluations.BASELINES
   assert [agent['name'] for agent in alone['agents']] == ['solver']
   episodes = list(json_lines.iterate(out / 'results.jsonl'))
   team = [e for e in episodes if e['variant'] == record['variant']]

@@ -31,13 +31,13 @@ from agent_gspo.apps.reporting import html_report
 from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
-from agent_gspo.training import loop
+from agent_gspo.training import loop, run_evaluations
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training import train_step as step_lib
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import NonFiniteLossError, Programs
+from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
 from agent_gspo.workdir import checkpoints, disk, step_folders
 from agent_gspo.workdir import records as workdir_lib
 
@@ -107,15 +107,16 @@ def no_warm_start(monkeypatch, tmp_path):
 @pytest.fixture
 def compiled(monkeypatch, no_warm_start):
   """None either, and what a run traced serves the next one."""
-  setup, made, make_programs = _setup(), [], setup_lib.make_programs
+  setup, made, make_learner = _setup(), [], setup_lib.make_learner
 
   def same_programs(setup):
-    made.append(made[0] if made else make_programs(setup))
-    return made[0]
+    learner = make_learner(setup)
+    made.append(learner.programs)
+    return dataclasses.replace(learner, programs=made[0])
 
   again = lambda parts: dataclasses.replace(setup, config=parts.config)
   monkeypatch.setattr(setup_lib, 'build', again)
-  monkeypatch.setattr(setup_lib, 'make_programs', same_programs)
+  monkeypatch.setattr(setup_lib, 'make_learner', same_programs)
 
 
 @pytest.mark.slow
@@ -170,7 +171,7 @@ def test_finished_run_only_prints_its_table(tmp_path, monkeypatch, capsys, compi
   files = ('metrics.jsonl', 'eval.jsonl', 'transcripts.jsonl', 'config.json')
   before = {name: (workdir / name).read_bytes() for name in files}
   monkeypatch.setattr(Programs, 'optimizer_step', lambda *_: pytest.fail('trained'))
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
+  monkeypatch.setattr(run_evaluations, 'evaluate', lambda *_, **__: pytest.fail('evaluated'))
   record = loop.train(micro_run.get_config().to_dict(), workdir, display=Progress)
   assert record['label'] == 'trained'
   assert {name: (workdir / name).read_bytes() for name in files} == before
@@ -197,14 +198,14 @@ def test_records_that_are_not_whole_are_told(tmp_path, capsys, compiled):
 
 
 def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, capsys, compiled):
-  workdir, evaluate, asked = tmp_path / 'run', setup_lib.Setup.evaluate, []
+  workdir, evaluate, asked = tmp_path / 'run', run_evaluations.evaluate, []
   shutil.copytree(micro_run.finished(), workdir)
 
-  def evaluated(self, *arguments, **options):
+  def evaluated(*arguments, **options):
     asked.append(options['label'])
-    return evaluate(self, *arguments, **options)
+    return evaluate(*arguments, **options)
 
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluated)
+  monkeypatch.setattr(run_evaluations, 'evaluate', evaluated)
 
   def again(**values):
     """What is asked again."""
@@ -248,7 +249,7 @@ def test_more_questions_than_there_are_are_asked_once(tmp_path, monkeypatch, com
   def again(*unused, **options):
     raise AssertionError('asked again')
 
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', again)
+  monkeypatch.setattr(run_evaluations, 'evaluate', again)
   assert loop.train(more, workdir)['questions'] == size
 
 
@@ -268,7 +269,7 @@ def test_an_untrained_team_that_is_still_there_is_asked_again(tmp_path, compiled
 
 
 def test_a_run_has_ended_when_all_is_done(tmp_path, monkeypatch, compiled):
-  workdir, evaluate = tmp_path / 'run', setup_lib.Setup.evaluate
+  workdir, evaluate = tmp_path / 'run', run_evaluations.evaluate
   shutil.copytree(micro_run.finished(), workdir)
   assert (workdir / 'done').read_text() == f'{STEPS}\n'
   go = lambda: loop.train(micro_run.changed(evaluation__seen_questions=2), workdir)
@@ -276,11 +277,11 @@ def test_a_run_has_ended_when_all_is_done(tmp_path, monkeypatch, compiled):
   def killed(*unused, **options):
     raise SystemExit('killed')
 
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', killed)
+  monkeypatch.setattr(run_evaluations, 'evaluate', killed)
   with pytest.raises(SystemExit):
     go()
   assert not workdir_lib.has_ended(workdir)
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluate)
+  monkeypatch.setattr(run_evaluations, 'evaluate', evaluate)
   go()
   assert workdir_lib.has_ended(workdir)
 
@@ -376,17 +377,17 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   assert not list((tmp_path / 'checkpoints').iterdir())
 
   # In the untrained evaluation: its record must not be missing in the end.
-  evaluate = setup_lib.Setup.evaluate
+  evaluate = run_evaluations.evaluate
 
-  def interrupted_evaluate(self, *arguments, alone=False, **options):
+  def interrupted_evaluate(*arguments, alone=False, **options):
     if alone:  # the last thing that this evaluation does
       signal.raise_signal(signal.SIGTERM)
-    return evaluate(self, *arguments, alone=alone, **options)
+    return evaluate(*arguments, alone=alone, **options)
 
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', interrupted_evaluate)
+  monkeypatch.setattr(run_evaluations, 'evaluate', interrupted_evaluate)
   with pytest.raises(KeyboardInterrupt):
     go()
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', evaluate)
+  monkeypatch.setattr(run_evaluations, 'evaluate', evaluate)
   assert 'saved step 0; the same command goes on from there' in capsys.readouterr().out
   assert records(tmp_path, 'eval.jsonl') == []
 
@@ -573,11 +574,11 @@ def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, c
 
   interrupt(Programs, 'optimizer_step', 'this step of SFT', '1 of SFT')
   assert not (tmp_path / 'eval.jsonl').exists()
-  interrupt(setup_lib.Setup, 'evaluate', 'this evaluation', 0)
+  interrupt(run_evaluations, 'evaluate', 'this evaluation', 0)
   assert records(tmp_path, 'eval.jsonl')[-1]['label'] == 'untrained'
   interrupt(step_lib, 'collect', 'this rollout', 2, calls=3)
   interrupt(Programs, 'optimizer_step', 'this update', 3)
-  interrupt(setup_lib.Setup, 'evaluate', 'this evaluation', 4)
+  interrupt(run_evaluations, 'evaluate', 'this evaluation', 4)
   go()
   assert_same_run(tmp_path)
 

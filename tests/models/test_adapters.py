@@ -32,7 +32,7 @@ from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Question
 from agent_gspo.workdir import checkpoints
 

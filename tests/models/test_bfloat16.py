@@ -22,7 +22,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 
 _CONFIG = tiny.CONFIG.replace(dtype='bfloat16', num_layers=4)
 

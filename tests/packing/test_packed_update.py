@@ -19,7 +19,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import NonFiniteLossError, Programs
+from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
 
 _TEMPERATURE = 0.7
 _LOW, _HIGH = 0.02, 0.03

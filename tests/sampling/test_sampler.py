@@ -23,7 +23,7 @@ from agent_gspo.sampling import categorical, keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 
 _ROWS = 200
 _NEW = 8

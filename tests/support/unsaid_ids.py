@@ -17,7 +17,7 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import placement
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 
 UNSAID = ((0, 3), (70, 71), (140, 300))
 """A hole within a device's part of the vocabulary, and parts in which there is nothing else."""

@@ -12,8 +12,8 @@ import pytest
 from agent_gspo.config import check as config_lib
 from agent_gspo.tasks.options import SPLITS
 from agent_gspo.tasks.registry import make_task
+from agent_gspo.training import run_evaluations, sft
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training import sft_cache
 
 ROWS = [
   {'question': f'How many has {name} ?', 'answer': n, 'notes': [f'{name} {n}', 'Bob 1']}
@@ -170,9 +170,11 @@ def test_a_team_trains_on_them(tmp_path):
   config['task']['options'] = {'file': file, 'grader': 'number'}
   parts = config_lib.check(config)
   setup = setup_lib.build(parts)
-  record, _ = setup.evaluate(setup.params, label='untrained', step=0, questions=2)
+  record, _ = run_evaluations.evaluate(
+    setup, setup_lib.make_scorer(setup), setup.params, label='untrained', step=0, count=2
+  )
   assert record['comm/silence_rate_relevant'] is not None
-  found = lambda: sft_cache.file_of(parts.config, setup.source, setup.tokenizer.fingerprint)
+  found = lambda: sft.cache_file(parts.config, setup.source, setup.tokenizer.fingerprint)
   before = found()
   _file(tmp_path, ROWS[:-1])
   assert found() != before

@@ -22,7 +22,7 @@ from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.tools import Tool, Toolbox
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Question
 
 TOKENIZER = st.byte_tokenizer()

@@ -18,10 +18,11 @@ from agent_gspo.tasks.relay.task import RelayTask
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import message_worth, scoring
+from agent_gspo.training import message_worth, run_evaluations
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training.answer_values import GoldAnswers, Replays
+from agent_gspo.training.message_worth import GoldAnswers, Replays, scored_message
 from agent_gspo.training.metrics import price_warning
+from agent_gspo.training.policy_loss import PolicyParams
 from agent_gspo.training.train_step import train_step
 
 TOKENIZER = scripted_teams.byte_tokenizer()
@@ -135,13 +136,13 @@ def test_of_a_real_rollout(name):
   estimator = 'worth' if name == 'leave_one_out' else name
   config = micro_run.changed(advantage__name=estimator, advantage__costs='inside')
   setup = setup_lib.build(config_lib.check(config))
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:2], 2, policy)
   counts = count_messages(batch)
   prices = {'lambda_tok': 0.02, 'lambda_turn': 0.0, 'lambda_rep': 0.0}
-  found = message_worth.of_step(setup, programs, state, batch, counts, prices)
+  found = message_worth.of_step(setup, learner, state, batch, counts, prices)
   asked = counts.agent < 2
   assert np.isfinite(found.gain[asked]).all()
   assert np.isnan(found.gain[~asked]).all()
@@ -162,8 +163,8 @@ def test_of_a_real_rollout(name):
     ((given, said),) = forms
     prompt = np.concatenate([prompt, writer.written_ids(given)])
     ids = writer.written_ids(given + said)[len(writer.written_ids(given)) :]
-    scored = [scoring.scored_message(0, 2, prompt, [*ids, end]) for end in ends]
-    alone = [scoring.message_logprobs(setup, setup.scoring, state, [x])[0] for x in scored]
+    scored = [scored_message(0, 2, prompt, [*ids, end]) for end in ends]
+    alone = [setup_lib.make_scorer(setup).score(state, [x])[0].sum() for x in scored]
     return np.logaddexp.reduce(alone)
 
   names, others = setup.team.names, [x for x in batch.messages if x.episode == without.episode][:2]
@@ -179,9 +180,9 @@ def test_of_a_real_rollout(name):
 def test_a_step_learns_from_gains(name):
   config = micro_run.changed(algorithm='worth', advantage__name=name, steps=2)
   setup = setup_lib.build(config_lib.check(config))
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
-  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
+  result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   assert np.isfinite(result.advantages).all()
   assert np.isfinite(result.worth.gain[[m.agent < 2 for m in result.rollout.messages]]).all()
   assert np.abs(result.advantages).max() > 0
@@ -197,9 +198,9 @@ def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeyp
   whole = lambda self, question: (('', f'{question.answer} .'),)
   monkeypatch.setattr(RelayTask, 'gold_messages', whole)
   setup = setup_lib.build(config_lib.check(config))
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
-  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
+  result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   assert result.metrics['policy/ratio_first_minibatch_error_max'] < 1e-4
   said, gold = result.rollout.messages, result.worth.gold
   assert {*gold} == {m for m, message in enumerate(said) if message.agent == 2}
@@ -210,40 +211,30 @@ def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeyp
       given + text for given, text in setup.task.gold_messages(question)
     }
   answers = list(gold.values())
-  after = scoring.message_logprobs(setup, programs, result.state, answers)
-  assert after.sum() > sum(answer.logprobs.sum() for answer in answers)
+  after = [x.sum() for x in learner.score(result.state, answers)]
+  assert sum(after) > sum(answer.logprobs.sum() for answer in answers)
 
 
-def test_an_evaluation_states_what_would_be_left_at_a_price():
-  config = micro_run.changed(evaluation__worth_questions=3)
-  setup = setup_lib.build(config_lib.check(config))
-  record, batch = setup.evaluate(setup.params, label='trained', step=0, questions=4)
+def evaluated(setup, params):
+  """The record and the episodes of an evaluation of four questions."""
+  scorer = setup_lib.make_scorer(setup)
+  return run_evaluations.evaluate(setup, scorer, params, label='trained', step=0, count=4)
+
+
+def test_an_evaluation_states_the_worth_of_each_author():
+  setup = setup_lib.build(config_lib.check(micro_run.changed(evaluation__worth_questions=3)))
+  record, _ = evaluated(setup, setup.params)
   assert [row['name'] for row in record['worth/agents']] == list(setup.team.names)
-  frontier = record['worth/frontier']
-  tokens = [row['tokens'] for row in frontier]
-  assert tokens == sorted(tokens, reverse=True)
-  counts = count_messages(batch)
-  first = counts.question < 3
-  answers = counts.written[first & (counts.agent == 2)].sum() / 3
-  assert answers <= tokens[-1] <= tokens[0] <= counts.written[first].sum() / 3
-  assert all(0 <= row['gold_probability'] <= 1 for row in frontier)
-  free = [row for row in frontier if row['tokens'] == frontier[0]['tokens']]
-  assert len({row['gold_probability'] for row in free}) == 1
-  assert (
-    'worth/frontier'
-    not in setup_lib.build(config_lib.check(micro_run.changed())).evaluate(
-      setup.params, label='trained', step=0, questions=4
-    )[0]
-  )
+  authors = record['worth/agents'][:2]
+  assert any(row[f'{kind}relevant_nats'] is not None for row in authors for kind in ('', 'ir'))
+  other = setup_lib.build(config_lib.check(micro_run.changed()))
+  assert 'worth/agents' not in evaluated(other, setup.params)[0]
 
 
 def test_parameters_in_a_file_are_evaluated_as_those_in_memory():
   setup = setup_lib.build(config_lib.check(micro_run.changed(evaluation__worth_questions=2)))
   stored = jax.tree.map(lambda x: StoredArray(x.shape, np.asarray(x).__getitem__), setup.params)
-  records = [
-    setup.evaluate(params, label='untrained', step=0, questions=4)[0]
-    for params in (stored, setup.params)
-  ]
+  records = [evaluated(setup, params)[0] for params in (stored, setup.params)]
   for record in records:
     record.pop('seconds', None)
   assert 'judgement/auc' in records[0]
@@ -255,9 +246,9 @@ def test_a_price_above_what_relevant_notes_gain_is_told(price, told):
   config = micro_run.changed(algorithm='worth', steps=2, budget__lambda_tok=price)
   config['advantage']['options'] = {'nats': 1000.0}
   setup = setup_lib.build(config_lib.check(config))
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
-  result = train_step(setup, programs, state, types.SimpleNamespace(phase=lambda *args: None))
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
+  result = train_step(setup, learner, state, types.SimpleNamespace(phase=lambda *args: None))
   text = price_warning(setup.config, result.metrics)
   assert (text is not None) == (told or result.metrics['worth/relevant_plain_pays'] < 0.5)
   if told:
@@ -268,19 +259,19 @@ def test_silence_is_the_probability_of_stopping_at_once():
   setup = setup_lib.build(config_lib.check(micro_run.changed()))
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:3], 2, policy)
-  params = scoring.PolicyParams.of(setup.params)
-  found = scoring.log_silence(setup, setup.scoring, params, batch.messages)
+  params, scorer = PolicyParams.of(setup.params), setup_lib.make_scorer(setup)
+  found = run_evaluations.log_silence(setup.team, setup.tokenizer, scorer, params, batch.messages)
   writers = setup.team.prompt_writers(setup.tokenizer)
   for m, message in enumerate(batch.messages):
     ends = [
-      scoring.scored_message(0, message.agent, message.prompt_ids, [stop])
+      scored_message(0, message.agent, message.prompt_ids, [stop])
       for stop in writers[message.agent].stop_ids
     ]
-    alone = scoring.message_logprobs(setup, setup.scoring, params, ends)
+    alone = [x.sum() for x in scorer.score(params, ends)]
     assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
   unknown = tuple(dataclasses.replace(q, relevant=()) for q in batch.questions)
   batch = dataclasses.replace(batch, questions=unknown)
-  assert scoring.judgement_figures(setup, setup.scoring, params, batch) == {}
+  assert run_evaluations.judgment(setup.team, setup.tokenizer, scorer, params, batch) == {}
 
 
 def test_metrics_tell_relevant_from_irrelevant():

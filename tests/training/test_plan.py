@@ -31,8 +31,8 @@ def setup():
 
 
 def test_state_and_gradients_are_those_of_the_run(setup):
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
+  programs = setup_lib.make_learner(setup).programs
+  state = setup_lib.init_state(setup, setup.params)
   assert setup.plan.state == {
     'parameters': _nbytes(state.trainable),
     'frozen parameters': 0,
@@ -94,8 +94,8 @@ def test_temporaries_are_near_those_of_this_machines_compiler(remat, attention):
   """Which is not the one they are fitted to: within a factor of two."""
   config = micro_run.changed(model__remat=remat, model__attention=attention)
   setup = setup_lib.build(config_lib.check(config))
-  programs = setup_lib.make_programs(setup)
-  state = setup_lib.init_state(setup, programs, setup.params)
+  programs = setup_lib.make_learner(setup).programs
+  state = setup_lib.init_state(setup, setup.params)
   rows, length = 8, 512
   messages = [tiny.message(np.arange(5, 9, dtype=np.int32), np.ones(2, np.int32), np.zeros(2))]
   (batch,) = train_batches.pack_messages(messages, pack_length=length, micro_batch_size=rows)

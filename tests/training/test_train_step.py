@@ -28,13 +28,13 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.training import collect as collect_lib
-from agent_gspo.training import policy_loss, prompt_checks
+from agent_gspo.training import policy_loss, prompt_checks, run_evaluations
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.collect import collect
+from agent_gspo.training.learner import Learner
 from agent_gspo.training.metrics import no_update_warning
-from agent_gspo.training.minibatches import pack_minibatches
-from agent_gspo.training.programs import NonFiniteLossError
+from agent_gspo.training.policy_loss import NonFiniteLossError
 from agent_gspo.training.train_step import train_step
 
 
@@ -93,8 +93,6 @@ def _setup(**values) -> setup_lib.Setup:
 class _Programs:
   """Each optimizer step moves all log-probs of trained tokens by `move`."""
 
-  optimizer = optax.sgd(1.0)
-
   def __init__(self, move: float = 0.1):
     self.move, self.done, self.seen, self.scored = move, 0, [], 0
 
@@ -119,14 +117,18 @@ class _Programs:
 
 
 def _state(setup, step: int = 0):
-  state = setup_lib.init_state(setup, _Programs(), setup.params)
+  state = setup_lib.init_state(setup, setup.params)
   return state.replace(step=jnp.int32(step))
+
+
+def _learner(setup, programs) -> Learner:
+  return Learner(programs, setup.config, setup.sharing)
 
 
 def _step(programs, step: int = 0, **values):
   """A step from the first state, of programs that remember what they were given."""
   setup = _setup(**values)
-  return train_step(setup, programs, _state(setup, step), _Progress())
+  return train_step(setup, _learner(setup, programs), _state(setup, step), _Progress())
 
 
 def _collected(**values):
@@ -193,7 +195,7 @@ def test_objectives_fit_the_update(name, span):
   setup, seen = _setup(**fields), _Programs()
   model_config = model_presets.PRESETS['micro'].replace(vocab_size=30)
   setup = dataclasses.replace(setup, model=Transformer(model_config))
-  loss = setup_lib.make_programs(setup).loss
+  loss = setup_lib.make_learner(setup).programs.loss
   _step(seen, **fields)
   (batch, *_), *_ = seen.seen
   assert (batch.span_share is None) == (span == 'message')
@@ -261,7 +263,7 @@ def test_a_reference_policy_is_held_where_somebody_asks_for_it(asks, kept):
 def test_evaluations_ask_the_first_questions_or_evenly_from_the_split():
   found = [_setup(evaluation__spread=spread) for spread in (False, True)]
   split = found[0].task.questions('test')
-  first, evenly = ([q.id for q in setup.evaluated_questions(4)] for setup in found)
+  first, evenly = ([q.id for q in run_evaluations.questions(setup, 4)] for setup in found)
   assert first == [split[i].id for i in range(4)]
   assert evenly == [split[i * len(split) // 4].id for i in range(4)]
   assert first != evenly
@@ -312,7 +314,7 @@ def test_every_price_is_charged():
   setup = _setup(**{f'budget__{name}': value for name, value in fields.items()})
   state = _state(setup)
   state = state.replace(budget=state.budget.replace(lambda_message=jnp.float32(0.01)))
-  result = train_step(setup, _Programs(), state, _Progress())
+  result = train_step(setup, _learner(setup, _Programs()), state, _Progress())
   counts = count_messages(result.rollout)
   over = np.maximum(counts.written - 0.55, 0)
   expected = {
@@ -433,7 +435,7 @@ def test_what_resampling_drops_is_seen_by_the_price_and_by_the_choice_of_questio
   all_scores = [e.task_score for e in chosen.held.episodes]
   assert len(chosen.asked) > len(chosen.question_index)
   assert np.mean(all_scores) != np.mean([e.task_score for e in chosen.batch.episodes])
-  result = train_step(setup, _Programs(), before, _Progress())
+  result = train_step(setup, _learner(setup, _Programs()), before, _Progress())
   assert result.metrics['task/accuracy'] == pytest.approx(np.mean(all_scores))
   assert float(result.state.budget.running_accuracy) == pytest.approx(np.mean(all_scores))
   written = sum(message.length for message in chosen.held.messages) / len(all_scores)
@@ -496,7 +498,7 @@ def test_messages_without_a_token_make_no_minibatch():
   )
   learned = types.SimpleNamespace(messages=batch.messages, kept=np.ones(len(batch.messages), bool))
   counts = count_messages(batch)
-  assert pack_minibatches(setup, _state(setup), batch.questions, counts, learned) == []
+  assert _learner(setup, None).pack(batch.questions, counts, learned, step=0) == []
 
 
 @pytest.mark.parametrize(
@@ -514,7 +516,7 @@ def test_a_step_in_which_every_message_is_dropped_updates_nothing_and_goes_on(fi
   for step in range(3):
     setup.task.score = (lambda q, a: 1.0) if step == 1 else graded
     before, updates = state, len(programs.seen)
-    result = train_step(setup, programs, before, _Progress())
+    result = train_step(setup, _learner(setup, programs), before, _Progress())
     state, metrics = result.state, result.metrics
     dropped = step == 1 or fields['algorithm'] == 'mc_grpo'
     assert (metrics['advantage/kept'] == 0) == dropped

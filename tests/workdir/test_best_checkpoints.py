@@ -9,8 +9,7 @@ import micro_run
 import pytest
 import small_checkpoints
 
-from agent_gspo.training import loop
-from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import loop, run_evaluations
 from agent_gspo.workdir import best, checkpoints, records, step_folders
 
 
@@ -118,13 +117,13 @@ def test_one_is_chosen_by_name(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_run_saves_what_it_evaluates(tmp_path, monkeypatch):
-  scores, evaluate = {1: 0.2, 2: 0.6, 3: 0.4}, setup_lib.Setup.evaluate
+  scores, evaluate = {1: 0.2, 2: 0.6, 3: 0.4}, run_evaluations.evaluate
 
-  def scored(self, *arguments, **options):
-    record, batch = evaluate(self, *arguments, **options)
+  def scored(*arguments, **options):
+    record, batch = evaluate(*arguments, **options)
     return {**record, 'task/accuracy': scores.get(record['step'], 1.0)}, batch
 
-  monkeypatch.setattr(setup_lib.Setup, 'evaluate', scored)
+  monkeypatch.setattr(run_evaluations, 'evaluate', scored)
   config = micro_run.changed(
     steps=4,
     sft__steps=0,

@@ -20,7 +20,7 @@ from rich.table import Table
 from agent_gspo.apps.reporting import formatting, html_report, tables
 from agent_gspo.apps.reporting.formatting import fixed, number
 from agent_gspo.training import progress
-from agent_gspo.training.setup import BASELINES
+from agent_gspo.training.run_evaluations import BASELINES
 from agent_gspo.workdir import records
 
 _LOG_WIDTH, _NOTEBOOK_WIDTH = 140, 100

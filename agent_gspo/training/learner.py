@@ -1,0 +1,276 @@
+"""Learns from messages: packs them into mini-batches, scores them and updates the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent_gspo import streams
+from agent_gspo.algorithms.advantages.down_sampling import d3s_token_weights
+from agent_gspo.algorithms.objectives import spans
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
+from agent_gspo.config import Config
+from agent_gspo.packing import train_batches
+from agent_gspo.plugins import PluginError, is_plugin
+from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training.policy_loss import (
+  NonFiniteLossError,
+  PolicyParams,
+  Programs,
+  UncountedLossError,
+)
+from agent_gspo.training.progress import Progress
+from agent_gspo.training.state import TrainState
+from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
+
+if TYPE_CHECKING:
+  from agent_gspo.training.advantages import MessageAdvantages
+
+
+@dataclasses.dataclass(frozen=True)
+class Minibatch:
+  """The `m` messages of one optimizer step.
+
+  Attributes:
+    index: Indices into the `M` messages of the rollout, int `[m]`.
+    turn: Turn of all messages; None if the order does not split by turn.
+    question_ids: Ids of the questions of the messages.
+    micro_batches: The messages in packed rows of one shape `[R, T]`.
+  """
+
+  index: np.ndarray
+  turn: int | None
+  question_ids: tuple[str, ...]
+  micro_batches: Sequence[TrainBatch]
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """Packs messages, scores them and updates a state; holds no state itself.
+
+  Attributes:
+    programs: Compiled programs of the policy.
+    config: Resolved run configuration: row shape, mini-batches, objective.
+    sharing: Adapter of each agent, and the agents that are trained.
+  """
+
+  programs: Programs
+  config: Config
+  sharing: Sharing
+
+  def rows(self, messages: Sequence[Message], *, train: bool = True) -> list[TrainBatch]:
+    """Packs messages into micro-batches `[R, T]`, see `train_batches.pack_messages`.
+
+    Args:
+      messages: Messages; shared prompts are computed once.
+      train: Leave out the messages of agents that are not trained.
+    """
+    return train_batches.pack_messages(
+      messages,
+      pack_length=self.config.learner.pack_length,
+      micro_batch_size=self.config.learner.micro_batch_size,
+      adapters=self.sharing.adapters,
+      trained=self.sharing.trained if train else None,
+    )
+
+  def score(
+    self, policy: TrainState | PolicyParams, messages: Sequence[Message]
+  ) -> list[np.ndarray]:
+    """Returns log-probs of each message's sampled tokens, `M` float64 arrays, nats."""
+    if not messages:
+      return []
+    micro_batches = self.rows(messages, train=False)
+    scored = [x.astype(np.float64) for x in self.programs.logprobs(policy, micro_batches)]
+    return train_batches.message_tokens(micro_batches, scored, len(messages))
+
+  def pack(
+    self,
+    questions: Sequence[Question],
+    counts: MessageCounts,
+    advantages: MessageAdvantages,
+    step: int,
+  ) -> list[Minibatch]:
+    """Returns the non-empty mini-batches of a rollout in training order.
+
+    The list is empty if every message was dropped: ngrpo drops groups that are all correct.
+
+    Args:
+      questions: Questions of the rollout.
+      counts: Message counts.
+      advantages: Messages to learn from, `M`.
+      step: Finished training steps; seeds the order of questions.
+    """
+    minibatches = []
+    for turn, index in self._indices(counts, advantages.kept, step):  # index: int [m]
+      micro_batches = self.rows([advantages.messages[m] for m in index])
+      if micro_batches:
+        ids = dict.fromkeys(questions[q].id for q in counts.question[index])
+        minibatches.append(Minibatch(index, turn, tuple(ids), micro_batches))
+    return minibatches
+
+  def update(
+    self,
+    state: TrainState,
+    minibatches: Sequence[Minibatch],
+    counts: MessageCounts,
+    advantages: MessageAdvantages,
+    progress: Progress,
+  ) -> tuple[TrainState, list[dict[str, float]]]:
+    """Takes one optimizer step on each mini-batch.
+
+    Args:
+      state: Training state; its trainable buffers are donated.
+      minibatches: Mini-batches in training order; without any the state is unchanged.
+      counts: Counts of the `M` messages of the rollout.
+      advantages: Advantages of the messages.
+      progress: Display, updated after each optimizer step.
+
+    Returns:
+      The state after the last step, and the metrics of each step.
+
+    Raises:
+      NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
+      PluginError: A custom objective returned no count.
+    """
+    found = []
+    multipliers = ORDERS[self.config.learner.order].multipliers
+    progress.phase('update', 0, len(minibatches))
+    if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
+      minibatches = [self._with_old_logprobs(state, minibatch) for minibatch in minibatches]
+    ratio = np.ones(len(counts.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
+    values = advantages.values  # [M]
+    turn: int | None = None  # of the previous mini-batch
+    for number, minibatch in enumerate(minibatches, 1):
+      if multipliers and minibatch.turn != turn:
+        # Only once a turn is finished: each of its steps changes the other mini-batches' ratios.
+        for over in (m for m in minibatches if m.turn == turn):
+          # total, tokens: float64 [m]
+          total, tokens = self._log_ratios(state, over.micro_batches, len(over.index))
+          ratio[over.index] = np.exp(total / np.maximum(tokens, 1))
+        values = advantages.values * multipliers(ratio, counts.episode, counts.turn)
+        turn = minibatch.turn
+      micro_batches = train_batches.with_values(
+        minibatch.micro_batches,
+        advantages=values[minibatch.index],
+        clip_scale=advantages.clip_scale[minibatch.index],
+      )
+      if self.config.advantage.token_share < 1:
+        micro_batches = self._with_token_weights(state, micro_batches)
+      if self.config.objective.ratio_span != 'message':
+        micro_batches = self._with_spans(state, micro_batches, counts, minibatch.index)
+      try:
+        state, metrics = self.programs.optimizer_step(state, micro_batches)
+      except (UncountedLossError, NonFiniteLossError) as error:
+        where = (
+          f'mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
+          f'questions {", ".join(minibatch.question_ids)}'
+        )
+        raise self._explained(error, where) from None
+      found.append(metrics)
+      progress.phase('update', number, len(minibatches))
+    return state, found
+
+  def _explained(self, error: Exception, where: str) -> Exception:
+    """Returns the error of an optimizer step with its place and a remedy."""
+    name = self.config.objective.name
+    if isinstance(error, UncountedLossError):
+      return PluginError(f'objective.name={name!r} returned {error}; must return a count above 0.')
+    own = f'Mend objective.name={name!r}, if it is that, or lower' if is_plugin(name) else 'Lower'
+    return NonFiniteLossError(
+      f'{error} in {where}. {own} {self.config.policy.rate_field} or look at these questions.'
+    )
+
+  def _indices(
+    self, counts: MessageCounts, kept: np.ndarray, step: int
+  ) -> Iterator[tuple[int | None, np.ndarray]]:
+    """Yields turn and message indices `[m]` of each mini-batch: by question, maybe by turn."""
+    options = self.config.learner
+    rng = streams.generator(self.config.seed, streams.MINIBATCH_ORDER, step)
+    questions = rng.permutation(counts.question.max() + 1)
+    by_turn = ORDERS[options.order].by_turn
+    for turn in np.unique(counts.turn)[::-1].tolist() if by_turn else [None]:
+      of_turn = kept if turn is None else kept & (counts.turn == turn)
+      for some in np.array_split(questions, options.minibatches):
+        yield turn, np.flatnonzero(of_turn & np.isin(counts.question, some))
+
+  def _with_old_logprobs(self, state: TrainState, minibatch: Minibatch) -> Minibatch:
+    """Replaces the sampler's old log-probs by the trainer's."""
+    scored = self.programs.logprobs(state, minibatch.micro_batches)
+    micro_batches = train_batches.with_old_logprobs(minibatch.micro_batches, scored)
+    return dataclasses.replace(minibatch, micro_batches=micro_batches)
+
+  def _with_spans(
+    self,
+    state: TrainState,
+    micro_batches: Sequence[TrainBatch],
+    counts: MessageCounts,
+    index: np.ndarray,
+  ) -> list[TrainBatch]:
+    """Adds the ratio of each message's span; `index` has the messages, int `[m]`."""
+    span_ids = spans.span_ids(
+      self.config.objective.ratio_span, counts.episode[index], counts.agent[index]
+    )
+    total, tokens = self._log_ratios(state, micro_batches, len(index))
+    log_ratio, share = spans.span_statistics(total, tokens, span_ids)
+    return train_batches.with_values(micro_batches, span_log_ratio=log_ratio, span_share=share)
+
+  def _with_token_weights(
+    self, state: TrainState, micro_batches: Sequence[TrainBatch]
+  ) -> list[TrainBatch]:
+    """Adds weights that select the share of tokens with most signal.
+
+    Selects over the whole mini-batch, so that the result does not depend on micro-batch borders.
+    """
+    # N micro-batches of R rows, L loss tokens and S message slots a row.
+    mask = np.stack([b.loss_mask for b in micro_batches])  # [N, R, L]
+    slot = np.stack([b.loss_message for b in micro_batches])  # [N, R, L], slot of each loss token
+    advantages = np.stack([b.advantages for b in micro_batches])  # [N, R, S]
+    row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)  # [N, R, 1]
+    weights = d3s_token_weights(
+      advantages.reshape(-1),
+      np.concatenate(self.programs.entropies(state, micro_batches)).reshape(-1),
+      (slot + advantages.shape[2] * row).reshape(-1),
+      mask.reshape(-1),
+      share=self.config.advantage.token_share,
+    )
+    chosen = np.asarray(weights).reshape(mask.shape)
+    return [
+      dataclasses.replace(b, token_weights=w) for b, w in zip(micro_batches, chosen, strict=True)
+    ]
+
+  def _log_ratios(
+    self, state: TrainState, micro_batches: Sequence[TrainBatch], count: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns sums of `log pi - log pi_old`, and tokens, per message: float64 `[count]` each."""
+    scored = self.programs.logprobs(state, micro_batches)
+    changes = [new - b.old_logprobs for new, b in zip(scored, micro_batches, strict=True)]
+    total = train_batches.message_sums(micro_batches, changes, count)
+    tokens = train_batches.message_sums(
+      micro_batches, [np.asarray(b.loss_mask) for b in micro_batches], count
+    )
+    return total, tokens
+
+
+def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> np.ndarray:
+  """Returns the highest mean NLL of an episode's messages under the reference policy.
+
+  This is the readability term of Optima (arXiv 2410.08115). Silent messages are left out.
+
+  Args:
+    learner: Scores messages, at the temperature of the rollout.
+    state: Training state, with the reference policy.
+    batch: `E` episodes.
+
+  Returns:
+    float64 `[E]`, nats per token; infinite where all messages were silent.
+  """
+  said = [m for m in batch.messages if not m.silent]
+  scored = learner.score(PolicyParams(state.reference, state.frozen), said)
+  mean = [-tokens.sum() / len(tokens) for tokens in scored]
+  highest = np.full(len(batch.episodes), -np.inf)
+  np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
+  return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))
