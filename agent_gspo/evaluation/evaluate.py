@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from agent_gspo.evaluation import results
 from agent_gspo.evaluation.options import EvaluationOptions
@@ -12,10 +15,14 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks.base import Task, most_common_share
 from agent_gspo.teams.batches import join, merge
-from agent_gspo.teams.policies import Policy
+from agent_gspo.teams.policies import EndpointError, Policy, RefusedError
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, RolloutBatch
+
+_IN_A_ROW = 10  # consecutive failed batches that end an evaluation
+_Batch = TypeVar('_Batch')
+_Found = TypeVar('_Found')
 
 
 def evaluate(
@@ -42,18 +49,22 @@ def evaluate(
   Returns:
     The record for `eval.jsonl` (see `results.figures`) and its episodes.
   """
-  start = time.monotonic()
-  records, batches = [], []
-  for first in range(0, len(questions), batch_questions):
-    progress(first, len(questions))
-    part = questions[first : first + batch_questions]
+
+  def sample(part: Sequence[Question]):
     own = converse(team, task, tokenizer, part[hosts.share(len(part))], policy, step=0, split='')
-    found, conversations = zip(*hosts.gather(own), strict=True)
+    return zip(*hosts.gather(own), strict=True)
+
+  start, done = time.monotonic(), 0
+  records, rollouts = [], []
+  progress(0, len(questions))
+  batches = in_batches(questions, batch_questions)
+  for part, (found, conversations) in sample_batches(batches, sample):
     records += [record for some in found for record in some]
-    batches.append(merge(conversations))
-  progress(len(questions), len(questions))
+    rollouts.append(merge(conversations))
+    done += len(part)
+    progress(done, len(questions))
   figures = {**results.figures(records, team.names), 'seconds': time.monotonic() - start}
-  return figures, join(batches)
+  return figures, join(rollouts)
 
 
 def converse(
@@ -72,6 +83,73 @@ def converse(
   """
   batch = rollout(team, task, tokenizer, questions, 1, policy)
   return results.of_questions(batch, team, task, tokenizer, **head), batch
+
+
+def in_batches(questions: Sequence[Question], size: int) -> list[Sequence[Question]]:
+  """Splits questions into batches of `size`, the last one smaller if they do not divide."""
+  return [questions[first : first + size] for first in range(0, len(questions), size)]
+
+
+def sample_batches(
+  batches: Sequence[_Batch],
+  sample: Callable[[_Batch], _Found],
+  concurrent: int = 0,
+  answered: bool = False,
+) -> Iterator[tuple[_Batch, _Found]]:
+  """Samples the episodes of each batch: the one loop of evaluations, baselines and probes.
+
+  Args:
+    batches: Batches of episodes.
+    sample: Function from a batch to its result.
+    concurrent: Batches sampled at once by threads, each of which may fail, as behind an endpoint;
+      0 samples them in order.
+    answered: Whether the endpoint has answered before, so that refusals concern single replies.
+
+  Yields:
+    Each batch when it ends, with its result; if `concurrent`, this may be an `EndpointError`.
+
+  Raises:
+    EndpointError: `_IN_A_ROW` batches failed in a row, so the endpoint seems to be down. After an
+      answer, refused replies do not count.
+  """
+  if not concurrent:
+    yield from ((batch, sample(batch)) for batch in batches)
+    return
+  waiting = collections.deque(batches)
+  ended: queue.SimpleQueue[tuple[_Batch, Any]] = queue.SimpleQueue()
+
+  def work() -> None:
+    while waiting:
+      try:
+        batch = waiting.popleft()
+      except IndexError:  # another thread took the last one
+        return
+      try:
+        ended.put((batch, sample(batch)))
+      except BaseException as error:
+        ended.put((batch, error))
+
+  # Daemon threads: the process may end without waiting for a reply that never comes.
+  for _ in range(min(concurrent, len(batches))):
+    threading.Thread(target=work, daemon=True).start()
+  in_a_row = 0
+  try:
+    for _ in batches:
+      batch, found = ended.get()
+      if isinstance(found, BaseException) and not isinstance(found, EndpointError):
+        raise found
+      yield batch, found
+      if not isinstance(found, EndpointError):
+        answered, in_a_row = True, 0
+      elif not (answered and isinstance(found, RefusedError)):
+        in_a_row += 1
+      if in_a_row == _IN_A_ROW:
+        raise EndpointError(
+          f'{in_a_row} conversations in a row failed: given up. What was answered is kept in '
+          f'--out; the same command goes on. The last one: {found}'
+        )
+  finally:
+    waiting.clear()
 
 
 def evaluated_questions(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import json
-import queue
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,14 +17,10 @@ from agent_gspo.evaluation import evaluate, pruning, results
 from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import EndpointError, Policy, RefusedError
+from agent_gspo.teams.policies import EndpointError, Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, Terms
-
-_IN_A_ROW = 10  # consecutive failed episodes that end an evaluation
-_Part = TypeVar('_Part')
-_Found = TypeVar('_Found')
 
 
 class Answers:
@@ -149,7 +142,7 @@ class Harness:
       without a record to the reason.
 
     Raises:
-      EndpointError: No question was answered, or see `_held`.
+      EndpointError: No question was answered, or see `evaluate.sample_batches`.
     """
     temperature = self.temperature if temperature is None else temperature
     told = [dataclasses.asdict(self.terms)] if self.terms else []
@@ -172,7 +165,8 @@ class Harness:
       return [{**record, **more} for record in found if record['question_id'] in kept]
 
     self.note(f'{label}: {answered} of {len(asked)} questions')
-    for part, found in self._held(self._parts(asked, missing, partners), ask, bool(answered)):
+    batches = self._batches(asked, missing, partners)
+    for part, found in evaluate.sample_batches(batches, ask, self.alone, answered > 0):
       if isinstance(found, EndpointError):
         failed |= {q.id: str(found) for q in part}
       else:
@@ -192,87 +186,25 @@ class Harness:
       figures |= {'task/accuracy_over_all': right / len(asked), 'failed': failed}
     return {**head, 'variant': key, **figures}, records
 
-  def _parts(
+  def _batches(
     self, asked: Sequence[Question], missing: set[str], partners: Mapping[str, Question]
-  ) -> list[list[Question]]:
+  ) -> list[Sequence[Question]]:
     """Returns the batches of questions that lack an answer."""
-    size = self.batch_questions
     if not self.alone:
-      parts = [list(asked[first : first + size]) for first in range(0, len(asked), size)]
-      return [part for part in parts if missing.intersection(q.id for q in part)]
+      batches = evaluate.in_batches(asked, self.batch_questions)
+      return [batch for batch in batches if missing.intersection(q.id for q in batch)]
     alone: dict[frozenset[str], list[Question]] = {}
     for question in (q for q in asked if q.id in missing):
       pair = {question.id, partners[question.id].id} if partners else {question.id}
       alone.setdefault(frozenset(pair), []).append(question)
     return list(alone.values())
 
-  def _held(
-    self, parts: Sequence[_Part], hold: Callable[[_Part], _Found], answered: bool
-  ) -> Iterator[tuple[_Part, _Found | EndpointError]]:
-    """Samples the episodes of each part; with `alone`, that many parts concurrently.
-
-    Args:
-      parts: Batches of episodes.
-      hold: Function from a part to its result.
-      answered: Whether the endpoint has answered before, so that refusals concern single replies.
-
-    Yields:
-      Each part when it ends, with its result; with `alone` this may be its error.
-
-    Raises:
-      EndpointError: `_IN_A_ROW` parts failed in a row, so the endpoint seems to be down. After an
-        answer, refused replies do not count.
-    """
-    if not self.alone:
-      yield from ((part, hold(part)) for part in parts)
-      return
-    waiting = collections.deque(parts)
-    ended: queue.SimpleQueue[tuple[_Part, Any]] = queue.SimpleQueue()
-
-    def work() -> None:
-      while waiting:
-        try:
-          part = waiting.popleft()
-        except IndexError:  # another thread took the last one
-          return
-        try:
-          ended.put((part, hold(part)))
-        except BaseException as error:
-          ended.put((part, error))
-
-    # Daemon threads: the process may end without waiting for a reply that never comes.
-    for _ in range(min(self.alone, len(parts))):
-      threading.Thread(target=work, daemon=True).start()
-    in_a_row = 0
-    try:
-      for _ in parts:
-        part, found = ended.get()
-        if isinstance(found, BaseException) and not isinstance(found, EndpointError):
-          raise found
-        yield part, found
-        if not isinstance(found, EndpointError):
-          answered, in_a_row = True, 0
-        elif not (answered and isinstance(found, RefusedError)):
-          in_a_row += 1
-        if in_a_row == _IN_A_ROW:
-          raise EndpointError(
-            f'{in_a_row} conversations in a row failed: given up. What was answered is kept in '
-            f'--out; the same command goes on. The last one: {found}'
-          )
-    finally:
-      waiting.clear()
-
   def partners(self) -> dict[str, Question]:
     """Pairs each question with its neighbor in the split: 0 and 1, 2 and 3, ...
 
-    An odd last question gets the one before.
-
-    Raises:
-      ValueError: There is no other question.
+    An odd last question gets the one before; the split has at least two questions.
     """
     split = self.task.questions(self.split)
-    if len(split) < 2:
-      raise ValueError('shuffled messages need a split of at least two questions.')
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
     return {
       split[i].id: self._on_terms(split[other(i)]) for i in self._question_indices(len(split))
@@ -290,18 +222,18 @@ class Harness:
         variant = graph(mask)
         voice = variant.policy(policy)
 
-        def hold(part: np.ndarray, variant=variant, voice=voice) -> list[float]:
+        def sample(part: np.ndarray, variant=variant, voice=voice) -> list[float]:
           drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in part)
           asked = [variant.question(question) for question in drawn]
           batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
           return [episode.task_score for episode in batch.episodes]
 
-        parts = np.split(members, len(members)) if self.alone else [members]
-        for part, told in self._held(parts, hold, answered=True):
-          if isinstance(told, EndpointError):  # a score of 0 teaches the learner nothing
-            warnings.warn(f'a training question counts as wrong: {told}', stacklevel=2)
+        batches = np.split(members, len(members)) if self.alone else [members]
+        for part, result in evaluate.sample_batches(batches, sample, self.alone, answered=True):
+          if isinstance(result, EndpointError):  # a score of 0 teaches the learner nothing
+            warnings.warn(f'a training question counts as wrong: {result}', stacklevel=2)
           else:
-            found[part] = told
+            found[part] = result
       return found
 
     return scores
@@ -314,9 +246,6 @@ def describe(variant: Variant) -> dict[str, Any]:
     name: {**dataclasses.asdict(role), 'examples': str(role.examples)}
     for name, role in zip(team.names, team.roles, strict=True)
   }
-  for fields in roles.values():
-    if not fields['chat_variables']:  # keeps digests from before this field existed
-      del fields['chat_variables']
   return {
     'agents': list(variant.agents),
     'roles': roles,

@@ -98,7 +98,7 @@ def check(team: Team, task: Task, split: str) -> None:
     ValueError: The team has no edges, or the split has no second question to shuffle with.
   """
   if not variants.edges(team):
-    raise ValueError('nobody reads anybody in this team; give it edges (config.team.topology).')
+    raise ValueError('no agent of this team reads another; give it edges (config.team.topology).')
   if can_shuffle(team) and len(task.questions(split)) < 2:
     raise ValueError(
       f'split {split!r} has one question; messages are shuffled between two, so take another split.'
@@ -111,19 +111,15 @@ def run_all(
   """Runs every probe: each agent muted in turn, all messages blanked, messages shuffled.
 
   Args:
-    harness: Team and questions.
+    harness: Team, see `check`, and questions.
     whole: Figures of the team.
     records: Records of the team, one per question.
 
   Returns:
     `value` of each agent, and `loss` of the other probes; shuffling is left out if all messages
     are answers.
-
-  Raises:
-    ValueError: See `check`.
   """
   team = harness.team
-  check(team, harness.task, harness.split)
   rows, same, stop_id = [], variants.itself(team), harness.tokenizer.eos_id
 
   def lost(name: str, variant: variants.Variant = same, probe: Probe | None = None):

@@ -6,7 +6,7 @@ An interrupted evaluation resumes from its records, so no figure may need more t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams.counts import MessageCounts, from_rows
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Episode, Question, RolloutBatch
 from agent_gspo.workdir import records as workdir_records
@@ -50,13 +50,9 @@ def of_questions(
     tokenizer: Tokenizer of the policy.
     **head: `step`, `split` and `label` of the records.
   """
-  found = transcripts.records(batch, range(len(batch.episodes)), **head)
-  counts = text_counts.count(team, tokenizer, batch)
-  places = [0] * len(found)
-  for message, (read, written) in zip(batch.messages, counts, strict=True):
-    said = found[message.episode]['messages'][places[message.episode]]
-    places[message.episode] += 1
-    said |= {'text_read': read, 'text_written': written}
+  read, written = np.reshape(text_counts.count(team, tokenizer, batch), (-1, 2)).T
+  columns = {'text_read': read, 'text_written': written}
+  found = transcripts.records(batch, range(len(batch.episodes)), **head, columns=columns)
   for record, episode in zip(found, batch.episodes, strict=True):
     if task.graders:
       record['graded'] = _graded(task, batch.questions[episode.question], episode)
@@ -77,30 +73,22 @@ def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCo
     records: Records, see `of_questions`.
     names: Names of the agents.
   """
-  messages = [(i, m) for i, record in enumerate(records) for m in record['messages']]
-  column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
-  get = lambda key, dtype=np.int64: column((m[key] for _, m in messages), dtype)
   number = {name: i for i, name in enumerate(names)}
-  return MessageCounts(
-    episode=column(i for i, _ in messages),
-    question=column(i for i, _ in messages),
-    agent=column(number[m['agent']] for _, m in messages),
-    round=get('round'),
-    layer=get('layer'),
-    written=get('written'),
-    read=get('read'),
-    readers=get('readers'),
-    silent=get('silent', bool),
-    truncated=~get('ended', bool),
-    relevant=column(-1 if m['relevant'] is None else int(m['relevant']) for _, m in messages),
-    num_episodes=len(records),
-    agent_names=tuple(names),
-    read_from=tuple(tuple((number[a], r) for a, r in m['read_from']) for _, m in messages),
-    addressees=tuple(
-      None if (to := m.get('addressees')) is None else frozenset(number[name] for name in to)
-      for _, m in messages
-    ),
-  )
+  rows = [
+    {
+      **message,
+      'episode': i,
+      'question': i,
+      'agent': number[message['agent']],
+      'read_from': tuple((number[author], round_) for author, round_ in message['read_from']),
+      'addressees': (
+        None if (to := message['addressees']) is None else frozenset(number[name] for name in to)
+      ),
+    }
+    for i, record in enumerate(records)
+    for message in record['messages']
+  ]
+  return from_rows(rows, len(records), names)
 
 
 def figures(
@@ -156,6 +144,47 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list
   if not ours:
     raise ValueError('no question was answered in both evaluations: run the same command again.')
   return ours, [theirs[record['question_id']] for record in ours]
+
+
+def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]]:
+  """Returns means and paired differences `a - b` of accuracy, Ctok and Ptok, with 95 % intervals.
+
+  Args:
+    a: Records of one system, one per question.
+    b: Records of the other one, in any order.
+
+  Returns:
+    `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure.
+
+  Raises:
+    ValueError: The questions are not the same, or there are none.
+  """
+  first, second = paired(a, b)
+  if not len(first) == len(a) == len(b):
+    raise ValueError(
+      f'{len(a)} and {len(b)} questions, {len(first)} of them the same: evaluate both systems '
+      'on the same questions (config.evaluation.split and .questions).'
+    )
+  measures: dict[str, Callable[[Sequence[Record]], np.ndarray]] = {
+    'accuracy, %': lambda records: 100 * np.asarray([r['task_score'] for r in records], float),
+    'tokens written a question (Ctok)': lambda records: per_question(records, 'written'),
+    'tokens read a question (Ptok)': lambda records: per_question(records, 'read'),
+  }
+  rows = []
+  for name, measure in measures.items():
+    ours, theirs = measure(first), measure(second)
+    gap = statistics.paired_bootstrap(ours, theirs)
+    rows.append(
+      {
+        'measure': name,
+        'a': float(ours.mean()),
+        'b': float(theirs.mean()),
+        'difference': gap.mean,
+        'difference_low': gap.low,
+        'difference_high': gap.high,
+      }
+    )
+  return rows
 
 
 def _by_grader(records: Sequence[Record]) -> dict[str, float]:

@@ -73,11 +73,8 @@ def bootstrap_interval(
 
   Returns:
     `(low, high)`.
-
-  Raises:
-    ValueError: `values` is empty, not flat or not finite.
   """
-  data = _as_vector('values', values)
+  data = np.asarray(values, np.float64)
   rng, size = np.random.default_rng(seed), max(1, _CHUNK // data.size)
   sizes = [min(size, resamples - start) for start in range(0, resamples, size)]
   draws = (data[rng.integers(data.size, size=(k, data.size))] for k in sizes)
@@ -101,30 +98,11 @@ def paired_bootstrap(
 
   Args:
     a: One value per question, `[n]`.
-    b: The other system's values on the same questions, `[n]`.
-    confidence: Coverage, in `(0, 1)`.
-    resamples: Number of resamples.
-    seed: Seed of the draws.
+    b: The other system's values on the same questions, in the same order, `[n]`.
+    confidence, resamples, seed: See `bootstrap_interval`.
 
   Returns:
     `Difference(mean(a) - mean(b), low, high)`.
-
-  Raises:
-    ValueError: The lengths differ, or see `bootstrap_interval`.
   """
-  first, second = _as_vector('a', a), _as_vector('b', b)
-  if first.size != second.size:
-    raise ValueError(
-      f'a has {first.size} values and b has {second.size}: give one of each a question, same order'
-    )
-  gap = first - second
+  gap = np.asarray(a, np.float64) - np.asarray(b, np.float64)
   return Difference(float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed))
-
-
-def _as_vector(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
-  vector = np.asarray(values, dtype=np.float64)
-  if vector.ndim != 1 or vector.size == 0:
-    raise ValueError(f'{name} has shape {vector.shape}: give a flat, non-empty sequence')
-  if not np.isfinite(vector).all():
-    raise ValueError(f'{name} holds NaN or inf: drop those observations and say how many')
-  return vector

@@ -7,6 +7,7 @@ reported beside the true one, so that tables can be compared.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable
@@ -16,9 +17,6 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, RolloutBatch
-
-Taken = tuple[int, int]
-"""Tokens sampled, and tokens written."""
 
 
 def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[int, int]]:
@@ -39,45 +37,32 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
   spoken: dict[tuple[int, int, int], tuple[Message, int]] = {}  # (episode, agent, round)
-  spent = _Spent()
+  spent, content = collections.Counter[int](), collections.Counter[int]()  # by episode
   counts = []
-  for message in batch.messages:
-    key, role = (message.episode, message.agent), team.roles[message.agent]
-    heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
-    incoming = [(said.agent, tokens) for said, tokens in heard if said.reaches(key[1])]
-    frame = ''.join(
-      role.incoming.format(sender=team.names[author], message=SLOT) for author, _ in incoming
-    )
-    question = batch.questions[batch.episodes[key[0]].question]
-    if key not in carried:
-      frame = role.opening_of(question, key[1], guard) + frame
-      carried[key] = sum(map(size, _preamble(role, guard)))
-    cue = role.cue_at(team.told_left(question.terms, *spent.before(message)))
-    carried[key] += sum(map(size, (frame + cue).split(SLOT)))
-    carried[key] += sum(tokens for _, tokens in incoming)
-    written = message.written if tokenizer.is_word_level else size(guard(message.text))
-    counts.append((carried[key], written))
-    carried[key] += written
-    spoken[(*key, message.round)] = message, written
+  for _, layer in itertools.groupby(batch.messages, lambda m: (m.round, m.layer)):
+    simultaneous = list(layer)
+    for message in simultaneous:
+      key, role = (message.episode, message.agent), team.roles[message.agent]
+      heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
+      incoming = [(said.agent, tokens) for said, tokens in heard if said.reaches(key[1])]
+      frame = ''.join(
+        role.incoming.format(sender=team.names[author], message=SLOT) for author, _ in incoming
+      )
+      question = batch.questions[batch.episodes[key[0]].question]
+      if key not in carried:
+        frame = role.opening_of(question, key[1], guard) + frame
+        carried[key] = sum(map(size, _preamble(role, guard)))
+      cue = role.cue_at(team.told_left(question.terms, spent[key[0]], content[key[0]]))
+      carried[key] += sum(map(size, (frame + cue).split(SLOT)))
+      carried[key] += sum(tokens for _, tokens in incoming)
+      written = message.written if tokenizer.is_word_level else size(guard(message.text))
+      counts.append((carried[key], written))
+      carried[key] += written
+      spoken[(*key, message.round)] = message, written
+    for message in simultaneous:
+      spent[message.episode] += message.spent
+      content[message.episode] += message.written
   return counts
-
-
-class _Spent:
-  """Tokens of the earlier layers of each episode, for messages in order."""
-
-  def __init__(self):
-    self._layers: dict[int, tuple[tuple[int, int], Taken, Taken]] = {}  # layer, before, after
-
-  def before(self, message: Message) -> Taken:
-    """Returns the tokens of a message's episode before its layer."""
-    where = (message.round, message.layer)
-    last, before, so_far = self._layers.get(message.episode, (where, (0, 0), (0, 0)))
-    if last != where:
-      before = so_far
-    sampled, written = so_far
-    so_far = sampled + message.spent, written + message.written
-    self._layers[message.episode] = where, before, so_far
-    return before
 
 
 def _preamble(role: Role, guard: Callable[[str], str]) -> list[str]:

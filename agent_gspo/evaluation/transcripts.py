@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,7 @@ def records(
   step: int,
   split: str,
   label: str = 'train',
-  rewards: np.ndarray | None = None,
-  advantages: np.ndarray | None = None,
-  gains: np.ndarray | None = None,
+  columns: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> list[dict[str, Any]]:
   """Returns the records of some episodes for `transcripts.jsonl`.
 
@@ -29,18 +28,13 @@ def records(
     step: Finished training steps of the policy.
     split: Split of the questions.
     label: Label of the evaluation, or 'train'.
-    rewards: Reward of each message, float `[M]`, or None.
-    advantages: Advantage of each message, float `[M]`, or None.
-    gains: Nats that the answering agent gained by each message, float `[M]`, NaN if unknown.
+    columns: Further fields of each message by name, `[M]`; NaN if unknown, then left out.
   """
   head = {'step': step, 'split': split, 'label': label}
-  values = {'reward': rewards, 'advantage': advantages, 'worth': gains}
   said: dict[int, list[dict[str, Any]]] = {e: [] for e in episodes}
   for m, message in enumerate(batch.messages):
     if message.episode in said:
-      measured = {key: float(x[m]) for key, x in values.items() if x is not None}
-      if np.isnan(measured.get('worth', 0.0)):
-        del measured['worth']
+      measured = {key: x[m].item() for key, x in columns.items() if not np.isnan(x[m])}
       said[message.episode].append({**_message(batch, message), **measured})
   return [{**head, **_episode(batch, e), 'messages': messages} for e, messages in said.items()]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from agent_gspo.types import RolloutBatch, is_for
+
+_OF_MESSAGES = ('episode', 'agent', 'round', 'layer', 'written', 'read', 'readers')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,27 +138,42 @@ class MessageCounts:
 
 def count_messages(batch: RolloutBatch) -> MessageCounts:
   """Counts the messages of a rollout."""
-  messages = batch.messages
-  column = lambda values, dtype=np.int64: np.asarray(list(values), dtype)
-  question = [batch.episodes[m.episode].question for m in messages]
-  relevant = []
-  for m, q in zip(messages, question, strict=True):
-    flags = batch.questions[q].relevant
-    relevant.append(int(flags[m.agent]) if m.agent < len(flags) else -1)
+  rows = []
+  for m in batch.messages:
+    question = batch.episodes[m.episode].question
+    relevant = batch.questions[question].relevant
+    rows.append(
+      {
+        **{field: getattr(m, field) for field in (*_OF_MESSAGES, 'silent', 'ended')},
+        'question': question,
+        'relevant': relevant[m.agent] if m.agent < len(relevant) else None,
+        'read_from': m.read_from,
+        'addressees': m.addressees,
+      }
+    )
+  return from_rows(rows, len(batch.episodes), batch.agent_names)
+
+
+def from_rows(
+  rows: Sequence[Mapping[str, Any]], num_episodes: int, agent_names: Sequence[str]
+) -> MessageCounts:
+  """Builds the counts from a row per message.
+
+  Args:
+    rows: Fields of `MessageCounts` by name, with agents as indices; but `ended` in place of
+      `truncated`, and `relevant` as a bool, or None without a note.
+    num_episodes: Number of episodes `E`.
+    agent_names: Name of each agent.
+  """
+  column = lambda field, dtype: np.asarray([row[field] for row in rows], dtype)
+  relevant = [-1 if row['relevant'] is None else row['relevant'] for row in rows]
   return MessageCounts(
-    episode=column(m.episode for m in messages),
-    question=column(question),
-    agent=column(m.agent for m in messages),
-    round=column(m.round for m in messages),
-    layer=column(m.layer for m in messages),
-    written=column(m.written for m in messages),
-    read=column(m.read for m in messages),
-    readers=column(m.readers for m in messages),
-    silent=column((m.silent for m in messages), bool),
-    truncated=column((not m.ended for m in messages), bool),
-    relevant=column(relevant),
-    num_episodes=len(batch.episodes),
-    agent_names=batch.agent_names,
-    read_from=tuple(m.read_from for m in messages),
-    addressees=tuple(m.addressees for m in messages),
+    **{field: column(field, np.int64) for field in (*_OF_MESSAGES, 'question')},
+    silent=column('silent', bool),
+    truncated=~column('ended', bool),
+    relevant=np.asarray(relevant, np.int64),
+    num_episodes=num_episodes,
+    agent_names=tuple(agent_names),
+    read_from=tuple(row['read_from'] for row in rows),
+    addressees=tuple(row['addressees'] for row in rows),
   )

@@ -406,17 +406,12 @@ class Run:
 
   def _keep(self, step: int, result: StepResult) -> None:
     """Writes the first transcripts and the metrics of a step."""
+    columns = {'reward': result.rewards, 'advantage': result.advantages}
+    if result.worth:
+      columns['worth'] = result.worth.gain
     kept = range(min(self.config.logging.transcripts, len(result.rollout.episodes)))
     self.writer.transcripts(
-      transcripts.records(
-        result.rollout,
-        kept,
-        step=step,
-        split='train',
-        rewards=result.rewards,
-        advantages=result.advantages,
-        gains=result.worth.gain if result.worth else None,
-      )
+      transcripts.records(result.rollout, kept, step=step, split='train', columns=columns)
     )
     self.writer.metrics(step, result.metrics)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scripted_teams as st
 
-from agent_gspo.evaluation import compare, evaluate, harness, results, statistics, text_counts
+from agent_gspo.evaluation import evaluate, harness, results, statistics, text_counts
 from agent_gspo.evaluation.variants import itself
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
@@ -348,7 +348,7 @@ def test_differences_are_paired_by_question():
   }
   a = [record(i, float(i % 2), 5 + i) for i in range(6)]
   b = [record(i, 0.0, 3 + i) for i in range(6)]
-  accuracy, written, read = compare.differences(a, b[::-1])
+  accuracy, written, read = results.differences(a, b[::-1])
   assert (accuracy['a'], accuracy['b'], accuracy['difference']) == (50.0, 0.0, 50.0)
   expected = statistics.paired_bootstrap([100 * r['task_score'] for r in a], [0.0] * 6)
   assert (accuracy['difference_low'], accuracy['difference_high']) == expected[1:]
@@ -356,7 +356,7 @@ def test_differences_are_paired_by_question():
   assert [written[k] for k in ('difference', 'difference_low', 'difference_high')] == [2.0] * 3
   assert (read['a'], read['difference']) == (15.0, 0.0)
   with pytest.raises(ValueError, match='6 and 5 questions, 5 of them the same'):
-    compare.differences(a, b[1:])
+    results.differences(a, b[1:])
 
 
 def test_the_constant_answer_is_that_of_the_questions_asked():

@@ -13,7 +13,7 @@ import pathlib
 
 from agent_gspo.apps.commands import command, evaluation_folder
 from agent_gspo.apps.reporting import tables
-from agent_gspo.evaluation import compare
+from agent_gspo.evaluation import results
 
 
 def cli() -> None:
@@ -27,7 +27,7 @@ def cli() -> None:
       raise ValueError('the evaluations are of different tasks, options or splits.')
     failed = {*first['failed'], *second['failed']}
     a, b = ([r for r in records if r['question_id'] not in failed] for records in (a, b))
-    rows = compare.differences(a, b)
+    rows = results.differences(a, b)
   except (ValueError, OSError) as error:
     command.fail(str(error), error)
   names = [str(first['label']), str(second['label'])]
