@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_gspo.models.text.chat import OWN_VARIABLES
+from agent_gspo.options import check_fields, option
 from agent_gspo.teams import tools
 from agent_gspo.types import Question
 from agent_gspo.values import is_json, is_text, shown
@@ -39,16 +40,16 @@ class Role:
   """
 
   name: str
-  style: str = 'plain'
+  style: str = option('plain', choices=STYLES)
   system: str = ''
   examples: tuple[tuple[str, str], ...] = ()
   opening: str = '{question}\n'
   incoming: str = '{sender}:{message}\n'
   cue: str = 'Answer:'
   separator: str = '\n'
-  max_tokens: int = 0
+  max_tokens: int = option(0, least=0)
   tools: tuple[str, ...] = ()
-  chat_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+  chat_variables: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
   @property
   def shows_note(self) -> bool:
@@ -88,8 +89,13 @@ class Role:
 
   def __post_init__(self):
     where = f'team.roles.{self.name}'
-    if self.style not in STYLES:
-      raise ValueError(f'{where}.style={self.style!r} is unknown; use one of {", ".join(STYLES)}.')
+    check_fields(self, where)
+    for pair in self.examples:
+      if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(is_text, pair)):
+        raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')
+    # Config files may hold lists, which cannot be hashed.
+    object.__setattr__(self, 'examples', tuple(map(tuple, self.examples)))
+    object.__setattr__(self, 'tools', tuple(self.tools))
     _template_fields(f'{where}.opening', self.opening, {'question', 'note', 'price', 'budget'})
     fields = _template_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
     if fields.count('message') != 1:
@@ -100,26 +106,18 @@ class Role:
       raise ValueError(
         f'{where}.cue={self.cue!r} tells the tokens left, which no example has. Set examples=().'
       )
-    own = [name for name in self.chat_variables if name in OWN_VARIABLES]
-    if self.chat_variables and (self.style != 'chat' or own):
-      what = f'chat_variables={shown(dict(self.chat_variables))}'
-      raise ValueError(
-        f'{where}.{what} holds {own[0]!r}, which is set for each prompt; leave it out.'
-        if own
-        else f"{where}.{what} needs a chat template; set {where}.style='chat'."
-      )
+    variables = f'{where}.chat_variables={shown(self.chat_variables)}'
+    if self.chat_variables and self.style != 'chat':
+      raise ValueError(f"{variables} needs a chat template; set {where}.style='chat'.")
+    if own := [name for name in self.chat_variables if name in OWN_VARIABLES]:
+      raise ValueError(f'{variables} holds {own[0]!r}, which is set for each prompt; leave it out.')
     if not is_json(self.chat_variables):
       raise ValueError(
-        f'{where}.chat_variables={shown(self.chat_variables)} must be plain JSON: texts, finite '
-        'numbers, true, false, null, and lists and objects of these.'
+        f'{variables} must be plain JSON: texts, finite numbers, true, false, null, and lists and '
+        'objects of these.'
       )
-    if self.max_tokens < 0:
-      raise ValueError(f"{where}.max_tokens={self.max_tokens} is negative; 0 means the team's cap.")
     for tool in self.tools:
       tools.find(tool, f'{where}.tools')
-    for pair in self.examples:
-      if len(pair) != 2 or not all(map(is_text, pair)):
-        raise ValueError(f'{where}.examples must be (context, message) pairs, got {pair!r}.')
 
 
 def make_role(name: str, fields: Mapping[str, Any]) -> Role:
@@ -128,29 +126,16 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   Raises:
     ValueError: if a field is unknown or its value invalid.
   """
-  defaults = {name: value for name, value in vars(Role('')).items() if name != 'name'}
   if not isinstance(name, str) or not name.strip():
     raise ValueError(f'team.roles holds {name!r}; the name of a role must be a word.')
   if not isinstance(fields, Mapping):
     raise ValueError(f'team.roles.{name}={fields!r} must be a section of fields.')
-  for field, value in fields.items():
-    if field == 'calculator':
-      raise ValueError(f"team.roles.{name}.calculator is now a tool; set tools=('calculator',).")
-    if field not in defaults:
+  known = {field.name for field in dataclasses.fields(Role)} - {'name'}
+  for field in fields:
+    if field not in known:
       raise ValueError(
-        f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(defaults))}.'
+        f'team.roles.{name}.{field} is unknown; a role has {", ".join(sorted(known))}.'
       )
-    expected = type(defaults[field])  # of chat_variables a dict
-    fits = isinstance(value, list | tuple if expected is tuple else expected)
-    if not fits or isinstance(value, bool) != (expected is bool):
-      raise ValueError(f'team.roles.{name}.{field}={value!r} must be a {expected.__name__}.')
-    if isinstance(value, str) and not is_text(value):
-      raise ValueError(f'team.roles.{name}.{field}={value!r} is not valid Unicode.')
-  fields = dict(fields)
-  fields['tools'] = tuple(fields.get('tools', ()))
-  pairs = fields.get('examples', ())
-  # `Role` reports entries that are not pairs.
-  fields['examples'] = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in pairs)
   return Role(name=name, **fields)
 
 

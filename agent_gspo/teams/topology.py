@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from agent_gspo import plugins
 from agent_gspo.values import is_whole
@@ -36,6 +35,13 @@ class Topology:
   last_round_only: frozenset[int] = frozenset()
 
   def __post_init__(self):
+    # Python ints: a user's NumPy integers could not be written as JSON.
+    whole, put = operator.index, functools.partial(object.__setattr__, self)
+    put('num_agents', whole(self.num_agents))
+    put('rounds', whole(self.rounds))
+    put('last_round_only', frozenset(map(whole, self.last_round_only)))
+    for field in ('edges', 'previous_round'):
+      put(field, frozenset((whole(i), whole(j)) for i, j in getattr(self, field)))
     if self.num_agents < 1 or self.rounds < 1:
       raise ValueError(
         f'{self.num_agents} agents (team.agents) and team.rounds={self.rounds}: a team needs at '
@@ -46,7 +52,7 @@ class Topology:
         raise ValueError(
           f'team.edges: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
         )
-    if strangers := sorted(set(self.last_round_only) - set(range(self.num_agents))):
+    if strangers := sorted(self.last_round_only - set(range(self.num_agents))):
       raise ValueError(
         f'last_round_only={strangers} must be of the agents 0..{self.num_agents - 1}.'
       )
@@ -211,8 +217,6 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
   where = f'team.topology={name!r}, called with num_agents={num_agents} and rounds={rounds}'
   with plugins.guard(where, name.partition(':')[0]):
     made = function(num_agents=num_agents, rounds=rounds)
-    if isinstance(made, Topology):
-      made = _of_whole_numbers(made)
   if not isinstance(made, Topology):
     raise ValueError(f'team.topology={name!r} returned a {type(made).__name__}, no Topology.')
   if (made.num_agents, made.rounds) != (num_agents, rounds):
@@ -221,26 +225,6 @@ def _own(name: str, num_agents: int, rounds: int) -> Topology:
       f'team.agents and team.rounds ask for {num_agents} and {rounds}.'
     )
   return made
-
-
-def _of_whole_numbers(made: Topology) -> Topology:
-  """Converts a topology's numbers to Python ints; NumPy's are not JSON-serializable."""
-
-  def whole(value: Any) -> int:
-    try:
-      return operator.index(value)
-    except TypeError:
-      raise ValueError(f'{value!r} must be a whole number, as agents and rounds are') from None
-
-  pairs = lambda edges: frozenset((whole(i), whole(j)) for i, j in edges)
-  return dataclasses.replace(
-    made,
-    num_agents=whole(made.num_agents),
-    edges=pairs(made.edges),
-    previous_round=pairs(made.previous_round),
-    rounds=whole(made.rounds),
-    last_round_only=frozenset(map(whole, made.last_round_only)),
-  )
 
 
 def _layered(sizes: Sequence[int], num_agents: int) -> frozenset[Edge]:

@@ -13,6 +13,7 @@ from typing import Any
 from agent_gspo import plugins, provenance
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
+from agent_gspo.config import compatibility
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
@@ -28,7 +29,7 @@ from agent_gspo.training.run_evaluations import RunEvaluations
 from agent_gspo.training.state import TrainState
 from agent_gspo.training.train_step import StepResult, train_step
 from agent_gspo.workdir import disk, json_lines, lock, records
-from agent_gspo.workdir.checkpoints import CHANGEABLE, Checkpoints
+from agent_gspo.workdir.checkpoints import Checkpoints
 from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 _WARNINGS = (metrics_lib.clip_warning, metrics_lib.no_update_warning, metrics_lib.price_warning)
@@ -50,8 +51,8 @@ def train(
   Args:
     config: Plain nested dict, see `agent_gspo.config.default_config`.
     workdir: Run folder.
-    allow_changes: Fields of `checkpoints.CHANGEABLE` whose value may differ from the run so far;
-      `config.json` records the step of each change.
+    allow_changes: Fields of `compatibility.CHANGEABLE` whose value may differ from the run so
+      far; `config.json` records the step of each change.
     display: Makes the display from `total_steps`, `start_step` and `title`; prints plain lines by
       default. Only the first of several processes has one.
     on_step: Called in each process with the number and metrics of a finished step. It, or
@@ -338,7 +339,7 @@ class Run:
       return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.
     saves = self.sft_checkpoints = Checkpoints(
-      self.workdir / _SFT_FOLDER, self.config, allow_changes=CHANGEABLE
+      self.workdir / _SFT_FOLDER, self.config, allow_changes=compatibility.CHANGEABLE
     )
     params, steps = sft.imitate(setup, saves, self._sft_hooks(progress))
     saves.wait()

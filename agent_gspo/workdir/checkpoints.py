@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import logging
 import pathlib
 import sys
@@ -22,37 +21,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.config import Config
+from agent_gspo.config import Config, compatibility
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
-from agent_gspo.values import flatten
-from agent_gspo.workdir import best, disk, step_folders
+from agent_gspo.workdir import disk, records, step_folders
 
 State = TypeVar('State')
-
-# Fields that may differ between the run that saved and the one that resumes: they change neither
-# parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
-_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
-# Fields that may change mid-run on request: those tuned when a run becomes unstable, and the width
-# of packed rows, which changes results by rounding alone. Others would change samples, rewards,
-# the shape of the state, or (schedule, warm-up) the steps already taken.
-CHANGEABLE = (
-  'learner.learning_rate',
-  'learner.grad_clip',
-  'learner.weight_decay',
-  'learner.pack_length',
-  'policy.learning_rates',
-  'objective.clip_low',
-  'objective.clip_high',
-)
-# Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
-# of its task and prompts.
-_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
-_MODEL_FROM_SCRATCH = (
-  *_MODEL, 'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set'
-)  # fmt: skip
-
 
 # Timeout of processes for each other's part of a checkpoint; a dead process ends the others much
 # earlier.
@@ -84,40 +58,27 @@ class Checkpoints:
       directory: Folder of the checkpoints; its parent holds the evaluations.
       config: Resolved config of this run.
       keep: Number of newest checkpoints to keep.
-      allow_changes: Fields of `CHANGEABLE` that may differ from the checkpoint's.
-      keep_best: Number of best checkpoints to keep, whether among the newest or not (see `best`).
+      allow_changes: Fields of `compatibility.CHANGEABLE` that may differ from the checkpoint's.
+      keep_best: Number of best checkpoints to keep, whether among the newest or not, see
+        `records.best_first`.
 
     Raises:
       ValueError: The newest intact checkpoint was made with another config, or none is intact;
-        or a field is not in `CHANGEABLE`.
+        or a field is not in `compatibility.CHANGEABLE`.
     """
-    for field in allow_changes:
-      if field not in CHANGEABLE:
-        raise ValueError(
-          f'allow_changes={field}: in mid-run only {", ".join(CHANGEABLE)} may change. Use '
-          'another --workdir.'
-        )
+    compatibility.check_changeable(allow_changes)
     self.changes: list[dict[str, Any]] = []
-    self._config, self.directory = _as_json(config), directory.absolute()
+    self._config, self.directory = compatibility.as_json(config), directory.absolute()
     self._keep, self._keep_best = keep, keep_best
     self.directory.mkdir(parents=True, exist_ok=True)
     self.latest_step, self.damaged = hosts.agreed(
       lambda: step_folders.newest_intact(self.directory)
     )
     if self.latest_step is not None:
-      free: tuple[str, ...] = _FREE
-      # The learning rate, or the selection of samples, depends on the number of steps.
-      scheduled = config.advantage.name in estimators.OPTION_SCHEDULES
-      if config.learner.schedule != 'constant' or scheduled:
-        free = tuple(field for field in _FREE if field != 'steps')
       saved = _open(self.directory, self.latest_step)
-      differing = _differences(saved, self._config, lambda field: not _under(field, free))
-      self.changes = saved.changes + [
-        {'step': saved.step, 'field': field, 'old': old, 'new': new}
-        for field, (old, new) in differing.items()
-        if field in allow_changes
-      ]
-      _refuse(saved, {k: v for k, v in differing.items() if k not in allow_changes})
+      self.changes = saved.changes + compatibility.changes(
+        saved.config, saved.step, config, allow_changes
+      )
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'checkpoints')
     self._saving: concurrent.futures.Future[None] | None = None
     self._taken_step = self.latest_step
@@ -193,7 +154,7 @@ class Checkpoints:
 
   def _kept(self, steps: list[int]) -> list[int]:
     """Returns the checkpoints to keep, by the evaluations so far."""
-    ranked = best.best_first(self.directory.parent) if self._keep_best else []
+    ranked = records.best_first(self.directory.parent) if self._keep_best else []
     return steps[-self._keep :] + [s for s in ranked if s in steps][: self._keep_best]
 
   def restore(self, like: State) -> State:
@@ -231,11 +192,7 @@ class Saved:
     Raises:
       ValueError: The config describes another model.
     """
-    scratch = config.model.source.startswith('random:')
-    fields = _MODEL_FROM_SCRATCH if scratch else _MODEL
-    if config.policy.sharing != 'shared':  # agents determine the order of adapters
-      fields = (*fields, 'team.agents')
-    _refuse(self, _differences(self, _as_json(config), lambda field: _under(field, fields)))
+    compatibility.check_model(self.config, self.step, config)
 
   def restore_params(self, config: Config, like: Params) -> Params:
     """Returns the parameters of a model like `like`, which `config` must describe.
@@ -269,8 +226,8 @@ def chosen(directory: pathlib.Path, which: str | None) -> Saved:
 
   Args:
     directory: Folder of a run's checkpoints.
-    which: A step; or 'best', the best intact checkpoint that the run has evaluated (see `best`);
-      or None, the newest intact one.
+    which: A step; or 'best', the best intact checkpoint that the run has evaluated, see
+      `records.best_first`; or None, the newest intact one.
 
   Raises:
     FileNotFoundError: There is no checkpoint.
@@ -281,7 +238,7 @@ def chosen(directory: pathlib.Path, which: str | None) -> Saved:
     return newest(directory)
   names = ', '.join(map(str, there))
   if which == 'best':
-    for step in (step for step in best.best_first(directory.parent) if step in there):
+    for step in (step for step in records.best_first(directory.parent) if step in there):
       if (reason := step_folders.problem(directory / str(step))) is None:
         return _open(directory, step)
       warnings.warn(f'{directory / str(step)} is damaged ({reason}): skipped', stacklevel=2)
@@ -397,40 +354,3 @@ def _abstract(tree: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, 'sharding', None))
 
   return jax.tree.map(of, tree)
-
-
-def _as_json(config: Config) -> dict[str, Any]:
-  """Returns a config as read back from disk (tuples become lists)."""
-  return json.loads(json.dumps(config.to_dict()))
-
-
-def _differences(
-  saved: Saved, config: Mapping[str, Any], matters: Callable[[str], bool]
-) -> dict[str, tuple[Any, Any]]:
-  """Returns the fields that differ: value in the checkpoint, and value now."""
-  theirs, ours = flatten(saved.config), flatten(config)
-  return {
-    field: (theirs.get(field), ours.get(field))
-    for field in sorted(theirs.keys() | ours.keys())
-    if theirs.get(field) != ours.get(field) and matters(field)
-  }
-
-
-def _refuse(saved: Saved, differing: Mapping[str, tuple[Any, Any]]) -> None:
-  """Raises if any field differs."""
-  if not differing:
-    return
-  told = [
-    f'{field}: {old!r} in the checkpoint, {new!r} now' for field, (old, new) in differing.items()
-  ]
-  remedy = 'Use its config, or another --workdir.'
-  if differing.keys() <= set(CHANGEABLE):
-    remedy = f'Use its config, or change it in mid-run: --allow_changes={",".join(differing)}.'
-  raise ValueError(
-    f'the checkpoint at step {saved.step} was made with another config ({"; ".join(told)}). '
-    + remedy
-  )
-
-
-def _under(field: str, sections: tuple[str, ...]) -> bool:
-  return any(f'{field}.'.startswith(f'{section}.') for section in sections)

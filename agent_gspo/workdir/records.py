@@ -1,14 +1,18 @@
-"""Reads the records in a run's workdir.
+"""Defines and reads the records in a run's workdir.
 
 A workdir holds `config.json`, `metrics.jsonl` (one object per step), `eval.jsonl` (one object
 per evaluation), `transcripts.jsonl` (one object per saved episode), `sft.jsonl` (one object per
 SFT step, if any), `starts.jsonl` (one object per start of the command: step, packages, code and
 devices), `report.html`, `checkpoints/` and `tensorboard/`; and `done` once the run has ended.
+
+Files may come from another version, another program or a damaged disk. What is read can be
+displayed: names are text, figures are finite numbers or None; see `clean`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import re
 import warnings
@@ -16,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.types import Terms
-from agent_gspo.workdir import cleaning, json_lines
+from agent_gspo.values import finite, is_real
+from agent_gspo.workdir import json_lines
 
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
@@ -39,7 +44,116 @@ _TOLD = re.compile(r'(.+), (?:price|budget) (\d+(?:\.\d+)?(?:e[+-]\d+)?)')
 
 PathLike = json_lines.PathLike
 
+Check = Callable[[Any], bool]
+
 _MOST_WARNINGS = 5  # per file
+_DEPTH = 8  # greatest nesting of lists and dicts
+
+
+def _number(value: Any) -> bool:
+  """Returns whether a value is a number that a browser can represent."""
+  return is_real(value) and finite(value) is not None
+
+
+def _number_or_none(value: Any) -> bool:
+  return value is None or _number(value)
+
+
+def _text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _text_or_none(value: Any) -> bool:
+  return isinstance(value, str | None)
+
+
+def _flag_or_none(value: Any) -> bool:
+  return isinstance(value, bool | None)
+
+
+def _plain(value: Any, depth: int = _DEPTH) -> bool:
+  if isinstance(value, dict | list):
+    inner = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_plain(x, depth - 1) for x in inner)
+  return isinstance(value, str | bool) or _number_or_none(value)
+
+
+def _read_from(value: Any) -> bool:
+  pairs = isinstance(value, list) and all(isinstance(x, list) and len(x) == 2 for x in value)
+  return pairs and all(_text(author) and _number(round_) for author, round_ in value)
+
+
+def _objects(needed: Mapping[str, Check], others: Mapping[str, Check]) -> Check:
+  """Returns the check of a list of objects with the fields `needed`, and perhaps `others`."""
+  fields = {**needed, **others, '*': _plain}
+
+  def check(value: Any) -> bool:
+    return isinstance(value, list) and all(
+      isinstance(x, dict) and x.keys() >= needed.keys() and not _odd(x, fields) for x in value
+    )
+
+  return check
+
+
+def _odd(record: Mapping[str, Any], fields: Mapping[str, Check]) -> list[str]:
+  """Returns the names of invalid fields; '*/*' checks figures (`group/name`), '*' all others."""
+  figure = fields.get('*/*', fields['*'])
+  check = lambda key: fields.get(key) or (figure if '/' in key else fields['*'])
+  return [key for key, value in record.items() if not check(key)(value)]
+
+
+_STEP = {'step': _number, 'non_finite': _plain, '*': _number_or_none}
+_MESSAGE = {
+  'round': _number,
+  'read_from': _read_from,
+  **dict.fromkeys(('text', 'note'), _text_or_none),
+  **dict.fromkeys(('written', 'read', 'reward', 'advantage'), _number_or_none),
+  **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
+}
+_EDGE = {
+  **dict.fromkeys(('author', 'reader'), _text),
+  **dict.fromkeys(('turns', 'said', 'told', 'tokens'), _number),
+}
+# Check of each field of a line, by file.
+SCHEMA: Mapping[str, Mapping[str, Check]] = {
+  CONFIG: {'*': _plain},
+  METRICS: _STEP,
+  SFT: _STEP,
+  EVALUATIONS: {
+    **dict.fromkeys(('label', 'split'), _text),
+    **dict.fromkeys(('step', 'questions', 'temperature'), _number),
+    'agents': _objects({'name': _text}, {}),
+    'edges': _objects(_EDGE, {}),
+    '*/*': _number_or_none,
+    '*': _plain,
+  },
+  TRANSCRIPTS: {
+    'step': _number,
+    **dict.fromkeys(('split', 'label'), _text),
+    **dict.fromkeys(('question_id', 'question', 'gold', 'answer'), _text_or_none),
+    **dict.fromkeys(('task_score', 'reward'), _number_or_none),
+    'messages': _objects({'agent': _text}, _MESSAGE),
+    '*': _plain,
+  },
+}
+
+
+def clean(file: str, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
+  """Drops invalid fields of a line.
+
+  Args:
+    file: File of the line, a key of `SCHEMA`.
+    record: Object of the line.
+
+  Returns:
+    The valid fields, or None if a line of metrics has no step; and the names of invalid ones.
+  """
+  odd = _odd(record, SCHEMA[file])
+  kept = {key: value for key, value in record.items() if key not in odd}
+  told = [repr(key[:60]) for key in odd]
+  if SCHEMA[file] is _STEP and 'step' not in kept:
+    return None, [*told, 'the whole line (no step)']
+  return {'messages': [], **kept} if file == TRANSCRIPTS else kept, told
 
 
 def told(terms: Terms | None, label: str = 'trained') -> str:
@@ -100,7 +214,7 @@ def load_run(workdir: PathLike, name: str | None = None) -> Run:
     raise FileNotFoundError(
       f'{workdir} holds neither {METRICS} nor {EVALUATIONS} nor {SFT}: give the workdir of a run'
     )
-  by_step = {record['step']: record for record in _read(workdir / METRICS, cleaning.metrics)}
+  by_step = {record['step']: record for record in _read(workdir, METRICS)}
   return Run(
     name=name or workdir.resolve().name,
     workdir=workdir,
@@ -117,18 +231,41 @@ def has_ended(workdir: PathLike) -> bool:
 
 
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
-  """Returns the evaluations of a run in file order, without invalid fields (see `cleaning`)."""
-  return list(_read(pathlib.Path(workdir) / EVALUATIONS, cleaning.evaluation))
+  """Returns the evaluations of a run in file order, without invalid fields (see `clean`)."""
+  return list(_read(workdir, EVALUATIONS))
 
 
 def supervised(workdir: PathLike) -> list[dict[str, Any]]:
   """Returns the SFT steps in file order, without invalid fields."""
-  return list(_read(pathlib.Path(workdir) / SFT, cleaning.metrics))
+  return list(_read(workdir, SFT))
 
 
 def transcripts(workdir: PathLike, file: str = TRANSCRIPTS) -> Iterator[dict[str, Any]]:
   """Returns the saved episodes of a run in file order, without invalid fields."""
-  return _read(pathlib.Path(workdir) / file, cleaning.transcript)
+  return _read(workdir, file, TRANSCRIPTS)
+
+
+def best_first(workdir: PathLike) -> list[int]:
+  """Returns the steps that were evaluated during training, the best first.
+
+  Steps are ranked by accuracy (`task/accuracy` of the record labeled "during"), then by fewest
+  tokens written per question, then by recency. If `evaluation` was changed mid-run, records on
+  other questions than the newest record's come last.
+  """
+  during = [e for e in evaluations(workdir) if e.get('label') == DURING and 'step' in e]
+  found = {e['step']: e for e in during}  # the later record of a repeated evaluation
+
+  def score(step: int) -> tuple[bool, float, float, int]:
+    record = found[step]
+    accuracy, written = map(record.get, ('task/accuracy', 'tokens/written_per_question'))
+    return (
+      asks_alike(record, during[-1]),
+      -math.inf if accuracy is None else accuracy,
+      -math.inf if written is None else -written,
+      step,
+    )
+
+  return sorted(found, key=score, reverse=True)
 
 
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:
@@ -157,13 +294,16 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
   return list(found.values())
 
 
-def _read(
-  path: pathlib.Path, clean: Callable[[dict[str, Any]], cleaning.Cleaned]
-) -> Iterator[dict[str, Any]]:
-  """Yields the cleaned records of a file; warns about the first few lines with invalid fields."""
-  odd_lines = 0
+def _read(workdir: PathLike, file: str, schema: str = '') -> Iterator[dict[str, Any]]:
+  """Yields the cleaned records of a file; warns about the first few lines with invalid fields.
+
+  Args:
+    workdir, file: Folder and name of the file.
+    schema: Key of `SCHEMA`, by default the file's name.
+  """
+  path, schema, odd_lines = pathlib.Path(workdir) / file, schema or file, 0
   for number, record in json_lines.numbered(path):
-    kept, odd = (None, ['what is no JSON object']) if record is None else clean(record)
+    kept, odd = (None, ['what is no JSON object']) if record is None else clean(schema, record)
     odd_lines += bool(odd)
     if odd and odd_lines <= _MOST_WARNINGS:
       left_out = ', '.join(odd[:5]) + (f' and {len(odd) - 5} more' if len(odd) > 5 else '')
@@ -179,10 +319,10 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
   if not path.is_file():
     return {}
   record = json_lines.parse_line(path.read_bytes())
-  kept, odd = ({}, ['what is no JSON object']) if record is None else cleaning.config(record)
+  kept, odd = ({}, ['what is no JSON object']) if record is None else clean(CONFIG, record)
   if odd:
     warnings.warn(f'{path}: left out {", ".join(odd[:5])}', stacklevel=2)
-  return kept
+  return kept or {}
 
 
 def _is_run(folder: pathlib.Path) -> bool:

@@ -105,17 +105,18 @@ class RunWriter:
     Returns:
       A message for each file with incomplete lines.
     """
-    return self._truncate((records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS), _BOARD, step)
+    return self._truncate(_BOARD, step, records.METRICS, records.EVALUATIONS, records.TRANSCRIPTS)
 
   def truncate_supervised_after(self, step: int) -> list[str]:
     """Drops SFT records after a step (see `truncate_after`)."""
-    return self._truncate((records.SFT,), _SFT_BOARD, step)
+    return self._truncate(_SFT_BOARD, step, records.SFT)
 
-  def _truncate(self, names: Iterable[str], board: str, step: int) -> list[str]:
+  def _truncate(self, board: str, step: int, *names: str) -> list[str]:
     self._close_files()
     self._purge_steps[board] = step + 1
-    told = [json_lines.truncate_after(self.workdir / name, step) for name in names]
-    return [line for line in told if line]
+    return [
+      told for name in names if (told := json_lines.truncate_after(self.workdir / name, step))
+    ]
 
   def drop(self, step: int, labels: Collection[str]) -> None:
     """Drops records and transcripts of the evaluations with these labels at a step."""

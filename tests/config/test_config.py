@@ -195,7 +195,10 @@ def test_configs_of_the_repository_are_valid(file):
     ({'team__agents': (1, 2)}, r'team.agents holds 1; each entry must be the name of a role'),
     ({'team__agents': ([],)}, r'team.agents holds \[\]; each entry must be'),
     ({'team__roles__solver': 3}, r'team.roles.solver=3 must be a section of fields'),
-    ({'team__roles__solver': {'max_tokens': True}}, r'solver.max_tokens=True must be a int'),
+    (
+      {'team__roles__solver': {'max_tokens': True}},
+      r'solver.max_tokens=True must be a whole number',
+    ),
     ({'team__roles__solver': {'examples': (3,)}}, r'solver.examples must be .* got \(3,\)'),
     ({'team__roles__solver': {'examples': ((1, 2),)}}, r'solver.examples must be .* got \(1, 2\)'),
     ({'team__roles': {3: {}}}, r'config.team.roles holds 3; its fields must have names'),

@@ -112,7 +112,9 @@ def test_a_team_that_cannot_be_probed_is_refused_before_it_is_asked(tmp_path):
   edgeless = ('--config.team.topology=dag', '--config.team.back_edges=((0, 1),)')
   done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, *edgeless, f'--out={tmp_path}'))
   assert done.returncode == 2
-  assert re.fullmatch(r'error: --probes: nobody reads .* leave out --probes\.\n', done.stderr)
+  assert re.fullmatch(
+    r'error: --probes: no agent of this team reads .* leave out --probes\.\n', done.stderr
+  )
   assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 import small_checkpoints
 
 from agent_gspo.training import loop, run_evaluations
-from agent_gspo.workdir import best, checkpoints, records, step_folders
+from agent_gspo.workdir import checkpoints, records, step_folders
 
 
 def _record(step: int, accuracy: float | None, written: float | None = 9.0, label='during') -> str:
@@ -42,7 +42,7 @@ def _saved(workdir: pathlib.Path, steps, scores: dict[int, float], **keep) -> pa
 
 
 def test_accuracy_then_tokens_then_the_later(tmp_path):
-  assert best.best_first(tmp_path) == []
+  assert records.best_first(tmp_path) == []
   _evaluated(
     tmp_path,
     _record(0, 1.0, label='untrained'),
@@ -59,7 +59,7 @@ def test_accuracy_then_tokens_then_the_later(tmp_path):
     _record(5, 0.75),  # once more: this one counts
     '{"label": "during", "step": 10, "task/acc',  # as it is being written
   )
-  assert best.best_first(tmp_path) == [5, 2, 4, 1, 7, 3, 6]
+  assert records.best_first(tmp_path) == [5, 2, 4, 1, 7, 3, 6]
 
 
 def test_other_questions_are_not_compared_with(tmp_path):
@@ -76,7 +76,7 @@ def test_other_questions_are_not_compared_with(tmp_path):
     record(6, 0.8, **{**new, 'spread': True}),
     record(7, 0.4, **new),
   )
-  assert best.best_first(tmp_path) == [5, 7, 3, 2, 6, 4, 1]
+  assert records.best_first(tmp_path) == [5, 7, 3, 2, 6, 4, 1]
   folder = _saved(tmp_path, range(1, 9), {}, keep=1, keep_best=2)
   assert step_folders.steps(folder) == [5, 7, 8]
 

@@ -2,7 +2,7 @@
 
 Any field can be set from here: --config.budget.lambda_tok=0.002. The same command resumes a stopped
 run. An unstable run can resume with another learning rate (or another field of
-`checkpoints.CHANGEABLE`): add --config.learner.learning_rate=1e-6
+`config.compatibility.CHANGEABLE`): add --config.learner.learning_rate=1e-6
 --allow_changes=learner.learning_rate; config.json records the step of the change.
 
 --plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no

@@ -11,7 +11,7 @@ from typing import Any
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.config.defaults import default_config
 from agent_gspo.values import flatten, is_real
-from agent_gspo.workdir import cleaning, json_lines, records
+from agent_gspo.workdir import json_lines, records
 
 MAX_TRANSCRIPTS = 1000
 _MAX_POINTS = 800
@@ -63,10 +63,11 @@ def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
   """Returns an evaluation as a run without steps; its team comes first, then the baselines."""
   result = _result(folder)
   found = [e for e in result.get('evaluations') or () if isinstance(e, dict)]
-  systems = [cleaning.evaluation(e)[0] or {} for e in found]
+  systems = [records.clean(records.EVALUATIONS, e)[0] or {} for e in found]
   # The team has a label of its own, such as "step 80", beside those of a run.
   systems[:1] = [{**team, 'team': True} for team in systems[:1]]
-  return records.Run(name, folder, cleaning.config(result.get('config', {}))[0], [], systems)
+  config, _ = records.clean(records.CONFIG, result.get('config', {}))
+  return records.Run(name, folder, config, [], systems)
 
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def _about(run: records.Run) -> dict[str, Any]:
   seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / _ANSWERS)]
   known = [x for x in map(formatting.finite, seconds) if x is not None]
   spent = {'time of all steps and evaluations': formatting.duration(sum(known))} if known else {}
-  return {**_fields(cleaning.config(newest)[0]), 'folder': str(run.workdir), **spent}
+  return {**_fields(records.clean(records.CONFIG, newest)[0]), 'folder': str(run.workdir), **spent}
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""Compares the config of a checkpoint with that of the run that reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config
+from agent_gspo.values import flatten
+
+# Fields that may differ between the run that saved and the one that resumes: they change neither
+# parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
+_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
+# Fields that may change mid-run on request: those tuned when a run becomes unstable, and the width
+# of packed rows, which changes results by rounding alone. Others would change samples, rewards,
+# the shape of the state, or (schedule, warm-up) the steps already taken.
+CHANGEABLE = (
+  'learner.learning_rate',
+  'learner.grad_clip',
+  'learner.weight_decay',
+  'learner.pack_length',
+  'policy.learning_rates',
+  'objective.clip_low',
+  'objective.clip_high',
+)
+# Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
+# of its task and prompts.
+_MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
+_VOCABULARY = ('task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set')
+
+
+def as_json(config: Config) -> dict[str, Any]:
+  """Returns a config as read back from disk (tuples become lists)."""
+  return json.loads(json.dumps(config.to_dict()))
+
+
+def check_changeable(fields: Collection[str]) -> None:
+  """Raises ValueError if one of the fields may not change mid-run."""
+  for field in fields:
+    if field not in CHANGEABLE:
+      raise ValueError(
+        f'allow_changes={field}: in mid-run only {", ".join(CHANGEABLE)} may change. Use '
+        'another --workdir.'
+      )
+
+
+def changes(
+  saved: Mapping[str, Any], step: int, config: Config, allowed: Collection[str]
+) -> list[dict[str, Any]]:
+  """Returns the changes since a checkpoint: `step`, `field`, `old` and `new` value of each.
+
+  Args:
+    saved: Config of the run that saved the checkpoint.
+    step: Step of the checkpoint.
+    config: Config of the run that resumes.
+    allowed: Fields that may differ.
+
+  Raises:
+    ValueError: Another field differs, one that matters for resuming.
+  """
+  free = _FREE
+  # The learning rate, or the selection of samples, depends on the number of steps.
+  scheduled = config.advantage.name in estimators.OPTION_SCHEDULES
+  if config.learner.schedule != 'constant' or scheduled:
+    free = tuple(field for field in _FREE if field != 'steps')
+  differing = _differences(saved, config, lambda field: not _under(field, free))
+  _refuse(step, {field: pair for field, pair in differing.items() if field not in allowed})
+  return [
+    {'step': step, 'field': field, 'old': old, 'new': new}
+    for field, (old, new) in differing.items()
+  ]
+
+
+def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
+  """Raises ValueError if a config describes another model than a checkpoint's, see `changes`."""
+  fields = _MODEL
+  if config.model.source.startswith('random:'):
+    fields += _VOCABULARY
+  if config.policy.sharing != 'shared':  # agents determine the order of adapters
+    fields += ('team.agents',)
+  _refuse(step, _differences(saved, config, lambda field: _under(field, fields)))
+
+
+def _differences(
+  saved: Mapping[str, Any], config: Config, matters: Callable[[str], bool]
+) -> dict[str, tuple[Any, Any]]:
+  """Returns the fields that differ: value in the checkpoint, and value now."""
+  theirs, ours = flatten(saved), flatten(as_json(config))
+  return {
+    field: (theirs.get(field), ours.get(field))
+    for field in sorted(theirs.keys() | ours.keys())
+    if theirs.get(field) != ours.get(field) and matters(field)
+  }
+
+
+def _refuse(step: int, differing: Mapping[str, tuple[Any, Any]]) -> None:
+  if not differing:
+    return
+  told = '; '.join(
+    f'{field}: {old!r} in the checkpoint, {new!r} now' for field, (old, new) in differing.items()
+  )
+  remedy = 'Use its config, or another --workdir.'
+  if differing.keys() <= set(CHANGEABLE):
+    remedy = f'Use its config, or change it in mid-run: --allow_changes={",".join(differing)}.'
+  raise ValueError(f'the checkpoint at step {step} was made with another config ({told}). {remedy}')
+
+
+def _under(field: str, sections: tuple[str, ...]) -> bool:
+  return any(f'{field}.'.startswith(f'{section}.') for section in sections)
