@@ -35,9 +35,9 @@ from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import categorical
-from agent_gspo.sampling.sampler import Samples
+from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.sampling.shapes import bucket
-from agent_gspo.teams.policies import ModelPolicy, Turn
+from agent_gspo.teams.policies import ModelPolicy, Policy, Reply, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.policy_loss import Programs
@@ -116,8 +116,9 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
   talk = lambda voice: (
     rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:8], 8, voice).messages
   )
-  counted = _Counted(policy)
-  ours, seconds = _timed(lambda: talk(counted))
+  counted = _Counted(policy.sampler)
+  counting = dataclasses.replace(policy, sampler=counted)
+  ours, seconds = _timed(lambda: talk(counting))
   theirs, naive_seconds = _timed(lambda: talk(naive_policy))
   differences = []
   for message, other in zip(ours, theirs, strict=True):
@@ -157,13 +158,13 @@ def _measured(setup: setup_lib.Setup) -> dict[str, Any]:
 def _read_again(
   setup: setup_lib.Setup,
   policy: ModelPolicy,
-  talk: Callable[[Callable[[Sequence[Turn]], Samples]], Sequence[Message]],
+  talk: Callable[[Policy], Sequence[Message]],
 ) -> dict[str, float]:
   """Prompt positions of what their agent had read or written before, and seconds they take."""
   known: dict[tuple[str, int, int], int] = {}  # tokens of each agent's conversation so far
   positions, seconds, again = 0, [], 0
 
-  def voice(turns: Sequence[Turn]) -> Samples:
+  def voice(turns: Sequence[Turn]) -> list[Reply]:
     nonlocal positions, again
     who = [(turn.question.id, turn.sample, turn.agent) for turn in turns]
     prompts = [turn.prompt_ids for turn in turns]
@@ -178,8 +179,8 @@ def _read_again(
     positions, again = positions + tree.used, again + len(old)
     seconds.append(took * len(old) / tree.used)
     found = policy(turns)
-    for key, prompt, ids in zip(who, prompts, found.token_ids, strict=True):
-      known[key] = len(prompt) + len(ids)
+    for key, prompt, reply in zip(who, prompts, found, strict=True):
+      known[key] = len(prompt) + len(reply.token_ids)
     return found
 
   talk(voice)
@@ -197,13 +198,13 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 class _Counted:
-  """A policy that counts what it computes for prompts."""
+  """A sampler that counts what it computes for prompts."""
 
-  def __init__(self, policy: ModelPolicy):
-    self.policy, self.positions = policy, 0
+  def __init__(self, sampler: Sampler):
+    self.sampler, self.positions = sampler, 0
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
-    found = self.policy(turns)
+  def __call__(self, *arguments: Any, **options: Any) -> Samples:
+    found = self.sampler(*arguments, **options)
     self.positions += found.prefill_positions
     return found
 
@@ -229,7 +230,7 @@ class _NaivePolicy:
 
     self._token = token
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     lengths = np.asarray([len(turn.prompt_ids) for turn in turns])
     limits = np.asarray([turn.limit for turn in turns])
     columns = bucket(int(lengths.max() + limits.max()), 32)
@@ -249,7 +250,8 @@ class _NaivePolicy:
       ended |= live & stopped
       live &= ~stopped & (count < limits)
     cut = lambda of: [np.stack(of, axis=1)[i, :n] for i, n in enumerate(count)]
-    return Samples(cut(written), cut(logprobs), ended, prefill_positions=0)
+    columns = cut(written), cut(logprobs), ended.tolist()
+    return [Reply(*row) for row in zip(*columns, strict=True)]
 
 
 def _row_a_message(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.sampling.sampler import Samples
-from agent_gspo.teams.policies import EndpointError, RefusedError, Turn
+from agent_gspo.teams.policies import EndpointError, RefusedError, Reply, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.values import is_whole, shown
 
@@ -60,7 +59,7 @@ class EndpointPolicy:
 
     _loop()  # before several threads could each make one
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     """Returns a message for each turn.
 
     Raises:
@@ -76,20 +75,14 @@ class EndpointPolicy:
       except EndpointError as error:
         failed.append(error)
       else:
-        found.append((ids, ended, usage))
+        found.append(Reply.given(ids, ended, usage=usage))
     if failed:
       withheld = all(isinstance(error, RefusedError) for error in failed)
       raise (RefusedError if withheld else EndpointError)(
         f'{self.base_url}: {len(failed)} of {len(turns)} requests to {self.model!r} failed, the '
         f'first one with {failed[0]}'
       )
-    return Samples(
-      token_ids=[ids for ids, _, _ in found],
-      logprobs=[np.zeros(len(ids), np.float32) for ids, _, _ in found],
-      ended=np.asarray([ended for _, ended, _ in found]),
-      prefill_positions=0,
-      usage=[usage for _, _, usage in found],
-    )
+    return found
 
   # Both are made by the first request, in the event loop's thread.
 

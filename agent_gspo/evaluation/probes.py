@@ -15,9 +15,8 @@ import numpy as np
 
 from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
-from agent_gspo.sampling.sampler import Samples
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
 
 
@@ -35,13 +34,10 @@ class Muted:
   agents: Collection[int]
   stop_id: int
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     others = [turn for turn in turns if turn.agent not in self.agents]
-    said = self.policy(others) if others else _NOTHING
-    places = iter(range(len(others)))
-    return _picked(
-      said, [None if t.agent in self.agents else next(places) for t in turns], self.stop_id
-    )
+    replies = iter(self.policy(others) if others else ())
+    return [_silence(self.stop_id) if t.agent in self.agents else next(replies) for t in turns]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +60,18 @@ class Shuffled:
   team: Team
   stop_id: int
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    place = lambda turn, question: (question, turn.sample, turn.agent, turn.round)
     said = self.policy(turns)
-    place = {(t.question.id, t.sample, t.agent, t.round): i for i, t in enumerate(turns)}
-    source = lambda turn, asked: place.get((asked, turn.sample, turn.agent, turn.round))
-    # None: the partner's episode has reached its token cap.
-    sources = [
-      source(t, t.question.id if self._answers(t) else self.partners[t.question.id]) for t in turns
-    ]
-    out = _picked(said, sources, self.stop_id)
-    assert out.inserted is not None
-    assert out.usage is not None
-    for i, (turn, usage) in enumerate(zip(turns, out.usage, strict=True)):
-      written = usage[1] if usage else len(out.token_ids[i])
-      if min(written, len(out.token_ids[i])) > turn.limit:
-        for column in (out.token_ids, out.logprobs, out.inserted):
-          column[i] = column[i][: turn.limit]
-        out.ended[i], written = False, turn.limit
-      # Tokens read are those of its own prompt, whichever message is delivered.
-      own = said.usage and said.usage[i]
-      out.usage[i] = (own[0], written) if own and usage else None
-    return out
+    by_place = {place(t, t.question.id): reply for t, reply in zip(turns, said, strict=True)}
+    replies = []
+    for turn, own in zip(turns, said, strict=True):
+      if not self._answers(turn):
+        # Silence if the partner's episode has reached its token cap.
+        partner = place(turn, self.partners[turn.question.id])
+        own = _delivered(by_place.get(partner, _silence(self.stop_id)), turn, own)
+      replies.append(own)
+    return replies
 
   def _answers(self, turn: Turn) -> bool:
     last = turn.round == self.team.topology.rounds - 1
@@ -199,18 +186,18 @@ def value(lost: Mapping[str, Any], agent: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-_NOTHING = Samples(token_ids=[], logprobs=[], ended=np.zeros(0, bool), prefill_positions=0)
+def _delivered(reply: Reply, turn: Turn, own: Reply) -> Reply:
+  """Returns a reply within the limit of a turn, in place of its `own` one."""
+  ids, limit = reply.token_ids, turn.limit
+  written = reply.usage[1] if reply.usage else len(ids)
+  if min(written, len(ids)) > limit:
+    cut = (reply.logprobs[:limit], False, reply.inserted_mask[:limit])
+    reply, written = Reply(ids[:limit], *cut, usage=reply.usage), limit
+  # Tokens read are those of its own prompt, whichever message is delivered.
+  usage = (own.usage[0], written) if own.usage and reply.usage else None
+  return reply._replace(usage=usage)
 
 
-def _picked(said: Samples, places: Sequence[int | None], stop_id: int) -> Samples:
-  """Returns the samples at some places; for None a stop token alone, without a model call."""
-  pick = lambda column, silence: [silence if i is None else column[i] for i in places]
-  inserted = said.inserted or [np.zeros(len(ids), bool) for ids in said.token_ids]
-  return Samples(
-    token_ids=pick(said.token_ids, np.asarray([stop_id], np.int32)),
-    logprobs=pick(said.logprobs, np.zeros(1, np.float32)),
-    ended=np.asarray(pick(said.ended, True), bool),
-    prefill_positions=said.prefill_positions,
-    inserted=pick(inserted, np.zeros(1, bool)),
-    usage=pick(said.usage or [None] * len(said.token_ids), (0, 0)),
-  )
+def _silence(stop_id: int) -> Reply:
+  """Returns a stop token alone, without a model call."""
+  return Reply.given([stop_id], True, usage=(0, 0))

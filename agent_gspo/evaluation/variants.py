@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
-from agent_gspo.sampling.sampler import Samples
-from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.topology import Edge, Topology, make_topology
 from agent_gspo.types import Question
@@ -44,7 +43,7 @@ class Variant:
     copies = [self.agents[:i].count(a) for i, a in enumerate(self.agents)]
     most = max(copies) + 1
 
-    def speak(turns: Sequence[Turn]) -> Samples:
+    def speak(turns: Sequence[Turn]) -> list[Reply]:
       return policy(
         [
           dataclasses.replace(

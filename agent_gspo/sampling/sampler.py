@@ -46,18 +46,12 @@ class Samples:
     logprobs: Log-probs under the sampling distribution, `N` float32 arrays like `token_ids`.
     ended: True if a stop token was sampled, False if truncated at the limit, bool `[N]`.
     prefill_positions: Token positions computed in prefill.
-    inserted: Masks of tokens that a tool wrote and that were not sampled (log-prob 0), `N` bool
-      arrays like `token_ids`; None without any.
-    usage: `N` pairs of tokens `(read, written)` as counted by an endpoint; None, for a row or for
-      all, if counted from the ids.
   """
 
   token_ids: list[np.ndarray]
   logprobs: list[np.ndarray]
   ended: np.ndarray
   prefill_positions: int
-  inserted: list[np.ndarray] | None = None
-  usage: list[tuple[int, int] | None] | None = None
 
 
 @chex.dataclass(frozen=True)

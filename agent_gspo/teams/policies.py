@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling import keys
-from agent_gspo.sampling.sampler import Sampler, Samples
+from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.types import Question
 
 
@@ -49,25 +50,32 @@ class Turn:
 
 
 class Reply(NamedTuple):
-  """Message sampled for one turn; see `Samples` for its fields."""
+  """Message of one turn.
+
+  Attributes:
+    token_ids: Tokens, the stop token included if there is one, int32 `[W]`.
+    logprobs: Log-probs under the sampling distribution, float32 `[W]`.
+    ended: Whether a stop token was sampled; False if truncated at the limit.
+    inserted: Mask of tokens that a tool wrote (log-prob 0), bool `[W]`; None without any.
+    usage: Tokens `(read, written)` as counted by an endpoint; None if counted from the ids.
+  """
 
   token_ids: np.ndarray
   logprobs: np.ndarray
   ended: bool
-  inserted: np.ndarray | None
-  usage: tuple[int, int] | None
+  inserted: np.ndarray | None = None
+  usage: tuple[int, int] | None = None
 
+  @classmethod
+  def given(cls, ids: ArrayLike, ended: bool, **fields: Any) -> Reply:
+    """Returns a message that was not sampled; its log-probs are 0."""
+    token_ids = np.asarray(ids, np.int32)
+    return cls(token_ids, np.zeros(len(token_ids), np.float32), ended, **fields)
 
-def replies(samples: Samples) -> list[Reply]:
-  """Returns the reply to each of `N` turns."""
-  nothing: list[Any] = [None] * len(samples.token_ids)
-  columns = (samples.inserted or nothing, samples.usage or nothing)
-  return [
-    Reply(ids, logprobs, bool(ended), inserted, usage)
-    for ids, logprobs, ended, inserted, usage in zip(
-      samples.token_ids, samples.logprobs, samples.ended, *columns, strict=True
-    )
-  ]
+  @property
+  def inserted_mask(self) -> np.ndarray:
+    """Returns `inserted`, all False without any."""
+    return np.zeros(len(self.token_ids), bool) if self.inserted is None else self.inserted
 
 
 class EndpointError(ConnectionError):
@@ -81,7 +89,7 @@ class RefusedError(EndpointError):
 class Policy(Protocol):
   """Writes a message for each of `N` turns of one layer."""
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples: ...
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +112,21 @@ class ModelPolicy:
   temperature: float
   adapters: tuple[int, ...] | None = None
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
-    stop_ids = turns[0].stop_ids
-    if any(t.stop_ids != stop_ids for t in turns):
-      return self._by_stop_ids(turns)
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    groups: dict[tuple[int, ...], list[int]] = {}  # one call of the sampler for equal stop tokens
+    for i, turn in enumerate(turns):
+      groups.setdefault(turn.stop_ids, []).append(i)
+    replies: dict[int, Reply] = {}
+    for stop_ids, members in groups.items():
+      sampled = self._sample([turns[i] for i in members], stop_ids)
+      replies.update(zip(members, sampled, strict=True))
+    return [replies[i] for i in range(len(turns))]
+
+  def _sample(self, turns: Sequence[Turn], stop_ids: tuple[int, ...]) -> list[Reply]:
     adapters = None
     if self.adapters is not None:
       adapters = np.asarray([self.adapters[t.agent] for t in turns])
-    return self.sampler(
+    samples = self.sampler(
       self.params,
       [t.prompt_ids for t in turns],
       self.row_keys(turns),
@@ -120,6 +135,8 @@ class ModelPolicy:
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
     )
+    columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
+    return [Reply(*row) for row in zip(*columns, strict=True)]
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
     """Returns the PRNG key of each turn's message, `[N]`."""
@@ -131,21 +148,6 @@ class ModelPolicy:
       return keys.row_keys(self.root, rows)
     assert offsets.all(), 'turns that begin and turns that go on are sampled apart'
     return keys.row_keys(self.root, np.column_stack([rows, offsets]))
-
-  def _by_stop_ids(self, turns: Sequence[Turn]) -> Samples:
-    """Samples turns with different stop tokens separately."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for i, turn in enumerate(turns):
-      groups.setdefault(turn.stop_ids, []).append(i)
-    token_ids: list[np.ndarray] = [np.zeros(0, np.int32)] * len(turns)
-    logprobs: list[np.ndarray] = [np.zeros(0, np.float32)] * len(turns)
-    ended, positions = np.zeros(len(turns), bool), 0
-    for members in groups.values():
-      part = self([turns[i] for i in members])
-      positions += part.prefill_positions
-      for j, i in enumerate(members):
-        token_ids[i], logprobs[i], ended[i] = part.token_ids[j], part.logprobs[j], part.ended[j]
-    return Samples(token_ids=token_ids, logprobs=logprobs, ended=ended, prefill_positions=positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +165,8 @@ class ScriptedPolicy:
   tokenizer: Tokenizer
   inserted: Callable[[Turn, np.ndarray], np.ndarray] | None = None
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
-    token_ids, ended = [], []
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    replies = []
     for turn in turns:
       text = self.script(turn)
       ids = [*self.tokenizer.encode(text, special=False), self.tokenizer.eos_id]
@@ -173,15 +175,6 @@ class ScriptedPolicy:
           f'the script of agent {turn.agent} writes {len(ids)} tokens ({text!r}); its cap is '
           f'{turn.limit}. Raise team.max_message_tokens.'
         )
-      token_ids.append(np.asarray(ids, np.int32))
-      ended.append(True)
-    inserted = None
-    if self.inserted is not None:
-      inserted = [self.inserted(t, ids) for t, ids in zip(turns, token_ids, strict=True)]
-    return Samples(
-      token_ids=token_ids,
-      logprobs=[np.zeros(len(ids), np.float32) for ids in token_ids],
-      ended=np.asarray(ended),
-      prefill_positions=0,
-      inserted=inserted,
-    )
+      inserted = self.inserted(turn, np.asarray(ids, np.int32)) if self.inserted else None
+      replies.append(Reply.given(ids, True, inserted=inserted))
+    return replies

@@ -10,12 +10,11 @@ from concurrent import futures
 import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.sampling.sampler import Samples
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches
 from agent_gspo.teams.conversation import Conversation, converse
-from agent_gspo.teams.policies import Policy, Reply, Turn, replies
+from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.tools import speak
 from agent_gspo.types import Episode, Message, Question, RolloutBatch
@@ -89,7 +88,7 @@ def _run_episodes(
     begun()
   while live := [episode for episode in running if episode.answer is None]:
     turns = [turn for episode in live for turn in episode.turns]
-    sampled = iter(replies(speak(policy, turns, toolboxes)) if turns else ())
+    sampled = iter(speak(policy, turns, toolboxes) if turns else ())
     for episode in live:
       for message in episode.advance([next(sampled) for _ in episode.turns]):
         listener(message)
@@ -153,7 +152,7 @@ class _OneAtATime:
     self._stopped, self._layers = False, 0
     progress(0)
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     with self._writing:
       if self._stopped:
         raise futures.CancelledError

@@ -15,9 +15,8 @@ import numpy as np
 
 from agent_gspo import plugins
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.sampling.sampler import Samples
 from agent_gspo.tasks.grading import equations
-from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.values import is_text
 
 
@@ -127,27 +126,8 @@ class Toolbox:
     return found
 
 
-@dataclasses.dataclass
-class _Draft:
-  """Unfinished message: its parts so far."""
-
-  ids: list[np.ndarray] = dataclasses.field(default_factory=list)
-  logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-  inserted: list[np.ndarray] = dataclasses.field(default_factory=list)
-  ended: bool = False
-
-  def add(self, ids: np.ndarray, logprobs: np.ndarray, inserted: np.ndarray) -> None:
-    self.ids.append(np.asarray(ids, np.int32))
-    self.logprobs.append(np.asarray(logprobs, np.float32))
-    self.inserted.append(np.asarray(inserted, bool))
-
-  @property
-  def so_far(self) -> np.ndarray:
-    return np.concatenate(self.ids)
-
-
-def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -> Samples:
-  """Samples a message for each of `N` turns, with results of tools inserted.
+def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -> list[Reply]:
+  """Samples a message for each turn, with results of tools inserted.
 
   An agent with tools stops at each mark; what follows the result is sampled with a key of its own.
 
@@ -164,37 +144,37 @@ def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -
     stop_ids = sorted({*turn.stop_ids, *box.mark_ids}) if box else turn.stop_ids
     return dataclasses.replace(turn, stop_ids=tuple(stop_ids))
 
-  drafts = [_Draft() for _ in turns]
+  drafts = [Reply.given((), ended=False)] * len(turns)  # messages so far
   unfinished = {i: stopping_at_marks(turn) for i, turn in enumerate(turns)}
-  positions = 0
   while unfinished:
-    out = policy(list(unfinished.values()))
-    positions += out.prefill_positions
-    # Scripts write whole messages, results included.
-    scripted = out.inserted or [np.zeros(len(ids), bool) for ids in out.token_ids]
-    parts = zip(out.token_ids, out.logprobs, out.ended, scripted, strict=True)
-    for i, (ids, logprobs, ended, inserted) in zip(list(unfinished), parts, strict=True):
-      draft, turn = drafts[i], turns[i]
-      draft.add(ids, logprobs, inserted)
-      draft.ended = bool(ended) and int(ids[-1]) in turn.stop_ids
+    replies = policy(list(unfinished.values()))
+    for i, reply in zip(list(unfinished), replies, strict=True):
+      turn = turns[i]
+      ended = reply.ended and int(reply.token_ids[-1]) in turn.stop_ids
+      draft = drafts[i] = _joined(drafts[i], reply._replace(ended=ended))
       del unfinished[i]
-      if draft.ended or not ended:
+      if ended or not reply.ended:
         continue
-      room = turn.limit - len(draft.so_far)
-      result = toolboxes[turn.agent].result(draft.so_far)[:room]
-      draft.add(result, np.zeros(len(result)), np.ones(len(result)))
+      room = turn.limit - len(draft.token_ids)
+      result = toolboxes[turn.agent].result(draft.token_ids)[:room]
+      inserted = Reply.given(result, False, inserted=np.ones(len(result), bool))
+      draft = drafts[i] = _joined(draft, inserted)
       room -= len(result)
       if room:
         unfinished[i] = dataclasses.replace(
           stopping_at_marks(turn),
-          prompt_ids=np.concatenate([turn.prompt_ids, draft.so_far]),
+          prompt_ids=np.concatenate([turn.prompt_ids, draft.token_ids]),
           limit=room,
-          offset=len(draft.so_far),
+          offset=len(draft.token_ids),
         )
-  return Samples(
-    token_ids=[draft.so_far for draft in drafts],
-    logprobs=[np.concatenate(draft.logprobs) for draft in drafts],
-    ended=np.asarray([draft.ended for draft in drafts]),
-    prefill_positions=positions,
-    inserted=[np.concatenate(draft.inserted) for draft in drafts],
+  return drafts
+
+
+def _joined(draft: Reply, more: Reply) -> Reply:
+  """Returns an unfinished message with what follows it."""
+  return Reply(
+    token_ids=np.concatenate([draft.token_ids, more.token_ids]),
+    logprobs=np.concatenate([draft.logprobs, more.logprobs]),
+    ended=more.ended,
+    inserted=np.concatenate([draft.inserted_mask, more.inserted_mask]),
   )

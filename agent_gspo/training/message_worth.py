@@ -443,9 +443,8 @@ class Replays:
     ]
     scores: list[float] = []
     if turns:
-      out = speak(self._policy, turns, self._toolboxes)
-      written = zip(out.token_ids, out.ended, strict=True)
-      answers = [self._team.body(self._writer.text(ids, bool(ended))) for ids, ended in written]
+      replies = speak(self._policy, turns, self._toolboxes)
+      answers = [self._team.body(self._writer.text(r.token_ids, r.ended)) for r in replies]
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)
     gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
     return gathered.reshape(len(prompts), self._samples).mean(axis=1)

@@ -102,15 +102,15 @@ def _odd(record: Mapping[str, Any], fields: Mapping[str, Check]) -> list[str]:
   return [key for key, value in record.items() if not check(key)(value)]
 
 
-_STEP = {'step': _number, 'non_finite': _plain, '*': _number_or_none}
-_MESSAGE = {
+_STEP: dict[str, Check] = {'step': _number, 'non_finite': _plain, '*': _number_or_none}
+_MESSAGE: dict[str, Check] = {
   'round': _number,
   'read_from': _read_from,
   **dict.fromkeys(('text', 'note'), _text_or_none),
   **dict.fromkeys(('written', 'read', 'reward', 'advantage'), _number_or_none),
   **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
 }
-_EDGE = {
+_EDGE: dict[str, Check] = {
   **dict.fromkeys(('author', 'reader'), _text),
   **dict.fromkeys(('turns', 'said', 'told', 'tokens'), _number),
 }
@@ -150,10 +150,10 @@ def clean(file: str, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
   """
   odd = _odd(record, SCHEMA[file])
   kept = {key: value for key, value in record.items() if key not in odd}
-  told = [repr(key[:60]) for key in odd]
+  dropped = [repr(key[:60]) for key in odd]
   if SCHEMA[file] is _STEP and 'step' not in kept:
-    return None, [*told, 'the whole line (no step)']
-  return {'messages': [], **kept} if file == TRANSCRIPTS else kept, told
+    return None, [*dropped, 'the whole line (no step)']
+  return {'messages': [], **kept} if file == TRANSCRIPTS else kept, dropped
 
 
 def told(terms: Terms | None, label: str = 'trained') -> str:

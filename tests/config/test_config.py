@@ -199,7 +199,7 @@ def test_configs_of_the_repository_are_valid(file):
       {'team__roles__solver': {'max_tokens': True}},
       r'solver.max_tokens=True must be a whole number',
     ),
-    ({'team__roles__solver': {'examples': (3,)}}, r'solver.examples must be .* got \(3,\)'),
+    ({'team__roles__solver': {'examples': (3,)}}, r'solver.examples must be .* got 3'),
     ({'team__roles__solver': {'examples': ((1, 2),)}}, r'solver.examples must be .* got \(1, 2\)'),
     ({'team__roles': {3: {}}}, r'config.team.roles holds 3; its fields must have names'),
     ({'team__roles': {' ': {}}}, r"team.roles holds ' '; the name of a role must be a word"),

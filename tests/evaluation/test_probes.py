@@ -95,7 +95,8 @@ def counted(policy):
   def speak(turns):
     number = lambda turn: int(turn.question.text)
     usage = [(100 + number(turn), 2 + turn.agent + number(turn)) for turn in turns]
-    return dataclasses.replace(policy(turns), usage=usage)
+    replies = zip(policy(turns), usage, strict=True)
+    return [reply._replace(usage=counts) for reply, counts in replies]
 
   return speak
 
@@ -195,9 +196,13 @@ def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
   policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, 1)
   out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
-  assert [ids.tolist() for ids in out.token_ids] == [[FIRST, FIRST + 1], [FIRST, FIRST + 1, 1], [1]]
-  assert out.ended.tolist() == [False, True, True]
-  assert [len(x) for x in out.logprobs] == [2, 3, 1]
+  assert [reply.token_ids.tolist() for reply in out] == [
+    [FIRST, FIRST + 1],
+    [FIRST, FIRST + 1, 1],
+    [1],
+  ]
+  assert [reply.ended for reply in out] == [False, True, True]
+  assert [len(reply.logprobs) for reply in out] == [2, 3, 1]
 
 
 def test_all_probes_by_hand():

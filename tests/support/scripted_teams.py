@@ -6,16 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 import tokenizers
 
 from agent_gspo.models.presets import PRESETS
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling import keys
-from agent_gspo.sampling.sampler import Sampler, Samples
+from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import ModelPolicy, Turn
+from agent_gspo.teams.policies import ModelPolicy, Reply, Turn
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.types import Question, RolloutBatch
 
@@ -141,16 +140,11 @@ class IdsPolicy:
     self.turns: list[Turn] = []
     self.calls: list[int] = []
 
-  def __call__(self, turns: Sequence[Turn]) -> Samples:
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     self.turns += turns
     self.calls.append(len(turns))
     sampled = [self._ids(turn) for turn in turns]
-    return Samples(
-      token_ids=[np.asarray(ids, np.int32) for ids, _ in sampled],
-      logprobs=[np.zeros(len(ids), np.float32) for ids, _ in sampled],
-      ended=np.asarray([ended for _, ended in sampled]),
-      prefill_positions=0,
-    )
+    return [Reply.given(ids, ended) for ids, ended in sampled]
 
 
 def carried(batch: RolloutBatch, index: int) -> int:

@@ -105,11 +105,12 @@ def test_totals_are_the_samplers_own_token_for_token():
 
     def counting(turns, counted=counted):
       out = policy(turns)
-      for turn, ids, ended in zip(turns, out.token_ids, out.ended, strict=True):
-        counted['written'] += len(ids) - int(ended)
+      for turn, reply in zip(turns, out, strict=True):
+        written = len(reply.token_ids) - reply.ended
+        counted['written'] += written
         counted['read'] += len(turn.prompt_ids)
         counted['turns'] += 1
-        counted['written', turn.agent] += len(ids) - int(ended)
+        counted['written', turn.agent] += written
         counted['read', turn.agent] += len(turn.prompt_ids)
       return out
 

@@ -23,10 +23,10 @@ from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.transformer import Transformer, init_params
-from agent_gspo.sampling.sampler import Samples
 from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.policies import Reply
 from agent_gspo.training import collect as collect_lib
 from agent_gspo.training import policy_loss, prompt_checks, run_evaluations
 from agent_gspo.training import setup as setup_lib
@@ -61,10 +61,7 @@ class _Policy:
       if turn.agent == 2 and self.rng.random() < 0.5:
         words = self.tokenizer.encode(turn.question.answer)
       ids.append(np.asarray([*words, self.tokenizer.eos_id], np.int32))
-    logprobs = [-self.rng.random(len(i)).astype(np.float32) for i in ids]
-    return Samples(
-      token_ids=ids, logprobs=logprobs, ended=np.ones(len(ids), bool), prefill_positions=0
-    )
+    return [Reply(i, -self.rng.random(len(i)).astype(np.float32), True) for i in ids]
 
 
 class _Progress:
