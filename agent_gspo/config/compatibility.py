@@ -60,7 +60,7 @@ def changes(
   Raises:
     ValueError: Another field differs, one that matters for resuming.
   """
-  free = _FREE
+  free: tuple[str, ...] = _FREE
   # The learning rate, or the selection of samples, depends on the number of steps.
   scheduled = config.advantage.name in estimators.OPTION_SCHEDULES
   if config.learner.schedule != 'constant' or scheduled:
@@ -75,7 +75,7 @@ def changes(
 
 def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
   """Raises ValueError if a config describes another model than a checkpoint's, see `changes`."""
-  fields = _MODEL
+  fields: tuple[str, ...] = _MODEL
   if config.model.source.startswith('random:'):
     fields += _VOCABULARY
   if config.policy.sharing != 'shared':  # agents determine the order of adapters
