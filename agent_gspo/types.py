@@ -220,7 +220,6 @@ class TrainBatch:
     message: Index of the message in each slot, int32 `[R, S]`.
     message_mask: 1 for a message, 0 for padding, float32 `[R, S]`.
     advantages: Advantage of each message, float32 `[R, S]`.
-    clip_scale: Factor of a message's own clip range, float32 `[R, S]`; None for 1.
     token_weights: Weight of each loss token, float32 `[R, L]`; None for 1.
     span_log_ratio, span_share: float32 `[R, S]`, see `objectives.packed.PackedTokens`; None if
       each message is its own sequence.
@@ -239,7 +238,6 @@ class TrainBatch:
   message: chex.Array  # [R, S]
   message_mask: chex.Array  # [R, S]
   advantages: chex.Array  # [R, S]
-  clip_scale: chex.Array | None = None  # [R, S]
   token_weights: chex.Array | None = None  # [R, L]
   span_log_ratio: chex.Array | None = None  # [R, S]
   span_share: chex.Array | None = None  # [R, S]

@@ -54,8 +54,6 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/advantages/group_baselines.py': ('algorithms/test_group_baselines.py',),
   'algorithms/budgets.py': ('algorithms/test_budgets.py',),
   'algorithms/advantages/inputs.py': ('algorithms/test_advantages.py',),
-  'algorithms/advantages/difficulty.py': ('algorithms/test_difficulty.py',),
-  'algorithms/advantages/down_sampling.py': ('algorithms/test_down_sampling.py',),
   'algorithms/advantages/groups.py': ('algorithms/test_groups.py',),
   'algorithms/objectives/kl.py': ('algorithms/test_kl.py',),
   'algorithms/objectives/behaviour.py': ('algorithms/test_behaviour.py',),
@@ -70,7 +68,6 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/selection/rules.py': ('algorithms/test_selection.py',),
   'algorithms/objectives/spans.py': ('algorithms/test_spans.py',),
   'algorithms/objectives/surrogates.py': ('algorithms/test_objectives.py',),
-  'algorithms/objectives/trust_region.py': ('algorithms/test_down_sampling.py',),
   'algorithms/advantages/turn_level.py': ('algorithms/test_turn_level.py',),
   'algorithms/terms.py': ('algorithms/test_terms.py',),
   'rewards/bounds.py': ('rewards/test_rewards.py',),
@@ -87,9 +84,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ),
   ('rewards/length_rewards.py', 'efficient', '30.0 -> 30000.0'): (
     'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0'
-  ),
-  ('rewards/ties.py', 'estimator.estimate', 'question - len(ones) -> question + len(ones)'): (
-    'ids above those of the episodes are as different from them as ids below'
   ),
   ('rewards/ties.py', 'estimator.estimate', 'ones / 2 -> ones'): (
     'read by spo_single alone, whose whitening takes a constant out'

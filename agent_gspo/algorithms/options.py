@@ -27,16 +27,12 @@ class AdvantageOptions(Section, name='advantage'):
     costs: inside: the estimator sees the price; apart: it is subtracted afterwards.
     grouping: Messages whose rewards are compared.
     options: Estimator options, see its signature.
-    clip_scale: etr: a clip range for each message.
-    token_share: Share of tokens that is trained; 1 trains all (D3S: fewer).
   """
 
   name: str = ''
   costs: str = option('', choices=COSTS)
   grouping: str = option('', choices=GROUPINGS)
   options: dict = dataclasses.field(default_factory=dict)
-  clip_scale: str = option('', choices=('none', 'etr'))
-  token_share: float = option(None, above=0, most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +40,7 @@ class SelectionOptions(Section, name='selection'):
   """Rule that selects the next questions.
 
   Attributes:
-    name: Selection rule: uniform, vade, spo, or 'module:function'.
+    name: Selection rule: uniform, spo, or 'module:function'.
     resample: Extra rollouts for questions with tied scores, at most.
   """
 

@@ -21,8 +21,6 @@ class Preset:
   order: Order of mini-batches, see `learner.order` of the config.
   clip_low, clip_high: Clip bounds; None for the objective's own.
   opsm_threshold: Threshold of `masks.opsm`, None for no mask.
-  clip_scale: Per-message clip range, 'none' or 'etr'.
-  token_share: Share of tokens kept by `down_sampling.d3s_token_weights`, 1 for all.
   resample: Most extra rollouts to replace questions without task-score variance (DAPO).
   """
 
@@ -36,8 +34,6 @@ class Preset:
   clip_low: float | None = None
   clip_high: float | None = None
   opsm_threshold: float | None = None
-  clip_scale: str = 'none'
-  token_share: float = 1.0
   resample: int = 0
 
 
@@ -60,19 +56,12 @@ PRESETS: dict[str, Preset] = {
   'gdpo': Preset('2601.05242', advantage='per_component', costs='apart'),
   'dr_mas': Preset('2602.08847', grouping='question_agent'),
   'at_grpo': Preset('2510.11062', grouping='question_turn_agent'),
-  'public_baseline': Preset('AdvEvo-MARL', advantage='public_baseline'),
   'mars': Preset('MARS', advantage='agent_turn'),
   'gigpo': Preset('2505.10978', advantage='gigpo'),
   'hgpo': Preset('2602.22817', advantage='hgpo'),
-  'mc_grpo': Preset('2601.22582', advantage='mc_grpo'),
   'ngrpo': Preset('2509.18851', advantage='ngrpo', clip_low=0.16, clip_high=0.24),
-  'a_grae': Preset('2602.05548', advantage='a_grae'),
   'opo': Preset('2505.23585', advantage='opo'),
   'spo_single': Preset('2509.13232', advantage='spo_single', selection='spo'),
-  'vade': Preset('2511.18902', selection='vade'),
-  'etr': Preset('2601.03723', clip_scale='etr'),
-  'd3s': Preset('2509.22115', advantage='d3s', token_share=0.5),
-  'salt': Preset('2510.20022', advantage='salt'),
   'counterfactual': Preset(
     'ours', 'gspo', 'counterfactual', costs='apart', grouping='question_turn_agent'
   ),

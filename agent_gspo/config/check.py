@@ -29,7 +29,7 @@ from agent_gspo.values import is_number, shown
 S = TypeVar('S', bound=Section)
 
 _POSITIVE_OPTIONS = (  # options of estimators and objectives; others may be 0
-  'bound', 'eps', 'max_length', 'nats', 'samples', 'share', 'tau_negative', 'tau_positive'
+  'bound', 'eps', 'max_length', 'nats', 'samples', 'tau_negative', 'tau_positive'
 )  # fmt: skip
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
@@ -70,8 +70,6 @@ def resolve(values: Mapping[str, Any]) -> Config:
       name=preset.advantage,
       costs=preset.costs,
       grouping=preset.grouping,
-      clip_scale=preset.clip_scale,
-      token_share=preset.token_share,
     ),
     selection=_filled(config.selection, name=preset.selection, resample=preset.resample),
     objective=_filled(objective, tis_level='message' if by_message else 'token'),
@@ -273,10 +271,8 @@ def _check_algorithm(config: Config, team: Team) -> None:
   _check_options(objective, known)
   spanned = objective.ratio_span != 'message'
   optional = {
-    'clip_scale': True,
     'importance': objective.tis_cap > 0,
     'token_penalty': objective.kl_coef > 0,
-    'token_weights': config.advantage.token_share < 1,
     'span_log_ratio': spanned,
     'span_share': spanned,
   }
@@ -285,14 +281,6 @@ def _check_algorithm(config: Config, team: Team) -> None:
     losses.from_config(objective, max_length=team.max_message_tokens),
     [field for field, given in optional.items() if given],
   )
-  kept = config.advantage.options.get('share', 1)
-  if kept > 1:
-    raise ValueError(f'advantage.options.share={kept} is more than 1.')
-  share = config.advantage.token_share
-  if share < 1 and not config.learner.entropy:
-    raise ValueError(
-      f'advantage.token_share={share} chooses tokens by entropy: set learner.entropy=True.'
-    )
   cap = objective.tis_cap
   if cap and config.learner.old_logprobs == 'sampler':
     raise ValueError(

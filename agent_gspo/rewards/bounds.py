@@ -114,7 +114,6 @@ def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float
   """
   if options.length_reward in ('linear', 'hinge'):
     return 0.0
-  turns = sum(len(layer) for _, _, layer in team.turns)
   short = min(1.0, cost)
   kinds = [(1.0, cost), (0.0, 0.0), (1.0, short), (1.0, cost), (0.0, cost)]  # score, cost
   rows = [
@@ -124,13 +123,10 @@ def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float
     for _ in range(count)
   ]
   question, scores, lengths = np.asarray(rows).T
-  share = lengths / cost if cost else lengths
   episodes = length_rewards.Episodes(
     scores=scores,
     lengths=lengths,
     questions=question.astype(int),
-    read=share,
-    turns=np.ceil(share * turns),
     budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # read with budget conditioning only
   )
   term = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)

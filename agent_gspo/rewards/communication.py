@@ -130,13 +130,10 @@ def _length_reward(
   reference_nll: np.ndarray | None,
 ) -> np.ndarray:
   """Computes the term of `reward.length_reward`, float64 `[E]`."""
-  per_episode = lambda x: np.bincount(counts.episode, weights=x, minlength=counts.num_episodes)
   episodes = length_rewards.Episodes(
     scores=scores,
     lengths=episode_costs(options, counts),
     questions=_questions(counts),
-    read=per_episode(counts.read),
-    turns=per_episode(~counts.silent),
     price=prices,
     budgets=budgets,
     reference_nll=reference_nll,

@@ -29,8 +29,6 @@ class Episodes:
     scores: Task score, in `[0, 1]`.
     lengths: Cost of the episode in the unit of `reward.cost`: tokens written by default.
     questions: Index of the question, int.
-    read: Tokens read (all prompts of the episode).
-    turns: Messages that are not silent.
     price: `lambda_tok`.
     budgets: Budget shown to the team; None without budget conditioning.
     reference_nll: Highest mean NLL (nats per token) of the episode's messages under the reference
@@ -40,8 +38,6 @@ class Episodes:
   scores: Array
   lengths: Array
   questions: Array
-  read: Array
-  turns: Array
   price: Array | float = 0.0
   budgets: Array | None = None
   reference_nll: Array | None = None
@@ -133,67 +129,6 @@ def laser(scores: Array, lengths: Array, *, target: float, weight: float = 0.5) 
   return weight * scores * (lengths <= target)
 
 
-def shorter_better(
-  scores: Array, lengths: Array, questions: Array, *, alpha: float = 2.0, beta: float = 1e-3
-) -> Array:
-  """Computes ShorterBetter (arXiv 2504.21370): `a c - b abs(l - l*)`.
-
-  `l*` is the shortest right episode of the question, or the mean length if none is right.
-  """
-  right = scores >= 1
-  shortest = _group_min(np.where(right, lengths, np.inf), questions)
-  best = np.where(np.isfinite(shortest), shortest, _group_mean(lengths, questions))
-  return (alpha - 1.0) * scores - beta * np.abs(lengths - best)
-
-
-def alp(scores: Array, lengths: Array, questions: Array, *, beta: float = 1e-7) -> Array:
-  """Computes the adaptive length penalty (arXiv 2506.05256): `-beta l max(solve rate, 1 / G)`."""
-  floor = 1.0 / _group_size(questions)
-  return -beta * lengths * np.maximum(_share_right(scores, questions), floor)
-
-
-def multiplicative(
-  scores: Array, lengths: Array, questions: Array, *, alpha: float = 0.33
-) -> Array:
-  """Computes GR3 (arXiv 2603.10535): `c f(l)`, so that short and wrong answers earn nothing.
-
-  Stand-in for the paper's factor: `f = 1 / (1 + alpha l / mean_group(l))`.
-  """
-  return scores / (1.0 + alpha * _ratio(lengths, _group_mean(lengths, questions))) - scores
-
-
-def pass_rate_scaled(
-  scores: Array,
-  lengths: Array,
-  questions: Array,
-  read: Array,
-  turns: Array,
-  *,
-  written_weight: float = 1 / 3,
-  read_weight: float = 1 / 3,
-  turn_weight: float = 1 / 3,
-) -> Array:
-  """Computes the penalty of prime-rl: `-solve rate * sum_i w_i x_i / max_group(x_i)`.
-
-  `x` are tokens written, tokens read and turns. If the weights sum to at most 1, a right episode
-  keeps more than a wrong and silent one.
-  """
-  parts = ((written_weight, lengths), (read_weight, read), (turn_weight, turns))
-  share = sum(weight * _ratio(x, _group_max(x, questions)) for weight, x in parts)
-  return -_share_right(scores, questions) * share
-
-
-def decaying(scores: Array, lengths: Array, questions: Array, *, decay: float = 0.5) -> Array:
-  """Computes S-GRPO (arXiv 2505.07686): the k-th right exit earns `decay^(k - 1)`.
-
-  Stand-in: the paper's exits are cuts of one chain of thought, here they are the question's
-  episodes in order of length. Equally long ones share a rank.
-  """
-  right = scores >= 1
-  earlier = (questions[:, None] == questions) & right & (lengths < lengths[:, None])
-  return np.where(right, decay ** earlier.sum(axis=1) - 1.0, 0.0)
-
-
 def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: float = 0.5) -> Array:
   """Computes DAPO's soft punishment (arXiv 2503.14476): `w clip(-(l - (L - b)) / b, -1, 0)`.
 
@@ -213,17 +148,12 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
     kimi,
     efficient,
     laser,
-    shorter_better,
-    alp,
-    multiplicative,
-    pass_rate_scaled,
-    decaying,
     overlong,
   )
 }
 """Length rewards by name, without 'linear' (the price alone), which adds nothing."""
 
-_POSITIVE = ('limit', 'target', 'buffer', 'decay', 'loss_floor')
+_POSITIVE = ('limit', 'target', 'buffer', 'loss_floor')
 
 
 def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
@@ -335,11 +265,6 @@ def _group_mean(values: Array, questions: Array, where: Array | None = None) -> 
   return _ratio(np.bincount(dense, values * kept), np.bincount(dense, kept))[dense]
 
 
-def _group_size(questions: Array) -> Array:
-  dense = _dense(questions)
-  return np.bincount(dense)[dense]
-
-
 def _group_max(values: Array, questions: Array) -> Array:
   dense = _dense(questions)
   top = np.full(dense.max(initial=-1) + 1, -np.inf)
@@ -349,7 +274,3 @@ def _group_max(values: Array, questions: Array) -> Array:
 
 def _group_min(values: Array, questions: Array) -> Array:
   return -_group_max(-np.asarray(values, float), questions)
-
-
-def _share_right(scores: Array, questions: Array) -> Array:
-  return _group_mean((scores >= 1).astype(float), questions)

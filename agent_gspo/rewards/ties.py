@@ -80,10 +80,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       turn=counts.round,
       lengths=counts.written + 1,
       silent=counts.silent,
-      roles=counts.agent,
       observation=question,
-      # Silent episodes of a question are one path, talkative ones differ.
-      path=np.where(counts.silent, question - len(ones), counts.episode),
       history=question[None],
       probability=ones / 2,
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),

@@ -9,12 +9,10 @@ import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.inputs import AdvantageInputs
-from agent_gspo.algorithms.objectives.trust_region import CLIP_SCALES
 from agent_gspo.algorithms.selection import posterior
 from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams.counts import MessageCounts
-from agent_gspo.teams.team import Team
 from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.message_worth import MessageWorth
 from agent_gspo.types import Message, RolloutBatch
@@ -32,21 +30,17 @@ class MessageAdvantages:
       in the place of the answering agent's.
     values: Advantages, float32 `[M]`.
     kept: Messages that are trained on at all, bool `[M]`.
-    clip_scale: Factor of each message's clip range, float32 `[M]`.
     tied_groups: Share of groups without task-score variance.
   """
 
   messages: Sequence[Message]
   values: np.ndarray
   kept: np.ndarray
-  clip_scale: np.ndarray
   tied_groups: float
 
 
 def message_advantages(
   config: Config,
-  team: Team,
-  step: int,
   rollout: CollectedRollout,
   counts: MessageCounts,
   rewards: RewardTerms,
@@ -56,21 +50,17 @@ def message_advantages(
 
   Args:
     config: Resolved run configuration.
-    team: Team, whose roles are functional groups.
-    step: Finished training steps; scheduled options follow them.
     rollout: Collected episodes.
     counts: Message counts, `M` messages.
     rewards: Reward terms of each message.
     worth: Gains of each message, for estimators that read them.
   """
   options = config.advantage
-  done = step / max(config.steps, 1)
   inputs = estimator_inputs(
     rollout.batch,
     counts,
     rewards,
     grouping=options.grouping,
-    roles=[role.name for role in team.roles],
     probability=np.asarray(posterior.probability(rollout.selection.posterior))[
       rollout.question_index
     ],
@@ -89,14 +79,12 @@ def message_advantages(
     inputs,
     options.name,
     costs=options.costs,
-    **estimators.options_at(options.name, options.options, done),
+    **options.options,
   )
-  solve_rate = groups.solve_rate(inputs.task, inputs.groups, inputs.episode)
   return MessageAdvantages(
     messages=messages,
     values=np.asarray(found.values),
     kept=np.asarray(found.kept) > 0,
-    clip_scale=CLIP_SCALES[options.clip_scale](found.values, solve_rate),
     tied_groups=estimators.tied_groups(rewards.task, inputs.groups),
   )
 
@@ -107,7 +95,6 @@ def estimator_inputs(
   rewards: RewardTerms,
   *,
   grouping: str,
-  roles: Sequence[str],
   probability: np.ndarray,
 ) -> AdvantageInputs:
   """Returns the inputs of estimators, one entry per message.
@@ -117,11 +104,9 @@ def estimator_inputs(
     counts: Message counts, `M` messages.
     rewards: Reward terms of each message.
     grouping: Rule by which rewards are compared, see `groups.group_ids`.
-    roles: Role name of each agent: the functional groups.
     probability: Success probability of each question before this rollout, float `[B]`.
   """
-  agent_role = _ids(roles)
-  observation, path, history = _what_was_seen(batch)
+  observation, history = _what_was_seen(batch)
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
@@ -132,16 +117,14 @@ def estimator_inputs(
     turn=counts.turn,
     lengths=np.asarray([int(m.sampled.sum()) for m in batch.messages]),
     silent=counts.silent,
-    roles=agent_role[counts.agent],
     observation=observation,
-    path=path,
     history=history,
     probability=np.asarray(probability, np.float32)[counts.question],
   )
 
 
-def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns ids of equal prompts `[M]`, equal prompts and messages `[M]`, equal histories `[K, M]`.
+def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
+  """Returns ids of equal prompts `[M]` and of equal histories `[K, M]`.
 
   A step of an agent's history is a message that it wrote, or the tokens of a teammate's message
   that its prompt shows: none where that message was silent or addressed to others.
@@ -159,8 +142,7 @@ def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray, np.ndar
       histories[k].append((m.agent, *own[-(k + 1) :]))
     own.append((m.agent, m.token_ids.tobytes()))
   prompts = [m.prompt_ids.tobytes() for m in batch.messages]
-  written = [(p, m.token_ids.tobytes()) for p, m in zip(prompts, batch.messages, strict=True)]
-  return _ids(prompts), _ids(written), np.stack([_ids(h) for h in histories])
+  return _ids(prompts), np.stack([_ids(h) for h in histories])
 
 
 def _ids(values: Iterable[Hashable]) -> np.ndarray:

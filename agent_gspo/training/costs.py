@@ -102,7 +102,6 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
       config.learner.old_logprobs == 'trainer',
       config.objective.kl_coef > 0,
       config.objective.ratio_span != 'message',
-      config.advantage.token_share < 1,
       ORDERS[config.learner.order].multipliers is not None,
     )
   )

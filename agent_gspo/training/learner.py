@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent_gspo import streams
-from agent_gspo.algorithms.advantages.down_sampling import d3s_token_weights
 from agent_gspo.algorithms.objectives import spans
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import Config
@@ -154,12 +153,8 @@ class Learner:
         values = advantages.values * multipliers(ratio, counts.episode, counts.turn)
         turn = minibatch.turn
       micro_batches = train_batches.with_values(
-        minibatch.micro_batches,
-        advantages=values[minibatch.index],
-        clip_scale=advantages.clip_scale[minibatch.index],
+        minibatch.micro_batches, advantages=values[minibatch.index]
       )
-      if self.config.advantage.token_share < 1:
-        micro_batches = self._with_token_weights(state, micro_batches)
       if self.config.objective.ratio_span != 'message':
         micro_batches = self._with_spans(state, micro_batches, counts, minibatch.index)
       try:
@@ -217,30 +212,6 @@ class Learner:
     total, tokens = self._log_ratios(state, micro_batches, len(index))
     log_ratio, share = spans.span_statistics(total, tokens, span_ids)
     return train_batches.with_values(micro_batches, span_log_ratio=log_ratio, span_share=share)
-
-  def _with_token_weights(
-    self, state: TrainState, micro_batches: Sequence[TrainBatch]
-  ) -> list[TrainBatch]:
-    """Adds weights that select the share of tokens with most signal.
-
-    Selects over the whole mini-batch, so that the result does not depend on micro-batch borders.
-    """
-    # N micro-batches of R rows, L loss tokens and S message slots a row.
-    mask = np.stack([b.loss_mask for b in micro_batches])  # [N, R, L]
-    slot = np.stack([b.loss_message for b in micro_batches])  # [N, R, L], slot of each loss token
-    advantages = np.stack([b.advantages for b in micro_batches])  # [N, R, S]
-    row = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)  # [N, R, 1]
-    weights = d3s_token_weights(
-      advantages.reshape(-1),
-      np.concatenate(self.programs.entropies(state, micro_batches)).reshape(-1),
-      (slot + advantages.shape[2] * row).reshape(-1),
-      mask.reshape(-1),
-      share=self.config.advantage.token_share,
-    )
-    chosen = np.asarray(weights).reshape(mask.shape)
-    return [
-      dataclasses.replace(b, token_weights=w) for b, w in zip(micro_batches, chosen, strict=True)
-    ]
 
   def _log_ratios(
     self, state: TrainState, micro_batches: Sequence[TrainBatch], count: int

@@ -141,7 +141,6 @@ class PolicyLoss:
       token_mask=flat(batch.loss_mask),
       advantages=flat(batch.advantages),  # [R*S]
       message_mask=flat(batch.message_mask),
-      clip_scale=flat(batch.clip_scale),
       token_weights=flat(batch.token_weights),  # [R*L]
       span_log_ratio=flat(batch.span_log_ratio),  # [R*S]
       span_share=flat(batch.span_share),
@@ -256,11 +255,10 @@ class Programs:
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
     self._no_totals = jax.jit(self.no_totals)
     whole = placement.replicated if placement.spans_processes else None  # read by all processes
-    scores = lambda i: jax.jit(
-      placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[i] * of[-1].loss_mask, 2),
+    self._logprobs = jax.jit(
+      placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[0] * of[-1].loss_mask, 2),
       out_shardings=whole,
     )
-    self._logprobs, self._entropies = scores(0), scores(1)
 
   def optimizer_step(
     self, state: TrainState, micro_batches: Sequence[TrainBatch]
@@ -303,17 +301,6 @@ class Programs:
     """Returns the trainer's log-prob of each loss token, float32 `[R, L]` per micro-batch."""
     placed = map(self.placement.shard_rows, micro_batches)
     return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]
-
-  def entropies(self, state: TrainState, micro_batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-    """Returns the policy's entropy at each loss token, nats, float32 `[R, L]` per micro-batch.
-
-    Raises:
-      ValueError: These programs do not measure entropy.
-    """
-    if not self.loss.entropy:
-      raise ValueError('Programs.entropies needs entropy=True.')
-    placed = map(self.placement.shard_rows, micro_batches)
-    return [np.asarray(self._entropies(state.trainable, state.frozen, b)) for b in placed]
 
   def no_totals(self, trainable: Flat) -> Totals:
     """Returns zero-initialized accumulators `[replicas, ...]` for `accumulate`."""

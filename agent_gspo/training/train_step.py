@@ -85,7 +85,7 @@ def train_step(
   clock.lap('score')
   worth = message_worth.of_step(setup, learner, state, batch, counts, prices)
   clock.lap('worth')
-  advantages = message_advantages(config, setup.team, step, rollout, counts, rewards, worth)
+  advantages = message_advantages(config, rollout, counts, rewards, worth)
 
   minibatches = learner.pack(batch.questions, counts, advantages, step)
   state, updates = learner.update(state, minibatches, counts, advantages, progress)
@@ -135,7 +135,6 @@ def observe(
     ),
   )
   selection = rules.observe(
-    config.selection.name,
     rollout.selection,
     rollout.asked[question],
     scores,

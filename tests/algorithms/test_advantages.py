@@ -170,8 +170,8 @@ def test_group_in_which_all_are_silent(normalize):
 _NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
 # These read gains, not rewards, where they were measured: see test_worth_advantages.
 _BY_REWARD = [name for name in lib.ADVANTAGES if name not in lib.GAINS]
-# In these a message's reward counts where others were silent, or by role or agent.
-_OWN_GROUPS = ('public_baseline', 'agent_turn', 'counterfactual')
+# In these a message's reward counts where others were silent, or by agent.
+_OWN_GROUPS = ('agent_turn', 'counterfactual')
 
 
 def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
@@ -217,7 +217,6 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
       x.replace(
         groups=np.arange(len(x.task)),
         observation=np.arange(len(x.task)),
-        path=np.arange(len(x.task)),
       ),
       name,
     )
@@ -249,12 +248,11 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
   fields = {
     'task': np.where(tied, np.float32(task), differ(1.0)),
     'costs': np.where(tied, np.float32(cost), differ(0.1)),
-    **dict.fromkeys(('groups', 'question', 'agent', 'roles', 'observation'), group),
+    **dict.fromkeys(('groups', 'question', 'agent', 'observation'), group),
     'episode': np.arange(len(group)),
     'turn': group * 0,
     'lengths': rng.integers(1, 40, len(group)),
     'silent': rng.random(len(group)) < 0.4,
-    'path': group * 2 + rng.integers(0, 2, len(group)),
     'history': np.stack([group, group, np.arange(len(group))]),
     'probability': np.full(len(group), 0.3, np.float32),
     **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(group), np.nan, np.float32)),
@@ -282,7 +280,7 @@ def test_ties_among_other_groups_give_exactly_0(name, options):
 @pytest.mark.parametrize('size', [3, 5, 6, 7, 24])
 def test_batches_that_tie_give_exactly_0(name, size):
   zeros = np.zeros(size, int)
-  columns = ('groups', 'question', 'agent', 'turn', 'roles', 'observation', 'path')
+  columns = ('groups', 'question', 'agent', 'turn', 'observation')
   for task, cost in itertools.product(_TIES, (0.0, 0.1, 0.013)):
     full = lambda value: np.full(size, value, np.float32)
     x = lib.AdvantageInputs(
@@ -385,9 +383,7 @@ def test_equal_costs_bring_nothing_back():
   [
     ('opo', 'lengths'),
     ('counterfactual', 'silent'),
-    ('public_baseline', 'roles'),
     ('gigpo', 'observation'),
-    ('salt', 'path'),
     ('hgpo', 'history'),
     ('spo_single', 'probability'),
   ],
@@ -406,19 +402,12 @@ def test_fields_must_fit_each_other():
 
 
 def test_options_are_the_keyword_parameters():
-  assert lib.options_of('mc_grpo') == {'mad_floor': 0.1, 'eps': 1e-3}
+  assert lib.options_of('hgpo') == {'alpha': 1.0, 'std_floor': 0.0, 'eps': 1e-6}
   assert lib.options_of('group_mean') == {}
   assert lib.fields_of('per_component') == ('task', 'costs', 'groups')
   x = some_inputs()
   found = lib.advantage(x, 'group_std', std_floor=10.0).values
   np.testing.assert_allclose(found, lib.advantage(x, 'group_mean').values / 10, rtol=1e-5)
-
-
-def test_a_scheduled_option_has_its_value_at_a_point_of_the_run():
-  assert lib.options_at('d3s', {}, 0.5) == {'share': 0.75}  # from 0.5, the default, to all
-  assert lib.options_at('d3s', {'share': 0.2}, 1.0) == {'share': 1.0}
-  assert lib.options_at('rloo', {}, 0.5) == {}
-  assert lib.options_at('mc_grpo', {'eps': 0.1}, 0.5) == {'eps': 0.1}
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,73 @@ def test_opo_of_lengths_zero_has_the_plain_mean():
   np.testing.assert_allclose(found, rewards, atol=1e-6)
 
 
-def test_public_baseline_is_that_of_the_role(x):
-  e = exact(x)
-  groups = members(e['question'], e['roles'])
-  expected = by_group(e['rewards'], groups, lambda v: v - v.mean())
-  np.testing.assert_allclose(_values('public_baseline', x), expected, atol=1e-5)
-
-
 def test_spo_single_whitens_what_the_posterior_did_not_expect(x):
   e = exact(x)
   expected = _whitened(e['rewards'] - e['probability'])
   np.testing.assert_allclose(_values('spo_single', x), expected, atol=1e-5)
+
+
+def _ngrpo(rewards, **options):
+  """One group of one message an episode."""
+  zeros, episode = np.zeros(len(rewards), int), np.arange(len(rewards))
+  return group_baselines.ngrpo(np.asarray(rewards, np.float32), zeros, episode, **options)
+
+
+def test_ngrpo_equals_the_formula_with_one_virtual_episode(x):
+  e = exact(x)
+  values = np.zeros(len(e['task']))
+  for group in members(e['groups']):
+    r = e['rewards'][group]
+    w = len(r) / len(set(e['episode'][group].tolist()))
+    mu = (r.sum() + w) / (len(r) + w)
+    sigma = np.sqrt((np.sum((r - mu) ** 2) + w * (1 - mu) ** 2) / (len(r) + w))
+    values[group] = (r - mu) / max(sigma, 1e-6)
+  found = lib.advantage(x, 'ngrpo')
+  np.testing.assert_allclose(found.values, values, rtol=1e-4, atol=1e-4)
+  assert (values[e['question'] == 5] < 0).all()  # all wrong
+
+
+@pytest.mark.parametrize('rewards', [[0, 0, 0], [1, 0, 0.5, 0], [0], [-0.4, 0.2]])
+def test_ngrpo_with_one_message_an_episode_appends_a_best_reward(rewards):
+  together = np.append(np.asarray(rewards, float), 1)
+  found = _ngrpo(rewards)
+  np.testing.assert_allclose(found.values, standardised(together)[:-1], rtol=1e-5)
+  np.testing.assert_array_equal(found.kept, 1)
+
+
+def test_ngrpo_drops_only_groups_at_the_best_reward():
+  rewards = np.float32([1, 1, 1, 0, 0, 0])
+  groups = np.array([0, 0, 1, 1, 2, 2])
+  found = group_baselines.ngrpo(rewards, groups, np.arange(6))
+  np.testing.assert_array_equal(found.kept, [0, 0, 1, 1, 1, 1])
+  np.testing.assert_array_equal(found.values[:2], 0)
+  found = _ngrpo(np.full(24, 0.9), best=0.9)
+  np.testing.assert_array_equal(found.kept, 0)
+  np.testing.assert_array_equal(found.values, 0)
+
+
+@pytest.mark.parametrize('rewards', [[1.5, 1, 1.5], [1.5, 1.5], [1.2, 0]])
+def test_ngrpo_keeps_groups_with_a_bonus(rewards):
+  """A length reward may pay more than `best`; one group is at `best`, and is dropped."""
+  rewards = np.float32([*rewards, 1, 1])
+  groups = np.repeat([0, 1], [len(rewards) - 2, 2])
+  found = group_baselines.ngrpo(rewards, groups, np.arange(len(rewards)))
+  np.testing.assert_array_equal(found.kept, groups == 0)
+  together = np.append(rewards[groups == 0], 1)
+  np.testing.assert_allclose(found.values[:-2], standardised(together)[:-1], rtol=1e-5)
+
+
+def test_ngrpo_keeps_groups_that_have_a_price_to_pay():
+  found = _ngrpo([1.0, 0.99])
+  np.testing.assert_array_equal(found.kept, 1)
+  floored = _ngrpo([1.0, 0.99], std_floor=0.1)
+  np.testing.assert_allclose(floored.values, np.array([0.01 / 3, -0.02 / 3]) / 0.1, rtol=1e-3)
+
+
+def test_ngrpo_divides_by_small_spreads_but_not_by_tiny_ones():
+  gaps = np.array([0, -2e-4])
+  for scale, expected in ((1, 9.428e-5), (1e-3, 1e-6)):  # sigma of 0, -2e-4 and the virtual 0
+    found = _ngrpo(gaps * scale, best=0.0)
+    np.testing.assert_allclose(
+      found.values, (gaps - gaps.mean() * 2 / 3) * scale / expected, rtol=1e-3
+    )

@@ -106,7 +106,6 @@ def test_shapes_are_checked():
     {'message_mask': x.message_mask[:-1]},
     {'token_weights': x.token_mask[:-1]},
     {'importance': x.token_mask[:-1]},
-    {'clip_scale': x.advantages[:-1]},
     {'span_share': x.advantages},  # without the log-ratio
     {'logprobs': x.logprobs.astype(int)},
     {'advantages': x.advantages[:, None]},
@@ -134,7 +133,7 @@ def test_value_and_gradient_equal_the_formula(name, seed):
 
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('name', _NAMES)
-def test_weights_penalty_and_clip_scale_equal_the_formula(name, seed):
+def test_weights_and_penalty_equal_the_formula(name, seed):
   _assert_equals_oracle(name, with_options(case(seed), seed))
 
 

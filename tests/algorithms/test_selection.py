@@ -46,30 +46,16 @@ def test_spo_update():
   assert after.a.dtype == after.b.dtype == np.float32
 
 
-def test_vade_update_decays_all_slowly_and_the_seen_faster():
-  before = _state([2, 3, 4, 5], [1, 2, 3, 4])
-  after = posterior.observe_vade(before, _QUESTION, _TASK)
-  keep = np.array([0.891, 0.891, 0.99, 0.891])
-  expected = 1 + keep * (np.array([2, 3, 4, 5]) - 1) + [0, 0.25, 0, 2]
-  np.testing.assert_allclose(after.a, expected, rtol=1e-6)
-  expected = 1 + keep * (np.array([1, 2, 3, 4]) - 1) + [1, 0.75, 0, 1]
-  np.testing.assert_allclose(after.b, expected, rtol=1e-6)
-  after = posterior.observe_vade(before, _QUESTION, _TASK, slow=0.5, fast=0.2, prior=2.0)
-  np.testing.assert_allclose(after.a[2:], [2 + 0.5 * 2, 2 + 0.1 * 3 + 2], rtol=1e-6)
-
-
-def test_posteriors_find_the_rates_and_follow_a_change():
+def test_posterior_finds_the_rates_and_follow_a_change():
   rng = np.random.default_rng(0)
-  spo = vade = posterior.init(2)
+  spo = posterior.init(2)
   rates = np.array([0.9, 0.2])
   for step in range(300):
     if step == 200:
       rates = rates[::-1]
     task = (rng.random(2) < rates).astype(np.float32)
     spo = posterior.observe_spo(spo, np.arange(2), task, rho=0.96)
-    vade = posterior.observe_vade(vade, np.arange(2), task)
   np.testing.assert_allclose(posterior.probability(spo), [0.2, 0.9], atol=0.2)
-  np.testing.assert_allclose(posterior.probability(vade), [0.2, 0.9], atol=0.25)
 
 
 # Selection.
@@ -90,22 +76,6 @@ def test_uniform_takes_each_question_once_an_epoch(count):
 def _known(rates, evidence: float = 1e4) -> rules.SelectionState:
   rates = np.asarray(rates)
   return rules.init(len(rates)).replace(posterior=_state(evidence * rates, evidence * (1 - rates)))
-
-
-def test_vade_takes_the_questions_in_doubt():
-  rates = np.array([0.01, 0.97, 0.5, 0.03, 0.6, 0.99, 0.4, 0.02])
-  chosen, _ = rules.choose('vade', _known(rates), 3, seed=0)
-  assert sorted(chosen.tolist()) == [2, 4, 6]
-  assert chosen[0] == 2
-
-
-def test_vade_explores_what_it_does_not_know():
-  state = _known(np.full(20, 0.1), evidence=2.0)
-  seen = set()
-  for _ in range(20):
-    chosen, state = rules.choose('vade', state, 3, seed=0)
-    seen |= set(chosen.tolist())
-  assert len(seen) > 10
 
 
 def test_spo_draws_in_proportion_to_its_weights():
@@ -156,14 +126,11 @@ def test_what_a_step_has_asked_is_not_chosen_again(name, drawn):
   assert sorted(asked) == list(range(7))
 
 
-def test_observe_decays_as_the_selection_says():
+def test_observe_decays_by_the_divergence():
   state = rules.init(4).replace(posterior=_state([2, 3, 4, 5], [1, 2, 3, 4]))
-  for name in ('uniform', 'spo'):
-    found = rules.observe(name, state, _QUESTION, _TASK, divergence=0.01)
-    expected = posterior.observe_spo(state.posterior, _QUESTION, _TASK, rho=2 ** (-0.01 / 0.06))
-    np.testing.assert_allclose(found.posterior.a, expected.a, rtol=1e-6)
-  found = rules.observe('vade', state, _QUESTION, _TASK, divergence=0.01)
-  expected = posterior.observe_vade(state.posterior, _QUESTION, _TASK)
+  found = rules.observe(state, _QUESTION, _TASK, divergence=0.01)
+  expected = posterior.observe_spo(state.posterior, _QUESTION, _TASK, rho=2 ** (-0.01 / 0.06))
+  np.testing.assert_allclose(found.posterior.a, expected.a, rtol=1e-6)
   np.testing.assert_allclose(found.posterior.b, expected.b, rtol=1e-6)
   assert int(found.drawn) == 0
 

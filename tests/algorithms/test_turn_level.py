@@ -105,25 +105,12 @@ def test_hgpo_does_not_count_a_level_that_ties():
   np.testing.assert_allclose(found, np.repeat([-1, 1], 7), rtol=1e-4)
 
 
-def test_salt_averages_merged_turns_only(x):
-  e = exact(x)
-  values = by_group(e['rewards'], members(e['groups']), standardised)
-  nodes = members(e['question'], e['path'])
-  expected = by_group(values, nodes, lambda v: np.full(len(v), v.mean()))
-  found = _values('salt', x)
-  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-  alone = [node[0] for node in nodes if len(node) == 1]
-  assert 0 < len(alone) < len(nodes)
-  np.testing.assert_allclose(found[alone], values[alone], atol=1e-5)
-
-
 @pytest.mark.parametrize(
   ('function', 'factor'),
   [
     (lambda r, z: turn_level.agent_turn(r, 0 * r, np.arange(4), z, z), 1),
     (lambda r, z: turn_level.gigpo(r, z, z, z), 2),
     (lambda r, z: turn_level.hgpo(r, z, z[None]), 1),
-    (lambda r, z: turn_level.salt(r, z, z, np.arange(4)), 1),
   ],
 )
 def test_default_eps_lets_small_spreads_count_and_ties_be_zero(function, factor):

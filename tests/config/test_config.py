@@ -180,10 +180,6 @@ def test_configs_of_the_repository_are_valid(file):
       {'objective__name': 'sapo', 'objective__options': {'tau_positive': 0.0}},
       r'objective.options.tau_positive=0.0 must be above 0',
     ),
-    (
-      {'advantage__name': 'd3s', 'advantage__options': {'share': 1.5}},
-      r'advantage.options.share=1.5 is more than 1',
-    ),
     ({'task__options': {'names': 3}}, r'config.task.options.names=3 must be a tuple'),
     ({'task__options': {'operation': 3}}, r'config.task.options.operation=3 must be text'),
     ({'task__options': {'name': 'x'}}, r"unknown option 'name' of task relay"),
@@ -234,11 +230,6 @@ def test_configs_of_the_repository_are_valid(file):
     ({'algorithm': 'ppo'}, r"algorithm='ppo' is unknown; use one of agent_gspo"),
     ({'advantage__options': {'x': 1}}, r"advantage.options.x is unknown; 'per_component' takes"),
     ({'advantage__options': {'eps': 'a'}}, r"advantage.options.eps='a' must be a finite number"),
-    ({'advantage__token_share': 2.0}, r'advantage.token_share=2.0 must be above 0 and at most 1'),
-    (
-      {'advantage__token_share': 0.5, 'learner__entropy': False},
-      r'chooses tokens by entropy: set learner.entropy=True',
-    ),
     ({'objective__opsm_threshold': -1.0}, r'objective.opsm_threshold=-1.0 is negative'),
     (
       {'objective__name': 'gmpo', 'objective__ratio_span': 'agent'},

@@ -112,15 +112,15 @@ def test_a_config_file_that_ends_the_program_is_refused(code, tmp_path):
 def test_an_objective_may_read_what_the_config_gives_it(tmp_path, monkeypatch):
   code = (
     'import agent_gspo.algorithms as a\n'
-    'def masked(x): return a.gspo(x.replace(advantages=x.clip_scale * x.span_share))\n'
-    'def weighted(x): return a.gspo(x.replace(logprobs=x.logprobs * x.token_weights))\n'
+    'def masked(x): return a.gspo(x.replace(advantages=x.advantages * x.span_share))\n'
+    'def weighted(x): return a.gspo(x.replace(logprobs=x.logprobs * x.importance))\n'
   )
   (tmp_path / 'reads.py').write_text(code)
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'reads', raising=False)
   check = lambda **fields: config_lib.check(micro_run.changed(**fields))
   check(objective__name='reads:masked', objective__ratio_span='episode')
-  check(objective__name='reads:weighted', advantage__token_share=0.5)
+  check(objective__name='reads:weighted', objective__tis_cap=2.0, learner__old_logprobs='trainer')
   with pytest.raises(
     plugins.PluginError, match=r"objective.name='reads:weighted': .* at reads.py:3"
   ):

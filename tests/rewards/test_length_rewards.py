@@ -26,8 +26,6 @@ def episodes(scores, lengths, questions=None, **fields) -> Episodes:
     scores=np.asarray(scores, float),
     lengths=lengths,
     questions=np.zeros(len(lengths), int) if questions is None else np.asarray(questions),
-    read=fields.pop('read', lengths * 2),
-    turns=fields.pop('turns', (lengths > 0).astype(float)),
     budgets=fields.pop('budgets', np.full(len(lengths), 20.0)),
     **fields,
   )
@@ -41,8 +39,6 @@ def drawn(seed: int) -> Episodes:
     rng.choice([0.0, 0.4, 1.0, 1.0], 9),
     rng.choice([0, 0, 5, 17, 17, 45, 60], 9),
     questions,
-    read=rng.integers(0, 100, 9).astype(float),
-    turns=rng.integers(0, 4, 9).astype(float),
     price=0.02,
     budgets=rng.choice([8.0, 20.0, 40.0], 9),
     reference_nll=rng.uniform(0.5, 3, 9),
@@ -54,7 +50,6 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
   group = [j for j in range(len(e.scores)) if e.questions[j] == e.questions[i]]
   right = [j for j in group if e.scores[j] == 1]
   c, long, ls = e.scores[i], e.lengths[i], [e.lengths[j] for j in group]
-  rate = len(right) / len(group)
   share = lambda x: x[i] / max(x[j] for j in group) if max(x[j] for j in group) else 0.0
   if name == 'hinge':
     return c - (e.price * o['limit']) * max(0, long / o['limit'] - 1)
@@ -79,23 +74,6 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
     return c * (1 - o['alpha'] / (1 + math.exp(-z)))
   if name == 'laser':
     return c * (1 + o['weight'] * (1 if long <= o['target'] else 0))
-  if name == 'shorter_better':
-    best = min(e.lengths[j] for j in right) if right else np.mean(ls)
-    return o['alpha'] * c - o['beta'] * abs(long - best)
-  if name == 'alp':
-    return c - o['beta'] * long * max(rate, 1 / len(group))
-  if name == 'multiplicative':
-    return c / (1 + o['alpha'] * (long / np.mean(ls) if any(ls) else 0))
-  if name == 'pass_rate_scaled':
-    parts = (
-      o['written_weight'] * share(e.lengths),
-      o['read_weight'] * share(e.read),
-      o['turn_weight'] * share(e.turns),
-    )
-    return c - rate * sum(parts)
-  if name == 'decaying':
-    earlier = [j for j in right if e.lengths[j] < long]
-    return o['decay'] ** len(earlier) if c == 1 else c
   if name == 'overlong':
     late = -(long - (o['limit'] - o['buffer'])) / o['buffer']
     return c + o['weight'] * max(-1, min(0, late))
@@ -113,11 +91,6 @@ OTHERS = {
   'kimi': {'weight': 0.7},
   'efficient': {'alpha': 0.4},
   'laser': {'target': 17.0, 'weight': 0.2},
-  'shorter_better': {'alpha': 1.0, 'beta': 0.01},
-  'alp': {'beta': 0.005},
-  'multiplicative': {'alpha': 2.0},
-  'pass_rate_scaled': {'written_weight': 0.5, 'read_weight': 0.2, 'turn_weight': 0.1},
-  'decaying': {'decay': 0.8},
   'overlong': {'limit': 50.0, 'buffer': 20.0, 'weight': 1.0},
 }
 
@@ -138,7 +111,7 @@ def test_length_reward_equals_its_formula(name, seed):
 def test_order_of_episodes_does_not_matter(name):
   e, order = drawn(3), np.random.default_rng(0).permutation(9)
   mixed = Episodes(
-    **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions', 'read', 'turns')},
+    **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions')},
     price=e.price,
     budgets=e.budgets[order],
     reference_nll=e.reference_nll[order],
@@ -160,7 +133,7 @@ def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
 @pytest.mark.parametrize('name', NAMES)
 def test_no_episodes(name):
   empty = np.zeros(0)
-  e = Episodes(empty, empty, np.zeros(0, int), empty, empty, budgets=empty)
+  e = Episodes(empty, empty, np.zeros(0, int), budgets=empty)
   assert length_rewards.term(name, OTHERS[name], e).shape == (0,)
 
 
@@ -175,7 +148,7 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
   assert (np.diff(term) <= 1e-12).all()
 
 
-@pytest.mark.parametrize('name', ['laser', 'multiplicative', 'efficient', 'decaying', 'l1_max'])
+@pytest.mark.parametrize('name', ['laser', 'efficient', 'l1_max'])
 def test_length_means_nothing_where_the_answer_is_wrong(name):
   """They multiply the task score, so being short earns a wrong answer nothing."""
   for lengths in ([0, 3, 50], [0, 0, 9]):
@@ -236,11 +209,6 @@ def test_defaults_are_those_of_the_table():
     'kimi': {'weight': 0.4},
     'efficient': {'alpha': 0.1},
     'laser': {'weight': 0.5},
-    'shorter_better': {'alpha': 2.0, 'beta': 1e-3},
-    'alp': {'beta': 1e-7},
-    'multiplicative': {'alpha': 0.33},
-    'pass_rate_scaled': dict.fromkeys(('written_weight', 'read_weight', 'turn_weight'), 1 / 3),
-    'decaying': {'decay': 0.5},
     'overlong': {'buffer': 4096.0, 'weight': 0.5},
   }
 

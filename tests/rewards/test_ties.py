@@ -65,10 +65,9 @@ def test_without_a_price_ties_teach_nothing():
 
 
 def test_length_rewards_that_multiply_the_score_teach_all_wrong_groups_nothing():
-  for name in ('multiplicative', 'efficient', 'decaying'):
-    found = learned({'length_reward': name}, 'group_std', lambda_tok=0.0)
-    assert found.all_wrong.silence == 0
-    assert found.all_right.silence > 0.1
+  found = learned({'length_reward': 'efficient'}, 'group_std', lambda_tok=0.0)
+  assert found.all_wrong.silence == 0
+  assert found.all_right.silence > 0.1
   kimi = learned({'length_reward': 'kimi'}, 'group_std', lambda_tok=0.0)
   assert kimi.all_wrong.silence == pytest.approx(2, rel=1e-3)
   assert kimi.collapse  # wrong and long is punished, and the spread blows it up
@@ -115,16 +114,6 @@ def test_half_as_strong_as_a_right_answer_is_a_collapse():
     assert found.all_wrong.silence == pytest.approx(weight / 2)
     assert found.right == pytest.approx(2 + weight / 4)
     assert found.collapse == collapse
-
-
-def test_what_is_dropped_teaches_nothing():
-  found = learned({}, 'd3s')  # of two silent and two talkative ones, at +1 and -1, one each
-  assert found.all_wrong.silence == pytest.approx(1, rel=2e-3)
-
-
-def test_the_silent_episodes_of_a_question_are_one_path():
-  found = learned({}, 'salt', lambda_tok=0.0)  # 0 and 0 for them, 1 and -1 for the others
-  assert found.right == pytest.approx(1, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,6 @@ def _free_form() -> Iterator[Case]:
   for section, name, option in (
     ('advantage', 'per_component', 'eps'),
     ('advantage', 'per_component', 'whiten'),
-    ('advantage', 'd3s', 'share'),
     ('advantage', 'gigpo', 'divide'),
     ('objective', 'gspo', 'clip_low'),
     ('objective', 'sapo', 'tau_positive'),

@@ -62,7 +62,7 @@ def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = 
 
 
 def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
-  """The same with token weights (some 0), importance weights, a penalty and clip scales."""
+  """The same with token weights (some 0), importance weights and a penalty."""
   rng = np.random.default_rng(seed)
   weights = rng.choice([0.0, 0.3, 1.0], len(x.logprobs))
   weights[np.asarray(x.message_ids) == 6] = 0.0  # a message of which nothing is selected
@@ -71,7 +71,6 @@ def with_options(x: PackedTokens, seed: int = 0) -> PackedTokens:
     token_weights=jnp.asarray(weights, dtype),
     importance=jnp.asarray(rng.uniform(0.2, 2.0, len(weights)), dtype),
     token_penalty=jnp.asarray(rng.normal(size=len(weights)), dtype),
-    clip_scale=jnp.asarray(rng.choice([0.5, 1.0, 3.0], len(x.advantages)), dtype),
   )
 
 
@@ -148,9 +147,7 @@ def oracle(name: str, x: PackedTokens, live=None, **options):
     mine = (x['message_ids'] == m) & (x['token_mask'] > 0)
     new, old, advantage = x['logprobs'][mine], x['old_logprobs'][mine], x['advantages'][m]
     weights = x['token_weights'][mine] if 'token_weights' in x else np.ones(len(new))
-    scale = x['clip_scale'][m] if 'clip_scale' in x else 1.0
-    own = {k: v * scale if k.startswith('clip') else v for k, v in options.items()}
-    values, ratios, cut = _token_values(name, new, old, live[mine], advantage, weights, own)
+    values, ratios, cut = _token_values(name, new, old, live[mine], advantage, weights, options)
     if 'importance' in x and name != 'imitation':
       values = values * x['importance'][mine]
     if 'token_penalty' in x and name != 'imitation':
@@ -158,7 +155,7 @@ def oracle(name: str, x: PackedTokens, live=None, **options):
     if name in ('dapo', 'cispo', 'imitation'):
       total, count = total + (weights * values).sum(), count + weights.sum()
     elif name in ('luspo', 'reinforce', 'dr_grpo'):
-      total, count = total + (weights * values).sum() / own.get('max_length', 1.0), count + 1
+      total, count = total + (weights * values).sum() / options.get('max_length', 1.0), count + 1
     else:
       mean = (weights * values).sum() / weights.sum() if weights.sum() else 0.0
       total, count = total + mean, count + 1

@@ -35,7 +35,6 @@ def _inputs(said):
     counts,
     rewards,
     grouping='question',
-    roles=['agent'] * 3,
     probability=np.full(1, 0.5),
   )
   return found, np.flatnonzero(counts.agent == 2)

@@ -16,15 +16,13 @@ import chex
 import numpy as np
 
 from agent_gspo import plugins
-from agent_gspo.algorithms.advantages.difficulty import a_grae, mc_grpo, ngrpo
-from agent_gspo.algorithms.advantages.down_sampling import d3s, d3s_share
 from agent_gspo.algorithms.advantages.group_baselines import (
   batch_std,
   group_mean,
   group_std,
+  ngrpo,
   opo,
   per_component,
-  public_baseline,
   reinforce_pp,
   reinforce_pp_baseline,
   rloo,
@@ -39,7 +37,6 @@ from agent_gspo.algorithms.advantages.turn_level import (
   counterfactual,
   gigpo,
   hgpo,
-  salt,
 )
 from agent_gspo.algorithms.options import COSTS, GROUPINGS
 
@@ -53,16 +50,11 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'reinforce_pp_baseline': reinforce_pp_baseline,
   'seeupo': seeupo,
   'opo': opo,
-  'public_baseline': public_baseline,
   'spo_single': spo_single,
-  'mc_grpo': mc_grpo,
   'ngrpo': ngrpo,
-  'a_grae': a_grae,
-  'd3s': d3s,
   'agent_turn': agent_turn,
   'gigpo': gigpo,
   'hgpo': hgpo,
-  'salt': salt,
   'counterfactual': counterfactual,
   'worth': worth,
   'potential': worth,
@@ -80,11 +72,6 @@ GAINS = {
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
 SUMS_OWN_COSTS = ('agent_turn', *GAINS)
-
-# Estimator -> option -> schedule `(share of the run done, configured value) -> value`.
-OPTION_SCHEDULES: dict[str, dict[str, Callable[[float, float], float]]] = {
-  'd3s': {'share': lambda done, first: d3s_share(done, start=first)},
-}
 
 
 def advantage(
@@ -163,20 +150,6 @@ def options_of(name: str) -> dict[str, Any]:
   return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def options_at(name: str, given: Mapping[str, Any], done: float) -> dict[str, Any]:
-  """Returns the options of an estimator with schedules evaluated at a point of the run.
-
-  Args:
-    name: Key of `ADVANTAGES`.
-    given: Options that are set; the others have their defaults.
-    done: Share of the run done, in `[0, 1]`.
-  """
-  options = dict(given)
-  for option, value_at in OPTION_SCHEDULES.get(name, {}).items():
-    options[option] = value_at(done, given.get(option, options_of(name)[option]))
-  return options
-
-
 def _check(inputs: AdvantageInputs) -> None:
   values = (getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name != 'history')
   columns = [value for value in values if value is not None]
@@ -196,7 +169,6 @@ __all__ = [
   'advantage',
   'fields_of',
   'group_ids',
-  'options_at',
   'options_of',
   'tied_groups',
 ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from agent_gspo.algorithms.advantages import groups as group_lib
 from agent_gspo.algorithms.advantages.groups import centred
+from agent_gspo.algorithms.advantages.inputs import Advantage
 
 
 def group_std(
@@ -62,6 +63,34 @@ def per_component(
   """
   values = group_std(task, groups, std_floor=std_floor, eps=eps) - centred(costs, groups)
   return group_lib.scaled(values, eps=eps) if whiten else values
+
+
+def ngrpo(
+  rewards: chex.Array,
+  groups: chex.Array,
+  episode: chex.Array,
+  *,
+  best: float = 1.0,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> Advantage:
+  """Computes negative-enhanced GRPO (arXiv 2509.18851): group_std with a virtual reward `best`.
+
+  All-wrong groups get negative advantages; groups in which every reward is `best` are dropped
+  (unless rewards include a price or bonus, which then acts at full strength, as in `group_std`).
+  The virtual sample is an episode: it weighs as many messages as the group's episodes have on
+  average. A group of one is compared with it, so its advantage is 0 only at `best`. The paper
+  clips at 0.16 / 0.24.
+  """
+  count = group_lib.size(groups)
+  weight = count / group_lib.episodes(groups, episode)
+  # Relative to `best`, so that groups at `best` are 0 without rounding.
+  gap = rewards - best
+  mean = group_lib.total(gap, groups) / (count + weight)
+  squares = group_lib.total((gap - mean) ** 2, groups) + weight * mean**2
+  scale = np.maximum(np.sqrt(squares / (count + weight)), max(std_floor, eps))
+  elsewhere = group_lib.total((gap != 0).astype(np.float32), groups)
+  return Advantage(values=(gap - mean) / scale, kept=(elsewhere > 0).astype(np.float32))
 
 
 def rloo(rewards: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
@@ -116,14 +145,6 @@ def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> np.ndar
     lengths: int `[M]`; if all lengths of a group are 0, the baseline is the plain mean.
   """
   return centred(rewards, groups, lengths)
-
-
-def public_baseline(rewards: chex.Array, question: chex.Array, roles: chex.Array) -> np.ndarray:
-  """Computes AdvEvo-MARL: `r - mean over the question's messages of the author's role`.
-
-  Defines its own groups: agents are compared only within one role.
-  """
-  return centred(rewards, group_lib.joint_ids(question, roles))
 
 
 def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> np.ndarray:

@@ -18,9 +18,7 @@ class AdvantageInputs:
     question, episode, agent, turn: int `[M]`; one message per episode, agent and turn.
     lengths: Sampled tokens, the stop token included (silence has 1), int `[M]`.
     silent: True if nothing was written, bool `[M]`.
-    roles: Role of the author, int `[M]`.
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, int `[M]`.
-    path: Id, equal iff prompt and sampled ids are equal, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
     probability: Success probability of the question before this rollout
       (`posterior.probability`), float32 `[M]`.
@@ -40,9 +38,7 @@ class AdvantageInputs:
   turn: chex.Array
   lengths: chex.Array | None = None
   silent: chex.Array | None = None
-  roles: chex.Array | None = None
   observation: chex.Array | None = None
-  path: chex.Array | None = None
   history: chex.Array | None = None
   probability: chex.Array | None = None
   gain: chex.Array | None = None

@@ -99,25 +99,6 @@ def hgpo(
   return np.sum(weight * np.stack(values), axis=0) / np.where(whole > 0, whole, 1.0)
 
 
-def salt(
-  rewards: chex.Array,
-  groups: chex.Array,
-  question: chex.Array,
-  path: chex.Array,
-  *,
-  std_floor: float = 0.0,
-  eps: float = 1e-6,
-) -> np.ndarray:
-  """Computes a stand-in for SALT (arXiv 2510.20022): `group_std` averaged over identical turns.
-
-  The question's episodes form a graph in which identical turns (same transcript, same message) are
-  one node. A node gets the mean advantage of its messages; where episodes diverge, each keeps its
-  own.
-  """
-  values = group_std(rewards, groups, std_floor=std_floor, eps=eps)
-  return group_lib.mean(values, group_lib.joint_ids(question, path))
-
-
 def counterfactual(
   rewards: chex.Array,
   groups: chex.Array,

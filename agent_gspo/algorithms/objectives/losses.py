@@ -341,7 +341,7 @@ def trace(
   if not plugins.is_plugin(name):
     return
   tokens, messages = jnp.zeros(6), jnp.zeros(3)  # [T], [M]: different, to detect mixed-up shapes
-  by_message = ('clip_scale', 'span_log_ratio', 'span_share')
+  by_message = ('span_log_ratio', 'span_share')
   x = PackedTokens(
     logprobs=tokens,
     old_logprobs=tokens,

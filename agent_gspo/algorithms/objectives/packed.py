@@ -22,14 +22,12 @@ class PackedTokens:
     token_mask: 0 for padding, float32 `[T]`.
     advantages: Advantage of each message, float32 `[M]`.
     message_mask: 0 for padding, float32 `[M]`.
-    token_weights: Weight of each token in the loss, at least 0, float32 `[T]` (D3S, arXiv
-      2509.22115, selects tokens). Ratios still use all tokens of a message, and a message without
-      selected tokens still counts.
+    token_weights: Weight of each token in the loss, at least 0, float32 `[T]`. Ratios still use
+      all tokens of a message, and a message whose weights are all 0 still counts.
     importance: Constant factor of each token's surrogate, float32 `[T]`, see
       `behaviour.truncated_weights`. The objective's count does not change.
     token_penalty: Penalty subtracted from each token's surrogate before aggregation, float32
       `[T]`, such as `kl_coef * k3`. Gradient flows into it.
-    clip_scale: Factor of a message's clip bounds, float32 `[M]` (ETR, arXiv 2601.03723).
     span_log_ratio: Constant mean log-ratio over all tokens of the message's span, float32 `[M]`,
       see `spans.span_statistics`. A sequence is then a span of messages, which may lie in
       different micro-batches.
@@ -46,7 +44,6 @@ class PackedTokens:
   token_weights: chex.Array | None = None  # [T]
   importance: chex.Array | None = None  # [T]
   token_penalty: chex.Array | None = None  # [T]
-  clip_scale: chex.Array | None = None  # [M]
   span_log_ratio: chex.Array | None = None  # [M]
   span_share: chex.Array | None = None  # [M]
 
@@ -56,7 +53,7 @@ def check(x: PackedTokens) -> None:
   chex.assert_rank([x.logprobs, x.advantages], 1)
   per_token = [x.old_logprobs, x.message_ids, x.token_mask]
   per_token += [x.token_weights, x.importance, x.token_penalty]
-  per_message = [x.message_mask, x.clip_scale, x.span_log_ratio, x.span_share]
+  per_message = [x.message_mask, x.span_log_ratio, x.span_share]
   chex.assert_equal_shape([x.logprobs, *(v for v in per_token if v is not None)])
   chex.assert_equal_shape([x.advantages, *(v for v in per_message if v is not None)])
   chex.assert_type([x.logprobs, x.old_logprobs, x.advantages], float)

@@ -16,19 +16,10 @@ from agent_gspo.algorithms.objectives.packed import PackedTokens
 Surrogate = tuple[jax.Array, jax.Array]
 
 
-def _scaled(bound: float, x: PackedTokens) -> jax.Array | float:
-  """Multiplies a clip bound by each message's clip scale if given, `[T]`."""
-  return bound if x.clip_scale is None else bound * x.clip_scale[x.message_ids]
-
-
-def _clipped_ratio(ratio: jax.Array, x: PackedTokens, low: float, high: float) -> jax.Array:
-  return jnp.clip(ratio, 1.0 - _scaled(low, x), 1.0 + _scaled(high, x))
-
-
 def clip(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: float) -> Surrogate:
   """Computes PPO (arXiv 1707.06347, eq. 7): `min(r A, clip(r, 1 - low, 1 + high) A)`."""
   ratio, advantage = jnp.exp(log_ratio), packed.advantages(x)  # [T] each
-  free, bounded = ratio * advantage, _clipped_ratio(ratio, x, low, high) * advantage
+  free, bounded = ratio * advantage, jnp.clip(ratio, 1 - low, 1 + high) * advantage
   return jnp.minimum(free, bounded), (bounded < free).astype(free.dtype)
 
 
@@ -40,7 +31,7 @@ def weighted_likelihood(
   The clip bounds a weight; no token loses its gradient.
   """
   ratio = jnp.exp(log_ratio)
-  weight = jax.lax.stop_gradient(_clipped_ratio(ratio, x, low, high))
+  weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - low, 1 + high))
   value = weight * packed.advantages(x) * packed.logprobs(x)
   return value, (weight != ratio).astype(value.dtype)
 
@@ -52,11 +43,7 @@ def geometric_mean(log_ratio: jax.Array, x: PackedTokens, *, low: float, high: f
   clipped before the mean, on the side where the clip lowers the objective.
   """
   advantage = packed.advantages(x)
-  cut = jnp.where(
-    advantage > 0,
-    jnp.minimum(log_ratio, _scaled(high, x)),
-    jnp.maximum(log_ratio, -_scaled(low, x)),
-  )
+  cut = jnp.where(advantage > 0, jnp.minimum(log_ratio, high), jnp.maximum(log_ratio, -low))
   ratio = jnp.exp(packed.weighted_mean(cut, x))[x.message_ids]  # [M] -> [T]
   clipped = (cut != log_ratio) & (advantage != 0)
   return ratio * advantage, clipped.astype(ratio.dtype)

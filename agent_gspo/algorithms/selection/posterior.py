@@ -68,33 +68,6 @@ def observe_spo(
   return Posterior(a=keep * state.a + right, b=keep * state.b + wrong)
 
 
-def observe_vade(
-  state: Posterior,
-  question: chex.Array,
-  task: chex.Array,
-  *,
-  slow: float = 0.99,
-  fast: float = 0.9,
-  prior: float = 1.0,
-) -> Posterior:
-  """Updates by a stand-in for VADE (arXiv 2511.18902): evidence decays at two scales.
-
-  Each step, all questions decay to the prior by `slow`, since the policy has moved; questions just
-  rolled out by `fast` as well, since newer evidence is better.
-
-  Args:
-    state: Posterior before the rollout.
-    question: Question of each episode, int `[E]`.
-    task: Task scores in `[0, 1]`, float `[E]`.
-    slow, fast: Share of the evidence beyond the prior that is kept.
-    prior: Prior passed to `init`.
-  """
-  right, wrong, seen = _counts(state, question, task)
-  keep = jnp.where(seen, slow * fast, slow)
-  decayed = lambda evidence: prior + keep * (evidence - prior)
-  return Posterior(a=decayed(state.a) + right, b=decayed(state.b) + wrong)
-
-
 def _counts(state, question, task) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Counts successes and failures; returns also whether there were episodes, `[Q]` each."""
   chex.assert_equal_shape([question, task])

@@ -80,17 +80,6 @@ def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> n
   return order[free[order]][:count]
 
 
-def vade(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Chooses by a stand-in for VADE (arXiv 2511.18902): Thompson sampling of reward variance.
-
-  Draws `p ~ Beta(a, b)` for every question and takes the largest `p (1 - p)`.
-  """
-  a, b = _evidence(state)
-  p = _generator(state, seed).beta(a, b)
-  order = np.argsort(-p * (1 - p), kind='stable')
-  return order[free[order]][:count]
-
-
 def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Samples by SPO (arXiv 2509.13232): without replacement, with weights `spo_weights(p)`."""
   weights = spo_weights(np.asarray(posterior_lib.probability(state.posterior), np.float64))
@@ -104,23 +93,19 @@ def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
 
 
 def observe(
-  name: str, state: SelectionState, question: np.ndarray, task: np.ndarray, *, divergence: float
+  state: SelectionState, question: np.ndarray, task: np.ndarray, *, divergence: float
 ) -> SelectionState:
-  """Updates the posterior after a rollout: VADE's decay under 'vade', else SPO's.
+  """Updates the posterior after a rollout, as SPO does.
 
   Args:
-    name: Key of `SELECTIONS`.
     state: Selection state.
     question: Question of each episode, int `[E]`.
     task: Task scores in `[0, 1]`, float `[E]`.
     divergence: Mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
       before its own step; sets SPO's decay.
   """
-  if name == 'vade':
-    new = posterior_lib.observe_vade(state.posterior, question, task)
-  else:
-    rho = posterior_lib.spo_decay(divergence)
-    new = posterior_lib.observe_spo(state.posterior, question, task, rho=rho)
+  rho = posterior_lib.spo_decay(divergence)
+  new = posterior_lib.observe_spo(state.posterior, question, task, rho=rho)
   return dataclasses.replace(state, posterior=new)
 
 
@@ -140,10 +125,6 @@ def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> n
   return high > low
 
 
-def _evidence(state: SelectionState) -> tuple[np.ndarray, np.ndarray]:
-  return np.asarray(state.posterior.a, np.float64), np.asarray(state.posterior.b, np.float64)
-
-
 def _generator(state: SelectionState, seed: int) -> np.random.Generator:
   """Returns the random generator of this draw, seeded by `drawn`."""
   return streams.generator(seed, streams.SELECTION, int(state.drawn))
@@ -152,6 +133,5 @@ def _generator(state: SelectionState, seed: int) -> np.random.Generator:
 # `rule(state, free [Q] bool, count, seed)` returns distinct free questions.
 SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
   'uniform': uniform,
-  'vade': vade,
   'spo': spo,
 }
