@@ -48,7 +48,7 @@ class Range:
     named = [(words, getattr(self, bound)) for bound, words in bounds]
     return ', '.join(f'{words} {value:,}' for words, value in named if value is not None)
 
-  def problem(self, value: float) -> str:
+  def problem(self, value: float, *, whole: bool = False) -> str:
     """Returns the end of an error message for a number, '' if it is in range."""
     outside = (
       (self.least is not None and value < self.least)
@@ -58,22 +58,14 @@ class Range:
     )
     if not outside:
       return ''
-    if self.least == 0 and self.most is None and self.below is None:
-      return 'is negative.'
-    if (self.least, self.most) == (0, 1):
-      return 'is not between 0 and 1.'
-    if self.above == 0 and self.most is None and self.below is None:
-      return 'must be positive.'
+    if whole:
+      end = f', {self.least} or more' if self.most is None else f' from {self.least} to {self.most}'
+      return f'must be a whole number{end}.'
     low = f'above {self.above}' if self.above is not None else f'at least {self.least}'
+    if self.below is None and self.most is None:
+      return f'must be {low}.'
     high = f'below {self.below}' if self.below is not None else f'at most {self.most}'
     return f'must be {low} and {high}.'
-
-  def whole_problem(self, value: int) -> str:
-    """Returns the end of an error message for an integer, '' if it is in range."""
-    if not self.problem(value):
-      return ''
-    end = f', {self.least} or more' if self.most is None else f' from {self.least} to {self.most}'
-    return f'must be a whole number{end}.'
 
 
 def option(
@@ -221,5 +213,5 @@ def _check_range(where: str, value: Any, kind: type, field: dataclasses.Field) -
     check_choice(where, value, allowed.choices)
   if value is None or kind not in (int, float):
     return
-  if problem := allowed.whole_problem(value) if kind is int else allowed.problem(value):
+  if problem := allowed.problem(value, whole=kind is int):
     raise ValueError(f'{where}={shown(value)} {problem}')

@@ -9,6 +9,7 @@ error that names its field.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib
 import inspect
@@ -22,10 +23,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agent_gspo.options import check_choice
-from agent_gspo.values import shown
+from agent_gspo.values import is_number, shown
 
 T = TypeVar('T')
 _MOST_TEXT = 300  # characters of a user error's text
+# Options of estimators, objectives and length rewards that are above 0; others may be 0.
+_POSITIVE = (
+  'bound', 'buffer', 'eps', 'limit', 'loss_floor', 'max_length', 'nats', 'samples', 'target',
+  'tau_negative', 'tau_positive'
+)  # fmt: skip
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -66,11 +72,6 @@ def _said(error: BaseException, module: str) -> str:
   return f'{type(error).__name__}{": " if text else ""}{text.rstrip(".")}{place}'
 
 
-def described(field: str, name: str) -> str:
-  """Formats a field and its plugin name for messages."""
-  return f'{field}={name!r}'
-
-
 def call(field: str, name: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
   """Calls a function, within `guard` if it is a plugin.
 
@@ -79,7 +80,7 @@ def call(field: str, name: str, function: Callable[..., T], *args: Any, **option
   if not is_plugin(name):
     return function(*args, **options)
   own = lambda value: value.copy() if isinstance(value, np.ndarray) else value
-  with guard(described(field, name), name.partition(':')[0]):
+  with guard(f'{field}={name!r}', name.partition(':')[0]):
     return function(*map(own, args), **{key: own(value) for key, value in options.items()})
 
 
@@ -143,7 +144,7 @@ def load(name: str, field: str) -> Any:
     ValueError: No such module or object, or the module's import fails.
   """
   module, _, attribute = name.partition(':')
-  where = described(field, name)
+  where = f'{field}={name!r}'
   if not module or not attribute or module.startswith('.'):
     raise ValueError(f'{where}: write module:Name, as in "mine:my_function".')
   try:
@@ -177,6 +178,55 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
   except (TypeError, ValueError) as error:
     raise ValueError(f'{field}={name!r} does not tell its parameters; wrap it.') from error
   return found
+
+
+def inputs_of(function: Callable[..., Any]) -> tuple[str, ...]:
+  """Returns the names of a function's positional parameters."""
+  parameters = inspect.signature(function).parameters.values()
+  return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+  """Returns a function's keyword-only options with their defaults; None for required ones."""
+  parameters = inspect.signature(function).parameters.values()
+  return {
+    p.name: None if p.default is p.empty else p.default
+    for p in parameters
+    if p.kind is p.KEYWORD_ONLY
+  }
+
+
+def check_options(
+  where: str, name: str, given: Mapping[str, Any], known: Mapping[str, Any]
+) -> None:
+  """Checks the options of an entry of a registry.
+
+  Args:
+    where: Prefix of an option in messages, such as 'objective.options'.
+    name: Name of the entry.
+    given: Options that are set.
+    known: Options of the entry with their defaults; None for required ones.
+
+  Raises:
+    ValueError: An option is unknown, missing, of a wrong type or out of range.
+  """
+  for option, value in given.items():
+    field = f'{where}.{option}'
+    if option not in known:
+      close = difflib.get_close_matches(str(option), known, 1)
+      meant = f' Did you mean {close[0]!r}?' if close else ''
+      raise ValueError(f'{field} is unknown; {name!r} takes {", ".join(known) or "none"}.{meant}')
+    if isinstance(known[option], bool):
+      if not isinstance(value, bool):
+        raise ValueError(f'{field}={shown(value)}: its default is {known[option]!r}.')
+    elif not is_number(value):
+      raise ValueError(f'{field}={shown(value)} must be a finite number.')
+    elif value < 0 or (value == 0 and option in _POSITIVE):
+      raise ValueError(
+        f'{field}={value} must be {"above 0" if option in _POSITIVE else "0 or more"}.'
+      )
+  if missing := [k for k, default in known.items() if default is None and k not in given]:
+    raise ValueError(f'{name!r} needs the option {missing[0]!r}; set it in {where}.')
 
 
 def check_parameters(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chex
@@ -96,46 +96,52 @@ def init(lambda_tok: float) -> BudgetState:
 
 
 def update(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
-  """Returns the state with the prices of the next step."""
+  """Returns the state with the prices of the next step, by the controller of `budget.mode`."""
   state = observe(state, seen.accuracy, options.accuracy_decay)
-  if options.mode == 'accuracy_floor':
-    return accuracy_floor(
-      state,
-      seen.episode_cost,
-      floor=options.floor,
-      floor_of_best=options.floor_of_best,
-      eta=options.eta,
-      band=options.floor_band,
-      lambda_max=options.lambda_max,
-    )
-  if options.mode == 'dual':
-    return _dual(options, state, seen)
+  return CONTROLLERS[options.mode](options, state, seen)
+
+
+def observe(state: BudgetState, accuracy: chex.Numeric, decay: float) -> BudgetState:
+  """Updates the running accuracy, initialized by the first observation."""
+  running = jnp.where(
+    state.running_accuracy < 0,
+    accuracy,
+    decay * state.running_accuracy + (1 - decay) * accuracy,
+  )
+  best = jnp.maximum(state.best_accuracy, running)
+  return dataclasses.replace(
+    state, running_accuracy=running.astype(jnp.float32), best_accuracy=best.astype(jnp.float32)
+  )
+
+
+def fixed(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
+  """Keeps the prices."""
+  del options, seen
   return state
 
 
-def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
-  rule = {
-    'eta': options.dual_eta,
-    'lookahead': options.dual_lookahead,
-    'lambda_max': options.lambda_max,
-  }
+def dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
+  """Keeps the cost of an episode and the length of a message at their budgets, if they have one.
+
+  Each price is a Lagrange multiplier, updated by `multiplier`.
+  """
   if options.budget_episode:
-    trend, integral, price = dual(
+    trend, integral, price = multiplier(
+      options,
       state.episode,
       state.integral_tok,
       seen.episode_cost,
       budget=options.budget_episode,
       lambda_min=options.lambda_min,
-      **rule,
     )
     state = dataclasses.replace(state, episode=trend, integral_tok=integral, lambda_tok=price)
   if options.budget_message:
-    trend, integral, price = dual(
+    trend, integral, price = multiplier(
+      options,
       state.message,
       state.integral_message,
       seen.message_tokens,
       budget=options.message_limit,
-      **rule,
     )
     state = dataclasses.replace(
       state, message=trend, integral_message=integral, lambda_message=price
@@ -143,15 +149,13 @@ def _dual(options: BudgetOptions, state: BudgetState, seen: Observation) -> Budg
   return state
 
 
-def dual(
+def multiplier(
+  options: BudgetOptions,
   trend: Trend,
   integral: chex.Numeric,
   cost: chex.Numeric,
   *,
   budget: float,
-  eta: float,
-  lookahead: float,
-  lambda_max: float,
   lambda_min: float = 0.0,
 ) -> tuple[Trend, chex.Array, chex.Array]:
   """Updates one Lagrange multiplier: proportional-integral control of the predicted overshoot.
@@ -177,18 +181,17 @@ def dual(
   `lambda_max` (anti-windup), so the price falls as soon as the trend does.
 
   Args:
+    options: Budget options: `eta`, `lookahead` and `lambda_max` of the formula.
     trend: Trend of the cost.
     integral: Integral term of the price, float scalar.
     cost: Mean cost of the step, float scalar >= 0.
     budget: Target mean cost, > 0.
-    eta: Change per step of `lambda * budget` per 100 % overshoot.
-    lookahead: Prediction horizon in steps.
-    lambda_max: Highest price.
     lambda_min: Lowest price, <= 0.
 
   Returns:
     Trend, integral and price, float32 scalars.
   """
+  eta, lookahead, lambda_max = options.dual_eta, options.dual_lookahead, options.lambda_max
   seen = jnp.log(jnp.maximum(cost, _NOTHING * budget))
   first = jnp.isneginf(trend.level)
   ahead = _LEVEL * seen + (1 - _LEVEL) * (trend.level + trend.slope)
@@ -205,29 +208,7 @@ def dual(
   return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
 
-def observe(state: BudgetState, accuracy: chex.Numeric, decay: float) -> BudgetState:
-  """Updates the running accuracy, initialized by the first observation."""
-  running = jnp.where(
-    state.running_accuracy < 0,
-    accuracy,
-    decay * state.running_accuracy + (1 - decay) * accuracy,
-  )
-  best = jnp.maximum(state.best_accuracy, running)
-  return dataclasses.replace(
-    state, running_accuracy=running.astype(jnp.float32), best_accuracy=best.astype(jnp.float32)
-  )
-
-
-def accuracy_floor(
-  state: BudgetState,
-  cost: chex.Numeric,
-  *,
-  floor: float,
-  floor_of_best: float,
-  eta: float,
-  band: float,
-  lambda_max: float,
-) -> BudgetState:
+def accuracy_floor(options: BudgetOptions, state: BudgetState, seen: Observation) -> BudgetState:
   """Updates the price by proportional-integral control of the accuracy above a floor.
 
   The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`, so that it
@@ -243,30 +224,33 @@ def accuracy_floor(
   needs 10 points above it. At `1 / cost` the mean episode costs what a right answer earns: a higher
   price outweighs the task while messages are long, and then oscillates between its bounds. The
   share does not grow at the highest price, and one band below the floor the price is 0 for any
-  share.
-
-  Args:
-    state: State after `observe`; its `integral_tok` is `share * lambda_max`.
-    cost: Mean cost of an episode in this step, float scalar >= 0.
-    floor: Accuracy, 0 to 1.
-    floor_of_best: Share of the best running accuracy, 0 to 1.
-    eta: Change of the share per step at a full band.
-    band: Accuracy above the floor that gives the highest price, > 0.
-    lambda_max: Highest price, > 0.
+  share. `integral_tok` is `share * lambda_max`.
   """
-  kept = jnp.maximum(floor, floor_of_best * state.best_accuracy)
-  width = jnp.maximum(jnp.minimum(band, (1 - kept) / 2), _NO_ROOM)
+  lambda_max = options.lambda_max
+  kept = jnp.maximum(options.floor, options.floor_of_best * state.best_accuracy)
+  width = jnp.maximum(jnp.minimum(options.floor_band, (1 - kept) / 2), _NO_ROOM)
   margin = jnp.clip((state.running_accuracy - kept) / width, -1.0, 1.0)
   share = jnp.clip(state.integral_tok / lambda_max, 0.0, 1.0)
   wound_up = share + margin >= 1
-  share = jnp.where(wound_up, share, jnp.clip(share + eta * margin, 0.0, 1.0))
-  highest = 1 / jnp.maximum(cost, 1 / lambda_max)
+  share = jnp.where(wound_up, share, jnp.clip(share + options.eta * margin, 0.0, 1.0))
+  highest = 1 / jnp.maximum(seen.episode_cost, 1 / lambda_max)
   price = jnp.clip(share + margin, 0.0, 1.0) * highest
   return dataclasses.replace(
     state,
     integral_tok=(share * lambda_max).astype(jnp.float32),
     lambda_tok=price.astype(jnp.float32),
   )
+
+
+# `controller(options, state, seen)` returns the state with the next prices. Modes that condition a
+# team on terms charge those, see `prices`.
+CONTROLLERS: dict[str, Callable[[BudgetOptions, BudgetState, Observation], BudgetState]] = {
+  'fixed': fixed,
+  'conditioned': fixed,
+  'target': fixed,
+  'dual': dual,
+  'accuracy_floor': accuracy_floor,
+}
 
 
 def prices(

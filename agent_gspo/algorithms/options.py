@@ -59,9 +59,9 @@ class ObjectiveOptions(Section, name='objective'):
     options: Further options of the objective.
     ratio_span: Span of one sequence ratio.
     opsm_threshold: Nats per token beyond which an off-policy message is masked (see
-      `objectives/masks.py`). None: the algorithm's own, or no mask.
+      `objectives/off_policy.py`). None: the algorithm's own, or no mask.
     tis_cap: Cap of the importance weights between trainer and sampler (see
-      `objectives/behaviour.py`), 0 for none, else at least 1. None: 2 if old log-probs are the
+      `objectives/off_policy.py`), 0 for none, else at least 1. None: 2 if old log-probs are the
       trainer's, else 0.
     tis_level: Level of one weight; empty: that of the objective's ratio.
     kl_coef: Weight of the KL penalty towards the policy at the start of RL, after SFT.

@@ -20,7 +20,7 @@ class Preset:
   selection: Selection rule of questions, key of `selection.SELECTIONS`.
   order: Order of mini-batches, see `learner.order` of the config.
   clip_low, clip_high: Clip bounds; None for the objective's own.
-  opsm_threshold: Threshold of `masks.opsm`, None for no mask.
+  opsm_threshold: Threshold of `off_policy.opsm`, None for no mask.
   resample: Most extra rollouts to replace questions without task-score variance (DAPO).
   """
 

@@ -11,27 +11,25 @@ from agent_gspo.algorithms import terms as terms_lib
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
-from agent_gspo.algorithms.options import AdvantageOptions, ObjectiveOptions
 from agent_gspo.algorithms.presets import PRESETS
-from agent_gspo.algorithms.selection.rules import SELECTIONS
-from agent_gspo.config import Config, learned_topology, worth
+from agent_gspo.algorithms.selection import SELECTIONS
+from agent_gspo.config import Config, learned_topology
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import Section
-from agent_gspo.rewards import communication, length_rewards
+from agent_gspo.rewards import length_rewards
+from agent_gspo.rewards.bounds import check_bound
 from agent_gspo.tasks.base import Task
 from agent_gspo.tasks.data import held_back
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.types import Terms
-from agent_gspo.values import is_number, shown
+from agent_gspo.values import shown
 
 S = TypeVar('S', bound=Section)
 
-_POSITIVE_OPTIONS = (  # options of estimators and objectives; others may be 0
-  'bound', 'eps', 'max_length', 'nats', 'samples', 'tau_negative', 'tau_positive'
-)  # fmt: skip
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
+_MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
 
 
@@ -152,16 +150,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   team = make_team(config.team)
   _check_algorithm(config, team)
   _check_terms(config, team)
-  budget = config.budget
-  note = communication.check_bound(
-    config.reward,
-    budget.highest_lambda_tok,
-    team,
-    lambda_turn=budget.lambda_turn,
-    lambda_rep=budget.lambda_rep,
-    lambda_message_max=budget.highest_lambda_message,
-    message_limit=budget.message_limit,
-  )
+  note = check_bound(config.reward, config.budget, team)
   task = make_task(config.task.name, **config.task.options)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
   for split in splits:
@@ -173,7 +162,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
       )
   if training:
     _check_sft(config, task, team)
-    worth.check(config, task, team)
+    _check_worth(config, task, team)
     available = len(held_back.asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
@@ -211,26 +200,9 @@ def check_micro_batch(config: Config, row_shards: int) -> None:
     )
 
 
-def _check_options(chosen: AdvantageOptions | ObjectiveOptions, known: Mapping[str, Any]) -> None:
-  """Checks the free-form options of a section against the names and defaults in `known`."""
-  for option, value in chosen.options.items():
-    where = f'{chosen.section}.options.{option}'
-    if option not in known:
-      raise ValueError(f'{where} is unknown; {chosen.name!r} takes {", ".join(known) or "none"}.')
-    if isinstance(known[option], bool):
-      if not isinstance(value, bool):
-        raise ValueError(f'{where}={shown(value)}: its default is {known[option]!r}.')
-    elif not is_number(value):
-      raise ValueError(f'{where}={shown(value)} must be a finite number.')
-    elif value < 0 or (value == 0 and option in _POSITIVE_OPTIONS):
-      low = 'above 0' if option in _POSITIVE_OPTIONS else '0 or more'
-      raise ValueError(f'{where}={value} must be {low}.')
-
-
 def _check_algorithm(config: Config, team: Team) -> None:
   name, reward = config.advantage.name, config.reward
-  estimators.check(name)
-  _check_options(config.advantage, estimators.options_of(name))
+  estimators.check(name, config.advantage.options)
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
   if config.rollout.group_size == 1:
     if compared and not plugins.is_plugin(name):
@@ -260,15 +232,12 @@ def _check_algorithm(config: Config, team: Team) -> None:
         f"author's turns: an episode's would count once a turn. Set reward.{field}={right!r}."
       )
   objective = config.objective
-  known = losses.spec(objective.name).options
   for field in losses.CLIP_FIELDS:
-    known.pop(field, None)
     if field in objective.options:
       raise ValueError(
         f'objective.options.{field}={shown(objective.options[field])}: the clip has fields of '
         f'its own. Set objective.{field}.'
       )
-  _check_options(objective, known)
   spanned = objective.ratio_span != 'message'
   optional = {
     'importance': objective.tis_cap > 0,
@@ -374,3 +343,61 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
     )
   if options.validation_questions:
     task.questions('validation')  # raises where there are none
+
+
+def _check_worth(config: Config, task: Task, team: Team) -> None:
+  """Raises for an estimator of `estimators.GAINS` whose gains cannot be measured."""
+  name = config.advantage.name
+  if name not in estimators.GAINS:
+    return
+  where, reader = f'advantage.name={name!r}', team.num_agents - 1
+  rounds = range(team.topology.rounds)
+  players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
+  if team.decision == 'majority':
+    raise ValueError(
+      f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
+      "or advantage.name='per_component'."
+    )
+  if task.converse:
+    raise ValueError(
+      f'{where}: task {task.name!r} brings its own episode, whose prompts without a message are '
+      "unknown. Set advantage.name='per_component'."
+    )
+  if not players:
+    raise ValueError(
+      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
+      "anything to it. Choose another team.topology, or advantage.name='per_component'."
+    )
+  if name == 'shapley' and players > _MOST_PLAYERS:
+    raise ValueError(
+      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
+      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
+    )
+  if team.roles[reader].shows_left:
+    raise ValueError(
+      f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
+      f'that {where} leaves out. Remove {{left}} from it.'
+    )
+  if config.advantage.costs == 'apart':
+    raise ValueError(
+      f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
+    )
+  samples = config.advantage.options.get('samples', 1)
+  if samples != int(samples):
+    raise ValueError(
+      f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'
+    )
+  if name == 'replay':
+    return
+  forms = task.gold_messages(task.questions('train')[0])
+  if not forms:
+    raise ValueError(
+      f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
+      "advantage.name='replay'."
+    )
+  imitation = config.advantage.options.get('imitation', 0)
+  if imitation and all(given for given, _ in forms):
+    raise ValueError(
+      f'advantage.options.imitation={imitation}: task {task.name!r} leaves the wording of '
+      'answers to the agent (Task.gold_messages), so there is no whole text to learn. Set it to 0.'
+    )

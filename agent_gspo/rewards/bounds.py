@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 
+from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.team import Team
@@ -34,30 +34,17 @@ def max_episode_cost(options: RewardOptions, team: Team) -> float:
   return min(total, team.max_episode_tokens * dearest or total)
 
 
-def check_bound(
-  options: RewardOptions,
-  lambda_max: float,
-  team: Team,
-  *,
-  lambda_turn: float = 0.0,
-  lambda_rep: float = 0.0,
-  lambda_message_max: float = 0.0,
-  message_limit: float = math.inf,
-) -> str:
+def check_bound(options: RewardOptions, budget: BudgetOptions, team: Team) -> str:
   """Checks whether a wrong and silent episode can outrank (or equal) a right one.
 
-  Compares the rewards of the most expensive right episode and of a wrong and silent one of the
-  same question. Excludes the loss term of the length reward 'optima', unknown before the run, and
-  cost 'money', which depends on prompt lengths.
+  Compares the rewards, at the highest prices of the run, of the most expensive right episode and of
+  a wrong and silent one of the same question. Excludes the loss term of the length reward 'optima',
+  unknown before the run, and cost 'money', which depends on prompt lengths.
 
   Args:
     options: Reward options.
-    lambda_max: Highest price of a unit of cost during the run.
+    budget: Prices and their bounds.
     team: Team, whose caps bound an episode.
-    lambda_turn: Price of a message that is not silent.
-    lambda_rep: Price of repetition.
-    lambda_message_max: Highest price of a token beyond `message_limit`.
-    message_limit: Free tokens of a message.
 
   Returns:
     A warning if only the gate prevents it, else ''.
@@ -67,21 +54,22 @@ def check_bound(
   """
   if options.cost == 'money':
     return ''
+  lambda_max, lambda_message = budget.highest_lambda_tok, budget.highest_lambda_message
   dearest = max_episode_cost(options, team)
   free = options.length_reward_arguments['limit'] if options.length_reward == 'hinge' else 0.0
   cost = max(dearest - free, 0.0)
   caps = np.asarray([team.message_cap(agent) for _, _, layer in team.turns for agent in layer])
-  over = float(np.maximum(caps - message_limit, 0.0).sum())
+  over = float(np.maximum(caps - budget.message_limit, 0.0).sum())
   tokens = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
   shape = f'reward.length_reward={options.length_reward!r}'
   charges = {
     tokens: lambda_max * cost,
-    f'budget.lambda_turn times its {len(caps)} turns': lambda_turn * len(caps),
-    'budget.lambda_rep': lambda_rep,
-    f'lambda_message={lambda_message_max:g} on messages beyond {message_limit:g}': (
-      lambda_message_max * over if over else 0.0
+    f'budget.lambda_turn times its {len(caps)} turns': budget.lambda_turn * len(caps),
+    'budget.lambda_rep': budget.lambda_rep,
+    f'lambda_message={lambda_message:g} on messages beyond {budget.message_limit:g}': (
+      lambda_message * over
     ),
-    shape: _length_reward_gap(options, dearest, team),
+    shape: _length_reward_gap(options, dearest),
   }
   worst = sum(charges.values())
   if worst < 1 - 1e-9:
@@ -107,13 +95,11 @@ def check_bound(
   )
 
 
-def _length_reward_gap(options: RewardOptions, cost: float, team: Team) -> float:
+def _length_reward_gap(options: RewardOptions, cost: float) -> float:
   """Computes how far the length reward can favor a wrong silence over the costliest right answer.
 
   Tries groups of many compositions, since most length rewards compare episodes of a question.
   """
-  if options.length_reward in ('linear', 'hinge'):
-    return 0.0
   short = min(1.0, cost)
   kinds = [(1.0, cost), (0.0, 0.0), (1.0, short), (1.0, cost), (0.0, cost)]  # score, cost
   rows = [

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from agent_gspo.rewards import length_rewards
-from agent_gspo.rewards.bounds import check_bound as check_bound
-from agent_gspo.rewards.options import RewardOptions as RewardOptions
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.counts import MessageCounts
 
 
@@ -95,14 +94,22 @@ def reward_terms(
   prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)  # [E]
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
   charges = 0.0 if options.length_reward == 'hinge' else prices[counts.episode]
-  added = _length_reward(options, counts, scores, prices, budgets, reference_nll)[counts.episode]
+  episodes = length_rewards.Episodes(
+    scores=scores,
+    lengths=episode_costs(options, counts),
+    questions=_questions(counts),
+    price=prices,
+    budgets=budgets,
+    reference_nll=reference_nll,
+  )
+  added = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   return RewardTerms(
     task=scores[counts.episode].astype(np.float32),
     token_cost=credited(charges * message_costs(options, counts)),
     turn_cost=credited(lambda_turn * ~counts.silent),
     repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
-    length_reward=(added * charged).astype(np.float32),
+    length_reward=(added[counts.episode] * charged).astype(np.float32),
   )
 
 
@@ -119,26 +126,6 @@ def episode_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
   return np.bincount(
     counts.episode, weights=message_costs(options, counts), minlength=counts.num_episodes
   )
-
-
-def _length_reward(
-  options: RewardOptions,
-  counts: MessageCounts,
-  scores: np.ndarray,
-  prices: np.ndarray,
-  budgets: np.ndarray | None,
-  reference_nll: np.ndarray | None,
-) -> np.ndarray:
-  """Computes the term of `reward.length_reward`, float64 `[E]`."""
-  episodes = length_rewards.Episodes(
-    scores=scores,
-    lengths=episode_costs(options, counts),
-    questions=_questions(counts),
-    price=prices,
-    budgets=budgets,
-    reference_nll=reference_nll,
-  )
-  return length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
 
 
 def _questions(counts: MessageCounts) -> np.ndarray:

@@ -9,9 +9,6 @@ keyword arguments are options, with the paper's default if it has one.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -41,6 +38,11 @@ class Episodes:
   price: Array | float = 0.0
   budgets: Array | None = None
   reference_nll: Array | None = None
+
+
+def linear(scores: Array) -> Array:
+  """Computes 0: the price alone (Agent-GSPO, arXiv 2510.22477)."""
+  return np.zeros(len(scores))
 
 
 def hinge(lengths: Array, price: Array | float, *, limit: float) -> Array:
@@ -140,6 +142,7 @@ def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: fl
 LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
   function.__name__: function
   for function in (
+    linear,
     hinge,
     optima,
     l1_exact,
@@ -151,19 +154,14 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
     overlong,
   )
 }
-"""Length rewards by name, without 'linear' (the price alone), which adds nothing."""
-
-_POSITIVE = ('limit', 'target', 'buffer', 'loss_floor')
 
 
 def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
-  """Computes the term of the length reward `name`, float64 `[E]`; zeros for 'linear'."""
-  if name == 'linear':
-    return np.zeros(len(episodes.scores))
+  """Computes the term of the length reward `name`, float64 `[E]`."""
   given = [getattr(episodes, field) for field in read_by(name)]
   field = 'reward.length_reward'
   found = plugins.call(field, name, length_reward(name), *given, **options)
-  return plugins.vector(plugins.described(field, name), found, len(episodes.scores), 'episode')
+  return plugins.vector(f'{field}={name!r}', found, len(episodes.scores), 'episode')
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:
@@ -173,50 +171,32 @@ def parse_options(name: str, text: str) -> dict[str, float]:
     ValueError: An option is unknown, repeated, missing or out of range; names
       `reward.length_reward_options` and the remedy.
   """
-  known = _options(name)
+  where = 'reward.length_reward_options'
   found: dict[str, float] = {}
   for item in filter(None, (part.strip() for part in text.split(','))):
     key, _, value = (part.strip() for part in item.partition('='))
-    where = f'reward.length_reward_options={text!r}: '
-    if key not in known:
-      close = difflib.get_close_matches(key, known, 1)
-      meant = f' Did you mean {close[0]!r}?' if close else ''
-      has = ', '.join(known) or 'none'
-      raise ValueError(f'{where}{name!r} has no option {key!r}; it has {has}.{meant}')
     if key in found:
-      raise ValueError(f'{where}{key!r} is given twice.')
-    found[key] = _number(where, key, value)
-  missing = [key for key, default in known.items() if default is None and key not in found]
-  if missing:
-    raise ValueError(
-      f'reward.length_reward={name!r} needs reward.length_reward_options={missing[0] + "=..."!r} '
-      f'(in the unit of reward.cost).'
-    )
+      raise ValueError(f'{where}={text!r}: {key!r} is given twice.')
+    try:
+      found[key] = float(value)
+    except ValueError:
+      raise ValueError(f'{where}={text!r}: {key}={value!r} is not a number.') from None
+  known = plugins.options_of(length_reward(name))
+  plugins.check_options(where, name, found, known)
   limit, buffer = ({**known, **found}.get(key) for key in ('limit', 'buffer'))
   if limit is not None and buffer is not None and buffer > limit:
     raise ValueError(
-      f'{where}buffer={buffer:g} is more than limit={limit:g}: the shortest answer would be '
-      'punished. Give a buffer of at most the limit.'
+      f'{where}={text!r}: buffer={buffer:g} is more than limit={limit:g}: the shortest answer '
+      'would be punished. Give a buffer of at most the limit.'
     )
   return found
-
-
-def _number(where: str, key: str, value: str) -> float:
-  try:
-    number = float(value)
-  except ValueError:
-    raise ValueError(f'{where}{key}={value!r} is not a number.') from None
-  low = 'positive' if key in _POSITIVE else 'zero or more'
-  if not math.isfinite(number) or number < 0 or (key in _POSITIVE and number == 0):
-    raise ValueError(f'{where}{key}={value} must be {low}.')
-  return number
 
 
 def length_reward(name: str) -> Callable[..., Array]:
   """Returns a length reward by name: key of `LENGTH_REWARDS`, or 'module:function' of a user.
 
   Raises:
-    ValueError: No such length reward.
+    ValueError: No such length reward, or a user's reads what is no field of `Episodes`.
   """
   found = plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
   if plugins.is_plugin(name):
@@ -227,24 +207,13 @@ def length_reward(name: str) -> Callable[..., Array]:
 
 def read_by(name: str) -> tuple[str, ...]:
   """Returns the fields of `Episodes` that a length reward reads."""
-  return tuple(p.name for p in _parameters(name) if p.kind is not p.KEYWORD_ONLY)
+  return plugins.inputs_of(length_reward(name))
 
 
 def defaults(name: str) -> dict[str, float]:
   """Returns the options of a length reward that have a default."""
-  return {key: value for key, value in _options(name).items() if value is not None}
-
-
-def _options(name: str) -> dict[str, float | None]:
-  """Returns the options of a length reward, None for those without a default."""
-  keywords = [p for p in _parameters(name) if p.kind is p.KEYWORD_ONLY]
-  return {p.name: None if p.default is p.empty else p.default for p in keywords}
-
-
-def _parameters(name: str) -> list[inspect.Parameter]:
-  if name == 'linear':
-    return []
-  return list(inspect.signature(length_reward(name)).parameters.values())
+  options = plugins.options_of(length_reward(name))
+  return {key: value for key, value in options.items() if value is not None}
 
 
 def _ratio(over: Array, under: Array) -> Array:

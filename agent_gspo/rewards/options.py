@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from agent_gspo import plugins
 from agent_gspo.options import Section, option
 from agent_gspo.rewards import length_rewards
+from agent_gspo.rewards.length_rewards import LENGTH_REWARDS as LENGTH_REWARDS
 
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')
 CREDITS = ('own_cost', 'episode')
-LENGTH_REWARDS = ('linear', *length_rewards.LENGTH_REWARDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +51,7 @@ class RewardOptions(Section, name='reward'):
 
   def __post_init__(self):
     super().__post_init__()
-    plugins.check_name('reward.length_reward', self.length_reward, LENGTH_REWARDS)
-    given = length_rewards.parse_options(self.length_reward, self.length_reward_options)
+    given = self.length_reward_arguments
     fewest = length_rewards.defaults(self.length_reward).get('min_tokens')
     if self.cost == 'money' and fewest is not None and 'min_tokens' not in given:
       raise ValueError(

@@ -161,7 +161,7 @@ def adopt(task: Task, name: str) -> Task:
     PluginError: if it has no name, or graders that are not names.
   """
   own = vars(task)
-  own[_WHERE] = where = plugins.described('task.name', name)
+  own[_WHERE] = where = f'task.name={name!r}'
   if not is_text(getattr(task, 'name', None)):
     raise plugins.PluginError(f'{where}: {type(task).__name__}.name must be a text; set it.')
   if not isinstance(task.graders, list | tuple) or not all(map(is_text, task.graders)):

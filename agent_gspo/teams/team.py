@@ -197,7 +197,7 @@ def _role_set(name: str) -> Mapping[str, Role]:
   found = plugins.load(name, 'team.role_set')
   if not isinstance(found, Mapping):
     raise ValueError(f'team.role_set={name!r} is a {type(found).__name__}, no dict of roles.')
-  with plugins.guard(plugins.described('team.role_set', name), ''):
+  with plugins.guard(f'team.role_set={name!r}', ''):
     return {role: make_role(role, fields) for role, fields in found.items()}
 
 

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
+from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.advantages import estimators, groups
 from agent_gspo.algorithms.advantages.inputs import AdvantageInputs
-from agent_gspo.algorithms.selection import posterior
 from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams.counts import MessageCounts
@@ -61,7 +61,7 @@ def message_advantages(
     counts,
     rewards,
     grouping=options.grouping,
-    probability=np.asarray(posterior.probability(rollout.selection.posterior))[
+    probability=np.asarray(selection.probability(rollout.selection.posterior))[
       rollout.question_index
     ],
   )
@@ -85,7 +85,7 @@ def message_advantages(
     messages=messages,
     values=np.asarray(found.values),
     kept=np.asarray(found.kept) > 0,
-    tied_groups=estimators.tied_groups(rewards.task, inputs.groups),
+    tied_groups=groups.tied_groups(rewards.task, inputs.groups),
   )
 
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from agent_gspo import streams
+from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.algorithms import terms
-from agent_gspo.algorithms.selection import rules
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.rollout import rollout
@@ -38,7 +38,7 @@ class CollectedRollout:
   question_index: np.ndarray
   held: RolloutBatch
   asked: np.ndarray
-  selection: rules.SelectionState
+  selection: selection_lib.SelectionState
 
 
 def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRollout:
@@ -54,7 +54,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
   kept: list[int] = []  # indices into `asked`
   retries = options.resample
   while missing:
-    drawn, selection = rules.choose(
+    drawn, selection = selection_lib.choose(
       options.name, selection, missing, seed=setup.config.seed, asked=asked
     )
     questions = [setup.questions[int(i)] for i in drawn]
@@ -65,7 +65,7 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
     good = np.arange(missing)
     if retries:
       scores, question = batches.task_scores(batch)
-      good = np.flatnonzero(rules.informative(scores, question, missing))
+      good = np.flatnonzero(selection_lib.informative(scores, question, missing))
       if missing - len(good) > len(setup.questions) - len(asked) - missing:
         good = np.arange(missing)
     found.append(batch)

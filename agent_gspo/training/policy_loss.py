@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from agent_gspo.algorithms.objectives import behaviour, kl
+from agent_gspo.algorithms.objectives import kl, off_policy
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
 from agent_gspo.models import partition
 from agent_gspo.models.transformer import Params, Transformer, head_kernel, head_params
@@ -80,7 +80,7 @@ class PolicyLoss:
     kl_coef: Weight of the KL penalty to the reference policy; 0 runs no reference.
     kl_estimator: Key of `kl.LOSS_ESTIMATORS`.
     tis_cap: Cap of the importance weights that correct sampler-trainer mismatch, see
-      `behaviour.truncated_weights`; 0 for no correction.
+      `off_policy.truncated_weights`; 0 for no correction.
     tis_level: Key of `options.TIS_LEVELS`.
     entropy: Measure the policy's entropy.
     placement: Placement of rows. All computation after the decoder is local to a device.
@@ -148,7 +148,7 @@ class PolicyLoss:
     sampler_logprobs = flat(batch.sampler_logprobs)  # [R*L]
     sums: Sums = {}
     if self.tis_cap:
-      weights, truncated = behaviour.truncated_weights(
+      weights, truncated = off_policy.truncated_weights(
         x, sampler_logprobs, cap=self.tis_cap, level=self.tis_level
       )
       x = dataclasses.replace(x, importance=weights)

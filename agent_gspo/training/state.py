@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agent_gspo.algorithms import budgets
-from agent_gspo.algorithms.selection import rules
+from agent_gspo.algorithms import budgets, selection
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import LearnerOptions
 
@@ -38,7 +37,7 @@ class TrainState:
   opt_state: Any
   reference: Any
   budget: budgets.BudgetState
-  selection: rules.SelectionState
+  selection: selection.SelectionState
 
 
 def init(
@@ -76,7 +75,7 @@ def init(
       opt_state=optimizer.init(trainable),
       reference=copy() if keep_reference else None,
       budget=budgets.init(lambda_tok),
-      selection=rules.init(num_questions),
+      selection=selection.init(num_questions),
     )
 
   found = shardings(jax.eval_shape(make, params))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from agent_gspo.algorithms import budgets
-from agent_gspo.algorithms.selection import rules
+from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.teams import batches
@@ -111,7 +111,7 @@ def observe(
   rollout: CollectedRollout,
   counts: MessageCounts,
   updates: Sequence[Mapping[str, float]],
-) -> tuple[budgets.BudgetState, rules.SelectionState]:
+) -> tuple[budgets.BudgetState, selection_lib.SelectionState]:
   """Returns the states of the budget and of the selection rule after a step.
 
   Both observe all episodes. Resampling drops questions that are all right or all wrong; the rest
@@ -134,7 +134,7 @@ def observe(
       message_tokens=float(counts.written.mean()),
     ),
   )
-  selection = rules.observe(
+  selection = selection_lib.observe(
     rollout.selection,
     rollout.asked[question],
     scores,

@@ -12,6 +12,8 @@ import pytest
 from advantage_batches import NORMALIZATIONS, normalized, some_inputs
 
 from agent_gspo.algorithms.advantages import estimators as lib
+from agent_gspo.algorithms.advantages.groups import group_ids
+from agent_gspo.algorithms.options import GROUPINGS
 
 _EPS = 1e-6
 
@@ -66,22 +68,22 @@ def _members(grouping: str, question, agent, turn) -> list[list[int]]:
   return list(groups.values())
 
 
-@pytest.mark.parametrize('grouping', lib.GROUPINGS)
+@pytest.mark.parametrize('grouping', GROUPINGS)
 def test_groups_are_those_that_share_the_key(grouping):
   question, agent, turn, _, _ = _messages()
-  ids = lib.group_ids(grouping, question, agent, turn)
+  ids = group_ids(grouping, question, agent, turn)
   members = _members(grouping, question, agent, turn)
   assert sorted(np.unique(ids)) == list(range(len(members)))
   for group in members:
     np.testing.assert_array_equal(np.nonzero(ids == ids[group[0]])[0], group)
 
 
-@pytest.mark.parametrize('grouping', lib.GROUPINGS)
+@pytest.mark.parametrize('grouping', GROUPINGS)
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('floor', [0.0, 0.45])
 def test_equals_the_formula(normalize, grouping, floor):
   question, agent, turn, task, costs = _messages()
-  ids = lib.group_ids(grouping, question, agent, turn)
+  ids = group_ids(grouping, question, agent, turn)
   found = normalized(normalize, task, costs, ids, **_with_floor(normalize, floor))
   expected = _oracle(normalize, task, costs, _members(grouping, question, agent, turn), floor)
   assert found.shape == task.shape
@@ -424,7 +426,7 @@ def test_an_estimator_of_ones_own_reads_what_there_is(text, message, tmp_path, m
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'own_estimator', raising=False)
   if message is None:
-    lib.check('own_estimator:f')
+    lib.check('own_estimator:f', {})
     return
   with pytest.raises(ValueError, match=message):
-    lib.check('own_estimator:f')
+    lib.check('own_estimator:f', {})

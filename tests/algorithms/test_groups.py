@@ -69,20 +69,13 @@ def test_whitened(batch):
   np.testing.assert_allclose(lib.whitened(small), [1, -1], rtol=1e-5)
 
 
-def test_solve_rate_counts_episodes_not_messages(batch):
+def test_episodes_are_counted_once(batch):
   _, _, question, episode, _ = batch
-  scores = np.random.default_rng(3).random(35).astype(np.float32)
   groups = lib.joint_ids(question)
-  expected, count = np.zeros((2, len(question)))
+  count = np.zeros(len(question))
   for group in members(question):
-    present = sorted(set(episode[group]))
-    expected[group] = scores[present].astype(float).mean()
-    count[group] = len(present)
-  np.testing.assert_allclose(lib.solve_rate(scores[episode], groups, episode), expected, rtol=1e-5)
+    count[group] = len(set(episode[group]))
   np.testing.assert_array_equal(lib.episodes(groups, episode), count)
-  # One episode talks three times as much; the rate is a half all the same.
-  task, episode = np.float32([1, 1, 1, 0]), np.array([0, 0, 0, 1])
-  np.testing.assert_allclose(lib.solve_rate(task, np.zeros(4, int), episode), 0.5)
 
 
 def test_to_go_sums_what_is_not_yet_past(batch):

@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_gspo.algorithms.selection import posterior, rules
+from agent_gspo.algorithms import selection
 
 _QUESTION = np.array([3, 0, 3, 1, 3])
 _TASK = np.float32([1, 0, 0, 0.25, 1])
 
 
-def _state(a, b) -> posterior.Posterior:
-  return posterior.Posterior(a=np.asarray(a, np.float32), b=np.asarray(b, np.float32))
+def _state(a, b) -> selection.Posterior:
+  return selection.Posterior(a=np.asarray(a, np.float32), b=np.asarray(b, np.float32))
 
 
 def test_prior_and_mean():
-  state = posterior.init(3, prior=0.5)
+  state = selection.init(3, prior=0.5).posterior
   np.testing.assert_array_equal(state.a, [0.5, 0.5, 0.5])
   np.testing.assert_array_equal(state.b, [0.5, 0.5, 0.5])
-  np.testing.assert_array_equal(posterior.init(2).a, [1, 1])
-  found = posterior.probability(_state([1, 3, 0.5], [1, 1, 1.5]))
+  np.testing.assert_array_equal(selection.init(2).posterior.a, [1, 1])
+  found = selection.probability(_state([1, 3, 0.5], [1, 1, 1.5]))
   np.testing.assert_allclose(found, [0.5, 0.75, 0.25])
   assert {leaf.dtype for leaf in state.values()} == {np.dtype('float32')}
 
 
 def test_spo_decay_halves_within_bounds():
   divergences = np.array([0, 0.003, 0.006, 0.01, 0.1, 5])
-  found = [float(posterior.spo_decay(d)) for d in divergences]
+  found = [float(selection.spo_decay(d)) for d in divergences]
   expected = np.clip(2 ** (-divergences / 0.06), 0.875, 0.96)
   np.testing.assert_allclose(found, expected, rtol=1e-6)
   assert 0.875 < expected[3] < 0.96
@@ -40,7 +40,7 @@ def test_spo_decay_halves_within_bounds():
 
 def test_spo_update():
   before = _state([2, 3, 4, 5], [1, 2, 3, 4])
-  after = posterior.observe_spo(before, _QUESTION, _TASK, rho=0.9)
+  after = selection.observe_spo(before, _QUESTION, _TASK, rho=0.9)
   np.testing.assert_allclose(after.a, [0.9 * 2, 0.9 * 3 + 0.25, 4, 0.9 * 5 + 2], rtol=1e-6)
   np.testing.assert_allclose(after.b, [0.9 + 1, 0.9 * 2 + 0.75, 3, 0.9 * 4 + 1], rtol=1e-6)
   assert after.a.dtype == after.b.dtype == np.float32
@@ -48,14 +48,14 @@ def test_spo_update():
 
 def test_posterior_finds_the_rates_and_follow_a_change():
   rng = np.random.default_rng(0)
-  spo = posterior.init(2)
+  spo = selection.init(2).posterior
   rates = np.array([0.9, 0.2])
   for step in range(300):
     if step == 200:
       rates = rates[::-1]
     task = (rng.random(2) < rates).astype(np.float32)
-    spo = posterior.observe_spo(spo, np.arange(2), task, rho=0.96)
-  np.testing.assert_allclose(posterior.probability(spo), [0.2, 0.9], atol=0.2)
+    spo = selection.observe_spo(spo, np.arange(2), task, rho=0.96)
+  np.testing.assert_allclose(selection.probability(spo), [0.2, 0.9], atol=0.2)
 
 
 # Selection.
@@ -63,9 +63,9 @@ def test_posterior_finds_the_rates_and_follow_a_change():
 
 @pytest.mark.parametrize('count', [3, 4, 7])
 def test_uniform_takes_each_question_once_an_epoch(count):
-  state, drawn = rules.init(7), []
+  state, drawn = selection.init(7), []
   for _ in range(7):
-    chosen, state = rules.choose('uniform', state, count, seed=5)
+    chosen, state = selection.choose('uniform', state, count, seed=5)
     assert len(set(chosen.tolist())) == count
     drawn.extend(chosen.tolist())
   order = np.random.default_rng((5, 0)).permutation(7)
@@ -73,27 +73,29 @@ def test_uniform_takes_each_question_once_an_epoch(count):
   assert int(state.drawn) == 7 * count
 
 
-def _known(rates, evidence: float = 1e4) -> rules.SelectionState:
+def _known(rates, evidence: float = 1e4) -> selection.SelectionState:
   rates = np.asarray(rates)
-  return rules.init(len(rates)).replace(posterior=_state(evidence * rates, evidence * (1 - rates)))
+  return selection.init(len(rates)).replace(
+    posterior=_state(evidence * rates, evidence * (1 - rates))
+  )
 
 
 def test_spo_draws_in_proportion_to_its_weights():
   rates = np.array([0.0, 0.5, 0.9, 1.0])
-  weights = rules.spo_weights(rates)
+  weights = selection.spo_weights(rates)
   np.testing.assert_allclose(weights, [0.05, 0.55, 0.35, 0.05])
   state, counts = _known(rates), np.zeros(4)
   for _ in range(3000):
-    counts += np.bincount(rules.spo(state, np.ones(4, bool), 1, seed=1), minlength=4)
+    counts += np.bincount(selection.spo(state, np.ones(4, bool), 1, seed=1), minlength=4)
     state = state.replace(drawn=state.drawn + 1)
   np.testing.assert_allclose(counts / 3000, weights / weights.sum(), atol=0.03)
 
 
-@pytest.mark.parametrize('name', list(rules.SELECTIONS))
+@pytest.mark.parametrize('name', list(selection.SELECTIONS))
 def test_choices_follow_from_state_and_seed(name):
   state = _known(np.linspace(0.1, 0.9, 12), evidence=3.0)
-  first, later = rules.choose(name, state, 5, seed=1)
-  again, _ = rules.choose(name, state, 5, seed=1)
+  first, later = selection.choose(name, state, 5, seed=1)
+  again, _ = selection.choose(name, state, 5, seed=1)
   np.testing.assert_array_equal(first, again)
   assert len(set(first.tolist())) == 5
   assert first.min() >= 0
@@ -101,35 +103,35 @@ def test_choices_follow_from_state_and_seed(name):
   assert int(later.drawn) == int(state.drawn) + 5
   assert later.drawn.dtype == np.int32
   np.testing.assert_array_equal(later.posterior.a, state.posterior.a)
-  other_seed, _ = rules.choose(name, state, 5, seed=2)
-  next_draw, _ = rules.choose(name, later, 5, seed=1)
+  other_seed, _ = selection.choose(name, state, 5, seed=2)
+  next_draw, _ = selection.choose(name, later, 5, seed=1)
   assert other_seed.tolist() != first.tolist()
   assert next_draw.tolist() != first.tolist()
 
 
-@pytest.mark.parametrize('name', list(rules.SELECTIONS))
+@pytest.mark.parametrize('name', list(selection.SELECTIONS))
 def test_cannot_choose_more_questions_than_there_are(name):
   with pytest.raises(ValueError, match='4 different questions of 3'):
-    rules.choose(name, rules.init(3), 4, seed=0)
+    selection.choose(name, selection.init(3), 4, seed=0)
   with pytest.raises(ValueError, match='2 different questions of 1'):
-    rules.choose(name, rules.init(3), 2, seed=0, asked=[0, 2])
+    selection.choose(name, selection.init(3), 2, seed=0, asked=[0, 2])
 
 
-@pytest.mark.parametrize('name', list(rules.SELECTIONS))
+@pytest.mark.parametrize('name', list(selection.SELECTIONS))
 @pytest.mark.parametrize('drawn', [0, 9])  # the last: in the middle of the second epoch
 def test_what_a_step_has_asked_is_not_chosen_again(name, drawn):
   state = _known(np.linspace(0.1, 0.9, 7), evidence=3.0).replace(drawn=jnp.int32(drawn))
   asked = []
   for count in (3, 2, 2):
-    chosen, state = rules.choose(name, state, count, seed=4, asked=asked)
+    chosen, state = selection.choose(name, state, count, seed=4, asked=asked)
     asked += chosen.tolist()
   assert sorted(asked) == list(range(7))
 
 
 def test_observe_decays_by_the_divergence():
-  state = rules.init(4).replace(posterior=_state([2, 3, 4, 5], [1, 2, 3, 4]))
-  found = rules.observe(state, _QUESTION, _TASK, divergence=0.01)
-  expected = posterior.observe_spo(state.posterior, _QUESTION, _TASK, rho=2 ** (-0.01 / 0.06))
+  state = selection.init(4).replace(posterior=_state([2, 3, 4, 5], [1, 2, 3, 4]))
+  found = selection.observe(state, _QUESTION, _TASK, divergence=0.01)
+  expected = selection.observe_spo(state.posterior, _QUESTION, _TASK, rho=2 ** (-0.01 / 0.06))
   np.testing.assert_allclose(found.posterior.a, expected.a, rtol=1e-6)
   np.testing.assert_allclose(found.posterior.b, expected.b, rtol=1e-6)
   assert int(found.drawn) == 0
@@ -144,4 +146,4 @@ def test_informative_questions_have_scores_that_differ(episodes):
   question = np.array([q for q, _ in episodes], int)
   task = np.array([s for _, s in episodes], np.float32)
   expected = [len({s for q, s in episodes if q == b}) > 1 for b in range(4)]
-  assert rules.informative(task, question, 4).tolist() == expected
+  assert selection.informative(task, question, 4).tolist() == expected

@@ -114,7 +114,7 @@ def test_brevity_is_asked_for_by_high_prices_and_small_budgets():
       r"budget.mode='target' needs budget.budget_episode above 0",
     ),
     ({'price_low': 0.064}, r'budget.price_low=0.064 must be below budget.lambda_max=0.064'),
-    ({'price_low': 0.0}, r'budget.price_low=0.0 must be positive'),
+    ({'price_low': 0.0}, r'budget.price_low=0.0 must be above 0'),
     ({'free_probability': 1.0}, r'budget.free_probability=1.0 must be at least 0 and below 1'),
   ],
 )

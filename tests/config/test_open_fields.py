@@ -56,7 +56,10 @@ def test_options_that_the_file_does_not_write_can_be_set(tmp_path):
 @pytest.mark.parametrize(
   ('argument', 'message'),
   [
-    ('objective.options.clip=0.3', r"objective.options.clip is unknown; 'gspo' takes none"),
+    (
+      'objective.options.clip=0.3',
+      r"objective.options.clip is unknown; 'gspo' takes clip_low, clip_high",
+    ),
     ('advantage.options.std_flor=1', r"std_flor is unknown; 'per_component' takes std_floor, eps"),
     ('advantage.options.eps=abc', r"advantage.options.eps='abc' must be a finite number"),
     ('advantage.options.eps=nan', r"advantage.options.eps='nan' must be a finite number"),

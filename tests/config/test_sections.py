@@ -79,13 +79,13 @@ class _Options(options.Section, name='section'):
 @pytest.mark.parametrize(
   ('field', 'value', 'message'),
   [
-    ('share', 1.5, 'section.share=1.5 is not between 0 and 1.'),
+    ('share', 1.5, 'section.share=1.5 must be at least 0 and at most 1.'),
     ('decay', 1.0, 'section.decay=1.0 must be at least 0 and below 1.'),
     ('part', 0.0, 'section.part=0.0 must be above 0 and at most 1.'),
     ('part', 'x', "config.section.part='x' must be None or a finite number."),
-    ('price', -1, 'section.price=-1 is negative.'),
+    ('price', -1, 'section.price=-1 must be at least 0.'),
     ('price', None, 'config.section.price=None must be a finite number.'),
-    ('rate', 0.0, 'section.rate=0.0 must be positive.'),
+    ('rate', 0.0, 'section.rate=0.0 must be above 0.'),
     ('count', 0, 'section.count=0 must be a whole number, 1 or more.'),
     ('count', True, 'config.section.count=True must be a whole number.'),
     ('number', 5, 'section.number=5 must be a whole number from 2 to 4.'),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from agent_gspo import algorithms
+from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.algorithms.selection import rules
 from agent_gspo.rewards.options import LENGTH_REWARDS
 from agent_gspo.training import train_step
 
@@ -63,7 +63,7 @@ def test_every_algorithm_is_named_with_its_code():
   [
     ('objective.name', losses.OBJECTIVES),
     ('advantage.name', estimators.ADVANTAGES),
-    ('selection.name', rules.SELECTIONS),
+    ('selection.name', selection.SELECTIONS),
     ('reward.length_reward', LENGTH_REWARDS),
   ],
 )

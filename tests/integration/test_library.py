@@ -155,12 +155,12 @@ def test_a_wrong_name_is_refused_before_a_model_is_made(
 
 
 def test_a_rule_that_draws_a_question_twice_is_refused(monkeypatch, tmp_path):
-  from agent_gspo.algorithms.selection import rules
+  from agent_gspo.algorithms import selection
 
   (tmp_path / 'twice_drawn.py').write_text('def rule(state, free, count, seed): return [0] * count')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ValueError, match=r'chose \[0, 0\], not 2 different free questions'):
-    rules.choose('twice_drawn:rule', rules.init(5), 2, seed=0)
+    selection.choose('twice_drawn:rule', selection.init(5), 2, seed=0)
 
 
 def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):

@@ -51,6 +51,8 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
   right = [j for j in group if e.scores[j] == 1]
   c, long, ls = e.scores[i], e.lengths[i], [e.lengths[j] for j in group]
   share = lambda x: x[i] / max(x[j] for j in group) if max(x[j] for j in group) else 0.0
+  if name == 'linear':
+    return c
   if name == 'hinge':
     return c - (e.price * o['limit']) * max(0, long / o['limit'] - 1)
   if name == 'optima':
@@ -83,6 +85,7 @@ def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
 
 
 OTHERS = {
+  'linear': {},
   'hinge': {'limit': 10.0},
   'optima': {'token_weight': 0.3, 'loss_weight': 0.2, 'min_tokens': 6.0, 'loss_floor': 0.4},
   'l1_exact': {'target': 17.0, 'alpha': 0.01},
@@ -189,18 +192,13 @@ def test_every_option_is_read_from_text():
     text = ', '.join(f'{key}={value!r}' for key, value in options.items())
     assert length_rewards.parse_options(name, text) == options
   for name, needed in REQUIRED.items():
-    with pytest.raises(
-      ValueError, match=f"needs reward.length_reward_options='{next(iter(needed))}=..."
-    ):
+    with pytest.raises(ValueError, match=f'needs the option {next(iter(needed))!r}'):
       length_rewards.parse_options(name, '')
-
-
-def test_linear_adds_nothing():
-  np.testing.assert_array_equal(length_rewards.term('linear', {}, drawn(0)), 0.0)
 
 
 def test_defaults_are_those_of_the_table():
   assert {name: length_rewards.defaults(name) for name in length_rewards.LENGTH_REWARDS} == {
+    'linear': {},
     'hinge': {},
     'optima': {'token_weight': 0.5, 'loss_weight': 0.5, 'min_tokens': 40.0, 'loss_floor': 0.1},
     'l1_exact': {'alpha': 3e-4},
@@ -219,5 +217,5 @@ def test_l1_max_gives_no_more_than_the_score():
 
 
 def test_what_a_length_reward_reads():
-  assert length_rewards.read_by('linear') == ()
+  assert length_rewards.read_by('linear') == ('scores',)
   assert 'reference_nll' in length_rewards.read_by('optima')

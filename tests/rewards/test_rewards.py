@@ -13,7 +13,8 @@ import pytest
 import scripted_teams as st
 from advantage_batches import NORMALIZATIONS, normalized
 
-from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.advantages import groups as groups_lib
+from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.rewards import bounds, communication
 from agent_gspo.rewards import options as reward_options
 from agent_gspo.rewards.options import RewardOptions
@@ -315,7 +316,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     assert not part[counts.silent].any()
   assert np.isfinite(terms.total).all()
   assert counts.silent[counts.agent == 1].all()
-  groups = estimators.group_ids('question_agent', counts.question, counts.agent, counts.round)
+  groups = groups_lib.group_ids('question_agent', counts.question, counts.agent, counts.round)
   for normalize in NORMALIZATIONS:
     found = normalized(normalize, terms.task, terms.costs, groups)
     assert np.isfinite(np.asarray(found)).all()
@@ -359,9 +360,9 @@ def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name
   team = st.team(name, rounds=2)
   turns = sum(len(layer) for _, _, layer in team.turns)
   price = 0.999 * (1 - 0.005 * turns - 0.01) / bounds.max_episode_cost(options, team)
-  assert bounds.check_bound(options, price, team, **prices) == ''
+  assert bounds.check_bound(options, BudgetOptions(lambda_tok=price, **prices), team) == ''
   with pytest.raises(ValueError, match='a wrong and silent episode can outrank a right one'):
-    bounds.check_bound(options, price * 1.01, team, **prices)
+    bounds.check_bound(options, BudgetOptions(lambda_tok=price * 1.01, **prices), team)
   for lengths in (lambda turn: turn.limit, random_lengths(name)):
     batch = talk(team, lengths)
     right = terms_of(options, batch, np.ones(12), price, **prices)
@@ -378,22 +379,24 @@ def test_within_the_bound_right_always_beats_wrong_and_silent(cost, credit, name
 )
 def test_bound_warns_where_a_gate_alone_prevents_it(gate, charged):
   team = st.team('star', max_message_tokens=20)
-  note = bounds.check_bound(options_of(gate=gate, gate_accuracy=0.3), 0.02, team)
+  note = bounds.check_bound(
+    options_of(gate=gate, gate_accuracy=0.3), BudgetOptions(lambda_tok=0.02), team
+  )
   assert note.endswith(f'reward.gate={gate!r} charges {charged} only.')
   assert 'An episode at all its caps costs 1.2 (1.2 by lambda_tok=0.02 times 60' in note
 
 
 def test_bound_of_a_capped_episode_and_of_prompts_of_unknown_length():
   capped = st.team('star', max_message_tokens=20, max_episode_tokens=40)
-  assert bounds.check_bound(options_of(), 0.02, capped) == ''
-  assert bounds.check_bound(options_of(cost='money'), 1.0, capped) == ''
+  assert bounds.check_bound(options_of(), BudgetOptions(lambda_tok=0.02), capped) == ''
+  assert bounds.check_bound(options_of(cost='money'), BudgetOptions(lambda_tok=1.0), capped) == ''
 
 
 def shaped(name, text, **fields):
   return {'length_reward': name, 'length_reward_options': text, **fields}
 
 
-LIMIT = {'message_limit': 4.0}
+LIMIT = {'mode': 'dual', 'budget_message': 4.0, 'tolerance': 0.0}
 
 
 @pytest.mark.parametrize(
@@ -416,13 +419,13 @@ LIMIT = {'message_limit': 4.0}
     ),
     (shaped('hinge', 'limit=8'), 0.099, {}, ''),
     (shaped('hinge', 'limit=8'), 0.1, {}, r'Keep lambda_tok below 0\.1,'),
-    ({}, 0.0, {'lambda_message_max': 0.16, **LIMIT}, ''),
-    ({}, 0.0, {'lambda_message_max': 0.17, **LIMIT}, 'lambda_message=0.17 on messages beyond 4'),
+    ({}, 0.0, {'lambda_max': 0.16, **LIMIT}, ''),
+    ({}, 0.0, {'lambda_max': 0.17, **LIMIT}, 'lambda_message=0.17 on messages beyond 4'),
     # 18 tokens in 3 messages of 6, 2 of each beyond the limit: (1 - 0.3 - 0.3 - 0.08) / 18.
     (
       shaped('l1_exact', 'target=5, alpha=0.01'),
       0.05,
-      {'lambda_turn': 0.1, 'lambda_message_max': 0.05, **LIMIT},
+      {'lambda_turn': 0.1, 'lambda_max': 0.05, **LIMIT},
       r'0\.9 by lambda_tok=0\.05 .* 0\.3 by budget\.lambda_turn times its 3 turns \+ 0\.3 by '
       r'lambda_message.* 0\.08 by reward\.length_reward=.l1_exact.: 1\.58 >= 1.* below 0\.018',
     ),
@@ -434,12 +437,13 @@ LIMIT = {'message_limit': 4.0}
 def test_bound(fields, price, given, found):
   """Three messages of at most 6 tokens."""
   options, team = options_of(**fields), st.team('star')
+  budget = BudgetOptions(lambda_tok=price, **given)
   if options.gate != 'always' or not found:
-    warned = bounds.check_bound(options, price, team, **given)
+    warned = bounds.check_bound(options, budget, team)
     assert found in warned if found else not warned
   else:
     with pytest.raises(ValueError, match=found):
-      bounds.check_bound(options, price, team, **given)
+      bounds.check_bound(options, budget, team)
 
 
 @pytest.mark.parametrize(
@@ -459,17 +463,19 @@ def test_bound(fields, price, given, found):
 def test_bound_knows_the_length_rewards(name, safe, unsafe):
   """A dearest episode of 18 tokens."""
   team = st.team('star')
-  bounds.check_bound(options_of(length_reward=name, length_reward_options=safe), 0.0, team)
+  bounds.check_bound(
+    options_of(length_reward=name, length_reward_options=safe), BudgetOptions(), team
+  )
   if unsafe is None:
     return
   options = options_of(length_reward=name, length_reward_options=unsafe)
   with pytest.raises(
     ValueError, match=f'by reward.length_reward={name!r}: .* Soften reward.length_reward_opt'
   ):
-    bounds.check_bound(options, 0.0, team)
+    bounds.check_bound(options, BudgetOptions(), team)
   if name != 'optima':  # which punishes right answers as well
     gated = dataclasses.replace(options, gate='group_accuracy')
-    assert 'more than a right answer earns' in bounds.check_bound(gated, 0.0, team)
+    assert 'more than a right answer earns' in bounds.check_bound(gated, BudgetOptions(), team)
 
 
 def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
@@ -495,8 +501,8 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ({'cost': 'time'}, "reward.cost='time' is unknown; use one of tokens"),
     ({'gate': 'never'}, "reward.gate='never' is unknown; use one of always"),
     ({'credit': 'all'}, "reward.credit='all' is unknown; use one of own_cost"),
-    ({'p_write': -1.0}, r'reward.p_write=-1.0 is negative'),
-    ({'p_read': -1.0}, r'reward.p_read=-1.0 is negative'),
+    ({'p_write': -1.0}, r'reward.p_write=-1.0 must be at least 0'),
+    ({'p_read': -1.0}, r'reward.p_read=-1.0 must be at least 0'),
     ({'gate_fraction': 0.0}, r'reward.gate_fraction=0.0 must be above 0 and at most 1'),
     (
       {'length_reward': 'lazer'},
@@ -504,26 +510,26 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ),
     (
       {'length_reward': 'laser'},
-      r"reward.length_reward='laser' needs reward.length_reward_options='target=...'",
+      r"'laser' needs the option 'target'; set it in reward.length_reward_options",
     ),
     (
       {'length_reward_options': 'target=3'},
-      r"target=3': 'linear' has no option 'target'; it has none",
+      r"length_reward_options.target is unknown; 'linear' takes none",
     ),
     (
       shaped('laser', 'targt=3'),
-      r"targt=3': 'laser' has no option 'targt'; it has target, weight. Did you mean 'target'\?",
+      r"options.targt is unknown; 'laser' takes target, weight. Did you mean 'target'\?",
     ),
     (shaped('laser', 'target=3,target=4'), r"'target' is given twice"),
     (shaped('laser', 'target=x'), r"target='x' is not a number"),
-    (shaped('laser', 'target=0'), r'target=0 must be positive'),
-    (shaped('overlong', 'limit=0'), r'limit=0 must be positive'),
-    (shaped('optima', 'loss_floor=0'), 'loss_floor=0 must be positive'),  # it is divided by
-    (shaped('overlong', 'limit=5, buffer=5, weight=-1'), 'weight=-1 must be zero or more'),
+    (shaped('laser', 'target=0'), r'target=0.0 must be above 0'),
+    (shaped('overlong', 'limit=0'), r'limit=0.0 must be above 0'),
+    (shaped('optima', 'loss_floor=0'), 'loss_floor=0.0 must be above 0'),  # it is divided by
+    (shaped('overlong', 'limit=5, buffer=5, weight=-1'), 'weight=-1.0 must be 0 or more'),
     (shaped('overlong', 'limit=100'), 'buffer=4096 is more than limit=100: .* at most the limit'),
-    (shaped('kimi', 'weight=-1'), r'weight=-1 must be zero or more'),
-    (shaped('kimi', 'weight=inf'), r'weight=inf must be zero or more'),
-    ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 is not between 0 and 1'),
+    (shaped('kimi', 'weight=-1'), r'weight=-1.0 must be 0 or more'),
+    (shaped('kimi', 'weight=inf'), r'weight=inf must be a finite number'),
+    ({'gate_accuracy': 1.5}, r'reward.gate_accuracy=1.5 must be at least 0 and at most 1'),
   ],
 )
 def test_option_errors_name_the_field(fields, message):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from agent_gspo.algorithms.advantages.estimators import AdvantageInputs, advantage, group_ids
+from agent_gspo.algorithms.advantages.estimators import AdvantageInputs, advantage
+from agent_gspo.algorithms.advantages.groups import group_ids
 
 NORMALIZATIONS = ('group_std', 'group_mean', 'batch_std', 'per_component')
 """Estimators that need no more than rewards and groups."""

@@ -21,7 +21,7 @@ import micro_run
 from fuzzing import Case
 from scripted_teams import IdsPolicy
 
-from agent_gspo.algorithms.selection import rules
+from agent_gspo.algorithms import selection
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate
 from agent_gspo.rewards import ties
@@ -70,7 +70,7 @@ def _go(config: dict[str, Any]) -> None:
     length=4,
   )
   train = parts.task.questions('train')
-  drawn, _ = rules.choose(parts.config.selection.name, rules.init(len(train)), 2, seed=0)
+  drawn, _ = selection.choose(parts.config.selection.name, selection.init(len(train)), 2, seed=0)
   tokenizer = prompt_checks.tokenizer_from_scratch(parts)
   say = lambda turn: ([*tokenizer.encode('1'), turn.stop_ids[0]], True)
   asked = [train[int(i)] for i in drawn]

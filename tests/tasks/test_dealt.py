@@ -191,7 +191,7 @@ def test_grades_the_equation_and_tells_what_the_others_say():
     ({'also_from': ('small',)}, 'also_from=.* must name each other benchmark once'),
     ({'seed': 0.5}, r'seed=0\.5 must be a whole number'),
     ({'redrawn_copies': -1}, r'redrawn_copies=-1 must be a whole number, 0 or more'),
-    ({'misleading_share': 1.5}, r'misleading_share=1\.5 is not between 0 and 1'),
+    ({'misleading_share': 1.5}, r'misleading_share=1\.5 must be at least 0 and at most 1'),
     ({'misleading_share': 0.5}, 'is a share of the redrawn copies, and redrawn_copies=0 makes'),
     (
       {'benchmark': 'gsm8k', 'redrawn_copies': 1},

@@ -8,7 +8,6 @@ defaults. To add one, write the function and a line in `ADVANTAGES`.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
   seeupo,
   spo_single,
 )
-from agent_gspo.algorithms.advantages.groups import centred, group_ids, tied_groups
+from agent_gspo.algorithms.advantages.groups import centred
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.algorithms.advantages.message_worth import replay, worth
 from agent_gspo.algorithms.advantages.turn_level import (
@@ -38,7 +37,7 @@ from agent_gspo.algorithms.advantages.turn_level import (
   gigpo,
   hgpo,
 )
-from agent_gspo.algorithms.options import COSTS, GROUPINGS
+from agent_gspo.algorithms.options import COSTS
 
 ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'per_component': per_component,
@@ -111,7 +110,7 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   found = plugins.call('advantage.name', name, estimator(name), **fields, **options)
   if not isinstance(found, Advantage):
     found = Advantage(values=found, kept=np.ones(count))
-  where = plugins.described('advantage.name', name)
+  where = f'advantage.name={name!r}'
   return Advantage(
     values=plugins.vector(where, found.values, count, 'message').astype(np.float32),
     kept=plugins.vector(f'{where}, as kept,', found.kept, count, 'message').astype(np.float32),
@@ -127,27 +126,26 @@ def estimator(name: str) -> Callable[..., np.ndarray | Advantage]:
   return plugins.find(ADVANTAGES, name, 'advantage.name')
 
 
-def check(name: str) -> None:
-  """Checks the parameters of a user's estimator.
+def check(name: str, options: Mapping[str, Any]) -> None:
+  """Checks the parameters of a user's estimator, and the options of any.
 
   Raises:
-    ValueError: A positional parameter is not a field of `AdvantageInputs`, or an option has no
-      default.
+    ValueError: A positional parameter is not a field of `AdvantageInputs`, an option of the
+      function has no default, or an option that is set is invalid.
   """
   known = [f.name for f in dataclasses.fields(AdvantageInputs)] + ['rewards']
   plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
+  plugins.check_options('advantage.options', name, options, options_of(name))
 
 
 def fields_of(name: str) -> tuple[str, ...]:
   """Returns the fields of `AdvantageInputs` that an estimator reads."""
-  parameters = inspect.signature(estimator(name)).parameters.values()
-  return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+  return plugins.inputs_of(estimator(name))
 
 
 def options_of(name: str) -> dict[str, Any]:
   """Returns the options of an estimator with their defaults."""
-  parameters = inspect.signature(estimator(name)).parameters.values()
-  return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+  return plugins.options_of(estimator(name))
 
 
 def _check(inputs: AdvantageInputs) -> None:
@@ -158,17 +156,3 @@ def _check(inputs: AdvantageInputs) -> None:
   chex.assert_type([inputs.task, inputs.costs], float)
   if inputs.history is not None:
     chex.assert_shape(inputs.history, (None, len(inputs.task)))
-
-
-__all__ = [
-  'ADVANTAGES',
-  'COSTS',
-  'GROUPINGS',
-  'Advantage',
-  'AdvantageInputs',
-  'advantage',
-  'fields_of',
-  'group_ids',
-  'options_of',
-  'tied_groups',
-]

@@ -2,7 +2,7 @@
 
 `M` messages. A group is any set of messages that share an id in `0 .. M-1`, see `group_ids`
 and `joint_ids`. Statistics are over messages: an episode with several messages in a group counts
-once for each. Only `solve_rate` counts episodes.
+once for each.
 
 Uses NumPy: the number of messages differs between steps, and JAX would compile for each.
 """
@@ -104,18 +104,6 @@ def episodes(groups: chex.Array, episode: chex.Array) -> np.ndarray:
   return np.round(total(1.0 / size(joint_ids(groups, episode)), groups))
 
 
-def solve_rate(task: chex.Array, groups: chex.Array, episode: chex.Array) -> np.ndarray:
-  """Computes the mean task score over episodes of each message's group, float32 `[M]`.
-
-  Each episode counts once, however many messages it has in the group.
-
-  Args:
-    task: Task score of the message's episode, float32 `[M]`.
-    groups, episode: int `[M]`.
-  """
-  return mean(task, groups, 1.0 / size(joint_ids(groups, episode)))
-
-
 def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarray:
   """Sums `values` over each message and later ones in its group, float32 `[M]`.
 
@@ -136,14 +124,8 @@ def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarra
 
 def tied_groups(values: chex.Array, groups: chex.Array) -> float:
   """Computes the share of groups whose values are all equal (no task signal)."""
-  one_a_group = np.unique(groups, return_index=True)[1]
-  return float(np.mean(spread(values, groups)[one_a_group] < 1e-9))
-
-
-def spread(values: chex.Array, groups: chex.Array) -> np.ndarray:
-  """Computes the range (largest minus smallest value) of each message's group, `[M]`."""
-  low = np.full(len(values), np.inf, np.asarray(values).dtype)
+  low = np.full(len(values), np.inf)
   high = -low
   np.minimum.at(low, groups, values)
   np.maximum.at(high, groups, values)
-  return (high - low)[groups]
+  return float(np.mean((high - low)[np.unique(groups)] < 1e-9))

@@ -1,4 +1,4 @@
-"""Computes policy objectives on packed messages as ratio x surrogate x aggregation.
+"""Computes policy objectives on packed messages as ratio x surrogate x aggregation, see `parts`.
 
 `T` loss tokens, `M` messages. Every objective returns an unreduced `(total, count)`: micro-batches
 and devices are summed first and divided once, so that the mean does not depend on how the batch
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo import plugins
-from agent_gspo.algorithms.objectives import aggregation, masks, packed, ratios, surrogates
+from agent_gspo.algorithms.objectives import off_policy, packed, parts
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
 from agent_gspo.algorithms.options import ObjectiveOptions
 
@@ -58,8 +58,8 @@ class Objective:
 def _compose(
   x: PackedTokens,
   log_ratio: Callable[[PackedTokens], jax.Array],
-  surrogate: Callable[[jax.Array, PackedTokens], surrogates.Surrogate],
-  aggregate: Callable[[jax.Array, PackedTokens], aggregation.Aggregate],
+  surrogate: Callable[[jax.Array, PackedTokens], parts.Surrogate],
+  aggregate: Callable[[jax.Array, PackedTokens], parts.Aggregate],
 ) -> Objective:
   packed.check(x)
   log_r = log_ratio(x)  # [T]
@@ -76,7 +76,7 @@ def _compose(
 
 
 def _clip(low: float, high: float) -> functools.partial:
-  return functools.partial(surrogates.clip, low=low, high=high)
+  return functools.partial(parts.clip, low=low, high=high)
 
 
 def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
@@ -86,7 +86,7 @@ def gspo(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) ->
   `J = mean_i min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)`.
   The mean is over sequences, never over tokens.
   """
-  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.sequence_mean)
+  return _compose(x, parts.sequence_ratio, _clip(clip_low, clip_high), parts.sequence_mean)
 
 
 def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
@@ -96,7 +96,7 @@ def gspo_token(x: PackedTokens, *, clip_low: float = 3e-4, clip_high: float = 4e
   `J = mean_i mean_t min(s_it A_it, clip(s_it) A_it)`. Here `A_it = A_i`, so value and gradient
   equal those of `gspo`.
   """
-  return _compose(x, ratios.sequence_token, _clip(clip_low, clip_high), aggregation.sequence_mean)
+  return _compose(x, parts.sequence_token_ratio, _clip(clip_low, clip_high), parts.sequence_mean)
 
 
 def luspo(x: PackedTokens, *, clip_low: float = 2e-3, clip_high: float = 2.5e-3) -> Objective:
@@ -105,7 +105,7 @@ def luspo(x: PackedTokens, *, clip_low: float = 2e-3, clip_high: float = 2.5e-3)
   `J = mean_i |y_i| min(s_i A_i, clip(s_i) A_i)`: GSPO without the bias of the mean over tokens
   towards short sequences. Serves as control: does the price or the loss shorten messages?
   """
-  return _compose(x, ratios.sequence, _clip(clip_low, clip_high), aggregation.token_sum)
+  return _compose(x, parts.sequence_ratio, _clip(clip_low, clip_high), parts.token_sum)
 
 
 def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Objective:
@@ -113,7 +113,7 @@ def grpo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> O
 
   Token-level ratios, `J = mean_i mean_t min(r_it A_i, clip(r_it) A_i)`.
   """
-  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.sequence_mean)
+  return _compose(x, parts.token_ratio, _clip(clip_low, clip_high), parts.sequence_mean)
 
 
 def dr_grpo(
@@ -128,8 +128,8 @@ def dr_grpo(
     max_length: Cap on a message's tokens, specific to the run, hence without default.
     clip_low, clip_high: Bounds of the token ratio around 1.
   """
-  aggregate = functools.partial(aggregation.constant_length, max_length=max_length)
-  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregate)
+  aggregate = functools.partial(parts.constant_length, max_length=max_length)
+  return _compose(x, parts.token_ratio, _clip(clip_low, clip_high), aggregate)
 
 
 def dapo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> Objective:
@@ -137,7 +137,7 @@ def dapo(x: PackedTokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> 
 
   `J = sum_it min(r_it A_i, clip(r_it) A_i) / number of tokens`. `count` is the number of tokens.
   """
-  return _compose(x, ratios.token, _clip(clip_low, clip_high), aggregation.token_mean)
+  return _compose(x, parts.token_ratio, _clip(clip_low, clip_high), parts.token_mean)
 
 
 def cispo(x: PackedTokens, *, clip_low: float = 1.0, clip_high: float = 4.0) -> Objective:
@@ -147,8 +147,8 @@ def cispo(x: PackedTokens, *, clip_low: float = 1.0, clip_high: float = 4.0) -> 
   The paper has no lower bound, hence 1.0, and gives no number for the upper one: 4.0 limits the
   weight to 5.
   """
-  surrogate = functools.partial(surrogates.weighted_likelihood, low=clip_low, high=clip_high)
-  return _compose(x, ratios.token, surrogate, aggregation.token_mean)
+  surrogate = functools.partial(parts.weighted_likelihood, low=clip_low, high=clip_high)
+  return _compose(x, parts.token_ratio, surrogate, parts.token_mean)
 
 
 def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
@@ -162,8 +162,8 @@ def gmpo(x: PackedTokens, *, clip_low: float = 0.4, clip_high: float = 0.4) -> O
   """
   if x.span_log_ratio is not None:
     raise ValueError('gmpo takes no spans: set the ratio span to "message".')
-  surrogate = functools.partial(surrogates.geometric_mean, low=clip_low, high=clip_high)
-  return _compose(x, ratios.token, surrogate, aggregation.sequence_mean)
+  surrogate = functools.partial(parts.geometric_mean, low=clip_low, high=clip_high)
+  return _compose(x, parts.token_ratio, surrogate, parts.sequence_mean)
 
 
 def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Objective:
@@ -173,9 +173,9 @@ def sapo(x: PackedTokens, *, tau_positive: float = 1.0, tau_negative: float = 1.
   `A_i > 0`, else `tau_negative`, which makes gradients decay faster. `clipped` is 0.
   """
   surrogate = functools.partial(
-    surrogates.soft_gate, tau_positive=tau_positive, tau_negative=tau_negative
+    parts.soft_gate, tau_positive=tau_positive, tau_negative=tau_negative
   )
-  return _compose(x, ratios.token, surrogate, aggregation.sequence_mean)
+  return _compose(x, parts.token_ratio, surrogate, parts.sequence_mean)
 
 
 def reinforce(x: PackedTokens) -> Objective:
@@ -185,7 +185,7 @@ def reinforce(x: PackedTokens) -> Objective:
   stop-gradient. RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv 2501.03262) use it with different
   advantages. Exact only for the first optimizer step of a rollout.
   """
-  return _compose(x, ratios.token, surrogates.likelihood, aggregation.token_sum)
+  return _compose(x, parts.token_ratio, parts.likelihood, parts.token_sum)
 
 
 def imitation(x: PackedTokens) -> Objective:
@@ -196,7 +196,7 @@ def imitation(x: PackedTokens) -> Objective:
   overrepresented.
   """
   packed.check(x)
-  total, count = aggregation.token_mean(packed.logprobs(x), x)
+  total, count = parts.token_mean(packed.logprobs(x), x)
   zeros = jnp.zeros_like(x.message_mask)
   return Objective(total=total, count=count, ratio=zeros, clipped=zeros)
 
@@ -257,7 +257,7 @@ def spec(name: str) -> ObjectiveSpec:
   found = plugins.find(OBJECTIVES, name, 'objective.name')
   found = found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
   if plugins.is_plugin(name):
-    with plugins.guard(plugins.described('objective.name', name), ''):
+    with plugins.guard(f'objective.name={name!r}', ''):
       parameters = inspect.signature(found.function).parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) or not parameters:
       raise plugins.PluginError(
@@ -273,23 +273,18 @@ def make(
 
   Args:
     name: Name, see `spec`.
-    opsm_threshold: Threshold of `masks.opsm`; None for no mask.
+    opsm_threshold: Threshold of `off_policy.opsm`; None for no mask.
     **options: Options, see `ObjectiveSpec.options`.
 
   Raises:
-    ValueError: The name is unknown, or an option is unknown or missing.
+    ValueError: The name is unknown, or an option is unknown, missing or out of range.
   """
   objective = spec(name)
-  known = objective.options
-  if unknown := sorted(set(options) - set(known)):
-    takes = ', '.join(known) or 'none'
-    raise ValueError(f'objective {name!r} has no option {unknown[0]!r}; it takes {takes}.')
-  if missing := [k for k, default in known.items() if default is None and k not in options]:
-    raise ValueError(f'objective {name!r} needs option {missing[0]!r}.')
+  plugins.check_options('objective.options', name, options, objective.options)
   call = functools.partial(_called, name, objective, options)
   if opsm_threshold is None:
     return call
-  return lambda x: call(masks.opsm(x, threshold=opsm_threshold))
+  return lambda x: call(off_policy.opsm(x, threshold=opsm_threshold))
 
 
 def _called(
@@ -299,7 +294,7 @@ def _called(
   found = plugins.call('objective.name', name, objective, x, **options)
   if not plugins.is_plugin(name):
     return found
-  where = plugins.described('objective.name', name)
+  where = f'objective.name={name!r}'
   if not isinstance(found, Objective):
     raise plugins.PluginError(
       f'{where} returned {plugins.kind_of(found)}; must return an agent_gspo.algorithms.Objective.'

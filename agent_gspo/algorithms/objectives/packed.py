@@ -25,7 +25,7 @@ class PackedTokens:
     token_weights: Weight of each token in the loss, at least 0, float32 `[T]`. Ratios still use
       all tokens of a message, and a message whose weights are all 0 still counts.
     importance: Constant factor of each token's surrogate, float32 `[T]`, see
-      `behaviour.truncated_weights`. The objective's count does not change.
+      `off_policy.truncated_weights`. The objective's count does not change.
     token_penalty: Penalty subtracted from each token's surrogate before aggregation, float32
       `[T]`, such as `kl_coef * k3`. Gradient flows into it.
     span_log_ratio: Constant mean log-ratio over all tokens of the message's span, float32 `[M]`,

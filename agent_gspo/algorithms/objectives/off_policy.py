@@ -1,24 +1,40 @@
-"""Corrects for the mismatch between the sampler's policy and the trainer's.
-
-Programs and arithmetic of sampler and trainer differ: the behavior policy differs from the old
-policy in the ratios, though both have the same parameters.
-"""
+"""Corrects for tokens of another policy: stale sequences, and a sampler that differs."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
-from agent_gspo.algorithms.objectives import packed
+from agent_gspo.algorithms.objectives import packed, parts
 from agent_gspo.algorithms.objectives.packed import PackedTokens
+
+
+def opsm(x: PackedTokens, *, threshold: float = 0.5) -> PackedTokens:
+  """Applies the off-policy sequence mask (DeepSeek-V3.2 report).
+
+  A sequence with `A < 0` and `mean_t (log pi_old - log pi) > threshold` is already unlikely under
+  the policy: lowering it further only adds noise. Its advantage, and so its term in every
+  objective, becomes 0; it still counts in the mean. `mean_t` is over the message, or over its span
+  if spans are given.
+
+  Args:
+    x: Packed tokens.
+    threshold: Nats per token.
+  """
+  stale = (x.advantages < 0) & (parts.mean_log_ratio(x) < -threshold)
+  return dataclasses.replace(x, advantages=jnp.where(stale, 0.0, x.advantages))
 
 
 def truncated_weights(
   x: PackedTokens, sampler_logprobs: jax.Array, *, cap: float, level: str
 ) -> tuple[jax.Array, jax.Array]:
   """Computes weights of truncated importance sampling (TIS): `w = min(cap, pi_old / pi_sampler)`.
+
+  Programs and arithmetic of sampler and trainer differ: the behavior policy differs from the old
+  policy in the ratios, though both have the same parameters.
 
   'token' takes each token's own ratio (Yao et al. 2025, "Your Efficient RL Framework Secretly
   Brings You Off-Policy RL Training"); 'message' that of the whole message,

@@ -1,7 +1,7 @@
-"""Selects the questions to roll out next.
+"""Selects the questions to roll out next, by a Beta posterior of each one's success probability.
 
-`Q` questions of the training split. Choices depend only on state and seed, so that a resumed run
-repeats them.
+`Q` questions of the training split, `E` episodes. Choices depend only on state and seed, so that a
+resumed run repeats them. Evidence ages as the policy changes, so each update first decays it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo import plugins, streams
-from agent_gspo.algorithms.selection import posterior as posterior_lib
-from agent_gspo.algorithms.selection.posterior import Posterior
 from agent_gspo.values import shown
+
+
+@chex.dataclass(frozen=True)
+class Posterior:
+  """Beta(a, b) of each question; part of the checkpoint.
+
+  Attributes:
+    a: Evidence of successes, float32 `[Q]`.
+    b: Evidence of failures, float32 `[Q]`.
+  """
+
+  a: chex.Array
+  b: chex.Array
 
 
 @chex.dataclass(frozen=True)
@@ -33,8 +45,11 @@ class SelectionState:
 
 
 def init(num_questions: int, prior: float = 1.0) -> SelectionState:
-  """Returns the initial state: the prior, and no question drawn."""
-  return SelectionState(posterior=posterior_lib.init(num_questions, prior), drawn=jnp.int32(0))
+  """Returns the initial state: Beta(prior, prior) for every question, and no question drawn."""
+  posterior = Posterior(
+    a=jnp.full(num_questions, prior, jnp.float32), b=jnp.full(num_questions, prior, jnp.float32)
+  )
+  return SelectionState(posterior=posterior, drawn=jnp.int32(0))
 
 
 def choose(
@@ -82,7 +97,7 @@ def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> n
 
 def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Samples by SPO (arXiv 2509.13232): without replacement, with weights `spo_weights(p)`."""
-  weights = spo_weights(np.asarray(posterior_lib.probability(state.posterior), np.float64))
+  weights = spo_weights(np.asarray(probability(state.posterior), np.float64))
   chances = np.where(free, weights, 0.0) / weights[free].sum()
   return _generator(state, seed).choice(len(weights), count, replace=False, p=chances)
 
@@ -90,6 +105,18 @@ def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.nd
 def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
   """Computes `sqrt(p (1 - p)) + floor`, so that every question keeps a chance."""
   return np.sqrt(probability * (1 - probability)) + floor
+
+
+def _generator(state: SelectionState, seed: int) -> np.random.Generator:
+  """Returns the random generator of this draw, seeded by `drawn`."""
+  return streams.generator(seed, streams.SELECTION, int(state.drawn))
+
+
+# `rule(state, free [Q] bool, count, seed)` returns distinct free questions.
+SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
+  'uniform': uniform,
+  'spo': spo,
+}
 
 
 def observe(
@@ -104,9 +131,54 @@ def observe(
     divergence: Mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
       before its own step; sets SPO's decay.
   """
-  rho = posterior_lib.spo_decay(divergence)
-  new = posterior_lib.observe_spo(state.posterior, question, task, rho=rho)
+  rho = spo_decay(divergence)
+  new = observe_spo(state.posterior, question, task, rho=rho)
   return dataclasses.replace(state, posterior=new)
+
+
+def probability(state: Posterior) -> jax.Array:
+  """Computes the posterior mean `a / (a + b)`, float32 `[Q]`."""
+  return state.a / (state.a + state.b)
+
+
+def spo_decay(
+  divergence: float, *, half: float = 0.06, low: float = 0.875, high: float = 0.96
+) -> jax.Array:
+  """Computes `rho = clip(2^(-D / half), low, high)` (SPO, arXiv 2509.13232), float32 scalar.
+
+  Args:
+    divergence: `D >= 0`, mean `abs(log pi - log pi_old)` of the updates since.
+    half: Divergence that halves the evidence.
+    low, high: Bounds of `rho`.
+  """
+  return jnp.clip(jnp.exp2(-jnp.float32(divergence) / half), low, high)
+
+
+def observe_spo(
+  state: Posterior, question: chex.Array, task: chex.Array, *, rho: chex.Numeric
+) -> Posterior:
+  """Updates by SPO (arXiv 2509.13232): `a <- rho a + sum r`, `b <- rho b + sum (1 - r)`.
+
+  Questions without an episode are unchanged. The paper has one episode per question; here the
+  sums are over all of them.
+
+  Args:
+    state: Posterior before the rollout.
+    question: Question of each episode, int `[E]`.
+    task: Task scores in `[0, 1]`, float `[E]`.
+    rho: Decay, see `spo_decay`.
+  """
+  right, wrong, seen = _counts(state, question, task)
+  keep = jnp.where(seen, rho, 1.0)
+  return Posterior(a=keep * state.a + right, b=keep * state.b + wrong)
+
+
+def _counts(state, question, task) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Counts successes and failures; returns also whether there were episodes, `[Q]` each."""
+  chex.assert_equal_shape([question, task])
+  count = lambda values: jax.ops.segment_sum(values, question, len(state.a))
+  task = jnp.asarray(task, jnp.float32)
+  return count(task), count(1.0 - task), count(jnp.ones_like(task)) > 0
 
 
 def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:
@@ -123,15 +195,3 @@ def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> n
   np.minimum.at(low, question, task)
   np.maximum.at(high, question, task)
   return high > low
-
-
-def _generator(state: SelectionState, seed: int) -> np.random.Generator:
-  """Returns the random generator of this draw, seeded by `drawn`."""
-  return streams.generator(seed, streams.SELECTION, int(state.drawn))
-
-
-# `rule(state, free [Q] bool, count, seed)` returns distinct free questions.
-SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarray]] = {
-  'uniform': uniform,
-  'spo': spo,
-}
