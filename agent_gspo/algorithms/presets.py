@@ -56,7 +56,7 @@ PRESETS: dict[str, Preset] = {
   'gdpo': Preset('2601.05242', advantage='per_component', costs='apart'),
   'dr_mas': Preset('2602.08847', grouping='question_agent'),
   'at_grpo': Preset('2510.11062', grouping='question_turn_agent'),
-  'mars': Preset('MARS', advantage='agent_turn'),
+  'mars': Preset('2510.15414', advantage='agent_turn'),
   'gigpo': Preset('2505.10978', advantage='gigpo'),
   'hgpo': Preset('2602.22817', advantage='hgpo'),
   'ngrpo': Preset('2509.18851', advantage='ngrpo', clip_low=0.16, clip_high=0.24),

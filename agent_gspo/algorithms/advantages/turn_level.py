@@ -24,7 +24,7 @@ def agent_turn(
   std_floor: float = 0.0,
   eps: float = 1e-6,
 ) -> np.ndarray:
-  """Computes MARS: turn returns, normalized per agent over the batch.
+  """Computes turn returns normalized per agent, after MARS (arXiv 2510.15414).
 
   `R_m = task - sum of the author's costs from this turn on`: the task score is paid at the end,
   and earlier costs do not depend on later messages. `A = (R - mu_agent) / sigma_agent` over all
