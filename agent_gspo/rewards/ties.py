@@ -109,13 +109,31 @@ def what_ties_teach(
     length: Tokens written in a talkative episode.
     lambda_turn: Price of a message that is not silent.
   """
-  gaps = _gaps(options, estimate, lambda_tok, length, lambda_turn)
-  at_another_price = _gaps(options, estimate, 2 * lambda_tok, length, lambda_turn)
-  right = gaps['right']
+  counts = _counts(length)
+  scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
+
+  def gaps(price: float) -> dict[str, float]:
+    """Computes the advantage of silence over talk by kind of group, and of right over wrong."""
+    terms = reward_terms(
+      options,
+      counts,
+      scores,
+      price,
+      [''] * len(scores),
+      lambda_turn=lambda_turn,
+      budgets=np.full(len(scores), length / 2),  # read with budget conditioning only
+    )
+    found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
+    mixed = found[-1]
+    silence = dict(zip(_SCORES, found[:, :2].mean(axis=1) - found[:, 2:].mean(axis=1), strict=True))
+    return silence | {'right': float(mixed[[0, 2]].mean() - mixed[[1, 3]].mean())}
+
+  at_price, at_twice = gaps(lambda_tok), gaps(2 * lambda_tok)
+  right = at_price['right']
 
   def tie(kind: str) -> Tie:
-    gap = gaps[kind]
-    priced = abs(gap - at_another_price[kind]) > _NEGLIGIBLE + 0.1 * abs(gap)
+    gap = float(at_price[kind])
+    priced = abs(gap - at_twice[kind]) > _NEGLIGIBLE + 0.1 * abs(gap)
     text = f'A group of answers {kind} teaches nothing about talk.'
     if abs(gap) > _NEGLIGIBLE:
       price = f'at lambda_tok={lambda_tok:g}, and changes with it'
@@ -124,38 +142,12 @@ def what_ties_teach(
         f'{price if priced else "whatever lambda_tok is"} '
         f'(a right answer over a wrong one: {right:.3g}).'
       )
-    return Tie(silence=gap, priced=priced, text=text)
+    return Tie(silence=gap, priced=bool(priced), text=text)
 
   all_right, all_wrong = tie('all right'), tie('all wrong')
   collapse = not all_wrong.priced and all_wrong.silence > max(right / 2, _NEGLIGIBLE)
   trap = ' Teams collapse into silence this way: see reward.gate, advantage.name.' * collapse
   return Ties(all_right, all_wrong, right, collapse, f'{all_right.text} {all_wrong.text}{trap}')
-
-
-def _gaps(
-  options: RewardOptions,
-  estimate: Estimate,
-  lambda_tok: float,
-  length: int,
-  lambda_turn: float,
-) -> dict[str, float]:
-  """Computes the advantage of silence over talk in each kind of group, and of right over wrong."""
-  counts = _counts(length)
-  scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
-  terms = reward_terms(
-    options,
-    counts,
-    scores,
-    lambda_tok,
-    [''] * len(scores),
-    lambda_turn=lambda_turn,
-    budgets=np.full(len(scores), length / 2),  # read with budget conditioning only
-  )
-  found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
-  gap = lambda row: float(row[:2].mean() - row[2:].mean())
-  gaps = {kind: gap(row) for kind, row in zip(_SCORES, found, strict=True)}
-  mixed = found[-1]
-  return gaps | {'right': float(mixed[[0, 2]].mean() - mixed[[1, 3]].mean())}
 
 
 def _counts(length: int) -> MessageCounts:

@@ -501,8 +501,6 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
     ({'cost': 'time'}, "reward.cost='time' is unknown; use one of tokens"),
     ({'gate': 'never'}, "reward.gate='never' is unknown; use one of always"),
     ({'credit': 'all'}, "reward.credit='all' is unknown; use one of own_cost"),
-    ({'p_write': -1.0}, r'reward.p_write=-1.0 must be at least 0'),
-    ({'p_read': -1.0}, r'reward.p_read=-1.0 must be at least 0'),
     ({'gate_fraction': 0.0}, r'reward.gate_fraction=0.0 must be above 0 and at most 1'),
     (
       {'length_reward': 'lazer'},

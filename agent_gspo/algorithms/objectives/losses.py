@@ -23,19 +23,6 @@ from agent_gspo.algorithms.objectives import off_policy, packed, parts
 from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
 from agent_gspo.algorithms.options import ObjectiveOptions
 
-__all__ = [
-  'CLIP_FIELDS',
-  'OBJECTIVES',
-  'Objective',
-  'ObjectiveSpec',
-  'PackedTokens',
-  'clip_band',
-  'from_config',
-  'make',
-  'message_mean',
-  'spec',
-]
-
 
 @chex.dataclass(frozen=True)
 class Objective:
@@ -207,13 +194,11 @@ class ObjectiveSpec:
 
   Attributes:
     function: `function(x, **options) -> Objective`, with the paper's defaults.
-    paper: arXiv id.
     sequence_ratio: True for sequence-level ratios, False for token-level ones.
     spans: True if a sequence may be a span of messages.
   """
 
   function: Callable[..., Objective]
-  paper: str
   sequence_ratio: bool = False
   spans: bool = True
 
@@ -228,16 +213,16 @@ class ObjectiveSpec:
 
 
 OBJECTIVES: dict[str, ObjectiveSpec] = {
-  'gspo': ObjectiveSpec(gspo, '2507.18071', sequence_ratio=True),
-  'gspo_token': ObjectiveSpec(gspo_token, '2507.18071', sequence_ratio=True),
-  'luspo': ObjectiveSpec(luspo, '2602.05261', sequence_ratio=True),
-  'grpo': ObjectiveSpec(grpo, '2402.03300'),
-  'dr_grpo': ObjectiveSpec(dr_grpo, '2503.20783'),
-  'dapo': ObjectiveSpec(dapo, '2503.14476'),
-  'cispo': ObjectiveSpec(cispo, '2506.13585'),
-  'gmpo': ObjectiveSpec(gmpo, '2507.20673', spans=False),
-  'sapo': ObjectiveSpec(sapo, '2511.20347'),
-  'reinforce': ObjectiveSpec(reinforce, '2402.14740'),
+  'gspo': ObjectiveSpec(gspo, sequence_ratio=True),
+  'gspo_token': ObjectiveSpec(gspo_token, sequence_ratio=True),
+  'luspo': ObjectiveSpec(luspo, sequence_ratio=True),
+  'grpo': ObjectiveSpec(grpo),
+  'dr_grpo': ObjectiveSpec(dr_grpo),
+  'dapo': ObjectiveSpec(dapo),
+  'cispo': ObjectiveSpec(cispo),
+  'gmpo': ObjectiveSpec(gmpo, spans=False),
+  'sapo': ObjectiveSpec(sapo),
+  'reinforce': ObjectiveSpec(reinforce),
 }
 
 
@@ -255,7 +240,7 @@ def spec(name: str) -> ObjectiveSpec:
     ValueError: No such objective, or it has `*args` or `**kwargs`.
   """
   found = plugins.find(OBJECTIVES, name, 'objective.name')
-  found = found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found, paper='')
+  found = found if isinstance(found, ObjectiveSpec) else ObjectiveSpec(found)
   if plugins.is_plugin(name):
     with plugins.guard(f'objective.name={name!r}', ''):
       parameters = inspect.signature(found.function).parameters.values()
