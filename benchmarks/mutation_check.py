@@ -72,9 +72,6 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 # (module, function, mutation) that no test can tell from the original, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-  ('rewards/bounds.py', '_length_reward_gap', 'lengths / cost -> lengths'): (
-    'both shares are divided by the largest of the group, which is that of the dearest episode'
-  ),
   ('rewards/length_rewards.py', 'efficient', '30.0 -> 30000.0'): (
     'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0'
   ),

@@ -381,6 +381,11 @@ def test_accuracy_floor_settles_on_the_floor_when_accuracy_follows_the_price_at_
 # Options.
 
 
+def test_every_mode_has_a_controller():
+  modes = BudgetOptions.__dataclass_fields__['mode'].metadata['range'].choices
+  assert set(budgets.CONTROLLERS) == set(modes)
+
+
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
