@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agent_gspo.algorithms import budgets, selection
+from agent_gspo.algorithms import budgets
+from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import LearnerOptions
 
@@ -37,7 +38,7 @@ class TrainState:
   opt_state: Any
   reference: Any
   budget: budgets.BudgetState
-  selection: selection.SelectionState
+  selection: selection_lib.SelectionState
 
 
 def init(
@@ -75,7 +76,7 @@ def init(
       opt_state=optimizer.init(trainable),
       reference=copy() if keep_reference else None,
       budget=budgets.init(lambda_tok),
-      selection=selection.init(num_questions),
+      selection=selection_lib.init(num_questions),
     )
 
   found = shardings(jax.eval_shape(make, params))
