@@ -46,7 +46,7 @@ def test_spo_update():
   assert after.a.dtype == after.b.dtype == np.float32
 
 
-def test_posterior_finds_the_rates_and_follow_a_change():
+def test_posterior_finds_the_rates_and_follows_a_change():
   rng = np.random.default_rng(0)
   spo = selection.init(2).posterior
   rates = np.array([0.9, 0.2])
