@@ -20,7 +20,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from agent_gspo.values import is_number, is_text, is_whole, shown
@@ -147,18 +147,29 @@ def _check_names(values: Mapping[str, Any], known: Sequence[str], section: str) 
       raise ValueError(f'config.{_where(section, field)} is missing; start from default_config().')
   for field in values:
     if field not in known:
-      close = difflib.get_close_matches(str(field), known, 1)
-      meant = f' Did you mean {_where(section, close[0])}?' if close else ''
+      meant = did_you_mean(field, known, lambda name: _where(section, name))
       raise ValueError(f'config.{_where(section, field)} is unknown.{meant}')
+
+
+def did_you_mean(given: str, known: Iterable[str], written: Callable[[str], str] = repr) -> str:
+  """Returns the end of an error message with the nearest known name, '' if none is near.
+
+  Args:
+    given: Unknown name.
+    known: Names that could be meant.
+    written: How the message writes a name.
+  """
+  close = difflib.get_close_matches(str(given), list(known), 1)
+  return f' Did you mean {written(close[0])}?' if close else ''
 
 
 def check_choice(where: str, value: str, choices: Sequence[str]) -> None:
   """Raises ValueError if a field's text is not one of its choices."""
   if value in choices:
     return
-  close = difflib.get_close_matches(str(value), choices, 1)
-  meant = f' Did you mean {close[0]!r}?' if close else ''
-  raise ValueError(f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{meant}')
+  raise ValueError(
+    f'{where}={value!r} is unknown; use one of {", ".join(choices)}.{did_you_mean(value, choices)}'
+  )
 
 
 def types_of(section: Any) -> dict[str, tuple[type, bool]]:

@@ -14,7 +14,7 @@ class TaskOptions(Section, name='task'):
   """Name and options of the task.
 
   Attributes:
-    name: One of `registry.task_names()`, or 'module:Class'.
+    name: One of those in `tasks/registry.py`, or 'module:Class'.
     options: Keyword arguments of the task's class, see `agent_gspo/tasks`.
   """
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from agent_gspo import plugins
+from agent_gspo.options import check_choice, did_you_mean
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 
@@ -27,39 +27,25 @@ _TASKS = {
 }
 
 
-def task_names() -> tuple[str, ...]:
-  """Returns the names of built-in tasks."""
-  return tuple(_TASKS)
-
-
-def task_options(name: str) -> dict[str, Any]:
-  """Returns the options of a task with their defaults.
-
-  Raises:
-    ValueError: if the name is unknown.
-  """
-  return {
-    option: parameter.default
-    for option, parameter in inspect.signature(_task_class(name)).parameters.items()
-  }
-
-
 def make_task(name: str, /, **options: Any) -> Task:
   """Builds a task.
 
   Args:
-    name: One of `task_names()`, or 'module:Class' of your own.
+    name: Built-in task, or 'module:Class' of your own.
     **options: Keyword arguments of the task's class.
 
   Raises:
     ValueError: if the name or an option is unknown, or an option is out of range.
     FileNotFoundError: if the task's data is not available.
   """
-  known = task_options(name)
+  make = _task_class(name)
+  known = inspect.signature(make).parameters
   for option in options:
     if option not in known:
-      raise ValueError(f'unknown option {option!r} of task {name}{_hint(option, known)}')
-  make = _task_class(name)
+      raise ValueError(
+        f'task.options.{option} is unknown; task {name!r} has {", ".join(sorted(known)) or "none"}.'
+        f'{did_you_mean(option, known)}'
+      )
   if not plugins.is_plugin(name):
     return make(**options)
   task = plugins.call('task.name', name, make, **options)
@@ -71,11 +57,9 @@ def make_task(name: str, /, **options: Any) -> Task:
 def _task_class(name: str) -> Callable[..., Task]:
   if plugins.is_plugin(name):
     return plugins.load_function(name, 'task.name')
-  if name not in _TASKS:
-    raise ValueError(f'unknown task {name!r}{_hint(name, _TASKS)}')
+  check_choice('task.name', name, tuple(_TASKS))
   module, attribute = _TASKS[name]
-  # Imported on use: the relay task does not need the dataset libraries.
-  try:
+  try:  # on use: the relay task does not need the dataset libraries
     return getattr(importlib.import_module(module), attribute)
   except ModuleNotFoundError as error:
     if (error.name or '').startswith(__package__.partition('.')[0]):
@@ -85,9 +69,3 @@ def _task_class(name: str) -> Callable[..., Task]:
       "pip install '.[data]' in the repository",
       name=error.name,
     ) from error
-
-
-def _hint(given: str, known) -> str:
-  close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-  meant = f'; did you mean {close[0]!r}?' if close else ';'
-  return f'{meant} Known: {", ".join(sorted(known))}'

@@ -74,7 +74,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'unknown option': (
       train('--config.task.options.max_cnt=1'),
-      "unknown option 'max_cnt' of task relay; did you mean 'max_count'?",
+      "Did you mean 'max_count'?",
     ),
     'field of a number': (train('--config.steps.foo=1'), '--config: KeyError: Attribute'),
     'wrong type': (

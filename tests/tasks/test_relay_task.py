@@ -8,10 +8,11 @@ import random
 import re
 
 import pytest
+from official_files import digest
 
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks import base
-from agent_gspo.tasks.registry import make_task, task_names, task_options
+from agent_gspo.tasks.registry import make_task
 from agent_gspo.tasks.relay import grammar
 from agent_gspo.tasks.relay.script import parse_fact, solver_message, talkative_message
 from agent_gspo.tasks.relay.task import RelayTask
@@ -27,11 +28,15 @@ SETTINGS = [
   {'num_irrelevant': 0},
 ]
 
-GOLDEN = (
-  'relay-test-0',
-  'How many songbirds do Julia and Marie have together?',
-  '3',
-  ('Marie has 2 songbirds.', 'Julia has 1 songbirds.', 'Mary has 5 songbirds.'),
+DIGESTS = (
+  '066a06709a41',
+  'f41fb392a39e',
+  '47b711d4f462',
+  '2522414bdb3b',
+  '945dc23da9eb',
+  '5cb6c2497d9a',
+  '7457642393f3',
+  '776b4b88835a',
 )
 
 
@@ -71,20 +76,6 @@ def test_notes_give_the_answer(options):
         assert len(set(idle)) == len(idle)
       else:
         assert idle == [''] * task.num_irrelevant
-
-
-def test_text_styles():
-  plain, words = (RelayTask(text_style=style) for style in ('plain', 'words'))
-  for i in range(50):
-    one, other = plain.questions('train')[i], words.questions('train')[i]
-    assert one.text.endswith(' together?')
-    assert other.text.endswith(' together ?')
-    assert one.notes == tuple(note.replace(' .', '.') for note in other.notes)
-    assert one.answer == other.answer
-  spelled = RelayTask(num_informants=4, num_irrelevant=1).questions('train')[0].text
-  assert re.fullmatch(
-    r'How many [a-z]+ do [A-Z]\w+, [A-Z]\w+ and [A-Z]\w+ have together\?', spelled
-  )
 
 
 @pytest.mark.parametrize('options', SETTINGS)
@@ -186,33 +177,20 @@ def test_addends_are_uniform_given_the_answer():
   assert chi_square(triples, expected) < 27.9
 
 
-def test_owner_names_carry_no_hint():
-  questions = RelayTask().questions('train')[:6000]
-  counts = collections.Counter()
-  for question in questions:
-    for note, flag in zip(question.notes, question.relevant, strict=True):
-      counts[parse_fact(note)[0], flag] += 1
-  for name in {owner for owner, _ in counts}:
-    share = counts[name, True] / (counts[name, True] + counts[name, False])
-    assert share == pytest.approx(2 / 3, abs=0.09)  # Standard error 0.021.
+@pytest.mark.parametrize(('options', 'expected'), list(zip(SETTINGS, DIGESTS, strict=True)))
+def test_questions_stay_the_same_across_versions(options, expected):
+  """A change here means that earlier results are on other questions."""
+  task = RelayTask(**options)
+  shown = [*task.questions('test')[:200], *task.questions('train')[999_800:]]
+  assert digest(shown) == expected
 
 
-def test_determinism_and_random_access():
-  task, again = RelayTask(seed=3), RelayTask(seed=3)
+def test_random_access():
+  task, again = RelayTask(seed=3), RelayTask(seed=3, test_size=900)
   late = task.questions('train')[999_999]
   assert again.questions('train')[999_999] == late == task.questions('train')[-1]
-  assert [again.questions('train')[i] for i in (5, 0, 5)] == [
-    task.questions('train')[i] for i in (5, 0, 5)
-  ]
-  longer = RelayTask(seed=3, test_size=900).questions('test')
-  assert longer[:500] == list(task.questions('test'))
+  assert again.questions('test')[:500] == list(task.questions('test'))
   assert RelayTask(seed=4).questions('train')[:20] != task.questions('train')[:20]
-
-
-def test_questions_stay_the_same_across_versions():
-  # A change here means that earlier results are on other questions.
-  question = RelayTask().questions('test')[0]
-  assert (question.id, question.text, question.answer, question.notes) == GOLDEN
 
 
 def test_sequence_protocol():
@@ -329,16 +307,7 @@ def test_solver_hears_only_what_names_owner_and_number():
     ({'text_style': 'fancy'}, "text_style='fancy' is unknown"),
     ({'max_count': 10**30}, 'max_count=1000'),
     ({'num_informants': 10**9}, 'num_informants=1000000000 must be a whole number from 1 to 100'),
-    (
-      {'names': ('Ann', 'Kim')},
-      "names: of 2 words, 2 are for split 'train', which needs 3",
-    ),
-    ({'names': ('Ann', 'Kim', 'A-nn')}, 'holds a word twice'),
-    ({'names': ('Ann', 'Kim', 'Mary Lou')}, "names holds 'Mary Lou'"),
-    ({'names': ('Ann', 'Kim', 'Ma--ra')}, "names holds 'Ma--ra'"),
-    ({'objects': ()}, "objects: of 0 words, 0 are for split 'train', which needs 1"),
-    ({'objects': ('pens', 'cups', 'hats')}, "0 are for split 'validation', which needs 1"),
-    ({'objects': ('pens', 'a1')}, "objects holds 'a1'"),
+    ({'num_informants': 13}, "needs 13 names, and split 'validation' has 12; lower it, or set val"),
     ({'seed': 'x'}, "seed='x' must be a whole number"),
     ({'train_size': -1}, 'train_size=-1'),
     ({'test_size': None}, 'test_size=None'),
@@ -361,14 +330,12 @@ def test_unknown_and_empty_splits():
 
 
 def test_registry():
-  assert {'relay', 'gsm8k', 'svamp', 'mmlu', 'math500', 'human_eval'} <= set(task_names())
   task = make_task('relay', num_informants=4, num_irrelevant=2)
   assert isinstance(task, RelayTask)
-  assert task.num_informants == 4
-  assert task_options('relay')['max_count'] == 9
-  with pytest.raises(ValueError, match=r"unknown task 'relai'; did you mean 'relay'\? Known: aqua"):
+  assert (task.num_informants, task.max_count) == (4, 9)
+  with pytest.raises(ValueError, match=r"task.name='relai' is .* Did you mean 'relay'\?"):
     make_task('relai')
-  with pytest.raises(ValueError, match=r"'num_informant' of task relay; did you mean 'num_info"):
+  with pytest.raises(ValueError, match=r"num_informant is .* mean 'num_informants'\?"):
     make_task('relay', num_informant=4)
-  with pytest.raises(ValueError, match="unknown option 'zzz' of task relay; Known: irr"):
+  with pytest.raises(ValueError, match=r"options.zzz is unknown; task 'relay' has irr.*_size\.$"):
     make_task('relay', zzz=4)

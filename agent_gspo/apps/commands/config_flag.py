@@ -16,7 +16,7 @@ from ml_collections import config_dict, config_flags
 from agent_gspo.apps.commands import exported
 from agent_gspo.config import fields as fields_lib
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
-from agent_gspo.options import types_of
+from agent_gspo.options import did_you_mean, types_of
 
 flags.disclaim_key_flags()  # --help of a command lists --config as its own
 
@@ -83,8 +83,7 @@ def _found(name: str) -> str:
     return name
   known = {f.stem: f for folder in reversed(_FOLDERS) for f in sorted(folder.glob('[!_]*.py'))}
   if name not in known:
-    close = difflib.get_close_matches(name, known, 1)
-    meant = f' Did you mean {close[0]}?' if close else ''
+    meant = did_you_mean(name, known, str)
     raise ValueError(f'no such file or name; there are {", ".join(sorted(known))}.{meant}')
   folder = str(known[name].resolve().parents[1])
   if folder not in sys.path:

@@ -43,7 +43,7 @@ OBJECTS = tuple(
 
 _FILLERS = {
   'animal': ('cat', 'dog', 'bird', 'horse', 'fox'),
-  'colour': ('red', 'blue', 'green', 'white', 'yellow', 'brown'),
+  'color': ('red', 'blue', 'green', 'white', 'yellow', 'brown'),
   'day': ('Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday'),
   'place': ('park', 'market', 'kitchen', 'garden', 'station', 'school', 'library', 'harbour'),
   'state': ('new', 'old', 'clean', 'cold', 'warm', 'small'),
@@ -55,7 +55,7 @@ _FILLERS = {
 IDLE_FRAMES = {
   'train': (
     'The {thing} is {state} .',
-    'The {thing} in the {place} is {colour} .',
+    'The {thing} in the {place} is {color} .',
     'It is {weather} in the {place} .',
     'It was {weather} on {day} .',
     'It is number {n} today .',
@@ -63,7 +63,7 @@ IDLE_FRAMES = {
     '{name} went to the {place} on {day} .',
     '{name} is {n} years old .',
     '{name} lives on floor {n} .',
-    '{name} likes {colour} more than {colour} .',
+    '{name} likes {color} more than {color} .',
     '{name} called {name} on {day} .',
     '{name} and {name} are friends .',
     '{name} can sing .',
@@ -73,7 +73,7 @@ IDLE_FRAMES = {
     'The {vehicle} leaves at {n} .',
     'The {vehicle} is {n} minutes late .',
     'The {vehicle} stops near the {place} .',
-    'The {vehicle} to the {place} is {colour} .',
+    'The {vehicle} to the {place} is {color} .',
     'This {vehicle} has no {thing} .',
     'The {place} opens at {n} .',
     'The {place} has {n} doors .',
@@ -82,7 +82,7 @@ IDLE_FRAMES = {
     'The {animal} of {name} is {state} .',
     'There is a {thing} in the {place} .',
     'Dinner is at {n} on {day} .',
-    'My {thing} is {colour} and {state} .',
+    'My {thing} is {color} and {state} .',
     'We meet in the {place} on {day} .',
     'Page {n} is about a {animal} .',
     'Music is playing in the {place} .',
@@ -91,11 +91,11 @@ IDLE_FRAMES = {
     'Today the {thing} is for {name} .',
     'Tomorrow it is warm .',
     'Please close the {thing} .',
-    'I saw a {colour} {animal} .',
+    'I saw a {color} {animal} .',
   ),
   'validation': (
     'Tomorrow {name} is in the {place} .',
-    'The {colour} {animal} is {state} .',
+    'The {color} {animal} is {state} .',
     '{name} can sing in the {place} .',
     'Room {n} has a {thing} .',
     'I saw {name} on {day} .',
@@ -104,7 +104,7 @@ IDLE_FRAMES = {
     'There is no {thing} near the {place} .',
   ),
   'test': (
-    'A {colour} {thing} is in the {place} .',
+    'A {color} {thing} is in the {place} .',
     '{name} saw {name} in the {place} .',
     'The {animal} is near the {vehicle} .',
     '{name} and {name} meet at {n} .',
@@ -119,7 +119,7 @@ IDLE_FRAMES = {
     'Please meet {name} in the {place} .',
     'We are in the {vehicle} to the {place} .',
     '{name} went near the {animal} .',
-    'Nobody likes the {colour} {thing} .',
+    'Nobody likes the {color} {thing} .',
   ),
 }
 _SLOT = re.compile(r'\{(\w+)\}')

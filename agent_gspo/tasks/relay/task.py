@@ -45,7 +45,7 @@ class RelayTask(base.Task):
   split may have the same content.
 
   Raises:
-    ValueError: if an option is out of range, or a pool too small for a split.
+    ValueError: if an option is out of range, or a split has too few names.
   """
 
   name = 'relay'
@@ -59,10 +59,6 @@ class RelayTask(base.Task):
   # other_owner: a fact about a person not in the question; off_topic: a sentence of another form,
   # often with a number or a name in it; empty: "".
   irrelevant_notes: str = option('other_owner', choices=('other_owner', 'off_topic', 'empty'))
-  # Owners, single words. Of every five, three are for training, one for validation and one for
-  # test. A hyphen, as in 'Mar-ia', separates the word pieces of 'words' style and is not shown.
-  names: tuple[str, ...] = grammar.NAMES
-  objects: tuple[str, ...] = grammar.OBJECTS  # plural nouns, partitioned and spelled likewise
   # plain: English; words: one space between any two tokens, punctuation included, for a word-level
   # tokenizer.
   text_style: str = option('plain', choices=('plain', 'words'))
@@ -84,9 +80,13 @@ class RelayTask(base.Task):
     self._num_owners = self.num_informants if self.irrelevant_notes == 'other_owner' else relevant
     # Irrelevant sentences name one or two people that the question does not mention.
     others = 2 * (self.irrelevant_notes == 'off_topic' and self.num_irrelevant > 0)
-    self._check_pool('names', self._num_owners + others)
-    self._check_pool('objects', 1)
-    self._names, self._objects = grammar.cut(self.names), grammar.cut(self.objects)
+    self._names, self._objects = grammar.cut(grammar.NAMES), grammar.cut(grammar.OBJECTS)
+    for split, names in self._names.items():
+      if self._size(split) and len(names) < self._num_owners + others:
+        raise ValueError(
+          f'task.options.num_informants={self.num_informants} needs {self._num_owners + others} '
+          f'names, and split {split!r} has {len(names)}; lower it, or set {split}_size=0'
+        )
     # ways[k][s]: ordered k-tuples of counts with sum s.
     self._ways = [{0: 1}]
     for _ in range(relevant):
@@ -95,24 +95,6 @@ class RelayTask(base.Task):
         for addend in range(1, self.max_count + 1):
           ways[total + addend] = ways.get(total + addend, 0) + count
       self._ways.append(ways)
-
-  def _check_pool(self, field: str, least: int) -> None:
-    """Checks the words of a pool, and that each split that is not empty has `least` of them."""
-    pool, where = getattr(self, field), f'task.options.{field}'
-    for word in pool:
-      if not (isinstance(word, str) and all(piece.isalpha() for piece in word.split('-'))):
-        raise ValueError(
-          f'{where} holds {word!r}; every entry must be one word of letters, with hyphens between '
-          'its pieces if it has several'
-        )
-    if len(set(map(_joined, pool))) < len(pool):
-      raise ValueError(f'{where}={list(pool)!r} holds a word twice; remove one')
-    for split, words in grammar.cut(pool).items():
-      if self._size(split) and len(words) < least:
-        raise ValueError(
-          f'{where}: of {len(pool)} words, {len(words)} are for split {split!r}, which needs '
-          f'{least}; give {5 * least} or more, or set {split}_size=0'
-        )
 
   def _size(self, split: str) -> int:
     return getattr(self, f'{split}_size')
@@ -139,7 +121,7 @@ class RelayTask(base.Task):
     words = script.script_words() | grammar.grammar_words()
     words |= {str(number) for number in range(self.answers[-1] + 1)}
     words |= set('has . How many do and , have together ? does'.split())
-    for word in (*self.names, *self.objects):
+    for word in (*grammar.NAMES, *grammar.OBJECTS):
       first, *rest = word.split('-')
       words |= {first, *(f'##{piece}' for piece in rest)}
     return sorted(words)
