@@ -9,7 +9,6 @@ error that names its field.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent_gspo.options import check_choice
+from agent_gspo.options import check_choice, did_you_mean
 from agent_gspo.values import is_number, shown
 
 T = TypeVar('T')
@@ -213,8 +212,7 @@ def check_options(
   for option, value in given.items():
     field = f'{where}.{option}'
     if option not in known:
-      close = difflib.get_close_matches(str(option), known, 1)
-      meant = f' Did you mean {close[0]!r}?' if close else ''
+      meant = did_you_mean(option, known)
       raise ValueError(f'{field} is unknown; {name!r} takes {", ".join(known) or "none"}.{meant}')
     if isinstance(known[option], bool):
       if not isinstance(value, bool):

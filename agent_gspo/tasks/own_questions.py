@@ -32,7 +32,7 @@ def _text(text: str) -> str:
 GRADERS: Mapping[str, graders.Grader] = {
   'number': graders.NUMBER['strict'],
   'equation': graders.NUMBER['equation'],
-  'maths': graders.MATHS['strict'],
+  'maths': graders.MATH['strict'],
   'letter': graders.Grader(choice_grader.extract_choice, choice_grader.grade_choice),
   'text': graders.Grader(_text, lambda text, gold: float(_text(text) == _text(gold))),
 }

@@ -22,8 +22,8 @@ _TASKS = {
   'human_eval': ('agent_gspo.tasks.benchmarks.human_eval', 'HumanEval'),
   'aqua': ('agent_gspo.tasks.benchmarks.multiple_choice', 'AQuA'),
   'mmlu': ('agent_gspo.tasks.benchmarks.multiple_choice', 'MMLU'),
-  'math500': ('agent_gspo.tasks.benchmarks.competition_maths', 'Math500'),
-  'math': ('agent_gspo.tasks.benchmarks.competition_maths', 'Math'),
+  'math500': ('agent_gspo.tasks.benchmarks.competition_math', 'Math500'),
+  'math': ('agent_gspo.tasks.benchmarks.competition_math', 'Math'),
 }
 
 

@@ -15,7 +15,7 @@ _GRADERS = {
   'number': graders.NUMBER['strict'],
   'equation': graders.NUMBER['equation'],
   'letter': graders.choice('ABCDE', str)['strict'],
-  'maths': graders.MATHS['strict'],
+  'maths': graders.MATH['strict'],
 }
 _MILLION = 10**6
 # Golds that a hostile answer may be compared with by another way than the first.

@@ -176,7 +176,7 @@ LETTER_OF_FOUR = [
   ('Cannot say.', 'C', 0, 1),
 ]
 
-MATHS = [
+MATH = [
   (r'\boxed{42}', '42', 1, 1),
   ('42', '42', 1, 1),
   ('The answer is 42. That took 3 steps.', '42', 1, 0),
@@ -370,7 +370,7 @@ CASES = [
     ('number', NUMBER),
     ('letter', LETTER),
     ('letter of four', LETTER_OF_FOUR),
-    ('maths', MATHS),
+    ('maths', MATH),
   )
   for row in rows
 ]

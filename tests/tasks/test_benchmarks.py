@@ -14,7 +14,7 @@ from loopback_server import serve
 from official_files import DATA, digest, needs_data
 
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.competition_maths import Math, Math500
+from agent_gspo.tasks.benchmarks.competition_math import Math, Math500
 from agent_gspo.tasks.benchmarks.multiple_choice import MMLU, AQuA
 from agent_gspo.tasks.benchmarks.word_problems import (
   GSM8K,

@@ -6,8 +6,6 @@ import functools
 import hashlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 from loopback_server import serve
@@ -19,11 +17,11 @@ from agent_gspo.types import Question
 
 NOWHERE = 'http://127.0.0.1:9'
 SOURCE = sources.Source(
-  path='set/file.txt',
-  repository='owner/repo',
-  commit='abc',
+  'set/file.txt',
+  'owner/repo',
+  'abc',
+  hashlib.sha256(b'hello').hexdigest(),
   remote_path='data/file.txt',
-  sha256=hashlib.sha256(b'hello').hexdigest(),
 )
 
 
@@ -162,31 +160,3 @@ def test_what_reading_raises_comes_through_when_questions_are_stored(tmp_path):
 
   with pytest.raises(KeyError, match='a field'):
     prepare_questions('toy', read, tmp_path)
-
-
-def test_reading_stored_questions_needs_no_tensorflow(tmp_path):
-  program = f"""
-import sys
-
-class WithoutTensorFlow:
-  def __init__(self, finder):
-    self.finder = finder
-
-  def __getattr__(self, name):
-    return getattr(self.finder, name)
-
-  def find_spec(self, name, *rest):
-    if name.partition('.')[0] != 'tensorflow':
-      return self.finder.find_spec(name, *rest)
-
-sys.meta_path[:] = [WithoutTensorFlow(finder) for finder in sys.meta_path]
-from agent_gspo.tasks.data.prepared import prepare_questions
-from agent_gspo.types import Question
-
-read = lambda: {{'test': [Question(id='a', text='b', answer='1')]}}
-print(prepare_questions('toy', read, {str(tmp_path)!r})['test'][0].text)
-"""
-  done = subprocess.run(
-    [sys.executable, '-c', program], capture_output=True, text=True, check=False
-  )
-  assert done.stdout == 'b\n', done.stderr

@@ -12,15 +12,15 @@ import scripted_teams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_gspo.tasks.grading import graders, legacy_graders, math_process
+from agent_gspo.tasks.grading import graders, math_process
 from agent_gspo.tasks.grading.choice_grader import extract_choice, grade_choice
-from agent_gspo.tasks.grading.math_grader import canonical_maths, grade_maths, same_expression
+from agent_gspo.tasks.grading.math_grader import canonical_math, grade_math, same_expression
 
 GRADERS = {
   'number': graders.NUMBER,
-  'letter': graders.choice('ABCDE', legacy_graders.aqua_letter),
-  'letter of four': graders.choice('ABCD', legacy_graders.mmlu_letter),
-  'maths': graders.MATHS,
+  'letter': graders.choice('ABCDE', graders.legacy_aqua),
+  'letter of four': graders.choice('ABCD', graders.legacy_mmlu),
+  'maths': graders.MATH,
 }
 ids = [f'{kind}-{text[:30]!r}-{gold[:10]}' for kind, text, gold, *_ in grader_cases.CASES]
 
@@ -64,39 +64,23 @@ def test_a_vote_on_another_task_reads_no_reasoning():
   assert task.canonical('<think>no</think>\n') is None
 
 
-def test_the_table_is_large_and_has_no_row_twice():
-  assert len(grader_cases.CASES) >= 150
-  assert len({case[:3] for case in grader_cases.CASES}) == len(grader_cases.CASES)
-
-
-def test_extraction_of_the_neighbours():
-  """The samples whose results are known from their code."""
-  numbers = {
-    '1,000': '000', '$70,000': '000', '-3': '3', '12.5': '5', '0.5': '2', '3/4': '4', 'none': '0',
-    'The answer is 42. That took 3 steps.': '3',
-  }  # fmt: skip
-  assert {text: legacy_graders.number(text) for text in numbers} == numbers
-  assert [legacy_graders.aqua_letter(text) for text in ('B) 150 Km', 'b')] == ['K', 'None.']
-  assert [legacy_graders.mmlu_letter(t) for t in ('(A)', '**D**', 'Option B')] == ['(', '*', 'O']
-
-
 def test_a_gold_answer_that_is_none():
   with pytest.raises(ValueError, match="gold answer 'E' is not one of the options ABCD"):
     grade_choice('A', 'E', 'ABCD')
   with pytest.raises(ValueError, match="gold answer '' is not one"):
     grade_choice('A', '')
   with pytest.raises(ValueError, match='gold answer is empty'):
-    grade_maths('1', ' ')
+    grade_math('1', ' ')
 
 
 def test_votes_compare_answers_in_one_spelling():
   same = ('0.5', r'\boxed{\frac{1}{2}}', 'The answer is 1/2. That took 3 steps.', r'$\frac{2}{4}$')
-  assert {canonical_maths(text) for text in same} == {'1/2'}
-  assert canonical_maths(r'\boxed{\frac{\sqrt2}{2}}') == canonical_maths(r'$\frac{\sqrt{2}}{2}$')
-  assert canonical_maths('The answer is Evelyn.') == canonical_maths(r'\boxed{\text{Evelyn}}')
-  assert canonical_maths(r'\boxed{52_9}') == canonical_maths(r'\boxed{52_{9}}') == '52_9'
-  assert canonical_maths(r'\boxed{52_8}') == '52_8'
-  assert canonical_maths('') is None
+  assert {canonical_math(text) for text in same} == {'1/2'}
+  assert canonical_math(r'\boxed{\frac{\sqrt2}{2}}') == canonical_math(r'$\frac{\sqrt{2}}{2}$')
+  assert canonical_math('The answer is Evelyn.') == canonical_math(r'\boxed{\text{Evelyn}}')
+  assert canonical_math(r'\boxed{52_9}') == canonical_math(r'\boxed{52_{9}}') == '52_9'
+  assert canonical_math(r'\boxed{52_8}') == '52_8'
+  assert canonical_math('') is None
   assert extract_choice('(b)') == extract_choice('The answer is B, as A is wrong.') == 'B'
 
 
@@ -133,7 +117,7 @@ def test_bases_dates_and_mixed_numbers(answer, gold, same):
 
 def test_a_wrong_expression_is_no_answer():
   text = 'The answer is $5$. A common incorrect answer is $6$.'
-  assert (grade_maths(text, '5'), grade_maths(text, '6')) == (1, 0)
+  assert (grade_math(text, '5'), grade_math(text, '6')) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +126,9 @@ def test_a_wrong_expression_is_no_answer():
 )
 def test_hostile_expressions_cost_seconds_at_most(latex):
   start = time.perf_counter()
-  assert grade_maths(rf'\boxed{{{latex}}}', r'x+\sqrt{2}') == 0
+  assert grade_math(rf'\boxed{{{latex}}}', r'x+\sqrt{2}') == 0
   assert time.perf_counter() - start < 60  # 2 s of processor time and a restart
-  assert grade_maths(r'\boxed{\sqrt{2}+x}', r'x+\sqrt{2}') == 1
+  assert grade_math(r'\boxed{\sqrt{2}+x}', r'x+\sqrt{2}') == 1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +163,7 @@ def test_threads_share_the_worker():
   scores = []
 
   def grade(i):
-    scores.append(grade_maths(rf'\boxed{{x+{i}+y}}', f'y+x+{i % 2}'))
+    scores.append(grade_math(rf'\boxed{{x+{i}+y}}', f'y+x+{i % 2}'))
 
   threads = [threading.Thread(target=grade, args=(i,)) for i in range(8)]
   for thread in threads:
@@ -219,9 +203,9 @@ def test_after_an_interrupt_no_reply_is_taken_for_another(monkeypatch):
 @given(st.text(alphabet='ABCDEab ().,:\nthe answer is or not *#\\boxed{}$', max_size=60))
 def test_letter_soup_is_read_without_error(text):
   assert extract_choice(text, 'ABCD') in {None, *'ABCD'}
-  assert legacy_graders.grade_number(text, '1') in (0, 1)
-  assert isinstance(legacy_graders.aqua_letter(text), str)
-  assert isinstance(legacy_graders.maths(text), str)
+  assert graders.NUMBER['legacy'].grade(text, '1') in (0, 1)
+  assert isinstance(graders.legacy_aqua(text), str)
+  assert isinstance(graders.legacy_math(text), str)
 
 
 @given(st.sampled_from('ABCD'), st.sampled_from('ABCD'))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
-import hashlib
 import sys
 import textwrap
 import time
@@ -217,17 +215,12 @@ def test_questions(task):
 
 @needs_data
 def test_votes(task):
-  answer = task.canonical(MESSAGES['fenced'])
-  assert answer == task.canonical(MESSAGES['restated'])
+  """They see the solution and not its tests."""
+  assert task.canonical(MESSAGES['fenced']) == task.canonical(MESSAGES['restated'])
   assert task.canonical('no code') is None
-
-
-@needs_data
-def test_votes_see_the_solution_and_not_its_tests(task):
-  right, wrong = ('def add(x, y): return x + y', 'def add(x, y): return x - y')
   behind = f'\n{FENCE}\nTests:\n{PYTHON}def test_add():\n    assert add(1, 1) == 2\n{FENCE}'
-  assert task.canonical(f'{PYTHON}{right}{behind}') == right
-  assert task.canonical(f'{PYTHON}{wrong}{behind}') == wrong
+  for code in ('def add(x, y): return x + y', 'def add(x, y): return x - y'):
+    assert task.canonical(f'{PYTHON}{code}{behind}') == code
 
 
 @needs_data
@@ -279,14 +272,6 @@ def test_table():
     assert task.score_all([found[i] for i in ids], texts) == list(map(float, scores)), grader
 
 
-@needs_data
-def test_legacy_takes_whole_functions():
-  task = make_task('human_eval', data_dir=DATA, grader='legacy')
-  found = task.questions('test')[:40:3]
-  assert task.score_all(found, [q.text + q.answer for q in found]) == [1.0] * len(found)
-  assert task.score_all(found[:3], [q.answer for q in found[:3]]) == [0.0] * 3
-
-
 @pytest.mark.parametrize(
   ('option', 'value'),
   [('grader', 'lenient'), ('cpu_seconds', 0), ('cpu_seconds', 2.5), ('wall_seconds', 0.0),
@@ -304,32 +289,19 @@ def test_endless_answer_fails():
 
 
 @needs_data
-def test_silent_answers_do_not_hold_a_worker(task):
-  """They would take 30 seconds each."""
-  begun = time.monotonic()
-  silent = '    import time\n    time.sleep(1000)'
-  found = task.questions('test')[:4]
-  assert HumanEval(data_dir=DATA, workers=2).score_all(found, [silent] * 4) == [0.0] * 4
-  assert time.monotonic() - begun < 30
-
-
-@needs_data
 def test_download_of_the_packed_file(tmp_path, monkeypatch):
-  """The packed file is fetched and unpacked; its hash stands for one made here."""
-  packed = gzip.compress((DATA / FILE).read_bytes(), mtime=0)
-  source = human_eval._PACKED
-  path = tmp_path / 'web' / source.repository / source.commit / source.remote_path
+  source = human_eval._SOURCE
+  path = tmp_path / 'web' / source.urls('')[0].lstrip('/')
   path.parent.mkdir(parents=True)
-  path.write_bytes(packed)
+  path.write_bytes(gzip.compress((DATA / FILE).read_bytes()))
   monkeypatch.delenv(sources.DATA_DIR_VARIABLE, raising=False)
-  made = dataclasses.replace(source, sha256=hashlib.sha256(packed).hexdigest())
   with serve(tmp_path / 'web') as address:
-    options = {'cache_dir': tmp_path / 'cache', 'base_url': address}
-    with pytest.raises(ValueError, match='official file'):
-      HumanEval(**options)
-    monkeypatch.setattr(human_eval, '_PACKED', made)
-    assert len(HumanEval(**options).questions('test')) == 164
-  assert len(HumanEval(**options).questions('test')) == 164  # from the earlier download
+    fetched = HumanEval(cache_dir=tmp_path / 'cache', base_url=address)
+    path.write_bytes(b'changed')
+    with pytest.raises(FileNotFoundError, match=r'jsonl\.gz: Not a gzipped file'):
+      HumanEval(cache_dir=tmp_path, base_url=address)
+  again = HumanEval(cache_dir=tmp_path / 'cache')  # from the earlier download
+  assert len(fetched.questions('test')) == len(again.questions('test')) == 164
 
 
 def test_a_file_that_is_missing_or_changed(tmp_path):

@@ -333,10 +333,6 @@ def test_grades_a_repeating_decimal(text, value):
   assert grade_number(text, str(Fraction(value))) == 1
 
 
-def test_no_text_is_in_the_tables_twice():
-  assert len({text for text, _ in TABLES}) == len(TABLES)
-
-
 @given(st.integers(1, 999), st.lists(st.integers(0, 999), min_size=1, max_size=3))
 def test_grouped_thousands_are_one_number(first, groups):
   digits = [str(first), *(f'{group:03}' for group in groups)]

@@ -7,7 +7,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import gzip
-import hashlib
 import os
 import re
 import textwrap
@@ -17,19 +16,16 @@ from agent_gspo import sandbox
 from agent_gspo.options import option
 from agent_gspo.tasks.benchmarks.official import FileTask
 from agent_gspo.tasks.data import sources
-from agent_gspo.tasks.grading import answer_marks, legacy_graders
+from agent_gspo.tasks.grading import answer_marks, graders
 from agent_gspo.types import Question
 
-_source = functools.partial(sources.Source, repository='openai/human-eval', commit='6d43fb9')
-_PLAIN = _source(
-  path='humaneval/data/HumanEval.jsonl',
-  remote_path='data/HumanEval.jsonl',
-  sha256='1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2',
-)
-_PACKED = _source(  # The repository has the file in this form only.
-  path='humaneval/data/HumanEval.jsonl.gz',
+_SOURCE = sources.Source(
+  'humaneval/data/HumanEval.jsonl',
+  'openai/human-eval',
+  '6d43fb9',
+  '1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2',
   remote_path='data/HumanEval.jsonl.gz',
-  sha256='b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef',
+  rewrite=gzip.decompress,
 )
 
 # The indentation of a fence in a list is that of the text of its item.
@@ -61,7 +57,7 @@ class HumanEval(FileTask):
   the function. An answer is right if all official tests pass in the sandbox (pass@1).
 
   The grader 'legacy' makes a program of an answer as AgentPrune and AgentDropout do
-  (`legacy_graders.program`). It runs in the sandbox, under the same limits, on the official prompts
+  (`graders.legacy_program`). It runs in the sandbox, under the same limits, on the official prompts
   and tests; theirs are 161 reworded ones.
 
   Raises:
@@ -83,21 +79,12 @@ class HumanEval(FileTask):
   def __post_init__(self):
     super().__post_init__()
     sandbox.mechanisms()
-    records = sources.parse_lines(self._official_text())
+    records = sources.parse_lines(self._fetch(_SOURCE).read_text(encoding='utf-8'))
     self._records = {record['task_id']: record for record in records}
     self._questions = tuple(
       Question(id=record['task_id'], text=record['prompt'], answer=record['canonical_solution'])
       for record in records
     )
-
-  def _official_text(self) -> str:
-    folder = sources.data_folder(self.data_dir)
-    plain = folder is not None and (folder / _PLAIN.path).is_file()
-    path = self._fetch(_PLAIN if plain else _PACKED)
-    content = path.read_bytes() if plain else gzip.decompress(path.read_bytes())
-    if hashlib.sha256(content).hexdigest() != _PLAIN.sha256:
-      raise ValueError(f'{path} does not unpack to the official HumanEval.jsonl; remove it')
-    return content.decode()
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions if split == 'test' else ()
@@ -117,7 +104,7 @@ class HumanEval(FileTask):
     """
     names = [record['entry_point'] for record in self._records.values()]
     legacy = self.grader == 'legacy'
-    code = legacy_graders.program(answer_text) if legacy else extract_code(answer_text, names)
+    code = graders.legacy_program(answer_text) if legacy else extract_code(answer_text, names)
     return code and '\n'.join(line.rstrip() for line in code.split('\n') if line.strip())
 
   def score(self, question: Question, answer_text: str) -> float:
@@ -125,7 +112,7 @@ class HumanEval(FileTask):
     record = self._records[question.id]
     prompt, name = record['prompt'], record['entry_point']
     if self.grader == 'legacy':
-      program = legacy_graders.program(answer_text)
+      program = graders.legacy_program(answer_text)
     elif (code := extract_code(answer_text, (name,))) is not None:
       program = complete_program(prompt, code, name)
     else:

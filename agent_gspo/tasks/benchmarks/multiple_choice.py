@@ -7,14 +7,14 @@ import io
 import pathlib
 from collections.abc import Sequence
 
-from agent_gspo.tasks.benchmarks.mmlu_files import CHECKSUMS
 from agent_gspo.tasks.benchmarks.official import OfficialTask, Read
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.draws import bucket
-from agent_gspo.tasks.grading import graders, legacy_graders
+from agent_gspo.tasks.grading import graders
 from agent_gspo.types import Question
 
 LETTERS = 'ABCDE'
+_MMLU_FILES = pathlib.Path(__file__).with_name('mmlu.sha256')  # as sha256sum writes it
 
 
 def with_options(question: str, options: Sequence[str]) -> str:
@@ -32,15 +32,9 @@ class AQuA(OfficialTask):
   """
 
   name = 'aqua'
-  GRADERS = graders.choice('ABCDE', legacy_graders.aqua_letter)
+  GRADERS = graders.choice('ABCDE', graders.legacy_aqua)
   SOURCES = tuple(
-    sources.Source(
-      path=f'aqua/{split}.json',
-      repository='google-deepmind/AQuA',
-      commit='26b64ed',
-      remote_path=f'{split}.json',
-      sha256=sha256,
-    )
+    sources.Source(f'aqua/{split}.json', 'google-deepmind/AQuA', '26b64ed', sha256)
     for split, sha256 in (
       ('dev', '4a52301d8a49ae0b286f8e697f9c5da1b109b247b825b47b4c6de34312dceec5'),
       ('test', 'de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c'),
@@ -61,7 +55,7 @@ class AQuA(OfficialTask):
         )
 
 
-def _original_layout(content: bytes) -> bytes:
+def _official_layout(content: bytes) -> bytes:
   """Converts a CSV file with header and answers 0..3 to one without header, answers A..D."""
   rows = list(csv.reader(io.StringIO(content.decode('utf-8'), newline='')))[1:]
   written = io.StringIO(newline='')
@@ -69,19 +63,6 @@ def _original_layout(content: bytes) -> bytes:
     [*row[:-1], LETTERS[int(row[-1])]] for row in rows
   )
   return written.getvalue().encode('utf-8')
-
-
-def _mmlu_source(sha256: str, name: str) -> sources.Source:
-  split, subject = name.split('/')
-  return sources.Source(
-    path=f'mmlu/data/{split}/{subject}_{split}.csv',
-    # hendrycks/test contains no data; in this repository each file has its own address.
-    repository='HaeChan0305/MLILAB-FedLLM',
-    commit='d92730e8bacd7b3a61e551e015e40588e10234b4',
-    remote_path=f'data/mmlu/{split}/{subject}_{split}.csv',
-    sha256=sha256,
-    rewrite=_original_layout,
-  )
 
 
 class MMLU(OfficialTask):
@@ -93,8 +74,18 @@ class MMLU(OfficialTask):
   """
 
   name = 'mmlu'
-  GRADERS = graders.choice('ABCD', legacy_graders.mmlu_letter)
-  SOURCES = tuple(_mmlu_source(*line.split()) for line in CHECKSUMS.strip().split('\n'))
+  GRADERS = graders.choice('ABCD', graders.legacy_mmlu)
+  SOURCES = tuple(
+    sources.Source(
+      f'mmlu/{path}',
+      'HaeChan0305/MLILAB-FedLLM',  # hendrycks/test contains no data
+      'd92730e8bacd7b3a61e551e015e40588e10234b4',
+      sha256,
+      remote_path=path.replace('data/', 'data/mmlu/'),
+      rewrite=_official_layout,
+    )
+    for sha256, path in map(str.split, _MMLU_FILES.read_text().splitlines())
+  )
 
   @classmethod
   def read(cls, *paths: pathlib.Path) -> Read:

@@ -40,7 +40,7 @@ class FileTask(base.Task):
 
   GRADERS: ClassVar[Mapping[str, Any]]
 
-  # strict, or legacy for the extraction that AgentPrune and AgentDropout use (`legacy_graders`),
+  # strict, or legacy for the extraction that AgentPrune and AgentDropout use (`graders`),
   # for comparison with their tables only; word problems also have equation, which executes the
   # written chain (`grading.equations`).
   grader: str = 'strict'
@@ -52,7 +52,6 @@ class FileTask(base.Task):
   def __post_init__(self):
     check_fields(self, 'task.options')
     check_choice('task.options.grader', self.grader, tuple(self.GRADERS))
-    sources.data_folder(self.data_dir)  # A misspelled folder is an error, even if all is stored.
 
   def _fetch(self, source: sources.Source) -> pathlib.Path:
     return sources.fetch(

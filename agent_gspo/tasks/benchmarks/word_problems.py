@@ -63,11 +63,10 @@ class GSM8K(WordProblems):
   name = 'gsm8k'
   SOURCES = tuple(
     sources.Source(
-      path=f'gsm8k/grade_school_math/data/{split}.jsonl',
-      repository='openai/grade-school-math',
-      commit='3101c7d5072418e28b9008a6636bde82a006892c',
-      remote_path=f'grade_school_math/data/{split}.jsonl',
-      sha256=sha256,
+      f'gsm8k/grade_school_math/data/{split}.jsonl',
+      'openai/grade-school-math',
+      '3101c7d5072418e28b9008a6636bde82a006892c',
+      sha256,
     )
     for split, sha256 in (
       ('train', '17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465'),
@@ -111,13 +110,7 @@ class SVAMP(WordProblems):
 
   name = 'svamp'
   SOURCES = tuple(
-    sources.Source(
-      path=f'svamp/{path}',
-      repository='arkilpatel/SVAMP',
-      commit='689d7cc',
-      remote_path=path,
-      sha256=sha256,
-    )
+    sources.Source(f'svamp/{path}', 'arkilpatel/SVAMP', '689d7cc', sha256)
     for path, sha256 in (
       (
         'data/mawps-asdiv-a_svamp/train.csv',
@@ -158,11 +151,10 @@ class MultiArith(WordProblems):
   name = 'multiarith'
   SOURCES = (
     sources.Source(
-      path='multiarith/dataset/MultiArith/MultiArith.json',
-      repository='kojima-takeshi188/zero_shot_cot',
-      commit='5ef330f',
-      remote_path='dataset/MultiArith/MultiArith.json',
-      sha256='dc9db1b6cc68b1ecc2dec830d15aaf8c9a0932aa31d5ffce88ef3628179d36f4',
+      'multiarith/dataset/MultiArith/MultiArith.json',
+      'kojima-takeshi188/zero_shot_cot',
+      '5ef330f',
+      'dc9db1b6cc68b1ecc2dec830d15aaf8c9a0932aa31d5ffce88ef3628179d36f4',
     ),
   )
 

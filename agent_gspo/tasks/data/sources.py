@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import http.client
 import json
 import os
 import pathlib
@@ -27,25 +26,22 @@ class Source:
     path: Path in a data directory, e.g. 'svamp/SVAMP.json'.
     repository: GitHub 'owner/name'.
     commit: Commit of the file.
-    remote_path: Path in the repository.
     sha256: Hash of the content, hexadecimal.
-    rewrite: Conversion from the repository's layout to the official one; None if they are
-      the same.
+    remote_path: Path in the repository; '' for `path` without its first folder.
+    rewrite: Conversion of the repository's file to the official one; None if they are the same.
   """
 
   path: str
   repository: str
   commit: str
-  remote_path: str
   sha256: str
+  remote_path: str = ''
   rewrite: Callable[[bytes], bytes] | None = None
 
   def urls(self, base_url: str) -> tuple[str, ...]:
     """Returns the addresses of the file: at its commit, then at HEAD (the hash decides)."""
-    base = base_url.rstrip('/')
-    return tuple(
-      f'{base}/{self.repository}/{ref}/{self.remote_path}' for ref in (self.commit, 'HEAD')
-    )
+    base, path = base_url.rstrip('/'), self.remote_path or self.path.partition('/')[2]
+    return tuple(f'{base}/{self.repository}/{ref}/{path}' for ref in (self.commit, 'HEAD'))
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:
@@ -101,12 +97,11 @@ def fetch(
     try:
       with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as reply:
         content = reply.read()
-    # URLError is an OSError; HTTPException: cut off half-way; ValueError: no such scheme.
-    except (OSError, http.client.HTTPException, ValueError) as error:
+      if source.rewrite is not None:
+        content = source.rewrite(content)
+    except Exception as error:  # of the network, or from a file in another layout
       reasons.append(f'{url}: {error}')
       continue
-    if source.rewrite is not None:
-      content = source.rewrite(content)
     _check(content, source, f'download {url}')
     cached.parent.mkdir(parents=True, exist_ok=True)
     part = cached.with_name(f'{cached.name}.{os.getpid()}.part')

@@ -102,7 +102,7 @@ _TUPLE = re.compile(r'[(\[].*,.*[)\]]')
 _SET = re.compile(r'\\\{(?!.*(?:[<>:|]|\\mid|\\[lg]e)).*\\\}')
 
 
-def extract_maths(text: str) -> str | None:
+def extract_math(text: str) -> str | None:
   """Returns the expression that `text` gives as its answer, as literal LaTeX, or None."""
   text = answer_marks.passage(text)
   begun = lambda line: _is_expression(line) and not answer_marks.NUMBERED.match(line)
@@ -120,7 +120,7 @@ def extract_maths(text: str) -> str | None:
   return numeric.canonical_number(text)
 
 
-def grade_maths(text: str, gold: str) -> float:
+def grade_math(text: str, gold: str) -> float:
   """Returns 1.0 if `text` answers with the gold expression, else 0.0.
 
   Args:
@@ -132,7 +132,7 @@ def grade_maths(text: str, gold: str) -> float:
   """
   if not gold.strip():
     raise ValueError('the gold answer is empty')
-  answer = extract_maths(text)
+  answer = extract_math(text)
   return float(answer is not None and same_expression(answer, gold))
 
 
@@ -176,12 +176,12 @@ def _same(answer: str, gold: str, sets: tuple[str, str] | None = None) -> bool:
   return ask(request) is True
 
 
-def canonical_maths(text: str) -> str | None:
+def canonical_math(text: str) -> str | None:
   """Returns the expression in an answer, normalized for votes, or None."""
-  answer = extract_maths(text)
+  answer = extract_math(text)
   if answer is None:
     return None
-  answer = plain(answer)
+  answer = _bare(_seen(answer))
   if _NUMBER.fullmatch(answer):
     return numeric.canonical_number(answer) or answer
   if len(answer) > _MAX_EXPRESSION:
@@ -193,11 +193,6 @@ def canonical_maths(text: str) -> str | None:
   if len(words) > 1 or 'text' in answer:
     return words or answer
   return str(ask({'expression': answer}) or answer) or None
-
-
-def plain(latex: str) -> str:
-  """Removes typesetting and spaces from an expression."""
-  return _bare(_seen(latex))
 
 
 def _seen(latex: str, radians: bool = False) -> str:

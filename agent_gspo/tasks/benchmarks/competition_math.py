@@ -12,11 +12,10 @@ from agent_gspo.tasks.grading import answer_marks, graders
 from agent_gspo.types import Question
 
 _TRAIN = sources.Source(
-  path='math/data/MATH/train.json',
-  repository='TsinghuaC3I/MARTI',
-  commit='a2fe2c7',
-  remote_path='data/MATH/train.json',
-  sha256='5a6ad0797d888927999b4085ed34c9567df978b2a762fdc2e630248a58447206',
+  'math/data/MATH/train.json',
+  'TsinghuaC3I/MARTI',
+  'a2fe2c7',
+  '5a6ad0797d888927999b4085ed34c9567df978b2a762fdc2e630248a58447206',
 )
 
 
@@ -40,16 +39,16 @@ class Math500(OfficialTask):
   """
 
   name = 'math500'
-  GRADERS = graders.MATHS
+  GRADERS = graders.MATH
   SOURCES = (
     _TRAIN,
     sources.Source(
-      path='math500/prm800k/math_splits/test.jsonl',
+      'math500/prm800k/math_splits/test.jsonl',
       # openai/prm800k keeps it in Git LFS; this copy has the hash that is noted there.
-      repository='ZubinGou/math-evaluation-harness',
-      commit='dcfa46a2e476a71dc46c957822808435d4e2c3cc',
+      'ZubinGou/math-evaluation-harness',
+      'dcfa46a2e476a71dc46c957822808435d4e2c3cc',
+      '35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132',
       remote_path='data/math_oai/test.jsonl',
-      sha256='35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132',
     ),
   )
 
@@ -70,15 +69,14 @@ class Math(OfficialTask):
   """
 
   name = 'math'
-  GRADERS = graders.MATHS
+  GRADERS = graders.MATH
   SOURCES = (
     _TRAIN,
     sources.Source(
-      path='math/data/math/test.jsonl',
-      repository='ZubinGou/math-evaluation-harness',
-      commit='dcfa46a2e476a71dc46c957822808435d4e2c3cc',
-      remote_path='data/math/test.jsonl',
-      sha256='3371949f33dd702d04b43fddd7d53a028de0aaca0e76abb1b875a050297b3aa4',
+      'math/data/math/test.jsonl',
+      'ZubinGou/math-evaluation-harness',
+      'dcfa46a2e476a71dc46c957822808435d4e2c3cc',
+      '3371949f33dd702d04b43fddd7d53a028de0aaca0e76abb1b875a050297b3aa4',
     ),
   )
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent_gspo.tasks.grading.math_grader import grade_maths, same_expression
+from agent_gspo.tasks.grading.math_grader import grade_math, same_expression
 
 # Each holds in both directions.
 EXACT = [
@@ -164,9 +164,9 @@ def test_the_gold_expression_decides_on_order_and_names(answer, gold, same):
 
 
 def test_a_marked_answer_is_compared_so():
-  assert grade_maths(r'So \boxed{-3\le x\le 2}.', '[-3,2]') == 1
-  assert grade_maths(r'The answer is $0.\overline{3}$.', r'\frac13') == 1
-  assert grade_maths(r'\boxed{x=1,y=2}', 'x=2,y=1') == 0
+  assert grade_math(r'So \boxed{-3\le x\le 2}.', '[-3,2]') == 1
+  assert grade_math(r'The answer is $0.\overline{3}$.', r'\frac13') == 1
+  assert grade_math(r'\boxed{x=1,y=2}', 'x=2,y=1') == 0
 
 
 @pytest.mark.parametrize(
