@@ -7,7 +7,8 @@ would be trained on, or be blamed on the learning rate.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from agent_gspo import plugins
@@ -45,15 +46,13 @@ def scores(task: Task, questions: Sequence[Question], answers: Sequence[str]) ->
     PluginError: if the verifier fails, returns too few scores or one that is not a number in
       `[0, 1]`; names the task, the question and the value.
   """
-  must = f'must return a score for each of {len(answers)} answers'
-  found = call(task, 'score_all', task.score_all, questions, answers)
-  if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
+  returned = call(task, 'score_all', task.score_all, questions, answers)
+  found = call(task, 'score_all', list, returned)
+  if isinstance(returned, Mapping | Set) or len(found) != len(answers):
     raise plugins.PluginError(
-      f'{_where(task)}: score_all returned {plugins.kind_of(found)}; {must}.'
+      f'{_where(task)}: score_all returned {plugins.kind_of(returned)}; must return a list with a '
+      f'score for each of {len(answers)} answers.'
     )
-  found = call(task, 'score_all', list, found)
-  if len(found) != len(answers):
-    raise plugins.PluginError(f'{_where(task)}: score_all returned {len(found)} scores; {must}.')
   score = lambda q, value: _score(task, f'score of question {q.id!r}', value)
   return [score(q, value) for q, value in zip(questions, found, strict=True)]
 
@@ -65,24 +64,17 @@ def graded_by(task: Task, grader: str, question: Question, answer: str) -> float
 
 
 def _score(task: Task, what: str, value: Any) -> float:
-  """Returns a score as a float; a bool counts as 0 or 1."""
-  number = _number(value)
-  if number is None or not -_ROUNDING <= number <= 1 + _ROUNDING:
+  """Returns a score as a float: a scalar or 0-d array of any library; a bool counts as 0 or 1."""
+  try:
+    plain = value.item() if hasattr(value, 'item') and not value.ndim else value
+    number = math.nan if isinstance(plain, str | bytes) or hasattr(plain, 'ndim') else float(plain)
+  except Exception:  # None, a complex number, one too large, a deleted array
+    number = math.nan
+  if not -_ROUNDING <= number <= 1 + _ROUNDING:
     raise plugins.PluginError(
       f'{_where(task)}: {what} is {shown(value)}; must be a number in [0, 1].'
     )
   return min(max(number, 0.0), 1.0)
-
-
-def _number(value: Any) -> float | None:
-  """Converts a scalar or 0-d array of any library to a float; returns None for others."""
-  try:
-    if getattr(value, 'ndim', 0):
-      return None
-    value = value.item() if hasattr(value, 'item') else value
-    return None if isinstance(value, str | bytes | bytearray) else float(value)
-  except Exception:  # None, a complex number, one too large, a deleted array
-    return None
 
 
 def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
@@ -92,61 +84,58 @@ def questions(task: Task, found: Any, split: str) -> Sequence[Question]:
     PluginError: if they are not a sequence, one is not a `Question` or has a field of another
       type, or two in a list have the same id.
   """
-  what = f'split {split!r}'
+  where = f'{_where(task)}, split {split!r}'
   sized = hasattr(found, '__len__') and hasattr(found, '__getitem__')
   if not sized or isinstance(found, str | bytes | Mapping):
     raise plugins.PluginError(
-      f'{_where(task)}, {what}: _split returned {plugins.kind_of(found)}; must return a list of '
+      f'{where}: _split returned {plugins.kind_of(found)}; must return a list of '
       'agent_gspo.Question.'
     )
   if not isinstance(found, list | tuple):
-    made = lambda i: _checked(task, what, i, found[i])
-    return LazyQuestions(len(found), lambda i: call(task, what, made, i))
+    made = lambda i: _checked(where, i, found[i])
+    return LazyQuestions(len(found), lambda i: call(task, f'split {split!r}', made, i))
   places: dict[str, int] = {}
   for i, question in enumerate(found):
-    first = places.setdefault(_checked(task, what, i, question).id, i)
+    first = places.setdefault(_checked(where, i, question).id, i)
     if first != i:
       raise plugins.PluginError(
-        f'{_where(task)}, {what}: questions {first} and {i} have the same id {question.id!r}; must '
-        'be unique.'
+        f'{where}: questions {first} and {i} have the same id {question.id!r}; must be unique.'
       )
   return list(found)
 
 
-def _checked(task: Task, what: str, place: int, question: Any) -> Question:
-  """Checks the question at one index of a split; see `questions`."""
-  where = f'{_where(task)}, {what}: question {place}'
+def _checked(where: str, place: int, question: Any) -> Question:
+  """Returns the question at one index of a split if its fields are valid; see `questions`."""
   if not isinstance(question, Question):
     raise plugins.PluginError(
-      f'{where} is {plugins.kind_of(question)}; must be an agent_gspo.Question.'
+      f'{where}: question {place} is {plugins.kind_of(question)}; must be an agent_gspo.Question.'
     )
-  for field in ('id', 'text', 'answer', 'derivation', 'story'):
-    value = getattr(question, field)
-    if not is_text(value) or (field == 'id' and not value):
-      raise plugins.PluginError(f'{where}: {field} is {shown(value)}; must be a text.')
-  notes = question.notes
-  if not isinstance(notes, list | tuple) or not all(map(is_text, notes)):
-    raise plugins.PluginError(f'{where}: notes is {shown(notes)}; must be a tuple of texts.')
-  if not isinstance(question.relevant, list | tuple) or set(question.relevant) - {True, False}:
-    raise plugins.PluginError(
-      f'{where}: relevant is {shown(question.relevant)}; must be a tuple of True and False.'
-    )
+  texts = lambda found: isinstance(found, list | tuple) and all(map(is_text, found))
+  flags = lambda found: isinstance(found, list | tuple) and not set(found) - {True, False}
+  for fields, fits, must in (
+    (('text', 'answer', 'derivation', 'story'), is_text, 'a text'),
+    (('id',), lambda found: is_text(found) and found, 'a text of its own'),
+    (('notes',), texts, 'a tuple of texts'),
+    (('relevant',), flags, 'a tuple of True and False'),
+  ):
+    for field in fields:
+      if not fits(value := getattr(question, field)):
+        raise plugins.PluginError(
+          f'{where}: question {place}: {field} is {shown(value)}; must be {must}.'
+        )
   return question
 
 
-def _is_text_or_none(found: Any) -> bool:
-  return found is None or is_text(found)
-
-
-def _are_words(found: Any) -> bool:
-  return not isinstance(found, str | bytes) and bool(found) and all(map(is_text, found))
-
-
+_text_or_none = (lambda found: found is None or is_text(found), 'a text or None')
+_words = (
+  lambda found: not isinstance(found, str) and found and all(map(is_text, found)),
+  'a list of words',
+)
 _RETURNED: dict[str, tuple[Callable[[Any], bool], str]] = {
-  'canonical': (_is_text_or_none, 'a text or None'),
-  'demonstration': (_is_text_or_none, 'a text or None'),
+  'canonical': _text_or_none,
+  'demonstration': _text_or_none,
   'note': (is_text, 'a text'),
-  'vocabulary': (_are_words, 'a list of words'),
+  'vocabulary': _words,
 }
 
 

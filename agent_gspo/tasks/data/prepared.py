@@ -24,13 +24,6 @@ _FIELDS = ('id', 'text', 'answer', 'derivation')
 ReadQuestions = Callable[[], Mapping[str, Iterable[Question]]]
 
 
-class _LocalInfo(tfds.core.DatasetInfo):
-  """Dataset info without look-up in the public bucket, which lacks these datasets."""
-
-  def initialize_from_bucket(self) -> None:
-    pass
-
-
 class QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
   """Dataset builder for the questions of one task, in order; each task has its own folder."""
 
@@ -43,7 +36,7 @@ class QuestionsBuilder(tfds.core.GeneratorBasedBuilder):
     super().__init__(data_dir=os.fspath(data_dir), file_format='array_record')
 
   def _info(self) -> tfds.core.DatasetInfo:
-    return _LocalInfo(
+    return tfds.core.DatasetInfo(
       builder=self,
       description='Questions and gold answers of one benchmark.',
       features=tfds.features.FeaturesDict({field: tfds.features.Text() for field in _FIELDS}),
@@ -93,7 +86,15 @@ def prepare_questions(
     sources = builder.as_data_source()
     if not sources:
       raise ValueError('no splits in dataset_info.json')
-    return {split: _stored(source, folder) for split, source in sources.items()}
+  return {split: _stored(source, folder) for split, source in sources.items()}
+
+
+def _stored(source: Sequence[Mapping[str, bytes]], folder: pathlib.Path) -> Sequence[Question]:
+  def make(index: int) -> Question:
+    with _naming(folder):
+      return Question(**{field: value.decode() for field, value in source[index].items()})
+
+  return LazyQuestions(len(source), make)
 
 
 @contextlib.contextmanager
@@ -111,13 +112,3 @@ def _naming(folder: pathlib.Path) -> Iterator[None]:
       f'the questions stored in {folder} are damaged ({error}). Remove that folder; they are '
       'stored again.'
     ) from error
-
-
-def _stored(source: Sequence[Mapping[str, bytes]], folder: pathlib.Path) -> Sequence[Question]:
-  def make(index: int) -> Question:
-    with _naming(folder):
-      record = source[index]
-      identifier, text, answer, derivation = (record[field].decode() for field in _FIELDS)
-    return Question(id=identifier, text=text, answer=answer, derivation=derivation)
-
-  return LazyQuestions(len(source), make)

@@ -28,11 +28,8 @@ def ask(request: Mapping[str, object]) -> bool | str | None:
     RuntimeError: if the worker cannot be started.
   """
   with _lock:
-    process = _running()
     try:
-      line = _reply(process, json.dumps(request))
-    except BrokenPipeError:
-      line = ''
+      line = _reply(_running(), json.dumps(request))
     except BaseException:  # upon an interrupt, the pending reply must not answer the next request
       _stop()
       raise
@@ -46,9 +43,11 @@ def _reply(process: subprocess.Popen[str], line: str) -> str:
   """Sends a line and returns the worker's reply, '' if it has ended."""
   assert process.stdin is not None
   assert process.stdout is not None
-  process.stdin.write(line + '\n')
-  process.stdin.flush()
-  return process.stdout.readline()
+  with contextlib.suppress(BrokenPipeError):
+    process.stdin.write(line + '\n')
+    process.stdin.flush()
+    return process.stdout.readline()
+  return ''
 
 
 def _running() -> subprocess.Popen[str]:
@@ -64,7 +63,6 @@ def _running() -> subprocess.Popen[str]:
     )
     _owner = os.getpid()
     if not _reply(_process, '{"expression": "1"}'):
-      _stop()
       raise RuntimeError(
         'the grader of mathematical expressions did not start (its error stands above); '
         "is math-verify installed? It comes with the extra `data`: pip install '.[data]'"
@@ -74,13 +72,9 @@ def _running() -> subprocess.Popen[str]:
 
 @atexit.register
 def _stop() -> None:
+  """Ends this process's worker; the next request starts another."""
   global _process
   if _process is not None and _owner == os.getpid():
     process, _process = _process, None
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.kill()
-    with contextlib.suppress(BrokenPipeError):
-      process.stdin.close()
-    process.stdout.close()
-    process.wait()
+    process.communicate()  # closes both pipes and waits
