@@ -40,20 +40,18 @@ def shingles(text: str) -> frozenset[str]:
 
 def far_from(questions: Iterable[Question], test: Iterable[Question]) -> list[Question]:
   """Returns the questions that are near-duplicates of none of `test`."""
-  sets = [shingles(question.text) for question in test]
-  holders: Mapping[str, list[int]] = collections.defaultdict(list)
-  for index, found in enumerate(sets):
+  sizes: list[int] = []
+  holders: dict[str, list[int]] = collections.defaultdict(list)  # test questions with a shingle
+  for index, question in enumerate(test):
+    found = shingles(question.text)
+    sizes.append(len(found))
     for shingle in found:
       holders[shingle].append(index)
 
   def near(question: Question) -> bool:
     mine = shingles(question.text)
-    # J >= t needs at least t |mine| shared shingles, so any |mine| - ceil(t |mine|) + 1 of
-    # them contain a shared one; of the rarest, fewest questions are candidates.
-    enough = int((1 - _THRESHOLD) * len(mine) + 1e-9) + 1
-    rarest = sorted(mine, key=lambda shingle: (len(holders.get(shingle, ())), shingle))[:enough]
-    candidates = {i for shingle in rarest for i in holders.get(shingle, ())}
-    return any(len(mine & sets[i]) / len(mine | sets[i]) >= _THRESHOLD for i in candidates)
+    shared = collections.Counter(i for shingle in mine for i in holders.get(shingle, ()))
+    return any(n / (len(mine) + sizes[i] - n) >= _THRESHOLD for i, n in shared.items())
 
   return [question for question in questions if not near(question)]
 
