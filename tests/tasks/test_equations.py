@@ -9,7 +9,6 @@ import hypothesis
 import hypothesis.strategies as hs
 import pytest
 
-from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.grading import equations
 
 
@@ -116,13 +115,13 @@ def test_any_text_is_read(text):
   assert answer is None or '=' in text
 
 
-def _tree(rng: random.Random, depth: int) -> gold_equations.Tree:
+def _tree(rng: random.Random, depth: int) -> equations.Tree:
   if depth == 0 or rng.random() < 0.3:
     return Fraction(rng.randint(1, 50))
   return rng.choice('+-*/'), _tree(rng, depth - 1), _tree(rng, depth - 1)
 
 
-def _value(tree: gold_equations.Tree) -> Fraction | None:
+def _value(tree: equations.Tree) -> Fraction | None:
   if isinstance(tree, Fraction):
     return tree
   left, right = _value(tree[1]), _value(tree[2])
@@ -131,7 +130,7 @@ def _value(tree: gold_equations.Tree) -> Fraction | None:
   return equations.OPERATIONS[tree[0]](left, right)
 
 
-def _prefix(tree: gold_equations.Tree) -> str:
+def _prefix(tree: equations.Tree) -> str:
   if isinstance(tree, Fraction):
     return f'{tree}.0'
   return f'{tree[0]} {_prefix(tree[1])} {_prefix(tree[2])}'
@@ -141,31 +140,31 @@ def _prefix(tree: gold_equations.Tree) -> str:
 def test_notations_and_chains_agree(seed):
   """Infix and prefix read the same tree; its chain, where it has one, executes to its value."""
   tree = _tree(random.Random(seed), 3)
-  assert gold_equations.from_infix(gold_equations.infix(tree)) == tree
-  assert gold_equations.from_prefix(_prefix(tree), []) == tree
+  assert equations.from_infix(equations.infix(tree)) == tree
+  assert equations.from_prefix(_prefix(tree), []) == tree
   value = _value(tree)
-  chain = gold_equations.chain(tree, str(value if value is not None else 0))
+  chain = equations.chain(tree, str(value if value is not None else 0))
   if chain:
     assert Fraction(equations.answer(chain)) == value
-    assert gold_equations.chain(tree, str(value + 1)) == ''  # another gold answer
+    assert equations.chain(tree, str(value + 1)) == ''  # another gold answer
 
 
 def test_prefix_with_the_numbers_of_the_text():
-  tree = gold_equations.from_prefix('- + number0 number1 number2', ['9.0', '27.0', '20.0'])
-  assert gold_equations.infix(tree) == '( ( 9 + 27 ) - 20 )'
-  assert gold_equations.chain(tree, '16') == '9 + 27 = 36, 36 - 20 = 16'
-  assert gold_equations.leaves(tree) == {9, 27, 20}
+  tree = equations.from_prefix('- + number0 number1 number2', ['9.0', '27.0', '20.0'])
+  assert equations.infix(tree) == '( ( 9 + 27 ) - 20 )'
+  assert equations.chain(tree, '16') == '9 + 27 = 36, 36 - 20 = 16'
+  assert equations.leaves(tree) == {9, 27, 20}
 
 
 @pytest.mark.parametrize('text', ['', 'x + 1', '1 +', '2 ** 3', 'f(1)', '"a"', 'True + 1'])
 def test_what_is_no_equation(text):
-  assert gold_equations.from_infix(text) is None
-  assert gold_equations.chain(None, '1') == ''
+  assert equations.from_infix(text) is None
+  assert equations.chain(None, '1') == ''
 
 
 @pytest.mark.parametrize('text', ['', '+ number0', '+ number0 number5', '+ 1 2 3', '+ a b'])
 def test_what_is_no_prefix_equation(text):
-  assert gold_equations.from_prefix(text, ['1', '2']) is None
+  assert equations.from_prefix(text, ['1', '2']) is None
 
 
 def test_a_rationale():
@@ -173,5 +172,5 @@ def test_a_rationale():
     'He sold 48/2 = <<48/2=24>>24 clips.\nThat is 48+24 = <<48+24=72>>72 and $0.50 each: '
     '<<72*0.5=36>>36, <<36-05=31>>31.\n#### 31'
   )
-  assert gold_equations.in_rationale(rationale) == {48, 2, Fraction(1, 2), 5}
-  assert gold_equations.without_annotations('a <<1+1=2>>2\nb') == 'a 2 b'
+  assert equations.in_rationale(rationale) == {48, 2, Fraction(1, 2), 5}
+  assert equations.without_annotations('a <<1+1=2>>2\nb') == 'a 2 b'

@@ -8,8 +8,8 @@ import re
 import pytest
 from official_files import DATA, needs_data
 
-from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.dealt.misleading import misled, thing_asked, things_asked
+from agent_gspo.tasks.grading import equations
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.types import Question
 
@@ -141,9 +141,9 @@ def test_misleading_copies_of_the_official_training_questions():
     assert b.story
     assert a.derivation == b.derivation
     said = lambda q: {int(n) for n in re.findall(r'(?<![\d.])\d+(?![\d.])', q.text)}
-    tree = gold_equations.from_infix(b.derivation)
+    tree = equations.from_infix(b.derivation)
     assert said(b) - said(a)
     assert tree is not None
-    assert not (said(b) - said(a)) & gold_equations.leaves(tree)
+    assert not (said(b) - said(a)) & equations.leaves(tree)
   for split in ('validation', 'test'):
     assert plain.questions(split) == misleading.questions(split)

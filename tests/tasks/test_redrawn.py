@@ -8,9 +8,9 @@ import re
 import pytest
 from official_files import DATA, needs_data
 
-from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.data.near_duplicates import shingles
 from agent_gspo.tasks.dealt.redrawn import redrawn
+from agent_gspo.tasks.grading import equations
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.types import Question
 
@@ -94,9 +94,9 @@ def test_copies_of_the_official_training_questions(name, share):
   for question in added:
     original = originals[question.story]
     assert shingles(question.text) == shingles(original.text)
-    tree = gold_equations.from_infix(question.derivation)
+    tree = equations.from_infix(question.derivation)
     assert tree is not None
-    if chain := gold_equations.chain(tree, question.answer):
+    if chain := equations.chain(tree, question.answer):
       assert more.score(question, chain) == 1.0
       shown += 1
   assert shown > 0.97 * len(added)

@@ -14,11 +14,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.benchmarks.official import OfficialTask, Read
 from agent_gspo.tasks.data import sources
 from agent_gspo.tasks.data.draws import bucket
-from agent_gspo.tasks.grading import graders
+from agent_gspo.tasks.grading import equations, graders
 from agent_gspo.types import Question
 
 
@@ -33,15 +32,15 @@ class WordProblems(OfficialTask):
 
     It is a chain of equations step by step, as the grader 'equation' reads it.
     """
-    tree = gold_equations.from_infix(question.derivation)
-    return gold_equations.chain(tree, question.answer)
+    tree = equations.from_infix(question.derivation)
+    return equations.chain(tree, question.answer)
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
     """Returns `solution` and versions with exchanged operands, else the number alone."""
-    tree = gold_equations.from_infix(question.derivation)
+    tree = equations.from_infix(question.derivation)
     forms = [self.solution(question)]
     if tree is not None:
-      forms += [gold_equations.chain(t, question.answer) for t in gold_equations.commuted(tree)]
+      forms += [equations.chain(t, question.answer) for t in equations.commuted(tree)]
     return tuple(('', form) for form in dict.fromkeys(filter(None, forms))) or (
       ('', question.answer),
     )
@@ -49,8 +48,8 @@ class WordProblems(OfficialTask):
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:
     """Returns the numbers in the gold derivation."""
-    tree = gold_equations.from_infix(question.derivation)
-    return set() if tree is None else gold_equations.leaves(tree)
+    tree = equations.from_infix(question.derivation)
+    return set() if tree is None else equations.leaves(tree)
 
 
 class GSM8K(WordProblems):
@@ -89,12 +88,12 @@ class GSM8K(WordProblems):
   @classmethod
   def solution(cls, question: Question) -> str:
     """Returns the official rationale in one line, without calculator annotations."""
-    return gold_equations.without_annotations(question.derivation)
+    return equations.without_annotations(question.derivation)
 
   @classmethod
   def operands(cls, question: Question) -> set[Fraction]:
     """Returns the operands of the rationale's annotated calculations, without results."""
-    return gold_equations.in_rationale(question.derivation)
+    return equations.in_rationale(question.derivation)
 
 
 class SVAMP(WordProblems):
@@ -132,8 +131,8 @@ class SVAMP(WordProblems):
       for index, record in enumerate(csv.DictReader(file)):
         numbers = record['Numbers'].split()
         text = _put_back(record['Question'], numbers)
-        tree = gold_equations.from_prefix(record['Equation'], numbers)
-        equation = '' if tree is None else gold_equations.infix(tree)
+        tree = equations.from_prefix(record['Equation'], numbers)
+        equation = '' if tree is None else equations.infix(tree)
         answer = _number_text(record['Answer'])
         yield (
           'validation' if bucket(text) < 10 else 'train',

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
-from agent_gspo.tasks.benchmarks import gold_equations
 from agent_gspo.tasks.grading import equations
 from agent_gspo.tasks.grading.numeric import numbers_in
 from agent_gspo.types import Question
@@ -31,9 +30,9 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
   Returns:
     The problem, or None if it has no equation or no such numbers, or none were found.
   """
-  tree = gold_equations.from_infix(question.derivation)
+  tree = equations.from_infix(question.derivation)
   old = _may_change(question.text)
-  if tree is None or not old & gold_equations.leaves(tree):
+  if tree is None or not old & equations.leaves(tree):
     return None
   for _ in range(_TRIES):
     new = {number: Fraction(rng.choice(numbers_of(len(str(number))))) for number in old}
@@ -43,7 +42,7 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
       return dataclasses.replace(
         question,
         text=_in_text(question.text, new),
-        derivation=gold_equations.infix(other),
+        derivation=equations.infix(other),
         answer=str(results[1]),
       )
   return None
@@ -64,17 +63,13 @@ def _in_text(text: str, new: Mapping[Fraction, Fraction]) -> str:
   return WHOLE_NUMBER.sub(lambda digits: str(new.get(Fraction(digits[0]), digits[0])), text)
 
 
-def _with_numbers(
-  tree: gold_equations.Tree, new: Mapping[Fraction, Fraction]
-) -> gold_equations.Tree:
+def _with_numbers(tree: equations.Tree, new: Mapping[Fraction, Fraction]) -> equations.Tree:
   if isinstance(tree, Fraction):
     return new.get(tree, tree)
   return tree[0], _with_numbers(tree[1], new), _with_numbers(tree[2], new)
 
 
-def _results(
-  old: gold_equations.Tree, new: gold_equations.Tree
-) -> tuple[Fraction, Fraction] | None:
+def _results(old: equations.Tree, new: equations.Tree) -> tuple[Fraction, Fraction] | None:
   """Evaluates two equations of one form; None if a step differs in sign or wholeness."""
   if isinstance(old, Fraction):
     assert isinstance(new, Fraction)

@@ -7,17 +7,24 @@ Claimed results do not count: if a later step uses a claimed result, the true on
 `93 - 40 = 51` answers 53, and `10 / 4 = 2, 2 * 2 = 4` answers 5. The models of MAWPS
 (Koncel-Kedziorski et al. 2016) and SVAMP (arXiv 2103.07191) are graded in this way: they write
 the equation, a machine calculates. Arithmetic is exact, without `eval`.
+
+Gold equations of the official files are trees, which `chain` writes for demonstrations.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from agent_gspo.tasks.grading import numeric
+
+Tree = Fraction | tuple[str, 'Tree', 'Tree']
+"""Number, or an operation on two trees."""
 
 OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
   '+': operator.add,
@@ -35,6 +42,12 @@ _OPEN_STEP = re.compile(rf'(?:^|[,;\n]|\s)\s*{_LEFT}\s*$')
 # no word), or a number whose operator was parsed as its sign.
 _OPERATOR = re.compile(r'(?:[-+*/^×÷−–]|(?<![^\W\d_])x)\s*$')
 _OPERAND = re.compile(r'[0-9)][^\S\n]*\Z')
+
+_SIGNS: dict[type[ast.operator], str] = {
+  ast.Add: '+', ast.Sub: '-', ast.Mult: '*', ast.Div: '/',
+}  # fmt: skip
+_ARITHMETIC = re.compile(r'[-+*/().\s\d]+')
+_ANNOTATION = re.compile(r'<<([^<>]*)>>')
 
 
 @functools.lru_cache(maxsize=4096)  # reads answers that a group shares once
@@ -113,3 +126,116 @@ def written(value: Fraction) -> str | None:
 
 def _value(digits: str) -> Fraction:
   return Fraction(digits.replace(',', '').replace('$', ''))
+
+
+# Gold equations
+
+
+def from_infix(text: str) -> Tree | None:
+  """Parses '( 6.0 - ( 3.0 + 2.0 ) )', as in SVAMP and MultiArith; None for other text."""
+  if not _ARITHMETIC.fullmatch(text):  # such as a rationale
+    return None
+  try:
+    return _tree(ast.parse(text.strip(), mode='eval').body)
+  except (SyntaxError, ValueError):
+    return None
+
+
+def from_prefix(text: str, numbers: Sequence[str]) -> Tree | None:
+  """Parses '- + number0 number1 3.0', as in SVAMP's training file; None for other text."""
+  words = text.split()
+
+  def read() -> Tree:
+    word = words.pop(0)
+    if word in OPERATIONS:
+      return word, read(), read()
+    if word.startswith('number'):
+      return Fraction(numbers[int(word.removeprefix('number'))])
+    return Fraction(word)
+
+  try:
+    tree = read()
+  except (IndexError, ValueError):
+    return None
+  return None if words else tree
+
+
+def infix(tree: Tree) -> str:
+  """Writes an equation as `from_infix` reads it."""
+  if isinstance(tree, Fraction):
+    return written(tree) or repr(float(tree))
+  return f'( {infix(tree[1])} {tree[0]} {infix(tree[2])} )'
+
+
+def leaves(tree: Tree) -> set[Fraction]:
+  """Returns the operands of an equation that are numbers."""
+  return {tree} if isinstance(tree, Fraction) else leaves(tree[1]) | leaves(tree[2])
+
+
+def commuted(tree: Tree, most: int = 8) -> list[Tree]:
+  """Returns at most `most` equations: the given one and those with exchanged operands."""
+  if isinstance(tree, Fraction):
+    return [tree]
+  sign, left, right = tree
+  pairs = itertools.product(commuted(left, most), commuted(right, most))
+  found: list[Tree] = []
+  for a, b in pairs:
+    found += [(sign, a, b), (sign, b, a)] if sign in '+*' else [(sign, a, b)]
+  return found[:most]
+
+
+def chain(tree: Tree | None, answer: str) -> str:
+  """Writes an equation as a chain: '3 + 2 = 5, 6 - 5 = 1'.
+
+  Returns:
+    The chain, or '' if there is nothing to calculate, a number has too many decimals, or the
+    result is not the gold answer.
+  """
+  steps: list[str] = []
+
+  def write(tree: Tree) -> str | None:
+    if isinstance(tree, Fraction):
+      return written(tree)
+    sign, left, right = tree[0], write(tree[1]), write(tree[2])
+    if left is None or right is None:
+      return None
+    result = completion(f'{left} {sign} {right} =')
+    steps.append(f'{left} {sign} {right} = {result}')
+    return result
+
+  if tree is None or write(tree) is None:
+    return ''
+  text = ', '.join(steps)
+  return text if grade(text, answer) else ''
+
+
+def in_rationale(rationale: str) -> set[Fraction]:
+  """Returns the operands of GSM8K's `<<48/2=24>>` that are not earlier results."""
+  found: set[Fraction] = set()
+  results: set[Fraction] = set()
+  for annotation in _ANNOTATION.findall(rationale):
+    left, _, right = annotation.rpartition('=')
+    tree = from_infix(re.sub(r'(?<![0-9.])0+(?=[0-9])', '', left))
+    if tree is not None:
+      found |= leaves(tree) - results
+    result = from_infix(right)
+    if isinstance(result, Fraction):
+      results.add(result)
+  return found
+
+
+def without_annotations(rationale: str) -> str:
+  """Returns a rationale in one line, without calculator annotations."""
+  return ' '.join(_ANNOTATION.sub('', rationale).split())
+
+
+def _tree(node: ast.expr) -> Tree:
+  if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    return Fraction(str(node.value))
+  if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+    value = _tree(node.operand)
+    if isinstance(value, Fraction):
+      return -value
+  if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+    return _SIGNS[type(node.op)], _tree(node.left), _tree(node.right)
+  raise ValueError(f'no arithmetic: {ast.dump(node)}')
