@@ -184,7 +184,7 @@ def commuted(tree: Tree, most: int = 8) -> list[Tree]:
   return found[:most]
 
 
-def chain(tree: Tree | None, answer: str) -> str:
+def chain(tree: Tree | None, gold: str) -> str:
   """Writes an equation as a chain: '3 + 2 = 5, 6 - 5 = 1'.
 
   Returns:
@@ -206,7 +206,7 @@ def chain(tree: Tree | None, answer: str) -> str:
   if tree is None or write(tree) is None:
     return ''
   text = ', '.join(steps)
-  return text if grade(text, answer) else ''
+  return text if grade(text, gold) else ''
 
 
 def in_rationale(rationale: str) -> set[Fraction]:
