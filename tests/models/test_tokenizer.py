@@ -175,9 +175,9 @@ class _PlainBPE:
 
 @pytest.fixture(scope='module')
 def metadata():
-  from agent_gspo.models.io import gguf_header
+  from agent_gspo.models.io import gguf
 
-  return gguf_header.read(pretrained.smollm_file())[0]
+  return gguf.open_gguf(pretrained.smollm_file()).metadata
 
 
 @pytest.fixture(scope='module')

@@ -1,4 +1,7 @@
-"""Reads weights, dequantized to float32, and metadata of GGUF files (llama.cpp's format)."""
+"""Reads weights, dequantized to float32, and metadata of GGUF files (llama.cpp's format).
+
+Runs that read other formats need not import this module, nor the `gguf` package.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+import struct
 from typing import Any
 
+import gguf
 import numpy as np
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
 from agent_gspo.models.families import FAMILIES
-from agent_gspo.models.io import gguf_header, tensor_names
+from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.values import shown
@@ -39,6 +43,34 @@ class GGUFModel:
   params: dict[str, Any]  # nested dict of `StoredArray`s
 
 
+class _Reader(gguf.GGUFReader):
+  """Reads an array of the metadata at once.
+
+  The package makes one NumPy view per element: 2 s for a vocabulary of 49,152 tokens.
+  """
+
+  def _get_field_parts(self, orig_offs, raw_type):
+    if raw_type != gguf.GGUFValueType.ARRAY:
+      return super()._get_field_parts(orig_offs, raw_type)
+    if self.byte_order != 'I':
+      raise ValueError('big-endian files are not read')
+    kind, count = struct.unpack_from('<IQ', self.data, orig_offs)
+    types, at = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)], orig_offs + 12
+    if kind in self.gguf_scalar_to_np:
+      numbers = self._get(at, self.gguf_scalar_to_np[kind], count)
+      if len(numbers) < count:
+        raise ValueError('the file ends within an array')
+      return at + numbers.nbytes - orig_offs, [numbers], [0], types
+    if kind != gguf.GGUFValueType.STRING:
+      raise ValueError('arrays of arrays are not read')
+    raw, texts = memoryview(self.data), []
+    for _ in range(count):
+      (size,) = struct.unpack_from('<Q', raw, at)
+      texts.append(raw[at + 8 : at + 8 + size])
+      at += 8 + size
+    return at - orig_offs, texts, range(count), types
+
+
 def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   """Reads the header of a file of one of the `FAMILIES`.
 
@@ -50,17 +82,23 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   path = pathlib.Path(file)
   if not path.is_file():
     raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
-  metadata, tensors = gguf_header.read(path)
+  try:
+    reader = _Reader(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+  except Exception as error:  # the package checks little: a damaged file may raise anything
+    raise ValueError(
+      f'{path}: not a GGUF file, or damaged ({error}); fetch the file again.'
+    ) from error
   if (parts := metadata.get('split.count', 1)) not in (0, 1):
     raise ValueError(
       f'{path}: is one of {shown(parts)} parts; must be a whole file. Join them with '
       '`llama-gguf-split --merge`.'
     )
-  _check_layout(tensors, gguf_header.alignment(metadata), path)
+  tensors = {tensor.name: tensor for tensor in reader.tensors}
   factors = tensors.pop(_ROPE_FACTORS, None)
   config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
   if factors is not None:
-    config = _scaled(config, _tensor(path, factors), str(path))
+    config = _scaled(config, _dequantized(factors, str(path)), str(path))
   rows = tensor_names.table(config)
   tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
   params = {row.ours: _stored(config, row, path, tensors[row.gguf]) for row in rows}
@@ -68,13 +106,13 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
 
 
 def _stored(
-  config: ModelConfig, row: tensor_names.Name, path: pathlib.Path, info: gguf_header.TensorInfo
+  config: ModelConfig, row: tensor_names.Name, path: pathlib.Path, tensor: gguf.ReaderTensor
 ) -> StoredArray:
   where = f'{path}: tensor {row.gguf!r}'
-  tensor_names.check_shape(row, info.shape, where)
+  tensor_names.check_shape(row, _shape(tensor), where)
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
-    array = _tensor(path, info)
+    array = _dequantized(tensor, where)
     if config.spec.gguf_pairs and row.ours.endswith(('/q/kernel', '/k/kernel')):
       heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
       array = _unpermute(array, heads)
@@ -83,58 +121,25 @@ def _stored(
   return StoredArray(row.shape, part)
 
 
-def _check_layout(
-  tensors: Mapping[str, gguf_header.TensorInfo], alignment: int, path: pathlib.Path
-) -> None:
-  """Checks that tensors are contiguous and fill the file.
-
-  Raises:
-    ValueError: They do not, or a type or shape is unknown to ggml.
-  """
-  size, end = path.stat().st_size, None
-  for name, info in tensors.items():
-    where = f'{path}: tensor {name!r}'
-    try:
-      count = _bytes(info)
-    except ValueError as error:
-      raise ValueError(f'{where}: {error}. The header is damaged; fetch the file again.') from error
-    if end is not None and info.offset != gguf_header.aligned(end, alignment):
-      raise ValueError(
-        f'{where} does not begin where the one before it ends. The header is damaged; fetch the '
-        'file again.'
-      )
-    end = info.offset + count
-    if end > size:
-      raise ValueError(f'{where}: the file ends before it does; fetch the file again.')
-  if end is not None and size > gguf_header.aligned(end, alignment):
-    raise ValueError(
-      f'{where} is the last one, and {size - end} bytes of the file come after it. The header is '
-      'damaged; fetch the file again.'
-    )
+def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
+  """Returns the shape, outermost axis first (the file lists it innermost first)."""
+  return tuple(tensor.shape[::-1].tolist())
 
 
-def _bytes(info: gguf_header.TensorInfo) -> int:
-  """Returns the bytes of a tensor; ValueError for unknown types and rows of partial blocks."""
-  import gguf  # here and not at the top: most runs read other formats
-
-  kind = gguf.GGMLQuantizationType(info.kind)
-  return math.prod(gguf.quants.quant_shape_to_byte_shape(info.shape, kind))
-
-
-def _tensor(path: pathlib.Path, info: gguf_header.TensorInfo) -> np.ndarray:
-  """Reads and dequantizes a tensor to float32 `info.shape`."""
-  import gguf
-
-  kind = gguf.GGMLQuantizationType(info.kind)
-  data = np.fromfile(path, np.uint8, _bytes(info), offset=info.offset)
+def _dequantized(tensor: gguf.ReaderTensor, where: str) -> np.ndarray:
+  """Reads a tensor as float32 of its `_shape`."""
+  shape = _shape(tensor)
   # gguf works through 16 rows at a time: joined rows mean fewer, larger numpy calls.
-  rows = math.prod(info.shape[:-1])
+  rows = math.prod(shape[:-1])
   rows = rows // 8 if rows % 8 == 0 else rows
+  data = np.array(tensor.data)  # a copy: `tensor.data` is a view of the mapped file
   try:
-    array = gguf.quants.dequantize(data.reshape(rows, -1), kind)
+    array = gguf.quants.dequantize(data.reshape(rows, -1), tensor.tensor_type)
   except NotImplementedError as error:
-    raise ValueError(f'{path}: tensors of type {kind.name} are not supported.') from error
-  return array.reshape(info.shape)
+    raise ValueError(
+      f'{where}: tensors of type {tensor.tensor_type.name} are not supported.'
+    ) from error
+  return array.reshape(shape)
 
 
 def _unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
