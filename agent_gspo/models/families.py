@@ -16,55 +16,53 @@ class Parameter(NamedTuple):
   Attributes:
     ours: Path in the parameter tree, joined by '/'.
     hf: Tensor name in Hugging Face checkpoints.
-    gguf: Tensor name in GGUF files.
     axes: Size of each axis here: `D` embed_dim, `Q` all query heads, `K` all key heads, `H`
       head_dim, `F` mlp_dim, `V` vocab_size. Kernels are `[in, out]`, elsewhere transposed.
   """
 
   ours: str
   hf: str
-  gguf: str
   axes: str
 
 
-EMBEDDING = Parameter('embed/embedding', 'model.embed_tokens.weight', 'token_embd.weight', 'VD')
-FINAL_NORM = Parameter('final_norm/scale', 'model.norm.weight', 'output_norm.weight', 'D')
-LM_HEAD = Parameter('lm_head/kernel', 'lm_head.weight', 'output.weight', 'DV')
+EMBEDDING = Parameter('embed/embedding', 'model.embed_tokens.weight', 'VD')
+FINAL_NORM = Parameter('final_norm/scale', 'model.norm.weight', 'D')
+LM_HEAD = Parameter('lm_head/kernel', 'lm_head.weight', 'DV')
 
 _ATTENTION = (
-  Parameter('attn_norm/scale', 'input_layernorm.weight', 'attn_norm.weight', 'D'),
-  Parameter('attn/q/kernel', 'self_attn.q_proj.weight', 'attn_q.weight', 'DQ'),
-  Parameter('attn/k/kernel', 'self_attn.k_proj.weight', 'attn_k.weight', 'DK'),
-  Parameter('attn/v/kernel', 'self_attn.v_proj.weight', 'attn_v.weight', 'DK'),
-  Parameter('attn/o/kernel', 'self_attn.o_proj.weight', 'attn_output.weight', 'QD'),
+  Parameter('attn_norm/scale', 'input_layernorm.weight', 'D'),
+  Parameter('attn/q/kernel', 'self_attn.q_proj.weight', 'DQ'),
+  Parameter('attn/k/kernel', 'self_attn.k_proj.weight', 'DK'),
+  Parameter('attn/v/kernel', 'self_attn.v_proj.weight', 'DK'),
+  Parameter('attn/o/kernel', 'self_attn.o_proj.weight', 'QD'),
 )
 _QKV_BIAS = (
-  Parameter('attn/q/bias', 'self_attn.q_proj.bias', 'attn_q.bias', 'Q'),
-  Parameter('attn/k/bias', 'self_attn.k_proj.bias', 'attn_k.bias', 'K'),
-  Parameter('attn/v/bias', 'self_attn.v_proj.bias', 'attn_v.bias', 'K'),
+  Parameter('attn/q/bias', 'self_attn.q_proj.bias', 'Q'),
+  Parameter('attn/k/bias', 'self_attn.k_proj.bias', 'K'),
+  Parameter('attn/v/bias', 'self_attn.v_proj.bias', 'K'),
 )
 _QK_NORM = (
-  Parameter('attn/q_norm/scale', 'self_attn.q_norm.weight', 'attn_q_norm.weight', 'H'),
-  Parameter('attn/k_norm/scale', 'self_attn.k_norm.weight', 'attn_k_norm.weight', 'H'),
+  Parameter('attn/q_norm/scale', 'self_attn.q_norm.weight', 'H'),
+  Parameter('attn/k_norm/scale', 'self_attn.k_norm.weight', 'H'),
 )
 _MLP = (
-  Parameter('mlp/gate/kernel', 'mlp.gate_proj.weight', 'ffn_gate.weight', 'DF'),
-  Parameter('mlp/up/kernel', 'mlp.up_proj.weight', 'ffn_up.weight', 'DF'),
-  Parameter('mlp/down/kernel', 'mlp.down_proj.weight', 'ffn_down.weight', 'FD'),
+  Parameter('mlp/gate/kernel', 'mlp.gate_proj.weight', 'DF'),
+  Parameter('mlp/up/kernel', 'mlp.up_proj.weight', 'DF'),
+  Parameter('mlp/down/kernel', 'mlp.down_proj.weight', 'FD'),
 )
 _LLAMA = (
   *_ATTENTION,
-  Parameter('mlp_norm/scale', 'post_attention_layernorm.weight', 'ffn_norm.weight', 'D'),
+  Parameter('mlp_norm/scale', 'post_attention_layernorm.weight', 'D'),
   *_MLP,
 )
 
 _GEMMA3 = (
   *_ATTENTION,
   *_QK_NORM,
-  Parameter('post_attn_norm/scale', 'post_attention_layernorm.weight', '', 'D'),
-  Parameter('mlp_norm/scale', 'pre_feedforward_layernorm.weight', '', 'D'),
+  Parameter('post_attn_norm/scale', 'post_attention_layernorm.weight', 'D'),
+  Parameter('mlp_norm/scale', 'pre_feedforward_layernorm.weight', 'D'),
   *_MLP,
-  Parameter('post_mlp_norm/scale', 'post_feedforward_layernorm.weight', '', 'D'),
+  Parameter('post_mlp_norm/scale', 'post_feedforward_layernorm.weight', 'D'),
 )
 
 
@@ -130,7 +128,7 @@ FAMILIES = {
     defaults={'max_position_embeddings': 32_768, 'head_dim': 128},
     fixed=_QWEN_FIXED,
   ),
-  'gemma3_text': Family(  # its GGUF files have a tokenizer that is not read
+  'gemma3_text': Family(  # GGUF files, named 'gemma3', have a tokenizer that is not read
     'Gemma3ForCausalLM',
     layer=_GEMMA3,
     defaults={

@@ -6,6 +6,7 @@ import dataclasses
 import struct
 from typing import Any
 
+import gguf
 import numpy as np
 
 from agent_gspo.models import presets
@@ -126,8 +127,9 @@ def valid(seed: int = 0) -> File:
     'tokenizer.chat_template': text(CHAT),
   }
   rng = np.random.default_rng(seed)
+  names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_layers)
   tensors = {
-    row.gguf: Tensor(
+    names.get_name(row.hf, try_suffixes=('.weight', '.bias')): Tensor(
       dims=list(row.stored_shape[::-1]),
       kind=F32,
       data=(0.1 * rng.normal(size=row.shape)).astype(np.float32).tobytes(),

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import gguf
@@ -100,15 +101,26 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   if factors is not None:
     config = _scaled(config, _dequantized(factors, str(path)), str(path))
   rows = tensor_names.table(config)
-  tensor_names.check_names({row.gguf for row in rows}, set(tensors), str(path))
-  params = {row.ours: _stored(config, row, path, tensors[row.gguf]) for row in rows}
+  names = _names(config, rows)
+  tensor_names.check_names(set(names), set(tensors), str(path))
+  params = {
+    row.ours: _stored(config, row, path, tensors[name])
+    for row, name in zip(rows, names, strict=True)
+  }
   return GGUFModel(config, metadata, tensor_names.unflatten(params))
+
+
+def _names(config: ModelConfig, rows: Sequence[tensor_names.Name]) -> list[str]:
+  """Returns the names of parameters in GGUF files, by the package's own table."""
+  family = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == config.family)
+  names = gguf.get_tensor_name_map(family, config.num_layers)
+  return [names.get_name(row.hf, try_suffixes=('.weight', '.bias')) or row.hf for row in rows]
 
 
 def _stored(
   config: ModelConfig, row: tensor_names.Name, path: pathlib.Path, tensor: gguf.ReaderTensor
 ) -> StoredArray:
-  where = f'{path}: tensor {row.gguf!r}'
+  where = f'{path}: tensor {tensor.name!r}'
   tensor_names.check_shape(row, _shape(tensor), where)
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -170,10 +182,12 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
   Raises:
     ValueError: The architecture or its RoPE scaling is unknown, or a key is missing or invalid.
   """
-  family = metadata.get('general.architecture')
-  if not isinstance(family, str) or family not in FAMILIES:
+  family, known = metadata.get('general.architecture'), gguf.MODEL_ARCH_NAMES.values()
+  supported = [name for name in FAMILIES if name in known]
+  if family not in supported:
     raise ValueError(
-      f'{where}: general.architecture={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
+      f'{where}: general.architecture={shown(family)} is not supported, only '
+      f'{", ".join(supported)}.'
     )
   prefix = f'{family}.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}

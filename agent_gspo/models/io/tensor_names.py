@@ -1,4 +1,4 @@
-"""Maps parameter names between ours, Hugging Face's and GGUF's, by one table."""
+"""Maps parameter names between ours and Hugging Face's, by one table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Name:
 
   ours: str
   hf: str
-  gguf: str
   shape: tuple[int, ...]
 
   @property
@@ -40,13 +39,12 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
   sizes = {'V': c.vocab_size, 'D': c.embed_dim, 'F': c.mlp_dim, 'H': c.head_dim}
   sizes |= {'Q': c.num_heads * c.head_dim, 'K': c.num_kv_heads * c.head_dim}
 
-  def name(of: families.Parameter, *prefixes: str) -> Name:
-    ours, hf, gguf = map(''.join, zip(prefixes or ('',) * 3, of[:3], strict=True))
-    return Name(ours, hf, gguf, tuple(sizes[axis] for axis in of.axes))
+  def name(of: families.Parameter, ours: str = '', hf: str = '') -> Name:
+    return Name(ours + of.ours, hf + of.hf, tuple(sizes[axis] for axis in of.axes))
 
   rows = [name(families.EMBEDDING)]
   for i in range(c.num_layers):
-    rows += [name(p, f'layers_{i}/', f'model.layers.{i}.', f'blk.{i}.') for p in c.spec.layer]
+    rows += [name(p, f'layers_{i}/', f'model.layers.{i}.') for p in c.spec.layer]
   rows.append(name(families.FINAL_NORM))
   return tuple(rows if c.tie_embeddings else [*rows, name(families.LM_HEAD)])
 
