@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from agent_gspo import cache
-from agent_gspo.models import load, presets
+from agent_gspo.models import load
 from agent_gspo.models.io import gguf, hf, pypi_wheels, tensor_names
 from agent_gspo.models.text.tokenizer import word_level
 
@@ -135,12 +135,6 @@ def test_random_models_follow_their_seed_and_tokenizer():
     load.load_model('random:micro')
 
 
-@pytest.mark.parametrize('name', presets.PRESETS)
-def test_presets_are_consistent(name):
-  config = presets.PRESETS[name]
-  assert config.num_heads * config.head_dim == config.embed_dim
-
-
 @functools.cache
 def _model() -> load.Model:
   return load.load_model('random:micro', word_level(_WORDS))
@@ -254,23 +248,17 @@ _DAMAGES = {
   'model_type': (_json(_CONFIG, model_type=['llama']), r"config\.json: model_type=\['llama'\] is"),
   'layers': (_json(_CONFIG, num_hidden_layers=10**9), 'num_hidden_layers=1000000000 must be a'),
   'no layers': (_json(_CONFIG, num_hidden_layers=0), 'num_hidden_layers=0 must be a whole number'),
-  'negative': (_json(_CONFIG, hidden_size=-64), 'hidden_size=-64 must be a whole number'),
   'float': (_json(_CONFIG, intermediate_size=192.0), r'intermediate_size=192\.0 must be a whole'),
   'truth': (_json(_CONFIG, num_attention_heads=True), 'num_attention_heads=True must be a whole'),
   'text': (_json(_CONFIG, vocab_size='6'), "vocab_size='6' must be a whole number"),
   'null': (_json(_CONFIG, hidden_size=None), 'lacks hidden_size'),
   'heads': (_json(_CONFIG, num_key_value_heads=3), r'config\.json: num_heads=4 is not a multiple'),
   'odd heads': (_json(_CONFIG, head_dim=15), r'config\.json: head_dim=15 is odd'),
-  'no heads': (_json(_CONFIG, num_attention_heads=0), 'num_attention_heads=0 must be'),
-  'no key heads': (_json(_CONFIG, num_key_value_heads=0), 'num_key_value_heads=0 must be'),
-  'positions': (_json(_CONFIG, max_position_embeddings='x'), "max_position_embeddings='x' must be"),
   'tied': (_json(_CONFIG, tie_word_embeddings='no'), "tie_word_embeddings='no' must be true or"),
   'theta': (_json(_CONFIG, rope_theta=0), 'rope_theta=0 must be a finite number'),
   'theta nan': (_json(_CONFIG, rope_theta=float('nan')), 'rope_theta=nan must be a finite number'),
-  'theta negative': (_json(_CONFIG, rope_theta=-1e4), 'rope_theta=-10000.0 must be a finite'),
   'theta text': (_json(_CONFIG, rope_theta='many'), "rope_theta='many' must be a finite number"),
   'epsilon': (_json(_CONFIG, rms_norm_eps=-1e-6), 'rms_norm_eps=-1e-06 must be a finite number'),
-  'epsilon nan': (_json(_CONFIG, rms_norm_eps=float('nan')), 'rms_norm_eps=nan must be'),
   'epsilon zero': (_json(_CONFIG, rms_norm_eps=1e-60), 'rms_norm_eps=1e-60 must be'),
   'rope': (_json(_CONFIG, rope_scaling=[1]), r'rope_scaling=\[1\] must be an object'),
   'rope factor': (

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import flax.traverse_util
 import numpy as np
 
 from agent_gspo import values
@@ -56,14 +57,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
   """Inverts `flatten`."""
-  tree: dict[str, Any] = {}
-  for path, leaf in flat.items():
-    *parents, last = path.split('/')
-    node = tree
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[last] = leaf
-  return tree
+  return flax.traverse_util.unflatten_dict(dict(flat), sep='/')
 
 
 def check_names(expected: set[str], found: set[str], where: str) -> None:
