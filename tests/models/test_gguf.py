@@ -251,6 +251,11 @@ _DAMAGES = {
   'type': (_tensor('output_norm.weight', kind=99), _DAMAGED),
   'blocks': (_tensor('output_norm.weight', kind=raw_gguf.Q8_0), _DAMAGED),
   'offset': (_tensor('output_norm.weight', offset=1 << 40), _DAMAGED),
+  'overlap': (_tensor('output_norm.weight', offset=0), 'does not begin where the one before'),
+  'half as many bytes': (
+    _tensor('output_norm.weight', kind=raw_gguf.F16),
+    '32 bytes follow the last tensor',
+  ),
   'integers': (
     _tensor('output_norm.weight', kind=raw_gguf.I32),
     'tensors of type I32 are not supported',

@@ -88,8 +88,17 @@ def folder(tmp_path):
   (tmp_path / 'm.gguf').write_bytes(raw_gguf.valid().data())
   model = load.load_model(f'gguf:{tmp_path / "m.gguf"}')
   path = tmp_path / 'model'
-  hf.export_hf(model.config, model.params, path, model.tokenizer, max_shard_bytes=20_000)
-  assert len(list(path.glob('*.safetensors'))) == 2
+  hf.export_hf(model.config, model.params, path, model.tokenizer)
+  second = safetensors.numpy.load_file(path / 'model.safetensors')
+  (path / 'model.safetensors').unlink()
+  embedding = 'model.embed_tokens.weight'
+  first = {embedding: second.pop(embedding)}
+  weight_map = {}
+  for i, tensors in enumerate((first, second)):
+    file = f'model-{i + 1:05}-of-00002.safetensors'
+    safetensors.numpy.save_file(tensors, path / file, metadata={'format': 'pt'})
+    weight_map |= dict.fromkeys(tensors, file)
+  (path / _INDEX).write_text(json.dumps({'metadata': {}, 'weight_map': weight_map}))
   return path
 
 

@@ -86,6 +86,7 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   try:
     reader = _Reader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
+    _check_layout(reader)
   except Exception as error:  # the package checks little: a damaged file may raise anything
     raise ValueError(
       f'{path}: not a GGUF file, or damaged ({error}); fetch the file again.'
@@ -108,6 +109,17 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
     for row, name in zip(rows, names, strict=True)
   }
   return GGUFModel(config, metadata, tensor_names.unflatten(params))
+
+
+def _check_layout(reader: _Reader) -> None:
+  """Raises ValueError unless tensors follow one another and fill the file."""
+  alignment, at = int(reader.alignment), reader.data_offset
+  for tensor in reader.tensors:
+    if tensor.data_offset != at:
+      raise ValueError(f'tensor {tensor.name!r} does not begin where the one before it ends')
+    at += -(-tensor.n_bytes // alignment) * alignment
+  if len(reader.data) > at:
+    raise ValueError(f'{len(reader.data) - at} bytes follow the last tensor')
 
 
 def _names(config: ModelConfig, rows: Sequence[tensor_names.Name]) -> list[str]:
