@@ -74,8 +74,7 @@ class Family:
     architecture: Class in transformers.
     layer: Parameters of a layer (names without the layer's prefix). Biases and norms besides
       Llama's are used iff they are listed.
-    defaults: Values that transformers assumes for fields missing in config.json; they replace
-      `DEFAULTS`.
+    defaults: Values that transformers assumes for fields missing in config.json.
     fixed: Fields of config.json with the only value that is computed; written on export.
     refused: Further fields of config.json that must be absent or false.
     attention: Kinds of layers: 'full_attention', maybe also 'sliding_attention'.
@@ -103,8 +102,7 @@ class Family:
     return any(parameter.ours == path for parameter in self.layer)
 
 
-DEFAULTS = {'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'tie_word_embeddings': False}
-"""Values that transformers assumes for fields missing in the config.json of most families."""
+_DEFAULTS = {'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'tie_word_embeddings': False}
 
 # Biases of Qwen2 are implied by its model_type, not by `attention_bias`.
 _QWEN_FIXED = {'hidden_act': 'silu', 'attention_bias': False, 'use_sliding_window': False}
@@ -112,26 +110,27 @@ _QWEN_FIXED = {'hidden_act': 'silu', 'attention_bias': False, 'use_sliding_windo
 FAMILIES = {
   'llama': Family(
     'LlamaForCausalLM',
-    defaults={'max_position_embeddings': 2048},
+    defaults={**_DEFAULTS, 'max_position_embeddings': 2048},
     refused=('mlp_bias', 'quantization_config', 'use_sliding_window', 'sliding_window'),
     gguf_pairs=True,
   ),
   'qwen2': Family(
     'Qwen2ForCausalLM',
     layer=_LLAMA + _QKV_BIAS,
-    defaults={'max_position_embeddings': 32_768},
+    defaults={**_DEFAULTS, 'max_position_embeddings': 32_768},
     fixed=_QWEN_FIXED,
   ),
   'qwen3': Family(
     'Qwen3ForCausalLM',
     layer=_LLAMA + _QK_NORM,
-    defaults={'max_position_embeddings': 32_768, 'head_dim': 128},
+    defaults={**_DEFAULTS, 'max_position_embeddings': 32_768, 'head_dim': 128},
     fixed=_QWEN_FIXED,
   ),
   'gemma3_text': Family(  # GGUF files, named 'gemma3', have a tokenizer that is not read
     'Gemma3ForCausalLM',
     layer=_GEMMA3,
     defaults={
+      **_DEFAULTS,
       'max_position_embeddings': 131_072,
       'num_key_value_heads': 4,
       'head_dim': 256,

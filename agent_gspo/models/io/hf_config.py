@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling, SlidingWindow
-from agent_gspo.models.families import DEFAULTS, FAMILIES, Family
+from agent_gspo.models.families import FAMILIES, Family
 from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.values import shown
 
@@ -26,7 +26,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
       f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
     )
   spec, given = FAMILIES[family], {k: v for k, v in hf.items() if v is not None}
-  fields = Fields({**DEFAULTS, **spec.defaults, **given}, where)
+  fields = Fields({**spec.defaults, **given}, where)
   _refuse(fields, spec)
   theta, scaling = _rope(fields, spec)
   layers = fields.whole('num_hidden_layers', high=MAX_LAYERS)
