@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config
 from agent_gspo.values import flatten
 
@@ -61,9 +60,7 @@ def changes(
     ValueError: Another field differs, one that matters for resuming.
   """
   free: tuple[str, ...] = _FREE
-  # The learning rate, or the selection of samples, depends on the number of steps.
-  scheduled = config.advantage.name in estimators.OPTION_SCHEDULES
-  if config.learner.schedule != 'constant' or scheduled:
+  if config.learner.schedule != 'constant':  # the rate depends on the number of steps
     free = tuple(field for field in _FREE if field != 'steps')
   differing = _differences(saved, config, lambda field: not _under(field, free))
   _refuse(step, {field: pair for field, pair in differing.items() if field not in allowed})

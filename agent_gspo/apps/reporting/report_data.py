@@ -67,7 +67,7 @@ def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
   # The team has a label of its own, such as "step 80", beside those of a run.
   systems[:1] = [{**team, 'team': True} for team in systems[:1]]
   config, _ = records.clean(records.CONFIG, result.get('config', {}))
-  return records.Run(name, folder, config, [], systems)
+  return records.Run(name, folder, config or {}, [], systems)
 
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:
@@ -171,7 +171,8 @@ def _about(run: records.Run) -> dict[str, Any]:
   seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / _ANSWERS)]
   known = [x for x in map(formatting.finite, seconds) if x is not None]
   spent = {'time of all steps and evaluations': formatting.duration(sum(known))} if known else {}
-  return {**_fields(records.clean(records.CONFIG, newest)[0]), 'folder': str(run.workdir), **spent}
+  start = _fields(records.clean(records.CONFIG, newest)[0] or {})
+  return {**start, 'folder': str(run.workdir), **spent}
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class _Reader(gguf.GGUFReader):
       return super()._get_field_parts(orig_offs, raw_type)
     if self.byte_order != 'I':
       raise ValueError('big-endian files are not read')
-    kind, count = struct.unpack_from('<IQ', self.data, orig_offs)
+    raw = self.data.data
+    kind, count = struct.unpack_from('<IQ', raw, orig_offs)
     types, at = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)], orig_offs + 12
     if kind in self.gguf_scalar_to_np:
       numbers = self._get(at, self.gguf_scalar_to_np[kind], count)
@@ -64,7 +65,7 @@ class _Reader(gguf.GGUFReader):
       return at + numbers.nbytes - orig_offs, [numbers], [0], types
     if kind != gguf.GGUFValueType.STRING:
       raise ValueError('arrays of arrays are not read')
-    raw, texts = memoryview(self.data), []
+    texts = []
     for _ in range(count):
       (size,) = struct.unpack_from('<Q', raw, at)
       texts.append(raw[at + 8 : at + 8 + size])

@@ -11,6 +11,7 @@ import io
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow_datasets as tfds
 
@@ -92,7 +93,8 @@ def prepare_questions(
 def _stored(source: Sequence[Mapping[str, bytes]], folder: pathlib.Path) -> Sequence[Question]:
   def make(index: int) -> Question:
     with _naming(folder):
-      return Question(**{field: value.decode() for field, value in source[index].items()})
+      fields: dict[str, Any] = {name: value.decode() for name, value in source[index].items()}
+      return Question(**fields)
 
   return LazyQuestions(len(source), make)
 

@@ -167,6 +167,7 @@ def test_own_questions_stay_at_home(tmp_path):
 def test_the_license_of_the_base(tmp_path, monkeypatch):
   (tmp_path / 'README.md').write_text('---\nlicense: mit\n---\n# A model\n')
   assert model_card.license_of(f'hf:{tmp_path}') == 'mit'
-  monkeypatch.setattr(model_card.gguf_header, 'read', lambda file: ({'general.license': 'x'}, []))
+  opened = types.SimpleNamespace(metadata={'general.license': 'x'})
+  monkeypatch.setattr(model_card.gguf, 'open_gguf', lambda file: opened)
   assert model_card.license_of('gguf:model.gguf') == 'x'
   assert model_card.license_of('random:micro') == 'unknown'
