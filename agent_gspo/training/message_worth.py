@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,15 +20,12 @@ from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.evaluation import judgement
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
-from agent_gspo.sharding import hosts
-from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import MessageCounts, count_messages
-from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.team import Team
-from agent_gspo.teams.tools import speak
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
@@ -37,8 +34,8 @@ if TYPE_CHECKING:
   from agent_gspo.training.setup import Setup
   from agent_gspo.training.state import TrainState
 
-Prompt = tuple[int, np.ndarray]
-"""Index of a question in its batch, and int32 ids `[P]`."""
+PRICES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Prices of the oracle frontier, nats a token."""
 
 _KINDS = {'relevant': 1, 'irrelevant': 0}
 
@@ -138,7 +135,8 @@ def of_evaluation(
 ) -> dict[str, Any]:
   """Returns what messages were worth in the first episodes of an evaluation.
 
-  Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author. Nothing is sampled.
+  Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
+  see `_frontier`. Nothing is sampled.
 
   Args:
     setup: Run setup; `evaluation.worth_questions` episodes are measured.
@@ -153,7 +151,8 @@ def of_evaluation(
   counts = count_messages(batch)
   parts = setup.team, setup.task, setup.tokenizer, batch
   values = GoldAnswers(*parts, functools.partial(learner.score, policy))
-  found = measure(*parts, 'leave_one_out', values)
+  reader = _Reader(*parts, values)
+  found, of_prompts = _measured(reader, 'leave_one_out', values)
   told, by_agent = ~np.isnan(found.gain) & ~counts.silent, []
   for agent, name in enumerate(batch.agent_names):
     row: dict[str, Any] = {'name': name}
@@ -161,7 +160,8 @@ def of_evaluation(
       of = found.gain[told & (counts.agent == agent) & (counts.relevant == flag)]
       row[f'{kind}_nats'] = float(of.mean()) if len(of) else None
     by_agent.append(row)
-  return {**found.metrics(counts), 'worth/agents': by_agent}
+  frontier = _frontier(reader, values, of_prompts, found.gain, counts)
+  return {**found.metrics(counts), 'worth/agents': by_agent, 'worth/frontier': frontier}
 
 
 def measure(
@@ -177,7 +177,12 @@ def measure(
     name: Key of `attribution.ATTRIBUTIONS`. The plain note is measured for 'leave_one_out' only.
     values: Values prompts of the answering agent.
   """
-  reader = _Reader(team, task, tokenizer, batch, values)
+  return _measured(_Reader(team, task, tokenizer, batch, values), name, values)[0]
+
+
+def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth, np.ndarray]:
+  """Reads all episodes; returns also the value of each prompt, float64 `[places]`."""
+  batch = reader.batch
   for episode in range(len(batch.episodes)):
     reader.read(episode, name)
   of_prompts = values(reader.prompts)
@@ -193,7 +198,38 @@ def measure(
       gold[read.answer] = dataclasses.replace(batch.messages[read.answer], text='', **changed)
   for slot, with_plain, without in reader.plain.values():
     plain_gain[slot] = of_prompts[with_plain] - of_prompts[without]
-  return MessageWorth(gain, plain_gain, reader.plain_written, gold=gold)
+  return MessageWorth(gain, plain_gain, reader.plain_written, gold=gold), of_prompts
+
+
+def _frontier(
+  reader: _Reader, values: Values, of_prompts: np.ndarray, gain: np.ndarray, counts: MessageCounts
+) -> list[dict[str, Any]]:
+  """Returns what would be left had each message that gains less than a price been left unsaid.
+
+  For each of `PRICES`: tokens a question, and the mean probability of the gold answer.
+
+  Args:
+    reader: Episodes that were read.
+    values: Values prompts of the answering agent.
+    of_prompts: Values of the prompts read so far, float64 `[places]`.
+    gain: Gains of the messages, float32 `[M]`; NaN where not measured.
+    counts: Message counts.
+  """
+  unsaid = [~counts.silent & (gain < price * counts.written) for price in PRICES]
+  places = [
+    [reader.without(read, np.flatnonzero(left_out)) for read in reader.episodes]
+    for left_out in unsaid
+  ]
+  new = reader.prompts[len(of_prompts) :]
+  found = np.concatenate([of_prompts, values(new)]) if new else of_prompts
+  return [
+    {
+      'nats_per_token': price,
+      'tokens': counts.per_question(counts.written, ~left_out),
+      'gold_probability': float(np.exp(found[place]).mean()) if place else None,
+    }
+    for price, left_out, place in zip(PRICES, unsaid, places, strict=True)
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,12 +237,14 @@ class _Read:
   """An episode as the answering agent read it.
 
   Attributes:
+    episode: Index in the batch.
     answer: Index of the answering agent's last message.
     said: Messages that were read.
     slots: All slots in reading order, indices of messages.
     places: Of the value of each coalition that an attribution reads.
   """
 
+  episode: int
   answer: int
   said: attribution.Coalition
   slots: list[int]
@@ -219,7 +257,7 @@ class _Reader:
   def __init__(
     self, team: Team, task: Task, tokenizer: Tokenizer, batch: RolloutBatch, values: Values
   ):
-    self._team, self._task, self._batch, self._values = team, task, batch, values
+    self._team, self._task, self.batch, self._values = team, task, batch, values
     self._agent = team.num_agents - 1
     self._writers = team.prompt_writers(tokenizer)
     self._by_turn = {(m.episode, m.agent, m.round): i for i, m in enumerate(batch.messages)}
@@ -237,10 +275,10 @@ class _Reader:
 
   def read(self, episode: int, name: str) -> None:
     """Collects the prompts that an attribution needs of an episode."""
-    own, question = self._own.get(episode, []), self._batch.episodes[episode].question
+    own, question = self._own.get(episode, []), self.batch.episodes[episode].question
     if not own or not self._values.covers(question):
       return
-    messages, agent = self._batch.messages, self._agent
+    messages, agent = self.batch.messages, self._agent
     slots = [self._by_turn[episode, *turn] for m in own for turn in m.read_from if turn[0] != agent]
     said = {slot: messages[slot].said for slot in slots if messages[slot].reaches(agent)}
     value = lambda told: self._place(own, question, told)
@@ -249,7 +287,7 @@ class _Reader:
     coalitions = attribution.coalitions(name, everything, slots)
     places = {coalition: value(kept(coalition)) for coalition in coalitions}
     answer = self._by_turn[episode, agent, own[-1].round]
-    self.episodes.append(_Read(answer, everything, slots, places))
+    self.episodes.append(_Read(episode, answer, everything, slots, places))
     for slot in slots:
       note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = len(note)
@@ -258,12 +296,18 @@ class _Reader:
         without = kept(everything - {slot})
         self.plain[key] = slot, value({**without, slot: note}), value(without)
 
+  def without(self, read: _Read, slots: Iterable[int]) -> int:
+    """Returns the place of the value of an episode had some slots been silent."""
+    kept = {slot: self.batch.messages[slot].said for slot in sorted(read.said.difference(slots))}
+    question = self.batch.episodes[read.episode].question
+    return self._place(self._own[read.episode], question, kept)
+
   def _place(self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]) -> int:
     """Returns the place of the answering agent's last prompt had it read `told` alone.
 
     Episodes of a question in which the same was written share it, and it is built once.
     """
-    messages = self._batch.messages
+    messages = self.batch.messages
     author = lambda slot: (messages[slot].agent, messages[slot].round)
     read = tuple(sorted((*author(slot), ids.tobytes()) for slot, ids in told.items()))
     key = question, read, tuple(m.token_ids.tobytes() for m in own[:-1])
@@ -276,7 +320,7 @@ class _Reader:
     self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]
   ) -> np.ndarray:
     """Returns int32 `[P]`, the last prompt of the answering agent had it read `told` alone."""
-    asked: Question = self._batch.questions[question]
+    asked: Question = self.batch.questions[question]
     conversation = self._writers[self._agent].begin(asked, self._agent)
     for message in own:
       slots = ((turn[0], self._by_turn[message.episode, *turn]) for turn in message.read_from)
@@ -288,180 +332,7 @@ class _Reader:
   def _plain_note(self, author: int, question: int) -> np.ndarray:
     """Returns int32 ids of the author's plain note, cut to its cap."""
     if (author, question) not in self._plain_notes:
-      text = self._task.plain_message(self._batch.questions[question], author)
+      text = self._task.plain_message(self.batch.questions[question], author)
       ids = self._writers[author].written_ids(text)
       self._plain_notes[author, question] = ids[: self._team.message_cap(author)]
     return self._plain_notes[author, question]
-
-
-def scored_message(
-  episode: int, agent: int, prompt: np.ndarray, tokens: np.ndarray, **fields: Any
-) -> Message:
-  """Returns a message that nobody wrote, int `[P]` and `[W]`, to be scored."""
-  return Message(
-    episode=episode,
-    agent=agent,
-    round=0,
-    layer=0,
-    prompt_ids=prompt,
-    token_ids=np.asarray(tokens, np.int32),
-    logprobs=np.zeros(len(tokens), np.float32),
-    ended=True,
-    text='',
-    **fields,
-  )
-
-
-class Values(Protocol):
-  """Values prompts of the answering agent."""
-
-  def covers(self, question: int) -> bool:
-    """Returns whether answers to this question have a value."""
-
-  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Returns the value of each prompt, float64 `[n]`."""
-
-  def gold(self, place: int) -> Message | None:
-    """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
-
-
-class _Form(NamedTuple):
-  """A gold answer.
-
-  Attributes:
-    ids: int32 `[W + 1]`, with its stop token.
-    unscored: Which are given or a tool's, bool `[W + 1]`.
-    whole: Whether none is given.
-  """
-
-  ids: np.ndarray
-  unscored: np.ndarray
-  whole: bool
-
-
-class GoldAnswers:
-  """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
-
-  Each form is ended as the answering agent ends its messages in the batch.
-  """
-
-  def __init__(
-    self,
-    team: Team,
-    task: Task,
-    tokenizer: Tokenizer,
-    batch: RolloutBatch,
-    logprobs: Callable[[Sequence[Message]], Sequence[np.ndarray]],
-  ):
-    self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
-    self._agent = team.num_agents - 1
-    self._writer = team.prompt_writers(tokenizer)[self._agent]
-    self._toolbox = team.toolboxes(tokenizer)[self._agent]
-    used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
-    usual = sorted(end for end in used if not self._writer.tail(end))
-    self._ends = usual or [self._writer.end_id]
-    self._forms: dict[int, list[_Form]] = {}
-    self._likeliest: list[Message | None] = []
-
-  def covers(self, question: int) -> bool:
-    """Returns whether a gold answer fits the answering agent's messages."""
-    return bool(self._forms_of(question))
-
-  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Returns the log-probability of the gold answer after each prompt, float64 `[n]`."""
-    forms = [self._forms_of(question) for question, _ in prompts]
-    asked = [(place, form) for place, some in enumerate(forms) for form in some]
-    scored = [
-      scored_message(place, self._agent, prompts[place][1], form.ids, inserted=form.unscored)
-      for place, form in asked
-    ]
-    found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
-    likeliest: list[Message | None] = [None] * len(prompts)
-    logprobs_of = self._logprobs(scored) if scored else ()
-    for (place, form), message, tokens in zip(asked, scored, logprobs_of, strict=True):
-      total = tokens.sum()
-      found[place] = np.logaddexp(found[place], total)
-      if form.whole and total > best[place]:
-        logprobs = np.zeros(len(message.token_ids), np.float32)
-        logprobs[message.sampled] = tokens
-        best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
-    self._likeliest = likeliest
-    return found
-
-  def gold(self, place: int) -> Message | None:
-    """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
-    return self._likeliest[place]
-
-  def _forms_of(self, question: int) -> list[_Form]:
-    if question not in self._forms:
-      writer, cap = self._writer, self._team.message_cap(self._agent)
-      found = []
-      for given, text in self._task.gold_messages(self._batch.questions[question]):
-        ids = writer.written_ids(given + text)
-        before = len(writer.written_ids(given))
-        for end in self._ends if 0 < len(ids) - before < cap else ():
-          whole = np.append(ids, np.int32(end))
-          unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
-          found.append(_Form(whole, unscored, before == 0))
-      self._forms[question] = found
-    return self._forms[question]
-
-
-class Replays:
-  """Mean task score of answers sampled anew (as C3, arXiv 2603.06859, does with rollouts).
-
-  For tasks without a gold text. Each process samples its share of the prompts.
-  """
-
-  def __init__(
-    self,
-    team: Team,
-    task: Task,
-    tokenizer: Tokenizer,
-    batch: RolloutBatch,
-    policy: Policy,
-    samples: int,
-  ):
-    self._team, self._task, self._batch = team, task, batch
-    self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
-    self._writer = team.prompt_writers(tokenizer)[self._agent]
-    self._toolboxes = team.toolboxes(tokenizer)
-
-  def covers(self, question: int) -> bool:
-    """Returns True: every answer can be graded."""
-    del question
-    return True
-
-  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
-    first = len(self._batch.episodes)  # keys of replays are no episode's
-    own = range(len(prompts))[hosts.share(len(prompts))]
-    turns = [
-      self._turn(*prompts[i], sample=first + i * self._samples + k)
-      for i in own
-      for k in range(self._samples)
-    ]
-    scores: list[float] = []
-    if turns:
-      replies = speak(self._policy, turns, self._toolboxes)
-      answers = [self._team.body(self._writer.text(r.token_ids, r.ended)) for r in replies]
-      scores = checked.scores(self._task, [turn.question for turn in turns], answers)
-    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
-    return gathered.reshape(len(prompts), self._samples).mean(axis=1)
-
-  def gold(self, place: int) -> None:
-    """Returns None: no text is known to be right."""
-    del place
-
-  def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
-    return Turn(
-      question=self._batch.questions[question],
-      sample=sample,
-      agent=self._agent,
-      round=self._team.topology.rounds - 1,
-      prompt_ids=prompt,
-      delivered={},
-      limit=self._team.message_cap(self._agent),
-      stop_ids=self._writer.stop_ids,
-      end_id=self._writer.end_id,
-    )

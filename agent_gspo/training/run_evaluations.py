@@ -19,9 +19,9 @@ from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.team import Team
 from agent_gspo.training import message_worth
 from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.answer_values import scored_message
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.learner import Learner
-from agent_gspo.training.message_worth import scored_message
 from agent_gspo.training.policy_loss import PolicyParams
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup

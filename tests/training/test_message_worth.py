@@ -20,7 +20,7 @@ from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import message_worth, run_evaluations
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.training.message_worth import GoldAnswers, Replays, scored_message
+from agent_gspo.training.answer_values import GoldAnswers, Replays, scored_message
 from agent_gspo.training.metrics import price_warning
 from agent_gspo.training.policy_loss import PolicyParams
 from agent_gspo.training.train_step import train_step
@@ -221,12 +221,20 @@ def evaluated(setup, params):
   return run_evaluations.evaluate(setup, scorer, params, label='trained', step=0, count=4)
 
 
-def test_an_evaluation_states_the_worth_of_each_author():
+def test_an_evaluation_states_worth_by_author_and_what_would_be_left_at_a_price():
   setup = setup_lib.build(config_lib.check(micro_run.changed(evaluation__worth_questions=3)))
-  record, _ = evaluated(setup, setup.params)
+  record, batch = evaluated(setup, setup.params)
   assert [row['name'] for row in record['worth/agents']] == list(setup.team.names)
   authors = record['worth/agents'][:2]
   assert any(row[f'{kind}relevant_nats'] is not None for row in authors for kind in ('', 'ir'))
+  frontier, counts = record['worth/frontier'], count_messages(batch)
+  tokens, first = [row['tokens'] for row in frontier], counts.question < 3
+  assert tokens == sorted(tokens, reverse=True)
+  answers = counts.written[first & (counts.agent == 2)].sum() / 3
+  assert answers <= tokens[-1] <= tokens[0] <= counts.written[first].sum() / 3
+  assert all(0 <= row['gold_probability'] <= 1 for row in frontier)
+  free = [row for row in frontier if row['tokens'] == tokens[0]]
+  assert len({row['gold_probability'] for row in free}) == 1
   other = setup_lib.build(config_lib.check(micro_run.changed()))
   assert 'worth/agents' not in evaluated(other, setup.params)[0]
 

@@ -1,0 +1,194 @@
+"""Values a prompt of the answering agent: by the gold answer, or by answers sampled anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.sharding import hosts
+from agent_gspo.tasks import checked
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.team import Team
+from agent_gspo.teams.tools import speak
+from agent_gspo.types import Message, RolloutBatch
+
+Prompt = tuple[int, np.ndarray]
+"""Index of a question in its batch, and int32 ids `[P]`."""
+
+
+def scored_message(
+  episode: int, agent: int, prompt: np.ndarray, tokens: np.ndarray, **fields: Any
+) -> Message:
+  """Returns a message that nobody wrote, int `[P]` and `[W]`, to be scored."""
+  return Message(
+    episode=episode,
+    agent=agent,
+    round=0,
+    layer=0,
+    prompt_ids=prompt,
+    token_ids=np.asarray(tokens, np.int32),
+    logprobs=np.zeros(len(tokens), np.float32),
+    ended=True,
+    text='',
+    **fields,
+  )
+
+
+class Values(Protocol):
+  """Values prompts of the answering agent."""
+
+  def covers(self, question: int) -> bool:
+    """Returns whether answers to this question have a value."""
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the value of each prompt, float64 `[n]`."""
+
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
+
+
+class _Form(NamedTuple):
+  """A gold answer.
+
+  Attributes:
+    ids: int32 `[W + 1]`, with its stop token.
+    unscored: Which are given or a tool's, bool `[W + 1]`.
+    whole: Whether none is given.
+  """
+
+  ids: np.ndarray
+  unscored: np.ndarray
+  whole: bool
+
+
+class GoldAnswers:
+  """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
+
+  Each form is ended as the answering agent ends its messages in the batch.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    logprobs: Callable[[Sequence[Message]], Sequence[np.ndarray]],
+  ):
+    self._team, self._task, self._batch, self._logprobs = team, task, batch, logprobs
+    self._agent = team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._toolbox = team.toolboxes(tokenizer)[self._agent]
+    used = {int(m.token_ids[-1]) for m in batch.messages if m.agent == self._agent and m.ended}
+    usual = sorted(end for end in used if not self._writer.tail(end))
+    self._ends = usual or [self._writer.end_id]
+    self._forms: dict[int, list[_Form]] = {}
+    self._likeliest: list[Message | None] = []
+
+  def covers(self, question: int) -> bool:
+    """Returns whether a gold answer fits the answering agent's messages."""
+    return bool(self._forms_of(question))
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the log-probability of the gold answer after each prompt, float64 `[n]`."""
+    forms = [self._forms_of(question) for question, _ in prompts]
+    asked = [(place, form) for place, some in enumerate(forms) for form in some]
+    scored = [
+      scored_message(place, self._agent, prompts[place][1], form.ids, inserted=form.unscored)
+      for place, form in asked
+    ]
+    found, best = np.full(len(prompts), -np.inf), np.full(len(prompts), -np.inf)
+    likeliest: list[Message | None] = [None] * len(prompts)
+    logprobs_of = self._logprobs(scored) if scored else ()
+    for (place, form), message, tokens in zip(asked, scored, logprobs_of, strict=True):
+      total = tokens.sum()
+      found[place] = np.logaddexp(found[place], total)
+      if form.whole and total > best[place]:
+        logprobs = np.zeros(len(message.token_ids), np.float32)
+        logprobs[message.sampled] = tokens
+        best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
+    self._likeliest = likeliest
+    return found
+
+  def gold(self, place: int) -> Message | None:
+    """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
+    return self._likeliest[place]
+
+  def _forms_of(self, question: int) -> list[_Form]:
+    if question not in self._forms:
+      writer, cap = self._writer, self._team.message_cap(self._agent)
+      found = []
+      for given, text in self._task.gold_messages(self._batch.questions[question]):
+        ids = writer.written_ids(given + text)
+        before = len(writer.written_ids(given))
+        for end in self._ends if 0 < len(ids) - before < cap else ():
+          whole = np.append(ids, np.int32(end))
+          unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
+          found.append(_Form(whole, unscored, before == 0))
+      self._forms[question] = found
+    return self._forms[question]
+
+
+class Replays:
+  """Mean task score of answers sampled anew (as C3, arXiv 2603.06859, does with rollouts).
+
+  For tasks without a gold text. Each process samples its share of the prompts.
+  """
+
+  def __init__(
+    self,
+    team: Team,
+    task: Task,
+    tokenizer: Tokenizer,
+    batch: RolloutBatch,
+    policy: Policy,
+    samples: int,
+  ):
+    self._team, self._task, self._batch = team, task, batch
+    self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
+    self._writer = team.prompt_writers(tokenizer)[self._agent]
+    self._toolboxes = team.toolboxes(tokenizer)
+
+  def covers(self, question: int) -> bool:
+    """Returns True: every answer can be graded."""
+    del question
+    return True
+
+  def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
+    first = len(self._batch.episodes)  # keys of replays are no episode's
+    own = range(len(prompts))[hosts.share(len(prompts))]
+    turns = [
+      self._turn(*prompts[i], sample=first + i * self._samples + k)
+      for i in own
+      for k in range(self._samples)
+    ]
+    scores: list[float] = []
+    if turns:
+      replies = speak(self._policy, turns, self._toolboxes)
+      answers = [self._team.body(self._writer.text(r.token_ids, r.ended)) for r in replies]
+      scores = checked.scores(self._task, [turn.question for turn in turns], answers)
+    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
+    return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+
+  def gold(self, place: int) -> None:
+    """Returns None: no text is known to be right."""
+    del place
+
+  def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
+    return Turn(
+      question=self._batch.questions[question],
+      sample=sample,
+      agent=self._agent,
+      round=self._team.topology.rounds - 1,
+      prompt_ids=prompt,
+      delivered={},
+      limit=self._team.message_cap(self._agent),
+      stop_ids=self._writer.stop_ids,
+      end_id=self._writer.end_id,
+    )
