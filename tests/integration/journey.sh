@@ -101,7 +101,7 @@ found = json.load(open('evaluation/result.json'))['evaluations'][0]
 assert found['questions'] == 4, found
 print('own questions:', found['task/accuracy'])"
 
-# == ask the export: enabled once --workdir takes an exported folder
-# agent-gspo-ask --workdir=model --file=asked.jsonl | tail -n 5
+echo '== ask the export'
+agent-gspo-ask --workdir=model --file=asked.jsonl | tail -n 5
 
 echo '== done'
