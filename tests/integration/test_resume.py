@@ -31,7 +31,7 @@ from agent_gspo.apps.reporting import html_report
 from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
-from agent_gspo.training import loop, run_evaluations
+from agent_gspo.training import loop, run_evaluations, sft
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training import train_step as step_lib
@@ -719,7 +719,7 @@ def test_what_the_warm_start_does_not_read_may_change_during_it(tmp_path, monkey
   def imitate(setup, saves, hooks):
     raise Reached(saves.latest_step)
 
-  monkeypatch.setattr(loop, 'imitate', imitate)
+  monkeypatch.setattr(sft, 'imitate', imitate)
   first = small_checkpoints.open_(
     tmp_path / 'sft', **config_lib.resolve(micro_run.changed()).to_dict()
   )

@@ -25,7 +25,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree, train_batches
 from agent_gspo.sampling import keys
-from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.teams.options import PolicyOptions
 from agent_gspo.teams.policies import ModelPolicy, Turn
 from agent_gspo.teams.sharing import Sharing, make_sharing
@@ -241,8 +241,14 @@ def test_adapters_that_are_not_there_are_refused(adapters):
 
 def test_each_agent_speaks_through_its_adapter():
   asked = []
+
+  def sampler(params, prompts, *_, adapters, **__):
+    asked.append(adapters)
+    said = [np.zeros(1)] * len(prompts)
+    return Samples(said, said, np.ones(len(prompts), bool), 0)
+
   policy = ModelPolicy(
-    sampler=lambda *_, adapters, **__: asked.append(adapters),
+    sampler=sampler,
     params={},
     root=keys.stream(0, 'train'),
     step=0,

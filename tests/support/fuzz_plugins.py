@@ -32,7 +32,7 @@ _FIELDS = {
   'team.role_set': 'ROLES',
   'team.topology': 'everybody_to_the_last',
   'objective.name': 'policy_gradient',
-  'advantage.name': 'above_average',
+  'advantage.name': 'price_of_a_role',
   'reward.length_reward': 'tax',
   'selection.name': 'in_order',
 }
@@ -43,7 +43,9 @@ _FIELDS = {
 def _docs() -> tuple[str, str]:
   """Returns the module and the config of docs/library.md."""
   text = (micro_run.ROOT / 'docs' / 'library.md').read_text()
-  mine, config = re.findall(r'```python\n(.*?)```', text, re.DOTALL)[-2:]
+  blocks = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
+  place = next(i for i, block in enumerate(blocks) if "'mine:" in block)
+  mine, config = blocks[place - 1 : place + 1]
   return mine, config.replace(
     '  return config', "  config.team.decision = 'majority'\n  return config"
   )
@@ -147,7 +149,7 @@ _CALLS = {  # (field, what is replaced): its parameters
   ('task.name', 'Sums.note'): 'self, splits',
   ('team.topology', 'everybody_to_the_last'): 'num_agents, rounds',
   ('objective.name', 'policy_gradient'): 'x, *, scale=1.0',
-  ('advantage.name', 'above_average'): 'rewards',
+  ('advantage.name', 'price_of_a_role'): 'rewards',
   ('reward.length_reward', 'tax'): 'lengths, *, rate=0.01',
   ('selection.name', 'in_order'): 'state, free, count, seed',
 }
@@ -298,7 +300,7 @@ def _returned() -> Iterator[tuple[str, str, str, str]]:
     code = f'everybody_to_the_last = lambda num_agents, rounds: {value}'
     yield 'team.topology', value, code, ''
   for value in (*_VECTORS, *_ADVANTAGES):
-    code = f'{start}above_average = lambda rewards: {value.replace("X", "rewards")}'
+    code = f'{start}price_of_a_role = lambda rewards: {value.replace("X", "rewards")}'
     yield 'advantage.name', value, code, ''
   for value in _VECTORS:
     code = f'tax = lambda lengths, *, rate=1.0: {value.replace("X", "lengths")}'
@@ -325,9 +327,9 @@ _GOOD = (  # odd, but right
   'Sums.score_all = lambda self, q, a: np.zeros(len(q), bool)',
   'Sums.score_all = lambda self, q, a: jnp.zeros(len(q))',
   'Sums.vocabulary = lambda self: (str(n) for n in [*range(9), "+", "?"])',
-  'above_average = lambda rewards: jnp.asarray(rewards)',
-  'above_average = lambda rewards: [0] * len(rewards)',
-  'def above_average(task, costs):\n  task -= 1\n  costs[:] = 9\n  return task',
+  'price_of_a_role = lambda rewards: jnp.asarray(rewards)',
+  'price_of_a_role = lambda rewards: [0] * len(rewards)',
+  'def price_of_a_role(task, costs):\n  task -= 1\n  costs[:] = 9\n  return task',
   'def tax(lengths, scores, *, rate=1.0):\n  scores[:] = 0\n  lengths *= 0\n  return lengths',
   'in_order = lambda state, free, count, seed: np.flatnonzero(free)[:count].astype(np.uint8)',
   'def in_order(state, free, count, seed):\n  free[:] = False\n  return range(count)',

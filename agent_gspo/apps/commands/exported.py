@@ -70,13 +70,14 @@ class Exported:
       flat[path] = array if flat[path].ndim == 3 else array[0]
     return flax.traverse_util.unflatten_dict(flat, sep='/')
 
-  def asked_config(self, config: dict[str, Any]) -> dict[str, Any]:
+  def asked_config(self, saved: dict[str, Any]) -> dict[str, Any]:
     """Returns a config whose own questions are the examples, since their file stays at home."""
-    if config['task']['name'] != 'questions':
-      return config
-    kept = {k: v for k, v in config['task']['options'].items() if k == 'grader'}
-    options = {**kept, 'file': str(self.folder / EXAMPLES)}
-    return {**config, 'task': {'name': 'questions', 'options': options}}
+    task = saved['task']
+    if task['name'] != 'questions':
+      return saved
+    kept = {k: v for k, v in task['options'].items() if k == 'grader'}
+    task = {'name': 'questions', 'options': {**kept, 'file': str(self.folder / EXAMPLES)}}
+    return {**saved, 'task': task}
 
 
 def find(workdir: str) -> Exported | None:
@@ -103,7 +104,7 @@ def find(workdir: str) -> Exported | None:
   step, adapters = about.whole('step', low=0), about.get('adapters')
   source = located(str(model.get('source')), folder)
   config = {**found.values, 'model': {**model.values, 'source': source}}
-  del config['exported']
+  config.pop('exported')
   return Exported(folder.absolute(), step, config, adapters)
 
 
@@ -127,16 +128,16 @@ def write_team(
   """
   from agent_gspo.models.io.fields import write_object
 
-  config = parts.config.to_dict()
-  config['model'] |= {'source': source} | ({} if adapters else {'lora_rank': 0})
+  saved = parts.config.to_dict()
+  saved['model'] |= {'source': source} | ({} if adapters else {'lora_rank': 0})
   roles = {role.name: dataclasses.asdict(role) for role in parts.team.roles}
   for role in roles.values():
     del role['name']
-  config['team'] |= {'role_set': '', 'roles': roles}
+  saved['team'] |= {'role_set': '', 'roles': roles}
   options = parts.config.task.options
-  config['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
-  config['logging']['wandb_project'] = ''
-  write_object(folder / TEAM, {**config, 'exported': {'step': step, 'adapters': list(adapters)}})
+  saved['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
+  saved['logging']['wandb_project'] = ''
+  write_object(folder / TEAM, {**saved, 'exported': {'step': step, 'adapters': list(adapters)}})
   split = parts.config.evaluation.split
   question = parts.task.questions(split)[0]
   row = {'question': question.text, 'answer': question.answer, 'notes': question.notes}

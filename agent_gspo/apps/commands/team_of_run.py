@@ -68,9 +68,8 @@ class TeamOfRun:
     self.team = self.parts.team
     self.step = self._saved.step if self._saved else 0
     workdir = which.checkpoint.workdir.value
-    self.run = (
-      pathlib.Path(workdir).resolve().name if workdir else f'untrained {config["task"]["name"]}'
-    )
+    task = self.parts.config.task.name
+    self.run = pathlib.Path(workdir).resolve().name if workdir else f'untrained {task}'
 
   @property
   def about(self) -> dict[str, Any]:

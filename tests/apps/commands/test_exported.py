@@ -16,6 +16,8 @@ from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import asking
 from agent_gspo.tasks.registry import make_task
+from agent_gspo.training import run_evaluations
+from agent_gspo.training import setup as setup_lib
 from agent_gspo.workdir import json_lines
 
 
@@ -55,7 +57,11 @@ def test_an_export_answers_as_its_run():
     batch, answers = asked.ask(questions, lambda message: None)
     talks.append(([message.text for message in batch.messages], answers))
     setup, params = asked.loaded
-    figures.append(setup.evaluate(params, label='trained', step=asked.step, questions=4)[0])
+    scorer = setup_lib.make_scorer(setup)
+    record, _ = run_evaluations.evaluate(
+      setup, scorer, params, label='trained', step=asked.step, count=4
+    )
+    figures.append(record)
     del figures[-1]['seconds']
     assert asked.step == 10
     assert asked.about['example']['question'] == questions[0].text

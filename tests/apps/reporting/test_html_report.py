@@ -99,10 +99,10 @@ def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
   back = {**edge, 'author': 'solver', 'reader': 'holder', 'tokens': 9}
   run = write_run(tmp_path / 'run')
   with (run / records.EVALUATIONS).open('a') as file:
-    for edges in ([edge], [edge, back, {'author': 'holder'}], None):
+    for edges in ([edge], [edge, back], [{'author': 'holder'}], None):
       told = {} if edges is None else {'edges': edges}
       file.write(json.dumps({'step': 5, 'label': 'trained', **told}) + '\n')
-  with pytest.warns(UserWarning, match=r'edges\[2\]'):
+  with pytest.warns(UserWarning, match=r'line 5: left out .edges.'):
     (shown,) = report_data.build([records.load_run(run)])['runs']
   assert shown['edges'] == [back, edge]
 

@@ -92,8 +92,8 @@ def test_a_log_gets_one_aligned_line_a_step():
   out = text.splitlines()
   assert out[0] == 'three agents'
   headers = [i for i, line in enumerate(out) if 'acc %' in line]
-  assert headers == [1, 22, 43]
-  rows = [line for line in out[1:-1] if 'acc %' not in line]
+  assert headers == [2, 23, 44]
+  rows = [line for line in out[2:-1] if 'acc %' not in line]
   assert len(rows) == 42
   assert {len(line) for line in rows} == {len(progress.header(140))}
   assert rows[4].split()[:9] == [
@@ -192,8 +192,8 @@ def test_a_terminal_shows_phases_beside_its_bar_alone():
 def test_a_log_survives_missing_and_odd_metrics():
   odd = {'task/accuracy': 'x', 'reward/mean': math.nan, 'comm/silence_rate': np.ones(3), 'a': None}
   out = show([(1, {}), (2, odd)], force_terminal=False).splitlines()
-  assert out[2].split()[1:15] == ['-'] * 14
   assert out[3].split()[1:15] == ['-'] * 14
+  assert out[4].split()[1:15] == ['-'] * 14
 
 
 @pytest.mark.parametrize('width', [20, 60, 80, 140])
