@@ -12,6 +12,11 @@ from agent_gspo.models.config import ModelConfig
 _ADAPTER = ('lora_a', 'lora_b')
 
 
+def is_adapter(name: str) -> bool:
+  """Returns whether a parameter with this last part of its path belongs to an adapter."""
+  return name in _ADAPTER
+
+
 def one_adapter(params: Mapping[str, Any], index: int) -> dict[str, Any]:
   """Returns parameters with adapter `index` alone; with -1 without adapters.
 
@@ -24,7 +29,7 @@ def one_adapter(params: Mapping[str, Any], index: int) -> dict[str, Any]:
   for name, value in params.items():
     if isinstance(value, Mapping):
       chosen[name] = one_adapter(value, index)
-    elif name not in _ADAPTER:
+    elif not is_adapter(name):
       chosen[name] = value
     elif index >= 0:
       chosen[name] = value[index] if value.ndim == 3 else value

@@ -6,7 +6,6 @@ import dataclasses
 
 from agent_gspo.options import Section, option
 from agent_gspo.rewards import length_rewards
-from agent_gspo.rewards.length_rewards import LENGTH_REWARDS as LENGTH_REWARDS
 
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')

@@ -81,8 +81,9 @@ def train(
     # Several processes must stop together: a signal waits until they synchronize.
     Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
   ):
-    run = Run(parts, pathlib.Path(workdir), allow_changes, interruption, display)
-    run.on_step, run.on_evaluation = on_step, on_evaluation
+    run = Run(
+      parts, pathlib.Path(workdir), allow_changes, interruption, display, on_step, on_evaluation
+    )
     try:
       return run.go()
     except disk.WriteError as error:
@@ -123,10 +124,13 @@ class Run:
     allow_changes: Collection[str],
     interruption: Interruption,
     display: Callable[..., Progress],
+    on_step: Callable[..., Any] | None,
+    on_evaluation: Callable[..., Any] | None,
   ):
     config = self.config = parts.config
     self.workdir, self.note = workdir, parts.note
     self.interruption, self.display = interruption, display
+    self.on_step, self.on_evaluation = on_step, on_evaluation
     saving = config.checkpoint
     self.checkpoints = Checkpoints(
       workdir / 'checkpoints', config, saving.keep, allow_changes, saving.keep_best
@@ -140,8 +144,6 @@ class Run:
     )
     self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
     self.warned: set[str] = set()  # names of warnings already shown
-    self.on_step: Callable[..., Any] | None = None
-    self.on_evaluation: Callable[..., Any] | None = None
     self.stopped = False  # by one of these callbacks
 
   def _check_steps(self) -> None:

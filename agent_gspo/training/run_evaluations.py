@@ -101,7 +101,7 @@ def evaluate(
   )
   if not alone:
     scored = PolicyParams.of(params)
-    figures |= judgment(setup.team, setup.tokenizer, scorer, scored, batch)
+    figures |= judgement_figures(setup.team, setup.tokenizer, scorer, scored, batch)
     figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
   head = {
     'step': step,
@@ -167,7 +167,7 @@ def log_silence(
   return totals[index]
 
 
-def judgment(
+def judgement_figures(
   team: Team,
   tokenizer: Tokenizer,
   learner: Learner,

@@ -13,7 +13,7 @@ import optax
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
-from agent_gspo.models import partition
+from agent_gspo.models import lora, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
@@ -261,7 +261,7 @@ def _with_adapters(model_config, params: Params, seed: int) -> Params:
   @jax.jit  # XLA drops the unused base parameters, so only the adapters are drawn
   def adapters(key: jax.Array) -> dict[str, jax.Array]:
     flat = flax.traverse_util.flatten_dict(init_params(model_config, key), sep='/')
-    return {path: x for path, x in flat.items() if path.rpartition('/')[2].startswith('lora_')}
+    return {path: x for path, x in flat.items() if lora.is_adapter(path.rpartition('/')[2])}
 
   fresh = adapters(jax.random.key(seed))
   loaded = flax.traverse_util.flatten_dict(params, sep='/')

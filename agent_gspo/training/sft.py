@@ -34,7 +34,7 @@ from agent_gspo.training.demonstrations import Demonstrations
 from agent_gspo.training.learner import Learner
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
-from agent_gspo.training.run_evaluations import judgment
+from agent_gspo.training.run_evaluations import judgement_figures
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import RolloutBatch, TrainBatch
@@ -104,7 +104,7 @@ class _Stage:
     self._aside: Flat = {}
     if adapted and config.model.source.startswith('random:'):
       flat = flax.traverse_util.flatten_dict(params)
-      self._aside = {k: v for k, v in flat.items() if k[-1].startswith('lora_')}
+      self._aside = {k: v for k, v in flat.items() if lora.is_adapter(k[-1])}
       params, adapted = lora.one_adapter(params, -1), False
       model = model.clone(config=model.config.without_adapters())
     self.demonstrations = Demonstrations(
@@ -216,7 +216,7 @@ class _Stage:
     return {
       VALIDATION: sum(sums.values()) / sum(counts.values()),
       **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},
-      **judgment(self.setup.team, self.setup.tokenizer, self.learner, self.state, unsaid),
+      **judgement_figures(self.setup.team, self.setup.tokenizer, self.learner, self.state, unsaid),
     }
 
   @property

@@ -13,6 +13,7 @@ import optax
 
 from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms import selection as selection_lib
+from agent_gspo.models import lora as lora_lib
 from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import LearnerOptions
 
@@ -65,7 +66,7 @@ def init(
 
   def make(params: Params) -> TrainState:
     flat = flax.traverse_util.flatten_dict(params)
-    trained = {k for k in flat if not lora or k[-1].startswith('lora_')}
+    trained = {k for k in flat if not lora or lora_lib.is_adapter(k[-1])}
     # A copy: updates donate these buffers, and `params` belong to the caller.
     copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
     trainable = copy()

@@ -29,6 +29,7 @@ EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
+ANSWERS, RESULT = 'results.jsonl', 'result.json'  # of launch/evaluate.py --out
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 # Holds the steps of a finished run; absent while it runs.
 DONE = 'done'

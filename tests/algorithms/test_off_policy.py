@@ -58,7 +58,7 @@ def test_opsm_defaults_to_half_a_nat_and_spares_the_positive():
 
 @pytest.mark.parametrize('name', OBJECTIVES)
 def test_opsm_composes_with_every_objective(name):
-  """What is masked gets no gradient but counts; the rest is as it was."""
+  """Masked sequences get no gradient but count; the rest is as it was."""
   x = case(1)
   x = x.replace(advantages=-jnp.abs(x.advantages))
   masked = _stale(x, 0.1)[np.asarray(x.message_ids)] & (np.asarray(x.token_mask) > 0)

@@ -14,7 +14,7 @@ from agent_gspo import algorithms
 from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.rewards.options import LENGTH_REWARDS
+from agent_gspo.rewards.length_rewards import LENGTH_REWARDS
 from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

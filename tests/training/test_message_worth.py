@@ -279,7 +279,7 @@ def test_silence_is_the_probability_of_stopping_at_once():
     assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
   unknown = tuple(dataclasses.replace(q, relevant=()) for q in batch.questions)
   batch = dataclasses.replace(batch, questions=unknown)
-  assert run_evaluations.judgment(setup.team, setup.tokenizer, scorer, params, batch) == {}
+  assert run_evaluations.judgement_figures(setup.team, setup.tokenizer, scorer, params, batch) == {}
 
 
 def test_metrics_tell_relevant_from_irrelevant():

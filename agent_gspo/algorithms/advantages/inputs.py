@@ -21,7 +21,7 @@ class AdvantageInputs:
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
     probability: Success probability of the question before this rollout
-      (`posterior.probability`), float32 `[M]`.
+      (`selection.probability`), float32 `[M]`.
     gain: Nats that the answering agent gained by the message (`training.message_worth`), float32
       `[M]`; NaN if not measured.
     plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.

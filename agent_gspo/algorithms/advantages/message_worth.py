@@ -105,7 +105,7 @@ def replay(
     samples: Answers sampled for each prompt.
     outcome, virtual, std_floor, eps: As of `worth`.
   """
-  del samples  # read where answers are sampled, `training.message_worth`
+  del samples  # read where answers are sampled, `training.answer_values`
   columns = task, costs, groups, gain, plain_gain, plain_costs, np.zeros(len(task), bool)
   return worth(
     *columns,

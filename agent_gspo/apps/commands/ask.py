@@ -23,7 +23,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -55,15 +55,15 @@ def main() -> None:
   """Runs the command."""
   _check_flags()
   from agent_gspo.apps.reporting.conversation import ConversationDisplay
-  from agent_gspo.evaluation import asking
+  from agent_gspo.evaluation import asking, evaluate
 
   asked = team_of_run.TeamOfRun(_TEAM)
   terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
-  parts: Iterable[list[Question]]
+  parts: Iterable[Sequence[Question]]
   if _FILE.value:
     questions = asking.read(asked.team, _FILE.value, terms)
     size = asked.parts.config.evaluation.batch_questions
-    parts = [questions[first : first + size] for first in range(0, len(questions), size)]
+    parts = evaluate.in_batches(questions, size)
   elif _QUESTION.value is not None:
     parts = [[asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]]
   else:
@@ -79,7 +79,7 @@ def main() -> None:
       print(f'error: {error}', file=sys.stderr)  # an interactive user can try again
 
 
-def _ask(asked: TeamOfRun, questions: list[Question], display: Any) -> None:
+def _ask(asked: TeamOfRun, questions: Sequence[Question], display: Any) -> None:
   """Asks some questions at once; shows the messages about a single one as they are written."""
   from agent_gspo.teams import batches
 

@@ -20,9 +20,9 @@ from agent_gspo.evaluation import harness
 from agent_gspo.models.io import fields
 from agent_gspo.values import flatten
 from agent_gspo.workdir import disk, json_lines
+from agent_gspo.workdir.records import ANSWERS, RESULT
 
-FINGERPRINT, RESULTS = 'evaluation.json', 'results.jsonl'
-LEARNT, RESULT = 'learnt.json', 'result.json'
+FINGERPRINT, LEARNT = 'evaluation.json', 'learnt.json'
 _CHECKSUM = 'checksum'
 
 
@@ -41,15 +41,15 @@ class Folder(harness.Answers):
     self._path = pathlib.Path(path)
     self._path.mkdir(parents=True, exist_ok=True)
     self._check(json.loads(json.dumps(fingerprint)))
-    json_lines.drop_half_line(self._path / RESULTS)
-    super().add(list(_answers(self._path / RESULTS)))
+    json_lines.drop_half_line(self._path / ANSWERS)
+    super().add(list(_answers(self._path / ANSWERS)))
     if (self._path / LEARNT).exists():
       self.learnt = _object(self._path / LEARNT)
 
   def _check(self, ours: dict[str, Any]) -> None:
     file = self._path / FINGERPRINT
     if not file.exists():
-      if (self._path / RESULTS).exists():
+      if (self._path / ANSWERS).exists():
         raise ValueError(f'{self._path} holds results without {FINGERPRINT}. Take another --out.')
       _write(file, ours)
       return
@@ -68,7 +68,7 @@ class Folder(harness.Answers):
     plain = [json.loads(json.dumps(json_lines.to_plain(record, {}))) for record in records]
     super().add(plain)
     lines = [json.dumps(sealed(record)) for record in plain]
-    path = self._path / RESULTS
+    path = self._path / ANSWERS
     with disk.writing(path), path.open('a', encoding='utf-8') as file:
       file.write(''.join(line + '\n' for line in lines))
       file.flush()
@@ -136,14 +136,14 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   figures = {**chosen[0], 'task': result['evaluation']['task'], 'failed': failed}
   records = {
     record['question_id']: record
-    for record in _answers(path / RESULTS)
+    for record in _answers(path / ANSWERS)
     if record['variant'] == figures['variant']
   }
   asked = [question_id for question_id in result['question_ids'] if question_id not in failed]
   for question_id in asked:
     if question_id not in records:
       raise ValueError(
-        f'{path / RESULTS} holds no whole answer to question {question_id!r}, which {RESULT} '
+        f'{path / ANSWERS} holds no whole answer to question {question_id!r}, which {RESULT} '
         'counts: it is damaged. Evaluate again with another --out.'
       )
   return figures, [records[question_id] for question_id in asked]

@@ -57,6 +57,7 @@ class Exported:
     """
     import flax.traverse_util
 
+    from agent_gspo.models import lora
     from agent_gspo.models.io import hf, peft
 
     self.check_params(config)
@@ -65,7 +66,7 @@ class Exported:
     base = hf.read_config(hf.resolve(config.model.source.removeprefix('hf:'))[0])
     found = [peft.read_peft(base, self.folder / name) for name in self.adapters]
     flat = flax.traverse_util.flatten_dict(like, sep='/')
-    for path in (path for path in flat if path.rpartition('/')[2].startswith('lora_')):
+    for path in (path for path in flat if lora.is_adapter(path.rpartition('/')[2])):
       array = np.stack([adapter[path] for adapter in found])
       flat[path] = array if flat[path].ndim == 3 else array[0]
     return flax.traverse_util.unflatten_dict(flat, sep='/')

@@ -17,7 +17,6 @@ MAX_TRANSCRIPTS = 1000
 _MAX_POINTS = 800
 _MAX_TEXT = 4000
 _MAX_CHARACTERS = 6_000_000  # of all transcripts together
-_ANSWERS, _RESULT = 'results.jsonl', 'result.json'  # of launch/evaluate.py --out
 
 
 def load(folders: Iterable[records.PathLike]) -> list[records.Run]:
@@ -52,11 +51,11 @@ def _sources(folder: pathlib.Path) -> list[pathlib.Path]:
   except FileNotFoundError as error:
     if found:
       return found
-    raise FileNotFoundError(f'{error}, or with the {_ANSWERS} of an evaluation') from error
+    raise FileNotFoundError(f'{error}, or with the {records.ANSWERS} of an evaluation') from error
 
 
 def _is_evaluation(folder: pathlib.Path) -> bool:
-  return (folder / _ANSWERS).is_file()
+  return (folder / records.ANSWERS).is_file()
 
 
 def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
@@ -72,7 +71,7 @@ def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:
   """Returns the figures of an evaluation; empty before it has ended."""
-  file = folder / _RESULT
+  file = folder / records.RESULT
   return (json_lines.parse_line(file.read_bytes()) or {}) if file.is_file() else {}
 
 
@@ -124,7 +123,7 @@ def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, A
   training. Then come episodes of training steps, from new to old: two thirds are the newest, the
   rest is spread over earlier ones, to show how the team changed.
   """
-  name = _ANSWERS if _is_evaluation(workdir) else records.TRANSCRIPTS
+  name = records.ANSWERS if _is_evaluation(workdir) else records.TRANSCRIPTS
   evaluated: dict[tuple[str, str], list[int]] = {}
   training: list[int] = []
   total = 0
@@ -168,7 +167,7 @@ def _about(run: records.Run) -> dict[str, Any]:
   newest = starts[-1] if starts else _result(run.workdir).get('software', {})
   seconds = [m.get('time/step_s') for m in (*run.sft, *run.metrics)]
   seconds += [e.get('seconds') for e in run.evaluations]
-  seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / _ANSWERS)]
+  seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / records.ANSWERS)]
   known = [x for x in map(formatting.finite, seconds) if x is not None]
   spent = {'time of all steps and evaluations': formatting.duration(sum(known))} if known else {}
   start = _fields(records.clean(records.CONFIG, newest)[0] or {})

@@ -193,7 +193,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Returns two systems and their difference, a row per measure (see `compare.differences`)."""
+  """Returns two systems and their difference, a row per measure (see `results.differences`)."""
   table = _plain(['', *names, 'difference'])
   for row in rows:
     table.add_row(

@@ -15,6 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from agent_gspo.models import lora
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.fields import Fields, read_object, write_object
@@ -241,7 +242,7 @@ def export_hf(
   folder = pathlib.Path(path)
   flat = tensor_names.flatten(params)
   rows = tensor_names.table(config)
-  if any(leaf.rpartition('/')[2].startswith('lora_') for leaf in flat):
+  if any(lora.is_adapter(leaf.rpartition('/')[2]) for leaf in flat):
     raise ValueError('the parameters hold LoRA adapters: merge them before the export.')
   tensor_names.check_names({row.ours for row in rows}, set(flat), 'export')
   folder.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
 
 
 def write_evaluation(folder, finished=True):
-  """Of a team and a baseline, as `launch/evaluate.py --out` writes it."""
+  """Writes an evaluation of a team and a baseline, as `launch/evaluate.py --out` does."""
   folder.mkdir(parents=True)
   systems = ('step 5', 'single agent')
   answers = [episode(n) | {'label': name, 'step': 5} for n in (1, 2) for name in systems]
