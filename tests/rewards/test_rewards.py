@@ -17,6 +17,7 @@ from agent_gspo.algorithms.advantages import groups as groups_lib
 from agent_gspo.algorithms.options import BudgetOptions
 from agent_gspo.rewards import bounds, communication
 from agent_gspo.rewards import options as reward_options
+from agent_gspo.rewards.length_rewards import LENGTH_REWARDS
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.rollout import rollout
@@ -287,7 +288,7 @@ def test_right_and_short_is_better_than_right_and_long(normalize, gate):
   assert first > second > third > wrong
 
 
-@pytest.mark.parametrize('name', reward_options.LENGTH_REWARDS)
+@pytest.mark.parametrize('name', LENGTH_REWARDS)
 def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name):
   """Question 0: nobody speaks, every message is its EOS. Agent 1 never speaks at all."""
 
