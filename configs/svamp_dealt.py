@@ -26,8 +26,8 @@ from agent_gspo.config import default_config
 
 
 def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
-  if form not in ('dealt', 'whole'):
-    raise ValueError(f'configs/svamp_dealt.py:{form}: there are the forms dealt and whole.')
+  if form not in ('dealt', 'whole', 'many', 'worth'):
+    raise ValueError(f'configs/svamp_dealt.py:{form} must be one of dealt, whole, many, worth.')
   config = default_config()
   config.steps = 20  # at a price, later ones teach informants to keep back relevant notes as well
 
@@ -91,4 +91,31 @@ def get_config(form: str = 'dealt') -> config_dict.ConfigDict:
     config.task.options.whole_problem = True
     config.team.agents, config.team.topology = ('solver',), 'single'
     config.sft.role_shares = config_dict.ConfigDict()
+  if form in ('many', 'worth'):
+    _show_many_stories(config)
+  if form == 'worth':
+    _pay_worth(config)
   return config.lock()
+
+
+def _show_many_stories(config: config_dict.ConfigDict) -> None:
+  """Demonstrates GSM8K's stories as well, and keeps two fifths of the others for RL."""
+  config.steps = 24
+  config.task.options.also_from = ('gsm8k',)
+  config.sft.epochs, config.sft.steps = 0.0, 600
+  config.sft.questions = 64
+  config.sft.held_back = 0.4
+  config.sft.silence_probability = 1.0
+  config.sft.role_shares.informant = 0.4
+  config.sft.decision_weight = 8.0
+  config.sft.save_every = 200
+  config.sft.patience = 0
+  config.rollout.questions, config.rollout.group_size = 32, 4
+  config.budget.lambda_tok = 0.02
+
+
+def _pay_worth(config: config_dict.ConfigDict) -> None:
+  """Pays each message for what the solver gained by it."""
+  config.algorithm = 'worth'
+  config.advantage.options = config_dict.ConfigDict({'imitation': 1.0, 'std_floor': 0.3})
+  config.reward.gate_accuracy = 0.0  # a gain is the message's own, whatever the group's outcome
