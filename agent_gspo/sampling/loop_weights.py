@@ -1,4 +1,4 @@
-"""Gathers FSDP-sharded parameters for the decode loop, once or for each token."""
+"""Rounds, and under FSDP gathers, parameters for the decode loop: once, or for each token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Layout, Params, head_params
+from agent_gspo.ops.precision import operand
 from agent_gspo.sharding.placement import Placement
 
 # Maps parameters to a function of the step `t` that returns decoder and LM-head parameters.
@@ -21,23 +22,23 @@ def make(
   config: ModelConfig, placement: Placement, layout: Layout, *, gather_once: bool
 ) -> tuple[Layout, LoopWeights]:
   """Returns the decoder layout in the decode loop and the function that gathers its weights."""
-  if not placement.cut_by_fsdp:
-    return layout, _as_they_are
-  if gather_once:
-    once = functools.partial(_gathered, config, placement)
-    return dataclasses.replace(layout, weights={}), once
-  return dataclasses.replace(layout, waits=True), _in_the_loop
+  if placement.cut_by_fsdp and not gather_once:
+    return dataclasses.replace(layout, waits=True), _in_the_loop
+  if placement.cut_by_fsdp:
+    layout = dataclasses.replace(layout, weights={})
+  return layout, functools.partial(_once, config, placement)
 
 
-def _as_they_are(params: Params) -> Callable[[jax.Array], tuple[Params, Params]]:
-  return lambda t: (params, head_params(params))
-
-
-def _gathered(
+def _once(
   config: ModelConfig, placement: Placement, params: Params
 ) -> Callable[[jax.Array], tuple[Params, Params]]:
-  """Gathers all parameters on each device before the first token."""
+  """Gathers all parameters on each device, and rounds matrices, before the first token.
+
+  XLA moves no invariants out of loops on GPUs: there each token would round all weights anew, and
+  move four times the bytes.
+  """
   whole = partition.gathered(params, config, placement)
+  whole = jax.tree.map(lambda x: operand(x, config.dtype) if x.ndim > 1 else x, whole)
   # Embeddings are looked up in their shards, unrounded.
   found = {**whole, 'embed': params['embed']}, head_params(whole)
   return lambda t: found

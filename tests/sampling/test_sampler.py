@@ -16,12 +16,13 @@ import tiny
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.models.io import hf
-from agent_gspo.models.transformer import Transformer
+from agent_gspo.models.transformer import Layout, Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
-from agent_gspo.sampling import categorical, keys
+from agent_gspo.sampling import categorical, keys, loop_weights
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sampling.shapes import bucket
+from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.policy_loss import Programs
 
@@ -215,6 +216,15 @@ def test_another_seed_or_step_gives_other_tokens(change, everything):
     found.token_ids[i].tolist() == everything.token_ids[n].tolist() for i, n in enumerate(rows)
   ]
   assert np.mean(equal) < 0.3
+
+
+def test_weights_are_rounded_before_the_loop():
+  config = tiny.CONFIG.replace(dtype='bfloat16')
+  _, weights = loop_weights.make(config, ONE_DEVICE, Layout(), gather_once=True)
+  decoder, head = weights(tiny.params())(jnp.int32(0))
+  dtypes = {path[-1].key: x.dtype for path, x in jax.tree.leaves_with_path(decoder)}
+  assert dtypes == {'kernel': jnp.bfloat16, 'scale': jnp.float32, 'embedding': jnp.float32}
+  assert head['embed']['embedding'].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize('temperature', [0.0, 0.5, 1.7])
