@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import chex
 import hypothesis
@@ -257,6 +258,42 @@ def test_what_these_devices_have_not_is_refused(monkeypatch):
   attend.check('gpu', 'bfloat16')
   with pytest.raises(ValueError, match=r"'gpu' has no float32. Set model.dtype='bfloat16'"):
     attend.check('gpu', 'float32')
+
+
+@pytest.mark.parametrize(
+  ('capability', 'width', 'chosen'),
+  [
+    ('8.0', 128, 'gpu'),
+    ('8.0', 256, 'blockwise'),
+    ('9.0', 256, 'gpu'),
+    ('9.0', 12, 'blockwise'),
+    ('7.5', 64, 'blockwise'),
+    ('gfx90a', 64, 'blockwise'),
+  ],
+)
+def test_a_gpu_without_such_attention_takes_another(monkeypatch, capability, width, chosen):
+  device = types.SimpleNamespace(compute_capability=capability)
+  monkeypatch.setattr('jax.default_backend', lambda: 'gpu')
+  monkeypatch.setattr('jax.local_devices', lambda: [device])
+  monkeypatch.setattr(attend, '_tree_attention', lambda name: lambda *_: name)
+  q = jnp.zeros((1, 1, 1, 256, width), jnp.bfloat16)
+  mask = masks.causal(jnp.array([256]), 256)
+  assert attend.attend(q, q[:, :, 0], q[:, :, 0], mask) == chosen
+
+
+def test_cudnn_gets_rows_that_its_backward_pass_takes(monkeypatch):
+  columns = []
+  attention = jax.nn.dot_product_attention
+
+  def seen(q, *others, **options):
+    columns.append(q.shape[1])
+    return attention(q, *others, **options)
+
+  monkeypatch.setattr('jax.nn.dot_product_attention', seen)
+  q, k, v, _ = _inputs(1, 13)
+  out = _OTHERS['gpu'](q, k, v, masks.causal(jnp.array([13]), 13))
+  assert columns == [64]
+  assert out.shape == q.shape
 
 
 def test_a_recomputed_block_may_keep_attentions_result():

@@ -58,7 +58,8 @@ def attend(
     many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
     if many and parts is not None and mask.before is not None:
       return own_column.attend(q, parts, mask.before)
-    return reference.attend(q, k, v, mask, sum_values=implementation not in _ACCELERATORS)
+    on_cpu = implementation not in _ACCELERATORS and jax.default_backend() == 'cpu'
+    return reference.attend(q, k, v, mask, sum_values=on_cpu)
   if implementation == 'tpu' and mask.window is not None:
     raise ValueError(
       "model.attention='tpu' has no sliding windows, which this model uses; must be 'auto' or "
@@ -70,8 +71,10 @@ def attend(
 def _best(q: jax.Array, mask: Mask) -> str:
   backend = jax.default_backend()
   windowed = isinstance(mask, TreeMask) and mask.window is not None
-  if backend in _ACCELERATORS and (backend, q.dtype) != _TOO_WIDE:
-    return 'blockwise' if backend == 'tpu' and windowed else backend
+  if backend == 'tpu':
+    return 'blockwise' if windowed else 'tpu'
+  if backend == 'gpu' and (backend, q.dtype) != _TOO_WIDE and gpu.has_heads_of(q.shape[-1]):
+    return 'gpu'
   return 'blockwise' if q.shape[3] > _SHORT else 'reference'
 
 

@@ -6,7 +6,19 @@ from typing import Literal
 
 import jax
 
+from agent_gspo.ops.attention import padding
 from agent_gspo.ops.attention.masks import TreeMask
+
+_MULTIPLE = 64  # columns; the backward pass takes no odd number of them
+
+
+def has_heads_of(width: int) -> bool:
+  """Returns whether cuDNN has attention of heads this wide for the GPUs of this process."""
+  capability = str(getattr(jax.local_devices()[0], 'compute_capability', ''))
+  generation = capability.partition('.')[0]  # '9' of '9.0'; AMD's are 'gfx90a'
+  if not generation.isdigit() or int(generation) < 8:
+    return False
+  return width % 8 == 0 and width <= (256 if int(generation) >= 9 else 128)
 
 
 def attend(
@@ -19,12 +31,15 @@ def attend(
 ) -> jax.Array:
   """Computes tree attention of bfloat16 or float16 operands (see `agent_gspo.ops.attention`).
 
-  The mask becomes a `[B, 1, T, T]` array shared by all heads; scores stay on the chip.
+  The mask becomes a `[B, 1, T, T]` array shared by all heads; scores stay on the chip. Rows are
+  padded to a multiple of 64 columns.
 
   Args:
     q, k, v, mask: See the package.
     implementation: Passed to `jax.nn.dot_product_attention`; 'xla' runs anywhere, for tests.
   """
+  length = q.shape[3]
+  q, k, v, mask = padding.to_multiple(_MULTIPLE, q, k, v, mask)
   b, heads, g, t, d = q.shape
   out = jax.nn.dot_product_attention(
     q.transpose(0, 3, 1, 2, 4).reshape(b, t, heads * g, d),  # [B, T, K * g, d]
@@ -34,4 +49,4 @@ def attend(
     scale=1.0,
     implementation=implementation,
   )
-  return out.reshape(b, t, heads, g, d).transpose(0, 2, 3, 1, 4)
+  return out.reshape(b, t, heads, g, d).transpose(0, 2, 3, 1, 4)[:, :, :, :length]
