@@ -54,7 +54,7 @@ def run(command: Sequence[str], seconds: float, keep: Callable[[Figures], None])
     Its state: 'ok', 'skipped: <reason>', or 'failed: <exit status>' and its last lines.
   """
   process = subprocess.Popen(
-    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
   )
   late = threading.Event()
 
@@ -66,18 +66,21 @@ def run(command: Sequence[str], seconds: float, keep: Callable[[Figures], None])
   timer.start()
   last, state = collections.deque(maxlen=15), 'ok'
   assert process.stdout is not None
-  for line in process.stdout:
-    if not line.startswith(_RESULT):
-      print(line, end='', flush=True)
-      last.append(line)
-      continue
-    figures = json.loads(line.removeprefix(_RESULT))
-    if 'skipped' in figures:
-      state = f'skipped: {figures["skipped"]}'
-    else:
-      keep(figures)
-  code = process.wait()
-  timer.cancel()
+  try:
+    for line in process.stdout:
+      _, told, figures = line.partition(_RESULT)  # maybe after a line of progress
+      if not told:
+        print(line, end='', flush=True)
+        last.append(line)
+      elif 'skipped' in (figures := json.loads(figures)):
+        state = f'skipped: {figures["skipped"]}'
+      else:
+        keep(figures)
+    code = process.wait()
+  finally:
+    timer.cancel()
+    if process.poll() is None:  # interrupted
+      os.killpg(process.pid, signal.SIGKILL)
   if late.is_set():
     return f'skipped: out of time after {seconds:.0f} s'
   return f'failed: exit status {code}\n{"".join(last)}' if code else state
