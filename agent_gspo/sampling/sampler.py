@@ -81,7 +81,10 @@ class Sampler:
     prefill_rows: Rows prefilled at a time per device.
     decode_rows: Rows decoded together per device; their KV cache is most of the sampling memory.
     cache_length: Prompt columns of the KV cache; longer prompts get a longer one.
-    smallest_batch: Rows of the smallest decode batch, over all devices.
+    few_shapes: Round sizes to fewer shapes, with more padding; by default on accelerators. On an
+      H100 a decode program takes 10 s to compile, and a batch of messages less than 1 s to write.
+    smallest_batch: Rows of the smallest decode batch, over all devices; by default 8, or with
+      `few_shapes` all `decode_rows`, so that no batch is shrunk as its messages end.
     batches_at_once: Parts of `decode_rows` that decode concurrently, one thread each; by default 2
       for wide models on a multi-core CPU, else 1.
     gather_once: Gathers FSDP-sharded parameters once before decode; else a layer at a time for
@@ -98,7 +101,8 @@ class Sampler:
     prefill_rows: int = 2,
     decode_rows: int = 96,
     cache_length: int = 32,
-    smallest_batch: int = 8,
+    few_shapes: bool | None = None,
+    smallest_batch: int | None = None,
     batches_at_once: int | None = None,
     gather_once: bool = True,
     placement: Placement = ONE_DEVICE,
@@ -109,6 +113,9 @@ class Sampler:
     self.prefill_rows = prefill_rows
     self.decode_rows = decode_rows
     self.cache_length = cache_length
+    self.few_shapes = jax.default_backend() != 'cpu' if few_shapes is None else few_shapes
+    if smallest_batch is None:
+      smallest_batch = decode_rows * placement.row_shards if self.few_shapes else 8
     self.smallest_batch = -(-smallest_batch // placement.row_shards)
     self.batches_at_once = batches_at_once or _batches_at_once(config, placement)
     self.gather_once = gather_once
@@ -153,11 +160,13 @@ class Sampler:
 
     Messages may get longer, and a larger pool is another shape to compile.
     """
-    return bucket(-(-rows * 3 // (2 * self.prefill_rows)), 1) * self.prefill_rows
+    batches = -(-rows * 3 // (2 * self.prefill_rows))
+    return bucket(batches, 1, halves=not self.few_shapes) * self.prefill_rows
 
   def cache_columns(self, longest: int) -> int:
     """Returns the prompt columns of the KV cache for prompts of at most `longest` tokens."""
-    return max(self.cache_length, bucket(longest, 32))
+    columns = bucket(longest, 128, halves=False) if self.few_shapes else bucket(longest, 32)
+    return max(self.cache_length, columns)
 
   def batch_rows(self, messages: int) -> int:
     """Returns the rows per shard of a decode batch for so many messages."""

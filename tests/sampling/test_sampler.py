@@ -185,6 +185,15 @@ def test_decoding_apart_and_leaving_early_change_nothing(everything):
   assert _sampler().compilations() > 6
 
 
+def test_few_shapes_write_the_same_with_few_programs(everything):
+  few = _sampler(few_shapes=True)
+  _assert_rows(_sample(sampler=few), everything, range(_ROWS))
+  for rows in (range(1), range(5, 30), range(20, 40), range(_ROWS - 9)):
+    _assert_rows(_sample(rows, sampler=few), everything, rows)
+  assert few.decode._cache_size() <= 2  # one a doubling of the cache, whatever the rows
+  assert few.keep._cache_size() == 0
+
+
 @pytest.mark.parametrize('at_once', [1, 2, 3])
 def test_batches_that_decode_beside_each_other_write_the_same(at_once, everything):
   sampler = _sampler(batches_at_once=at_once, decode_rows=_ROWS - 8)  # the last one is too small

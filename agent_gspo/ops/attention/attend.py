@@ -12,7 +12,9 @@ from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
 
 _ACCELERATORS = ('tpu', 'gpu')
 _TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
-_SHORT = 128  # columns up to which the reference is used: it compiles faster
+# Columns up to which 'reference' is used. It compiles faster; on an H100 in float32 it is 25 times
+# as fast as 'blockwise' at 1024 columns (docs/results/performance.md).
+_SHORT = {'cpu': 128, 'gpu': 1024, 'tpu': 128}
 
 
 def check(implementation: str, dtype: str) -> None:
@@ -75,7 +77,7 @@ def _best(q: jax.Array, mask: Mask) -> str:
     return 'blockwise' if windowed else 'tpu'
   if backend == 'gpu' and (backend, q.dtype) != _TOO_WIDE and gpu.has_heads_of(q.shape[-1]):
     return 'gpu'
-  return 'blockwise' if q.shape[3] > _SHORT else 'reference'
+  return 'blockwise' if q.shape[3] > _SHORT.get(backend, 128) else 'reference'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:
