@@ -261,23 +261,26 @@ def test_what_these_devices_have_not_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('capability', 'width', 'chosen'),
+  ('capability', 'width', 'columns', 'chosen'),
   [
-    ('8.0', 128, 'gpu'),
-    ('8.0', 256, 'blockwise'),
-    ('9.0', 256, 'gpu'),
-    ('9.0', 12, 'blockwise'),
-    ('7.5', 64, 'blockwise'),
-    ('gfx90a', 64, 'blockwise'),
+    ('8.0', 128, 2048, 'gpu'),
+    ('8.0', 256, 2048, 'blockwise'),
+    ('8.0', 256, 1024, 'reference'),  # blocks are slow on a GPU
+    ('9.0', 256, 2048, 'gpu'),
+    ('9.0', 12, 2048, 'blockwise'),
+    ('7.5', 64, 2048, 'blockwise'),
+    ('gfx90a', 64, 2048, 'blockwise'),
   ],
 )
-def test_a_gpu_without_such_attention_takes_another(monkeypatch, capability, width, chosen):
+def test_a_gpu_without_such_attention_takes_another(
+  monkeypatch, capability, width, columns, chosen
+):
   device = types.SimpleNamespace(compute_capability=capability)
   monkeypatch.setattr('jax.default_backend', lambda: 'gpu')
   monkeypatch.setattr('jax.local_devices', lambda: [device])
   monkeypatch.setattr(attend, '_tree_attention', lambda name: lambda *_: name)
-  q = jnp.zeros((1, 1, 1, 256, width), jnp.bfloat16)
-  mask = masks.causal(jnp.array([256]), 256)
+  q = jnp.zeros((1, 1, 1, columns, width), jnp.bfloat16)
+  mask = masks.causal(jnp.array([columns]), columns)
   assert attend.attend(q, q[:, :, 0], q[:, :, 0], mask) == chosen
 
 
