@@ -15,6 +15,11 @@ SFT:
   python launch/train.py --config=configs/svamp_dealt.py:whole --workdir=runs/svamp_whole \
     --config.steps=0
 
+The form `many` also shows informants the stories of GSM8K and keeps two fifths of the others for
+RL; `worth` pays each message for what the solver gained by it, too (docs/message_worth.md):
+
+  python launch/train.py --config=configs/svamp_dealt.py:worth --workdir=runs/svamp_worth
+
 Results are in docs/results/benchmarks.md: after SFT (an hour of two CPU cores,
 2026-11-25) 35.8 % of SVAMP's test with 46 tokens written a question; at a price of 0.1 RL leaves
 28 of them and 33.0 % (seed 0), without a price (40 steps) it makes them 57, with 34.5 %.
