@@ -1,16 +1,13 @@
 """configs/tiny.py with the price told: one policy for all prices of a token.
 
-Each question of a step has a price of its own, which all agents read; the reward charges it. The
-trained team is evaluated at six prices, beside those that it was trained for one by one
-(docs/prices.md):
+Each question of a step has a price of its own, which all agents read; the reward charges it.
 
   python launch/train.py --config=configs/tiny_prices.py --workdir=runs/tiny_prices
 
-configs/tiny_prices.py:every_other trains with every other level; the prices between them, which
-are told in words that it has never read, come in with launch/evaluate.py:
-
-  python launch/train.py --config=configs/tiny_prices.py:every_other --workdir=runs/every_other
-  python launch/evaluate.py --config=configs/tiny_prices.py --workdir=runs/every_other
+Three seeds, 200 held-out questions, one core of an AMD EPYC a run beside other work, 2026-11-23:
+told 0, 0.005 and 0.05 the team writes 19.4, 11.3 and 10.3 tokens, 95.7, 97.7 and 96.5 % right
+(docs/prices.md). configs/tiny_prices.py:every_other trains with every other price, and
+launch/evaluate.py --config=configs/tiny_prices.py tells it the others.
 """
 
 from ml_collections import config_dict
