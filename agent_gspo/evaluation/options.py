@@ -24,6 +24,8 @@ class EvaluationOptions(Section, name='evaluation'):
       evaluations.
     temperature: Sampling temperature; 0 is greedy.
     every: Steps between evaluations, 0 for none in training.
+    patience: Evaluations in training, each with neither a higher accuracy nor fewer tokens written
+      than some earlier one, after which training ends; 0 for never.
     questions_during: Questions of an evaluation in training.
     worth_questions: Episodes of each evaluation in which the worth of messages is measured.
     batch_questions: Episodes of a batch.
@@ -38,6 +40,7 @@ class EvaluationOptions(Section, name='evaluation'):
   told: tuple = ()
   temperature: float = option(0.0, least=0)
   every: int = option(0, least=0, most=10**9)
+  patience: int = option(0, least=0, most=1000)
   questions_during: int = option(50, least=1, most=10**5)
   worth_questions: int = option(0, least=0, most=10**5)
   batch_questions: int = option(64, least=1, most=10**5)
@@ -45,6 +48,11 @@ class EvaluationOptions(Section, name='evaluation'):
 
   def __post_init__(self):
     super().__post_init__()
+    if self.patience and not self.every:
+      raise ValueError(
+        f'evaluation.patience={self.patience} with evaluation.every=0: training is not evaluated. '
+        'Set evaluation.every to the steps between two evaluations, or evaluation.patience=0.'
+      )
     for value in self.told:
       if not is_number(value) or value < 0:
         raise ValueError(

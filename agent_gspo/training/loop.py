@@ -144,7 +144,7 @@ class Run:
     )
     self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
     self.warned: set[str] = set()  # names of warnings already shown
-    self.stopped = False  # by one of these callbacks
+    self.stopped = ''  # why training ended before its last step
 
   def _check_steps(self) -> None:
     """Raises ValueError if the run has already taken more than `steps` steps."""
@@ -233,7 +233,8 @@ class Run:
           # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
             record = evaluations.make(_params(state), step, records.DURING)
-            self._call(self.on_evaluation, record)
+            self._call('on_evaluation', self.on_evaluation, record)
+            self._look_for_plateau()
           if self.stopped:
             break
           with self.interruption.deferred('this update'):
@@ -245,7 +246,7 @@ class Run:
           self.checkpoints.save(state)
         params, step = _params(state), int(state.step)
         record = evaluations.make(params, step, 'trained')
-        self._call(self.on_evaluation, record)
+        self._call('on_evaluation', self.on_evaluation, record)
         for value in config.evaluation.told:
           evaluations.make(params, step, records.told(self.setup.terms(value)), value)
         if config.evaluation.seen_questions:
@@ -256,15 +257,29 @@ class Run:
       except KeyboardInterrupt:
         self._save_interrupted(state, progress)
         raise
+      if self.stopped:
+        progress.note(f'training ended after step {step} of {config.steps}: {self.stopped}')
       progress.ended(self.workdir, record)
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{config.steps}\n'.encode()])
     return record
 
-  def _call(self, callback: Callable[..., Any] | None, *values: Any) -> None:
+  def _call(self, name: str, callback: Callable[..., Any] | None, *values: Any) -> None:
     """Calls a user's callback; True from any process ends training in all of them."""
-    if callback is not None:
-      self.stopped |= hosts.any_of(callback(*values) is True)
+    if callback is not None and hosts.any_of(callback(*values) is True):
+      self.stopped = f'{name} returned True'
+
+  def _look_for_plateau(self) -> None:
+    """Ends training after `evaluation.patience` evaluations without a gain."""
+    patience = self.config.evaluation.patience
+    if not patience:
+      return
+    since = hosts.agreed(lambda: records.evaluations_off_frontier(self.workdir))
+    if since >= patience:
+      self.stopped = (
+        f'{since} evaluations with neither a higher accuracy nor fewer tokens than an earlier one '
+        f'(evaluation.patience={patience})'
+      )
 
   def _is_evaluated(self, step: int) -> bool:
     """Returns whether the state after `step` steps is evaluated before the next one."""
@@ -404,7 +419,7 @@ class Run:
         self.warned.add(warning.__name__)
     self._keep(step, result)
     progress.step(step, result.metrics)
-    self._call(self.on_step, step, result.metrics)
+    self._call('on_step', self.on_step, step, result.metrics)
     return setup_lib.place_state(self.setup, result.state)
 
   def _keep(self, step: int, result: StepResult) -> None:

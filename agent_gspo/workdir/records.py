@@ -246,6 +246,21 @@ def transcripts(workdir: PathLike, file: str = TRANSCRIPTS) -> Iterator[dict[str
   return _read(workdir, file, TRANSCRIPTS)
 
 
+def evaluations_off_frontier(workdir: PathLike) -> int:
+  """Counts the newest evaluations during training that add nothing to the frontier.
+
+  One adds to the frontier of accuracy and written tokens unless an earlier one has at least its
+  accuracy with at most its tokens. All are of the newest one's questions (see `asks_alike`).
+  """
+  during, since = _during(workdir), 0
+  alike = [e for e in during if asks_alike(e, during[-1])]
+  points = [_accuracy_and_brevity(e) for e in sorted(alike, key=lambda e: e['step'])]
+  for i, (accuracy, brevity) in enumerate(points):
+    adds = not any(a >= accuracy and b >= brevity for a, b in points[:i])
+    since = 0 if adds else since + 1
+  return since
+
+
 def best_first(workdir: PathLike) -> list[int]:
   """Returns the steps that were evaluated during training, the best first.
 
@@ -253,20 +268,28 @@ def best_first(workdir: PathLike) -> list[int]:
   tokens written per question, then by recency. If `evaluation` was changed mid-run, records on
   other questions than the newest record's come last.
   """
-  during = [e for e in evaluations(workdir) if e.get('label') == DURING and 'step' in e]
-  found = {e['step']: e for e in during}  # the later record of a repeated evaluation
+  during = _during(workdir)
+  score = lambda e: (asks_alike(e, during[-1]), *_accuracy_and_brevity(e), e['step'])
+  return [e['step'] for e in sorted(during, key=score, reverse=True)]
 
-  def score(step: int) -> tuple[bool, float, float, int]:
-    record = found[step]
-    accuracy, written = map(record.get, ('task/accuracy', 'tokens/written_per_question'))
-    return (
-      asks_alike(record, during[-1]),
-      -math.inf if accuracy is None else accuracy,
-      -math.inf if written is None else -written,
-      step,
-    )
 
-  return sorted(found, key=score, reverse=True)
+def _during(workdir: PathLike) -> list[dict[str, Any]]:
+  """Returns the evaluations during training in file order; the later record of a repeated one."""
+  found: dict[int, dict[str, Any]] = {}
+  for record in evaluations(workdir):
+    if record.get('label') == DURING and 'step' in record:
+      found.pop(record['step'], None)
+      found[record['step']] = record
+  return list(found.values())
+
+
+def _accuracy_and_brevity(record: Mapping[str, Any]) -> tuple[float, float]:
+  """Returns two figures of an evaluation, more is better; minus infinity where one is missing."""
+  accuracy, written = map(record.get, ('task/accuracy', 'tokens/written_per_question'))
+  return (
+    -math.inf if accuracy is None else accuracy,
+    -math.inf if written is None else -written,
+  )
 
 
 def load_runs(folders: Iterable[PathLike]) -> list[Run]:

@@ -62,6 +62,23 @@ def test_accuracy_then_tokens_then_the_later(tmp_path):
   assert records.best_first(tmp_path) == [5, 2, 4, 1, 7, 3, 6]
 
 
+@pytest.mark.parametrize(
+  ('points', 'since'),
+  [
+    ([], 0),
+    ([(0.5, 8.0)], 0),
+    ([(0.5, 8.0), (0.5, 8.0)], 1),
+    ([(0.5, 8.0), (0.4, 9.0), (0.3, 7.0)], 0),  # the fewest tokens
+    ([(0.5, 8.0), (0.4, 9.0), (0.6, 9.0)], 0),  # the highest accuracy
+    ([(0.5, 8.0), (0.3, 7.0), (0.4, 7.5), (0.4, 8.5), (0.2, 7.0)], 2),  # between two, then worse
+  ],
+)
+def test_evaluations_that_add_nothing_to_the_frontier(tmp_path, points, since):
+  _evaluated(tmp_path, _record(0, 1.0, 0.0, label='untrained'))
+  _evaluated(tmp_path, *(_record(n, *point) for n, point in enumerate(points)))
+  assert records.evaluations_off_frontier(tmp_path) == since
+
+
 def test_other_questions_are_not_compared_with(tmp_path):
   record = lambda step, accuracy, **asked: json.dumps(json.loads(_record(step, accuracy)) | asked)
   old = {'split': 'test', 'questions': 50, 'temperature': 1.0}
