@@ -281,9 +281,8 @@ def _decode(target: _Target) -> Any:
     state = jax.tree.map(
       lambda sharding, part: target.abstract(part, sharding), sampler.decoding, shapes
     )
-  return sampler.decode.lower(
-    params, state, (target.array((), jnp.int32, whole), temperature, stops)
-  )
+  bound = target.array((), jnp.int32, whole)
+  return sampler.decode.lower(params, state, (bound, bound, temperature, stops))
 
 
 def _compiled(lowered: Any) -> tuple[Any, str]:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks import own_questions
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import Policy
+from agent_gspo.teams.policies import Policy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch, Terms
@@ -47,6 +49,24 @@ def ask(
   """
   batch = rollout(team, _Ungraded(task), tokenizer, questions, 1, policy, listener=listener)
   return batch, [task.canonical(episode.answer) for episode in batch.episodes]
+
+
+def as_text(
+  team: Team, tokenizer: Tokenizer, listener: Callable[[int, int, str], Any]
+) -> Callable[[Turn, np.ndarray], None]:
+  """Returns a listener of a policy that passes on each message so far as text.
+
+  Args:
+    team: Team of agents.
+    tokenizer: Tokenizer of the policy.
+    listener: Callback with agent, round and the text so far.
+  """
+  writers = team.prompt_writers(tokenizer)
+
+  def hear(turn: Turn, ids: np.ndarray) -> None:
+    listener(turn.agent, turn.round, writers[turn.agent].text_so_far(ids))
+
+  return hear
 
 
 def asked(

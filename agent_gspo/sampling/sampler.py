@@ -182,6 +182,7 @@ class Sampler:
     stop_ids: Sequence[int],
     limits: np.ndarray | None = None,
     adapters: np.ndarray | None = None,
+    listener: Callable[[int, np.ndarray], None] | None = None,
   ) -> Samples:
     """Samples one continuation for each of `N` prompts.
 
@@ -194,6 +195,9 @@ class Sampler:
       limits: Most tokens each row may write, int `[N]`, 1 to `max_new_tokens` (the default).
       adapters: Adapter of each row, int `[N]`, -1 for none; by default the model's only one.
         New ids do not recompile.
+      listener: Called after each token with a prompt's index and the tokens written for it so far,
+        by one thread per batch. It compiles nothing and changes no token; decoding pauses for it,
+        which costs 5 % with SmolLM2-135M on a CPU. What it raises ends sampling.
 
     Raises:
       ValueError: A prompt and its limit exceed the model's context, or an adapter does not exist.
@@ -224,7 +228,7 @@ class Sampler:
     logprobs = np.zeros((n, self.max_new_tokens), np.float32)  # [N, W]
     count = np.zeros(n, np.int32)  # [N]
     longest_block = len(blocks[0])
-    finish = functools.partial(self._finish, params, control, (tokens, logprobs, count))
+    finish = functools.partial(self._finish, params, control, (tokens, logprobs, count), listener)
     for first in range(0, longest_block, self.decode_rows):
       last = min(first + self.decode_rows, longest_block)
       batches = []
@@ -269,18 +273,25 @@ class Sampler:
     ends = np.linspace(first, last, count + 1).astype(int)
     return list(itertools.pairwise(ends.tolist()))
 
-  def _finish(self, params, control, out, state: _Decoding, owner: np.ndarray) -> None:
+  def _finish(self, params, control, out, listener, state: _Decoding, owner: np.ndarray) -> None:
     """Decodes until each row has ended; writes tokens, log-probs and counts into `out`."""
+    tokens, _, count = out
     while True:
       rows = owner.shape[1]
       shrink_at = rows // 2 if rows >= 2 * self.smallest_batch else 0
-      state = self.decode(params, state, (jnp.int32(shrink_at), *control))
+      pause_at = int(state.t) + 1 if listener else self.max_new_tokens
+      bounds = (jnp.int32(shrink_at), jnp.int32(pause_at))
+      state = self.decode(params, state, (*bounds, *control))
       real = owner >= 0
       for found, values in zip(out, (state.tokens, state.logprobs, state.count), strict=True):
         found[owner[real]] = np.asarray(values)[real.reshape(-1)]
       live = np.asarray(state.live).reshape(owner.shape)
+      for n in owner[real] if listener else ():
+        listener(n, tokens[n, : count[n]])
       if not live.any():
         return
+      if live.sum(axis=1).max() > shrink_at:
+        continue  # paused for the listener
       # Only by halves, so that each batch size has one program that shrinks it.
       kept = _padded([np.flatnonzero(x) for x in live], shrink_at)
       owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
@@ -442,8 +453,11 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
 
 
 def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> _Decoding:
-  """Decodes until at most `shrink_at` rows per shard are live (0: until all have ended)."""
-  shrink_at, temperature, stops = control
+  """Decodes until at most `shrink_at` rows per shard are live, or `pause_at` tokens are written.
+
+  With `shrink_at` 0 it decodes until all rows have ended.
+  """
+  shrink_at, pause_at, temperature, stops = control
   weights_at = weights(params)
   columns = state.seen.shape[1] - state.tokens.shape[1]  # prompt columns of the cache
   column = jnp.arange(state.seen.shape[1])[None, :]
@@ -451,7 +465,8 @@ def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> 
   positions = jnp.where(column < columns, column, written)  # [N, C]
 
   def more(state):
-    return state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at
+    enough_live = state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at
+    return enough_live & (state.t < pause_at)
 
   def step(state):
     at = state.t - 1  # the token to read: the last one written

@@ -48,6 +48,11 @@ class Turn:
   end_id: int = -1
   offset: int = 0
 
+  @property
+  def begun(self) -> np.ndarray:
+    """Returns what this message begins with, up to a tool's result, int32 `[offset]`."""
+    return self.prompt_ids[len(self.prompt_ids) - self.offset :]
+
 
 class Reply(NamedTuple):
   """Message of one turn.
@@ -103,6 +108,8 @@ class ModelPolicy:
     step: Training step, folded into every row's key.
     temperature: Sampling temperature; 0 is greedy.
     adapters: Adapter index of each agent, -1 for none; None: the only adapter, if any.
+    listener: Called after each token with a turn and the ids `[W]` of its message so far, see
+      `Sampler`.
   """
 
   sampler: Sampler
@@ -111,6 +118,7 @@ class ModelPolicy:
   step: int
   temperature: float
   adapters: tuple[int, ...] | None = None
+  listener: Callable[[Turn, np.ndarray], None] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     groups: dict[tuple[int, ...], list[int]] = {}  # one call of the sampler for equal stop tokens
@@ -126,6 +134,9 @@ class ModelPolicy:
     adapters = None
     if self.adapters is not None:
       adapters = np.asarray([self.adapters[t.agent] for t in turns])
+    tell, listener = self.listener, None
+    if tell is not None:
+      listener = lambda n, ids: tell(turns[n], np.concatenate([turns[n].begun, ids]))
     samples = self.sampler(
       self.params,
       [t.prompt_ids for t in turns],
@@ -134,6 +145,7 @@ class ModelPolicy:
       stop_ids=stop_ids,
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
+      listener=listener,
     )
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
     return [Reply(*row) for row in zip(*columns, strict=True)]

@@ -77,6 +77,12 @@ class PromptWriter:
     tail = self.tail(int(ids[-1])) if ended else ()
     return self.tokenizer.decode([*ids[: len(ids) - int(ended)], *tail])
 
+  def text_so_far(self, ids: np.ndarray) -> str:
+    """Returns the text of a message that is being sampled; `ids` may include its stop token."""
+    if ids[-1] in self.stop_ids:
+      return self.text(ids, True)
+    return self.tokenizer.decode_begun(ids.tolist())
+
   def longest_said(self, cap: int) -> int:
     """Returns the most tokens that readers receive of a message of at most `cap` tokens."""
     return max(cap, cap - 1 + self._longest_tail)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import io
 import json
 import re
 
+import jax
 import pytest
 import scripted_teams
 from rich.console import Console
 
 from agent_gspo.apps.reporting.conversation import ConversationDisplay
 from agent_gspo.evaluation import asking
+from agent_gspo.models.presets import PRESETS
 from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.models.transformer import init_params
+from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.tasks.registry import make_task
-from agent_gspo.teams import batches
-from agent_gspo.teams.policies import ScriptedPolicy, Turn
+from agent_gspo.teams import batches, tools
+from agent_gspo.teams.policies import ModelPolicy, ScriptedPolicy, Turn
 from agent_gspo.types import Message
 
 TOKENIZER = scripted_teams.byte_tokenizer()
@@ -65,6 +72,50 @@ def test_questions_are_asked_in_one_batch():
     alone, _ = asking.ask(team, TASK, TOKENIZER, [question], script, lambda message: None)
     texts = lambda found: [message.text for message in found.messages]
     assert texts(batches.select(batch, [n])) == texts(alone)
+
+
+def _begun(team, tokenizer):
+  """Texts of each turn as they grow, and a listener of a policy that collects them."""
+  texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
+  tell = lambda agent, round_, text: texts[agent, round_].append(text)
+  return texts, asking.as_text(team, tokenizer, tell)
+
+
+def test_a_message_is_text_while_it_is_written():
+  """Neither half a character nor the token that ends it."""
+  team, said = scripted_teams.team('star', max_message_tokens=40), ['Größe 3 €', '', '👍 = 3']
+  texts, hear = _begun(team, TOKENIZER)
+  policy = ScriptedPolicy(lambda turn: said[turn.agent], TOKENIZER)
+  policy = scripted_teams.told(policy, hear)
+  asking.ask(team, TASK, TOKENIZER, [asking.asked(team, 0, 'Q?')], policy, lambda message: None)
+  for agent, text in enumerate(said):
+    grown = [begun for begun in dict.fromkeys(texts[agent, 0]) if begun]
+    assert grown == [text[:end] for end in range(1, len(text) + 1)]
+
+
+def test_a_model_tells_what_it_writes_with_what_tools_insert(monkeypatch):
+  monkeypatch.setitem(tools.TOOLS, 'calculator', tools.Tool('=', lambda text: '7'))
+  tokenizer = word_level(['Q', 'note', ':', 'from', 'say', 'agent1', 'agent2', '?', '=', '7'])
+  model = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
+  params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+  policy = ModelPolicy(
+    Sampler(model, max_new_tokens=12), params, keys.stream(0, 'eval'), step=0, temperature=1.0
+  )
+  team = scripted_teams.team('star', tools=('calculator',), max_message_tokens=12)
+  inserted = 0
+  for n in range(8):
+    question = asking.asked(team, n, 'Q ?')
+    ask = lambda policy, question=question: (
+      asking.ask(team, TASK, tokenizer, [question], policy, lambda message: None)[0].messages
+    )
+    texts, hear = _begun(team, tokenizer)
+    found = ask(dataclasses.replace(policy, listener=hear))
+    for message, alone in zip(found, ask(policy), strict=True):
+      assert message.text == alone.text
+      begun = texts[message.agent, message.round]
+      assert all(message.text.startswith(text) for text in begun)
+      inserted += message.inserted is not None and '= 7' in begun[-1]
+  assert inserted > 2
 
 
 def test_what_is_shown():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 
@@ -198,6 +199,36 @@ def test_few_shapes_write_the_same_with_few_programs(everything):
 def test_batches_that_decode_beside_each_other_write_the_same(at_once, everything):
   sampler = _sampler(batches_at_once=at_once, decode_rows=_ROWS - 8)  # the last one is too small
   _assert_rows(_sample(sampler=sampler), everything, range(_ROWS))
+
+
+@pytest.mark.parametrize('at_once', [1, 2])
+def test_a_listener_hears_every_row_grow_and_changes_nothing(at_once):
+  sampler, heard = _sampler(batches_at_once=at_once), collections.defaultdict(list)
+  alone = _sample(sampler=sampler)
+  before = sampler.compilations()
+  found = _sample(sampler=sampler, listener=lambda n, ids: heard[n].append(ids.copy()))
+  assert sampler.compilations() == before
+  for n in range(_ROWS):
+    np.testing.assert_array_equal(found.token_ids[n], alone.token_ids[n])
+    np.testing.assert_array_equal(found.logprobs[n], alone.logprobs[n])
+    for begun in heard[n]:
+      np.testing.assert_array_equal(begun, found.token_ids[n][: len(begun)])
+    lengths = [len(begun) for begun in heard[n]]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == len(found.token_ids[n])
+  assert np.mean([0 < len(heard[n][0]) < len(heard[n][-1]) for n in range(_ROWS)]) > 0.1
+
+
+def test_a_listener_can_end_sampling():
+  heard = []
+
+  def listen(n, ids):
+    heard.append(n)
+    raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    _sample(range(80, 88), listener=listen)
+  assert heard == [0]
 
 
 def test_what_goes_wrong_in_a_batch_beside_another_is_raised(monkeypatch):

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 import tokenizers
 
 from agent_gspo.models.presets import PRESETS
@@ -14,7 +15,7 @@ from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import ModelPolicy, Reply, Turn
+from agent_gspo.teams.policies import ModelPolicy, Policy, Reply, Turn
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.types import Question, RolloutBatch
 
@@ -145,6 +146,19 @@ class IdsPolicy:
     self.calls.append(len(turns))
     sampled = [self._ids(turn) for turn in turns]
     return [Reply.given(ids, ended) for ids, ended in sampled]
+
+
+def told(policy: Policy, hear: Callable[[Turn, np.ndarray], None]) -> Policy:
+  """A policy that tells of its messages token by token, those of a layer side by side."""
+
+  def write(turns: Sequence[Turn]) -> list[Reply]:
+    replies = policy(turns)
+    for end in range(1, max(len(reply.token_ids) for reply in replies) + 1):
+      for turn, reply in zip(turns, replies, strict=True):
+        hear(turn, reply.token_ids[:end])
+    return replies
+
+  return write
 
 
 def carried(batch: RolloutBatch, index: int) -> int:

@@ -30,10 +30,12 @@ class Served:
     turns: that were taken, as (text of the question, agent).
     fails: what a conversation raises, if anything.
     before: called before each turn.
+    between: called before each token that a stream tells of.
     solution: what the solver says; by default how many characters it has heard.
   """
 
   told = ''
+  answering = 2, 0
 
   def __init__(self):
     example = {'question': 'How many?', 'notes': ('abc',)}
@@ -42,6 +44,7 @@ class Served:
     self.questions, self.temperatures, self.turns = [], [], []
     self.fails: BaseException | None = None
     self.before: Callable[[Turn], Any] = lambda turn: None
+    self.between: Callable[[Turn], Any] = lambda turn: None
     self.solution = ''
 
   def terms(self, **unused_told):
@@ -50,7 +53,7 @@ class Served:
   def check_words(self, question):
     pass
 
-  def ask(self, questions, listener, *, temperature, max_tokens):
+  def ask(self, questions, listener, *, temperature, max_tokens, begun):
     (question,) = questions
     self.questions.append(question)
     self.temperatures.append(temperature)
@@ -66,6 +69,9 @@ class Served:
     if self.fails:
       raise self.fails
     policy = ScriptedPolicy(say, TOKENIZER)
+    if begun is not None:
+      hear = asking.as_text(self.team, TOKENIZER, begun)
+      policy = scripted_teams.told(policy, lambda turn, ids: (self.between(turn), hear(turn, ids)))
     team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
     return asking.ask(team, make_task('relay'), TOKENIZER, questions, policy, listener)
 

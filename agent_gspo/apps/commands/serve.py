@@ -12,7 +12,7 @@
 
 The team is that of a run or an export (see `ask`), or with --config=FILE in place of --workdir the
 untrained one. `usage` counts the tokens that all agents read and wrote; `team` has their messages,
-which a stream sends as they are written. `notes` (one per agent, in their order) and `price` or
+which a stream sends piece by piece. `notes` (one per agent, in their order) and `price` or
 `budget` (for a conditioned team) extend OpenAI's fields; unsupported fields are refused, not
 ignored. Requests are answered one at a time, from programs of this machine and the server's own
 page. A --host that other machines can

@@ -94,6 +94,14 @@ class TeamOfRun:
     """Returns the kind of terms in the agents' prompts: 'price', 'budget' or ''."""
     return self.parts.term_sheet.kind if self.parts.term_sheet else ''
 
+  @property
+  def answering(self) -> tuple[int, int] | None:
+    """Returns agent and round of the message that is the answer; None if it is made otherwise."""
+    team = self.team
+    if team.decision == 'majority' or team.addressing or self.parts.task.converse:
+      return None
+    return team.num_agents - 1, team.topology.rounds - 1
+
   def terms(self, **told: float | None) -> Terms | None:
     """Returns the terms of a question, those of evaluations unless `price` or `budget` is given.
 
@@ -122,11 +130,13 @@ class TeamOfRun:
     *,
     temperature: float | None = None,
     max_tokens: int = 0,
+    begun: Callable[[int, int, str], Any] | None = None,
   ) -> tuple[RolloutBatch, list[str | None]]:
     """Returns an episode about each question and its answer, see `asking.ask`.
 
     `temperature` is that of evaluations by default. `max_tokens` caps the tokens of all agents
-    together; with 0 only the team's own caps apply.
+    together; with 0 only the team's own caps apply. `begun` is called after each token with agent,
+    round and text of a message that is being written.
     """
     from agent_gspo.evaluation import asking
 
@@ -134,6 +144,9 @@ class TeamOfRun:
     if temperature is None:
       temperature = self.parts.config.evaluation.temperature
     policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
+    if begun is not None:
+      listening = asking.as_text(self.team, setup.tokenizer, begun)
+      policy = dataclasses.replace(policy, listener=listening)
     caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
     team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
     return asking.ask(team, setup.task, setup.tokenizer, questions, policy, listener)

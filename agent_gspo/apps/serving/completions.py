@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import json
 import threading
@@ -10,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -36,6 +37,17 @@ BODY_SECONDS = 20.0
 """Limits the time until the whole body of a request has arrived."""
 
 _Found: TypeAlias = tuple[RolloutBatch, str | None, float]
+
+
+class _Begun(NamedTuple):
+  """A message that is being written; `text` is all of it so far."""
+
+  agent: int
+  round: int
+  text: str
+
+
+_Heard: TypeAlias = _Begun | Message
 
 
 class Completions:
@@ -116,7 +128,7 @@ class _Exchange:
     self._talk: asyncio.Future[_Found] | None = None
 
   async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers, unless the client disconnects: then the episode ends after the current layer."""
+    """Answers, unless the client disconnects: then the episode ends."""
     try:
       async with anyio.create_task_group() as tasks:
 
@@ -147,20 +159,29 @@ class _Exchange:
     self,
     request: ChatRequest,
     question: Question,
-    hear: Callable[[Message], None] = lambda message: None,
+    hear: Callable[[_Heard], None] | None = None,
   ) -> asyncio.Future[_Found]:
-    """Queues the episode; `hear` is called with its messages, on the event loop."""
+    """Queues the episode.
+
+    `hear` is called on the event loop with each message, and after each token with what there is
+    of it.
+    """
     loop = asyncio.get_running_loop()
 
-    def listen(message: Message) -> None:
+    def listen(heard: _Heard) -> None:
       if self._gone.is_set():
         raise CancelledError
-      loop.call_soon_threadsafe(hear, message)
+      if hear:
+        loop.call_soon_threadsafe(hear, heard)
 
     def converse() -> _Found:
       start = time.monotonic()
       batch, (answer,) = self._desk.served.ask(
-        [question], listen, temperature=request.temperature, max_tokens=request.max_tokens
+        [question],
+        listen,
+        temperature=request.temperature,
+        max_tokens=request.max_tokens,
+        begun=(lambda *begun: listen(_Begun(*begun))) if hear else None,
       )
       return batch, answer, time.monotonic() - start
 
@@ -179,8 +200,10 @@ class _Exchange:
     return asyncio.get_running_loop().run_in_executor(thread, guarded)
 
   async def _events(self, request: ChatRequest, question: Question) -> AsyncIterator[str]:
-    """Yields server-sent events: a chunk for each message of the team, then the answer."""
-    heard: asyncio.Queue[Message | asyncio.Future[_Found]] = asyncio.Queue()
+    """Yields server-sent events: chunks with what is new of a message, or a whole message."""
+    heard: asyncio.Queue[_Heard | asyncio.Future[_Found]] = asyncio.Queue()
+    texts: dict[tuple[int, int], _Sent] = collections.defaultdict(_Sent)  # by agent and round
+    content, answering = _Sent(), self._desk.served.answering
     head = self._head('chat.completion.chunk')
     event = lambda told: f'data: {json.dumps(told)}\n\n'
     chunk = lambda delta, finish=None, **more: event(
@@ -188,14 +211,20 @@ class _Exchange:
     )
     self._begin(request, question, heard.put_nowait).add_done_callback(heard.put_nowait)
     yield chunk({'role': 'assistant', 'content': ''})
-    while isinstance(found := await heard.get(), Message):
-      yield chunk({}, team={'messages': [_told(self._team, found)]})
+    while not isinstance(found := await heard.get(), asyncio.Future):
+      turn = found.agent, found.round
+      if piece := texts[turn].new_of(found.text.strip()):
+        delta = {'content': content.new_of(_trimmed(found.text))} if turn == answering else {}
+        written = {'agent': self._team.names[found.agent], 'round': found.round, 'text': piece}
+        yield chunk(delta, team={'written': written})
+      if isinstance(found, Message):
+        yield chunk({}, team={'messages': [_told(self._team, found)]})
     try:
       batch, answer, seconds = found.result()
     except Exception as error:  # the status has been sent
       yield event(errors.form(*errors.of_fault(error)))
       return
-    yield chunk({'content': _content(batch)})
+    yield chunk({'content': content.new_of(_content(batch))})
     told: dict[str, Any] = {'answer': answer, 'messages': [], 'seconds': seconds}
     yield chunk({}, _finish(self._team, batch), team=told)
     if request.include_usage:
@@ -222,9 +251,27 @@ class _Exchange:
     return {'id': number, 'object': kind, 'created': int(time.time()), 'model': self._desk.name}
 
 
+class _Sent:
+  """A text that is sent in pieces."""
+
+  def __init__(self) -> None:
+    self._text = ''
+
+  def new_of(self, text: str) -> str:
+    """Returns what has not been sent yet; nothing of a text that does not go on as it began."""
+    if not text.startswith(self._text):
+      return ''
+    new, self._text = text[len(self._text) :], text
+    return new
+
+
 def _content(batch: RolloutBatch) -> str:
-  """Returns the answer without blank lines around it; its indentation may be that of code."""
-  return batch.episodes[0].answer.rstrip().lstrip('\n')
+  return _trimmed(batch.episodes[0].answer)
+
+
+def _trimmed(text: str) -> str:
+  """Returns a text without blank lines around it; its indentation may be that of code."""
+  return text.rstrip().lstrip('\n')
 
 
 def _finish(team: Team, batch: RolloutBatch) -> str:

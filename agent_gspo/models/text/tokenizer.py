@@ -176,6 +176,10 @@ class Tokenizer:
       return text
     return ''.join(token for token in map(self.backend.id_to_token, ids) if token)
 
+  def decode_begun(self, ids: Sequence[int]) -> str:
+    """Returns the text of the first ids of a text, without a character that is incomplete."""
+    return self.backend.decode(list(ids), skip_special_tokens=False).rstrip('\ufffd')
+
   def unsaid(self, rows: int) -> tuple[tuple[int, int], ...]:
     """Returns ranges `(first, end)` of the ids below `rows` that decode to no text.
 

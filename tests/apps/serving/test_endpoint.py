@@ -30,7 +30,7 @@ class Debate(Served):
       return f'It is {words}.'
     return '' if words % 2 == 0 else 'many'
 
-  def ask(self, questions, listener, *, temperature, max_tokens):
+  def ask(self, questions, listener, *, temperature, max_tokens, begun):
     policy = ScriptedPolicy(self.say, TOKENIZER)
     batch = rollout(self.team, scripted_teams.Echo(), TOKENIZER, questions, 1, policy)
     return batch, [None]

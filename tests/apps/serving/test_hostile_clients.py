@@ -277,6 +277,24 @@ def test_an_abandoned_conversation_ends_with_its_layer(served, address, stream):
   assert [agent for question, agent in served.turns if question == 'There?'] == [0, 1, 2]
 
 
+def test_an_abandoned_stream_ends_within_a_message(served, address):
+  writing, going_on, told = threading.Event(), threading.Event(), []
+
+  def between(turn):
+    told.append((turn.question.text, turn.agent))
+    if len(told) == 4:
+      writing.set()
+      going_on.wait(10)
+
+  served.between = between
+  with _connected(address, _posts(_asks('Gone?', stream=True, notes=['a long note']))):
+    assert writing.wait(5)
+  time.sleep(0.2)  # the server hears of it
+  going_on.set()
+  assert _send(address, _asks('There?')).status == 200
+  assert len(told) == 4
+
+
 @pytest.mark.parametrize('stream', [False, True])
 def test_who_is_gone_before_its_turn_is_not_asked(served, address, stream):
   going_on = threading.Event()

@@ -62,6 +62,26 @@ def test_a_stream_holds_the_same(client):
   assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == 'stop'
 
 
+def test_a_stream_tells_of_messages_while_they_are_written(served, client):
+  served.solution = 'It is 3 € 👍.'
+  chunks = list(
+    client.chat.completions.create(
+      model='team', messages=USER, stream=True, extra_body={'notes': ['a €', 'b']}
+    )
+  )
+  told = [chunk.team for chunk in chunks if hasattr(chunk, 'team')]
+  written = [piece['written'] for piece in told if 'written' in piece]
+  messages = [m for piece in told for m in piece.get('messages', [])]
+  texts = {m['agent']: m['text'] for m in messages}
+  assert texts == {'agent1': 'a €', 'agent2': '', 'agent3': served.solution}
+  for agent, text in texts.items():
+    pieces = [piece['text'] for piece in written if piece['agent'] == agent]
+    assert ''.join(pieces) == text
+    assert len(pieces) == len(text.replace(' ', ''))  # a space comes with what follows it
+  content = [c.choices[0].delta.content for c in chunks if c.choices[0].delta.content]
+  assert content == [piece['text'] for piece in written if piece['agent'] == 'agent3']
+
+
 def test_the_indentation_of_an_answer_is_kept(served, client):
   """It may be the body of a function."""
   served.solution = '\n    x = 1\n    return x\n'
