@@ -106,7 +106,7 @@ def asked(
   return Question(f'asked-{number}', text.strip(), '', tuple(notes), terms=terms)
 
 
-def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
+def check_words(team: Team, tokenizer: Tokenizer, question: Question, example: str = '') -> None:
   """Checks that a team's tokenizer knows the words of a question, its notes and its budget.
 
   Raises:
@@ -116,7 +116,7 @@ def check_words(team: Team, tokenizer: Tokenizer, question: Question) -> None:
     if unknown := tokenizer.unknown_words(text, special=False):
       raise ValueError(
         f'unknown word {shown(unknown[0])}: this team knows only the words of its task. Ask in '
-        'those.'
+        f'those{f", as in {shown(example)}" if example else ""}.'
       )
     tokenizer.encode(text, special=False)
   if any(role.shows_left for role in team.roles):

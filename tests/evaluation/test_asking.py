@@ -254,8 +254,10 @@ def test_a_word_that_the_team_does_not_know_is_told_to_who_asks():
   asking.check_words(team, words, asking.asked(team, 0, 'how many', ['many']))
   for text, note in (('how zebra', ''), ('how many', 'zebra many')):
     question = asking.asked(team, 0, text, [note])
-    with pytest.raises(ValueError, match="'zebra': this team knows only the words of its task"):
-      asking.check_words(team, words, question)
+    with pytest.raises(
+      ValueError, match=r"'zebra': this team knows only the words of its task.*, as in 'how many'\."
+    ):
+      asking.check_words(team, words, question, example='how many')
 
 
 def test_a_file_without_questions(tmp_path):

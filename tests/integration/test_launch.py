@@ -188,7 +188,8 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     ),
     'ask in words that nobody knows': (
       ['ask', MICRO, '--question=supercalifragilistic'],
-      "unknown word 'supercalifragilistic': this team knows only the words of its task.",
+      "unknown word 'supercalifragilistic': this team knows only the words of its task. Ask in "
+      "those, as in 'How many ",
     ),
     'ask a file of nobody': (
       ['ask', MICRO, '--file=~nosuchuser/questions.jsonl'],

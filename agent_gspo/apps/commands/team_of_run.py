@@ -121,7 +121,8 @@ class TeamOfRun:
     """Raises ValueError if the team cannot read a question, see `asking.check_words`."""
     from agent_gspo.evaluation import asking
 
-    asking.check_words(self.team, self.loaded[0].tokenizer, question)
+    example = self.about['example']['question']
+    asking.check_words(self.team, self.loaded[0].tokenizer, question, example)
 
   def ask(
     self,
