@@ -52,7 +52,7 @@ def of_questions(
   """
   read, written = np.reshape(text_counts.count(team, tokenizer, batch), (-1, 2)).T
   columns = {'text_read': read, 'text_written': written}
-  found = transcripts.records(batch, range(len(batch.episodes)), **head, columns=columns)
+  found = transcripts.records(batch, range(len(batch.episodes)), tokenizer, **head, columns=columns)
   for record, episode in zip(found, batch.episodes, strict=True):
     if task.graders:
       record['graded'] = _graded(task, batch.questions[episode.question], episode)

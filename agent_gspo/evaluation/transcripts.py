@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.types import Message, RolloutBatch
 
 
 def records(
   batch: RolloutBatch,
   episodes: Iterable[int],
+  tokenizer: Tokenizer,
   *,
   step: int,
   split: str,
@@ -22,9 +24,13 @@ def records(
 ) -> list[dict[str, Any]]:
   """Returns the records of some episodes for `transcripts.jsonl`.
 
+  The `prompt` of a message is the text that its author had not read or written before: prompts are
+  append-only, so an author's prompts and `tokens`, in order, are all that the model read.
+
   Args:
     batch: All episodes.
     episodes: Indices of the episodes to record.
+    tokenizer: Tokenizer of the policy.
     step: Finished training steps of the policy.
     split: Split of the questions.
     label: Label of the evaluation, or 'train'.
@@ -32,10 +38,21 @@ def records(
   """
   head = {'step': step, 'split': split, 'label': label}
   said: dict[int, list[dict[str, Any]]] = {e: [] for e in episodes}
+  known: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens read and written so far
   for m, message in enumerate(batch.messages):
     if message.episode in said:
+      author = message.episode, message.agent
+      new = message.prompt_ids[known.get(author, 0) :]
+      known[author] = len(message.path)
       measured = {key: x[m].item() for key, x in columns.items() if not np.isnan(x[m])}
-      said[message.episode].append({**_message(batch, message), **measured})
+      said[message.episode].append(
+        {
+          **_message(batch, message),
+          'prompt': tokenizer.decode(new),
+          **_tokens(message, tokenizer),
+          **measured,
+        }
+      )
   return [{**head, **_episode(batch, e), 'messages': messages} for e, messages in said.items()]
 
 
@@ -56,6 +73,22 @@ def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
     'ended': message.ended,
     'note': question.note(message.agent),
     'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+  }
+
+
+def _tokens(message: Message, tokenizer: Tokenizer) -> dict[str, Any]:
+  """Returns each token with its log-prob, and their sum; None for tokens that a tool wrote.
+
+  Empty for an endpoint's messages, whose tokens are unknown.
+  """
+  if message.usage is not None:
+    return {}
+  texts = [tokenizer.decode([i]) for i in message.token_ids]
+  logprobs = np.where(message.sampled, message.logprobs.astype(float), np.nan)
+  rounded = [None if np.isnan(x) else round(x, 3) for x in logprobs.tolist()]
+  return {
+    'logprob': round(float(np.nansum(logprobs)), 3),
+    'tokens': [list(pair) for pair in zip(texts, rounded, strict=True)],
   }
 
 

@@ -424,12 +424,15 @@ class Run:
 
   def _keep(self, step: int, result: StepResult) -> None:
     """Writes the first transcripts and the metrics of a step."""
-    columns = {'reward': result.rewards, 'advantage': result.advantages}
+    terms = {name: x for name, x in vars(result.rewards).items() if x.any()}
+    columns = {'reward': result.rewards.total, **terms, 'advantage': result.advantages}
     if result.worth:
       columns['worth'] = result.worth.gain
     kept = range(min(self.config.logging.transcripts, len(result.rollout.episodes)))
     self.writer.transcripts(
-      transcripts.records(result.rollout, kept, step=step, split='train', columns=columns)
+      transcripts.records(
+        result.rollout, kept, self.setup.tokenizer, step=step, split='train', columns=columns
+      )
     )
     self.writer.metrics(step, result.metrics)
 

@@ -247,7 +247,12 @@ class RunEvaluations:
       others = baselines(setup, scorer, params, count, show) if label == records.UNTRAINED else []
     most = setup.config.evaluation.transcripts
     kept = transcripts.records(
-      batch, range(min(most, len(batch.episodes))), step=step, split=split, label=label
+      batch,
+      range(min(most, len(batch.episodes))),
+      setup.tokenizer,
+      step=step,
+      split=split,
+      label=label,
     )
     with self._interruption.deferred('this evaluation'):
       # Drop what a killed process wrote of this evaluation; its record comes last.

@@ -33,14 +33,15 @@ class StepResult:
     state: State after the step.
     metrics: Metrics for `metrics.jsonl`.
     rollout: Episodes it learned from, `M` messages.
-    rewards, advantages: Reward and advantage of each message, float32 `[M]`.
+    rewards: Reward terms of each message, `[M]`.
+    advantages: Advantage of each message, float32 `[M]`.
     worth: Gains of the messages, or None if the estimator reads none.
   """
 
   state: TrainState
   metrics: dict[str, float]
   rollout: RolloutBatch
-  rewards: np.ndarray
+  rewards: communication.RewardTerms
   advantages: np.ndarray
   worth: message_worth.MessageWorth | None = None
 
@@ -102,7 +103,7 @@ def train_step(
     **clock.metrics(),
   }
   state = dataclasses.replace(state, step=state.step + 1, budget=budget, selection=selection)
-  return StepResult(state, metrics, batch, rewards.total, advantages.values, worth)
+  return StepResult(state, metrics, batch, rewards, advantages.values, worth)
 
 
 def observe(

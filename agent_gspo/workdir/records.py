@@ -79,9 +79,15 @@ def _plain(value: Any, depth: int = _DEPTH) -> bool:
   return isinstance(value, str | bool) or _number_or_none(value)
 
 
-def _read_from(value: Any) -> bool:
-  pairs = isinstance(value, list) and all(isinstance(x, list) and len(x) == 2 for x in value)
-  return pairs and all(_text(author) and _number(round_) for author, round_ in value)
+def _pairs_with(second: Check) -> Check:
+  """Returns the check of a list of pairs of a text and a value that passes `second`."""
+
+  def check(value: Any) -> bool:
+    return isinstance(value, list) and all(
+      isinstance(x, list) and len(x) == 2 and _text(x[0]) and second(x[1]) for x in value
+    )
+
+  return check
 
 
 def _objects(needed: Mapping[str, Check], others: Mapping[str, Check]) -> Check:
@@ -106,8 +112,9 @@ def _odd(record: Mapping[str, Any], fields: Mapping[str, Check]) -> list[str]:
 _STEP: dict[str, Check] = {'step': _number, 'non_finite': _plain, '*': _number_or_none}
 _MESSAGE: dict[str, Check] = {
   'round': _number,
-  'read_from': _read_from,
-  **dict.fromkeys(('text', 'note'), _text_or_none),
+  'read_from': _pairs_with(_number),  # (author, round)
+  'tokens': _pairs_with(_number_or_none),  # (text, log-prob)
+  **dict.fromkeys(('text', 'note', 'prompt'), _text_or_none),
   **dict.fromkeys(('written', 'read', 'reward', 'advantage'), _number_or_none),
   **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
 }

@@ -78,6 +78,9 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   transcripts = [json.loads(line) for line in (tmp_path / 'run' / 'transcripts.jsonl').open()]
   trained = [t['question_id'] for t in transcripts if t['split'] == 'train']
   assert trained[0] == '0+0'  # the first question of the split, in order
+  for message in (m for t in transcripts if t['split'] == 'train' for m in t['messages']):
+    terms = message.get('task', 0) - message.get('token_cost', 0) + message['length_reward']
+    assert message['reward'] == pytest.approx(terms, abs=1e-6)
   wrong = _python(*command[:-1], '--workdir=r2', '--config.task.name=mine:Nothing', cwd=tmp_path)
   assert wrong.returncode == 2
   assert wrong.stderr.startswith("error: task.name='mine:Nothing': module 'mine' holds no 'Nothing")

@@ -152,7 +152,7 @@ def test_each_question_has_a_price_of_its_own_which_is_told_and_charged():
   counts = count_messages(result.rollout)
   of_message = np.asarray([prices[q].value for q in counts.question])
   scores = np.asarray([result.rollout.episodes[e].task_score for e in counts.episode])
-  np.testing.assert_allclose(result.rewards, scores - of_message * counts.written, atol=1e-6)
+  np.testing.assert_allclose(result.rewards.total, scores - of_message * counts.written, atol=1e-6)
   assert result.metrics['budget/lambda_tok'] == pytest.approx(np.mean([p.value for p in prices]))
 
 
@@ -233,7 +233,7 @@ def test_optima_pays_for_what_the_reference_finds_likely():
   scores, _ = batches.task_scores(result.rollout)
   expected = scores + 0.5 / np.maximum(worst, 0.4)
   episode = [m.episode for m in result.rollout.messages]
-  np.testing.assert_allclose(result.rewards, expected[episode], rtol=1e-5)
+  np.testing.assert_allclose(result.rewards.total, expected[episode], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

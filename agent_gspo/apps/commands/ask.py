@@ -68,7 +68,7 @@ def main() -> None:
     parts = [[asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]]
   else:
     parts = ([question] for question in _typed(asked, terms))
-  display = _Lines(asked.step) if _JSON.value else ConversationDisplay(asked.team)
+  display = _Lines(asked) if _JSON.value else ConversationDisplay(asked.team)
   _ = asked.loaded  # before anything is typed
   for part in parts:
     try:
@@ -107,14 +107,15 @@ def _ask(asked: TeamOfRun, questions: Sequence[Question], display: Any) -> None:
 class _Lines:
   """Display that prints a JSON object per episode."""
 
-  def __init__(self, step: int):
-    self._step = step
+  def __init__(self, asked: TeamOfRun):
+    self._asked = asked
     self.begin = self.message = lambda shown: None
 
   def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
     from agent_gspo.evaluation import transcripts
 
-    (record,) = transcripts.records(batch, [0], step=self._step, split='')
+    tokenizer = self._asked.loaded[0].tokenizer
+    (record,) = transcripts.records(batch, [0], tokenizer, step=self._asked.step, split='')
     told = {key: record[key] for key in ('step', 'question', 'messages')}
     print(json.dumps({**told, 'answer': answer, 'seconds': round(seconds, 3)}), flush=True)
 
