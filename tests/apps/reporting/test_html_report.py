@@ -360,6 +360,22 @@ def test_a_question_is_shown_before_and_after_training(tmp_path):
   assert 'read 1 message' in drawn  # of the holder, before
 
 
+@needs_browser
+def test_a_click_on_a_message_opens_what_the_model_read_and_wrote(tmp_path):
+  first, second = episode(1)['messages']
+  tokens = [['The', -0.5], ['crate', None]]
+  first |= {'prompt': 'Q ? say :', 'tokens': tokens, 'task': 1.0, 'token_cost': 0.5}
+  again = {**first, 'round': 1, 'prompt': 'solver : 12'}
+  run = write_run(tmp_path / 'run', episodes=[episode(1) | {'messages': [first, second, again]}])
+  page = html_report.write_report([run], tmp_path / 'report.html')
+  drawn = drawn_after(page, "document.querySelectorAll('.message .text')[2].click()")
+  opened = text_of(part(drawn, '<details class="read" open="">', '</details>'))
+  read = ['Q ? say :', 'The crate holds 12 bolts.', 'solver : 12']
+  assert opened == ['prompt, and tokens with log-probs', *read, 'The', '-0.5', 'crate', 'tool']
+  assert drawn.count('reward +0.500 = task 1.000 - tokens 0.500') == 2
+  assert 'read 1 message<' in drawn  # of a record without a prompt
+
+
 CHOOSE = """
   const box = document.querySelector('[aria-label="{}"]');
   box.selectedIndex = {};

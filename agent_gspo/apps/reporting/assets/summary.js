@@ -135,7 +135,7 @@ function summarySection() {
 function settings(names, columns, text) {
   return h('div', {class: 'card scroll'}, h('table', {class: 'config'},
     columns.length > 1 && h('thead', {}, h('tr', {}, h('th', {}, ''), columns.map((name) => h('th', {}, name)))),
-    h('tbody', {}, names.map((name) => h('tr', {}, h('td', {}, name), columns.map((_, i) => h('td', {}, text(name, i))))))));
+    h('tbody', {}, names.map((name) => h('tr', {}, h('td', {}, name.split(/(?<=[._])/).flatMap((word) => [word, h('wbr')])), columns.map((_, i) => h('td', {}, text(name, i))))))));
 }
 
 function configSection() {
@@ -150,7 +150,7 @@ function configSection() {
   const rest = same.filter((key) => !chosen.includes(key));
   return section('Configuration', null,
     differing.length > 0 && [h('p', {class: 'hint'}, 'where the runs differ'), settings(differing, runs.map((run) => run.name), text)],
-    chosen.length > 0 && [h('p', {class: 'hint'}, `${chosen.length} settings that differ from the defaults${runs.length > 1 ? ', in all runs' : ''}`),
+    chosen.length > 0 && [h('p', {class: 'hint'}, `${chosen.length} settings that differ from the defaults${runs.length > 1 ? ', in all runs' : ''}; "-": no default, or that of the algorithm`),
       settings(chosen, ['here', 'default'], (key, i) => (i ? standard(key) : text(key, 0)))],
     rest.length > 0 && h('details', {}, h('summary', {}, `${rest.length} settings at their defaults`), settings(rest, [''], text)));
 }

@@ -55,13 +55,41 @@ function marked(text, needle) {
   return [...parts, whole.slice(at)];
 }
 
-/** What an agent had before it wrote: the prompt if recorded, else the messages that it read. */
+/** Terms of a reward beside the task score: name, field, sign. */
+const TERMS = [
+  ['tokens', 'token_cost', -1], ['turn', 'turn_cost', -1], ['repetition', 'repetition_cost', -1],
+  ['long message', 'message_cost', -1], ['length', 'length_reward', 1],
+];
+
+/** The reward of a message and, if it is not the task score alone, its terms. */
+function rewardText(m) {
+  const terms = TERMS.filter(([, key]) => isNumber(m[key]) && m[key])
+    .map(([name, key, sign]) => ` ${sign * m[key] < 0 ? '-' : '+'} ${name} ${fixed(Math.abs(m[key]), 3)}`);
+  return `reward ${signed(m.reward, 3)}` + (terms.length ? ` = task ${fixed(m.task ?? 0, 3)}${terms.join('')}` : '');
+}
+
+/** The tokens of a message, each under its log-prob and the darker, the less likely it was. */
+const tokensView = (tokens) => h('pre', {class: 'tokens'}, tokens.map(([text, logprob]) => h('ruby', {
+  style: isNumber(logprob) && `--doubt:${Math.round(60 * (1 - Math.exp(logprob)))}%`,
+}, text.replaceAll('\n', '\u23ce'), h('rt', {}, isNumber(logprob) ? String(Number(logprob.toFixed(2))) : 'tool'))));
+
+/** What the model read and wrote; for records without prompts, the messages that the agent read. */
 function readView(m, t) {
+  const open = (what, text, tokens) => h('details', {class: 'read'}, h('summary', {}, what), h('pre', {}, text), tokens && tokensView(tokens));
+  if (typeof m.prompt === 'string') {
+    const own = t.messages.filter((x) => x.agent === m.agent);
+    const earlier = own.slice(0, own.indexOf(m)).map((x) => [x.prompt, h('b', {}, x.text)]);
+    return open(m.tokens ? 'prompt, and tokens with log-probs' : 'prompt', [h('span', {class: 'muted'}, earlier), m.prompt], m.tokens);
+  }
   const sources = (m.read_from || []).map(([author, round]) => t.messages.find((x) => x.agent === author && x.round === round)).filter((x) => x && !x.silent);
-  if (!m.prompt && !sources.length) return null;
-  const what = m.prompt ? 'prompt' : `read ${sources.length} message${sources.length > 1 ? 's' : ''}`;
-  const text = m.prompt || sources.map((x) => `${x.agent}: ${x.text}`).join('\n');
-  return h('details', {}, h('summary', {}, what), h('pre', {}, text));
+  const what = `read ${sources.length} message${sources.length > 1 ? 's' : ''}`;
+  return sources.length > 0 && open(what, sources.map((x) => `${x.agent}: ${x.text}`).join('\n'));
+}
+
+/** A click on a message opens what the model read; one that ends a selection of text does not. */
+function toggleRead(event) {
+  const read = event.currentTarget.parentElement.querySelector('.read');
+  if (read && getSelection().isCollapsed) read.open = !read.open;
 }
 
 function messageView(m, t, agents, needle) {
@@ -69,7 +97,7 @@ function messageView(m, t, agents, needle) {
   const tag = (text, kind) => h('span', {class: 'tag ' + (kind || '')}, text);
   const figures = [
     m.silent ? null : `${m.written ?? '-'} written`, isNumber(m.read) ? `${m.read} read` : null,
-    isNumber(m.reward) ? `reward ${signed(m.reward, 3)}` : null,
+    isNumber(m.reward) ? rewardText(m) : null,
     isNumber(m.worth) ? `worth ${signed(m.worth, 2)} nats` : null,
     isNumber(m.advantage) ? `advantage ${signed(m.advantage, 2)}` : null,
     isNumber(m.logprob) ? `log-prob ${m.logprob.toFixed(2)}` : null,
@@ -83,7 +111,7 @@ function messageView(m, t, agents, needle) {
       m.ended === false && tag('cut off at the limit', 'bad'), m.addressees && tag('to ' + (m.addressees.join(', ') || 'nobody')),
       h('span', {class: 'muted figures'}, figures)),
     m.note && h('div', {class: 'note'}, 'private note: ', marked(m.note, needle)),
-    m.silent ? h('div', {class: 'nothing'}, 'says nothing') : h('div', {class: 'text'}, marked(m.text, needle)), readView(m, t));
+    h('div', {class: m.silent ? 'nothing' : 'text', onclick: toggleRead}, m.silent ? 'says nothing' : marked(m.text, needle)), readView(m, t));
 }
 
 function talkView(t, needle, agents, titled) {
