@@ -31,9 +31,20 @@ class EventFile:
       start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._write(step=purge_step, session_log=start)
 
-  def text(self, tag: str, text: str) -> None:
-    """Adds a text, which TensorBoard shows as Markdown."""
-    self._write(summary=summary.text(tag, text))
+  def text(self, tag: str, text: str, step: int = 0) -> None:
+    """Adds a text, shown as it is: TensorBoard reads Markdown, where four spaces begin code."""
+    lines = text.encode(errors='replace').decode().splitlines()  # no halves of surrogate pairs
+    code = '\n'.join('    ' + line for line in lines)
+    self._write(step=step, summary=summary.text(tag, code))
+
+  def image(self, tag: str, png: bytes, step: int) -> None:
+    """Adds an image, the bytes of a PNG file."""
+    width, height = struct.unpack('>II', png[16:24])
+    image = summary_pb2.Summary.Image(width=width, height=height, encoded_image_string=png)
+    self._write(
+      step=step,
+      summary=summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, image=image)]),
+    )
 
   def scalars(self, values: Mapping[str, float], step: int) -> None:
     """Adds a point to the curve of each tag."""

@@ -3,7 +3,8 @@
 A workdir holds `config.json`, `metrics.jsonl` (one object per step), `eval.jsonl` (one object
 per evaluation), `transcripts.jsonl` (one object per saved episode), `sft.jsonl` (one object per
 SFT step, if any), `starts.jsonl` (one object per start of the command: step, packages, code and
-devices), `report.html`, `checkpoints/` and `tensorboard/`; and `done` once the run has ended.
+devices), `report.html` and `curves.png`, `checkpoints/` and `tensorboard/`; and `done` once the run
+has ended.
 
 Files may come from another version, another program or a damaged disk. What is read can be
 displayed: names are text, figures are finite numbers or None; see `clean`.
@@ -29,6 +30,7 @@ EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
+CURVES = 'curves.png'  # drawn when a run has ended
 ANSWERS, RESULT = 'results.jsonl', 'result.json'  # of launch/evaluate.py --out
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 # Holds the steps of a finished run; absent while it runs.
@@ -162,6 +164,21 @@ def clean(file: str, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
   if SCHEMA[file] is _STEP and 'step' not in kept:
     return None, [*dropped, 'the whole line (no step)']
   return {'messages': [], **kept} if file == TRANSCRIPTS else kept, dropped
+
+
+def as_text(transcript: Mapping[str, Any]) -> str:
+  """Returns an episode as lines of text: its question, each message, its answer."""
+  lines = [f'[{transcript.get("label")}] {transcript.get("question")}']
+  for message in transcript.get('messages', ()):
+    note = f' (note: {message["note"]})' if message.get('note') else ''
+    text = 'is silent' if message.get('silent') else message.get('text')
+    lines.append(f'  {message["agent"]}{note}: {text}')
+  score = finite(transcript.get('task_score'))
+  lines.append(
+    f'  answer {transcript.get("answer")}; gold {transcript.get("gold")}; '
+    f'score {"-" if score is None else round(score, 2)}'
+  )
+  return '\n'.join(lines)
 
 
 def told(terms: Terms | None, label: str = 'trained') -> str:

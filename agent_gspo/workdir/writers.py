@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import uuid
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _MARK = 'non_finite'
 _BOARD, _SFT_BOARD = 'tensorboard', 'tensorboard/sft'  # separate runs in TensorBoard
+# Columns of the W&B table of transcripts, a row per message.
+_OF_EPISODE = ('step', 'question_id', 'question', 'sample', 'gold', 'answer', 'task_score')
+_OF_MESSAGE = ('agent', 'round', 'prompt', 'text', 'written', 'logprob', 'reward', 'advantage')
 
 
 class RunWriter:
@@ -50,8 +54,7 @@ class RunWriter:
     plain = json_lines.to_plain(config, {})
     text = json.dumps(plain, indent=2)
     json_lines.replace(self.workdir / records.CONFIG, [(text + '\n').encode()])
-    # TensorBoard shows Markdown, in which four spaces make a block of code.
-    self._tensorboard().text('config', '\n'.join('    ' + line for line in text.splitlines()))
+    self._tensorboard().text('config', text)
     if self._wandb is not None:
       self._wandb.config.update(plain, allow_val_change=True)
 
@@ -92,9 +95,33 @@ class RunWriter:
       self._wandb.log({'step': step, **scalars})
 
   def transcripts(self, episodes: Iterable[Mapping[str, Any]]) -> None:
-    """Writes episodes, one per line."""
-    for episode in episodes:
-      self._append(records.TRANSCRIPTS, episode)
+    """Writes episodes, one per line; W&B gets a table of their messages, TensorBoard their text."""
+    written = [self._append(records.TRANSCRIPTS, episode) for episode in episodes]
+    origin = lambda episode: (int(episode.get('step') or 0), episode.get('label', ''))
+    for (step, label), group in itertools.groupby(written, origin):
+      tag, talks = f'transcripts/{label}'.replace(' ', '_'), list(group)
+      self._tensorboard().text(tag, '\n\n'.join(map(records.as_text, talks)), step)
+      if self._wandb is not None:
+        import wandb
+
+        rows = [
+          [talk.get(key) for key in _OF_EPISODE] + [message.get(key) for key in _OF_MESSAGE]
+          for talk in talks
+          for message in talk.get('messages', ())
+        ]
+        table = wandb.Table(columns=[*_OF_EPISODE, *_OF_MESSAGE], data=rows)
+        self._wandb.log({'step': step, tag: table})
+
+  def figure(self, step: int) -> None:
+    """Copies the learning curves in the workdir, if drawn, to TensorBoard and W&B."""
+    path = self.workdir / records.CURVES
+    if not path.is_file():
+      return
+    self._tensorboard().image('curves', path.read_bytes(), step)
+    if self._wandb is not None:
+      import wandb
+
+      self._wandb.log({'step': step, 'curves': wandb.Image(str(path))})
 
   def truncate_after(self, step: int) -> list[str]:
     """Drops records after a step, so that a resumed run writes none twice.
@@ -177,7 +204,7 @@ class SilentWriter(RunWriter):
   def _nothing(self, *unused_args: Any, **unused_options: Any) -> Any:
     return []
 
-  config = started = metrics = supervised = evaluation = transcripts = _nothing
+  config = started = metrics = supervised = evaluation = transcripts = figure = _nothing
   truncate_after = truncate_supervised_after = drop = close = _nothing
 
 

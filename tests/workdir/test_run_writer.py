@@ -12,9 +12,12 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from report_pages import episode
 
 from agent_gspo.workdir import json_lines, records, writers
 
+# The head of an image of 640 x 480 pixels.
+PNG = b'\x89PNG\r\n\x1a\n' + struct.pack('>I4sII', 13, b'IHDR', 640, 480)
 METRICS = {'task/accuracy': 0.5, 'reward/mean': 0.31, 'tokens/written_per_question': 42.25}
 
 
@@ -33,22 +36,15 @@ def lines(path):
 
 
 def events(workdir):
-  """Reads TensorBoard's files: (tag, step, value) of scalars, and the purge steps."""
+  """Reads the events in TensorBoard's files."""
   from tensorboardX.proto import event_pb2
 
-  scalars, purges = [], []
   for path in sorted((workdir / 'tensorboard').iterdir()):
     raw = path.read_bytes()
     while raw:
       (size,) = struct.unpack('<Q', raw[:8])
-      event = event_pb2.Event.FromString(raw[12 : 12 + size])
+      yield event_pb2.Event.FromString(raw[12 : 12 + size])
       raw = raw[12 + size + 4 :]
-      if event.session_log.status == event_pb2.SessionLog.START:
-        purges.append(event.step)
-      for value in event.summary.value:
-        if value.HasField('simple_value'):
-          scalars.append((value.tag, event.step, value.simple_value))
-  return scalars, purges
 
 
 def test_round_trip(tmp_path):
@@ -179,7 +175,13 @@ def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
     writer.evaluation(evaluation(2, 'single agent', 0.25))
     writer.truncate_after(1)
     writer.metrics(2, {'task/accuracy': 1.0})
-  scalars, purges = events(tmp_path)
+  found = list(events(tmp_path))
+  scalars = [
+    (value.tag, event.step, value.simple_value)
+    for event in found
+    for value in event.summary.value
+    if value.HasField('simple_value')
+  ]
   assert [s for s in scalars if s[0] == 'task/accuracy'] == [
     ('task/accuracy', 1, 0.5),
     ('task/accuracy', 2, 0.75),
@@ -188,7 +190,30 @@ def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
   assert ('eval/task/accuracy', 2, 0.5) in scalars
   assert ('eval_single_agent/task/accuracy', 2, 0.25) in scalars
   assert not [s for s in scalars if s[0] == 'policy/grad_norm']
-  assert purges == [2]
+  assert [e.step for e in found if e.session_log.status == e.session_log.START] == [2]
+
+
+def test_tensorboard_holds_transcripts_and_figures(tmp_path):
+  odd = 'no | table *, # heading or half a pair \ud83d'
+  (tmp_path / records.CURVES).write_bytes(PNG)
+  with writers.RunWriter(tmp_path) as writer:
+    writer.transcripts([episode(3, text=odd), episode(3, text=''), episode(4)])
+    writer.figure(4)
+  *texts, figure = [
+    (event.step, value) for event in events(tmp_path) for value in event.summary.value
+  ]
+  assert [(step, value.tag) for step, value in texts] == [
+    (3, 'transcripts//text_summary'),
+    (4, 'transcripts//text_summary'),
+  ]
+  shown = texts[0][1].tensor.string_val[0].decode()
+  assert '    holder (note: the crate: 12): no | table *, # heading or half a pair ?\n' in shown
+  assert 'holder (note: the crate: 12): is silent\n' in shown
+  assert shown.count('answer 12; gold 12; score 1.0') == 2
+  assert all(line.startswith('    ') for line in shown.splitlines())
+  step, value = figure
+  assert (step, value.tag, value.image.width, value.image.height) == (4, 'curves', 640, 480)
+  assert value.image.encoded_image_string == PNG
 
 
 def test_wandb_is_named_when_it_is_missing(tmp_path, monkeypatch):
@@ -206,13 +231,31 @@ def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch
     define_metric=lambda *unused, **unused_too: None,
     config=types.SimpleNamespace(update=lambda *unused, **unused_too: None),
   )
-  fake = types.SimpleNamespace(init=lambda **options: started.append(options) or run)
+  fake = types.SimpleNamespace(
+    init=lambda **options: started.append(options) or run,
+    Table=lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data],
+    Image=lambda path: pathlib.Path(path).read_bytes(),
+  )
   monkeypatch.setitem(sys.modules, 'wandb', fake)
   for step in (1, 2):
     with writers.RunWriter(tmp_path, wandb_project='team') as writer:
       writer.config({'seed': 1})
       writer.metrics(step, {'a': 0.5, 'b': math.nan})
   assert logged == [{'step': 1, 'a': 0.5}, {'step': 2, 'a': 0.5}]
+  logged.clear()
+  with writers.RunWriter(tmp_path, wandb_project='team') as writer:
+    writer.transcripts([episode(3) | {'label': 'train'}])
+    writer.figure(3)  # none is drawn
+    (tmp_path / records.CURVES).write_bytes(PNG)
+    writer.figure(3)
+  table, figure = logged
+  rows = table['transcripts/train']
+  assert [(row['agent'], row['text'], row['advantage']) for row in rows] == [
+    ('holder', 'The crate holds 12 bolts.', 1.0),
+    ('solver', 'The answer is 12', -1.0),
+  ]
+  assert {(row['step'], row['question_id'], row['gold']) for row in rows} == {(3, 'q3', '12')}
+  assert figure == {'step': 3, 'curves': PNG}
   assert started[0]['project'] == 'team'
   assert started[0]['id'] == started[1]['id']
 

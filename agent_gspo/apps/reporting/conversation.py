@@ -27,13 +27,7 @@ def show_transcripts(workdir: records.PathLike, label: str = 'trained', most: in
   if not shown:
     raise ValueError(f'{workdir} holds no transcript {label!r}; see evaluation.transcripts.')
   for episode in shown:
-    print(f'[{label}] {episode.get("question")}')
-    for message in episode['messages']:
-      note = f' (note: {message["note"]})' if message.get('note') else ''
-      text = 'is silent' if message.get('silent') else message.get('text')
-      print(f'  {message["agent"]}{note}: {text}')
-    score = formatting.number(episode.get('task_score'), 2)
-    print(f'  answer {episode.get("answer")}; gold {episode.get("gold")}; score {score}\n')
+    print(records.as_text(episode), end='\n\n')
 
 
 class ConversationDisplay:
