@@ -78,7 +78,7 @@ function readView(m, t) {
   const open = (what, text, tokens) => h('details', {class: 'read'}, h('summary', {}, what), h('pre', {}, text), tokens && tokensView(tokens));
   if (typeof m.prompt === 'string') {
     const own = t.messages.filter((x) => x.agent === m.agent);
-    const earlier = own.slice(0, own.indexOf(m)).map((x) => [x.prompt, h('b', {}, x.text)]);
+    const earlier = own.slice(0, own.indexOf(m)).flatMap((x) => [x.prompt, ...(x.tokens || [[x.text]]).map(([text]) => h('b', {}, text))]);
     return open(m.tokens ? 'prompt, and tokens with log-probs' : 'prompt', [h('span', {class: 'muted'}, earlier), m.prompt], m.tokens);
   }
   const sources = (m.read_from || []).map(([author, round]) => t.messages.find((x) => x.agent === author && x.round === round)).filter((x) => x && !x.silent);
