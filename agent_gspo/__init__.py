@@ -20,6 +20,7 @@ __version__ = '0.1.0'
 
 # Name -> where it lives.
 _PUBLIC = {
+  'Environment': 'agent_gspo.environments.base',
   'Message': 'agent_gspo.types',
   'ObjectiveSpec': 'agent_gspo.algorithms.objectives.losses',
   'Question': 'agent_gspo.types',

@@ -95,6 +95,8 @@ class Message:
     usage: Tokens `(read, written)` as counted by an endpoint, or zeros for a muted agent; None if
       counted from the ids.
     tail: Ids of the text in the stop token before its separator: those of "." if it is ".\\n".
+    told: Texts of the environment that are new in this prompt: read, without loss.
+    reward: Reward that the environment gave the author for this message; None without one.
   """
 
   episode: int
@@ -112,6 +114,8 @@ class Message:
   inserted: np.ndarray | None = None
   usage: tuple[int, int] | None = None
   tail: tuple[int, ...] = ()
+  told: tuple[str, ...] = ()
+  reward: float | None = None
 
   @property
   def length(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.teams.conversation import ENVIRONMENT
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, RolloutBatch
@@ -44,10 +45,11 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     for message in simultaneous:
       key, role = (message.episode, message.agent), team.roles[message.agent]
       heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
-      incoming = [(said.agent, tokens) for said, tokens in heard if said.reaches(key[1])]
-      frame = ''.join(
-        role.incoming.format(sender=team.names[author], message=SLOT) for author, _ in incoming
-      )
+      incoming = [
+        (team.names[said.agent], tokens) for said, tokens in heard if said.reaches(key[1])
+      ]
+      incoming += [(ENVIRONMENT, size(guard(text))) for text in message.told]
+      frame = ''.join(role.incoming.format(sender=sender, message=SLOT) for sender, _ in incoming)
       question = batch.questions[batch.episodes[key[0]].question]
       if key not in carried:
         frame = role.opening_of(question, key[1], guard) + frame

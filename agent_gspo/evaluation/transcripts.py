@@ -59,6 +59,9 @@ def records(
 def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
   question = batch.questions[batch.episodes[message.episode].question]
   names, relevant, to = batch.agent_names, question.relevant, message.addressees
+  environment: dict[str, Any] = {'observed': list(message.told)} if message.told else {}
+  if message.reward is not None:
+    environment['earned'] = message.reward
   return {
     'agent': names[message.agent],
     'round': message.round,
@@ -73,6 +76,7 @@ def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
     'ended': message.ended,
     'note': question.note(message.agent),
     'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+    **environment,
   }
 
 

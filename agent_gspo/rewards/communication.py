@@ -24,7 +24,7 @@ class RewardTerms:
   """Weighted reward terms, float32 `[M]` each; costs are >= 0 and to be subtracted.
 
   Attributes:
-    task: Task score of the message's episode.
+    task: Task score of the message's episode, or its return in an environment.
     token_cost: `lambda_tok * cost`.
     turn_cost: `lambda_turn * turns`.
     repetition_cost: `lambda_rep * repetition`.
@@ -64,6 +64,7 @@ def reward_terms(
   message_limit: float = math.inf,
   budgets: np.ndarray | None = None,
   reference_nll: np.ndarray | None = None,
+  returns: np.ndarray | None = None,
 ) -> RewardTerms:
   """Computes the rewards of all messages of a rollout.
 
@@ -79,6 +80,8 @@ def reward_terms(
     message_limit: Free tokens of a message, see `budgets`.
     budgets: Budget of each episode, float `[E]`, for 'told_budget'.
     reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
+    returns: Return of each message in an environment, float `[M]`, in place of the task score;
+      None without an environment. Gates and length rewards read the task score all the same.
   """
   scores = np.asarray(task_scores, np.float64)
   charged = _gate(options, counts, scores)
@@ -104,7 +107,7 @@ def reward_terms(
   )
   added = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   return RewardTerms(
-    task=scores[counts.episode].astype(np.float32),
+    task=(scores[counts.episode] if returns is None else returns).astype(np.float32),
     token_cost=credited(charges * message_costs(options, counts)),
     turn_cost=credited(lambda_turn * ~counts.silent),
     repetition_cost=credited(lambda_rep * repeated),

@@ -33,6 +33,7 @@ class RewardOptions(Section, name='reward'):
     gate_fraction: Share of a step's questions, for top_groups.
     credit: own_cost: the team's task score, a message's own cost; episode: every message is
       credited with the whole episode.
+    discount: Factor on an environment's rewards for each further turn of their agent.
     length_reward: Further term that depends on the length of the episode: one of `LENGTH_REWARDS`,
       or 'module:function'. linear: none, the price alone.
     length_reward_options: Options of the length reward: 'target=20, weight=0.5'.
@@ -45,6 +46,7 @@ class RewardOptions(Section, name='reward'):
   gate_accuracy: float = option(0.5, least=0, most=1)
   gate_fraction: float = option(0.2, above=0, most=1)
   credit: str = option('own_cost', choices=CREDITS)
+  discount: float = option(1.0, least=0, most=1)
   length_reward: str = 'linear'
   length_reward_options: str = ''
 

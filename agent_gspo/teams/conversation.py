@@ -24,6 +24,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,9 @@ class Conversation:
     episode: Index of the episode in its rollout.
     sample: Index of the episode in the question's group.
     canonical: Normalizes answers for votes, see `Task.canonical`.
+
+  Attributes:
+    state: State of the episode's environment, which demonstrations read; None without one.
   """
 
   def __init__(
@@ -59,11 +63,13 @@ class Conversation:
     sample: int,
     canonical: Callable[[str], str | None],
   ):
-    self.team, self.question, self._canonical = team, question, canonical
-    self._writers, self._episode, self._sample = writers, episode, sample
+    self.team, self.question, self.sample, self._canonical = team, question, sample, canonical
+    self._writers, self._episode = writers, episode
+    self.state: Any = None
     self._contexts = [writer.begin(question, agent) for agent, writer in enumerate(writers)]
     self.written: list[Message] = []  # messages so far, their readers not yet counted
     self._readers: list[int] = []  # of each message: later turns whose prompt contains it
+    self._rewards: list[float | None] = []  # of each message, see `reward`
     self._carried: list[list[int]] = [[] for _ in writers]  # messages in each agent's prompts
     # Unread texts of the environment by agent, with the number of messages before them.
     self._told: dict[int, list[tuple[int, str]]] = collections.defaultdict(list)
@@ -74,8 +80,8 @@ class Conversation:
   def messages(self) -> list[Message]:
     """Returns all messages in the order in which they were written."""
     return [
-      dataclasses.replace(message, readers=count)
-      for message, count in zip(self.written, self._readers, strict=True)
+      dataclasses.replace(message, readers=count, reward=reward)
+      for message, count, reward in zip(self.written, self._readers, self._rewards, strict=True)
     ]
 
   def layer(
@@ -106,7 +112,18 @@ class Conversation:
 
   def tell(self, agent: int, text: str) -> None:
     """Adds a text of the environment to an agent's next prompt, framed as a teammate's message."""
-    self._told[agent].append((len(self.written), text))
+    if text:
+      self._told[agent].append((len(self.written), text))
+
+  def reward(self, agent: int, value: float) -> None:
+    """Adds a reward of the environment to an agent's last message, if it has written any.
+
+    Messages with a reward are credited with it and later ones of their author, in place of the
+    task score.
+    """
+    own = [i for i, message in enumerate(self.written) if message.agent == agent]
+    if own:
+      self._rewards[own[-1]] = (self._rewards[own[-1]] or 0.0) + value
 
   def decide(self) -> str:
     """Returns the answer that the team's decision rule takes from the last round's messages."""
@@ -132,8 +149,9 @@ class Conversation:
     left = self.team.told_left(self.question.terms, self._spent, self._content)
     writer = self._writers[agent]
     incoming, delivered = [], {}
+    observed = self._told.pop(agent, [])
     told = collections.deque(
-      (place, (ENVIRONMENT, writer.written_ids(text))) for place, text in self._told.pop(agent, ())
+      (place, (ENVIRONMENT, writer.written_ids(text))) for place, text in observed
     )
     for author, when in self.team.topology.reads(agent, round_):
       index = self._by_turn.get((author, when))
@@ -152,7 +170,7 @@ class Conversation:
       self._readers[index] += 1
     return Turn(
       question=self.question,
-      sample=self._sample,
+      sample=self.sample,
       agent=agent,
       round=round_,
       prompt_ids=self._contexts[agent].prompt(incoming, left),
@@ -161,6 +179,8 @@ class Conversation:
       stop_ids=writer.stop_ids,
       left=left,
       end_id=writer.end_id,
+      told=tuple(text for _, text in observed),
+      state=self.state,
     )
 
   def _write(self, turn: Turn, place: int, reply: Reply) -> Message:
@@ -186,6 +206,7 @@ class Conversation:
       inserted=inserted if inserted is not None and inserted.any() else None,
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
+      told=turn.told,
     )
     self._spent += message.spent
     self._content += message.written
@@ -193,6 +214,7 @@ class Conversation:
       self._carried[agent].append(len(self.written))
     self.written.append(message)
     self._readers.append(0)
+    self._rewards.append(None)
     return message
 
 

@@ -34,6 +34,8 @@ class Turn:
     left: Remaining tokens, see `Team.told_left`.
     end_id: Token that ends a message given as text: the separator in plain prompts.
     offset: Tokens of this message at the end of `prompt_ids`, after a tool call; 0 at its start.
+    told: New texts of the environment.
+    state: State of the environment, for demonstrations; None without one.
   """
 
   question: Question
@@ -47,6 +49,8 @@ class Turn:
   left: int = 0
   end_id: int = -1
   offset: int = 0
+  told: tuple[str, ...] = ()
+  state: Any = None
 
   @property
   def begun(self) -> np.ndarray:

@@ -124,10 +124,11 @@ def estimator_inputs(
 
 
 def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
-  """Returns ids of equal prompts `[M]` and of equal histories `[K, M]`.
+  """Returns ids of equal observations `[M]` and of equal histories `[K, M]`.
 
-  A step of an agent's history is a message that it wrote, or the tokens of a teammate's message
-  that its prompt shows: none where that message was silent or addressed to others.
+  A step of an agent's history is a message that it wrote, a text of the environment, or the tokens
+  of a teammate's message that its prompt shows: none where that message was silent or addressed to
+  others. In an environment an observation takes the place of the prompt.
   """
   said = {(m.episode, m.agent, m.round): m for m in batch.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
@@ -138,11 +139,12 @@ def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
       heard = said[m.episode, author, round_]
       handed = heard.said if heard.reaches(m.agent) else heard.said[:0]
       own.append((author, handed.tobytes()))
+    own += m.told
     for k in range(HISTORY):
       histories[k].append((m.agent, *own[-(k + 1) :]))
     own.append((m.agent, m.token_ids.tobytes()))
-  prompts = [m.prompt_ids.tobytes() for m in batch.messages]
-  return _ids(prompts), np.stack([_ids(h) for h in histories])
+  seen = [m.prompt_ids.tobytes() if m.reward is None else (m.agent, m.told) for m in batch.messages]
+  return _ids(seen), np.stack([_ids(h) for h in histories])
 
 
 def _ids(values: Iterable[Hashable]) -> np.ndarray:

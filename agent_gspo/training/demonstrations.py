@@ -184,13 +184,16 @@ class Demonstrations:
   ) -> str | None:
     task: Any = self.task  # config.check ensures that it has `demonstration`
     on_terms = self._at_brevity(turn.question)
+    in_environment = {} if turn.state is None else {'state': turn.state}
+    authors = self.team.num_agents if in_environment else len(turn.question.notes)
 
     def demonstrated() -> str | None:
       return task.demonstration(
         turn.question,
         turn.agent,
-        [heard.get(agent, '') for agent in range(len(turn.question.notes))],
+        [heard.get(agent, '') for agent in range(authors)],
         rng,
+        **in_environment,
         terse_probability=on_terms(self.options.terse_probability),
         silence_probability=0.0 if outspoken else on_terms(self.options.silence_probability),
       )

@@ -10,6 +10,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
 from agent_gspo.teams import addressing
+from agent_gspo.teams.conversation import ENVIRONMENT
 from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
@@ -46,7 +47,7 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
   for role, name in zip(team.roles, team.names, strict=True):
     shown = [part for pair in role.examples for part in pair]
     incoming = role.incoming.format(sender=name, message=' ')
-    for other in team.names:
+    for other in [*team.names, *([ENVIRONMENT] if task.converse else [])]:
       incoming += ' ' + role.incoming.format(sender=other, message=' ')
     opening = role.opening_of(_EMPTY, 0)
     texts = [role.system, opening, incoming, role.cue_at(0), role.separator, *shown]

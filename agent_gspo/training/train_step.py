@@ -12,6 +12,7 @@ from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
+from agent_gspo.rewards.returns import returns_to_go
 from agent_gspo.teams import batches
 from agent_gspo.teams.counts import MessageCounts, count_messages
 from agent_gspo.training import message_worth
@@ -80,6 +81,7 @@ def train_step(
     counts,
     scores,
     **prices,
+    returns=returns_to_go(batch.messages, config.reward.discount),
     texts=[message.text for message in batch.messages],
     reference_nll=nll,
   )

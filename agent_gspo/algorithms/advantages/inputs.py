@@ -18,7 +18,8 @@ class AdvantageInputs:
     question, episode, agent, turn: int `[M]`; one message per episode, agent and turn.
     lengths: Sampled tokens, the stop token included (silence has 1), int `[M]`.
     silent: True if nothing was written, bool `[M]`.
-    observation: Id, equal iff the prompt ids (the visible transcript) are equal, int `[M]`.
+    observation: Id, equal iff the prompt ids (the visible transcript) are equal, in an environment
+      iff the author observes the same, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
     probability: Success probability of the question before this rollout
       (`selection.probability`), float32 `[M]`.

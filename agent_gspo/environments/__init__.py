@@ -1,0 +1,1 @@
+"""Environments: episodes in which agents observe a state and act on it."""

@@ -1,0 +1,94 @@
+"""Defines the interface of an environment, and runs its episodes.
+
+An environment is a task whose episodes have a state. Each layer of the team's topology is one
+step: its agents read what they observe, write at once, and `act` maps their texts to the next
+state. A text may hold talk, an action, or both; the environment parses it, and teammates read it
+as the topology says. `team.rounds` limits the steps.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from agent_gspo.tasks.base import Task
+from agent_gspo.types import Question
+from agent_gspo.values import is_number, shown
+
+
+class Environment(Task):
+  """Task with a state that agents observe and act on.
+
+  States are plain values, which `act` replaces and does not change. Texts are whatever a policy
+  writes: one that is no action must leave a state that says so, without a reward.
+
+  For SFT a `demonstration` gets the state as a keyword (`state`), and in `delivered` the last
+  message of every agent.
+  """
+
+  @abc.abstractmethod
+  def begin(self, question: Question, sample: int) -> Any:
+    """Returns the first state of an episode; `sample` is its index in the question's group."""
+
+  @abc.abstractmethod
+  def observe(self, state: Any, agent: int) -> str | None:
+    """Returns what an agent reads before its turn, '' for nothing; None if it takes no turn."""
+
+  @abc.abstractmethod
+  def act(self, state: Any, texts: Mapping[int, str]) -> tuple[Any, Mapping[int, float], bool]:
+    """Returns the state after a step, the rewards of agents, and whether the episode is done.
+
+    Args:
+      state: State that the agents observed.
+      texts: Text of each agent that wrote something in this step, at least one.
+    """
+
+  @abc.abstractmethod
+  def outcome(self, state: Any) -> str:
+    """Returns the result of an episode, which `score` compares with the question's answer."""
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """Returns 1 for the outcome that the question asks for, else 0."""
+    return float(answer_text == question.answer)
+
+  def converse(self, talk) -> Generator:
+    """Runs one episode: until it is done, a round is silent, or no round is left."""
+    topology = talk.team.topology
+    talk.state = self.begin(talk.question, talk.sample)
+    for round_ in range(topology.rounds):
+      silent = True
+      for layer in topology.turns(round_):
+        seen = {agent: self.observe(talk.state, agent) for agent in layer}
+        agents = [agent for agent, text in seen.items() if text is not None]
+        for agent in agents:
+          talk.tell(agent, seen[agent])
+        written = (yield from talk.layer(agents, round_)) if agents else []
+        rewards: dict[int, float] = {message.agent: 0.0 for message in written}
+        texts = {m.agent: talk.team.body(m.text) for m in written if not m.silent}
+        done = False
+        if texts:
+          silent = False
+          talk.state, earned, done = self._step(talk.state, texts)
+          rewards |= earned
+        for agent, reward in rewards.items():
+          talk.reward(agent, reward)
+        if done:
+          return self.outcome(talk.state)
+      if silent:
+        break
+    return self.outcome(talk.state)
+
+  def _step(self, state: Any, texts: Mapping[int, str]) -> tuple[Any, Mapping[int, float], bool]:
+    """Returns the checked result of `act`.
+
+    Raises:
+      TypeError: It is no state, rewards and flag, or a reward is no finite number.
+    """
+    found = self.act(state, texts)
+    rewards = found[1] if isinstance(found, tuple) and len(found) == 3 else None
+    if not isinstance(rewards, Mapping) or not all(map(is_number, rewards.values())):
+      raise TypeError(
+        f'act returned {shown(found)}; must return (state, {{agent: finite reward}}, done)'
+      )
+    return found

@@ -1,0 +1,209 @@
+"""Defines the half-maze: agents that each see a part of the walls move one piece to a goal.
+
+After *The Collaboration Gap* (arXiv 2511.02687): no agent can plan alone, so that they talk first
+and act then. Cells are named as on a chess board, a wall by the two cells that it separates:
+
+    a1 to c2 : a2-a3 b1-c1        what an agent observes: piece, goal, walls that it knows
+    my walls are a1-a2 b2-b3      talk
+    go b1 b2 c2                   an action: the piece walks from cell to cell
+
+A step into a wall ends the walk and shows the wall to all agents.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import random
+from collections.abc import Collection, Mapping, Sequence
+
+from agent_gspo.environments.base import Environment
+from agent_gspo.options import check_fields, option
+from agent_gspo.tasks.data import draws
+from agent_gspo.tasks.lazy import LazyQuestions
+from agent_gspo.types import Question
+
+_TALK = ('my walls are', 'I see walls', 'please note the walls', 'hello , I can see the walls')
+_BUCKETS = {'train': range(2, 10), 'validation': range(1, 2), 'test': range(1)}  # of 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """State of an episode.
+
+  Attributes:
+    cell, goal: Cells of the piece and of its goal.
+    walls: All walls, in the order in which they are dealt to the agents.
+    found: Walls that the piece has met.
+    note: Why the last walk ended early, '' if it did not.
+  """
+
+  cell: str
+  goal: str
+  walls: tuple[str, ...]
+  found: tuple[str, ...] = ()
+  note: str = ''
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class HalfMaze(Environment):
+  """Perfect mazes: every two cells are joined by exactly one path.
+
+  Question `i` of a split depends on `(seed, split, i)` and the options alone. Splits share no
+  maze.
+
+  Raises:
+    ValueError: if an option is out of range.
+  """
+
+  name = 'half_maze'
+
+  size: int = option(3, least=2, most=9)  # cells a side
+  parts: int = option(2, least=1, most=9)  # agent i knows part i % parts of the walls
+  # half: each agent sees its part of the walls; full: all of them.
+  view: str = option('half', choices=('half', 'full'))
+  seed: int = 0
+  train_size: int = option(100_000, least=0, most=10**7)
+  validation_size: int = option(200, least=0, most=10**7)
+  test_size: int = option(500, least=0, most=10**7)
+
+  def __post_init__(self):
+    check_fields(self, 'task.options')
+    places = range(self.size)
+    self._cells = [f'{chr(ord("a") + x)}{y + 1}' for x in places for y in places]
+    self._edges = [f'{a}-{b}' for a in self._cells for b in self._cells if a < b and _near(a, b)]
+
+  def _split(self, split: str) -> Sequence[Question]:
+    make = functools.partial(self._question, split)
+    return LazyQuestions(getattr(self, f'{split}_size'), make)
+
+  def _question(self, split: str, index: int) -> Question:
+    id_ = f'{split}/{index}'
+    piece = self._first(id_)
+    return Question(id_, f'{piece.cell} to {piece.goal}', piece.goal)
+
+  @functools.lru_cache(maxsize=4096)  # noqa: B019  as long as the task itself
+  def _first(self, id_: str) -> Piece:
+    """Draws mazes until one belongs to the question's split and its goal is `size` steps away."""
+    rng = draws.rng(self.seed, self.size, id_)
+    while True:
+      edges = rng.sample(self._edges, len(self._edges))
+      trees = {cell: {cell} for cell in self._cells}
+      walls = []
+      for edge in edges:
+        a, b = edge.split('-')
+        if trees[a] is trees[b]:
+          walls.append(edge)
+          continue
+        trees[a] |= trees[b]
+        trees.update(dict.fromkeys(trees[b], trees[a]))
+      cell, goal = rng.sample(self._cells, 2)
+      far = len(self.shortest_path(cell, goal, walls, rng)) >= self.size
+      if far and draws.rng(*sorted(walls)).randrange(10) in _BUCKETS[id_.partition('/')[0]]:
+        return Piece(cell, goal, tuple(walls))
+
+  def begin(self, question: Question, sample: int) -> Piece:
+    """Returns the piece at its start."""
+    return self._first(question.id)
+
+  def observe(self, state: Piece, agent: int) -> str:
+    """Returns piece, goal and the walls that an agent knows."""
+    note = f' {state.note}' if state.note else ''
+    return ' '.join([f'{state.cell}{note} to {state.goal} :', *sorted(self.known(state, agent))])
+
+  def known(self, state: Piece, agent: int) -> set[str]:
+    """Returns the walls that an agent sees or has met."""
+    whole = self.view == 'full'
+    return {
+      *(state.walls if whole else state.walls[agent % self.parts :: self.parts]),
+      *state.found,
+    }
+
+  def act(self, state: Piece, texts: Mapping[int, str]) -> tuple[Piece, dict[int, float], bool]:
+    """Walks the cells after `go` of each text, until one cannot be entered."""
+    for text in texts.values():
+      if state.cell != state.goal:
+        state = self._walk(state, text)
+    done = state.cell == state.goal
+    return state, dict.fromkeys(range(self.parts), 1.0) if done else {}, done
+
+  def _walk(self, state: Piece, text: str) -> Piece:
+    rest = f' {text} '.partition(' go ')[2]
+    state = dataclasses.replace(state, note='')
+    for cell in rest.split():
+      if cell not in self._cells or not _near(state.cell, cell):
+        return dataclasses.replace(state, note='far')
+      wall = '-'.join(sorted((state.cell, cell)))
+      if wall in state.walls:
+        return dataclasses.replace(state, note='wall', found=(*state.found, wall))
+      state = dataclasses.replace(state, cell=cell)
+      if cell == state.goal:
+        break
+    return state
+
+  def outcome(self, state: Piece) -> str:
+    """Returns the last cell of the piece; the goal is the answer."""
+    return state.cell
+
+  def demonstration(
+    self,
+    question: Question,
+    agent: int,
+    delivered: Sequence[str],
+    rng: random.Random,
+    *,
+    state: Piece,
+    terse_probability: float,
+    silence_probability: float,
+  ) -> str:
+    """Writes a wall list, or as the last agent a shortest path by the walls seen and told.
+
+    Args:
+      question: Question of the episode.
+      agent: Author.
+      delivered: Last message of each agent that the author has received.
+      rng: Random generator.
+      state: Piece and maze.
+      terse_probability: Share of wall lists without a phrase.
+      silence_probability: Share of walls that are not told.
+    """
+    known = self.known(state, agent)
+    if agent == len(delivered) - 1:
+      known |= {word for text in delivered for word in text.split() if word in self._edges}
+      return ' '.join(['go', *self.shortest_path(state.cell, state.goal, known, rng)])
+    if delivered[-1]:
+      return ''  # it has told its walls
+    told = [wall for wall in sorted(known) if rng.random() >= silence_probability]
+    if not told:
+      return ''
+    phrase = '' if rng.random() < terse_probability else rng.choice(_TALK)
+    return ' '.join([*phrase.split(), *rng.sample(told, len(told))])
+
+  def shortest_path(
+    self, cell: str, goal: str, walls: Collection[str], rng: random.Random
+  ) -> list[str]:
+    """Returns the cells after `cell` on a random shortest path between `walls`."""
+    came: dict[str, str] = {goal: goal}
+    queue = collections.deque([goal])
+    while cell not in came:
+      last = queue.popleft()
+      near = [c for c in self._cells if _near(c, last) and c not in came]
+      for other in rng.sample(near, len(near)):
+        if '-'.join(sorted((last, other))) not in walls:
+          came[other] = last
+          queue.append(other)
+    path = [cell]
+    while path[-1] != goal:
+      path.append(came[path[-1]])
+    return path[1:]
+
+  def vocabulary(self) -> list[str]:
+    """Returns the words of observations and demonstrations."""
+    talk = ' '.join(_TALK).split()
+    return [*dict.fromkeys([*self._cells, *self._edges, *talk, 'go', 'to', ':', 'far', 'wall'])]
+
+
+def _near(a: str, b: str) -> bool:
+  """Returns whether two cells are side by side."""
+  return abs(ord(a[0]) - ord(b[0])) + abs(int(a[1]) - int(b[1])) == 1

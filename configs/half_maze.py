@@ -1,0 +1,39 @@
+"""Two agents see half of the walls of a maze each, and lead a piece to its goal.
+
+python launch/train.py --config=configs/half_maze.py --workdir=runs/half_maze
+"""
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+
+def get_config() -> config_dict.ConfigDict:
+  config = default_config()
+  config.steps = 400
+  config.model.source = 'random:micro'
+  config.task.name = 'half_maze'
+  config.team.agents = ('guide', 'mover')
+  config.team.topology = 'complete'
+  config.team.rounds = 2
+  config.team.max_message_tokens = 16
+  role = {'opening': '', 'incoming': ' {message} ;', 'cue': ' say :'}
+  config.team.roles.guide = role
+  config.team.roles.mover = {**role, 'cue': ' move :'}
+  config.rollout.questions = 16
+  config.rollout.group_size = 8
+  config.advantage.grouping = 'question_turn_agent'
+  config.budget.lambda_tok = 0.02
+  config.objective.clip_low = 0.2
+  config.objective.clip_high = 0.3
+  config.learner.learning_rate = 1e-3
+  config.learner.pack_length = 192
+  config.learner.micro_batch_size = 6
+  config.sft.steps = 300
+  config.sft.questions = 32
+  config.sft.learning_rate = 5e-3
+  config.sft.silence_probability = 0.3
+  config.sft.terse_probability = 0.05
+  config.evaluation.questions = 200
+  config.evaluation.temperature = 1.0
+  return config.lock()

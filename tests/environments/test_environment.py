@@ -1,0 +1,198 @@
+"""Episodes in an environment: steps, ends, what is observed, what is earned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from agent_gspo.environments.base import Environment
+from agent_gspo.evaluation import results
+from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.packing import train_batches
+from agent_gspo.rewards import communication
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.rewards.returns import returns_to_go
+from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import make_team
+from agent_gspo.training.advantages import estimator_inputs
+from agent_gspo.types import Question
+
+TOKENIZER = word_level(['from', 'environment', 'a1', 'a2', ':', 'say', 'up', 'so', *'0123456789'])
+
+
+class Climb(Environment):
+  """Each `up` climbs a step and earns it; whoever wrote last sits out. The top is 3."""
+
+  name = 'climb'
+
+  def _split(self, split):
+    return [Question('q', '0', '3')]
+
+  def begin(self, question, sample):
+    return (0, -1)
+
+  def observe(self, state, agent):
+    height, last = state
+    return None if agent == last else str(height)
+
+  def act(self, state, texts):
+    height, _ = state
+    earned = {agent: 1.0 for agent, text in texts.items() if text == 'up'}
+    height += len(earned)
+    # The teammate gets half.
+    earned |= {1 - agent: 0.5 for agent in earned}
+    return (height, max(texts)), earned, height >= 3
+
+  def outcome(self, state):
+    return str(state[0])
+
+
+def team(**options):
+  role = {'opening': '', 'incoming': 'from {sender} : {message} ', 'cue': 'say :'}
+  given = {'agents': ('a', 'a'), 'topology': 'complete', 'rounds': 2, 'max_message_tokens': 3}
+  return make_team({**given, 'roles': {'a': role}, **options})
+
+
+def play(script, env=None, samples=1, **options):
+  env, policy = env or Climb(), ScriptedPolicy(script, TOKENIZER)
+  return rollout(team(**options), env, TOKENIZER, env.questions('test'), samples, policy)
+
+
+def told(batch, episode=0):
+  return [
+    (m.agent, m.round, m.told, m.text, m.reward) for m in batch.messages if m.episode == episode
+  ]
+
+
+def test_an_episode_observes_acts_and_ends_when_it_is_done():
+  batch = play(lambda turn: 'up')
+  assert told(batch) == [
+    (0, 0, ('0',), 'up', 1.5),
+    (1, 0, ('1',), 'up', 1.5),
+    (0, 1, ('2',), 'up', 1.0),
+  ]
+  assert (batch.episodes[0].answer, batch.episodes[0].task_score) == ('3', 1.0)
+  texts = [TOKENIZER.decode(m.prompt_ids.tolist()) for m in batch.messages]
+  assert texts[1] == 'from a1 : up from environment : 1 say :'
+  assert texts[2].startswith('from environment : 0 say : up <eos>')
+
+
+_SHORT = lambda turn: 'so' if turn.limit > 1 else ''
+
+
+@pytest.mark.parametrize(
+  ('script', 'options', 'turns', 'answer'),
+  [
+    (lambda turn: '', {}, [(0, 0), (1, 0)], '0'),  # all are silent
+    (lambda turn: 'up' if turn.round == turn.agent == 0 else '', {}, [(0, 0), (1, 0), (1, 1)], '1'),
+    (lambda turn: 'up', {'rounds': 1}, [(0, 0), (1, 0)], '2'),  # no step is left
+    (_SHORT, {'max_episode_tokens': 3}, [(0, 0), (1, 0)], '0'),  # no token is left
+  ],
+)
+def test_an_episode_ends_without_turns_that_fill_it_up(script, options, turns, answer):
+  batch = play(script, **options)
+  assert [(m.agent, m.round) for m in batch.messages] == turns
+  assert (batch.episodes[0].answer, batch.episodes[0].task_score) == (answer, 0.0)
+
+
+def test_agents_of_a_layer_act_at_once_and_may_share_reward():
+  batch = play(lambda turn: 'up' if turn.agent else 'so', topology='debate')
+  assert told(batch) == [
+    (0, 0, ('0',), 'so', 0.5),
+    (1, 0, ('0',), 'up', 1.0),
+    (0, 1, ('1',), 'so', 0.0),  # the second wrote last
+  ]
+
+
+def test_observations_are_read_and_carry_no_loss():
+  batch = play(lambda turn: 'up', samples=2)
+  pack = train_batches.pack_messages(batch.messages, pack_length=64, micro_batch_size=1)
+  learned = np.concatenate([b.loss_target[b.loss_mask > 0] for b in pack])
+  written = np.concatenate([m.token_ids for m in batch.messages])
+  assert sorted(learned.tolist()) == sorted(written.tolist())
+  assert not {*TOKENIZER.encode('0 1 2')} & {*learned.tolist()}
+  # Their reader pays for them.
+  counts = count_messages(batch)
+  money = RewardOptions(cost='money', p_write=0.0, p_read=1e6)
+  costs = communication.message_costs(money, counts)
+  np.testing.assert_array_equal(costs, [len(m.prompt_ids) for m in batch.messages])
+
+
+def test_records_tell_what_was_observed_and_earned():
+  batch = play(lambda turn: 'up')
+  record, *_ = results.of_questions(batch, team(), Climb(), TOKENIZER, step=0, split='test')
+  first = record['messages'][0]
+  assert (first['observed'], first['earned']) == (['0'], 1.5)
+  # The plain text that was read is the prompt, without stop tokens.
+  found = [message['text_read'] for message in record['messages']]
+  ends = [int(TOKENIZER.eos_id in m.prompt_ids) for m in batch.messages]
+  assert found == [len(m.prompt_ids) - end for m, end in zip(batch.messages, ends, strict=True)]
+
+
+@pytest.mark.parametrize('discount', [0.0, 0.5, 1.0])
+def test_messages_are_credited_with_what_their_author_earns_from_then_on(discount):
+  rng = np.random.default_rng(0)
+  says = {(s, a, r): rng.choice(['up', 'so', '']) for s in range(8) for a in (0, 1) for r in (0, 1)}
+  batch = play(
+    lambda turn: str(says[turn.sample, turn.agent, turn.round]), samples=8, topology='debate'
+  )
+  found = returns_to_go(batch.messages, discount)
+  for m, message in enumerate(batch.messages):
+    own = [
+      x
+      for x in batch.messages
+      if (x.episode, x.agent) == (message.episode, message.agent) and x.round >= message.round
+    ]
+    expected = math.fsum(x.reward * discount**i for i, x in enumerate(own))
+    assert found[m] == pytest.approx(expected)
+  assert len({*found.tolist()}) > 2
+  counts, scores = count_messages(batch), np.asarray([e.task_score for e in batch.episodes])
+  terms = communication.reward_terms(
+    RewardOptions(), counts, scores, 0.0, [m.text for m in batch.messages], returns=found
+  )
+  np.testing.assert_allclose(terms.total, found, rtol=1e-6)
+
+
+def test_without_an_environment_the_task_score_is_the_reward():
+  batch = play(lambda turn: 'up')
+  plain = [dataclasses.replace(m, reward=None) for m in batch.messages]
+  assert returns_to_go(plain, 1.0) is None
+
+
+def test_equal_observations_are_anchors_whatever_the_prompts_are():
+  batch = play(lambda turn: 'so up up'.split()[turn.sample], samples=3, topology='debate')
+  counts = count_messages(batch)
+  rewards = communication.reward_terms(
+    RewardOptions(), counts, np.zeros(3), 0.0, [m.text for m in batch.messages]
+  )
+  inputs = estimator_inputs(
+    batch, counts, rewards, grouping='question', probability=np.full(1, 0.5)
+  )
+  seen = [(m.agent, m.told) for m in batch.messages]
+  for i, a in enumerate(seen):
+    for j, b in enumerate(seen):
+      assert (inputs.observation[i] == inputs.observation[j]) == (a == b)
+
+
+@pytest.mark.parametrize(
+  ('found', 'message'),
+  [
+    (None, 'act returned None; must return'),
+    (((0, 0), {}), r'act returned \(\(0, 0\), \{\}\); must return'),
+    (((0, 0), {0: math.nan}, False), 'must return'),
+    (((0, 0), {0: '1'}, False), 'must return'),
+    (((0, 0), 1.0, False), 'must return'),
+  ],
+)
+def test_a_faulty_environment_is_named(found, message):
+  class Faulty(Climb):
+    def act(self, state, texts):
+      return found
+
+  with pytest.raises(ValueError, match=f"task 'climb', converse: TypeError: .*{message}"):
+    play(lambda turn: 'up', Faulty())

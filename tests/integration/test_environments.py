@@ -1,0 +1,72 @@
+"""Runs in environments: one's own from docs/environments.md, and a killed one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import micro_run
+import pytest
+import run_comparison
+import test_resume
+
+_PAGE = (micro_run.ROOT / 'docs' / 'environments.md').read_text()
+
+
+def test_an_environment_of_ones_own_from_an_empty_folder(tmp_path):
+  kuhn, config = re.findall(r'```python\n(.*?)```', _PAGE, re.S)
+  assert len(kuhn.splitlines()) <= 60
+  (tmp_path / 'kuhn.py').write_text(kuhn)
+  (tmp_path / 'config.py').write_text(config)
+  done = subprocess.run(
+    [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
+    cwd=tmp_path,
+    env={**micro_run.environment(), 'PYTHONPATH': str(micro_run.ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  step = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[0])
+  assert step['policy/grad_norm'] > 0
+  for line in (tmp_path / 'run' / 'transcripts.jsonl').open():
+    episode = json.loads(line)
+    messages = episode['messages']
+    cards = episode['question'].split()
+    earned = [0.0, 0.0]
+    for message in messages:
+      player = int(message['agent'].removeprefix('player')) - 1
+      assert message['observed'][0].split()[0] == cards[player]
+      earned[player] += message['earned']
+    assert (episode['answer'] == 'win') == (earned[0] > 0)
+    if {message['agent'] for message in messages if message['text']} == {'player1', 'player2'}:
+      assert sum(earned) == 0  # what one side wins the other loses
+
+
+_SMALL = {
+  'steps': 5,
+  'sft.steps': 4,
+  'sft.questions': 4,
+  'rollout.questions': 2,
+  'rollout.group_size': 4,
+  'reward.gate_accuracy': 0.01,
+  'evaluation.questions': 8,
+  'learner.micro_batch_size': 2,
+}
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_where_it_would_have_ended(tmp_path):
+  fields = [f'--config.{field}={value}' for field, value in _SMALL.items()]
+  config = f'--config={micro_run.ROOT}/configs/half_maze.py'
+  command = lambda name: micro_run.command('train', config, f'--workdir={tmp_path}/{name}', *fields)
+  whole = micro_run.run(command('whole'))
+  assert whole.returncode == 0, whole.stderr
+  status, output = test_resume.stop(command('killed'), tmp_path / 'killed', 2, signal.SIGKILL)
+  assert status == -signal.SIGKILL, output
+  resumed = micro_run.run(command('killed'))
+  assert resumed.returncode == 0, resumed.stderr
+  run_comparison.assert_same_run(tmp_path / 'killed', tmp_path / 'whole', _SMALL['steps'])
