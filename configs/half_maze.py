@@ -8,32 +8,35 @@ from ml_collections import config_dict
 from agent_gspo.config import default_config
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(team: str = 'pair') -> config_dict.ConfigDict:
+  if team not in ('pair', 'alone'):
+    raise ValueError(f'configs/half_maze.py:{team}: there are pair and alone.')
   config = default_config()
-  config.steps = 400
+  config.steps = 250
   config.model.source = 'random:micro'
   config.task.name = 'half_maze'
-  config.team.agents = ('guide', 'mover')
-  config.team.topology = 'complete'
+  config.task.options = config_dict.ConfigDict({'size': 3, 'view': 'half'})
+  config.team.agents = ('guide', 'mover') if team == 'pair' else ('mover',)
+  config.team.topology = 'complete' if team == 'pair' else 'single'
   config.team.rounds = 2
   config.team.max_message_tokens = 16
   role = {'opening': '', 'incoming': ' {message} ;', 'cue': ' say :'}
   config.team.roles.guide = role
   config.team.roles.mover = {**role, 'cue': ' move :'}
-  config.rollout.questions = 16
-  config.rollout.group_size = 8
+  config.rollout.questions = 32
+  config.rollout.group_size = 16
   config.advantage.grouping = 'question_turn_agent'
-  config.budget.lambda_tok = 0.02
+  config.budget.lambda_tok = 0.05
   config.objective.clip_low = 0.2
   config.objective.clip_high = 0.3
-  config.learner.learning_rate = 1e-3
+  config.learner.learning_rate = 3e-4
   config.learner.pack_length = 192
   config.learner.micro_batch_size = 6
   config.sft.steps = 300
   config.sft.questions = 32
   config.sft.learning_rate = 5e-3
   config.sft.silence_probability = 0.3
-  config.sft.terse_probability = 0.05
+  config.sft.terse_probability = 0.2
   config.evaluation.questions = 200
   config.evaluation.temperature = 1.0
   return config.lock()

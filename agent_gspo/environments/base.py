@@ -36,8 +36,12 @@ class Environment(Task):
     """Returns what an agent reads before its turn, '' for nothing; None if it takes no turn."""
 
   @abc.abstractmethod
-  def act(self, state: Any, texts: Mapping[int, str]) -> tuple[Any, Mapping[int, float], bool]:
-    """Returns the state after a step, the rewards of agents, and whether the episode is done.
+  def act(
+    self, state: Any, texts: Mapping[int, str]
+  ) -> tuple[Any, Mapping[int, float] | float, bool]:
+    """Returns the state after a step, its rewards, and whether the episode is done.
+
+    Rewards are those of some agents, by agent, or one number that all agents earn.
 
     Args:
       state: State that the agents observed.
@@ -57,38 +61,44 @@ class Environment(Task):
     topology = talk.team.topology
     talk.state = self.begin(talk.question, talk.sample)
     for round_ in range(topology.rounds):
-      silent = True
+      acted = False
       for layer in topology.turns(round_):
         seen = {agent: self.observe(talk.state, agent) for agent in layer}
         agents = [agent for agent, text in seen.items() if text is not None]
         for agent in agents:
           talk.tell(agent, seen[agent])
         written = (yield from talk.layer(agents, round_)) if agents else []
-        rewards: dict[int, float] = {message.agent: 0.0 for message in written}
+        for message in written:
+          talk.reward(message.agent, 0.0)  # silence earns nothing
         texts = {m.agent: talk.team.body(m.text) for m in written if not m.silent}
-        done = False
-        if texts:
-          silent = False
-          talk.state, earned, done = self._step(talk.state, texts)
-          rewards |= earned
+        if not texts:
+          continue
+        acted = True
+        talk.state, rewards, done = self._step(talk.state, texts, talk.team.num_agents)
         for agent, reward in rewards.items():
           talk.reward(agent, reward)
         if done:
           return self.outcome(talk.state)
-      if silent:
+      if not acted:
         break
     return self.outcome(talk.state)
 
-  def _step(self, state: Any, texts: Mapping[int, str]) -> tuple[Any, Mapping[int, float], bool]:
-    """Returns the checked result of `act`.
+  def _step(
+    self, state: Any, texts: Mapping[int, str], num_agents: int
+  ) -> tuple[Any, Mapping[int, float], bool]:
+    """Returns the checked result of `act`, with the reward of each agent.
 
     Raises:
       TypeError: It is no state, rewards and flag, or a reward is no finite number.
     """
     found = self.act(state, texts)
-    rewards = found[1] if isinstance(found, tuple) and len(found) == 3 else None
-    if not isinstance(rewards, Mapping) or not all(map(is_number, rewards.values())):
-      raise TypeError(
-        f'act returned {shown(found)}; must return (state, {{agent: finite reward}}, done)'
-      )
-    return found
+    if isinstance(found, tuple) and len(found) == 3:
+      state, rewards, done = found
+      if is_number(rewards):
+        rewards = dict.fromkeys(range(num_agents), rewards)
+      if isinstance(rewards, Mapping) and all(map(is_number, rewards.values())):
+        return state, rewards, done
+    raise TypeError(
+      f'act returned {shown(found)}; must return (state, finite rewards by agent or one for all, '
+      'done)'
+    )

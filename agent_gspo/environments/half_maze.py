@@ -60,7 +60,7 @@ class HalfMaze(Environment):
   name = 'half_maze'
 
   size: int = option(3, least=2, most=9)  # cells a side
-  parts: int = option(2, least=1, most=9)  # agent i knows part i % parts of the walls
+  parts: int = option(2, least=1, most=9)  # agent i sees part i % parts of the walls
   # half: each agent sees its part of the walls; full: all of them.
   view: str = option('half', choices=('half', 'full'))
   seed: int = 0
@@ -120,13 +120,13 @@ class HalfMaze(Environment):
       *state.found,
     }
 
-  def act(self, state: Piece, texts: Mapping[int, str]) -> tuple[Piece, dict[int, float], bool]:
+  def act(self, state: Piece, texts: Mapping[int, str]) -> tuple[Piece, float, bool]:
     """Walks the cells after `go` of each text, until one cannot be entered."""
     for text in texts.values():
       if state.cell != state.goal:
         state = self._walk(state, text)
     done = state.cell == state.goal
-    return state, dict.fromkeys(range(self.parts), 1.0) if done else {}, done
+    return state, float(done), done
 
   def _walk(self, state: Piece, text: str) -> Piece:
     rest = f' {text} '.partition(' go ')[2]

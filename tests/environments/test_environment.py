@@ -186,7 +186,7 @@ def test_equal_observations_are_anchors_whatever_the_prompts_are():
     (((0, 0), {}), r'act returned \(\(0, 0\), \{\}\); must return'),
     (((0, 0), {0: math.nan}, False), 'must return'),
     (((0, 0), {0: '1'}, False), 'must return'),
-    (((0, 0), 1.0, False), 'must return'),
+    (((0, 0), math.inf, False), 'must return'),
   ],
 )
 def test_a_faulty_environment_is_named(found, message):

@@ -29,7 +29,11 @@ from agent_gspo.training import loop
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = sorted((_ROOT / 'configs').glob('*.py'))
-_GENERATED = ('relay', 'configs.tasks.guessing:Guessing')  # tasks without official files
+_GENERATED = (
+  'relay',
+  'half_maze',
+  'configs.tasks.guessing:Guessing',
+)  # tasks without official files
 _DATA = os.environ.get('AGENT_GSPO_DATA_DIR', '')
 _PUBLISHED = {  # config.json of Qwen/Qwen2.5-0.5B-Instruct
   'model_type': 'qwen2',
