@@ -56,7 +56,7 @@ class Environment(Task):
     """Returns 1 for the outcome that the question asks for, else 0."""
     return float(answer_text == question.answer)
 
-  def converse(self, talk) -> Generator:
+  def converse(self, talk) -> Generator[Any, Any, str]:
     """Runs one episode: until it is done, a round is silent, or no round is left."""
     topology = talk.team.topology
     talk.state = self.begin(talk.question, talk.sample)
@@ -94,9 +94,9 @@ class Environment(Task):
     found = self.act(state, texts)
     if isinstance(found, tuple) and len(found) == 3:
       state, rewards, done = found
-      if is_number(rewards):
+      if not isinstance(rewards, Mapping):
         rewards = dict.fromkeys(range(num_agents), rewards)
-      if isinstance(rewards, Mapping) and all(map(is_number, rewards.values())):
+      if all(map(is_number, rewards.values())):
         return state, rewards, done
     raise TypeError(
       f'act returned {shown(found)}; must return (state, finite rewards by agent or one for all, '

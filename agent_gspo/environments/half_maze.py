@@ -59,7 +59,7 @@ class HalfMaze(Environment):
 
   name = 'half_maze'
 
-  size: int = option(3, least=2, most=9)  # cells a side
+  size: int = option(3, least=3, most=9)  # cells a side
   parts: int = option(2, least=1, most=9)  # agent i sees part i % parts of the walls
   # half: each agent sees its part of the walls; full: all of them.
   view: str = option('half', choices=('half', 'full'))
@@ -86,6 +86,9 @@ class HalfMaze(Environment):
   @functools.lru_cache(maxsize=4096)  # noqa: B019  as long as the task itself
   def _first(self, id_: str) -> Piece:
     """Draws mazes until one belongs to the question's split and its goal is `size` steps away."""
+    split = id_.partition('/')[0]
+    if split not in _BUCKETS:
+      raise ValueError(f'question {id_!r} has no maze: mazes are drawn for the questions of splits')
     rng = draws.rng(self.seed, self.size, id_)
     while True:
       edges = rng.sample(self._edges, len(self._edges))
@@ -100,7 +103,7 @@ class HalfMaze(Environment):
         trees.update(dict.fromkeys(trees[b], trees[a]))
       cell, goal = rng.sample(self._cells, 2)
       far = len(self.shortest_path(cell, goal, walls, rng)) >= self.size
-      if far and draws.rng(*sorted(walls)).randrange(10) in _BUCKETS[id_.partition('/')[0]]:
+      if far and draws.rng(*sorted(walls)).randrange(10) in _BUCKETS[split]:
         return Piece(cell, goal, tuple(walls))
 
   def begin(self, question: Question, sample: int) -> Piece:
@@ -114,11 +117,9 @@ class HalfMaze(Environment):
 
   def known(self, state: Piece, agent: int) -> set[str]:
     """Returns the walls that an agent sees or has met."""
-    whole = self.view == 'full'
-    return {
-      *(state.walls if whole else state.walls[agent % self.parts :: self.parts]),
-      *state.found,
-    }
+    part = slice(agent % self.parts, None, self.parts)
+    seen = state.walls if self.view == 'full' else state.walls[part]
+    return {*seen, *state.found}
 
   def act(self, state: Piece, texts: Mapping[int, str]) -> tuple[Piece, float, bool]:
     """Walks the cells after `go` of each text, until one cannot be entered."""

@@ -26,7 +26,7 @@ class Task(abc.ABC):
 
   name: str
   graders: Sequence[str] = ()
-  converse: Callable[[Any], Generator] | None = None
+  converse: Callable[[Any], Generator[Any, Any, str]] | None = None
 
   @abc.abstractmethod
   def _split(self, split: str) -> Sequence[Question]:

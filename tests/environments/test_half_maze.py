@@ -17,6 +17,7 @@ from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
+from agent_gspo.types import Question
 from configs import half_maze as config_file
 
 SMALL = HalfMaze()
@@ -38,7 +39,7 @@ def reached(task, state) -> dict[str, int]:
   return ways
 
 
-@pytest.mark.parametrize('size', [2, 3, 5])
+@pytest.mark.parametrize('size', [3, 4, 5])
 def test_every_two_cells_are_joined_by_one_path(size):
   task = HalfMaze(size=size)
   for i in range(40):
@@ -158,7 +159,9 @@ def test_demonstrations_solve_what_their_agents_can_know(options, agents, right)
   assert rewards == sum(scores) * len(agents)  # one to each
 
 
-def test_wrong_options_are_refused_by_field():
+def test_what_has_no_maze_is_refused():
+  with pytest.raises(ValueError, match="question 'asked-1' has no maze"):
+    SMALL.begin(Question('asked-1', 'a1 to c3', ''), 0)
   with pytest.raises(ValueError, match=r'task\.options\.size=1 '):
     HalfMaze(size=1)
   with pytest.raises(ValueError, match=r"task.options.view='some' is unknown"):
