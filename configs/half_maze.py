@@ -1,6 +1,17 @@
-"""Two agents see half of the walls of a maze each, and lead a piece to its goal.
+"""Two agents see half of the walls of a maze each, and lead one piece to its goal.
 
-python launch/train.py --config=configs/half_maze.py --workdir=runs/half_maze
+In each of two rounds the guide writes first, then the mover. Demonstrations name most walls, many
+of them in sentences, and take a shortest path by what they know.
+
+  python launch/train.py --config=configs/half_maze.py --workdir=runs/half_maze
+  python launch/sweep.py --config=configs/half_maze.py --workdir=runs/half_maze_prices \\
+    --lambdas=0.05,0 --seeds=0,1,2
+  python launch/train.py --config=configs/half_maze.py:alone --workdir=runs/half_maze_all \\
+    --config.task.options.view=full   # one agent that sees all walls; without the flag, half
+
+Of 200 test questions (3 x 3 cells, mazes that training does not have) the goal is reached in 65.5 %
+with 11.7 tokens after SFT, 89.0 % with 13.1 after RL at price 0, 85.5 % with 9.2 at 0.05 (seed 0,
+two cores of an AMD EPYC beside other work, 4 minutes, 2026-11-26); ALONE.
 """
 
 from ml_collections import config_dict
