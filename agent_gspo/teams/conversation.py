@@ -13,7 +13,7 @@ own (`Task.converse`), for example with an environment that answers the agents:
         talk.tell(0, 'wrong')
       return guess.text if guess else ''
 
-`configs/tasks/guessing.py` is a whole example.
+`configs/tasks/guessing.py` is a whole example; `environments.base` runs any environment this way.
 
 The topology bounds an episode: it has at most the turns of the topology, each once, and messages
 are read as the topology says. So prices, caps and memory are checked before a run.
