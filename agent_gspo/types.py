@@ -168,37 +168,69 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True)
-class Episode:
-  """One conversation of the team about one question.
-
-  Attributes:
-    question: Index of the question in its `RolloutBatch`.
-    sample: Index of the episode within the question's group, `0 .. G-1`.
-    answer: Answer text chosen by the team's decision rule.
-    task_score: Score by the task's grader, in `[0, 1]`.
-  """
-
-  question: int
-  sample: int
-  answer: str
-  task_score: float
-
-
-@dataclasses.dataclass(frozen=True)
 class RolloutBatch:
-  """`E` finished conversations about `B` questions.
+  """`E` finished conversations about `B` questions: one table with a row per message.
 
   Attributes:
     questions: Questions, `[B]`.
-    episodes: Episodes, `[E]`; episode `b * G + g` is sample `g` of question `b`.
-    messages: Messages in the order in which they were written, `[M]`.
     agent_names: Name of each team member.
+    episode_question: Question of each episode, int `[E]`.
+    sample: Index of each episode in its question's group, int `[E]`.
+    answers: Answer of each episode by the team's decision rule, `[E]`.
+    task_scores: Score of each answer by the task's grader, in `[0, 1]`, float `[E]`.
+    messages: Token ids of each message, in the order in which they were written, `[M]`; empty in
+      a table read from records.
+    episode, question, agent, round, layer: Indices of each message's turn, int `[M]`.
+    written: Tokens before the stop token (`Ctok`), int `[M]`.
+    read: Prompt tokens, template included (`Ptok`), int `[M]`.
+    readers: Later turns whose prompt contains the message, its author's included, int `[M]`.
+    silent: Empty messages, bool `[M]`.
+    truncated: Messages cut off by the cap, bool `[M]`.
+    relevant: 1 for authors with a relevant note, 0 with an irrelevant one, -1 with none, int `[M]`.
+    text: Text of each message, `[M]`.
+    read_from: `(author, round)` of the messages readable in each turn, `[M]`.
+    addressees: Agents addressed by each message, None for all readers, `[M]`.
+    drawn: Index of each question among the training questions, int `[B]`; empty outside
+      of training.
   """
 
   questions: tuple[Question, ...]
-  episodes: tuple[Episode, ...]
-  messages: tuple[Message, ...]
   agent_names: tuple[str, ...]
+  episode_question: np.ndarray
+  sample: np.ndarray
+  answers: tuple[str, ...]
+  task_scores: np.ndarray
+  messages: tuple[Message, ...]
+  episode: np.ndarray
+  question: np.ndarray
+  agent: np.ndarray
+  round: np.ndarray
+  layer: np.ndarray
+  written: np.ndarray
+  read: np.ndarray
+  readers: np.ndarray
+  silent: np.ndarray
+  truncated: np.ndarray
+  relevant: np.ndarray
+  text: tuple[str, ...]
+  read_from: tuple[tuple[tuple[int, int], ...], ...]
+  addressees: tuple[frozenset[int] | None, ...]
+  drawn: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
+
+  @property
+  def num_episodes(self) -> int:
+    """Counts the episodes `E`, those without a message included."""
+    return len(self.task_scores)
+
+  @property
+  def turn(self) -> np.ndarray:
+    """Returns the index of each message's layer in the conversation, int `[M]`."""
+    return self.round * (self.layer.max(initial=0) + 1) + self.layer
+
+  @property
+  def terms(self) -> list[Terms | None]:
+    """Returns the price or budget terms of each of `E` episodes."""
+    return [self.questions[question].terms for question in self.episode_question]
 
 
 @chex.dataclass(frozen=True)

@@ -48,7 +48,7 @@ def ask(
     ValueError: A question is too long for the model, or (see `check_words`) cannot be encoded.
   """
   batch = rollout(team, _Ungraded(task), tokenizer, questions, 1, policy, listener=listener)
-  return batch, [task.canonical(episode.answer) for episode in batch.episodes]
+  return batch, [task.canonical(answer) for answer in batch.answers]
 
 
 def as_text(

@@ -14,7 +14,7 @@ from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks.base import Task, most_common_share
-from agent_gspo.teams.batches import join, merge
+from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import EndpointError, Policy, RefusedError
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
@@ -60,7 +60,7 @@ def evaluate(
   batches = in_batches(questions, batch_questions)
   for part, (found, conversations) in sample_batches(batches, sample):
     records += [record for some in found for record in some]
-    rollouts.append(merge(conversations))
+    rollouts.append(join(conversations, as_one=True))
     done += len(part)
     progress(done, len(questions))
   figures = {**results.figures(records, team.names), 'seconds': time.monotonic() - start}

@@ -226,7 +226,7 @@ class Harness:
           drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in part)
           asked = [variant.question(question) for question in drawn]
           batch = rollout(variant.team, self.task, self.tokenizer, asked, 1, voice)
-          return [episode.task_score for episode in batch.episodes]
+          return batch.task_scores.tolist()
 
         batches = np.split(members, len(members)) if self.alone else [members]
         for part, result in evaluate.sample_batches(batches, sample, self.alone, answered=True):

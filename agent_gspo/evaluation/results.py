@@ -15,9 +15,9 @@ from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.counts import MessageCounts, from_rows
+from agent_gspo.teams import batches, counts
 from agent_gspo.teams.team import Team
-from agent_gspo.types import Episode, Question, RolloutBatch
+from agent_gspo.types import RolloutBatch
 from agent_gspo.workdir import records as workdir_records
 
 Record = Mapping[str, Any]
@@ -52,22 +52,25 @@ def of_questions(
   """
   read, written = np.reshape(text_counts.count(team, tokenizer, batch), (-1, 2)).T
   columns = {'text_read': read, 'text_written': written}
-  found = transcripts.records(batch, range(len(batch.episodes)), tokenizer, **head, columns=columns)
-  for record, episode in zip(found, batch.episodes, strict=True):
+  found = transcripts.records(batch, range(batch.num_episodes), tokenizer, **head, columns=columns)
+  for e, record in enumerate(found):
     if task.graders:
-      record['graded'] = _graded(task, batch.questions[episode.question], episode)
+      record['graded'] = _graded(task, batch, e)
   return found
 
 
-def _graded(task: Task, question: Question, episode: Episode) -> dict[str, float]:
-  """Returns the score of the answer by each grader; reuses the task's own score."""
+def _graded(task: Task, batch: RolloutBatch, episode: int) -> dict[str, float]:
+  """Returns the score of an answer by each grader; reuses the task's own score."""
   own, *others = task.graders
-  asked = {name: checked.graded_by(task, name, question, episode.answer) for name in others}
-  return {own: episode.task_score, **asked}
+  question, answer = batch.questions[batch.episode_question[episode]], batch.answers[episode]
+  asked = {name: checked.graded_by(task, name, question, answer) for name in others}
+  return {own: float(batch.task_scores[episode]), **asked}
 
 
-def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCounts:
-  """Returns the counts of recorded episodes; record `i` is question and episode `i`.
+def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:
+  """Returns the table of recorded episodes; record `i` is question and episode `i`.
+
+  It has neither questions nor token ids.
 
   Args:
     records: Records, see `of_questions`.
@@ -88,7 +91,17 @@ def message_counts(records: Sequence[Record], names: Sequence[str]) -> MessageCo
     for i, record in enumerate(records)
     for message in record['messages']
   ]
-  return from_rows(rows, len(records), names)
+  episode = np.arange(len(records))
+  return RolloutBatch(
+    questions=(),
+    agent_names=tuple(names),
+    episode_question=episode,
+    sample=np.zeros_like(episode),
+    answers=tuple(record['answer'] for record in records),
+    task_scores=np.asarray([record['task_score'] for record in records], float),
+    messages=(),
+    **batches.columns(rows),
+  )
 
 
 def figures(
@@ -101,35 +114,35 @@ def figures(
     names: Names of the agents.
     prices: Prices of tokens, for the figures in money.
   """
-  counts = message_counts(records, names)
-  scores = np.asarray([record['task_score'] for record in records], float)
+  batch = of_records(records, names)
+  scores = batch.task_scores
   low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
   text = {
     key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
     for key in ('text_written', 'text_read')
   }
-  everybody, edges = np.ones(len(counts.agent), bool), counts.edges()
+  everybody, edges = np.ones(len(batch.agent), bool), counts.edges(batch)
   return {
     'questions': len(records),
     'task/accuracy': float(scores.mean()),
     'task/accuracy_low': low,
     'task/accuracy_high': high,
     **_by_grader(records),
-    **_with_interval('tokens/written_per_question', counts.written_per_episode()),
+    **_with_interval('tokens/written_per_question', counts.written_per_episode(batch)),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
     'tokens/heard_per_question': sum(edge['tokens'] for edge in edges),
-    'tokens/text_written_per_question': counts.per_question(text['text_written']),
-    'tokens/text_read_per_question': counts.per_question(text['text_read']),
-    'tokens/critical_path_per_question': counts.per_question(counts.critical_path()),
-    'comm/calls_per_question': len(counts.agent) / len(records),
-    'comm/silence_rate': counts.silence_rate(everybody),
-    'comm/silence_rate_relevant': counts.silence_rate(counts.relevant == 1),
-    'comm/silence_rate_irrelevant': counts.silence_rate(counts.relevant == 0),
-    'comm/truncated_rate': float(counts.truncated.mean()) if len(counts.agent) else 0.0,
-    **_money(counts, prices),
-    'agents': _rows(counts, counts.agents(), counts.agent, text),
+    'tokens/text_written_per_question': counts.per_question(batch, text['text_written']),
+    'tokens/text_read_per_question': counts.per_question(batch, text['text_read']),
+    'tokens/critical_path_per_question': counts.per_question(batch, counts.critical_path(batch)),
+    'comm/calls_per_question': len(batch.agent) / len(records),
+    'comm/silence_rate': counts.silence_rate(batch, everybody),
+    'comm/silence_rate_relevant': counts.silence_rate(batch, batch.relevant == 1),
+    'comm/silence_rate_irrelevant': counts.silence_rate(batch, batch.relevant == 0),
+    'comm/truncated_rate': float(batch.truncated.mean()) if len(batch.agent) else 0.0,
+    **_money(batch, prices),
+    'agents': _rows(batch, counts.agents(batch), batch.agent, text),
     'edges': edges,
-    'rounds': _rows(counts, counts.rounds(), counts.round, text),
+    'rounds': _rows(batch, counts.rounds(batch), batch.round, text),
   }
 
 
@@ -207,19 +220,20 @@ def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
   return {name: float(np.mean(values)), f'{name}_low': low, f'{name}_high': high}
 
 
-def _money(counts: MessageCounts, prices: Prices | None) -> dict[str, Any]:
+def _money(batch: RolloutBatch, prices: Prices | None) -> dict[str, Any]:
   if prices is None:
     return {}
-  tokens = prices.written * counts.written + prices.read * counts.read
+  tokens = prices.written * batch.written + prices.read * batch.read
   return {
-    'money/per_question': counts.per_question(tokens) / 1e6,
+    'money/per_question': counts.per_question(batch, tokens) / 1e6,
     'money/prices_per_million': dataclasses.asdict(prices),
   }
 
 
-def _rows(counts: MessageCounts, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
+def _rows(batch: RolloutBatch, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
   """Returns rows of counts with plain-text counts added."""
   return [
-    row | {f'{key}_per_question': counts.per_question(n, place == i) for key, n in text.items()}
+    row
+    | {f'{key}_per_question': counts.per_question(batch, n, place == i) for key, n in text.items()}
     for i, row in enumerate(rows)
   ]

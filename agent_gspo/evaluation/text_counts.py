@@ -50,7 +50,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       ]
       incoming += [(ENVIRONMENT, size(guard(text))) for text in message.told]
       frame = ''.join(role.incoming.format(sender=sender, message=SLOT) for sender, _ in incoming)
-      question = batch.questions[batch.episodes[key[0]].question]
+      question = batch.questions[batch.episode_question[key[0]]]
       if key not in carried:
         frame = role.opening_of(question, key[1], guard) + frame
         carried[key] = sum(map(size, _preamble(role, guard)))

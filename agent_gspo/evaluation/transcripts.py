@@ -57,7 +57,7 @@ def records(
 
 
 def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
-  question = batch.questions[batch.episodes[message.episode].question]
+  question = batch.questions[batch.episode_question[message.episode]]
   names, relevant, to = batch.agent_names, question.relevant, message.addressees
   environment: dict[str, Any] = {'observed': list(message.told)} if message.told else {}
   if message.reward is not None:
@@ -97,13 +97,12 @@ def _tokens(message: Message, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _episode(batch: RolloutBatch, index: int) -> dict[str, Any]:
-  episode = batch.episodes[index]
-  question = batch.questions[episode.question]
+  question = batch.questions[batch.episode_question[index]]
   return {
     'question_id': question.id,
     'question': question.text,
     'gold': question.answer,
-    'sample': episode.sample,
-    'answer': episode.answer,
-    'task_score': episode.task_score,
+    'sample': int(batch.sample[index]),
+    'answer': batch.answers[index],
+    'task_score': float(batch.task_scores[index]),
   }

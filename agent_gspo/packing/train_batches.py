@@ -13,6 +13,7 @@ from agent_gspo.types import Message, TrainBatch
 
 def pack_messages(
   messages: Sequence[Message],
+  index: Collection[int] | None = None,
   *,
   pack_length: int,
   micro_batch_size: int,
@@ -28,6 +29,7 @@ def pack_messages(
   Args:
     messages: Messages; those without a sampled token are skipped. Tokens inserted by tools are
       context, not loss tokens.
+    index: Indices of the messages to pack, by default all.
     pack_length: Columns `T`; also the loss tokens `L` and message slots `S` of a row.
     micro_batch_size: Rows `R` of a micro-batch; the last one is padded with empty rows.
     adapters: Adapter of each agent, -1 for none; by default the model's only one.
@@ -42,7 +44,8 @@ def pack_messages(
     ValueError: A prompt and its message are longer than a row.
   """
   packed = lambda agent: trained is None or agent in trained
-  sampled = [m for m, x in enumerate(messages) if len(x.token_ids) and packed(x.agent)]
+  chosen = range(len(messages)) if index is None else index
+  sampled = [m for m in chosen if len(messages[m].token_ids) and packed(messages[m].agent)]
   if not sampled:
     return []
   # The last token is predicted, never an input.
@@ -80,16 +83,16 @@ def pack_messages(
   slots_used = np.zeros(total, int)
   for m, row, columns in zip(sampled, tree.row, tree.columns, strict=True):
     message = messages[m]
-    chosen = message.sampled
-    count = int(chosen.sum())
+    trained_on = message.sampled
+    count = int(trained_on.sum())
     span = slice(loss_used[row], loss_used[row] + count)
     slot = slots_used[row]
     # The column before each sampled token predicts it, `[count]`.
-    batch['loss_source'][row, span] = columns[-len(chosen) :][chosen]
-    batch['loss_target'][row, span] = message.token_ids[chosen]
+    batch['loss_source'][row, span] = columns[-len(trained_on) :][trained_on]
+    batch['loss_target'][row, span] = message.token_ids[trained_on]
     batch['loss_message'][row, span] = slot
     batch['loss_mask'][row, span] = 1.0
-    logprobs = message.logprobs[chosen]
+    logprobs = message.logprobs[trained_on]
     batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = logprobs
     batch['message'][row, slot] = m
     batch['message_mask'][row, slot] = 1.0
@@ -144,6 +147,11 @@ def with_first_token_weights(
     token_weights = np.where(first, np.asarray(weights)[_message_of(batch)], 1.0).astype(np.float32)
     found.append(dataclasses.replace(batch, token_weights=token_weights))
   return found
+
+
+def messages_in(micro_batches: Sequence[TrainBatch]) -> np.ndarray:
+  """Returns the indices of the packed messages in rising order, int `[m]`."""
+  return np.unique(np.concatenate([b.message[b.message_mask > 0] for b in micro_batches]))
 
 
 def by_slot(values: np.ndarray, batch: TrainBatch) -> np.ndarray:

@@ -16,7 +16,8 @@ import numpy as np
 
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams import counts
+from agent_gspo.types import RolloutBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +54,8 @@ class RewardTerms:
 
 def reward_terms(
   options: RewardOptions,
-  counts: MessageCounts,
-  task_scores: np.ndarray,
+  rollout: RolloutBatch,
   lambda_tok: float | np.ndarray,
-  texts: Sequence[str],
   *,
   lambda_turn: float = 0.0,
   lambda_rep: float = 0.0,
@@ -70,10 +69,8 @@ def reward_terms(
 
   Args:
     options: Reward options.
-    counts: Token counts, authors and readers of each message.
-    task_scores: Task scores in `[0, 1]`, float `[E]`.
+    rollout: Episodes with their task scores.
     lambda_tok: Price of a unit of cost; float `[E]` with price conditioning.
-    texts: `M` message texts; read only if `lambda_rep` is not 0.
     lambda_turn: Price of a message that is not silent.
     lambda_rep: Price of repetition.
     lambda_message: Price of a token of a message beyond `message_limit`.
@@ -83,80 +80,81 @@ def reward_terms(
     returns: Return of each message in an environment, float `[M]`, in place of the task score;
       None without an environment. Gates and length rewards read the task score all the same.
   """
-  scores = np.asarray(task_scores, np.float64)
-  charged = _gate(options, counts, scores)
+  scores, episode = rollout.task_scores, rollout.episode
+  charged = _gate(options, rollout)
 
   def credited(own: np.ndarray) -> np.ndarray:
     if options.credit == 'episode':
-      own = np.bincount(counts.episode, weights=own, minlength=counts.num_episodes)[counts.episode]
+      own = np.bincount(episode, weights=own, minlength=rollout.num_episodes)[episode]
     return (own * charged).astype(np.float32)
 
-  silent = np.zeros(len(counts.episode))
-  repeated = repetition(texts, counts.episode) if lambda_rep else silent
-  over = np.maximum(counts.written - message_limit, 0.0) if lambda_message else silent
+  silent = np.zeros(len(episode))
+  repeated = repetition(rollout.text, episode) if lambda_rep else silent
+  over = np.maximum(rollout.written - message_limit, 0.0) if lambda_message else silent
   prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)  # [E]
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
-  charges = 0.0 if options.length_reward == 'hinge' else prices[counts.episode]
+  charges = 0.0 if options.length_reward == 'hinge' else prices[episode]
   episodes = length_rewards.Episodes(
     scores=scores,
-    lengths=episode_costs(options, counts),
-    questions=_questions(counts),
+    lengths=episode_costs(options, rollout),
+    questions=_questions(rollout),
     price=prices,
     budgets=budgets,
     reference_nll=reference_nll,
   )
   added = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   return RewardTerms(
-    task=(scores[counts.episode] if returns is None else returns).astype(np.float32),
-    token_cost=credited(charges * message_costs(options, counts)),
-    turn_cost=credited(lambda_turn * ~counts.silent),
+    task=(scores[episode] if returns is None else returns).astype(np.float32),
+    token_cost=credited(charges * message_costs(options, rollout)),
+    turn_cost=credited(lambda_turn * ~rollout.silent),
     repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
-    length_reward=(added[counts.episode] * charged).astype(np.float32),
+    length_reward=(added[episode] * charged).astype(np.float32),
   )
 
 
-def message_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
+def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each message, float64 `[M]`, before any gate."""
   if options.cost == 'money':
-    return (options.p_write * counts.written + options.p_read * counts.read) / 1e6
-  written = counts.critical_path() if options.cost == 'critical_path' else counts.written
-  return options.p_write * written + options.p_read * written * counts.readers
+    return (options.p_write * rollout.written + options.p_read * rollout.read) / 1e6
+  written = counts.critical_path(rollout) if options.cost == 'critical_path' else rollout.written
+  return options.p_write * written + options.p_read * written * rollout.readers
 
 
-def episode_costs(options: RewardOptions, counts: MessageCounts) -> np.ndarray:
+def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each episode, float64 `[E]`, which a budget bounds."""
   return np.bincount(
-    counts.episode, weights=message_costs(options, counts), minlength=counts.num_episodes
+    rollout.episode, weights=message_costs(options, rollout), minlength=rollout.num_episodes
   )
 
 
-def _questions(counts: MessageCounts) -> np.ndarray:
+def _questions(rollout: RolloutBatch) -> np.ndarray:
   """Returns the question of each episode, int `[E]`; -1 for one without messages."""
-  question = np.full(counts.num_episodes, -1)
-  question[counts.episode] = counts.question
+  question = np.full(rollout.num_episodes, -1)
+  question[rollout.episode] = rollout.question
   return question
 
 
-def _gate(options: RewardOptions, counts: MessageCounts, scores: np.ndarray) -> np.ndarray:
+def _gate(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Returns where prices and the length reward apply, bool `[M]`."""
+  scores = rollout.task_scores
   if options.gate == 'always':
-    return np.ones(len(counts.episode), bool)
+    return np.ones(len(rollout.episode), bool)
   if options.gate == 'correct':
-    return scores[counts.episode] >= 1.0
+    return scores[rollout.episode] >= 1.0
   # Over episodes, since a mean over messages would weigh long episodes more.
-  question = _questions(counts)
+  question = _questions(rollout)
   spoken = question >= 0
   right = np.bincount(question[spoken], weights=scores[spoken])
   size = np.bincount(question[spoken])
   accuracy = right / np.maximum(size, 1)
   if options.gate == 'group_accuracy':
-    return accuracy[counts.question] >= options.gate_accuracy
+    return accuracy[rollout.question] >= options.gate_accuracy
   # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are included, but none
   # without a right answer: there the price would only teach silence.
   ranked = np.sort(accuracy[size > 0])[::-1]
   last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
-  return (accuracy[counts.question] >= last) & (accuracy[counts.question] > 0)
+  return (accuracy[rollout.question] >= last) & (accuracy[rollout.question] > 0)
 
 
 def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:
@@ -184,22 +182,19 @@ def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndar
   return repeated / np.maximum(grams, 1)
 
 
-def summary(
-  options: RewardOptions, terms: RewardTerms, episode: np.ndarray, num_episodes: int
-) -> Mapping[str, Any]:
+def summary(options: RewardOptions, terms: RewardTerms, rollout: RolloutBatch) -> Mapping[str, Any]:
   """Averages each term over messages (task, length) or episodes (costs), for `metrics.jsonl`.
 
   Args:
     options: Reward options.
     terms: Reward terms, `[M]`.
-    episode: Episode of each message, int `[M]`.
-    num_episodes: Number of episodes, those without a message included.
+    rollout: `E` episodes.
   """
   # With credit 'episode' every message has the episode's whole cost: count one message each.
-  carriers = np.arange(len(episode))
+  carriers = np.arange(len(rollout.episode))
   if options.credit == 'episode':
-    carriers = np.unique(episode, return_index=True)[1]
-  per_episode = lambda x: float(x[carriers].sum()) / max(num_episodes, 1)
+    carriers = np.unique(rollout.episode, return_index=True)[1]
+  per_episode = lambda x: counts.per_question(rollout, x[carriers])
   return {
     'reward/task': float(terms.task.mean()),
     'reward/token_cost': per_episode(terms.token_cost),

@@ -18,10 +18,11 @@ import numpy as np
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards.communication import RewardTerms, reward_terms
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams import batches
+from agent_gspo.types import Message, Question, RolloutBatch
 
-Estimate = Callable[[RewardTerms, MessageCounts], chex.Array]
-"""Maps reward terms and counts to the advantage of each message, `[M]`."""
+Estimate = Callable[[RewardTerms, RolloutBatch], chex.Array]
+"""Maps reward terms and their rollout to the advantage of each message, `[M]`."""
 
 _SCORES = {'all right': (1, 1, 1, 1), 'all wrong': (0, 0, 0, 0), 'mixed': (1, 0, 1, 0)}
 _NEGLIGIBLE = 1e-5
@@ -68,18 +69,18 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
     name, costs, **options: See `estimators.advantage`.
   """
 
-  def estimate(terms: RewardTerms, counts: MessageCounts) -> chex.Array:
-    question, ones = counts.question, np.ones(len(counts.question))
+  def estimate(terms: RewardTerms, rollout: RolloutBatch) -> chex.Array:
+    question, ones = rollout.question, np.ones(len(rollout.question))
     inputs = estimators.AdvantageInputs(
       task=terms.task,
       costs=terms.costs,
       groups=question,
       question=question,
-      episode=counts.episode,
-      agent=counts.agent,
-      turn=counts.round,
-      lengths=counts.written + 1,
-      silent=counts.silent,
+      episode=rollout.episode,
+      agent=rollout.agent,
+      turn=rollout.round,
+      lengths=rollout.written + 1,
+      silent=rollout.silent,
       observation=question,
       history=question[None],
       probability=ones / 2,
@@ -104,26 +105,23 @@ def what_ties_teach(
 
   Args:
     options: Reward options.
-    estimate: Advantage from reward terms and counts, see `estimator`.
+    estimate: Advantage from reward terms and their rollout, see `estimator`.
     lambda_tok: Price of a unit of cost; under a controller a typical one.
     length: Tokens written in a talkative episode.
     lambda_turn: Price of a message that is not silent.
   """
-  counts = _counts(length)
-  scores = np.asarray(list(_SCORES.values()), float).reshape(-1)
+  rollout = _rollout(length)
 
   def gaps(price: float) -> dict[str, float]:
     """Computes the advantage of silence over talk by kind of group, and of right over wrong."""
     terms = reward_terms(
       options,
-      counts,
-      scores,
+      rollout,
       price,
-      [''] * len(scores),
       lambda_turn=lambda_turn,
-      budgets=np.full(len(scores), length / 2),  # read with budget conditioning only
+      budgets=np.full(rollout.num_episodes, length / 2),  # read with budget conditioning only
     )
-    found = np.asarray(estimate(terms, counts), float).reshape(len(_SCORES), 4)
+    found = np.asarray(estimate(terms, rollout), float).reshape(len(_SCORES), 4)
     mixed = found[-1]
     silence = dict(zip(_SCORES, found[:, :2].mean(axis=1) - found[:, 2:].mean(axis=1), strict=True))
     return silence | {'right': float(mixed[[0, 2]].mean() - mixed[[1, 3]].mean())}
@@ -150,23 +148,31 @@ def what_ties_teach(
   return Ties(all_right, all_wrong, right, collapse, f'{all_right.text} {all_wrong.text}{trap}')
 
 
-def _counts(length: int) -> MessageCounts:
-  """Returns counts of three questions, each with two silent and two talkative episodes."""
-  count = 4 * len(_SCORES)
-  zeros = np.zeros(count, int)
+def _rollout(length: int) -> RolloutBatch:
+  """Returns three questions, each with two silent and two talkative episodes of one message."""
+  scores = np.asarray(list(_SCORES.values()), float)  # [B, G]
+  episode = np.arange(scores.size)
   written = np.tile([0, 0, length, length], len(_SCORES))
-  return MessageCounts(
-    episode=np.arange(count),
-    question=np.arange(count) // 4,
-    agent=zeros,
-    round=zeros,
-    layer=zeros,
-    written=written,
-    read=zeros + length,
-    readers=(written > 0).astype(int),
-    silent=written == 0,
-    truncated=zeros.astype(bool),
-    relevant=zeros - 1,
-    num_episodes=count,
+  return batches.from_messages(
+    [
+      Message(
+        episode=e,
+        agent=0,
+        round=0,
+        layer=0,
+        prompt_ids=np.zeros(length, np.int32),
+        token_ids=np.zeros(tokens + 1, np.int32),
+        logprobs=np.zeros(tokens + 1, np.float32),
+        ended=True,
+        text='',
+        readers=int(tokens > 0),
+      )
+      for e, tokens in enumerate(written)
+    ],
+    questions=[Question(id=kind, text='', answer='') for kind in _SCORES],
     agent_names=('agent',),
+    episode_question=episode // scores.shape[1],
+    sample=episode % scores.shape[1],
+    answers=[''] * len(episode),
+    task_scores=scores.reshape(-1),
   )

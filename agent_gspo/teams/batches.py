@@ -1,40 +1,104 @@
-"""Joins and splits rollouts, question by question."""
+"""Builds, joins and splits rollouts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from agent_gspo.types import Episode, Message, Question, RolloutBatch, Terms
+from agent_gspo.types import Message, Question, RolloutBatch
+
+_INTEGERS = ('episode', 'agent', 'round', 'layer', 'written', 'read', 'readers')
+_SEQUENCES = ('text', 'read_from', 'addressees')
 
 
-def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-  """Concatenates rollouts of one team, questions in the order given."""
-  questions: list[Question] = []
-  episodes: list[Episode] = []
-  messages: list[Message] = []
-  for batch in batches:
-    messages += [dataclasses.replace(m, episode=m.episode + len(episodes)) for m in batch.messages]
-    episodes += [
-      dataclasses.replace(e, question=e.question + len(questions)) for e in batch.episodes
-    ]
-    questions += batch.questions
+def from_messages(
+  messages: Sequence[Message],
+  *,
+  questions: Sequence[Question],
+  agent_names: Sequence[str],
+  episode_question: Sequence[int] | np.ndarray,
+  sample: Sequence[int] | np.ndarray,
+  answers: Sequence[str],
+  task_scores: Sequence[float] | np.ndarray,
+) -> RolloutBatch:
+  """Builds the table of `M` messages.
+
+  Args:
+    messages: Messages in the order in which they were written.
+    questions, agent_names, episode_question, sample, answers, task_scores: Fields of
+      `RolloutBatch` that no message has.
+  """
+  rows = []
+  for message in messages:
+    question = int(episode_question[message.episode])
+    relevant = questions[question].relevant
+    rows.append(
+      {
+        **{f: getattr(message, f) for f in (*_INTEGERS, *_SEQUENCES, 'silent', 'ended')},
+        'question': question,
+        'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+      }
+    )
   return RolloutBatch(
     questions=tuple(questions),
-    episodes=tuple(episodes),
+    agent_names=tuple(agent_names),
+    episode_question=np.asarray(episode_question, int),
+    sample=np.asarray(sample, int),
+    answers=tuple(answers),
+    task_scores=np.asarray(task_scores, float),
     messages=tuple(messages),
-    agent_names=batches[0].agent_names,
+    **columns(rows),
   )
 
 
-def merge(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-  """Joins rollouts, with messages in the order of a single rollout of all questions."""
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the columns `[M]` of `RolloutBatch` by name, from a row per message.
+
+  Args:
+    rows: Values by column, with agents as indices; but `ended` in place of `truncated`, and
+      `relevant` as a bool, or None without a note.
+  """
+  column = lambda field, dtype: np.asarray([row[field] for row in rows], dtype)
+  relevant = [-1 if row['relevant'] is None else row['relevant'] for row in rows]
+  return {
+    **{field: column(field, np.int64) for field in (*_INTEGERS, 'question')},
+    'silent': column('silent', bool),
+    'truncated': ~column('ended', bool),
+    'relevant': np.asarray(relevant, np.int64),
+    **{field: tuple(row[field] for row in rows) for field in _SEQUENCES},
+  }
+
+
+def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBatch:
+  """Concatenates rollouts of one team, questions in the order given.
+
+  Args:
+    batches: Rollouts.
+    as_one: Order messages as in a single rollout of all questions; by default rollout by rollout.
+  """
   if len(batches) == 1:
     return batches[0]
-  joined = join(batches)
-  return dataclasses.replace(joined, messages=in_order(joined.messages))
+  questions: list[Question] = []
+  episode_question: list[np.ndarray] = []
+  messages: list[Message] = []
+  episodes = 0
+  for batch in batches:
+    messages += [dataclasses.replace(m, episode=m.episode + episodes) for m in batch.messages]
+    episode_question.append(batch.episode_question + len(questions))
+    questions += batch.questions
+    episodes += batch.num_episodes
+  return from_messages(
+    in_order(messages) if as_one else messages,
+    questions=questions,
+    agent_names=batches[0].agent_names,
+    episode_question=np.concatenate(episode_question),
+    sample=np.concatenate([batch.sample for batch in batches]),
+    answers=[answer for batch in batches for answer in batch.answers],
+    task_scores=np.concatenate([batch.task_scores for batch in batches]),
+  )
 
 
 def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -45,37 +109,26 @@ def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:
 def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
   """Returns the rollout of some questions, in the order given."""
   place = {int(q): i for i, q in enumerate(questions)}
-  kept = [e for e, episode in enumerate(batch.episodes) if episode.question in place]
-  kept.sort(key=lambda e: place[batch.episodes[e].question])
+  asked = batch.episode_question.tolist()
+  kept = sorted((e for e, q in enumerate(asked) if q in place), key=lambda e: place[asked[e]])
   number = {e: i for i, e in enumerate(kept)}
-  return RolloutBatch(
-    questions=tuple(batch.questions[q] for q in place),
-    episodes=tuple(
-      dataclasses.replace(batch.episodes[e], question=place[batch.episodes[e].question])
-      for e in kept
-    ),
-    messages=tuple(
+  selected = from_messages(
+    [
       dataclasses.replace(m, episode=number[m.episode])
       for m in batch.messages
       if m.episode in number
-    ),
+    ],
+    questions=[batch.questions[q] for q in place],
     agent_names=batch.agent_names,
+    episode_question=[place[asked[e]] for e in kept],
+    sample=[batch.sample[e] for e in kept],
+    answers=[batch.answers[e] for e in kept],
+    task_scores=[batch.task_scores[e] for e in kept],
   )
-
-
-def task_scores(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the episodes' task scores, float `[E]`, and question indices, int `[E]`."""
-  return (
-    np.asarray([e.task_score for e in batch.episodes], float),
-    np.asarray([e.question for e in batch.episodes]),
-  )
+  drawn = batch.drawn[list(place)] if len(batch.drawn) else batch.drawn
+  return dataclasses.replace(selected, drawn=drawn)
 
 
 def written_and_read(batch: RolloutBatch) -> tuple[int, int]:
   """Counts the tokens that all agents wrote, and those that they read."""
-  return sum(m.written for m in batch.messages), sum(m.read for m in batch.messages)
-
-
-def terms(batch: RolloutBatch) -> list[Terms | None]:
-  """Returns the price or budget terms of each of `E` episodes."""
-  return [batch.questions[episode.question].terms for episode in batch.episodes]
+  return int(batch.written.sum()), int(batch.read.sum())

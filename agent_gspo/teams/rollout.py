@@ -17,7 +17,7 @@ from agent_gspo.teams.conversation import Conversation, converse
 from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.tools import speak
-from agent_gspo.types import Episode, Message, Question, RolloutBatch
+from agent_gspo.types import Message, Question, RolloutBatch
 from agent_gspo.values import is_text, shown
 
 
@@ -63,7 +63,7 @@ def rollout(
         begun.wait()  # the next part builds its first prompts while this one is sampled
       for part in futures.wait(begun_parts, return_when=futures.FIRST_EXCEPTION).done:
         part.result()
-      return batches.merge([part.result() for part in begun_parts])
+      return batches.join([part.result() for part in begun_parts], as_one=True)
     except BaseException:
       shared.stop()
       raise
@@ -95,14 +95,15 @@ def _run_episodes(
     policy.layer_has_spoken()
   answers = [str(episode.answer) for episode in running]
   scores = checked.scores(task, [talk.question for talk in talks], answers)
-  return RolloutBatch(
-    questions=tuple(questions),
-    episodes=tuple(
-      Episode(question=e // group_size, sample=e % group_size, answer=answer, task_score=score)
-      for e, (answer, score) in enumerate(zip(answers, scores, strict=True))
-    ),
-    messages=batches.in_order(message for talk in talks for message in talk.messages),
+  index = np.arange(len(talks))
+  return batches.from_messages(
+    batches.in_order(message for talk in talks for message in talk.messages),
+    questions=questions,
     agent_names=team.names,
+    episode_question=index // group_size,
+    sample=index % group_size,
+    answers=answers,
+    task_scores=scores,
   )
 
 

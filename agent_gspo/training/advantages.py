@@ -3,95 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from agent_gspo.algorithms import selection
+from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.algorithms.advantages import estimators, groups
-from agent_gspo.algorithms.advantages.inputs import AdvantageInputs
+from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
-from agent_gspo.teams.counts import MessageCounts
-from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.message_worth import MessageWorth
-from agent_gspo.types import Message, RolloutBatch
+from agent_gspo.types import RolloutBatch
 
 # Longest history that is compared (HGPO's K).
 HISTORY = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class MessageAdvantages:
-  """Advantages of the `M` messages of a rollout.
-
-  Attributes:
-    messages: What is learned with these advantages: the messages of the rollout, or gold answers
-      in the place of the answering agent's.
-    values: Advantages, float32 `[M]`.
-    kept: Messages that are trained on at all, bool `[M]`.
-    tied_groups: Share of groups without task-score variance.
-  """
-
-  messages: Sequence[Message]
-  values: np.ndarray
-  kept: np.ndarray
-  tied_groups: float
-
-
 def message_advantages(
   config: Config,
-  rollout: CollectedRollout,
-  counts: MessageCounts,
+  rollout: RolloutBatch,
   rewards: RewardTerms,
+  selection: selection_lib.SelectionState,
   worth: MessageWorth | None = None,
-) -> MessageAdvantages:
+) -> Advantage:
   """Returns the advantages of `M` messages under the config's estimator.
 
   Args:
     config: Resolved run configuration.
-    rollout: Collected episodes.
-    counts: Message counts, `M` messages.
+    rollout: Episodes, `M` messages.
     rewards: Reward terms of each message.
+    selection: State of the selection rule, with the success probability of each question.
     worth: Gains of each message, for estimators that read them.
   """
   options = config.advantage
   inputs = estimator_inputs(
-    rollout.batch,
-    counts,
+    rollout,
     rewards,
     grouping=options.grouping,
-    probability=np.asarray(selection.probability(rollout.selection.posterior))[
-      rollout.question_index
-    ],
+    probability=np.asarray(selection_lib.probability(selection.posterior))[rollout.drawn],
   )
-  messages = rollout.batch.messages
   if worth is not None:
     fields = ('gain', 'plain_gain', 'plain_costs')
-    gold = np.isin(np.arange(len(messages)), [*worth.gold])
+    gold = np.isin(np.arange(len(rollout.messages)), [*worth.gold])
     inputs = dataclasses.replace(
       inputs, gold=gold, **{field: getattr(worth, field) for field in fields}
     )
-    known = {**estimators.options_of(options.name), **options.options}
-    if known.get('imitation'):
-      messages = tuple(worth.gold.get(m, message) for m, message in enumerate(messages))
-  found = estimators.advantage(
-    inputs,
-    options.name,
-    costs=options.costs,
-    **options.options,
-  )
-  return MessageAdvantages(
-    messages=messages,
-    values=np.asarray(found.values),
-    kept=np.asarray(found.kept) > 0,
-    tied_groups=groups.tied_groups(rewards.task, inputs.groups),
-  )
+  return estimators.advantage(inputs, options.name, costs=options.costs, **options.options)
 
 
 def estimator_inputs(
-  batch: RolloutBatch,
-  counts: MessageCounts,
+  rollout: RolloutBatch,
   rewards: RewardTerms,
   *,
   grouping: str,
@@ -100,40 +61,39 @@ def estimator_inputs(
   """Returns the inputs of estimators, one entry per message.
 
   Args:
-    batch: Episodes about `B` questions.
-    counts: Message counts, `M` messages.
+    rollout: Episodes about `B` questions, `M` messages.
     rewards: Reward terms of each message.
     grouping: Rule by which rewards are compared, see `groups.group_ids`.
     probability: Success probability of each question before this rollout, float `[B]`.
   """
-  observation, history = _what_was_seen(batch)
+  observation, history = _what_was_seen(rollout)
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
-    groups=groups.group_ids(grouping, counts.question, counts.agent, counts.turn),
-    question=counts.question,
-    episode=counts.episode,
-    agent=counts.agent,
-    turn=counts.turn,
-    lengths=np.asarray([int(m.sampled.sum()) for m in batch.messages]),
-    silent=counts.silent,
+    groups=groups.group_ids(grouping, rollout.question, rollout.agent, rollout.turn),
+    question=rollout.question,
+    episode=rollout.episode,
+    agent=rollout.agent,
+    turn=rollout.turn,
+    lengths=np.asarray([int(m.sampled.sum()) for m in rollout.messages]),
+    silent=rollout.silent,
     observation=observation,
     history=history,
-    probability=np.asarray(probability, np.float32)[counts.question],
+    probability=np.asarray(probability, np.float32)[rollout.question],
   )
 
 
-def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
+def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   """Returns ids of equal observations `[M]` and of equal histories `[K, M]`.
 
   A step of an agent's history is a message that it wrote, a text of the environment, or the tokens
   of a teammate's message that its prompt shows: none where that message was silent or addressed to
   others. In an environment an observation takes the place of the prompt.
   """
-  said = {(m.episode, m.agent, m.round): m for m in batch.messages}
+  said = {(m.episode, m.agent, m.round): m for m in rollout.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
   histories: list[list[Hashable]] = [[] for _ in range(HISTORY)]
-  for m in batch.messages:
+  for m in rollout.messages:
     own = steps.setdefault((m.episode, m.agent), [])
     for author, round_ in m.read_from:
       heard = said[m.episode, author, round_]
@@ -143,7 +103,9 @@ def _what_was_seen(batch: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
     for k in range(HISTORY):
       histories[k].append((m.agent, *own[-(k + 1) :]))
     own.append((m.agent, m.token_ids.tobytes()))
-  seen = [m.prompt_ids.tobytes() if m.reward is None else (m.agent, m.told) for m in batch.messages]
+  seen = [
+    m.prompt_ids.tobytes() if m.reward is None else (m.agent, m.told) for m in rollout.messages
+  ]
   return _ids(seen), np.stack([_ids(h) for h in histories])
 
 

@@ -161,7 +161,7 @@ class Replays:
 
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
-    first = len(self._batch.episodes)  # keys of replays are no episode's
+    first = self._batch.num_episodes  # keys of replays are no episode's
     own = range(len(prompts))[hosts.share(len(prompts))]
     turns = [
       self._turn(*prompts[i], sample=first + i * self._samples + k)

@@ -21,31 +21,18 @@ from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectedRollout:
-  """Episodes of one step, and the questions drawn for them.
-
-  Attributes:
-    batch: Episodes to learn from, about `B` questions.
-    question_index: Index of each question among the training questions, int `[B]`.
-    held: All episodes, about `Q >= B` questions. Episodes that resampling dropped still count for
-      accuracy and cost.
-    asked: Index of each question of `held`, int `[Q]`.
-    selection: State of the selection rule after the draws.
-  """
-
-  batch: RolloutBatch
-  question_index: np.ndarray
-  held: RolloutBatch
-  asked: np.ndarray
-  selection: selection_lib.SelectionState
-
-
-def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRollout:
+def collect(
+  setup: Setup, state: TrainState, progress: Progress
+) -> tuple[RolloutBatch, RolloutBatch, selection_lib.SelectionState]:
   """Runs the episodes of the next step with the current parameters.
 
   Under `selection.resample`, questions whose task scores all tie are replaced, as long as there
   are questions that this step has not drawn.
+
+  Returns:
+    Episodes to learn from, about `B` questions; all episodes, about `Q >= B` questions, since
+    those that resampling dropped still count for accuracy and cost; and the state of the selection
+    rule after the draws.
   """
   options = setup.config.selection
   missing, selection = setup.config.rollout.questions, state.selection
@@ -64,22 +51,18 @@ def collect(setup: Setup, state: TrainState, progress: Progress) -> CollectedRol
     batch = _converse(setup, state, questions, progress)
     good = np.arange(missing)
     if retries:
-      scores, question = batches.task_scores(batch)
-      good = np.flatnonzero(selection_lib.informative(scores, question, missing))
+      good = np.flatnonzero(
+        selection_lib.informative(batch.task_scores, batch.episode_question, missing)
+      )
       if missing - len(good) > len(setup.questions) - len(asked) - missing:
         good = np.arange(missing)
     found.append(batch)
     kept += (len(asked) + good).tolist()
     asked += drawn.tolist()
     missing, retries = missing - len(good), retries - 1
-  held = batches.join(found) if len(found) > 1 else found[0]
-  return CollectedRollout(
-    batch=batches.select(held, kept) if len(kept) < len(asked) else held,
-    question_index=np.asarray(asked)[kept],
-    held=held,
-    asked=np.asarray(asked),
-    selection=selection,
-  )
+  everything = dataclasses.replace(batches.join(found), drawn=np.asarray(asked))
+  learned = batches.select(everything, kept) if len(kept) < len(asked) else everything
+  return learned, everything, selection
 
 
 def _converse(
@@ -103,7 +86,7 @@ def _converse(
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size),
   )
-  return batches.merge(hosts.gather(own))
+  return batches.join(hosts.gather(own), as_one=True)
 
 
 def _parts(setup: Setup, episodes: int) -> int:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from agent_gspo import streams
+from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.algorithms.objectives import spans
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import Config
 from agent_gspo.packing import train_batches
 from agent_gspo.plugins import PluginError, is_plugin
-from agent_gspo.teams.counts import MessageCounts
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training.policy_loss import (
   NonFiniteLossError,
@@ -24,27 +23,10 @@ from agent_gspo.training.policy_loss import (
 )
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import Message, Question, RolloutBatch, TrainBatch
+from agent_gspo.types import Message, RolloutBatch, TrainBatch
 
-if TYPE_CHECKING:
-  from agent_gspo.training.advantages import MessageAdvantages
-
-
-@dataclasses.dataclass(frozen=True)
-class Minibatch:
-  """The `m` messages of one optimizer step.
-
-  Attributes:
-    index: Indices into the `M` messages of the rollout, int `[m]`.
-    turn: Turn of all messages; None if the order does not split by turn.
-    question_ids: Ids of the questions of the messages.
-    micro_batches: The messages in packed rows of one shape `[R, T]`.
-  """
-
-  index: np.ndarray
-  turn: int | None
-  question_ids: tuple[str, ...]
-  micro_batches: Sequence[TrainBatch]
+Minibatch = Sequence[TrainBatch]
+"""Micro-batches of one optimizer step, packed rows of one shape `[R, T]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +43,23 @@ class Learner:
   config: Config
   sharing: Sharing
 
-  def rows(self, messages: Sequence[Message], *, train: bool = True) -> list[TrainBatch]:
+  def rows(
+    self,
+    messages: Sequence[Message],
+    index: Collection[int] | None = None,
+    *,
+    train: bool = True,
+  ) -> list[TrainBatch]:
     """Packs messages into micro-batches `[R, T]`, see `train_batches.pack_messages`.
 
     Args:
       messages: Messages; shared prompts are computed once.
+      index: Indices of the messages to pack, by default all.
       train: Leave out the messages of agents that are not trained.
     """
     return train_batches.pack_messages(
       messages,
+      index,
       pack_length=self.config.learner.pack_length,
       micro_batch_size=self.config.learner.micro_batch_size,
       adapters=self.sharing.adapters,
@@ -86,37 +76,26 @@ class Learner:
     scored = [x.astype(np.float64) for x in self.programs.logprobs(policy, micro_batches)]
     return train_batches.message_tokens(micro_batches, scored, len(messages))
 
-  def pack(
-    self,
-    questions: Sequence[Question],
-    counts: MessageCounts,
-    advantages: MessageAdvantages,
-    step: int,
-  ) -> list[Minibatch]:
+  def pack(self, rollout: RolloutBatch, advantages: Advantage, step: int) -> list[Minibatch]:
     """Returns the non-empty mini-batches of a rollout in training order.
 
     The list is empty if every message was dropped: ngrpo drops groups that are all correct.
 
     Args:
-      questions: Questions of the rollout.
-      counts: Message counts.
-      advantages: Messages to learn from, `M`.
+      rollout: Messages to learn from, `M`.
+      advantages: Which of them are kept.
       step: Finished training steps; seeds the order of questions.
     """
-    minibatches = []
-    for turn, index in self._indices(counts, advantages.kept, step):  # index: int [m]
-      micro_batches = self.rows([advantages.messages[m] for m in index])
-      if micro_batches:
-        ids = dict.fromkeys(questions[q].id for q in counts.question[index])
-        minibatches.append(Minibatch(index, turn, tuple(ids), micro_batches))
-    return minibatches
+    indices = self._indices(rollout, advantages.kept > 0, step)
+    packed = [self.rows(rollout.messages, index) for index in indices]
+    return [micro_batches for micro_batches in packed if micro_batches]
 
   def update(
     self,
     state: TrainState,
     minibatches: Sequence[Minibatch],
-    counts: MessageCounts,
-    advantages: MessageAdvantages,
+    rollout: RolloutBatch,
+    advantages: Advantage,
     progress: Progress,
   ) -> tuple[TrainState, list[dict[str, float]]]:
     """Takes one optimizer step on each mini-batch.
@@ -124,7 +103,7 @@ class Learner:
     Args:
       state: Training state; its trainable buffers are donated.
       minibatches: Mini-batches in training order; without any the state is unchanged.
-      counts: Counts of the `M` messages of the rollout.
+      rollout: `M` messages.
       advantages: Advantages of the messages.
       progress: Display, updated after each optimizer step.
 
@@ -140,29 +119,30 @@ class Learner:
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
       minibatches = [self._with_old_logprobs(state, minibatch) for minibatch in minibatches]
-    ratio = np.ones(len(counts.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
+    indices = [train_batches.messages_in(minibatch) for minibatch in minibatches]  # int [m] each
+    turns = [int(rollout.turn[index[0]]) for index in indices]  # of the first message
+    ratio = np.ones(len(rollout.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
     values = advantages.values  # [M]
-    turn: int | None = None  # of the previous mini-batch
-    for number, minibatch in enumerate(minibatches, 1):
-      if multipliers and minibatch.turn != turn:
+    last: int | None = None  # turn of the previous mini-batch
+    for number, (minibatch, turn) in enumerate(zip(minibatches, turns, strict=True), 1):
+      if multipliers and turn != last:
         # Only once a turn is finished: each of its steps changes the other mini-batches' ratios.
-        for over in (m for m in minibatches if m.turn == turn):
-          # total, tokens: float64 [m]
-          total, tokens = self._log_ratios(state, over.micro_batches, len(over.index))
-          ratio[over.index] = np.exp(total / np.maximum(tokens, 1))
-        values = advantages.values * multipliers(ratio, counts.episode, counts.turn)
-        turn = minibatch.turn
-      micro_batches = train_batches.with_values(
-        minibatch.micro_batches, advantages=values[minibatch.index]
-      )
+        for over in (m for m, when in zip(minibatches, turns, strict=True) if when == last):
+          total, tokens = self._log_ratios(state, over, len(ratio))  # float64 [M]
+          packed = tokens > 0
+          ratio[packed] = np.exp(total[packed] / tokens[packed])
+        values = advantages.values * multipliers(ratio, rollout.episode, rollout.turn)
+        last = turn
+      micro_batches = train_batches.with_values(minibatch, advantages=values)
       if self.config.objective.ratio_span != 'message':
-        micro_batches = self._with_spans(state, micro_batches, counts, minibatch.index)
+        micro_batches = self._with_spans(state, micro_batches, rollout)
       try:
         state, metrics = self.programs.optimizer_step(state, micro_batches)
       except (UncountedLossError, NonFiniteLossError) as error:
+        asked = dict.fromkeys(rollout.question[indices[number - 1]].tolist())
         where = (
           f'mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
-          f'questions {", ".join(minibatch.question_ids)}'
+          f'questions {", ".join(rollout.questions[q].id for q in asked)}'
         )
         raise self._explained(error, where) from None
       found.append(metrics)
@@ -179,42 +159,34 @@ class Learner:
       f'{error} in {where}. {own} {self.config.policy.rate_field} or look at these questions.'
     )
 
-  def _indices(
-    self, counts: MessageCounts, kept: np.ndarray, step: int
-  ) -> Iterator[tuple[int | None, np.ndarray]]:
-    """Yields turn and message indices `[m]` of each mini-batch: by question, maybe by turn."""
+  def _indices(self, rollout: RolloutBatch, kept: np.ndarray, step: int) -> Iterator[np.ndarray]:
+    """Yields the messages of each mini-batch, int `[m]`: split by question, maybe by turn."""
     options = self.config.learner
     rng = streams.generator(self.config.seed, streams.MINIBATCH_ORDER, step)
-    questions = rng.permutation(counts.question.max() + 1)
+    questions = rng.permutation(rollout.question.max() + 1)
     by_turn = ORDERS[options.order].by_turn
-    for turn in np.unique(counts.turn)[::-1].tolist() if by_turn else [None]:
-      of_turn = kept if turn is None else kept & (counts.turn == turn)
+    for turn in np.unique(rollout.turn)[::-1].tolist() if by_turn else [None]:
+      of_turn = kept if turn is None else kept & (rollout.turn == turn)
       for some in np.array_split(questions, options.minibatches):
-        yield turn, np.flatnonzero(of_turn & np.isin(counts.question, some))
+        yield np.flatnonzero(of_turn & np.isin(rollout.question, some))
 
   def _with_old_logprobs(self, state: TrainState, minibatch: Minibatch) -> Minibatch:
     """Replaces the sampler's old log-probs by the trainer's."""
-    scored = self.programs.logprobs(state, minibatch.micro_batches)
-    micro_batches = train_batches.with_old_logprobs(minibatch.micro_batches, scored)
-    return dataclasses.replace(minibatch, micro_batches=micro_batches)
+    scored = self.programs.logprobs(state, minibatch)
+    return train_batches.with_old_logprobs(minibatch, scored)
 
   def _with_spans(
-    self,
-    state: TrainState,
-    micro_batches: Sequence[TrainBatch],
-    counts: MessageCounts,
-    index: np.ndarray,
+    self, state: TrainState, micro_batches: Minibatch, rollout: RolloutBatch
   ) -> list[TrainBatch]:
-    """Adds the ratio of each message's span; `index` has the messages, int `[m]`."""
-    span_ids = spans.span_ids(
-      self.config.objective.ratio_span, counts.episode[index], counts.agent[index]
-    )
-    total, tokens = self._log_ratios(state, micro_batches, len(index))
+    """Adds the ratio of each message's span."""
+    span = self.config.objective.ratio_span
+    span_ids = spans.span_ids(span, rollout.episode, rollout.agent)  # [M]
+    total, tokens = self._log_ratios(state, micro_batches, len(span_ids))
     log_ratio, share = spans.span_statistics(total, tokens, span_ids)
     return train_batches.with_values(micro_batches, span_log_ratio=log_ratio, span_share=share)
 
   def _log_ratios(
-    self, state: TrainState, micro_batches: Sequence[TrainBatch], count: int
+    self, state: TrainState, micro_batches: Minibatch, count: int
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns sums of `log pi - log pi_old`, and tokens, per message: float64 `[count]` each."""
     scored = self.programs.logprobs(state, micro_batches)
@@ -242,6 +214,6 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
   said = [m for m in batch.messages if not m.silent]
   scored = learner.score(PolicyParams(state.reference, state.frozen), said)
   mean = [-tokens.sum() / len(tokens) for tokens in scored]
-  highest = np.full(len(batch.episodes), -np.inf)
+  highest = np.full(batch.num_episodes, -np.inf)
   np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
   return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))

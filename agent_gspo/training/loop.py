@@ -429,7 +429,7 @@ class Run:
     columns = {'reward': result.rewards.total, **terms, 'advantage': result.advantages}
     if result.worth:
       columns['worth'] = result.worth.gain
-    kept = range(min(self.config.logging.transcripts, len(result.rollout.episodes)))
+    kept = range(min(self.config.logging.transcripts, result.rollout.num_episodes))
     self.writer.transcripts(
       transcripts.records(
         result.rollout, kept, self.setup.tokenizer, step=step, split='train', columns=columns

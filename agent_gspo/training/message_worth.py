@@ -17,12 +17,12 @@ import numpy as np
 
 from agent_gspo.algorithms import attribution
 from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config
 from agent_gspo.evaluation import judgement
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams import batches
-from agent_gspo.teams.counts import MessageCounts, count_messages
+from agent_gspo.teams import batches, counts
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values
@@ -63,18 +63,18 @@ class MessageWorth:
   plain_needed: np.ndarray | None = None
   gold: Mapping[int, Message] = dataclasses.field(default_factory=dict)
 
-  def metrics(self, counts: MessageCounts) -> dict[str, float]:
+  def metrics(self, batch: RolloutBatch) -> dict[str, float]:
     """Returns mean gains by relevance and per token, AUC, and the gold answer's log-prob."""
-    told = ~np.isnan(self.gain) & ~counts.silent
-    kinds = {kind: self.gain[told & (counts.relevant == flag)] for kind, flag in _KINDS.items()}
+    told = ~np.isnan(self.gain) & ~batch.silent
+    kinds = {kind: self.gain[told & (batch.relevant == flag)] for kind, flag in _KINDS.items()}
     found = {f'worth/{kind}_nats': float(x.mean()) for kind, x in kinds.items() if len(x)}
     if self.plain_needed is not None:
-      plain = ~np.isnan(self.plain_gain) & (counts.relevant == 1)
+      plain = ~np.isnan(self.plain_gain) & (batch.relevant == 1)
       if plain.any():
         pays = self.plain_gain[plain] >= self.plain_needed[plain]
         found['worth/relevant_plain_pays'] = float(pays.mean())
     if told.any():
-      found['worth/nats_per_token'] = float(self.gain[told].sum() / counts.written[told].sum())
+      found['worth/nats_per_token'] = float(self.gain[told].sum() / batch.written[told].sum())
     if self.gold:
       found['worth/gold_nats'] = float(np.mean([m.logprobs.sum() for m in self.gold.values()]))
     if all(map(len, kinds.values())):
@@ -87,7 +87,6 @@ def of_step(
   learner: Learner,
   state: TrainState,
   batch: RolloutBatch,
-  counts: MessageCounts,
   prices: Mapping[str, Any],
 ) -> MessageWorth | None:
   """Returns the worth of a rollout's messages under the current policy.
@@ -97,7 +96,6 @@ def of_step(
     learner: Scores messages at the temperature of the rollout.
     state: Training state.
     batch: Episodes of its policy.
-    counts: Message counts.
     prices: Prices, see `communication.reward_terms`.
 
   Returns:
@@ -118,16 +116,25 @@ def of_step(
   else:
     values = GoldAnswers(*parts, functools.partial(learner.score, state))
   found = measure(*parts, name, values)
-  scores, _ = batches.task_scores(batch)
-  plain = communication.reward_terms(
-    setup.config.reward,
-    dataclasses.replace(counts, written=found.plain_written, silent=found.plain_written == 0),
-    scores,
-    **prices,
-    texts=[''] * len(batch.messages),
+  written = found.plain_written
+  notes = dataclasses.replace(
+    batch, written=written, silent=written == 0, text=('',) * len(written)
   )
+  plain = communication.reward_terms(setup.config.reward, notes, **prices)
   unit = np.float32(known.get('nats', 1.0))
   return dataclasses.replace(found, plain_costs=plain.costs, plain_needed=plain.costs * unit)
+
+
+def learned(config: Config, batch: RolloutBatch, worth: MessageWorth | None) -> RolloutBatch:
+  """Returns what is learned with the advantages of a rollout.
+
+  Under an estimator with imitation gold answers replace those of the answering agent.
+  """
+  known = {**estimators.options_of(config.advantage.name), **config.advantage.options}
+  if worth is None or not known.get('imitation'):
+    return batch
+  messages = tuple(worth.gold.get(m, message) for m, message in enumerate(batch.messages))
+  return dataclasses.replace(batch, messages=messages)
 
 
 def of_evaluation(
@@ -148,20 +155,19 @@ def of_evaluation(
   if not count:
     return {}
   batch = batches.select(batch, range(count))
-  counts = count_messages(batch)
   parts = setup.team, setup.task, setup.tokenizer, batch
   values = GoldAnswers(*parts, functools.partial(learner.score, policy))
   reader = _Reader(*parts, values)
   found, of_prompts = _measured(reader, 'leave_one_out', values)
-  told, by_agent = ~np.isnan(found.gain) & ~counts.silent, []
+  told, by_agent = ~np.isnan(found.gain) & ~batch.silent, []
   for agent, name in enumerate(batch.agent_names):
     row: dict[str, Any] = {'name': name}
     for kind, flag in _KINDS.items():
-      of = found.gain[told & (counts.agent == agent) & (counts.relevant == flag)]
+      of = found.gain[told & (batch.agent == agent) & (batch.relevant == flag)]
       row[f'{kind}_nats'] = float(of.mean()) if len(of) else None
     by_agent.append(row)
-  frontier = _frontier(reader, values, of_prompts, found.gain, counts)
-  return {**found.metrics(counts), 'worth/agents': by_agent, 'worth/frontier': frontier}
+  frontier = _frontier(reader, values, of_prompts, found.gain)
+  return {**found.metrics(batch), 'worth/agents': by_agent, 'worth/frontier': frontier}
 
 
 def measure(
@@ -183,7 +189,7 @@ def measure(
 def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth, np.ndarray]:
   """Reads all episodes; returns also the value of each prompt, float64 `[places]`."""
   batch = reader.batch
-  for episode in range(len(batch.episodes)):
+  for episode in range(batch.num_episodes):
     reader.read(episode, name)
   of_prompts = values(reader.prompts)
   count, gold = len(batch.messages), {}
@@ -202,7 +208,7 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
 
 
 def _frontier(
-  reader: _Reader, values: Values, of_prompts: np.ndarray, gain: np.ndarray, counts: MessageCounts
+  reader: _Reader, values: Values, of_prompts: np.ndarray, gain: np.ndarray
 ) -> list[dict[str, Any]]:
   """Returns what would be left had each message that gains less than a price been left unsaid.
 
@@ -213,9 +219,9 @@ def _frontier(
     values: Values prompts of the answering agent.
     of_prompts: Values of the prompts read so far, float64 `[places]`.
     gain: Gains of the messages, float32 `[M]`; NaN where not measured.
-    counts: Message counts.
   """
-  unsaid = [~counts.silent & (gain < price * counts.written) for price in PRICES]
+  batch = reader.batch
+  unsaid = [~batch.silent & (gain < price * batch.written) for price in PRICES]
   places = [
     [reader.without(read, np.flatnonzero(left_out)) for read in reader.episodes]
     for left_out in unsaid
@@ -225,7 +231,7 @@ def _frontier(
   return [
     {
       'nats_per_token': price,
-      'tokens': counts.per_question(counts.written, ~left_out),
+      'tokens': counts.per_question(batch, batch.written, ~left_out),
       'gold_probability': float(np.exp(found[place]).mean()) if place else None,
     }
     for price, left_out, place in zip(PRICES, unsaid, places, strict=True)
@@ -275,7 +281,7 @@ class _Reader:
 
   def read(self, episode: int, name: str) -> None:
     """Collects the prompts that an attribution needs of an episode."""
-    own, question = self._own.get(episode, []), self.batch.episodes[episode].question
+    own, question = self._own.get(episode, []), int(self.batch.episode_question[episode])
     if not own or not self._values.covers(question):
       return
     messages, agent = self.batch.messages, self._agent
@@ -299,7 +305,7 @@ class _Reader:
   def without(self, read: _Read, slots: Iterable[int]) -> int:
     """Returns the place of the value of an episode had some slots been silent."""
     kept = {slot: self.batch.messages[slot].said for slot in sorted(read.said.difference(slots))}
-    question = self.batch.episodes[read.episode].question
+    question = int(self.batch.episode_question[read.episode])
     return self._place(self._own[read.episode], question, kept)
 
   def _place(self, own: Sequence[Message], question: int, told: Mapping[int, np.ndarray]) -> int:

@@ -11,17 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from agent_gspo.algorithms.advantages import groups
+from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import Config
 from agent_gspo.packing import train_batches
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.communication import RewardTerms
-from agent_gspo.teams import batches
-from agent_gspo.teams.counts import MessageCounts
+from agent_gspo.teams import counts
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training.advantages import MessageAdvantages
-from agent_gspo.training.collect import CollectedRollout
 from agent_gspo.training.learner import Minibatch
+from agent_gspo.types import RolloutBatch
 
 _RELEVANT_PAYS = 0.5  # least share of relevant notes that should gain more than they cost
 _NOISE_CLIPPED = 0.02  # share of messages of a first mini-batch
@@ -48,62 +48,62 @@ class Clock:
 def of_step(
   config: Config,
   sharing: Sharing,
-  rollout: CollectedRollout,
-  all_counts: MessageCounts,
+  rollout: RolloutBatch,
+  learned: RolloutBatch,
+  everything: RolloutBatch,
   rewards: RewardTerms,
-  advantages: MessageAdvantages,
+  advantages: Advantage,
   minibatches: Sequence[Minibatch],
   updates: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
   """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
-  messages = rollout.batch.messages
-  micro_batches = [b for minibatch in minibatches for b in minibatch.micro_batches]
-  learned, learns = advantages.messages, sharing.learns
-  trained = [learned[i] for m in minibatches for i in m.index]
+  kept = advantages.kept > 0  # bool [M]
+  trained = [m for m, x in zip(learned.messages, kept, strict=True) if x]
+  group_ids = groups.group_ids(
+    config.advantage.grouping, rollout.question, rollout.agent, rollout.turn
+  )
   return {
-    'advantage/tied_groups': advantages.tied_groups,
+    'advantage/tied_groups': groups.tied_groups(rewards.task, group_ids),
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
-    'advantage/kept': float(advantages.kept.mean()),
-    **communication.summary(
-      config.reward,
-      rewards,
-      np.asarray([message.episode for message in messages]),
-      len(rollout.batch.episodes),
+    'advantage/kept': float(kept.mean()),
+    **communication.summary(config.reward, rewards, rollout),
+    'task/accuracy': float(everything.task_scores.mean()),
+    'selection/questions_asked': float(len(everything.questions)),
+    **of_rollout(everything),
+    **(of_graph(everything) if config.team.addressing else {}),
+    **train_batches.positions(
+      [m for m in trained if sharing.learns(m.agent)],
+      [micro_batch for minibatch in minibatches for micro_batch in minibatch],
     ),
-    'task/accuracy': float(batches.task_scores(rollout.held)[0].mean()),
-    'selection/questions_asked': float(len(rollout.asked)),
-    **of_rollout(all_counts),
-    **(of_graph(all_counts) if config.team.addressing else {}),
-    **train_batches.positions([m for m in trained if learns(m.agent)], micro_batches),
     **_measured(config, of_updates(updates)),
     'memory/peak_mb': peak_mb(),
   }
 
 
-def of_rollout(counts: MessageCounts) -> dict[str, float]:
+def of_rollout(rollout: RolloutBatch) -> dict[str, float]:
   """Returns token counts and silence rates of a rollout; omits rates without messages."""
-  everybody = np.ones(len(counts.agent), bool)
+  everybody = np.ones(len(rollout.agent), bool)
   rates: dict[str, Any] = {
-    'comm/silence_rate': counts.silence_rate(everybody),
-    'comm/silence_rate_relevant': counts.silence_rate(counts.relevant == 1),
-    'comm/silence_rate_irrelevant': counts.silence_rate(counts.relevant == 0),
-    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in counts.agents()},
+    'comm/silence_rate': counts.silence_rate(rollout, everybody),
+    'comm/silence_rate_relevant': counts.silence_rate(rollout, rollout.relevant == 1),
+    'comm/silence_rate_irrelevant': counts.silence_rate(rollout, rollout.relevant == 0),
+    **{f'comm/silence_rate/{row["name"]}': row['silence_rate'] for row in counts.agents(rollout)},
   }
   return {
-    'tokens/written_per_question': counts.per_question(counts.written),
-    'tokens/read_per_question': counts.per_question(counts.read),
-    'comm/tokens_per_message': float(counts.written.mean()),
-    'comm/truncated_rate': float(counts.truncated.mean()),
+    'tokens/written_per_question': counts.per_question(rollout, rollout.written),
+    'tokens/read_per_question': counts.per_question(rollout, rollout.read),
+    'comm/tokens_per_message': float(rollout.written.mean()),
+    'comm/truncated_rate': float(rollout.truncated.mean()),
     **{k: v for k, v in rates.items() if v is not None},
   }
 
 
-def of_graph(counts: MessageCounts) -> dict[str, float]:
+def of_graph(rollout: RolloutBatch) -> dict[str, float]:
   """Returns metrics of the addressing graph: for each edge, the share of possible messages sent.
 
   `graph/sparsity` is the share of possible messages, over all edges, that were not sent.
   """
-  edges = counts.edges()
+  edges = counts.edges(rollout)
   if not edges:
     return {}
   total = lambda field: sum(edge[field] for edge in edges)

@@ -15,7 +15,6 @@ from agent_gspo.models import partition
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.team import Team
 from agent_gspo.training import message_worth
 from agent_gspo.training import setup as setup_lib
@@ -179,13 +178,13 @@ def judgement_figures(
   The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
   known relevance. Arguments as of `log_silence`.
   """
-  relevant = count_messages(batch).relevant
   counted = lambda m: not m.round and m.episode < JUDGED
-  first = [m for m, x in enumerate(batch.messages) if counted(x) and relevant[m] >= 0]
-  if not first or not {0, 1} <= {*relevant[first].tolist()}:
+  first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
+  relevant = batch.relevant[first]
+  if not {0, 1} <= {*relevant.tolist()}:
     return {}
   found = log_silence(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
-  return judgement.figures(found, relevant[first] == 1)
+  return judgement.figures(found, relevant == 1)
 
 
 class RunEvaluations:
@@ -248,7 +247,7 @@ class RunEvaluations:
     most = setup.config.evaluation.transcripts
     kept = transcripts.records(
       batch,
-      range(min(most, len(batch.episodes))),
+      range(min(most, batch.num_episodes)),
       setup.tokenizer,
       step=step,
       split=split,

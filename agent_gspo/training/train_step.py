@@ -13,12 +13,10 @@ from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
-from agent_gspo.teams import batches
-from agent_gspo.teams.counts import MessageCounts, count_messages
 from agent_gspo.training import message_worth
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
-from agent_gspo.training.collect import CollectedRollout, collect
+from agent_gspo.training.collect import collect
 from agent_gspo.training.learner import Learner, reference_nll
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
@@ -68,51 +66,44 @@ def train_step(
   """
   config, step, clock = setup.config, int(state.step), metrics_lib.Clock()
   with interruptible():  # `group_size` episodes of the team about each question
-    rollout = collect(setup, state, progress)
-  batch, counts = rollout.batch, count_messages(rollout.batch)
-  scores, _ = batches.task_scores(batch)
+    rollout, everything, selection = collect(setup, state, progress)
   clock.lap('rollout')
 
   progress.phase('score')
-  prices = budgets.prices(config.budget, state.budget, batches.terms(batch))
-  nll = reference_nll(learner, state, batch) if config.reward.needs_reference else None
-  rewards = communication.reward_terms(  # [M]: the task score minus the priced costs
-    config.reward,
-    counts,
-    scores,
-    **prices,
-    returns=returns_to_go(batch.messages, config.reward.discount),
-    texts=[message.text for message in batch.messages],
-    reference_nll=nll,
+  prices = budgets.prices(config.budget, state.budget, rollout.terms)
+  nll = reference_nll(learner, state, rollout) if config.reward.needs_reference else None
+  returns = returns_to_go(rollout.messages, config.reward.discount)
+  rewards = communication.reward_terms(  # [M]: the task score, or returns, minus the priced costs
+    config.reward, rollout, **prices, returns=returns, reference_nll=nll
   )
   clock.lap('score')
-  worth = message_worth.of_step(setup, learner, state, batch, counts, prices)
+  worth = message_worth.of_step(setup, learner, state, rollout, prices)
   clock.lap('worth')
-  advantages = message_advantages(config, rollout, counts, rewards, worth)
+  advantages = message_advantages(config, rollout, rewards, selection, worth)
 
-  minibatches = learner.pack(batch.questions, counts, advantages, step)
-  state, updates = learner.update(state, minibatches, counts, advantages, progress)
+  learned = message_worth.learned(config, rollout, worth)
+  minibatches = learner.pack(learned, advantages, step)
+  state, updates = learner.update(state, minibatches, rollout, advantages, progress)
 
-  all_counts = counts if rollout.held is batch else count_messages(rollout.held)
-  budget, selection = observe(config, state, rollout, all_counts, updates)
+  budget, selection = observe(config, state, selection, everything, updates)
   clock.lap('update')
   metrics = {
     **metrics_lib.of_step(
-      config, setup.sharing, rollout, all_counts, rewards, advantages, minibatches, updates
+      config, setup.sharing, rollout, learned, everything, rewards, advantages, minibatches, updates
     ),
     **budgets.metrics(prices, budget),
-    **(worth.metrics(counts) if worth else {}),
+    **(worth.metrics(rollout) if worth else {}),
     **clock.metrics(),
   }
   state = dataclasses.replace(state, step=state.step + 1, budget=budget, selection=selection)
-  return StepResult(state, metrics, batch, rewards, advantages.values, worth)
+  return StepResult(state, metrics, rollout, rewards, advantages.values, worth)
 
 
 def observe(
   config: Config,
   state: TrainState,
-  rollout: CollectedRollout,
-  counts: MessageCounts,
+  selection: selection_lib.SelectionState,
+  rollout: RolloutBatch,
   updates: Sequence[Mapping[str, float]],
 ) -> tuple[budgets.BudgetState, selection_lib.SelectionState]:
   """Returns the states of the budget and of the selection rule after a step.
@@ -123,24 +114,23 @@ def observe(
   Args:
     config: Resolved run configuration.
     state: Training state.
-    rollout: Collected episodes.
-    counts: Message counts of all of them.
+    selection: State of the selection rule after the draws.
+    rollout: All episodes.
     updates: Metrics of each optimizer step.
   """
-  scores, question = batches.task_scores(rollout.held)
   budget = budgets.update(
     config.budget,
     state.budget,
     budgets.Observation(
-      accuracy=float(scores.mean()),
-      episode_cost=float(communication.episode_costs(config.reward, counts).mean()),
-      message_tokens=float(counts.written.mean()),
+      accuracy=float(rollout.task_scores.mean()),
+      episode_cost=float(communication.episode_costs(config.reward, rollout).mean()),
+      message_tokens=float(rollout.written.mean()),
     ),
   )
   selection = selection_lib.observe(
-    rollout.selection,
-    rollout.asked[question],
-    scores,
+    selection,
+    rollout.drawn[rollout.episode_question],
+    rollout.task_scores,
     divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates] or [0.0])),
   )
   return budget, selection

@@ -14,7 +14,7 @@ from agent_gspo.evaluation import evaluate, harness, results, statistics, text_c
 from agent_gspo.evaluation.variants import itself
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams import counts
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.teams.rollout import rollout
 
@@ -68,17 +68,14 @@ def talk(name, rounds=2, decision='last'):
 def test_records_hold_all_that_is_counted(name):
   team, tokenizer, batch = talk(name, decision='judge' if name == 'debate' else 'last')
   records = json.loads(json.dumps(results.of_questions(batch, team, st.Echo(), tokenizer, **HEAD)))
-  again, counted = results.message_counts(records, team.names), count_messages(batch)
-  order = np.argsort(counted.episode, kind='stable')  # records go episode by episode
-  for field in dataclasses.fields(counted):
-    expected, found = getattr(counted, field.name), getattr(again, field.name)
-    if isinstance(expected, np.ndarray):
-      np.testing.assert_array_equal(found, expected[order])
-    elif field.name in ('read_from', 'addressees'):
-      assert found == tuple(expected[m] for m in order)
-    else:
-      assert found == expected
-  assert again.critical_path().sum() == counted.critical_path().sum()
+  again = results.of_records(records, team.names)
+  order = np.argsort(batch.episode, kind='stable')  # records go episode by episode
+  names = {field.name for field in dataclasses.fields(batch)} - {'questions', 'messages'}
+  of_episodes = {'episode_question', 'sample', 'answers', 'task_scores', 'agent_names', 'drawn'}
+  for name in names:
+    expected, found = list(getattr(batch, name)), list(getattr(again, name))
+    assert found == (expected if name in of_episodes else [expected[m] for m in order]), name
+  assert counts.critical_path(again).sum() == counts.critical_path(batch).sum()
 
 
 def test_figures_by_hand():
@@ -156,8 +153,8 @@ def test_text_of_a_chat_is_counted_without_its_template():
   expected[0, 1] = expected[0, 0] + 1 + len('!')  # its own "ab"; agent 2 said nothing
   expected[1, 1] = expected[1, 0] + 0 + frame + 3 + frame + 1 + len('!')  # "xyz" and "u"
   expected[2, 1] = expected[2, 0] + 3 + frame + 2 + len('!')
-  counts = text_counts.count(team, tokenizer, batch)
-  for message, (read, written) in zip(batch.messages, counts, strict=True):
+  found = text_counts.count(team, tokenizer, batch)
+  for message, (read, written) in zip(batch.messages, found, strict=True):
     turn = message.agent, message.round
     assert (turn, read) == (turn, expected[turn])
     assert written == message.written
@@ -166,8 +163,7 @@ def test_text_of_a_chat_is_counted_without_its_template():
 
 def test_text_of_a_plain_prompt_is_the_prompt():
   team, tokenizer, batch = talk('star', rounds=1)
-  counts = text_counts.count(team, tokenizer, batch)
-  assert counts == [(m.read, m.written) for m in batch.messages]
+  assert text_counts.count(team, tokenizer, batch) == [(m.read, m.written) for m in batch.messages]
 
 
 def test_pieces_that_spell_no_word_count_as_they_were_sampled():
@@ -218,7 +214,7 @@ def test_reported_tokens_are_the_samplers_own_on_200_episodes():
     assert sum(a['written_per_question'] for a in figures['agents']) == pytest.approx(
       figures['tokens/written_per_question']
     )
-    episodes += len(batch.episodes)
+    episodes += batch.num_episodes
   assert episodes == 200
   assert total['written'] == counted['sampled'] - counted['stops'] > 0
   assert (total['read'], total['calls']) == (counted['read'], counted['calls'])

@@ -72,7 +72,7 @@ def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
       assert m.token_ids[0] in team.prompt_writers(TOKENIZER)[0].stop_ids
     if m.agent == 2:
       assert m.text == ('7' if int(batch.questions[m.episode].text) % 2 == 0 else '')
-  assert sum(e.task_score for e in batch.episodes) == 0
+  assert batch.task_scores.sum() == 0
 
 
 def test_a_muted_agent_with_a_calculator_falls_silent():
@@ -158,7 +158,7 @@ def test_shuffled_messages_are_the_partners_and_answers_stay():
     assert text[episode, 1] == ('7' if other % 2 == 0 else '')
     # The answer is what this question's solver makes of the wrong messages.
     assert text[episode, 2] == f'{text[episode, 0]} {text[episode, 1]}'.strip()
-  assert sum(e.task_score for e in batch.episodes) == 0
+  assert batch.task_scores.sum() == 0
 
 
 def test_shuffled_in_two_rounds_and_by_vote():

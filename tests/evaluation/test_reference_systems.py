@@ -157,7 +157,7 @@ def test_majority_of_samples():
     variant.team, Notes(), TOKENIZER, Notes().questions('test')[:1], 1,
     variant.policy(st.IdsPolicy(ids)),
   )  # fmt: skip
-  assert batch.episodes[0].answer == '9'
+  assert batch.answers[0] == '9'
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def _graded(task) -> list[float]:
   """Scores in training: of two conversations about each of two questions."""
   policy, asked = IdsPolicy(_SILENT), questions(2)
   batch = rollout(team('star'), task, numbers_tokenizer(9), asked, 2, policy)
-  return [episode.task_score for episode in batch.episodes]
+  return batch.task_scores.tolist()
 
 
 def _evaluated(task) -> list[float]:

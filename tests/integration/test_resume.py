@@ -412,14 +412,13 @@ def test_stopped_at_every_bad_moment(tmp_path, monkeypatch, capsys, compiled):
   collect = step_lib.collect
 
   def poisoned(setup, state, progress):
-    rollout = collect(setup, state, progress)
-    batch = rollout.batch
+    batch, *rest = collect(setup, state, progress)
     if state.step == 4:
       first = batch.messages[0]
-      asked.append(batch.questions[batch.episodes[first.episode].question].id)
+      asked.append(batch.questions[batch.question[0]].id)
       first = dataclasses.replace(first, logprobs=first.logprobs + np.nan)
       batch = dataclasses.replace(batch, messages=(first, *batch.messages[1:]))
-    return dataclasses.replace(rollout, batch=batch)
+    return batch, *rest
 
   asked = []
   monkeypatch.setattr(step_lib, 'collect', poisoned)

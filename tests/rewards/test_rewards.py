@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import random
+import types
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from agent_gspo.rewards import bounds, communication
 from agent_gspo.rewards import options as reward_options
 from agent_gspo.rewards.length_rewards import LENGTH_REWARDS
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.rollout import rollout
 
 LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
@@ -46,10 +46,9 @@ def talk(team, lengths, samples=4):
 
 
 def terms_of(options, batch, scores, price, **given):
-  """Reward terms of a batch, by its own counts and texts."""
-  texts = [m.text for m in batch.messages]
-  counts = count_messages(batch)
-  return communication.reward_terms(options, counts, np.asarray(scores), price, texts, **given)
+  """Reward terms of a batch with these task scores."""
+  batch = dataclasses.replace(batch, task_scores=np.asarray(scores, float))
+  return communication.reward_terms(options, batch, price, **given)
 
 
 def random_lengths(seed):
@@ -62,7 +61,7 @@ def random_lengths(seed):
 
 def by_hand(options: RewardOptions, batch, scores, price: float) -> list[float]:
   """The reward of every message, from the definition, one message at a time."""
-  groups = [episode.question for episode in batch.episodes]
+  groups = batch.episode_question.tolist()
   accuracy = {}
   for g in groups:
     group = [s for s, other in zip(scores, groups, strict=True) if other == g]
@@ -160,17 +159,15 @@ def test_gate_opens_at_the_accuracy_it_names():
 
 @pytest.mark.parametrize('gate', ['group_accuracy', 'top_groups'])
 def test_episodes_and_questions_without_messages_move_no_gate(gate):
-  batch = talk(st.team('single'), lambda turn: 2)
+  full = talk(st.team('single'), lambda turn: 2)
   options = options_of(gate=gate, gate_accuracy=1.0, gate_fraction=0.5)
-  full = count_messages(batch)
   # An episode that nobody wrote in, and question ids of which every second is not there.
-  counts = dataclasses.replace(full, num_episodes=13, question=full.question * 2)
+  sparse = dataclasses.replace(full, question=full.question * 2)
   scores = np.array([0.0] * 4 + [1.0] * 8)
-  same = dataclasses.replace(full, num_episodes=13)
   more = np.append(scores, 0.0)
-  for found, own in ((full, scores), (same, more), (counts, more)):
+  for batch, own in ((full, scores), (full, more), (sparse, more)):
     with np.errstate(all='raise'):
-      terms = communication.reward_terms(options, found, own, 0.1, [''] * 12)
+      terms = terms_of(options, batch, own, 0.1)
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
 
 
@@ -239,7 +236,7 @@ def test_length_reward_is_one_term_of_the_whole_episode(credit):
   np.testing.assert_allclose(terms.length_reward, expected, rtol=1e-5)
   np.testing.assert_allclose(terms.total, plain.total + expected, rtol=1e-5)
   np.testing.assert_allclose(terms.task - terms.costs, terms.total, rtol=1e-6)
-  costs = communication.episode_costs(options, count_messages(batch))
+  costs = communication.episode_costs(options, batch)
   np.testing.assert_array_equal(costs, written)
 
 
@@ -298,7 +295,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     return 1 + turn.sample
 
   batch = talk(st.team('star'), lengths)
-  counts, scores = count_messages(batch), np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
+  scores = np.array([1.0, 0, 0, 0] + [1, 1, 1, 0] + [0.0] * 4)
   needed = {'hinge': 'limit=3', 'overlong': 'limit=9, buffer=5'}
   target = 'target=3' if name in ('l1_exact', 'l1_max', 'laser') else ''
   options = options_of(
@@ -314,10 +311,10 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     budgets=np.full(len(scores), 3.0),
   )
   for part in (terms.token_cost, terms.turn_cost, terms.message_cost):
-    assert not part[counts.silent].any()
+    assert not part[batch.silent].any()
   assert np.isfinite(terms.total).all()
-  assert counts.silent[counts.agent == 1].all()
-  groups = groups_lib.group_ids('question_agent', counts.question, counts.agent, counts.round)
+  assert batch.silent[batch.agent == 1].all()
+  groups = groups_lib.group_ids('question_agent', batch.question, batch.agent, batch.round)
   for normalize in NORMALIZATIONS:
     found = normalized(normalize, terms.task, terms.costs, groups)
     assert np.isfinite(np.asarray(found)).all()
@@ -334,10 +331,10 @@ def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
   team = st.team(name, rounds=2, max_episode_tokens=cap)
   bound = bounds.max_episode_cost(options, team)
   for seed in range(3):
-    counts = count_messages(talk(team, random_lengths(seed), samples=1))
-    costs = communication.message_costs(options, counts)
-    assert np.bincount(counts.episode, costs).max() <= bound + 1e-9
-  everything = count_messages(talk(team, lambda turn: turn.limit, samples=1))
+    batch = talk(team, random_lengths(seed), samples=1)
+    costs = communication.message_costs(options, batch)
+    assert np.bincount(batch.episode, costs).max() <= bound + 1e-9
+  everything = talk(team, lambda turn: turn.limit, samples=1)
   reached = np.bincount(everything.episode, communication.message_costs(options, everything)).max()
   if not cap:
     assert reached == pytest.approx(bound)
@@ -482,7 +479,7 @@ def test_bound_knows_the_length_rewards(name, safe, unsafe):
 def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
   """The refused options, through the reward itself, on one question; the accepted ones do not."""
   batch = talk(st.team('star'), lambda turn: (turn.limit, 0, 1, 0)[turn.sample])
-  counts, scores = count_messages(batch), np.tile([1.0, 0.0], 6)
+  scores = np.tile([1.0, 0.0], 6)
   for name, text, wrong_wins in [
     ('l1_exact', 'target=5, alpha=0.2', True),
     ('l1_exact', 'target=5, alpha=0.01', False),
@@ -492,7 +489,7 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
   ]:
     options = options_of(length_reward=name, length_reward_options=text)
     terms = terms_of(options, batch, scores, 0.0)
-    right, wrong = (terms.total[counts.episode == e].mean() for e in (0, 1))
+    right, wrong = (terms.total[batch.episode == e].mean() for e in (0, 1))
     assert (wrong > right) == wrong_wins, (name, text)
 
 
@@ -571,7 +568,7 @@ def test_summary_keeps_the_terms_apart(credit):
   )
   prices = {'lambda_turn': 0.01, 'lambda_message': 0.004, 'message_limit': 1.0}
   terms = terms_of(options, batch, np.ones(12), 0.005, **prices)
-  found = communication.summary(options, terms, np.repeat(np.arange(12), 3), 12)
+  found = communication.summary(options, terms, batch)
   assert found['reward/task'] == 1.0
   assert found['reward/token_cost'] == pytest.approx(3 * 2 * 0.005)
   assert found['reward/turn_cost'] == pytest.approx(3 * 0.01)
@@ -586,13 +583,14 @@ def test_summary_keeps_the_terms_apart(credit):
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_counts_each_episode_once(credit):
   """A cap ended one conversation after its first message, the other one after its third."""
-  episode, nothing = np.asarray([0, 1, 1, 1]), np.zeros(4, np.float32)
+  batch = types.SimpleNamespace(episode=np.asarray([0, 1, 1, 1]), num_episodes=2)
+  nothing = np.zeros(4, np.float32)
   cost = [0.4, 0.1, 0.2, 0.3] if credit == 'own_cost' else [0.4, 0.6, 0.6, 0.6]
   names = [field.name for field in dataclasses.fields(communication.RewardTerms)]
   terms = communication.RewardTerms(
     **{**dict.fromkeys(names, nothing), 'token_cost': np.asarray(cost, np.float32)}
   )
-  found = communication.summary(options_of(credit=credit), terms, episode, 2)
+  found = communication.summary(options_of(credit=credit), terms, batch)
   assert found['reward/token_cost'] == pytest.approx((0.4 + 0.6) / 2)
 
 

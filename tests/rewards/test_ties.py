@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards import communication, ties
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import MessageCounts
 
 
 def learned(fields, name, costs='inside', lambda_tok=0.005, length=20, lambda_turn=0.0, **options):
@@ -139,13 +140,11 @@ def test_what_talk_costs(fields, lambda_tok, lambda_turn, silence):
 
 def test_lengths_count_the_stop_token():
   """Of tokens written 0 and 9 opo weighs 1 and 10."""
-  zeros, two = np.zeros(2, int), np.arange(2)
-  written = np.array([0, 9])
-  counts = MessageCounts(
-    episode=two, question=zeros, agent=zeros, round=zeros, layer=zeros, written=written,
-    read=zeros, readers=zeros, silent=written == 0, truncated=zeros > 0, relevant=zeros,
-    num_episodes=2, agent_names=('agent',),
+  zeros, written = np.zeros(2, int), np.array([0, 9])
+  rollout = types.SimpleNamespace(
+    episode=np.arange(2), question=zeros, agent=zeros, round=zeros, written=written,
+    readers=zeros, silent=written == 0, task_scores=np.array([1.0, 0.0]), num_episodes=2,
   )  # fmt: skip
-  terms = communication.reward_terms(RewardOptions(), counts, np.array([1.0, 0.0]), 0.0, [''] * 2)
-  found = ties.estimator('opo')(terms, counts)
+  terms = communication.reward_terms(RewardOptions(), rollout, 0.0)
+  found = ties.estimator('opo')(terms, rollout)
   np.testing.assert_allclose(found, [10 / 11, -1 / 11], rtol=1e-5)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from agent_gspo.config import learned_topology
 from agent_gspo.evaluation import results, text_counts
-from agent_gspo.teams import addressing
-from agent_gspo.teams.counts import count_messages
+from agent_gspo.teams import addressing, counts
 from agent_gspo.teams.options import TeamOptions
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -99,8 +98,8 @@ def test_names_are_words_without_addressing():
 
 def test_the_answer_is_what_follows_the_names():
   batch, _ = talk(SAID)
-  assert batch.episodes[0].answer == '3'
-  assert batch.episodes[0].task_score == 1
+  assert batch.answers[0] == '3'
+  assert batch.task_scores[0] == 1
 
 
 @pytest.mark.parametrize('style', ['plain', 'chat'])
@@ -127,8 +126,7 @@ def test_counts_as_text_leave_out_what_is_for_others():
 
 def test_the_graph_by_hand_and_from_records():
   batch, _ = talk(SAID)
-  counts = count_messages(batch)
-  edges = {(edge['author'], edge['reader']): edge for edge in counts.edges()}
+  edges = {(edge['author'], edge['reader']): edge for edge in counts.edges(batch)}
   shares = {pair: (e['turns'], e['said'], e['told']) for pair, e in edges.items()}
   assert shares == {
     ('agent1', 'agent2'): (2, 2, 0),
@@ -139,7 +137,7 @@ def test_the_graph_by_hand_and_from_records():
     ('agent3', 'agent2'): (1, 1, 1),
   }
   assert edges['agent1', 'agent3']['tokens'] == len(TOKENIZER.encode(SAID[0, 0]))
-  found = metrics.of_graph(counts)
+  found = metrics.of_graph(batch)
   assert found['graph/sparsity'] == pytest.approx(1 - 5 / 9)
   assert found['graph/agent1_to_agent3'] == 0.5
   tokens = {pair: len(TOKENIZER.encode(SAID[pair])) for pair in SAID}
@@ -148,7 +146,7 @@ def test_the_graph_by_hand_and_from_records():
   task, head = scripted_teams.Echo(), {'step': 0, 'split': 'test', 'label': 'x'}
   records = results.of_questions(batch, team(), task, TOKENIZER, **head)
   records = json.loads(json.dumps(records))
-  assert results.message_counts(records, team().names).edges() == counts.edges()
+  assert counts.edges(results.of_records(records, team().names)) == counts.edges(batch)
   assert results.figures(records, team().names)['tokens/heard_per_question'] == heard
 
 
@@ -163,7 +161,7 @@ def learned(tmp_path, batch, who, **section):
   """The team section with the graph of a run that was evaluated with these conversations."""
   described = {'agents': ['agent'] * 3, 'roles': {'agent': {}}, 'topology': 'complete', 'rounds': 2}
   (tmp_path / 'config.json').write_text(json.dumps({'team': {**described, 'addressing': True}}))
-  record = {'step': 1, 'label': 'trained', 'edges': count_messages(batch).edges()}
+  record = {'step': 1, 'label': 'trained', 'edges': counts.edges(batch)}
   (tmp_path / 'eval.jsonl').write_text(json.dumps(record) + '\n')
   (tmp_path / 'metrics.jsonl').touch()
   topology = f'learned:{tmp_path}'

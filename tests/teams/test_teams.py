@@ -455,8 +455,8 @@ def test_decisions(decision, says, answer):
   team = st.team('debate', decision=decision, rounds=2)
   policy = ScriptedPolicy(lambda turn: says[turn.agent] if turn.round else '9', tokenizer)
   batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 2, policy)
-  assert [e.answer for e in batch.episodes] == [answer] * 4
-  assert [e.task_score for e in batch.episodes] == [0.0, 0.0, *[float(answer == '1')] * 2]
+  assert batch.answers == (answer,) * 4
+  assert batch.task_scores.tolist() == [0.0, 0.0, *[float(answer == '1')] * 2]
 
 
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
@@ -561,9 +561,8 @@ def test_what_is_sampled_does_not_depend_on_the_batch():
   def run(questions, samples):
     batch = rollout(team, st.Echo(), tokenizer, questions, samples, policy)
     return {
-      (batch.questions[e.question].id, e.sample, m.agent, m.round): m
-      for m in batch.messages
-      for e in [batch.episodes[m.episode]]
+      (batch.questions[q].id, batch.sample[m.episode], m.agent, m.round): m
+      for q, m in zip(batch.question, batch.messages, strict=True)
     }
 
   everything, part = run(asked, 4), run(asked[1:], 3)

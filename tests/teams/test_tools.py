@@ -16,7 +16,6 @@ from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.packing import train_batches
 from agent_gspo.sampling import keys
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ModelPolicy, ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.tools import Tool, Toolbox
@@ -69,9 +68,8 @@ def test_it_completes_every_step():
   assert second.offset == len('3 + 4 = 7')
   assert second.limit == first.limit - second.offset
   np.testing.assert_array_equal(second.prompt_ids[: -second.offset], first.prompt_ids)
-  counts = count_messages(batch)
-  np.testing.assert_array_equal(counts.written, [m.written for m in batch.messages])
-  np.testing.assert_array_equal(counts.read, [m.read for m in batch.messages])
+  np.testing.assert_array_equal(batch.written, [m.written for m in batch.messages])
+  np.testing.assert_array_equal(batch.read, [m.read for m in batch.messages])
 
 
 def test_agents_without_one_write_their_own_results():

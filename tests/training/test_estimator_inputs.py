@@ -7,7 +7,6 @@ import scripted_teams
 
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.options import RewardOptions
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training.advantages import estimator_inputs
@@ -25,19 +24,14 @@ def _inputs(said):
   policy = ScriptedPolicy(speak, TOKENIZER)
   questions = scripted_teams.questions(1)
   batch = rollout(team, scripted_teams.Echo(), TOKENIZER, questions, len(said), policy)
-  counts = count_messages(batch)
-  scores = np.zeros(len(said))
-  rewards = communication.reward_terms(
-    RewardOptions(), counts, scores, 0.0, [m.text for m in batch.messages]
-  )
+  rewards = communication.reward_terms(RewardOptions(), batch, 0.0)
   found = estimator_inputs(
     batch,
-    counts,
     rewards,
     grouping='question',
     probability=np.full(1, 0.5),
   )
-  return found, np.flatnonzero(counts.agent == 2)
+  return found, np.flatnonzero(batch.agent == 2)
 
 
 def test_what_is_for_others_is_no_part_of_an_agents_history():

@@ -15,7 +15,6 @@ from agent_gspo.algorithms import attribution
 from agent_gspo.config import check as config_lib
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.tasks.relay.task import RelayTask
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import message_worth, run_evaluations
@@ -98,7 +97,7 @@ def test_potential_telescopes_over_rounds():
   )
   read = [g for g in found.gain if not np.isnan(g)]
   assert max(read) == pytest.approx(9)
-  assert count_messages(batch).turn.max() > 1
+  assert batch.turn.max() > 1
 
 
 def test_who_is_not_read_has_no_gain():
@@ -140,21 +139,20 @@ def test_of_a_real_rollout(name):
   state = setup_lib.init_state(setup, setup.params)
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:2], 2, policy)
-  counts = count_messages(batch)
   prices = {'lambda_tok': 0.02, 'lambda_turn': 0.0, 'lambda_rep': 0.0}
-  found = message_worth.of_step(setup, learner, state, batch, counts, prices)
-  asked = counts.agent < 2
+  found = message_worth.of_step(setup, learner, state, batch, prices)
+  asked = batch.agent < 2
   assert np.isfinite(found.gain[asked]).all()
   assert np.isnan(found.gain[~asked]).all()
-  assert (found.gain[asked & counts.silent] == 0).all() or name == 'potential'
+  assert (found.gain[asked & batch.silent] == 0).all() or name == 'potential'
   np.testing.assert_allclose(found.plain_costs[asked], 0.02 * found.plain_written[asked], rtol=1e-5)
   if name != 'leave_one_out':
     return
-  m = next(m for m in np.flatnonzero(asked) if not counts.silent[m])
+  m = next(m for m in np.flatnonzero(asked) if not batch.silent[m])
   without = next(
     x for x in batch.messages if x.agent == 2 and x.episode == batch.messages[m].episode
   )
-  forms = setup.task.gold_messages(batch.questions[counts.question[m]])
+  forms = setup.task.gold_messages(batch.questions[batch.question[m]])
   writer = setup.team.prompt_writers(setup.tokenizer)[2]
   ends = {int(x.token_ids[-1]) for x in batch.messages if x.agent == 2 and x.ended}
   ends = ends or {writer.end_id}
@@ -171,7 +169,7 @@ def test_of_a_real_rollout(name):
   told = [
     (names[x.agent], x.said) for x in others if x.agent != batch.messages[m].agent and not x.silent
   ]
-  prompt = writer.begin(batch.questions[counts.question[m]], 2).prompt(told)
+  prompt = writer.begin(batch.questions[batch.question[m]], 2).prompt(told)
   expected = value(without.prompt_ids) - value(prompt)
   assert found.gain[m] == pytest.approx(expected, abs=1e-4)
 
@@ -206,7 +204,7 @@ def test_the_answering_agent_learns_the_gold_answer_at_the_prompt_it_had(monkeyp
   assert {*gold} == {m for m, message in enumerate(said) if message.agent == 2}
   for m, answer in gold.items():
     np.testing.assert_array_equal(answer.prompt_ids, said[m].prompt_ids)
-    question = result.rollout.questions[result.rollout.episodes[said[m].episode].question]
+    question = result.rollout.questions[result.rollout.question[m]]
     assert setup.tokenizer.decode(answer.said.tolist()).strip() in {
       given + text for given, text in setup.task.gold_messages(question)
     }
@@ -227,11 +225,11 @@ def test_an_evaluation_states_worth_by_author_and_what_would_be_left_at_a_price(
   assert [row['name'] for row in record['worth/agents']] == list(setup.team.names)
   authors = record['worth/agents'][:2]
   assert any(row[f'{kind}relevant_nats'] is not None for row in authors for kind in ('', 'ir'))
-  frontier, counts = record['worth/frontier'], count_messages(batch)
-  tokens, first = [row['tokens'] for row in frontier], counts.question < 3
+  frontier = record['worth/frontier']
+  tokens, first = [row['tokens'] for row in frontier], batch.question < 3
   assert tokens == sorted(tokens, reverse=True)
-  answers = counts.written[first & (counts.agent == 2)].sum() / 3
-  assert answers <= tokens[-1] <= tokens[0] <= counts.written[first].sum() / 3
+  answers = batch.written[first & (batch.agent == 2)].sum() / 3
+  assert answers <= tokens[-1] <= tokens[0] <= batch.written[first].sum() / 3
   assert all(0 <= row['gold_probability'] <= 1 for row in frontier)
   free = [row for row in frontier if row['tokens'] == tokens[0]]
   assert len({row['gold_probability'] for row in free}) == 1
@@ -277,8 +275,7 @@ def test_silence_is_the_probability_of_stopping_at_once():
     ]
     alone = [x.sum() for x in scorer.score(params, ends)]
     assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
-  unknown = tuple(dataclasses.replace(q, relevant=()) for q in batch.questions)
-  batch = dataclasses.replace(batch, questions=unknown)
+  batch = dataclasses.replace(batch, relevant=np.full(len(batch.messages), -1))
   assert run_evaluations.judgement_figures(setup.team, setup.tokenizer, scorer, params, batch) == {}
 
 

@@ -20,7 +20,6 @@ from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner, reference_nll
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.policy_loss import Programs
-from agent_gspo.types import RolloutBatch
 
 _TEMPERATURE, _EOS = 0.7, 0
 _BASE = tiny.CONFIG.replace(num_layers=1)
@@ -56,7 +55,7 @@ def _of_episodes(config, state, reference, messages=None, adapters=None):
   messages = _messages() if messages is None else messages
   config = types.SimpleNamespace(learner=LearnerOptions(pack_length=32, micro_batch_size=2))
   learner = Learner(updater, config, Sharing(adapters))
-  batch = RolloutBatch(questions=(), episodes=(None,) * 3, messages=tuple(messages), agent_names=())
+  batch = types.SimpleNamespace(messages=messages, num_episodes=3)
   return reference_nll(learner, state.replace(reference=reference), batch)
 
 

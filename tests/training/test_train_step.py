@@ -24,8 +24,6 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import presets as model_presets
 from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.teams import batches
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import Reply
 from agent_gspo.training import collect as collect_lib
 from agent_gspo.training import policy_loss, prompt_checks, run_evaluations
@@ -139,27 +137,27 @@ TOLD = {
 
 
 def test_each_question_has_a_price_of_its_own_which_is_told_and_charged():
-  batch = _collected(**TOLD).batch
+  batch, *_ = _collected(**TOLD)
   prices = [question.terms for question in batch.questions]
   assert len({price.value for price in prices}) == 4
   tokenizer = _setup(**TOLD).tokenizer
   for message in batch.messages:
-    price = prices[batch.episodes[message.episode].question]
+    price = prices[batch.episode_question[message.episode]]
     shown = tokenizer.decode(message.prompt_ids).split()[0]
     assert shown == (price.words if message.agent < 2 else 'How')  # the solver is told nothing
   result = _step(_Programs(), **TOLD)
   assert [q.terms for q in result.rollout.questions] == prices
-  counts = count_messages(result.rollout)
-  of_message = np.asarray([prices[q].value for q in counts.question])
-  scores = np.asarray([result.rollout.episodes[e].task_score for e in counts.episode])
-  np.testing.assert_allclose(result.rewards.total, scores - of_message * counts.written, atol=1e-6)
+  found = result.rollout
+  of_message = np.asarray([prices[q].value for q in found.question])
+  scores = found.task_scores[found.episode]
+  np.testing.assert_allclose(result.rewards.total, scores - of_message * found.written, atol=1e-6)
   assert result.metrics['budget/lambda_tok'] == pytest.approx(np.mean([p.value for p in prices]))
 
 
 def test_prices_are_drawn_anew_in_each_step_and_seed():
   def drawn(step=0, **values):
     setup = _setup(**TOLD, **values)
-    batch = collect(setup, _state(setup, step), _Progress()).batch
+    batch, *_ = collect(setup, _state(setup, step), _Progress())
     return [question.terms.value for question in batch.questions]
 
   assert drawn() == drawn() != drawn(step=1)
@@ -225,15 +223,13 @@ def test_optima_pays_for_what_the_reference_finds_likely():
     reward__length_reward='optima',
     reward__length_reward_options='token_weight=0, min_tokens=0, loss_floor=0.4',
   )
-  worst = np.full(len(result.rollout.episodes), np.inf)
+  worst = np.full(result.rollout.num_episodes, np.inf)
   for m in result.rollout.messages:
     if not m.silent:
       loss = -m.logprobs.mean()  # the stand-in scores as the sampler did
       worst[m.episode] = loss if np.isinf(worst[m.episode]) else max(loss, worst[m.episode])
-  scores, _ = batches.task_scores(result.rollout)
-  expected = scores + 0.5 / np.maximum(worst, 0.4)
-  episode = [m.episode for m in result.rollout.messages]
-  np.testing.assert_allclose(result.rewards.total, expected[episode], rtol=1e-5)
+  expected = result.rollout.task_scores + 0.5 / np.maximum(worst, 0.4)
+  np.testing.assert_allclose(result.rewards.total, expected[result.rollout.episode], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +304,7 @@ def test_every_price_is_charged():
   state = _state(setup)
   state = state.replace(budget=state.budget.replace(lambda_message=jnp.float32(0.01)))
   result = train_step(setup, _learner(setup, _Programs()), state, _Progress())
-  counts = count_messages(result.rollout)
+  counts = result.rollout
   over = np.maximum(counts.written - 0.55, 0)
   expected = {
     'token_cost': 0.02 * counts.written.sum(),
@@ -334,8 +330,8 @@ def test_minibatches_part_the_messages():
 def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others(minibatches):
   programs = _Programs(move=0.1 / minibatches)
   result = _step(programs, algorithm='seeupo', learner__minibatches=minibatches)
-  counts = count_messages(result.rollout)
-  last = np.flatnonzero(counts.turn == counts.turn.max())
+  turn = result.rollout.turn
+  last = np.flatnonzero(turn == turn.max())
   assert len(programs.seen) == 2 * minibatches  # of the solver, then of the informants
   of_solver, of_informants = (
     [b for part in parts for b in part]
@@ -346,7 +342,7 @@ def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others(minibatch
   np.testing.assert_allclose(np.sort(solver), np.sort(result.advantages[last]), rtol=1e-6)
   informants = np.concatenate([b.advantages[b.message_mask > 0] for b in of_informants])
   # The turn's update moved every token of the solver by 0.1 nats, so all its ratios are e^0.1.
-  first = np.flatnonzero(counts.turn == 0)
+  first = np.flatnonzero(turn == 0)
   expected = result.advantages[first] * np.exp(0.1)
   np.testing.assert_allclose(np.sort(informants), np.sort(expected), rtol=1e-5)
   assert programs.scored == minibatches  # the solver's mini-batches, once each
@@ -382,15 +378,15 @@ def test_old_logprobs_of_the_trainer_are_taken_before_the_first_update():
 
 def test_tied_questions_make_room_for_others():
   setup = _setup(selection__resample=5)
-  chosen = collect(setup, _state(setup), _Progress())
-  assert len(chosen.batch.questions) == len(_collected(selection__resample=0).batch.questions) == 4
+  chosen, everything, _ = collect(setup, _state(setup), _Progress())
+  assert len(chosen.questions) == len(_collected(selection__resample=0)[0].questions) == 4
   result = _step(_Programs(), selection__resample=5)
-  assert result.metrics['selection/questions_asked'] == len(chosen.asked) >= 4
-  assert int(result.state.selection.drawn) == len(chosen.asked)
-  scores = np.asarray([e.task_score for e in chosen.batch.episodes]).reshape(4, 4)
+  assert result.metrics['selection/questions_asked'] == len(everything.drawn) >= 4
+  assert int(result.state.selection.drawn) == len(everything.drawn)
+  scores = chosen.task_scores.reshape(4, 4)
   assert (scores.max(axis=1) > scores.min(axis=1)).all()
-  ids = [q.id for q in chosen.batch.questions]
-  assert [setup.questions[int(i)].id for i in chosen.question_index] == ids
+  ids = [q.id for q in chosen.questions]
+  assert [setup.questions[int(i)].id for i in chosen.drawn] == ids
 
 
 def test_what_resampling_drops_is_seen_by_the_price_and_by_the_choice_of_questions():
@@ -398,18 +394,18 @@ def test_what_resampling_drops_is_seen_by_the_price_and_by_the_choice_of_questio
   setup = _setup(**fields, budget__lambda_max=0.05)
   setup.task.score = lambda question, answer: float(len(question.id) % 2 or answer != '')
   before = _state(setup)
-  chosen = collect(setup, before, _Progress())
-  all_scores = [e.task_score for e in chosen.held.episodes]
-  assert len(chosen.asked) > len(chosen.question_index)
-  assert np.mean(all_scores) != np.mean([e.task_score for e in chosen.batch.episodes])
+  chosen, everything, _ = collect(setup, before, _Progress())
+  all_scores = everything.task_scores
+  assert len(everything.drawn) > len(chosen.drawn)
+  assert np.mean(all_scores) != np.mean(chosen.task_scores)
   result = train_step(setup, _learner(setup, _Programs()), before, _Progress())
   assert result.metrics['task/accuracy'] == pytest.approx(np.mean(all_scores))
   assert float(result.state.budget.running_accuracy) == pytest.approx(np.mean(all_scores))
-  written = sum(message.length for message in chosen.held.messages) / len(all_scores)
+  written = sum(message.length for message in everything.messages) / len(all_scores)
   assert result.metrics['tokens/written_per_question'] == pytest.approx(written)
   evidence = np.asarray(result.state.selection.posterior.a + result.state.selection.posterior.b)
-  assert (evidence[chosen.asked] > 2.5).all()
-  assert len(result.rollout.episodes) == len(chosen.batch.episodes)
+  assert (evidence[everything.drawn] > 2.5).all()
+  assert result.rollout.num_episodes == chosen.num_episodes
 
 
 @pytest.mark.parametrize('name', ['uniform', 'spo'])
@@ -430,18 +426,18 @@ def test_a_step_asks_no_question_twice(name, monkeypatch):
     return rollout(team, task, tokenizer, questions, *rest, **options)
 
   monkeypatch.setattr(collect_lib, 'rollout', converse)
-  found = collect(setup, _state(setup), _Progress())
+  chosen, everything, _ = collect(setup, _state(setup), _Progress())
   assert [len(ids) for ids in drawn] == [3, 3]  # only two others are left after them
-  assert len({*drawn[0], *drawn[1]}) == len(found.asked) == 6
-  assert [q.id for q in found.batch.questions] == drawn[-1]  # and are trained on as they are
+  assert len({*drawn[0], *drawn[1]}) == len(everything.drawn) == 6
+  assert [q.id for q in chosen.questions] == drawn[-1]  # and are trained on as they are
 
 
 def test_choice_of_questions_depends_on_the_state_alone():
-  first, again = (_collected(selection__name='spo') for _ in range(2))
-  assert [q.id for q in first.batch.questions] == [q.id for q in again.batch.questions]
+  first, again = (_collected(selection__name='spo')[0] for _ in range(2))
+  assert [q.id for q in first.questions] == [q.id for q in again.questions]
   after = _step(_Programs(), selection__name='spo').state
   evidence = np.asarray(after.selection.posterior.a + after.selection.posterior.b)
-  assert (evidence[first.question_index] > 2.5).all()  # four episodes were seen
+  assert (evidence[first.drawn] > 2.5).all()  # four episodes were seen
 
 
 def test_frozen_agents_are_not_packed():
@@ -455,7 +451,7 @@ def test_frozen_agents_are_not_packed():
 
 def test_messages_without_a_token_make_no_minibatch():
   setup = _setup()
-  batch = collect(setup, _state(setup), _Progress()).batch
+  batch, *_ = collect(setup, _state(setup), _Progress())
   batch = dataclasses.replace(
     batch,
     messages=tuple(
@@ -463,9 +459,8 @@ def test_messages_without_a_token_make_no_minibatch():
       for m in batch.messages
     ),
   )
-  learned = types.SimpleNamespace(messages=batch.messages, kept=np.ones(len(batch.messages), bool))
-  counts = count_messages(batch)
-  assert _learner(setup, None).pack(batch.questions, counts, learned, step=0) == []
+  kept = types.SimpleNamespace(kept=np.ones(len(batch.messages)))
+  assert _learner(setup, None).pack(batch, kept, step=0) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import chex
+import numpy as np
 
 
 @chex.dataclass(frozen=True)
@@ -61,5 +62,5 @@ class Advantage:
     `[M]`.
   """
 
-  values: chex.Array
-  kept: chex.Array
+  values: np.ndarray
+  kept: np.ndarray

@@ -266,7 +266,7 @@ class _Sent:
 
 
 def _content(batch: RolloutBatch) -> str:
-  return _trimmed(batch.episodes[0].answer)
+  return _trimmed(batch.answers[0])
 
 
 def _trimmed(text: str) -> str:
