@@ -109,13 +109,14 @@ def _length_reward_gap(options: RewardOptions, cost: float) -> float:
     for _ in range(count)
   ]
   question, scores, lengths = np.asarray(rows).T
-  episodes = length_rewards.Episodes(
+  term = length_rewards.term(
+    options.length_reward,
+    options.length_reward_arguments,
     scores=scores,
     lengths=lengths,
     questions=question.astype(int),
     budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # read with budget conditioning only
   )
-  term = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   if options.gate == 'correct':
     term = np.where(scores >= 1, term, 0.0)
   first = np.unique(question, return_index=True)[1]

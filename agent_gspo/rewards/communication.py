@@ -76,16 +76,16 @@ def reward_terms(
     lambda_message: Price of a token of a message beyond `message_limit`.
     message_limit: Free tokens of a message, see `budgets`.
     budgets: Budget of each episode, float `[E]`, for 'told_budget'.
-    reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.Episodes`.
+    reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.term`.
     returns: Return of each message in an environment, float `[M]`, in place of the task score;
       None without an environment. Gates and length rewards read the task score all the same.
   """
   scores, episode = rollout.task_scores, rollout.episode
-  charged = _gate(options, rollout)
+  charged, costs = _gate(options, rollout), message_costs(options, rollout)
 
   def credited(own: np.ndarray) -> np.ndarray:
     if options.credit == 'episode':
-      own = np.bincount(episode, weights=own, minlength=rollout.num_episodes)[episode]
+      own = _by_episode(rollout, own)[episode]
     return (own * charged).astype(np.float32)
 
   silent = np.zeros(len(episode))
@@ -94,18 +94,19 @@ def reward_terms(
   prices = np.broadcast_to(np.asarray(lambda_tok, np.float64), scores.shape)  # [E]
   # The hinge is priced by lambda_tok itself, which then charges nothing else.
   charges = 0.0 if options.length_reward == 'hinge' else prices[episode]
-  episodes = length_rewards.Episodes(
+  added = length_rewards.term(  # [E]
+    options.length_reward,
+    options.length_reward_arguments,
     scores=scores,
-    lengths=episode_costs(options, rollout),
+    lengths=_by_episode(rollout, costs),
     questions=_questions(rollout),
     price=prices,
     budgets=budgets,
     reference_nll=reference_nll,
   )
-  added = length_rewards.term(options.length_reward, options.length_reward_arguments, episodes)
   return RewardTerms(
     task=(scores[episode] if returns is None else returns).astype(np.float32),
-    token_cost=credited(charges * message_costs(options, rollout)),
+    token_cost=credited(charges * costs),
     turn_cost=credited(lambda_turn * ~rollout.silent),
     repetition_cost=credited(lambda_rep * repeated),
     message_cost=credited(lambda_message * over),
@@ -123,9 +124,12 @@ def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
 
 def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each episode, float64 `[E]`, which a budget bounds."""
-  return np.bincount(
-    rollout.episode, weights=message_costs(options, rollout), minlength=rollout.num_episodes
-  )
+  return _by_episode(rollout, message_costs(options, rollout))
+
+
+def _by_episode(rollout: RolloutBatch, values: np.ndarray) -> np.ndarray:
+  """Sums values `[M]` over the messages of each episode, float64 `[E]`."""
+  return np.bincount(rollout.episode, weights=values, minlength=rollout.num_episodes)
 
 
 def _questions(rollout: RolloutBatch) -> np.ndarray:

@@ -2,13 +2,12 @@
 
 Every function returns a term float64 `[E]` to be *added* to the task score, so that `task + term`
 is the published reward. `E` episodes; a group is the episodes of one question; an episode is right
-if its score is 1. Positional arguments are arrays `[E]`, named after the fields of `Episodes`;
+if its score is 1. Positional arguments are arrays `[E]`, named as in `INPUTS`;
 keyword arguments are options, with the paper's default if it has one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -18,26 +17,8 @@ from agent_gspo import plugins
 Array = np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Episodes:
-  """Inputs of length rewards, one value per episode, `[E]` each.
-
-  Attributes:
-    scores: Task score, in `[0, 1]`.
-    lengths: Cost of the episode in the unit of `reward.cost`: tokens written by default.
-    questions: Index of the question, int.
-    price: `lambda_tok`.
-    budgets: Budget shown to the team; None without budget conditioning.
-    reference_nll: Highest mean NLL (nats per token) of the episode's messages under the reference
-      policy; None if not measured.
-  """
-
-  scores: Array
-  lengths: Array
-  questions: Array
-  price: Array | float = 0.0
-  budgets: Array | None = None
-  reference_nll: Array | None = None
+INPUTS = ('scores', 'lengths', 'questions', 'price', 'budgets', 'reference_nll')
+"""Arrays that length rewards may read, see `term`."""
 
 
 def linear(scores: Array) -> Array:
@@ -156,12 +137,36 @@ LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
 }
 
 
-def term(name: str, options: Mapping[str, float], episodes: Episodes) -> Array:
-  """Computes the term of the length reward `name`, float64 `[E]`."""
-  given = [getattr(episodes, field) for field in read_by(name)]
+def term(
+  name: str,
+  options: Mapping[str, float],
+  *,
+  scores: Array,
+  lengths: Array,
+  questions: Array,
+  price: Array | float = 0.0,
+  budgets: Array | None = None,
+  reference_nll: Array | None = None,
+) -> Array:
+  """Computes the term of the length reward `name`, float64 `[E]`.
+
+  Args:
+    name: Key of `LENGTH_REWARDS`, or 'module:function' of a user.
+    options: Options of the length reward.
+    scores: Task scores, in `[0, 1]`, `[E]`.
+    lengths: Costs of the episodes in the unit of `reward.cost`, tokens written by default, `[E]`.
+    questions: Index of each episode's question, int `[E]`.
+    price: `lambda_tok`, scalar or `[E]`.
+    budgets: Budgets shown to the team, `[E]`; None without budget conditioning.
+    reference_nll: Highest mean NLL (nats per token) of an episode's messages under the reference
+      policy, `[E]`; None if not measured.
+  """
+  values = (scores, lengths, questions, price, budgets, reference_nll)
+  columns = dict(zip(INPUTS, values, strict=True))
+  given = [columns[field] for field in read_by(name)]
   field = 'reward.length_reward'
   found = plugins.call(field, name, length_reward(name), *given, **options)
-  return plugins.vector(f'{field}={name!r}', found, len(episodes.scores), 'episode')
+  return plugins.vector(f'{field}={name!r}', found, len(scores), 'episode')
 
 
 def parse_options(name: str, text: str) -> dict[str, float]:
@@ -196,17 +201,16 @@ def length_reward(name: str) -> Callable[..., Array]:
   """Returns a length reward by name: key of `LENGTH_REWARDS`, or 'module:function' of a user.
 
   Raises:
-    ValueError: No such length reward, or a user's reads what is no field of `Episodes`.
+    ValueError: No such length reward, or a user's reads what is not in `INPUTS`.
   """
   found = plugins.find(LENGTH_REWARDS, name, 'reward.length_reward')
   if plugins.is_plugin(name):
-    known = [field.name for field in dataclasses.fields(Episodes)]
-    plugins.check_parameters(name, 'reward.length_reward', found, known)
+    plugins.check_parameters(name, 'reward.length_reward', found, INPUTS)
   return found
 
 
 def read_by(name: str) -> tuple[str, ...]:
-  """Returns the fields of `Episodes` that a length reward reads."""
+  """Returns those of `INPUTS` that a length reward reads."""
   return plugins.inputs_of(length_reward(name))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import types
 
 import numpy as np
 import pytest
 
 from agent_gspo.rewards import length_rewards
-from agent_gspo.rewards.length_rewards import Episodes
 
 NAMES = sorted(length_rewards.LENGTH_REWARDS)
 REQUIRED = {
@@ -20,9 +20,9 @@ REQUIRED = {
 }
 
 
-def episodes(scores, lengths, questions=None, **fields) -> Episodes:
+def episodes(scores, lengths, questions=None, **fields) -> types.SimpleNamespace:
   lengths = np.asarray(lengths, float)
-  return Episodes(
+  return types.SimpleNamespace(
     scores=np.asarray(scores, float),
     lengths=lengths,
     questions=np.zeros(len(lengths), int) if questions is None else np.asarray(questions),
@@ -31,7 +31,7 @@ def episodes(scores, lengths, questions=None, **fields) -> Episodes:
   )
 
 
-def drawn(seed: int) -> Episodes:
+def drawn(seed: int) -> types.SimpleNamespace:
   """Groups of 1, 3 and 5 episodes in mixed order, with ties, silences and part scores."""
   rng = np.random.default_rng(seed)
   questions = rng.permutation([7, 2, 2, 2, 4, 4, 4, 4, 4])
@@ -45,7 +45,11 @@ def drawn(seed: int) -> Episodes:
   )
 
 
-def by_hand(name: str, o: dict[str, float], e: Episodes, i: int) -> float:
+def term_of(name: str, given: dict[str, float], e: types.SimpleNamespace) -> np.ndarray:
+  return length_rewards.term(name, given, **vars(e))
+
+
+def by_hand(name: str, o: dict[str, float], e: types.SimpleNamespace, i: int) -> float:
   """Reward of episode `i`: the published one, task score included."""
   group = [j for j in range(len(e.scores)) if e.questions[j] == e.questions[i]]
   right = [j for j in group if e.scores[j] == 1]
@@ -103,7 +107,7 @@ OTHERS = {
 def test_length_reward_equals_its_formula(name, seed):
   e = drawn(seed)
   for given in (REQUIRED.get(name, {}), OTHERS[name]):
-    term = length_rewards.term(name, given, e)
+    term = term_of(name, given, e)
     full = length_rewards.defaults(name) | given
     expected = [by_hand(name, full, e, i) for i in range(9)]
     np.testing.assert_allclose(e.scores + term, expected, atol=1e-12)
@@ -113,21 +117,21 @@ def test_length_reward_equals_its_formula(name, seed):
 @pytest.mark.parametrize('name', NAMES)
 def test_order_of_episodes_does_not_matter(name):
   e, order = drawn(3), np.random.default_rng(0).permutation(9)
-  mixed = Episodes(
+  mixed = types.SimpleNamespace(
     **{k: getattr(e, k)[order] for k in ('scores', 'lengths', 'questions')},
     price=e.price,
     budgets=e.budgets[order],
     reference_nll=e.reference_nll[order],
   )
-  found = length_rewards.term(name, OTHERS[name], e)[order]
-  np.testing.assert_allclose(length_rewards.term(name, OTHERS[name], mixed), found, atol=1e-12)
+  found = term_of(name, OTHERS[name], e)[order]
+  np.testing.assert_allclose(term_of(name, OTHERS[name], mixed), found, atol=1e-12)
 
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('scores', [(1, 1, 1), (0, 0, 0), (1, 0, 0)])
 @pytest.mark.parametrize('lengths', [(0, 0, 0), (4, 4, 4), (0, 4, 9)])
 def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
-  term = length_rewards.term(name, OTHERS[name], episodes(scores, lengths, price=0.1))
+  term = term_of(name, OTHERS[name], episodes(scores, lengths, price=0.1))
   assert np.isfinite(term).all()
   if len(set(lengths)) == 1 and len(set(scores)) == 1:
     assert len(set(term.tolist())) == 1  # equal episodes get equal rewards
@@ -136,8 +140,8 @@ def test_ties_and_silent_groups_give_finite_terms(name, scores, lengths):
 @pytest.mark.parametrize('name', NAMES)
 def test_no_episodes(name):
   empty = np.zeros(0)
-  e = Episodes(empty, empty, np.zeros(0, int), budgets=empty)
-  assert length_rewards.term(name, OTHERS[name], e).shape == (0,)
+  e = types.SimpleNamespace(scores=empty, lengths=empty, questions=np.zeros(0, int), budgets=empty)
+  assert term_of(name, OTHERS[name], e).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
   """l1_exact and told_budget ask for a length, optima for a least one."""
   lengths = np.arange(0, 60, 7)
   e = episodes(np.ones(9), lengths, price=0.01)
-  term = length_rewards.term(name, REQUIRED.get(name, {}), e)
+  term = term_of(name, REQUIRED.get(name, {}), e)
   assert (np.diff(term) <= 1e-12).all()
 
 
@@ -155,36 +159,34 @@ def test_right_and_short_is_never_worse_than_right_and_long(name):
 def test_length_means_nothing_where_the_answer_is_wrong(name):
   """They multiply the task score, so being short earns a wrong answer nothing."""
   for lengths in ([0, 3, 50], [0, 0, 9]):
-    term = length_rewards.term(name, OTHERS[name], episodes([0, 0, 0], lengths))
+    term = term_of(name, OTHERS[name], episodes([0, 0, 0], lengths))
     np.testing.assert_array_equal(term, 0.0)
 
 
 def test_optima_without_a_measured_loss_is_its_token_term():
   e = episodes([1, 0], [50, 100])
-  found = length_rewards.term('optima', {}, e)
+  found = term_of('optima', {}, e)
   np.testing.assert_allclose(found, [-0.25, -0.5])
   with pytest.raises(ValueError, match='reference_nll must not be negative'):
-    length_rewards.term(
-      'optima', {}, episodes([1, 0], [50, 100], reference_nll=np.array([1.0, -0.1]))
-    )
+    term_of('optima', {}, episodes([1, 0], [50, 100], reference_nll=np.array([1.0, -0.1])))
 
 
 def test_optima_a_loss_of_nothing_is_not_worth_everything():
   """And an episode in which nobody spoke, of infinite loss, earns nothing by it."""
   e = episodes([1, 1], [50, 50], reference_nll=np.array([0.0, np.inf]))
-  found = length_rewards.term('optima', {'loss_floor': 0.25}, e)
+  found = term_of('optima', {'loss_floor': 0.25}, e)
   np.testing.assert_allclose(found, [-0.5 + 0.5 / 0.25, -0.5])
 
 
 def test_optima_floor_spares_an_episode_of_just_so_many_tokens():
-  found = length_rewards.term('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
+  found = term_of('optima', {}, episodes([1, 1, 0], [39, 40, 39]))
   np.testing.assert_allclose(found, [-2.0, -0.5, -1.0])  # rewards -1, 0.5 and -1
 
 
 def test_efficient_with_an_extreme_outlier_does_not_overflow():
   e = episodes([1, 1, 0], [10, 10.000001, 1e9])
   with np.errstate(over='raise'):
-    assert np.isfinite(length_rewards.term('efficient', {}, e)).all()
+    assert np.isfinite(term_of('efficient', {}, e)).all()
 
 
 def test_every_option_is_read_from_text():
