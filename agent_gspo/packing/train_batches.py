@@ -121,6 +121,13 @@ def with_values(micro_batches: Sequence[TrainBatch], **values: np.ndarray) -> li
   ]
 
 
+def with_factors(micro_batches: Sequence[TrainBatch], factors: np.ndarray) -> list[TrainBatch]:
+  """Returns micro-batches whose advantages are multiplied by `factors`, float32 `[M]`."""
+  return [
+    dataclasses.replace(b, advantages=b.advantages * by_slot(factors, b)) for b in micro_batches
+  ]
+
+
 def with_old_logprobs(
   micro_batches: Sequence[TrainBatch], logprobs: Sequence[np.ndarray]
 ) -> list[TrainBatch]:

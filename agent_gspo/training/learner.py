@@ -83,19 +83,19 @@ class Learner:
 
     Args:
       rollout: Messages to learn from, `M`.
-      advantages: Which of them are kept.
+      advantages: Advantages of the messages, and which of them are kept.
       step: Finished training steps; seeds the order of questions.
     """
-    indices = self._indices(rollout, advantages.kept > 0, step)
+    indices = self._indices(rollout, advantages.kept > 0, step)  # int [m] each
     packed = [self.rows(rollout.messages, index) for index in indices]
-    return [micro_batches for micro_batches in packed if micro_batches]
+    values = advantages.values  # [M]
+    return [train_batches.with_values(x, advantages=values) for x in packed if x]
 
   def update(
     self,
     state: TrainState,
     minibatches: Sequence[Minibatch],
     rollout: RolloutBatch,
-    advantages: Advantage,
     progress: Progress,
   ) -> tuple[TrainState, list[dict[str, float]]]:
     """Takes one optimizer step on each mini-batch.
@@ -104,7 +104,6 @@ class Learner:
       state: Training state; its trainable buffers are donated.
       minibatches: Mini-batches in training order; without any the state is unchanged.
       rollout: `M` messages.
-      advantages: Advantages of the messages.
       progress: Display, updated after each optimizer step.
 
     Returns:
@@ -119,27 +118,29 @@ class Learner:
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
       minibatches = [self._with_old_logprobs(state, minibatch) for minibatch in minibatches]
-    indices = [train_batches.messages_in(minibatch) for minibatch in minibatches]  # int [m] each
-    turns = [int(rollout.turn[index[0]]) for index in indices]  # of the first message
     ratio = np.ones(len(rollout.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
-    values = advantages.values  # [M]
-    last: int | None = None  # turn of the previous mini-batch
-    for number, (minibatch, turn) in enumerate(zip(minibatches, turns, strict=True), 1):
-      if multipliers and turn != last:
-        # Only once a turn is finished: each of its steps changes the other mini-batches' ratios.
-        for over in (m for m, when in zip(minibatches, turns, strict=True) if when == last):
-          total, tokens = self._log_ratios(state, over, len(ratio))  # float64 [M]
-          packed = tokens > 0
-          ratio[packed] = np.exp(total[packed] / tokens[packed])
-        values = advantages.values * multipliers(ratio, rollout.episode, rollout.turn)
-        last = turn
-      micro_batches = train_batches.with_values(minibatch, advantages=values)
+    factors = ratio.astype(np.float32)  # [M] of the advantages
+    turn, of_turn = -1, list[Minibatch]()  # the turn being trained, and its mini-batches so far
+    for number, minibatch in enumerate(minibatches, 1):
+      micro_batches = minibatch
+      if multipliers:
+        first = train_batches.messages_in(minibatch)[0]
+        if rollout.turn[first] != turn:
+          # Only once a turn is finished: each of its steps changes the other mini-batches' ratios.
+          for over in of_turn:
+            total, tokens = self._log_ratios(state, over, len(ratio))  # float64 [M]
+            packed = tokens > 0
+            ratio[packed] = np.exp(total[packed] / tokens[packed])
+          factors = multipliers(ratio, rollout.episode, rollout.turn)
+          turn, of_turn = int(rollout.turn[first]), []
+        of_turn.append(minibatch)
+        micro_batches = train_batches.with_factors(minibatch, factors)
       if self.config.objective.ratio_span != 'message':
         micro_batches = self._with_spans(state, micro_batches, rollout)
       try:
         state, metrics = self.programs.optimizer_step(state, micro_batches)
       except (UncountedLossError, NonFiniteLossError) as error:
-        asked = dict.fromkeys(rollout.question[indices[number - 1]].tolist())
+        asked = dict.fromkeys(rollout.question[train_batches.messages_in(minibatch)].tolist())
         where = (
           f'mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
           f'questions {", ".join(rollout.questions[q].id for q in asked)}'

@@ -125,13 +125,13 @@ def of_step(
   return dataclasses.replace(found, plain_costs=plain.costs, plain_needed=plain.costs * unit)
 
 
-def learned(config: Config, batch: RolloutBatch, worth: MessageWorth | None) -> RolloutBatch:
+def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> RolloutBatch:
   """Returns what is learned with the advantages of a rollout.
 
   Under an estimator with imitation gold answers replace those of the answering agent.
   """
   known = {**estimators.options_of(config.advantage.name), **config.advantage.options}
-  if worth is None or not known.get('imitation'):
+  if not known.get('imitation'):
     return batch
   messages = tuple(worth.gold.get(m, message) for m, message in enumerate(batch.messages))
   return dataclasses.replace(batch, messages=messages)

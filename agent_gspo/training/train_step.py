@@ -81,9 +81,9 @@ def train_step(
   clock.lap('worth')
   advantages = message_advantages(config, rollout, rewards, selection, worth)
 
-  learned = message_worth.learned(config, rollout, worth)
+  learned = message_worth.learned(config, rollout, worth) if worth else rollout
   minibatches = learner.pack(learned, advantages, step)
-  state, updates = learner.update(state, minibatches, rollout, advantages, progress)
+  state, updates = learner.update(state, minibatches, rollout, progress)
 
   budget, selection = observe(config, state, selection, everything, updates)
   clock.lap('update')

@@ -459,8 +459,9 @@ def test_messages_without_a_token_make_no_minibatch():
       for m in batch.messages
     ),
   )
-  kept = types.SimpleNamespace(kept=np.ones(len(batch.messages)))
-  assert _learner(setup, None).pack(batch, kept, step=0) == []
+  ones = np.ones(len(batch.messages))
+  advantages = types.SimpleNamespace(values=ones, kept=ones)
+  assert _learner(setup, None).pack(batch, advantages, step=0) == []
 
 
 @pytest.mark.parametrize(
