@@ -257,7 +257,7 @@ class TrainBatch:
     message_mask: 1 for a message, 0 for padding, float32 `[R, S]`.
     advantages: Advantage of each message, float32 `[R, S]`.
     token_weights: Weight of each loss token, float32 `[R, L]`; None for 1.
-    span_log_ratio, span_share: float32 `[R, S]`, see `objectives.packed.PackedTokens`; None if
+    span_log_ratio, span_share: float32 `[R, S]`, see `objectives.parts.PackedTokens`; None if
       each message is its own sequence.
   """
 

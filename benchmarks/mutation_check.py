@@ -54,7 +54,6 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/objectives/kl.py': ('algorithms/test_kl.py',),
   'algorithms/objectives/off_policy.py': ('algorithms/test_off_policy.py',),
   'algorithms/objectives/losses.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
-  'algorithms/objectives/packed.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
   'algorithms/options.py': ('algorithms/test_budgets.py',),
   'algorithms/presets.py': (),  # a table
   'algorithms/objectives/parts.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
@@ -93,9 +92,9 @@ _SWAPS = {
 _SWAPS |= {new: old for old, new in _SWAPS.items()}
 _SWAPS |= {
   'median': 'mean',
-  'packed.message_mean': 'packed.message_sum',
-  'packed.weighted_mean': 'packed.message_mean',
-  'packed.message_sum': 'packed.message_mean',
+  'message_mean': 'message_sum',
+  'weighted_mean': 'message_mean',
+  'message_sum': 'message_mean',
   'aggregation.sequence_mean': 'aggregation.token_sum',
   'aggregation.token_sum': 'aggregation.sequence_mean',
   'aggregation.token_mean': 'aggregation.token_sum',

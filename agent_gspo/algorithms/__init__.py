@@ -18,7 +18,7 @@ _PUBLIC = {
      'gspo_token', 'imitation', 'luspo', 'make', 'reinforce', 'sapo'),
     _OBJECTIVES + 'losses',
   ),
-  'PackedTokens': _OBJECTIVES + 'packed',
+  'PackedTokens': _OBJECTIVES + 'parts',
   **dict.fromkeys(('opsm', 'truncated_weights'), _OBJECTIVES + 'off_policy'),
   **dict.fromkeys(('k1', 'k2', 'k3'), _OBJECTIVES + 'kl'),
   **dict.fromkeys(('ADVANTAGES', 'advantage'), _ADVANTAGES + 'estimators'),

@@ -10,7 +10,7 @@ from packed_cases import MESSAGES, OPTIONS, case, oracle, slope, spanned
 
 from agent_gspo.algorithms.objectives.losses import OBJECTIVES, make
 from agent_gspo.algorithms.objectives.off_policy import opsm, truncated_weights
-from agent_gspo.algorithms.objectives.packed import PackedTokens
+from agent_gspo.algorithms.objectives.parts import PackedTokens
 from agent_gspo.algorithms.options import TIS_LEVELS
 
 _CAP = 1.5

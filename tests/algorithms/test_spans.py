@@ -25,7 +25,7 @@ from packed_cases import (
 )
 
 from agent_gspo.algorithms.objectives.losses import OBJECTIVES, gmpo, grpo
-from agent_gspo.algorithms.objectives.packed import PackedTokens
+from agent_gspo.algorithms.objectives.parts import PackedTokens
 from agent_gspo.algorithms.objectives.spans import span_ids, span_statistics
 from agent_gspo.algorithms.options import RATIO_SPANS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo.algorithms.objectives.packed import PackedTokens
+from agent_gspo.algorithms.objectives.parts import PackedTokens
 from agent_gspo.algorithms.objectives.spans import span_statistics
 
 LOW, HIGH = 0.1, 0.2  # asymmetric, so that a swapped pair shows

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo import plugins
-from agent_gspo.algorithms.objectives import off_policy, packed, parts
-from agent_gspo.algorithms.objectives.packed import PackedTokens, message_mean
+from agent_gspo.algorithms.objectives import off_policy, parts
+from agent_gspo.algorithms.objectives.parts import PackedTokens, message_mean
 from agent_gspo.algorithms.options import ObjectiveOptions
 
 
@@ -48,7 +48,7 @@ def _compose(
   surrogate: Callable[[jax.Array, PackedTokens], parts.Surrogate],
   aggregate: Callable[[jax.Array, PackedTokens], parts.Aggregate],
 ) -> Objective:
-  packed.check(x)
+  parts.check(x)
   log_r = log_ratio(x)  # [T]
   values, clipped = surrogate(log_r, x)  # [T] each
   if x.importance is not None:
@@ -182,8 +182,8 @@ def imitation(x: PackedTokens) -> Objective:
   would weigh the one token of a silent message like all tokens of a long one, and silence would be
   overrepresented.
   """
-  packed.check(x)
-  total, count = parts.token_mean(packed.logprobs(x), x)
+  parts.check(x)
+  total, count = parts.token_mean(parts.logprobs(x), x)
   zeros = jnp.zeros_like(x.message_mask)
   return Objective(total=total, count=count, ratio=zeros, clipped=zeros)
 

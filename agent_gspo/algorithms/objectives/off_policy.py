@@ -8,8 +8,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from agent_gspo.algorithms.objectives import packed, parts
-from agent_gspo.algorithms.objectives.packed import PackedTokens
+from agent_gspo.algorithms.objectives import parts
+from agent_gspo.algorithms.objectives.parts import PackedTokens
 
 
 def opsm(x: PackedTokens, *, threshold: float = 0.5) -> PackedTokens:
@@ -53,7 +53,7 @@ def truncated_weights(
   """
   quotient = jnp.where(x.token_mask > 0, x.old_logprobs - sampler_logprobs, 0.0)
   if level == 'message':
-    quotient = packed.message_sum(quotient, x)[x.message_ids]  # [M] -> [T]
+    quotient = parts.message_sum(quotient, x)[x.message_ids]  # [M] -> [T]
   quotient = jax.lax.stop_gradient(quotient)
   truncated = quotient > math.log(cap)
   # Truncated before the exponential, which is then finite.
