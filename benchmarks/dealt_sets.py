@@ -23,7 +23,6 @@ import numpy as np
 
 from agent_gspo.apps.commands import command
 from agent_gspo.config import check as config_lib
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.training import run_evaluations
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.types import RolloutBatch
@@ -98,10 +97,8 @@ def _evaluations(saved: checkpoints.Saved, sets: Sequence[Sequence[str]]) -> dic
 
 def _by_question(batch: RolloutBatch) -> dict[str, list[float]]:
   """Returns the score and the tokens written of each question."""
-  written = np.zeros(len(batch.episodes), int)
-  np.add.at(written, [m.episode for m in batch.messages], count_messages(batch).written)
-  scores = [episode.task_score for episode in batch.episodes]
-  return {'scores': scores, 'written': written.tolist()}
+  written = np.bincount(batch.episode, batch.written, batch.num_episodes)
+  return {'scores': batch.task_scores.tolist(), 'written': written.tolist()}
 
 
 def _table(runs: dict[str, dict[str, Any]]) -> str:

@@ -48,7 +48,7 @@ def records(
       said[message.episode].append(
         {
           **_message(batch, message),
-          'prompt': tokenizer.decode(new),
+          'prompt': tokenizer.decode(new.tolist()),
           **_tokens(message, tokenizer),
           **measured,
         }

@@ -15,7 +15,6 @@ from agent_gspo.packing import train_batches
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.rewards.returns import returns_to_go
-from agent_gspo.teams.counts import count_messages
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
@@ -76,7 +75,7 @@ def test_an_episode_observes_acts_and_ends_when_it_is_done():
     (1, 0, ('1',), 'up', 1.5),
     (0, 1, ('2',), 'up', 1.0),
   ]
-  assert (batch.episodes[0].answer, batch.episodes[0].task_score) == ('3', 1.0)
+  assert (batch.answers[0], batch.task_scores[0]) == ('3', 1.0)
   texts = [TOKENIZER.decode(m.prompt_ids.tolist()) for m in batch.messages]
   assert texts[1] == 'from a1 : up from environment : 1 say :'
   assert texts[2].startswith('from environment : 0 say : up <eos>')
@@ -97,7 +96,7 @@ _SHORT = lambda turn: 'so' if turn.limit > 1 else ''
 def test_an_episode_ends_without_turns_that_fill_it_up(script, options, turns, answer):
   batch = play(script, **options)
   assert [(m.agent, m.round) for m in batch.messages] == turns
-  assert (batch.episodes[0].answer, batch.episodes[0].task_score) == (answer, 0.0)
+  assert (batch.answers[0], batch.task_scores[0]) == (answer, 0.0)
 
 
 def test_agents_of_a_layer_act_at_once_and_may_share_reward():
@@ -117,9 +116,8 @@ def test_observations_are_read_and_carry_no_loss():
   assert sorted(learned.tolist()) == sorted(written.tolist())
   assert not {*TOKENIZER.encode('0 1 2')} & {*learned.tolist()}
   # Their reader pays for them.
-  counts = count_messages(batch)
   money = RewardOptions(cost='money', p_write=0.0, p_read=1e6)
-  costs = communication.message_costs(money, counts)
+  costs = communication.message_costs(money, batch)
   np.testing.assert_array_equal(costs, [len(m.prompt_ids) for m in batch.messages])
 
 
@@ -151,10 +149,7 @@ def test_messages_are_credited_with_what_their_author_earns_from_then_on(discoun
     expected = math.fsum(x.reward * discount**i for i, x in enumerate(own))
     assert found[m] == pytest.approx(expected)
   assert len({*found.tolist()}) > 2
-  counts, scores = count_messages(batch), np.asarray([e.task_score for e in batch.episodes])
-  terms = communication.reward_terms(
-    RewardOptions(), counts, scores, 0.0, [m.text for m in batch.messages], returns=found
-  )
+  terms = communication.reward_terms(RewardOptions(), batch, 0.0, returns=found)
   np.testing.assert_allclose(terms.total, found, rtol=1e-6)
 
 
@@ -166,13 +161,8 @@ def test_without_an_environment_the_task_score_is_the_reward():
 
 def test_equal_observations_are_anchors_whatever_the_prompts_are():
   batch = play(lambda turn: 'so up up'.split()[turn.sample], samples=3, topology='debate')
-  counts = count_messages(batch)
-  rewards = communication.reward_terms(
-    RewardOptions(), counts, np.zeros(3), 0.0, [m.text for m in batch.messages]
-  )
-  inputs = estimator_inputs(
-    batch, counts, rewards, grouping='question', probability=np.full(1, 0.5)
-  )
+  rewards = communication.reward_terms(RewardOptions(), batch, 0.0)
+  inputs = estimator_inputs(batch, rewards, grouping='question', probability=np.full(1, 0.5))
   seen = [(m.agent, m.told) for m in batch.messages]
   for i, a in enumerate(seen):
     for j, b in enumerate(seen):

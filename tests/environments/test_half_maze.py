@@ -149,7 +149,7 @@ def test_demonstrations_solve_what_their_agents_can_know(options, agents, right)
   tokenizer = word_level([*task.vocabulary(), ';', 'say', 'move'])
   asked = [task.questions('test')[i] for i in range(50)]
   batch = rollout(team, task, tokenizer, asked, 1, ScriptedPolicy(script, tokenizer))
-  scores = [episode.task_score for episode in batch.episodes]
+  scores = batch.task_scores.tolist()
   if right == 1:
     assert scores == [1.0] * 50
     assert {m.round for m in batch.messages} == {0}
