@@ -116,8 +116,9 @@ _MESSAGE: dict[str, Check] = {
   'round': _number,
   'read_from': _pairs_with(_number),  # (author, round)
   'tokens': _pairs_with(_number_or_none),  # (text, log-prob)
+  'observed': lambda value: isinstance(value, list) and all(map(_text, value)),
   **dict.fromkeys(('text', 'note', 'prompt'), _text_or_none),
-  **dict.fromkeys(('written', 'read', 'reward', 'advantage'), _number_or_none),
+  **dict.fromkeys(('written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
   **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
 }
 _EDGE: dict[str, Check] = {
@@ -172,6 +173,7 @@ def as_text(transcript: Mapping[str, Any]) -> str:
   for message in transcript.get('messages', ()):
     note = f' (note: {message["note"]})' if message.get('note') else ''
     text = 'is silent' if message.get('silent') else message.get('text')
+    lines += [f'  (observes: {seen})' for seen in message.get('observed', ())]
     lines.append(f'  {message["agent"]}{note}: {text}')
   score = finite(transcript.get('task_score'))
   lines.append(

@@ -365,6 +365,7 @@ def test_a_click_on_a_message_opens_what_the_model_read_and_wrote(tmp_path):
   first, second = episode(1)['messages']
   tokens = [['The', -0.5], ['crate', None]]
   first |= {'prompt': 'Q ? say :', 'tokens': tokens, 'task': 1.0, 'token_cost': 0.5}
+  first |= {'observed': ['at b2', 'dark'], 'earned': 1.5}  # in an environment
   again = {**first, 'round': 1, 'prompt': 'solver : 12'}
   run = write_run(tmp_path / 'run', episodes=[episode(1) | {'messages': [first, second, again]}])
   page = html_report.write_report([run], tmp_path / 'report.html')
@@ -374,6 +375,8 @@ def test_a_click_on_a_message_opens_what_the_model_read_and_wrote(tmp_path):
   assert opened == ['prompt, and tokens with log-probs', *read, 'The', '-0.5', 'crate', 'tool']
   assert drawn.count('reward +0.500 = task 1.000 - tokens 0.500') == 2
   assert 'read 1 message<' in drawn  # of a record without a prompt
+  assert drawn.count('observes: at b2') == drawn.count('observes: dark') == 2
+  assert drawn.count('earned +1.50') == 2
 
 
 CHOOSE = """

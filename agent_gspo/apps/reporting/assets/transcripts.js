@@ -34,7 +34,7 @@ const verdict = (t) => h('span', {class: 'verdict ' + (isRight(t) ? 'good' : 'ba
 
 function haystack(t) {
   const parts = [t.question, t.gold, t.answer, t.question_id];
-  for (const m of t.messages) parts.push(m.agent, m.text, m.note);
+  for (const m of t.messages) parts.push(m.agent, m.text, m.note, ...(m.observed || []));
   return parts.filter((x) => x !== null && x !== undefined).join('\n').toLowerCase();
 }
 
@@ -97,6 +97,7 @@ function messageView(m, t, agents, needle) {
   const tag = (text, kind) => h('span', {class: 'tag ' + (kind || '')}, text);
   const figures = [
     m.silent ? null : `${m.written ?? '-'} written`, isNumber(m.read) ? `${m.read} read` : null,
+    isNumber(m.earned) ? `earned ${signed(m.earned, 2)}` : null,
     isNumber(m.reward) ? rewardText(m) : null,
     isNumber(m.worth) ? `worth ${signed(m.worth, 2)} nats` : null,
     isNumber(m.advantage) ? `advantage ${signed(m.advantage, 2)}` : null,
@@ -111,6 +112,7 @@ function messageView(m, t, agents, needle) {
       m.ended === false && tag('cut off at the limit', 'bad'), m.addressees && tag('to ' + (m.addressees.join(', ') || 'nobody')),
       h('span', {class: 'muted figures'}, figures)),
     m.note && h('div', {class: 'note'}, 'private note: ', marked(m.note, needle)),
+    (m.observed || []).map((text) => h('div', {class: 'note'}, 'observes: ', marked(text, needle))),
     h('div', {class: m.silent ? 'nothing' : 'text', onclick: toggleRead}, m.silent ? 'says nothing' : marked(m.text, needle)), readView(m, t));
 }
 
