@@ -9,14 +9,15 @@ of them in sentences, and take a shortest path by what they know.
   python launch/train.py --config=configs/half_maze.py:alone --workdir=runs/half_maze_all \\
     --config.task.options.view=full   # one agent that sees all walls; without the flag, half
 
-Goal reached, % [95 % interval], and tokens of 200 test questions (3 x 3 cells, mazes that training
-does not have; seed 0, two cores of an AMD EPYC beside other work, 3 to 5 minutes, 2026-11-26):
+Goal reached, %, and tokens of 200 test questions: 3 x 3 cells, mazes that training does not have;
+mean [lowest, highest] of seeds 0, 1, 2, two cores of an AMD EPYC beside other work, 3 to 5 minutes
+a run, 2026-11-26. Rates and price were chosen on seed 0:
 
-  after SFT                                65.5 [58.7, 71.7]   11.7
-  price 0                                  89.0 [83.9, 92.6]   13.1
-  price 0.05                               85.5 [80.0, 89.7]    9.2
-  alone, price 0.05, sees all walls        89.0 [83.9, 92.6]    6.2
-  alone, price 0.05, sees half of them     78.5 [72.3, 83.6]    7.5
+  after SFT                                61.8 [59.0, 65.5]   12.3
+  price 0                                  86.0 [82.0, 89.0]   14.1 [13.1, 15.5]
+  price 0.05                               86.0 [83.5, 89.0]    9.0 [8.8, 9.2]
+  alone, price 0.05, all walls (seed 0)    89.0                 6.2
+  alone, price 0.05, half (seed 0)         78.5                 7.5
 """
 
 from ml_collections import config_dict
