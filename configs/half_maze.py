@@ -13,7 +13,7 @@ Goal reached, %, and tokens of 200 test questions: 3 x 3 cells, mazes that train
 mean [lowest, highest] of seeds 0, 1, 2, two cores of an AMD EPYC beside other work, 3 to 5 minutes
 a run, 2026-11-26. Rates and price were chosen on seed 0:
 
-  after SFT                                61.8 [59.0, 65.5]   12.3
+  after SFT                                61.8 [59.0, 65.5]   12.4
   price 0                                  86.0 [82.0, 89.0]   14.1 [13.1, 15.5]
   price 0.05                               86.0 [83.5, 89.0]    9.0 [8.8, 9.2]
   alone, price 0.05, all walls (seed 0)    89.0                 6.2
