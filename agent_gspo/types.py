@@ -64,6 +64,10 @@ class Question:
     """Returns the private note of an agent, "" for none."""
     return self.notes[agent] if agent < len(self.notes) else ''
 
+  def is_relevant(self, agent: int) -> bool | None:
+    """Returns whether an agent's note is relevant; None if it has none, or that is unknown."""
+    return self.relevant[agent] if agent < len(self.relevant) else None
+
 
 def is_for(addressees: frozenset[int] | None, agent: int) -> bool:
   """Returns whether an agent is among a message's addressees (None: all agents)."""

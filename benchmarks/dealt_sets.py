@@ -19,10 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-import numpy as np
-
 from agent_gspo.apps.commands import command
 from agent_gspo.config import check as config_lib
+from agent_gspo.teams import counts
 from agent_gspo.training import run_evaluations
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.types import RolloutBatch
@@ -50,7 +49,7 @@ def main() -> None:
   parser.add_argument('--sets', default=_SETS, help='BENCHMARK:SPLIT:QUESTIONS, comma-separated')
   parser.add_argument('--out', type=pathlib.Path, help='JSON file')
   options = parser.parse_args()
-  command._use_compilation_cache()
+  command.use_compilation_cache()
   held = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
   for workdir in options.workdirs:
     saved = checkpoints.chosen(workdir / 'checkpoints', options.step)
@@ -97,7 +96,7 @@ def _evaluations(saved: checkpoints.Saved, sets: Sequence[Sequence[str]]) -> dic
 
 def _by_question(batch: RolloutBatch) -> dict[str, list[float]]:
   """Returns the score and the tokens written of each question."""
-  written = np.bincount(batch.episode, batch.written, batch.num_episodes)
+  written = counts.by_episode(batch, batch.written)
   return {'scores': batch.task_scores.tolist(), 'written': written.tolist()}
 
 

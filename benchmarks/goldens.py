@@ -31,6 +31,7 @@ import orbax.checkpoint as ocp
 from ml_collections import config_dict
 
 from agent_gspo import cache
+from agent_gspo.apps.commands import command
 from agent_gspo.training.loop import train
 from agent_gspo.workdir import json_lines
 from configs import tiny, tiny_addressing, tiny_budgets, tiny_prices
@@ -98,8 +99,7 @@ def main() -> None:
 def digests() -> dict[str, str]:
   """Runs all of `_RUNS`; returns SHA-256 digests by 'run/part'."""
   found: dict[str, str] = {}
-  jax.config.update('jax_compilation_cache_dir', str(cache.folder() / 'compiled'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  command.use_compilation_cache()
   with tempfile.TemporaryDirectory() as temp:
     os.environ[cache.VARIABLE] = temp  # SFT runs anew
     for name, (make, overrides) in _RUNS.items():

@@ -128,7 +128,7 @@ def figures(
     'task/accuracy_low': low,
     'task/accuracy_high': high,
     **_by_grader(records),
-    **_with_interval('tokens/written_per_question', counts.written_per_episode(batch)),
+    **_with_interval('tokens/written_per_question', counts.by_episode(batch, batch.written)),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
     'tokens/heard_per_question': sum(edge['tokens'] for edge in edges),
     'tokens/text_written_per_question': counts.per_question(batch, text['text_written']),

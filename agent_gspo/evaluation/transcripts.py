@@ -58,7 +58,7 @@ def records(
 
 def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
   question = batch.questions[batch.episode_question[message.episode]]
-  names, relevant, to = batch.agent_names, question.relevant, message.addressees
+  names, to = batch.agent_names, message.addressees
   environment: dict[str, Any] = {'observed': list(message.told)} if message.told else {}
   if message.reward is not None:
     environment['earned'] = message.reward
@@ -75,7 +75,7 @@ def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
     'silent': message.silent,
     'ended': message.ended,
     'note': question.note(message.agent),
-    'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+    'relevant': question.is_relevant(message.agent),
     **environment,
   }
 

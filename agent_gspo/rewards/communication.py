@@ -85,7 +85,7 @@ def reward_terms(
 
   def credited(own: np.ndarray) -> np.ndarray:
     if options.credit == 'episode':
-      own = _by_episode(rollout, own)[episode]
+      own = counts.by_episode(rollout, own)[episode]
     return (own * charged).astype(np.float32)
 
   silent = np.zeros(len(episode))
@@ -98,7 +98,7 @@ def reward_terms(
     options.length_reward,
     options.length_reward_arguments,
     scores=scores,
-    lengths=_by_episode(rollout, costs),
+    lengths=counts.by_episode(rollout, costs),
     questions=_questions(rollout),
     price=prices,
     budgets=budgets,
@@ -124,12 +124,7 @@ def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
 
 def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each episode, float64 `[E]`, which a budget bounds."""
-  return _by_episode(rollout, message_costs(options, rollout))
-
-
-def _by_episode(rollout: RolloutBatch, values: np.ndarray) -> np.ndarray:
-  """Sums values `[M]` over the messages of each episode, float64 `[E]`."""
-  return np.bincount(rollout.episode, weights=values, minlength=rollout.num_episodes)
+  return counts.by_episode(rollout, message_costs(options, rollout))
 
 
 def _questions(rollout: RolloutBatch) -> np.ndarray:

@@ -34,12 +34,11 @@ def from_messages(
   rows = []
   for message in messages:
     question = int(episode_question[message.episode])
-    relevant = questions[question].relevant
     rows.append(
       {
         **{f: getattr(message, f) for f in (*_INTEGERS, *_SEQUENCES, 'silent', 'ended')},
         'question': question,
-        'relevant': relevant[message.agent] if message.agent < len(relevant) else None,
+        'relevant': questions[question].is_relevant(message.agent),
       }
     )
   return RolloutBatch(

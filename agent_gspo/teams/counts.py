@@ -20,9 +20,9 @@ def silence_rate(batch: RolloutBatch, where: np.ndarray) -> float | None:
   return float(batch.silent[where].mean()) if where.any() else None
 
 
-def written_per_episode(batch: RolloutBatch) -> np.ndarray:
-  """Returns the tokens written in each episode, `[E]`."""
-  return np.bincount(batch.episode, weights=batch.written, minlength=batch.num_episodes)
+def by_episode(batch: RolloutBatch, values: np.ndarray) -> np.ndarray:
+  """Sums `values` `[M]` over the messages of each episode, float64 `[E]`."""
+  return np.bincount(batch.episode, weights=values, minlength=batch.num_episodes)
 
 
 def critical_path(batch: RolloutBatch) -> np.ndarray:

@@ -278,7 +278,7 @@ def test_too_little_memory_ends_with_one_line(error, monkeypatch, capsys):
   def main():
     raise error
 
-  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  monkeypatch.setattr(command, 'use_compilation_cache', lambda: None)
   with pytest.raises(SystemExit) as exit_:
     command._guarded(main)
   assert exit_.value.code == 2
@@ -292,7 +292,7 @@ def test_what_no_user_can_mend_keeps_its_traceback(monkeypatch):
   def main():
     raise jax.errors.JaxRuntimeError('INTERNAL: of the compiler')
 
-  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  monkeypatch.setattr(command, 'use_compilation_cache', lambda: None)
   with pytest.raises(jax.errors.JaxRuntimeError):
     command._guarded(main)
 
@@ -301,7 +301,7 @@ def test_traceback_on_demand(monkeypatch, capsys):
   def main():
     raise FloatingPointError('objective=nan\nin step 3')
 
-  monkeypatch.setattr(command, '_use_compilation_cache', lambda: None)
+  monkeypatch.setattr(command, 'use_compilation_cache', lambda: None)
   with pytest.raises(SystemExit) as exit_:
     command._guarded(main)
   assert exit_.value.code == 2

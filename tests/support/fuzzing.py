@@ -85,7 +85,7 @@ def outcome(case: Case) -> Outcome:
     kind, text = 'accepted', ''
     try:
       with (
-        mock.patch.object(command, '_use_compilation_cache'),  # nothing is compiled
+        mock.patch.object(command, 'use_compilation_cache'),  # nothing is compiled
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(errors),

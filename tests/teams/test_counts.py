@@ -57,7 +57,7 @@ def test_tables_by_agent_and_round_add_up(name):
     assert sum(row['written_per_question'] for row in rows) == pytest.approx(written)
     assert sum(row['read_per_question'] for row in rows) == pytest.approx(read)
   assert counts.per_question(batch, batch.written) == pytest.approx(written)
-  assert counts.written_per_episode(batch).mean() == pytest.approx(written)
+  assert counts.by_episode(batch, batch.written).mean() == pytest.approx(written)
   assert [row['name'] for row in counts.agents(batch)] == list(batch.agent_names)
   assert {row['calls_per_question'] for row in counts.agents(batch)} == {3.0}
 

@@ -97,7 +97,7 @@ def run(main: Callable[[], None]) -> None:
 def _guarded(main: Callable[[], None]) -> None:
   host_memory.keep()
   logging.set_verbosity(logging.WARNING)
-  _use_compilation_cache()
+  use_compilation_cache()
   try:
     main()
   except (ValueError, OSError, FloatingPointError, ImportError) as error:
@@ -111,7 +111,7 @@ def _guarded(main: Callable[[], None]) -> None:
     fail(f'out of memory ({error}). {_SMALLER}', error)
 
 
-def _use_compilation_cache() -> None:
+def use_compilation_cache() -> None:
   """Caches compiled programs on disk, so that a second run starts at once.
 
   All of them: a start spends most time on the few hundred below JAX's threshold of one second.
