@@ -66,7 +66,13 @@ def get_config() -> config_dict.ConfigDict:
 
   config.task.name = 'relay'
   config.task.options = config_dict.ConfigDict(
-    {'num_informants': 4, 'num_irrelevant': 2, 'irrelevant_notes': 'off_topic', 'max_count': 9}
+    {
+      'num_informants': 4,
+      'num_irrelevant': 2,
+      'irrelevant_notes': 'off_topic',
+      'max_count': 9,
+      'gold': 'equation',  # as the solver's examples are worded
+    }
   )
 
   config.team.agents = ('informant',) * 4 + ('solver',)

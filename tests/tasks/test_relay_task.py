@@ -78,6 +78,24 @@ def test_notes_give_the_answer(options):
         assert idle == [''] * task.num_irrelevant
 
 
+@pytest.mark.parametrize('relevant', [1, 2, 3])
+def test_gold_equations_add_the_relevant_counts_in_any_order(relevant):
+  operation = 'lookup' if relevant == 1 else 'sum'
+  task = RelayTask(
+    num_informants=4, num_irrelevant=4 - relevant, operation=operation, gold='equation'
+  )
+  for question in task.questions('test')[:50]:
+    given, forms = zip(*task.gold_messages(question), strict=True)
+    assert set(given) == {''}
+    assert all(task.score(question, form) == 1 for form in forms)
+    notes = zip(question.notes, question.relevant, strict=True)
+    counts = [parse_fact(note)[1] for note, flag in notes if flag]
+    if relevant == 2:
+      a, b = counts
+      assert set(forms) == {f'{a} + {b} = {a + b}', f'{b} + {a} = {a + b}'}
+    assert len(set(forms)) == len(forms)
+
+
 @pytest.mark.parametrize('options', SETTINGS)
 def test_splits_share_no_content(options):
   task = RelayTask(**options, train_size=3000, validation_size=500, test_size=500)
@@ -337,5 +355,5 @@ def test_registry():
     make_task('relai')
   with pytest.raises(ValueError, match=r"num_informant is .* mean 'num_informants'\?"):
     make_task('relay', num_informant=4)
-  with pytest.raises(ValueError, match=r"options.zzz is unknown; task 'relay' has irr.*_size\.$"):
+  with pytest.raises(ValueError, match=r"options.zzz is unknown; task 'relay' has gold.*_size\.$"):
     make_task('relay', zzz=4)

@@ -12,13 +12,16 @@ import functools
 import itertools
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 
 from agent_gspo.options import check_fields, option
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import draws
+from agent_gspo.tasks.grading import equations
 from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.tasks.relay import grammar, script
+from agent_gspo.tasks.relay.script import parse_fact
 from agent_gspo.types import Question
 
 
@@ -62,6 +65,9 @@ class RelayTask(base.Task):
   # plain: English; words: one space between any two tokens, punctuation included, for a word-level
   # tokenizer.
   text_style: str = option('plain', choices=('plain', 'words'))
+  # Wording of the gold answer in which the worth of messages is measured. sentence: the number,
+  # given "the answer is"; equation: "4 + 2 = 6".
+  gold: str = option('sentence', choices=('sentence', 'equation'))
   seed: int = 0  # does not change the split of a name or object
   train_size: int = option(1_000_000, least=0, most=10**9)  # questions are built on access
   validation_size: int = option(200, least=0, most=10**9)
@@ -135,7 +141,16 @@ class RelayTask(base.Task):
     return grade_number(answer_text, question.answer)
 
   def gold_messages(self, question: Question) -> Sequence[tuple[str, str]]:
-    """Returns the number, given the beginning of the scripted solver's short sentence."""
+    """Returns the gold answer in the wording of option `gold`, see `Task.gold_messages`.
+
+    An equation has its operands in the order of the notes or exchanged.
+    """
+    if self.gold == 'equation':
+      relevant = zip(question.notes, question.relevant, strict=True)
+      counts = [Fraction(fact[1]) for note, flag in relevant if flag and (fact := parse_fact(note))]
+      total = functools.reduce(lambda tree, count: ('+', tree, count), counts)
+      forms = [equations.chain(tree, question.answer) for tree in equations.commuted(total)]
+      return tuple(('', form or question.answer) for form in dict.fromkeys(forms))
     given = 'the answer is'
     return ((given, self.render(f'{given} {question.answer} .').removeprefix(given)),)
 
