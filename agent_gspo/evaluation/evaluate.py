@@ -32,10 +32,11 @@ def evaluate(
   questions: Sequence[Question],
   policy: Policy,
   *,
+  samples: int = 1,
   batch_questions: int = 64,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, Any], RolloutBatch]:
-  """Evaluates a team on one episode per question.
+  """Evaluates a team on `samples` episodes per question.
 
   Args:
     team: Team of agents.
@@ -43,7 +44,8 @@ def evaluate(
     tokenizer: Tokenizer of the policy.
     questions: Held-out questions, divided among processes.
     policy: Policy that writes the messages.
-    batch_questions: Questions per batch; affects memory and speed alone.
+    samples: Episodes of each question.
+    batch_questions: Episodes per batch; affects memory and speed alone.
     progress: Callback with (questions done, questions in total).
 
   Returns:
@@ -51,13 +53,14 @@ def evaluate(
   """
 
   def sample(part: Sequence[Question]):
-    own = converse(team, task, tokenizer, part[hosts.share(len(part))], policy, step=0, split='')
+    mine = part[hosts.share(len(part))]
+    own = converse(team, task, tokenizer, mine, policy, samples, step=0, split='')
     return zip(*hosts.gather(own), strict=True)
 
   start, done = time.monotonic(), 0
   records, rollouts = [], []
   progress(0, len(questions))
-  batches = in_batches(questions, batch_questions)
+  batches = in_batches(questions, max(1, batch_questions // samples))
   for part, (found, conversations) in sample_batches(batches, sample):
     records += [record for some in found for record in some]
     rollouts.append(join(conversations, as_one=True))
@@ -73,15 +76,16 @@ def converse(
   tokenizer: Tokenizer,
   questions: Sequence[Question],
   policy: Policy,
+  samples: int = 1,
   **head: Any,
 ) -> tuple[list[dict[str, Any]], RolloutBatch]:
-  """Samples one episode per question, in one batch; returns a record of each, and the batch.
+  """Samples the episodes of some questions in one batch; returns a record of each, and the batch.
 
   Args:
-    team, task, tokenizer, questions, policy: See `evaluate`.
+    team, task, tokenizer, questions, policy, samples: See `evaluate`.
     **head: `step`, `split` and `label` of the records, see `results.of_questions`.
   """
-  batch = rollout(team, task, tokenizer, questions, 1, policy)
+  batch = rollout(team, task, tokenizer, questions, samples, policy)
   return results.of_questions(batch, team, task, tokenizer, **head), batch
 
 

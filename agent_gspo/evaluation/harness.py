@@ -24,23 +24,24 @@ from agent_gspo.types import Question, Terms
 
 
 class Answers:
-  """In-memory store of records by team and question, and of results on training questions."""
+  """In-memory store of records by team, question and sample, and of learned results."""
 
   def __init__(self):
-    self._found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    self._found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     self.learnt: dict[str, Any] = {}
 
-  def get(self, variant: str, question_id: str) -> Mapping[str, Any] | None:
-    """Returns the record of a question by a team, None if there is none."""
-    return self._found.get((variant, question_id))
+  def get(self, variant: str, question_id: str, samples: int) -> list[Mapping[str, Any]]:
+    """Returns the records of the first `samples` episodes of a question by a team."""
+    found = (self._found.get((variant, question_id, sample)) for sample in range(samples))
+    return [record for record in found if record is not None]
 
   def add(self, records: Sequence[Mapping[str, Any]]) -> None:
-    """Stores records, each with its `variant` and `question_id`."""
+    """Stores records, each with its `variant`, `question_id` and `sample`."""
     for record in records:
-      self._found[record['variant'], record['question_id']] = record
+      self._found[record['variant'], record['question_id'], record['sample']] = record
 
-  def held(self) -> frozenset[tuple[str, str]]:
-    """Returns variant and question id of every record."""
+  def held(self) -> frozenset[tuple[str, str, int]]:
+    """Returns variant, question id and sample of every record."""
     return frozenset(self._found)
 
   def learn(self, name: str, what: Any) -> None:
@@ -74,11 +75,12 @@ class Harness:
     policy: Function (temperature, name of the noise stream) -> the team's policy.
     split: Split of the questions.
     questions: Number of questions.
+    samples: Episodes of each question.
     spread: See `evaluate.question_indices`.
     temperature: Sampling temperature.
     diverse_temperature: Temperature for samples that must differ, above 0.
     seed: Seed of random choices.
-    batch_questions: Questions per batch.
+    batch_questions: Episodes per batch.
     step: Finished training steps of the policy, for records.
     prices: Prices of tokens in money, or None.
     terms: Price or budget stated with each question, or None.
@@ -95,6 +97,7 @@ class Harness:
   split: str
   questions: int
   temperature: float
+  samples: int = 1
   diverse_temperature: float = 1.0
   seed: int = 0
   batch_questions: int = 64
@@ -138,8 +141,8 @@ class Harness:
       probe: Intervention on the policy.
 
     Returns:
-      The figures over all answered questions, and one record for each. `failed` maps questions
-      without a record to the reason.
+      The figures over all answered questions, and a record of each episode. `failed` maps
+      questions without a record to the reason.
 
     Raises:
       EndpointError: No question was answered, or see `evaluate.sample_batches`.
@@ -151,7 +154,8 @@ class Harness:
     policy = probe.wrap(policy) if probe else policy
     asked, failed = self.asked, dict[str, str]()
     partners = self.partners() if probe and probe.with_partners else {}
-    missing = {q.id for q in asked if self.answers.get(key, q.id) is None}
+    held = lambda question: self.answers.get(key, question.id, self.samples)
+    missing = {q.id for q in asked if len(held(q)) < self.samples}
     answered = len(asked) - len(missing)
 
     def ask(part: Sequence[Question]) -> list[dict[str, Any]]:
@@ -159,10 +163,14 @@ class Harness:
       beside = [q for q in others.values() if q not in part]
       dealt, start = [variant.question(q) for q in (*part, *beside)], time.monotonic()
       head = {'step': self.step, 'split': self.split, 'label': label}
-      found, _ = evaluate.converse(variant.team, self.task, self.tokenizer, dealt, policy, **head)
-      more = {'seconds': (time.monotonic() - start) / len(dealt), 'variant': key}
+      found, _ = evaluate.converse(
+        variant.team, self.task, self.tokenizer, dealt, policy, self.samples, **head
+      )
+      more = {'seconds': (time.monotonic() - start) / len(found), 'variant': key}
+      had = {(r['question_id'], r['sample']) for q in part for r in held(q)}
+      new = [r for r in found if (r['question_id'], r['sample']) not in had]
       kept = missing.intersection(q.id for q in part)
-      return [{**record, **more} for record in found if record['question_id'] in kept]
+      return [{**record, **more} for record in new if record['question_id'] in kept]
 
     self.note(f'{label}: {answered} of {len(asked)} questions')
     batches = self._batches(asked, missing, partners)
@@ -171,10 +179,9 @@ class Harness:
         failed |= {q.id: str(found) for q in part}
       else:
         self.answers.add(found)
-        answered += len(found)
+        answered += len(missing.intersection(q.id for q in part))
       self.note(f'{label}: {answered + len(failed)} of {len(asked)} questions')
-    answers = (self.answers.get(key, q.id) for q in asked)
-    records = [record for record in answers if record is not None]
+    records = [record for q in asked for record in held(q)]
     if failed and not records:
       raise EndpointError(
         f'none of {len(asked)} questions was answered: {next(iter(failed.values()))}'
@@ -183,7 +190,10 @@ class Harness:
     figures = results.figures(records, variant.team.names, self.prices)
     if failed:  # failed questions count as wrong in this figure alone
       right = sum(record['task_score'] for record in records)
-      figures |= {'task/accuracy_over_all': right / len(asked), 'failed': failed}
+      figures |= {
+        'task/accuracy_over_all': right / (len(asked) * self.samples),
+        'failed': failed,
+      }
     return {**head, 'variant': key, **figures}, records
 
   def _batches(
@@ -191,7 +201,7 @@ class Harness:
   ) -> list[Sequence[Question]]:
     """Returns the batches of questions that lack an answer."""
     if not self.alone:
-      batches = evaluate.in_batches(asked, self.batch_questions)
+      batches = evaluate.in_batches(asked, max(1, self.batch_questions // self.samples))
       return [batch for batch in batches if missing.intersection(q.id for q in batch)]
     alone: dict[frozenset[str], list[Question]] = {}
     for question in (q for q in asked if q.id in missing):

@@ -22,6 +22,8 @@ class EvaluationOptions(Section, name='evaluation'):
     told: Prices or budgets stated to the trained team, one evaluation each (`budget.mode`
       'conditioned', 'target'), besides `budget.lambda_tok` or `budget.budget_episode` in all other
       evaluations.
+    samples: Episodes of each question. Above 1, which needs a temperature above 0, evaluations also
+      report `pass@k` and `pass^k`.
     temperature: Sampling temperature; 0 is greedy.
     every: Steps between evaluations, 0 for none in training.
     patience: Evaluations in training, each with neither a higher accuracy nor fewer tokens written
@@ -38,6 +40,7 @@ class EvaluationOptions(Section, name='evaluation'):
   seen_questions: int = option(0, least=0, most=10**5)
   untrained: str = option('first', choices=('first', 'last'))
   told: tuple = ()
+  samples: int = option(1, least=1, most=1000)
   temperature: float = option(0.0, least=0)
   every: int = option(0, least=0, most=10**9)
   patience: int = option(0, least=0, most=1000)
@@ -52,6 +55,11 @@ class EvaluationOptions(Section, name='evaluation'):
       raise ValueError(
         f'evaluation.patience={self.patience} with evaluation.every=0: training is not evaluated. '
         'Set evaluation.every to the steps between two evaluations, or evaluation.patience=0.'
+      )
+    if self.samples > 1 and not self.temperature:
+      raise ValueError(
+        f'evaluation.samples={self.samples} with evaluation.temperature=0: all samples would be '
+        'equal. Set evaluation.temperature above 0, or evaluation.samples=1.'
       )
     for value in self.told:
       if not is_number(value) or value < 0:

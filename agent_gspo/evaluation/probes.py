@@ -151,7 +151,7 @@ def loss(
     whole: Records of the team, one per question.
     probed: Records of the probed team on the same questions, in the same order.
   """
-  score = lambda records: [record['task_score'] for record in records]
+  score = lambda records: results.by_question(records, [r['task_score'] for r in records])
   lost = statistics.paired_bootstrap(score(whole), score(probed))
   return {
     'probe': name,

@@ -110,26 +110,34 @@ def figures(
   """Returns the figures of an evaluation (95 % intervals: Wilson for accuracy, else bootstrap).
 
   Args:
-    records: Records, one per question, at least one; see `of_questions`.
+    records: Records, one per episode, at least one; see `of_questions`. Samples of a question are
+      averaged before intervals are computed, which are over questions.
     names: Names of the agents.
     prices: Prices of tokens, for the figures in money.
   """
   batch = of_records(records, names)
   scores = batch.task_scores
-  low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
+  questions = len({record['question_id'] for record in records})
+  if questions == len(records):
+    low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
+  else:
+    low, high = statistics.bootstrap_interval(by_question(records, scores))
+  written, solved = counts.by_episode(batch, batch.written), float(scores.sum())
   text = {
     key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
     for key in ('text_written', 'text_read')
   }
   everybody, edges = np.ones(len(batch.agent), bool), counts.edges(batch)
   return {
-    'questions': len(records),
+    'questions': questions,
     'task/accuracy': float(scores.mean()),
     'task/accuracy_low': low,
     'task/accuracy_high': high,
     **_by_grader(records),
-    **_with_interval('tokens/written_per_question', counts.by_episode(batch, batch.written)),
+    **_by_samples(records),
+    **_with_interval('tokens/written_per_question', by_question(records, written)),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
+    'tokens/written_per_solved': float(written.sum()) / solved if solved else None,
     'tokens/heard_per_question': sum(edge['tokens'] for edge in edges),
     'tokens/text_written_per_question': counts.per_question(batch, text['text_written']),
     'tokens/text_read_per_question': counts.per_question(batch, text['text_read']),
@@ -147,27 +155,29 @@ def figures(
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-  """Returns the records of common questions, in the order of the first argument.
+  """Returns the records of common questions and samples, in the order of the first argument.
 
   Raises:
     ValueError: There are none.
   """
-  theirs = {record['question_id']: record for record in b}
-  ours = [record for record in a if record['question_id'] in theirs]
+  key = lambda record: (record['question_id'], record.get('sample', 0))
+  theirs = {key(record): record for record in b}
+  ours = [record for record in a if key(record) in theirs]
   if not ours:
     raise ValueError('no question was answered in both evaluations: run the same command again.')
-  return ours, [theirs[record['question_id']] for record in ours]
+  return ours, [theirs[key(record)] for record in ours]
 
 
 def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]]:
   """Returns means and paired differences `a - b` of accuracy, Ctok and Ptok, with 95 % intervals.
 
   Args:
-    a: Records of one system, one per question.
+    a: Records of one system.
     b: Records of the other one, in any order.
 
   Returns:
-    `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure.
+    `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure, and
+    `needed`: questions that would show this difference with a probability of 80 %, None if 0.
 
   Raises:
     ValueError: The questions are not the same, or there are none.
@@ -175,18 +185,19 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
   first, second = paired(a, b)
   if not len(first) == len(a) == len(b):
     raise ValueError(
-      f'{len(a)} and {len(b)} questions, {len(first)} of them the same: evaluate both systems '
-      'on the same questions (config.evaluation.split and .questions).'
+      f'{len(a)} and {len(b)} answers, {len(first)} of them to the same questions: evaluate both '
+      'systems on the same questions (config.evaluation.split, .questions and .samples).'
     )
   measures: dict[str, Callable[[Sequence[Record]], np.ndarray]] = {
-    'accuracy, %': lambda records: 100 * np.asarray([r['task_score'] for r in records], float),
+    'accuracy, %': lambda records: 100 * by_question(records, [r['task_score'] for r in records]),
     'tokens written a question (Ctok)': lambda records: per_question(records, 'written'),
     'tokens read a question (Ptok)': lambda records: per_question(records, 'read'),
   }
   rows = []
   for name, measure in measures.items():
     ours, theirs = measure(first), measure(second)
-    gap = statistics.paired_bootstrap(ours, theirs)
+    gap, gaps = statistics.paired_bootstrap(ours, theirs), ours - theirs
+    seen = abs(gap.mean) > 0 and len(gaps) > 1
     rows.append(
       {
         'measure': name,
@@ -195,6 +206,7 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
         'difference': gap.mean,
         'difference_low': gap.low,
         'difference_high': gap.high,
+        'needed': statistics.questions_to_see(abs(gap.mean), gaps) if seen else None,
       }
     )
   return rows
@@ -210,9 +222,33 @@ def _by_grader(records: Sequence[Record]) -> dict[str, float]:
   }
 
 
+def _by_samples(records: Sequence[Record]) -> dict[str, float]:
+  """Returns pass@k and pass^k for each power of two up to the samples of every question."""
+  scores: dict[str, list[float]] = {}
+  for record in records:
+    scores.setdefault(record['question_id'], []).append(record['task_score'])
+  samples = min(map(len, scores.values()))
+  if samples == 1:
+    return {}
+  found: dict[str, float] = {'samples_per_question': samples}
+  for k in (1 << i for i in range(1, samples.bit_length())):
+    best = [statistics.expected_best(x, k) for x in scores.values()]
+    worst = [-statistics.expected_best(np.negative(x), k) for x in scores.values()]
+    found[f'{workdir_records.PASS}@{k}'] = float(np.mean(best))
+    found[f'{workdir_records.PASS}^{k}'] = float(np.mean(worst))
+  return found
+
+
+def by_question(records: Sequence[Record], values: Sequence[float] | np.ndarray) -> np.ndarray:
+  """Averages `values` of records `[E]` over the samples of each question, float64 `[B]`."""
+  index: dict[str, int] = {}
+  place = [index.setdefault(record['question_id'], len(index)) for record in records]
+  return np.bincount(place, values) / np.bincount(place)
+
+
 def per_question(records: Sequence[Record], key: str) -> np.ndarray:
-  """Sums `key` (`written`, `read`, ...) over the messages of each question, float `[B]`."""
-  return np.asarray([sum(m[key] for m in record['messages']) for record in records], float)
+  """Sums `key` (`written`, `read`, ...) over messages, averages over samples, float `[B]`."""
+  return by_question(records, [sum(m[key] for m in record['messages']) for record in records])
 
 
 def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:

@@ -84,6 +84,36 @@ def bootstrap_interval(
   return float(low), float(high)
 
 
+def expected_best(scores: Sequence[float] | np.ndarray, k: int) -> float:
+  """Returns the mean best score of `k` samples, over all choices of `k` of the `n` given ones.
+
+  For scores of 0 and 1, `c` of them 1, it is the unbiased pass@k, `1 - C(n - c, k) / C(n, k)`
+  (arXiv 2107.03374). Of negative scores it is minus the mean worst one: pass^k, `C(c, k) / C(n, k)`
+  (arXiv 2406.12045).
+
+  Args:
+    scores: Scores of one question's samples, `[n]`.
+    k: Number of samples drawn without replacement, `1 <= k <= n`.
+  """
+  ordered = sorted(scores)
+  choices = math.comb(len(ordered), k)
+  # The i-th lowest score is the best of k in as many choices as there are k - 1 below it.
+  return math.fsum(math.comb(i, k - 1) / choices * score for i, score in enumerate(ordered))
+
+
+def questions_to_see(effect: float, gaps: np.ndarray, power: float = 0.8) -> int:
+  """Returns how many questions show a mean difference at 95 % confidence (normal approximation).
+
+  Args:
+    effect: Mean difference to be seen, above 0.
+    gaps: Differences of the two systems on some questions, `[n]`, `n >= 2`.
+    power: Probability of seeing it.
+  """
+  normal = statistics.NormalDist()
+  z = normal.inv_cdf(0.975) + normal.inv_cdf(power)
+  return math.ceil((z * float(np.std(gaps, ddof=1)) / effect) ** 2)
+
+
 def paired_bootstrap(
   a: Sequence[float] | np.ndarray,
   b: Sequence[float] | np.ndarray,

@@ -129,7 +129,7 @@ def of_run(
     asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
     asked += between * available(options.questions_during, options.split)
     asked += available(options.seen_questions, 'train')
-  evaluations = rollout(model, parts.team, prompts, asked + told, 1)
+  evaluations = rollout(model, parts.team, prompts, asked + told, options.samples)
   return [*found, dataclasses.replace(evaluations, name='evaluations')]
 
 

@@ -201,7 +201,8 @@ def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
     asked.append((options.questions_during if options.every else 0, options.split))
     asked.append((options.seen_questions, 'train'))
   largest = max(min(count, len(parts.task.questions(split))) for count, split in asked)
-  found = [(min(options.batch_questions, largest), 1)]
+  batch = max(1, options.batch_questions // options.samples)
+  found = [(min(batch, largest), options.samples)]
   if parts.training:
     found.append((config.rollout.questions, config.rollout.group_size))
   return found

@@ -95,6 +95,7 @@ def evaluate(
     setup.tokenizer,
     [who.question(question) for question in questions(setup, count, split, told)],
     who.policy(policy),
+    samples=options.samples,
     batch_questions=options.batch_questions,
     progress=show,
   )
@@ -300,6 +301,7 @@ class RunEvaluations:
       'questions': min(getattr(options, which), len(self._setup.task.questions(split))),
       'temperature': options.temperature,
       'spread': options.spread,
+      **({'samples_per_question': options.samples} if options.samples > 1 else {}),
     }
 
   def _found(self, step: int, label: str) -> dict[str, Any] | None:

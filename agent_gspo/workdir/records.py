@@ -37,6 +37,8 @@ LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 DONE = 'done'
 # Prefix of accuracy by another grader, before its name.
 GRADED = 'task/accuracy_by_'
+# Prefix of pass@k and pass^k.
+PASS = 'task/pass'
 # Label of the evaluation of the initial team.
 UNTRAINED = 'untrained'
 # Label of an evaluation between training steps.
@@ -201,8 +203,8 @@ def told_team(label: str) -> str:
 
 
 def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-  """Returns whether two evaluations have the same questions and temperature."""
-  fields = ('split', 'questions', 'temperature', 'spread')
+  """Returns whether two evaluations have the same questions, samples and temperature."""
+  fields = ('split', 'questions', 'samples_per_question', 'temperature', 'spread')
   return all(a.get(field) == b.get(field) for field in fields)
 
 

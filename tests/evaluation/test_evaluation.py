@@ -280,7 +280,7 @@ def test_a_batch_is_asked_as_a_whole_but_kept_answers_stay():
     == expected
   )
   assert set(calls) == {'q3', 'q4', 'q5', 'q6', 'q7', 'q8'}
-  assert answers.get(kept[3]['variant'], 'q4') is kept[3]
+  assert answers.get(kept[3]['variant'], 'q4', 1) == [kept[3]]
 
 
 def test_another_team_or_temperature_is_another_answer():
@@ -305,6 +305,50 @@ def test_more_questions_go_on_too():
   found, _ = make(recite(tokenizer, calls), answers, questions=100).run('x', itself(run.team))
   assert found['questions'] == 9
   assert set(calls) == {'q4', 'q5', 'q6', 'q7', 'q8'}
+
+
+def guess(tokenizer):
+  """Answers right in sample `s` of question `i` if `i % 4 > s`; all write one number."""
+
+  def ids(turn):
+    number = int(turn.question.text)
+    return [*numbers(tokenizer, number if number % 4 > turn.sample else 39), tokenizer.eos_id], True
+
+  return st.IdsPolicy(ids)
+
+
+def test_samples_of_a_question_are_one_observation():
+  tokenizer = st.numbers_tokenizer(40)
+  run = make(guess(tokenizer), questions=8, samples=3)
+  figures, records = run.run('x', itself(run.team))
+  assert [(r['question_id'], r['sample']) for r in records[:4]] == [
+    ('q0', 0), ('q0', 1), ('q0', 2), ('q1', 0),
+  ]  # fmt: skip
+  right = np.array([0, 1, 2, 3] * 2)  # of three
+  assert (figures['questions'], figures['samples_per_question']) == (8, 3)
+  assert figures['task/accuracy'] == right.mean() / 3
+  interval = statistics.bootstrap_interval(right / 3)
+  assert (figures['task/accuracy_low'], figures['task/accuracy_high']) == interval
+  # Two of three samples: with one right of three, two pairs of three have it.
+  assert figures['task/pass@2'] == pytest.approx(np.mean([0, 2 / 3, 1, 1]))
+  assert figures['task/pass^2'] == pytest.approx(np.mean([0, 0, 1 / 3, 1]))
+  assert 'task/pass@4' not in figures
+  assert figures['tokens/written_per_question'] == 3.0
+  assert figures['tokens/written_per_solved'] == 3.0 / figures['task/accuracy']
+  assert 'task/pass@2' not in make(guess(tokenizer)).run('x', itself(run.team))[0]
+
+
+def test_more_samples_go_on_too():
+  tokenizer = st.numbers_tokenizer(40)
+  answers = harness.Answers()
+  run = make(guess(tokenizer), answers, samples=2)
+  run.run('x', itself(run.team))
+  kept = answers.held()
+  found, _ = make(guess(tokenizer), answers, samples=3).run('x', itself(run.team))
+  assert {sample for _, _, sample in answers.held() - kept} == {2}
+  assert found == make(guess(tokenizer), samples=3).run('x', itself(run.team))[0]
+  again = make(guess(tokenizer), answers, samples=2).run('x', itself(run.team))[0]
+  assert again == make(guess(tokenizer), samples=2).run('x', itself(run.team))[0]
 
 
 def test_questions_evenly_from_the_whole_split():
@@ -351,7 +395,7 @@ def test_differences_are_paired_by_question():
   # The same for each question: no spread is left.
   assert [written[k] for k in ('difference', 'difference_low', 'difference_high')] == [2.0] * 3
   assert (read['a'], read['difference']) == (15.0, 0.0)
-  with pytest.raises(ValueError, match='6 and 5 questions, 5 of them the same'):
+  with pytest.raises(ValueError, match='6 and 5 answers, 5 of them to the same questions'):
     results.differences(a, b[1:])
 
 

@@ -289,8 +289,9 @@ def test_others_draw_the_same_noise_when_one_is_muted():
 
 
 def test_loss_is_paired():
-  record = lambda score: {'task_score': score, 'messages': [{'written': 2}, {'written': 3}]}
-  whole, probed = [record(s) for s in (1, 1, 0, 1)], [record(s) for s in (1, 0, 0, 0)]
+  messages = [{'written': 2}, {'written': 3}]
+  record = lambda i, s: {'question_id': f'q{i}', 'task_score': s, 'messages': messages}
+  whole, probed = ([record(*x) for x in enumerate(s)] for s in ((1, 1, 0, 1), (1, 0, 0, 0)))
   lost = probes.loss('x', whole, probed)
   assert (lost['task/accuracy'], lost['task/accuracy_lost']) == (0.25, 0.5)
   assert lost['task/accuracy_lost_low'] == 0.0

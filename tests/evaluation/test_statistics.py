@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_gspo.evaluation import statistics
 
@@ -107,6 +109,25 @@ def test_paired_of_equal_systems_and_its_sign():
   back = statistics.paired_bootstrap([0, 1, 0, 0], [1, 1, 0, 1])
   assert forward.mean == 0.5 == -back.mean
   assert (forward.low, forward.high) == pytest.approx((-back.high, -back.low))
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=7), st.data())
+def test_the_best_of_some_samples_is_the_mean_over_all_choices(scores, data):
+  k = data.draw(st.integers(1, len(scores)))
+  choices = list(itertools.combinations(scores, k))
+  best = statistics.expected_best(scores, k)
+  assert best == pytest.approx(np.mean([max(choice) for choice in choices]))
+  worst = -statistics.expected_best(np.negative(scores), k)
+  assert worst == pytest.approx(np.mean([min(choice) for choice in choices]))
+
+
+def test_as_many_questions_as_needed_show_an_effect_four_times_in_five():
+  rng = np.random.default_rng(0)
+  draw = lambda *size: rng.choice([-1.0, 0.0, 1.0], p=[0.2, 0.5, 0.3], size=size)
+  n = statistics.questions_to_see(0.1, draw(10**5))
+  draws = draw(4000, n)
+  seen = draws.mean(axis=1) > Z95 * draws.std(axis=1) / np.sqrt(n)
+  assert seen.mean() == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize(

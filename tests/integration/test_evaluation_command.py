@@ -184,8 +184,8 @@ def test_answers_that_are_not_whole_are_asked_again(tmp_path):
     (tmp_path / 'results.jsonl').write_text(f'{line}\n{second}\n')
     with pytest.warns(UserWarning, match=r'results\.jsonl, line 1 is no whole answer: left out'):
       answers = evaluation_folder.Folder(tmp_path, fingerprint)
-    assert answers.get(one['variant'], one['question_id']) is None
-    assert {**answers.get(other['variant'], other['question_id'])} == without_checksum(other)
+    assert answers.get(one['variant'], one['question_id'], 1) == []
+    assert answers.get(other['variant'], other['question_id'], 1) == [without_checksum(other)]
 
 
 def resealed(record: dict) -> str:
@@ -217,19 +217,19 @@ def test_what_a_whole_evaluation_wrote_is_read_without_a_warning(tmp_path, chang
   records = list(json_lines.iterate(tmp_path / 'results.jsonl'))
   assert len(records) > 4 * 12
   for record in records:
-    assert answers.get(record['variant'], record['question_id']) == without_checksum(record)
+    assert answers.get(record['variant'], record['question_id'], 1) == [without_checksum(record)]
 
 
 def test_a_folder_keeps_records_whole(tmp_path):
   folder = evaluation_folder.Folder(tmp_path / 'new', FINGERPRINT)
-  record = {'variant': 'v', 'question_id': 'a', 'task_score': 0.1, 'messages': []}
+  record = {'variant': 'v', 'question_id': 'a', 'sample': 0, 'task_score': 0.1, 'messages': []}
   folder.add([record, {**record, 'question_id': 'b'}])
   folder.learn('mask', (1, 2))
   with (tmp_path / 'new' / 'results.jsonl').open('a') as file:
     file.write('{"variant": "v", "quest')
   again = evaluation_folder.Folder(tmp_path / 'new', FINGERPRINT)
-  assert again.get('v', 'a') == folder.get('v', 'a') == record
-  assert again.get('v', 'c') is None
+  assert again.get('v', 'a', 1) == folder.get('v', 'a', 1) == [record]
+  assert again.get('v', 'c', 1) == []
   assert again.learnt == folder.learnt == {'mask': [1, 2]}
   again.add([{**record, 'question_id': 'c'}])
   found = list(json_lines.iterate(tmp_path / 'new' / 'results.jsonl'))
@@ -299,7 +299,7 @@ def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   changed = result()
   changed['question_ids'].pop()
   (other / 'result.json').write_text(resealed(changed))
-  refused('4 and 3 questions, 3 of them the same')
+  refused('4 and 3 answers, 3 of them to the same')
 
 
 @pytest.mark.filterwarnings('ignore:results.jsonl, line 1')

@@ -34,7 +34,8 @@ def cli() -> None:
   if names[0] == names[1]:
     names = list(options.systems)
   print(tables.render_text(tables.difference_table(names, rows)))
-  print(f'{len(a)} questions' + f', {len(failed)} that failed in one left out' * bool(failed))
+  count = len({record['question_id'] for record in a})
+  print(f'{count} questions' + f', {len(failed)} that failed in one left out' * bool(failed))
 
 
 def _read(system: str):

@@ -120,10 +120,10 @@ def main() -> None:
   shown += [tables.probe_table(probed)] if probed else []
   for table in shown:
     print(tables.render_text(table, width=160))
-  old = sum((whole['variant'], record['question_id']) in before for record in records)
+  old = sum((whole['variant'], r['question_id'], r['sample']) in before for r in records)
   share = f'{len(records) - old} of {len(records)}' if old else f'{len(records)}'
   rest = ', the others before' if old else ''
-  print(f'{share} questions in {formatting.duration(time.monotonic() - start)}{rest}')
+  print(f'{share} episodes in {formatting.duration(time.monotonic() - start)}{rest}')
   short_of = [figures for figures in (*found, *probed) if 'failed' in figures]
   for figures in short_of:
     print(_failed(figures), file=sys.stderr)
@@ -192,6 +192,7 @@ def _harness(setup, policy, step: int, alone: int):
     policy=policy,
     split=options.split,
     questions=options.questions,
+    samples=options.samples,
     temperature=options.temperature,
     diverse_temperature=setup.config.rollout.temperature,
     seed=setup.config.seed,

@@ -1,6 +1,6 @@
 """Reads and writes the folder of an evaluation.
 
-`evaluation.json` has the fingerprint of the evaluation, `results.jsonl` one object per question
+`evaluation.json` has the fingerprint of the evaluation, `results.jsonl` one object per episode
 and team (its transcript with all counts, and a checksum), `learnt.json` the edge rankings learned
 on training questions, `result.json` the figures.
 """
@@ -119,8 +119,8 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   """Reads one finished evaluation of a folder, by default the first one, of the team itself.
 
   Returns:
-    Its figures, with the ids of the questions that `failed`, and the records of the others in
-    question order.
+    Its figures, with the ids of the questions that `failed`, and the records of the others'
+    samples in question order.
 
   Raises:
     FileNotFoundError: The folder has no finished evaluation.
@@ -134,19 +134,18 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
     raise ValueError(f'{path} holds no evaluation {label!r}; it holds {known}.')
   failed = list(chosen[0].get('failed', ()))
   figures = {**chosen[0], 'task': result['evaluation']['task'], 'failed': failed}
-  records = {
-    record['question_id']: record
-    for record in _answers(path / ANSWERS)
-    if record['variant'] == figures['variant']
-  }
-  asked = [question_id for question_id in result['question_ids'] if question_id not in failed]
-  for question_id in asked:
-    if question_id not in records:
+  answers, samples = harness.Answers(), figures.get('samples_per_question', 1)
+  answers.add([r for r in _answers(path / ANSWERS) if r['variant'] == figures['variant']])
+  records = []
+  for question_id in (i for i in result['question_ids'] if i not in failed):
+    found = answers.get(figures['variant'], question_id, samples)
+    if len(found) < samples:
       raise ValueError(
         f'{path / ANSWERS} holds no whole answer to question {question_id!r}, which {RESULT} '
         'counts: it is damaged. Evaluate again with another --out.'
       )
-  return figures, [records[question_id] for question_id in asked]
+    records += found
+  return figures, records
 
 
 def _answers(file: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.values import finite
-from agent_gspo.workdir.records import GRADED
+from agent_gspo.workdir.records import GRADED, PASS
 
 _WIDEST = 10_000  # columns of text that no table needs
 
@@ -61,6 +61,8 @@ def _figures(
     table.add_row(Text(name), *figures)  # not markup: a name may hold brackets
 
   add('accuracy', 'task/accuracy')
+  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(PASS)):
+    add(key.removeprefix('task/'), key)
   if any(record.get('failed') for record in shown):
     add('accuracy, failed questions wrong', 'task/accuracy_over_all')
     shown = [{**record, 'failed': len(record.get('failed') or ())} for record in shown]
@@ -68,6 +70,7 @@ def _figures(
   for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
     add(f'accuracy, {key.removeprefix(GRADED)} grader', key)
   add('tokens written a question (Ctok)', 'tokens/written_per_question', decimals=1)
+  add('tokens written a solved question', 'tokens/written_per_solved', decimals=1)
   add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
   if any(record.get('tokens/heard_per_question') for record in shown):
     add('tokens heard of teammates', 'tokens/heard_per_question', decimals=0)
@@ -130,7 +133,12 @@ def render_text(table: Table, width: int = 120) -> str:
 def _caption(shown: Sequence[Mapping[str, Any]]) -> str:
   """Describes split, questions and temperature, with all values where the records differ."""
   parts = []
-  texts = {'split': '{} split', 'questions': '{} questions', 'temperature': 'temperature {}'}
+  texts = {
+    'split': '{} split',
+    'questions': '{} questions',
+    'samples_per_question': '{} samples of each',
+    'temperature': 'temperature {}',
+  }
   for key, text in texts.items():
     values = list(dict.fromkeys(str(r[key]) for r in shown if r.get(key) is not None))
     if values:
@@ -194,13 +202,14 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def difference_table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
   """Returns two systems and their difference, a row per measure (see `results.differences`)."""
-  table = _plain(['', *names, 'difference'])
+  table = _plain(['', *names, 'difference', 'questions to see it'])
   for row in rows:
     table.add_row(
       Text(str(row['measure'])),
       formatting.fixed(row['a'], 1),
       formatting.fixed(row['b'], 1),
       formatting.interval(row, 'difference', 1, signed=True),
+      formatting.fixed(row.get('needed'), 0),
     )
   return table
 
