@@ -1,4 +1,4 @@
-"""Probes whether silence is strategic: mutes agents, blanks or shuffles messages.
+"""Probes what messages do: mutes agents, blanks, shuffles, falsifies or empties messages.
 
 Each probe wraps the team's policy; agents that it does not change draw the same noise as in the
 team.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
@@ -78,6 +80,48 @@ class Shuffled:
     return last and (self.team.decision == 'majority' or turn.agent == self.team.num_agents - 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Reworded:
+  """A policy under which some messages are delivered with other tokens, also to their authors.
+
+  Attributes:
+    policy: Policy of the team.
+    change: Maps a turn and the tokens of its message, int32 `[W]` without the stop token, to those
+      delivered; None for its own.
+  """
+
+  policy: Policy
+  change: Callable[[Turn, np.ndarray], Sequence[int] | None]
+
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    replies = []
+    for turn, own in zip(turns, self.policy(turns), strict=True):
+      said, stop = np.split(own.token_ids, [len(own.token_ids) - own.ended])
+      other = self.change(turn, said)
+      if other is not None:
+        reply = Reply.given([*other, *stop], own.ended, usage=own.usage)
+        own = _delivered(reply, turn, own)
+      replies.append(own)
+    return replies
+
+
+def falsified(tokenizer: Tokenizer, ids: np.ndarray) -> list[int] | None:
+  """Returns a message whose first number is wrong by one; None without a number.
+
+  Args:
+    tokenizer: Tokenizer of the message; the wrong number must be in its vocabulary.
+    ids: Message, int32 `[W]`.
+  """
+  text = tokenizer.decode(ids.tolist())
+  number = re.search(r'[0-9]+', text)
+  if number is None:
+    return None
+  right = int(number[0])
+  wrong = [str(n) for n in (right + 1, right - 1) if n >= 0]
+  texts = [f'{text[: number.start()]}{n}{text[number.end() :]}' for n in wrong]
+  return next((tokenizer.encode(t) for t in texts if not tokenizer.unknown_words(t)), None)
+
+
 def check(team: Team, task: Task, split: str) -> None:
   """Checks that a team can be probed on a split, without sampling.
 
@@ -95,7 +139,7 @@ def check(team: Team, task: Task, split: str) -> None:
 def run_all(
   harness: Harness, whole: Mapping[str, Any], records: Sequence[results.Record]
 ) -> list[dict[str, Any]]:
-  """Runs every probe: each agent muted in turn, all messages blanked, messages shuffled.
+  """Runs every probe: agents muted in turn; messages blanked, shuffled, emptied; errors planted.
 
   Args:
     harness: Team, see `check`, and questions.
@@ -103,17 +147,19 @@ def run_all(
     records: Records of the team, one per question.
 
   Returns:
-    `value` of each agent, and `loss` of the other probes; shuffling is left out if all messages
-    are answers.
+    `value` of each agent, `loss` of the other probes, and `spread` of each planted error; probes
+    of messages that are not answers are left out if there are none.
   """
   team = harness.team
   rows, same, stop_id = [], variants.itself(team), harness.tokenizer.eos_id
 
-  def lost(name: str, variant: variants.Variant = same, probe: Probe | None = None):
+  def paired(name: str, variant: variants.Variant = same, probe: Probe | None = None):
     figures, probed = harness.run(name, variant, probe=probe)
     failed = {'failed': figures['failed']} if 'failed' in figures else {}
-    return loss(name, *results.paired(records, probed)) | failed
+    pairs = results.paired(records, probed)
+    return loss(name, *pairs) | failed, pairs
 
+  lost = lambda *args, **fields: paired(*args, **fields)[0]
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
     probe = Probe(name, functools.partial(Muted, agents=(i,), stop_id=stop_id))
@@ -127,18 +173,67 @@ def run_all(
     shuffled = lambda policy: Shuffled(policy, partners, team, stop_id)
     probe = Probe(name, shuffled, with_partners=True)
     rows.append(lost(name, probe=probe))
+  read, tokenizer = sorted(_read_turns(team)), harness.tokenizer
+  if read and not tokenizer.unknown_words('.'):
+    dot = tokenizer.encode('.')[-1:]
+    empty = lambda turn, ids: dot * len(ids) if (turn.round, turn.agent) in read else None
+    name = 'messages emptied'
+    rows.append(lost(name, probe=Probe(name, functools.partial(Reworded, change=empty))))
+  for place in read:
+    wrong = lambda turn, ids, place=place: (
+      falsified(tokenizer, ids) if (turn.round, turn.agent) == place else None
+    )
+    round_, agent = place[0], team.names[place[1]]
+    name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)
+    row, pairs = paired(name, probe=Probe(name, functools.partial(Reworded, change=wrong)))
+    rows.append(row | spread(*pairs, agent, round_, harness.task.canonical))
   return rows
+
+
+def _read_turns(team: Team) -> set[tuple[int, int]]:
+  """Returns `(round, author)` of each turn that a teammate reads and that is not an answer."""
+  last = team.topology.rounds - 1
+  return {
+    (author_round, author)
+    for round_, _, layer in team.turns
+    for agent in layer
+    for author, author_round in team.topology.reads(agent, round_)
+    if author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
+  }
 
 
 def can_shuffle(team: Team) -> bool:
   """Returns whether any turn that a teammate reads is not also an answer."""
-  last = team.topology.rounds - 1
-  return any(
-    author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
-    for round_, _, layer in team.turns
-    for agent in layer
-    for author, author_round in team.topology.reads(agent, round_)
-  )
+  return bool(_read_turns(team))
+
+
+def spread(
+  whole: Sequence[results.Record],
+  probed: Sequence[results.Record],
+  agent: str,
+  round_: int,
+  canonical: Callable[[str], str | None],
+) -> dict[str, float | None]:
+  """Returns how often an error was planted in a turn, and how often the answer changed with it.
+
+  Args:
+    whole: Records of the team.
+    probed: Records of the same episodes with the error.
+    agent: Author of the turn.
+    round_: Round of the turn.
+    canonical: Normalizes answers, see `Task.canonical`.
+  """
+
+  def text(record: results.Record) -> str | None:
+    turn = (m['text'] for m in record['messages'] if (m['agent'], m['round']) == (agent, round_))
+    return next(turn, None)
+
+  pairs = [pair for pair in zip(whole, probed, strict=True) if text(pair[0]) != text(pair[1])]
+  changed = [canonical(a['answer']) != canonical(b['answer']) for a, b in pairs]
+  return {
+    'planted': len(pairs) / len(whole),
+    'answers_changed': float(np.mean(changed)) if changed else None,
+  }
 
 
 def loss(

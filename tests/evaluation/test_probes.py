@@ -9,6 +9,7 @@ import pytest
 import scripted_teams as st
 
 from agent_gspo.evaluation import harness, probes, results, variants
+from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
@@ -216,9 +217,11 @@ def test_all_probes_by_hand():
     'muted: agent3',
     'messages blanked',
     'messages shuffled',
+    'wrong number: agent1',
+    'wrong number: agent2',
   ]
   lost = {name: row['task/accuracy_lost'] for name, row in rows.items()}
-  assert lost == dict(zip(rows, [1.0, 0.0, 1.0, 1.0, 1.0], strict=True))
+  assert lost == dict(zip(rows, [1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0], strict=True))
   first, second = rows['muted: agent1'], rows['muted: agent2']
   # A token a question, and all of the accuracy: 100 points for it, 10,000 for a hundred.
   assert (first['agent'], first['agent_written_per_question']) == ('agent1', 1.0)
@@ -229,8 +232,54 @@ def test_all_probes_by_hand():
   assert second['silence_rate_irrelevant'] == pytest.approx(3 / 7)
   assert (first['task/accuracy_lost_low'], first['task/accuracy_lost_high']) == (1.0, 1.0)
   # Blanked messages are written, and heard by nobody: the solver has nothing to repeat.
+  # Whatever agent 1 says of its note is repeated; agent 2 says its own four times in seven.
+  errors = [rows[f'wrong number: agent{i}'] for i in (1, 2)]
+  assert [row['planted'] for row in errors] == [1.0, pytest.approx(4 / 7)]
+  assert [row['answers_changed'] for row in errors] == [1.0, 1.0]
   notes = 1 + 4 / 7
   assert rows['messages blanked']['tokens/written_per_question'] == pytest.approx(notes)
+
+
+@pytest.mark.parametrize(
+  ('said', 'wrong'),
+  [('7', '8'), ('59 3', '58 3'), ('0', '1'), ('', None), ('note :', None)],
+)
+def test_a_planted_error_is_one_off_and_in_the_vocabulary(said, wrong):
+  found = probes.falsified(TOKENIZER, np.asarray(TOKENIZER.encode(said), np.int32))
+  assert found == (None if wrong is None else TOKENIZER.encode(wrong))
+
+
+def test_an_error_is_planted_in_one_turn_and_heard_from_there():
+  team = st.team('debate', rounds=2, decision='judge')
+  number = lambda turn: ([FIRST + 10 * turn.round + 2 * turn.agent, EOS], True)
+  wrong = lambda turn, ids: (
+    probes.falsified(TOKENIZER, ids) if (turn.round, turn.agent) == (0, 1) else None
+  )
+  policy = probes.Reworded(st.IdsPolicy(number), wrong)
+  batch = rollout(team, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
+  for m in batch.messages:
+    assert m.text == str(10 * m.round + 2 * m.agent + ((m.round, m.agent) == (0, 1)))
+    assert m.ended
+  later = [m for m in batch.messages if (0, 1) in {(r, a) for a, r in m.read_from}]
+  assert later
+  assert all(FIRST + 3 in m.prompt_ids and FIRST + 2 not in m.prompt_ids for m in later)
+
+
+def test_emptied_messages_cost_as_much_and_say_nothing():
+  tokenizer = word_level(
+    [*'. Q note : from say agent1 agent2 agent3'.split(), *map(str, range(30))]
+  )
+  run = dataclasses.replace(make(), tokenizer=tokenizer)
+
+  def tells(turn):
+    said = ' '.join(turn.delivered.values()) if turn.agent == 2 else turn.question.notes[turn.agent]
+    return [*tokenizer.encode(said), tokenizer.eos_id], True
+
+  run = dataclasses.replace(run, policy=lambda temperature, stream: st.IdsPolicy(tells))
+  whole, records = run.run('team', variants.itself(run.team))
+  row = next(r for r in probes.run_all(run, whole, records) if r['probe'] == 'messages emptied')
+  assert (whole['task/accuracy'], row['task/accuracy']) == (1.0, 0.0)
+  assert row['tokens/written_per_question'] == whole['tokens/written_per_question']
 
 
 def test_an_agent_that_says_nothing_has_no_price():

@@ -55,7 +55,7 @@ def test_result_holds_every_system_and_its_figures():
     'debate',
     'AgentPrune',
   ]
-  assert len(figures['probes']) == 5
+  assert len(figures['probes']) == 8
   assert figures['left_out'] == {}
   assert figures['question_ids'] == [f'relay-test-{i}' for i in range(4)]
   team = evaluations[0]

@@ -184,7 +184,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
   """Returns a table, a row per probe: accuracy lost, and the value of a muted agent's tokens."""
   heads = (
     'probe', 'accuracy, %', 'points lost', "agent's Ctok", 'points a 100 tokens',
-    'silent: note relevant / irrelevant, %',
+    'silent: note relevant / irrelevant, %', 'errors planted, %', 'answers changed, %',
   )  # fmt: skip
   table = _plain(heads)
   for row in rows:
@@ -196,6 +196,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
       formatting.fixed(row.get('agent_written_per_question'), 1),
       formatting.fixed(row.get('points_per_100_tokens'), 1),
       ' / '.join(formatting.interval(row, key, 1, 100) for key in silent),
+      *(formatting.interval(row, key, 1, 100) for key in ('planted', 'answers_changed')),
     )
   return table
 
