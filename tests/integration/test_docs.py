@@ -21,7 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FILES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), ROOT / 'benchmarks/README.md'])
 # What a short path is below, in this order.
 _BASES = ('.', 'agent_gspo', 'agent_gspo/algorithms', 'benchmarks')
-_EXAMPLES = {'agent_gspo/tasks/problems.py'}  # files that a reader is told to write
 
 _each_file = pytest.mark.parametrize('file', _FILES, ids=lambda f: str(f.relative_to(ROOT)))
 
@@ -36,7 +35,7 @@ def test_links_lead_somewhere(file):
 @_each_file
 def test_files_that_are_named_exist(file):
   named = re.findall(r'`([\w/]+/[\w/]*\.(?:py|md|json|yml))\b', file.read_text())
-  assert not [path for path in named if path not in _EXAMPLES and _find(path) is None]
+  assert not [path for path in named if _find(path) is None]
 
 
 @_each_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import pathlib
@@ -16,7 +15,6 @@ import talkative_run
 
 from agent_gspo.apps.commands import compare, evaluation_folder
 from agent_gspo.apps.reporting import tables
-from agent_gspo.tasks import base, registry
 from agent_gspo.workdir import json_lines
 
 ARGUMENTS = (
@@ -337,38 +335,3 @@ def test_tables_show_what_is_known():
   rows = [{'measure': 'x', 'a': 1, 'b': 2, 'difference': -1.0, 'difference_low': -2.0,
            'difference_high': 0.5}]  # fmt: skip
   assert '-1.0 [-2.0, +0.5]' in tables.render_text(tables.difference_table(['A', 'B'], rows))
-
-
-# The documentation
-
-
-def test_the_benchmark_in_the_docs_works(tmp_path, monkeypatch):
-  text = (micro_run.ROOT / 'docs' / 'evaluation.md').read_text(encoding='utf-8')
-  code, line = (block.split('```')[0] for block in text.split('```python\n')[1:3])
-  assert len(code.splitlines()) < 40
-  (tmp_path / 'problems_of_the_docs.py').write_text(code)
-  monkeypatch.syspath_prepend(tmp_path)
-  entry = ast.literal_eval('{' + line + '}')
-  assert entry == {'problems': ('agent_gspo.tasks.problems', 'Problems')}
-  monkeypatch.setitem(registry._TASKS, 'problems', ('problems_of_the_docs', 'Problems'))
-  nouns = ('pens', 'cups', 'hats', 'eggs', 'keys', 'coins', 'books', 'shells', 'kites', 'maps')
-  verbs = ('buys', 'finds', 'sells', 'draws', 'loses', 'paints')
-  problems = [
-    {
-      'id': f'{i}-{j}-{k}',
-      'question': f'On day {i} Ann {verb} {k} old {noun} in {verb} street; how many {noun} then?',
-      'answer': str(1000 + k),
-    }
-    for i, verb in enumerate(verbs)
-    for j, noun in enumerate(nouns)
-    for k in range(2)
-  ]
-  (tmp_path / 'problems.jsonl').write_text('\n'.join(map(json.dumps, problems)))
-  task = registry.make_task('problems', path=str(tmp_path / 'problems.jsonl'))
-  sizes = {split: len(task.questions(split)) for split in base.SPLITS}
-  assert min(sizes.values()) > 0
-  question = task.questions('test')[0]
-  assert task.score(question, f'The answer is {int(question.answer):,}.') == 1.0
-  assert task.canonical('so 1,001 pens') == '1001'
-  legacy = registry.make_task('problems', path=str(tmp_path / 'problems.jsonl'), grader='legacy')
-  assert legacy.score(question, f'The answer is {int(question.answer):,}.') == 0.0
