@@ -41,6 +41,7 @@ class Question:
     derivation: Derivation of the answer from the official files: an equation such as
       '( 6 - ( 3 + 2 ) )' or a rationale; "" if they have none. No agent sees it.
     terms: Price or budget conditioning; None without.
+    documents: Texts that the tool `retriever` searches; without any, the notes. No prompt has them.
     story: Id of the question that this one augments with other numbers; "" for an original.
   """
 
@@ -51,6 +52,7 @@ class Question:
   relevant: tuple[bool, ...] = ()
   derivation: str = ''
   terms: Terms | None = None
+  documents: tuple[str, ...] = ()
   story: str = ''
 
   def __post_init__(self):
@@ -72,6 +74,11 @@ class Question:
 def is_for(addressees: frozenset[int] | None, agent: int) -> bool:
   """Returns whether an agent is among a message's addressees (None: all agents)."""
   return addressees is None or agent in addressees
+
+
+def runs(mask: np.ndarray) -> int:
+  """Counts the runs of True in a bool mask `[W]`."""
+  return int(np.count_nonzero(np.diff(mask, prepend=False) & mask))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +147,12 @@ class Message:
   @property
   def written(self) -> int:
     """Counts sampled content tokens (`w_m`), which `Ctok` sums."""
-    return self.length - self._inserted if self.usage is None else self.usage[1]
+    return self.length - self.tool_tokens if self.usage is None else self.usage[1]
 
   @property
   def read(self) -> int:
     """Counts prompt tokens, template included, and tool tokens, which `Ptok` sums."""
-    return len(self.prompt_ids) + self._inserted if self.usage is None else self.usage[0]
+    return len(self.prompt_ids) + self.tool_tokens if self.usage is None else self.usage[0]
 
   @property
   def spent(self) -> int:
@@ -153,13 +160,19 @@ class Message:
     return len(self.token_ids) if self.usage is None else self.usage[1]
 
   @property
-  def _inserted(self) -> int:
+  def tool_tokens(self) -> int:
+    """Counts the tokens that tools wrote."""
     return 0 if self.inserted is None else int(self.inserted.sum())
+
+  @property
+  def tool_calls(self) -> int:
+    """Counts the results that tools wrote."""
+    return 0 if self.inserted is None else runs(self.inserted)
 
   @property
   def silent(self) -> bool:
     """Returns whether nothing was written, so that nothing is delivered."""
-    return self.length == self._inserted
+    return self.length == self.tool_tokens
 
   def reaches(self, agent: int) -> bool:
     """Returns whether the message is delivered to an agent that reads its author."""
@@ -188,6 +201,7 @@ class RolloutBatch:
     written: Tokens before the stop token (`Ctok`), int `[M]`.
     read: Prompt tokens, template included (`Ptok`), int `[M]`.
     readers: Later turns whose prompt contains the message, its author's included, int `[M]`.
+    tool_calls, tool_tokens: Results of tools in the message, and their tokens, int `[M]`.
     silent: Empty messages, bool `[M]`.
     truncated: Messages cut off by the cap, bool `[M]`.
     relevant: 1 for authors with a relevant note, 0 with an irrelevant one, -1 with none, int `[M]`.
@@ -213,6 +227,8 @@ class RolloutBatch:
   written: np.ndarray
   read: np.ndarray
   readers: np.ndarray
+  tool_calls: np.ndarray
+  tool_tokens: np.ndarray
   silent: np.ndarray
   truncated: np.ndarray
   relevant: np.ndarray

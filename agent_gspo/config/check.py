@@ -299,11 +299,12 @@ def _check_terms(config: Config, team: Team) -> None:
         )
     return
   if kind == 'budget' and any(role.shows_left for role in team.roles):
-    if (reward.cost, reward.p_write, reward.p_read) != ('tokens', 1.0, 0.0):
+    if (reward.cost, reward.p_write, reward.p_read, reward.p_tool) != ('tokens', 1.0, 0.0, 0.0):
       raise ValueError(
         f'team.roles.*.cue tells {{left}} of a budget in tokens written; the budget is in another '
         f'unit with reward.cost={reward.cost!r}, p_write={reward.p_write}, '
-        f"p_read={reward.p_read}. Set 'tokens', 1 and 0, or leave out {{left}}."
+        f"p_read={reward.p_read}, p_tool={reward.p_tool}. Set 'tokens', 1, 0 and 0, or leave out "
+        '{left}.'
       )
   if not any(role.shows_terms(kind) for role in team.roles):
     raise ValueError(

@@ -17,7 +17,7 @@ from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
 from agent_gspo.teams.team import Team
-from agent_gspo.types import RolloutBatch
+from agent_gspo.types import RolloutBatch, runs
 from agent_gspo.workdir import records as workdir_records
 
 Record = Mapping[str, Any]
@@ -84,6 +84,7 @@ def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:
       'question': i,
       'agent': number[message['agent']],
       'read_from': tuple((number[author], round_) for author, round_ in message['read_from']),
+      **_tool_counts(message),
       'addressees': (
         None if (to := message['addressees']) is None else frozenset(number[name] for name in to)
       ),
@@ -102,6 +103,12 @@ def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:
     messages=(),
     **batches.columns(rows),
   )
+
+
+def _tool_counts(message: Mapping[str, Any]) -> dict[str, int]:
+  """Returns the columns of a recorded message: tokens without a log-prob were inserted."""
+  mask = np.asarray([logprob is None for _, logprob in message.get('tokens', ())], bool)
+  return {'tool_calls': runs(mask), 'tool_tokens': int(mask.sum())}
 
 
 def figures(
@@ -143,6 +150,7 @@ def figures(
     'tokens/text_read_per_question': counts.per_question(batch, text['text_read']),
     'tokens/critical_path_per_question': counts.per_question(batch, counts.critical_path(batch)),
     'comm/calls_per_question': len(batch.agent) / len(records),
+    **counts.tools(batch),
     'comm/silence_rate': counts.silence_rate(batch, everybody),
     'comm/silence_rate_relevant': counts.silence_rate(batch, batch.relevant == 1),
     'comm/silence_rate_irrelevant': counts.silence_rate(batch, batch.relevant == 0),

@@ -25,11 +25,14 @@ def max_episode_cost(options: RewardOptions, team: Team) -> float:
   """
   total, dearest = 0.0, 0.0
   for round_, _, layer in team.turns:
-    prices = [
-      options.p_write + options.p_read * team.topology.readers(agent, round_) for agent in layer
-    ]
+    written = lambda agent, round_=round_: (
+      options.p_write + options.p_read * team.topology.readers(agent, round_)
+    )
+    inserted = lambda agent: options.p_tool if team.roles[agent].tools else 0.0
+    prices = [max(written(agent), inserted(agent)) for agent in layer]
     costs = [team.message_cap(agent) * price for agent, price in zip(layer, prices, strict=True)]
-    total += max(costs) if options.cost == 'critical_path' else sum(costs)
+    alone = options.cost == 'critical_path' and not options.p_tool
+    total += max(costs) if alone else sum(costs)
     dearest = max(dearest, *prices)
   return min(total, team.max_episode_tokens * dearest or total)
 

@@ -116,10 +116,11 @@ def reward_terms(
 
 def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each message, float64 `[M]`, before any gate."""
+  inserted = options.p_tool * rollout.tool_tokens
   if options.cost == 'money':
-    return (options.p_write * rollout.written + options.p_read * rollout.read) / 1e6
+    return (options.p_write * rollout.written + options.p_read * rollout.read + inserted) / 1e6
   written = counts.critical_path(rollout) if options.cost == 'critical_path' else rollout.written
-  return options.p_write * written + options.p_read * written * rollout.readers
+  return options.p_write * written + options.p_read * written * rollout.readers + inserted
 
 
 def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:

@@ -20,11 +20,12 @@ class RewardOptions(Section, name='reward'):
   prices, and tokens read by others with `p_write=0, p_read=1`.
 
   Attributes:
-    cost: tokens: `p_write * written + p_read * written * readers`; critical_path: only the longest
-      message of each layer pays; money: p_write and p_read are prices per million tokens written
-      and read.
+    cost: tokens: `p_write * written + p_read * written * readers + p_tool * inserted`;
+      critical_path: only the longest message of each layer pays for what it wrote; money: prices
+      per million tokens, where inserted tokens are also read ones.
     p_write: Price of a written token.
     p_read: Price of a token each time it is read.
+    p_tool: Price of a token that a tool inserts, paid once by its caller.
     gate: Where prices and the length reward apply. always; correct: episodes that solved the task;
       group_accuracy: questions whose group reaches gate_accuracy; top_groups: the gate_fraction of
       the questions that are answered best. A price charged always drives teams that are often wrong
@@ -42,6 +43,7 @@ class RewardOptions(Section, name='reward'):
   cost: str = option('tokens', choices=COSTS)
   p_write: float = option(1.0, least=0)
   p_read: float = option(0.0, least=0)
+  p_tool: float = option(0.0, least=0)
   gate: str = option('group_accuracy', choices=GATES)
   gate_accuracy: float = option(0.5, least=0, most=1)
   gate_fraction: float = option(0.2, above=0, most=1)
@@ -77,6 +79,9 @@ class RewardOptions(Section, name='reward'):
     if self.cost == 'money':
       return 'money'
     kind = 'tokens of the critical path' if self.cost == 'critical_path' else 'tokens'
+    if self.p_tool:
+      parts = f'{self.p_write:g} written + {self.p_read:g} read by others'
+      return f'{kind}: {parts} + {self.p_tool:g} inserted by tools'
     if not self.p_read:
       return f'{kind} written' if self.p_write == 1 else f'{kind} written, times {self.p_write:g}'
     if not self.p_write:

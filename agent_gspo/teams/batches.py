@@ -10,7 +10,9 @@ import numpy as np
 
 from agent_gspo.types import Message, Question, RolloutBatch
 
-_INTEGERS = ('episode', 'agent', 'round', 'layer', 'written', 'read', 'readers')
+_INTEGERS = (
+  'episode', 'agent', 'round', 'layer', 'written', 'read', 'readers', 'tool_calls', 'tool_tokens'
+)  # fmt: skip
 _SEQUENCES = ('text', 'read_from', 'addressees')
 
 

@@ -15,6 +15,16 @@ def per_question(batch: RolloutBatch, values: np.ndarray, where: np.ndarray | No
   return float(chosen.sum()) / max(batch.num_episodes, 1)
 
 
+def tools(batch: RolloutBatch) -> dict[str, float]:
+  """Returns calls of tools and tokens that they inserted per question; {} without a call."""
+  if not batch.tool_calls.any():
+    return {}
+  return {
+    'tools/calls_per_question': per_question(batch, batch.tool_calls),
+    'tools/tokens_per_question': per_question(batch, batch.tool_tokens),
+  }
+
+
 def silence_rate(batch: RolloutBatch, where: np.ndarray) -> float | None:
   """Returns the share of silent messages among those `where`; None if there are none."""
   return float(batch.silent[where].mean()) if where.any() else None

@@ -36,6 +36,8 @@ class Role:
     separator: Text that ends a plain message; the sampler's stop tokens derive from it.
     max_tokens: Cap on this role's messages, 0 for the team's.
     tools: Tools that the agent may call while it writes, keys of `tools.TOOLS` or 'module:TOOL'.
+    tool_calls: Most calls of tools a message, 0 for no limit; a further mark is an ordinary token.
+    tool_tokens: Most tokens of a tool's result; the rest is cut off.
     chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
   """
 
@@ -49,6 +51,8 @@ class Role:
   separator: str = '\n'
   max_tokens: int = option(0, least=0)
   tools: tuple[str, ...] = ()
+  tool_calls: int = option(0, least=0)
+  tool_tokens: int = option(64, least=1)
   chat_variables: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
   @property

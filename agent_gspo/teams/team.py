@@ -113,8 +113,11 @@ class Team:
 
   def toolboxes(self, tokenizer: Tokenizer) -> tuple[Toolbox, ...]:
     """Returns the tools of each agent, shared by the agents of a role."""
-    boxes = {tools: Toolbox(tools, tokenizer) for tools in {role.tools for role in self.roles}}
-    return tuple(boxes[role.tools] for role in self.roles)
+    boxes = {
+      role: Toolbox(role.tools, tokenizer, role.tool_calls, role.tool_tokens)
+      for role in set(self.roles)
+    }
+    return tuple(boxes[role] for role in self.roles)
 
   def decide(self, last_messages: Sequence[str], canonical: Callable[[str], str | None]) -> str:
     """Returns the team's answer from each agent's message in the last round."""

@@ -2,22 +2,43 @@
 
 A message is sampled up to a tool's mark, the tool's result is inserted, and the agent continues
 after it. Results are not sampled: they count as read tokens, not as written ones, and the loss
-masks them.
+masks them. What fails is a result, too: an inserted text such as `error: timeout`.
+
+    3 + 4 = 7                                      calculator
+    ```python print(3 ** 4)``` 81                  python
+    search capital of France ? Paris is in ...     retriever
+
+To add a tool, write its function and a line in `TOOLS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
+import os
+import re
 from collections.abc import Callable, Sequence
+from concurrent import futures
 
 import numpy as np
 
-from agent_gspo import plugins
+from agent_gspo import plugins, sandbox
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.grading import equations
 from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.types import Question
 from agent_gspo.values import is_text
+
+_PYTHON_LIMITS = sandbox.Limits(cpu_seconds=2, output_bytes=1 << 14)
+_TIMES = ('wall time', 'idle', 'cpu time')  # limits of `sandbox.Outcome.stopped`
+_PYTHON_WORDS = (
+  '``` python print ( ) + - * error: nothing printed timeout SyntaxError: NameError: TypeError: '
+  'ValueError: ZeroDivisionError: unreadable'
+)
+_SEARCH_WORDS = 'search ? error: nothing found'
+_UNREADABLE = 'error: unreadable'  # result that the vocabulary cannot write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +47,73 @@ class Tool:
 
   Attributes:
     mark: Text of one token, with or without a space before it, after which the tool is called.
-    result: Maps the message so far, which ends with the mark, to the text to insert after it;
-      None for nothing.
+    result: Maps the message so far, which ends with the mark, and the question to the text to
+      insert after it; None if the message does not call the tool.
+    words: Words of calls and results that a vocabulary from scratch gets.
+    check: Called before a run; raises if the tool cannot be used on this machine.
   """
 
   mark: str
-  result: Callable[[str], str | None]
+  result: Callable[[str, Question], str | None]
+  words: tuple[str, ...] = ()
+  check: Callable[[], object] = tuple
+
+
+def _calculator(message: str, question: Question) -> str | None:
+  """Completes `a op b =`."""
+  del question
+  return equations.completion(message)
+
+
+def _python(message: str, question: Question) -> str | None:
+  """Returns what the code between ` ```python` and ` ``` ` at the end of a message prints."""
+  del question
+  call = re.fullmatch(r'.*```\s*python\b(.*)```\s*', message, re.DOTALL)
+  return None if call is None or '```' in call[1] else _printed(call[1].strip())
+
+
+@functools.lru_cache(maxsize=4096)  # samples of a group often write the same code
+def _printed(program: str) -> str:
+  """Runs a program in the sandbox; returns what it printed, or its error."""
+  outcome = sandbox.run(program, _PYTHON_LIMITS)
+  if outcome.stopped:
+    return f'error: {"timeout" if outcome.stopped in _TIMES else outcome.stopped}'
+  if outcome.returncode:
+    last = outcome.stderr.rstrip().rpartition('\n')[2]
+    return f'error: {last or f"exit status {outcome.returncode}"}'
+  return outcome.stdout if outcome.stdout.strip() else 'error: nothing printed'
+
+
+def _retriever(message: str, question: Question) -> str | None:
+  """Returns the question's document that fits best the words between `search` and `?`."""
+  call = re.search(r'\bsearch\b([^?]*)\?\s*$', message)
+  if call is None:
+    return None
+  documents = question.documents or question.notes
+  scores = _bm25(call[1], documents)
+  best = max(range(len(documents)), key=scores.__getitem__, default=None)
+  return documents[best] if best is not None and scores[best] > 0 else 'error: nothing found'
+
+
+def _bm25(query: str, documents: Sequence[str], k1: float = 1.5, b: float = 0.75) -> list[float]:
+  """Returns the Okapi BM25 score of each document."""
+  words = lambda text: re.findall(r'\w+', text.lower())
+  texts = [words(document) for document in documents]
+  mean_length = sum(map(len, texts)) / max(len(texts), 1) or 1.0
+  scores = [0.0] * len(texts)
+  for word in words(query):
+    holders = sum(word in text for text in texts)
+    idf = math.log(1 + (len(texts) - holders + 0.5) / (holders + 0.5))
+    for i, text in enumerate(texts):
+      count = text.count(word)
+      scores[i] += idf * count * (k1 + 1) / (count + k1 * (1 - b + b * len(text) / mean_length))
+  return scores
 
 
 TOOLS = {
-  'calculator': Tool('=', equations.completion),  # completes `a op b =`
+  'calculator': Tool('=', _calculator),
+  'python': Tool('```', _python, tuple(_PYTHON_WORDS.split()), sandbox.mechanisms),
+  'retriever': Tool('?', _retriever, tuple(_SEARCH_WORDS.split())),
 }
 
 
@@ -53,6 +131,8 @@ def find(name: str, field: str) -> Tool:
   found = plugins.load(name, field)
   if not isinstance(found, Tool):
     raise ValueError(f'{field}={name!r} is a {type(found).__name__}; must be a teams.tools.Tool.')
+  if len(plugins.inputs_of(found.result)) != 2:
+    raise ValueError(f'{field}={name!r}: result must take two arguments, message and question.')
   return found
 
 
@@ -62,11 +142,14 @@ class Toolbox:
   Args:
     names: Names of tools, see `find`.
     tokenizer: Tokenizer of the team.
+    calls: Most calls a message, 0 for no limit.
+    tokens: Most tokens of a result; the rest is cut off.
   """
 
-  def __init__(self, names: Sequence[str], tokenizer: Tokenizer):
+  def __init__(self, names: Sequence[str], tokenizer: Tokenizer, calls: int = 0, tokens: int = 64):
     self._tools = {name: find(name, _FIELD) for name in names}
     self._tokenizer = tokenizer
+    self._calls, self._tokens = calls or math.inf, tokens
 
   def __bool__(self) -> bool:
     return bool(self._tools)
@@ -93,36 +176,55 @@ class Toolbox:
         called.setdefault(i, []).append(name)
     return called
 
-  @functools.cached_property
-  def mark_ids(self) -> tuple[int, ...]:
-    """Returns the ids of tokens that call a tool."""
-    return tuple(sorted(self._called_by))
+  def check(self) -> None:
+    """Checks that the tools can be called, see `_called_by` and `Tool.check`."""
+    _ = self._called_by
+    for name, tool in self._tools.items():
+      plugins.call(_FIELD, name, tool.check)
 
-  def result(self, ids: np.ndarray) -> np.ndarray:
+  def mark_ids(self, calls: int = 0) -> tuple[int, ...]:
+    """Returns the ids of tokens that call a tool in a message that has `calls` so far."""
+    return tuple(sorted(self._called_by)) if calls < self._calls else ()
+
+  def result(self, ids: np.ndarray, question: Question) -> np.ndarray:
     """Returns the int32 ids that the first tool with a result inserts after `ids` `[W]`."""
     for name in self._called_by.get(int(ids[-1]), ()) if len(ids) else ():
-      value = plugins.call(
-        _FIELD, name, self._tools[name].result, self._tokenizer.decode(ids.tolist())
-      )
-      if value is None:
-        continue
-      if not is_text(value):
+      message = self._tokenizer.decode(ids.tolist())
+      value = plugins.call(_FIELD, name, self._tools[name].result, message, question)
+      if value is not None and not is_text(value):
         raise plugins.PluginError(
           f'{_FIELD}: {name!r} returned {plugins.kind_of(value)}; must return a text or None.'
         )
-      text = value if self._tokenizer.is_word_level else f' {value}'
-      if not self._tokenizer.unknown_words(text):
-        return np.asarray(self._tokenizer.encode(text), np.int32)
+      if value and (found := self._encode(value) or self._encode(_UNREADABLE)):
+        return np.asarray(found[: self._tokens], np.int32)
     return np.zeros(0, np.int32)
 
-  def inserted(self, ids: np.ndarray) -> np.ndarray:
+  def _encode(self, text: str) -> list[int]:
+    """Returns the ids of a result in one line, without special tokens.
+
+    A word-level vocabulary reads it up to the first unknown word.
+    """
+    words, tokenizer = text.split(), self._tokenizer
+    if tokenizer.is_word_level:
+      words = list(itertools.takewhile(lambda word: not tokenizer.unknown_words(word), words))
+    before = '' if tokenizer.is_word_level or not words else ' '
+    try:
+      return tokenizer.encode(before + ' '.join(words), special=False)
+    except ValueError:  # spells a special token of one character
+      return []
+
+  def inserted(self, ids: np.ndarray, question: Question) -> np.ndarray:
     """Marks tool results in a finished message of a script; bool like `ids`."""
     found = np.zeros(len(ids), bool)
-    for place in np.flatnonzero(np.isin(ids, self.mark_ids)):
-      result = self.result(ids[: place + 1])
+    calls = 0
+    for place, token in enumerate(ids.tolist()):
+      if found[place] or token not in self.mark_ids(calls):
+        continue
+      result = self.result(ids[: place + 1], question)
       end = place + 1 + len(result)
-      if np.array_equal(ids[place + 1 : end], result):
+      if len(result) and np.array_equal(ids[place + 1 : end], result):
         found[place + 1 : end] = True
+        calls += 1
     return found
 
 
@@ -139,34 +241,38 @@ def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -
   if not any(toolboxes[turn.agent] for turn in turns):
     return policy(turns)
 
-  def stopping_at_marks(turn: Turn) -> Turn:
+  def stopping_at_marks(turn: Turn, calls: int) -> Turn:
     box = toolboxes[turn.agent]
-    stop_ids = sorted({*turn.stop_ids, *box.mark_ids}) if box else turn.stop_ids
+    stop_ids = sorted({*turn.stop_ids, *box.mark_ids(calls)}) if box else turn.stop_ids
     return dataclasses.replace(turn, stop_ids=tuple(stop_ids))
 
   drafts = [Reply.given((), ended=False)] * len(turns)  # messages so far
-  unfinished = {i: stopping_at_marks(turn) for i, turn in enumerate(turns)}
-  while unfinished:
-    replies = policy(list(unfinished.values()))
-    for i, reply in zip(list(unfinished), replies, strict=True):
-      turn = turns[i]
-      ended = reply.ended and int(reply.token_ids[-1]) in turn.stop_ids
-      draft = drafts[i] = _joined(drafts[i], reply._replace(ended=ended))
-      del unfinished[i]
-      if ended or not reply.ended:
-        continue
-      room = turn.limit - len(draft.token_ids)
-      result = toolboxes[turn.agent].result(draft.token_ids)[:room]
-      inserted = Reply.given(result, False, inserted=np.ones(len(result), bool))
-      draft = drafts[i] = _joined(draft, inserted)
-      room -= len(result)
-      if room:
-        unfinished[i] = dataclasses.replace(
-          stopping_at_marks(turn),
-          prompt_ids=np.concatenate([turn.prompt_ids, draft.token_ids]),
-          limit=room,
-          offset=len(draft.token_ids),
-        )
+  calls = [0] * len(turns)
+  unfinished = {i: stopping_at_marks(turn, 0) for i, turn in enumerate(turns)}
+  with futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+    while unfinished:
+      replies = policy(list(unfinished.values()))
+      stopped = []  # messages that end with a mark
+      for i, reply in zip(unfinished, replies, strict=True):
+        ended = reply.ended and int(reply.token_ids[-1]) in turns[i].stop_ids
+        drafts[i] = _joined(drafts[i], reply._replace(ended=ended))
+        if reply.ended and not ended:
+          stopped.append(i)
+      called = lambda i: toolboxes[turns[i].agent].result(drafts[i].token_ids, turns[i].question)
+      unfinished = {}
+      for i, result in zip(stopped, threads.map(called, stopped), strict=True):
+        turn, draft = turns[i], drafts[i]
+        result = result[: turn.limit - len(draft.token_ids)]
+        calls[i] += len(result) > 0
+        inserted = Reply.given(result, False, inserted=np.ones(len(result), bool))
+        draft = drafts[i] = _joined(draft, inserted)
+        if room := turn.limit - len(draft.token_ids):
+          unfinished[i] = dataclasses.replace(
+            stopping_at_marks(turn, calls[i]),
+            prompt_ids=np.concatenate([turn.prompt_ids, draft.token_ids]),
+            limit=room,
+            offset=len(draft.token_ids),
+          )
   return drafts
 
 

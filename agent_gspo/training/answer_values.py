@@ -128,7 +128,8 @@ class GoldAnswers:
         before = len(writer.written_ids(given))
         for end in self._ends if 0 < len(ids) - before < cap else ():
           whole = np.append(ids, np.int32(end))
-          unscored = (np.arange(len(whole)) < before) | self._toolbox.inserted(whole)
+          by_tool = self._toolbox.inserted(whole, self._batch.questions[question])
+          unscored = (np.arange(len(whole)) < before) | by_tool
           found.append(_Form(whole, unscored, before == 0))
       self._forms[question] = found
     return self._forms[question]

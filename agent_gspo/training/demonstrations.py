@@ -177,7 +177,7 @@ class Demonstrations:
 
   def _inserted(self, turn: Turn, ids: np.ndarray) -> np.ndarray:
     """Returns the tokens that a tool inserted, bool `[W]`; they are not imitated."""
-    return self._toolboxes[turn.agent].inserted(ids)
+    return self._toolboxes[turn.agent].inserted(ids, turn.question)
 
   def _text(
     self, turn: Turn, heard: Mapping[int, str], rng: random.Random, *, outspoken: bool

@@ -94,6 +94,7 @@ def of_rollout(rollout: RolloutBatch) -> dict[str, float]:
     'tokens/read_per_question': counts.per_question(rollout, rollout.read),
     'comm/tokens_per_message': float(rollout.written.mean()),
     'comm/truncated_rate': float(rollout.truncated.mean()),
+    **counts.tools(rollout),
     **{k: v for k, v in rates.items() if v is not None},
   }
 

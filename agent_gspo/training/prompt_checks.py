@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
-from agent_gspo.teams import addressing
+from agent_gspo.teams import addressing, tools
 from agent_gspo.teams.conversation import ENVIRONMENT
 from agent_gspo.teams.prompts import Incoming, PromptWriter
 from agent_gspo.teams.roles import Role
@@ -28,7 +28,7 @@ _LONGEST, _MOST_TOKENS = 500, 64
 
 
 def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
-  """Returns a word-level tokenizer of the task's, the roles' and the term sheet's words.
+  """Returns a word-level tokenizer of the words of the task, roles, tools and term sheet.
 
   Raises:
     ValueError: The task has no vocabulary.
@@ -53,6 +53,7 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
     texts = [role.system, opening, incoming, role.cue_at(0), role.separator, *shown]
     if role.shows_left:
       texts += map(str, range(_most_left(parts) + 1))
+    texts += [' '.join(tools.find(tool, 'team.roles.*.tools').words) for tool in role.tools]
     for text in texts:
       known.update(dict.fromkeys(text.split()))
   return word_level([word for word in known if word not in WORD_LEVEL_SPECIAL])
@@ -104,7 +105,7 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
           f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
         ) from error
   for toolbox in parts.team.toolboxes(tokenizer):
-    _ = toolbox.mark_ids  # raises if there is no token for a mark
+    toolbox.check()
   if tokenizer.is_word_level:
     _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
   lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), context)

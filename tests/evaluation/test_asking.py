@@ -94,7 +94,7 @@ def test_a_message_is_text_while_it_is_written():
 
 
 def test_a_model_tells_what_it_writes_with_what_tools_insert(monkeypatch):
-  monkeypatch.setitem(tools.TOOLS, 'calculator', tools.Tool('=', lambda text: '7'))
+  monkeypatch.setitem(tools.TOOLS, 'calculator', tools.Tool('=', lambda message, question: '7'))
   tokenizer = word_level(['Q', 'note', ':', 'from', 'say', 'agent1', 'agent2', '?', '=', '7'])
   model = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
   params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))

@@ -143,7 +143,8 @@ def test_lengths_count_the_stop_token():
   zeros, written = np.zeros(2, int), np.array([0, 9])
   rollout = types.SimpleNamespace(
     episode=np.arange(2), question=zeros, agent=zeros, round=zeros, written=written,
-    readers=zeros, silent=written == 0, task_scores=np.array([1.0, 0.0]), num_episodes=2,
+    readers=zeros, tool_tokens=zeros, silent=written == 0, task_scores=np.array([1.0, 0.0]),
+    num_episodes=2,
   )  # fmt: skip
   terms = communication.reward_terms(RewardOptions(), rollout, 0.0)
   found = ties.estimator('opo')(terms, rollout)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 
+import hypothesis
 import jax
 import numpy as np
+import pretrained
 import pytest
 import scripted_teams as st
 import tiny
+from hypothesis import strategies
 
+from agent_gspo import sandbox, types
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.models.presets import PRESETS
 from agent_gspo.models.text.tokenizer import word_level
-from agent_gspo.models.transformer import Transformer
+from agent_gspo.models.transformer import Transformer, init_params
 from agent_gspo.packing import train_batches
+from agent_gspo.rewards import bounds, communication
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.teams import counts, tools
 from agent_gspo.teams.policies import ModelPolicy, ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.teams.tools import Tool, Toolbox
+from agent_gspo.teams.tools import Tool, Toolbox, speak
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Question
 
 TOKENIZER = st.byte_tokenizer()
+QUESTION = Question(
+  'q',
+  'Where does Ann live?',
+  'Oslo',
+  documents=('Bob lives in Rome.', 'Ann lives in Oslo.', 'Ann has a dog.'),
+)
 
 
 def writer(*pieces: str):
@@ -107,7 +123,7 @@ def test_a_script_writes_results_that_are_not_its_own():
   policy = ScriptedPolicy(
     lambda turn: '3 + 4 = 7, 7 * 2 = 15',  # the second is no result of a calculator
     TOKENIZER,
-    lambda turn, ids: toolbox.inserted(ids),
+    lambda turn, ids: toolbox.inserted(ids, turn.question),
   )
   message = converse(policy).messages[0]
   assert message.text == '3 + 4 = 7, 7 * 2 = 15'
@@ -150,21 +166,177 @@ def test_no_loss_falls_on_its_tokens():
   np.testing.assert_allclose(scores[1], scores[0][~inserted], rtol=1e-5)
 
 
+def test_no_call_is_written_after_the_last_that_is_allowed():
+  policy = writer('3 + 4 =', ', 7 * 2 =', ' 15.')
+  message = converse(policy, tool_calls=1).messages[0]
+  # The second mark is an ordinary token: nothing stops at it.
+  assert message.text == '3 + 4 = 7, 7 * 2 ='
+  assert message.tool_calls == 1
+  assert not message.ended
+  unlimited, limited = (turn.stop_ids for turn in policy.turns[1:3])
+  assert set(unlimited) > set(limited)
+
+
+def test_a_result_is_cut_at_its_own_cap():
+  message = converse(writer('300 + 44 =', '.'), tool_tokens=3).messages[0]
+  assert texts(message, message.inserted) == ' 34'
+
+
+@pytest.mark.parametrize('cost', ['tokens', 'critical_path', 'money'])
+def test_an_inserted_token_is_paid_once_by_its_caller(cost):
+  team = st.team('chain', style='chat', tools=('calculator',), max_message_tokens=40)
+  batch = rollout(
+    team, st.Echo(), TOKENIZER, st.questions(2), 2, writer('3 + 4 =', ', 7 * 2 =', '.')
+  )
+  np.testing.assert_array_equal(batch.tool_calls, 2)
+  np.testing.assert_array_equal(batch.tool_tokens, len(' 7 14'))
+  free = RewardOptions(cost=cost, p_write=0.5, p_read=0.25)
+  priced = dataclasses.replace(free, p_tool=3.0)
+  added = communication.message_costs(priced, batch) - communication.message_costs(free, batch)
+  np.testing.assert_allclose(added, 15.0 / (1e6 if cost == 'money' else 1), rtol=1e-4)
+  if cost != 'money':
+    costs = communication.episode_costs(priced, batch)
+    assert costs.max() <= bounds.max_episode_cost(priced, team)
+    lone = dataclasses.replace(priced, p_write=0.0, p_read=0.0)
+    assert bounds.max_episode_cost(lone, team) == 3 * 40 * 3
+  assert counts.tools(batch) == {'tools/calls_per_question': 6, 'tools/tokens_per_question': 15}
+
+
+def test_sampler_and_trainer_agree_about_what_follows_a_result(monkeypatch):
+  monkeypatch.setitem(
+    tools.TOOLS, 'calculator', Tool('=', lambda message, question: question.documents[1])
+  )
+  words = ['Q', 'note', ':', 'from', 'say', 'agent', '=', 'Ann', 'lives', 'in', 'Oslo.']
+  tokenizer = word_level(words)
+  model = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
+  params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
+  sampler = Sampler(model, max_new_tokens=16)
+  policy = ModelPolicy(sampler, params, keys.stream(0, 'train'), step=0, temperature=1.0)
+  team = st.team('single', tools=('calculator',), max_message_tokens=16, opening='Q ')
+  messages = rollout(team, st.Echo(), tokenizer, [QUESTION], 12, policy).messages
+  assert sum(message.tool_calls for message in messages) > 4
+  learner = LearnerOptions()
+  programs = Programs(
+    Transformer(model),
+    losses.imitation,
+    state_lib.make_optimizer(learner, updates=1),
+    temperature=1.0,
+  )
+  state = state_lib.init(params, programs.optimizer)
+  micro = train_batches.pack_messages(messages, pack_length=512, micro_batch_size=1)
+  (found,) = programs.logprobs(state, micro)
+  mask = micro[0].loss_mask > 0
+  assert mask.sum() == sum(message.sampled.sum() for message in messages)
+  np.testing.assert_allclose(found[mask], micro[0].sampler_logprobs[mask], atol=2e-5)
+
+
+_WORDS = ['note', 'Ann', 'lives', 'in', '3', '4', '81', '**', 'x', *tools.TOOLS['python'].words]
+_BOTH = word_level([*dict.fromkeys([*_WORDS, *tools.TOOLS['retriever'].words])])
+
+
+@pytest.mark.parametrize(
+  ('message', 'result'),
+  [
+    ('``` python print ( 3 ** 4 ) ```', '81'),
+    ('3 ``` python print ( 3 ) ``` 3 ``` python print ( 4 ) ```', '4'),
+    ('``` python x ```', 'error: NameError:'),  # up to the first unknown word
+    ('``` python ( ```', 'error: SyntaxError:'),
+    ('``` python 3 ```', 'error: nothing printed'),
+    ('``` python print ( 3 + 3 ) ```', 'error: unreadable'),  # no word for 6
+    ('``` python print ( 3 ) ``` Ann ```', ''),  # no code between
+    ('```', ''),
+    ('python print ( 3 ) ```', ''),
+    ('search lives Ann ?', 'Ann lives in'),  # and no word for Oslo
+    ('search x Ann ?', 'Ann lives in'),
+    ('search x ?', 'error: nothing found'),
+    ('search ?', 'error: nothing found'),
+    ('Ann lives ?', ''),
+    ('search Ann ? lives ?', ''),
+  ],
+)
+def test_calls_and_results_by_hand(message, result):
+  toolbox = Toolbox(('python', 'retriever'), _BOTH)
+  toolbox.check()
+  ids = toolbox.result(np.asarray(_BOTH.encode(message)), QUESTION)
+  assert _BOTH.decode(ids.tolist(), skip_special=True) == result
+
+
+def test_a_program_that_does_not_end_is_told_so(monkeypatch):
+  monkeypatch.setattr(tools, '_PYTHON_LIMITS', sandbox.Limits(cpu_seconds=1, idle_seconds=0.3))
+  python = tools.TOOLS['python'].result
+  for code in ('while True: pass', 'import time; time.sleep(9)'):
+    assert python(f'```python {code}```', QUESTION) == 'error: timeout'
+
+
+def test_documents_rank_as_their_formula_says():
+  """Okapi BM25 by hand for `ann dog`: idf of ann ln(1 + 1.5 / 2.5), of dog ln(1 + 2.5 / 1.5)."""
+  documents = QUESTION.documents
+  mean = np.mean([4, 4, 4])
+  weight = lambda length: 2.5 / (1 + 1.5 * (0.25 + 0.75 * length / mean))
+  ann, dog = np.log(1.6) * weight(4), np.log(1 + 2.5 / 1.5) * weight(4)
+  np.testing.assert_allclose(tools._bm25('Ann dog?', documents), [0, ann, ann + dog])
+  alone = dataclasses.replace(QUESTION, documents=(), notes=('', 'Ann lives here.'))
+  assert tools.TOOLS['retriever'].result('search ann?', alone) == 'Ann lives here.'
+
+
+@functools.cache
+def real_tokenizer():
+  return pretrained.smollm().tokenizer
+
+
+def test_a_real_vocabulary_calls_every_tool():
+  tokenizer = real_tokenizer()
+  toolbox = Toolbox(('calculator', 'python', 'retriever'), tokenizer, tokens=12)
+  for message, result in (
+    ('So 3 + 4 =', ' 7'),
+    ('I run ```python\nfor i in range(3):\n  print(i, "<|im_end|>")\n```', ' 0 <|im_end|> 1 <'),
+    ('search home of Ann?', ' Ann lives in Oslo.'),
+  ):
+    ids = toolbox.result(np.asarray(tokenizer.encode(message)), QUESTION)
+    assert tokenizer.decode(ids.tolist()) == result
+    assert tokenizer.eos_id not in ids
+    assert int(tokenizer.encode(message)[-1]) in toolbox.mark_ids()
+
+
+_PIECES = ['```', 'python', '?', 'search', '=', '3 +', 'print(', ')', '"', "'", '\n  ', '\\', '\0']
+_PIECES += ['{', '# ', 'import os;', 'x', '\ufffd', '\u2028', '1/0', 'Ann ', 'exit(1)', 'raise ']
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(
+  strategies.lists(strategies.sampled_from(_PIECES) | strategies.text(max_size=3), max_size=9),
+  strategies.sampled_from([('```python ', '```'), ('search ', '?'), ('', '='), ('', '```')]),
+  strategies.integers(0, 3),
+)
+def test_malformed_calls_end_in_no_traceback(pieces, ends, calls):
+  """Whatever is called inserts a short text or nothing, without a loss."""
+  tokenizer, (before, mark) = real_tokenizer(), ends
+  call = tokenizer.encode(before + ''.join(pieces) + mark, special=False)[-60:]
+  end = [tokenizer.eos_id]
+  policy = st.IdsPolicy(lambda turn: (end if turn.offset else call, True))
+  turn = Turn(QUESTION, 0, 0, 0, np.arange(3), {}, 80, (tokenizer.eos_id,))
+  (reply,) = speak(policy, [turn], [Toolbox(tuple(tools.TOOLS), tokenizer, calls, tokens=9)])
+  np.testing.assert_array_equal(reply.token_ids[~reply.inserted_mask], [*call, *end])
+  assert reply.inserted_mask.sum() <= 9
+  assert types.runs(reply.inserted_mask) <= 1
+
+
 def test_a_vocabulary_without_an_equals_sign():
   with pytest.raises(
     ValueError, match="'calculator', which needs a vocabulary with a token for '='"
   ):
-    _ = Toolbox(('calculator',), word_level(['a', 'b'])).mark_ids
+    Toolbox(('calculator',), word_level(['a', 'b'])).check()
   tokenizer = word_level(['3', '4', '+', '=', '7'])
   toolbox = Toolbox(('calculator',), tokenizer)
-  result = lambda text: toolbox.result(np.asarray(tokenizer.encode(text)))
+  result = lambda text: toolbox.result(np.asarray(tokenizer.encode(text)), QUESTION)
   assert tokenizer.decode(result('3 + 4 =')) == '7'
   assert len(result('4 + 4 =')) == 0  # no word for 8
 
 
 # A tool of the user's own, named test_tools:WEATHER and test_tools:BROKEN.
-WEATHER = Tool('?', lambda text: 'rain' if text.endswith('Oslo?') else None)
-BROKEN = Tool('?', lambda text: 1 / 0)
+WEATHER = Tool('?', lambda message, question: 'rain' if message.endswith('Oslo?') else None)
+BROKEN = Tool('?', lambda message, question: 1 / 0)
+OLD = Tool('?', lambda message: None)
 
 
 def test_a_tool_of_ones_own_stands_beside_the_others(monkeypatch):
@@ -182,6 +354,7 @@ def test_a_tool_of_ones_own_stands_beside_the_others(monkeypatch):
   [
     ({'tools': ('abacus',)}, r"team.roles.agent.tools='abacus' is unknown; use .*calculator"),
     ({'tools': ('test_tools:TOKENIZER',)}, r'is a Tokenizer; must be a teams.tools.Tool'),
+    ({'tools': ('test_tools:OLD',)}, r'must take two arguments, message and question'),
     ({'tools': 'calculator'}, r"tools='calculator' must be a tuple"),
   ],
 )

@@ -74,6 +74,9 @@ def _figures(
   add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
   if any(record.get('tokens/heard_per_question') for record in shown):
     add('tokens heard of teammates', 'tokens/heard_per_question', decimals=0)
+  if any(record.get('tools/calls_per_question') for record in shown):
+    add('calls of tools a question', 'tools/calls_per_question', decimals=1)
+    add('tokens inserted by tools', 'tools/tokens_per_question', decimals=1)
   add('silent turns', 'comm/silence_rate')
   if any(r.get('comm/silence_rate_irrelevant') is not None for r in shown):
     add('silent, note relevant', 'comm/silence_rate_relevant')
