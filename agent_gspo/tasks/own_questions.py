@@ -48,6 +48,7 @@ class OwnQuestions(base.Task):
     Optional.
   relevant: Relevance of each note, a list of true and false; in CSV relevant1, ... with 1 and
     0. Optional; without it silence rates are not told apart.
+  documents: Texts that the tool `retriever` searches, a list; only in JSONL. Optional.
   split: train, validation or test. Without it a tenth of the questions each is for validation and
     test, drawn by their text.
   id: Name of the question; else its line.
@@ -101,7 +102,8 @@ class OwnQuestions(base.Task):
   def vocabulary(self) -> list[str]:
     """Returns all words of the file, for a model without a tokenizer of its own."""
     every = [q for split in SPLITS for q in self._splits[split]]
-    return sorted({w for q in every for text in (q.text, q.answer, *q.notes) for w in text.split()})
+    texts = [text for q in every for text in (q.text, q.answer, *q.notes, *q.documents)]
+    return sorted({word for text in texts for word in text.split()})
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._splits[split]
@@ -136,9 +138,10 @@ class OwnQuestions(base.Task):
 
   def _question(self, where: str, line: str, fields: Mapping[str, Any]) -> Question:
     text = functools.partial(_required, where, fields)
-    dealt = notes(fields)
-    if not isinstance(dealt, list) or not all(isinstance(note, str) for note in dealt):
-      raise ValueError(f'{where}: notes={shown(dealt)} must be a list of texts.')
+    dealt, documents = notes(fields), fields.get('documents', [])
+    for name, texts in (('notes', dealt), ('documents', documents)):
+      if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise ValueError(f'{where}: {name}={shown(texts)} must be a list of texts.')
     flags = fields.get('relevant', [x in ('1', 'true') for x in _numbered(fields, 'relevant')])
     if not isinstance(flags, list) or not all(isinstance(flag, bool) for flag in flags):
       raise ValueError(f'{where}: relevant={shown(flags)} must be a list of true and false.')
@@ -150,6 +153,7 @@ class OwnQuestions(base.Task):
       answer=text(self.answer),
       notes=tuple(dealt),
       relevant=tuple(flags),
+      documents=tuple(documents),
     )
 
 

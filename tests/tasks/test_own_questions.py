@@ -135,6 +135,7 @@ def test_a_data_set_that_cannot_be_had(monkeypatch):
     ({'question': 'q'}, r'line 1: answer=None must be a text; there are question'),
     ({'question': '', 'answer': '1'}, r"line 1: question='' must be a text"),
     ({'question': 'q', 'answer': '1', 'notes': 'n'}, r"notes='n' must be a list of texts"),
+    ({'question': 'q', 'answer': '1', 'documents': [1]}, r'documents=\[1\] must be a list'),
     ({'question': 'q', 'answer': '1', 'relevant': [1]}, r'relevant=\[1\] must be a list of true'),
     ({'question': 'q', 'answer': '1', 'relevant': [True]}, r'must have one entry for each note'),
     ({'question': 'q', 'answer': '1', 'split': 'dev'}, r"line 1: split='dev' is unknown"),
