@@ -14,6 +14,7 @@ MINIBATCH_ORDER = 2  # order of a step's questions, by step
 SFT_TERMS = 2  # prices and budgets in demonstrations, by SFT step; kept at 2 as seeded runs had it
 SELECTION = 6  # choices of a selection rule, by questions drawn
 TERMS = 7  # prices and budgets in rollouts, by step and questions asked in it
+OPPONENTS = 8  # side that learns and opponent of each question, by step and questions asked in it
 
 
 def generator(seed: int, stream: int, *draw: int) -> np.random.Generator:

@@ -108,6 +108,7 @@ class Message:
     tail: Ids of the text in the stop token before its separator: those of "." if it is ".\\n".
     told: Texts of the environment that are new in this prompt: read, without loss.
     reward: Reward that the environment gave the author for this message; None without one.
+    learns: False for a message of an opponent, which carries no loss and enters no baseline.
   """
 
   episode: int
@@ -127,6 +128,7 @@ class Message:
   tail: tuple[int, ...] = ()
   told: tuple[str, ...] = ()
   reward: float | None = None
+  learns: bool = True
 
   @property
   def length(self) -> int:
@@ -210,6 +212,7 @@ class RolloutBatch:
     addressees: Agents addressed by each message, None for all readers, `[M]`.
     drawn: Index of each question among the training questions, int `[B]`; empty outside
       of training.
+    sides: Side of each team member, `[N]`; empty without `team.sides`.
   """
 
   questions: tuple[Question, ...]
@@ -236,6 +239,7 @@ class RolloutBatch:
   read_from: tuple[tuple[tuple[int, int], ...], ...]
   addressees: tuple[frozenset[int] | None, ...]
   drawn: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
+  sides: tuple[str, ...] = ()
 
   @property
   def num_episodes(self) -> int:
@@ -246,6 +250,18 @@ class RolloutBatch:
   def turn(self) -> np.ndarray:
     """Returns the index of each message's layer in the conversation, int `[M]`."""
     return self.round * (self.layer.max(initial=0) + 1) + self.layer
+
+  @property
+  def role(self) -> np.ndarray:
+    """Returns the number of each author's side, without sides that of the author, int `[M]`."""
+    names = self.sides or self.agent_names
+    number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return np.asarray([number[name] for name in names])[self.agent]
+
+  @property
+  def learns(self) -> np.ndarray:
+    """Returns False for messages of opponents, bool `[M]`."""
+    return np.asarray([message.learns for message in self.messages], bool)
 
   @property
   def terms(self) -> list[Terms | None]:

@@ -13,7 +13,7 @@ from agent_gspo.options import Section, option
 from agent_gspo.values import is_text, shown
 
 COSTS = ('inside', 'apart')
-GROUPINGS = ('question', 'question_agent', 'question_turn_agent')
+GROUPINGS = ('question', 'question_agent', 'question_turn_agent', 'question_side')
 RATIO_SPANS = ('message', 'agent', 'episode')
 TIS_LEVELS = ('message', 'token')
 

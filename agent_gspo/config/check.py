@@ -116,6 +116,13 @@ class Parts:
     """Returns whether the loss or the reward needs the reference (initial) policy."""
     return self.config.objective.kl_coef > 0 or self.config.reward.needs_reference
 
+  @property
+  def running_roles(self) -> int:
+    """Returns the number of roles whose running baseline the estimator reads."""
+    if 'baselines' not in estimators.fields_of(self.config.advantage.name):
+      return 0
+    return len(set(self.team.sides or self.team.names))
+
 
 def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   """Builds the cheap parts and checks the rest, before a model is loaded.
@@ -150,6 +157,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   team = make_team(config.team)
   _check_algorithm(config, team)
   _check_terms(config, team)
+  _check_sides(config, team)
   note = check_bound(config.reward, config.budget, team)
   task = make_task(config.task.name, **config.task.options)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
@@ -270,6 +278,24 @@ def _check_algorithm(config: Config, team: Team) -> None:
       f'steps={config.steps} of {updates // config.steps} optimizer steps are more than '
       f'{_MAX_UPDATES}. Lower steps or learner.minibatches.'
     )
+
+
+def _check_sides(config: Config, team: Team) -> None:
+  """Checks the options that need `team.sides` or name agents."""
+  opponents, grouping = config.rollout.opponents, config.advantage.grouping
+  for field, value, needs in (
+    ('rollout.opponents', opponents, opponents != 'self'),
+    ('advantage.grouping', grouping, grouping == 'question_side'),
+  ):
+    if needs and not team.sides:
+      raise ValueError(
+        f'{field}={value!r} with team.sides={{}}: all agents are on one side. Set team.sides.'
+      )
+  for name in config.reward.payers:
+    if name not in team.names:
+      raise ValueError(
+        f'reward.payers={config.reward.payers} must be names of agents: {", ".join(team.names)}.'
+      )
 
 
 def _check_terms(config: Config, team: Team) -> None:

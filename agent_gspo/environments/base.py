@@ -23,9 +23,14 @@ class Environment(Task):
   States are plain values, which `act` replaces and does not change. Texts are whatever a policy
   writes: one that is no action must leave a state that says so, without a reward.
 
+  Attributes:
+    hears_silence: Whether silence is an action too: `act` then gets '' for it.
+
   For SFT a `demonstration` gets the state as a keyword (`state`), and in `delivered` the last
   message of every agent.
   """
+
+  hears_silence = False
 
   @abc.abstractmethod
   def begin(self, question: Question, sample: int) -> Any:
@@ -45,7 +50,8 @@ class Environment(Task):
 
     Args:
       state: State that the agents observed.
-      texts: Text of each agent that wrote something in this step, at least one.
+      texts: Text of each agent that wrote something in this step, at least one; with
+        `hears_silence` of each agent that took a turn.
     """
 
   @abc.abstractmethod
@@ -70,7 +76,8 @@ class Environment(Task):
         written = (yield from talk.layer(agents, round_)) if agents else []
         for message in written:
           talk.reward(message.agent, 0.0)  # silence earns nothing
-        texts = {m.agent: talk.team.body(m.text) for m in written if not m.silent}
+        acts = lambda m: self.hears_silence or not m.silent
+        texts = {m.agent: talk.team.body(m.text) for m in written if acts(m)}
         if not texts:
           continue
         acted = True

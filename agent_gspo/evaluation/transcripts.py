@@ -62,6 +62,8 @@ def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
   environment: dict[str, Any] = {'observed': list(message.told)} if message.told else {}
   if message.reward is not None:
     environment['earned'] = message.reward
+  if batch.sides:
+    environment['side'] = batch.sides[message.agent] + ', opponent' * (not message.learns)
   return {
     'agent': names[message.agent],
     'round': message.round,

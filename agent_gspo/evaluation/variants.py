@@ -90,6 +90,7 @@ def self_consistency(team: Team, samples: int) -> Variant:
     topology=Topology(samples),
     decision='majority' if samples > 1 else 'last',
     max_episode_tokens=0,
+    sides=(),
   )
   return Variant(alone, (last,) * samples)
 
@@ -153,7 +154,11 @@ def pruned(team: Team, kept: Collection[int], dropped: Collection[int] = ()) -> 
   )
   keep: Callable[[tuple], tuple] = lambda members: tuple(members[a] for a in sorted(stay))
   smaller = dataclasses.replace(
-    team, roles=keep(team.roles), names=keep(team.names), topology=topology
+    team,
+    roles=keep(team.roles),
+    names=keep(team.names),
+    topology=topology,
+    sides=keep(team.sides) if team.sides else (),
   )
   return Variant(smaller, tuple(sorted(stay)))
 

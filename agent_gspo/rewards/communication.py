@@ -81,9 +81,11 @@ def reward_terms(
       None without an environment. Gates and length rewards read the task score all the same.
   """
   scores, episode = rollout.task_scores, rollout.episode
-  charged, costs = _gate(options, rollout), message_costs(options, rollout)
+  pays, costs = _pays(options, rollout), message_costs(options, rollout)
+  charged = _gate(options, rollout) & pays
 
   def credited(own: np.ndarray) -> np.ndarray:
+    own = own * pays
     if options.credit == 'episode':
       own = counts.by_episode(rollout, own)[episode]
     return (own * charged).astype(np.float32)
@@ -116,11 +118,19 @@ def reward_terms(
 
 def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each message, float64 `[M]`, before any gate."""
-  inserted = options.p_tool * rollout.tool_tokens
+  pays, inserted = _pays(options, rollout), options.p_tool * rollout.tool_tokens
   if options.cost == 'money':
-    return (options.p_write * rollout.written + options.p_read * rollout.read + inserted) / 1e6
+    money = options.p_write * rollout.written + options.p_read * rollout.read + inserted
+    return pays * money / 1e6
   written = counts.critical_path(rollout) if options.cost == 'critical_path' else rollout.written
-  return options.p_write * written + options.p_read * written * rollout.readers + inserted
+  return pays * (options.p_write * written + options.p_read * written * rollout.readers + inserted)
+
+
+def _pays(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
+  """Returns whether the author of each message pays prices, bool `[M]`."""
+  if not options.payers:
+    return np.ones(len(rollout.agent), bool)
+  return np.isin(rollout.agent_names, options.payers)[rollout.agent]
 
 
 def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:

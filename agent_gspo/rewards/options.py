@@ -34,6 +34,8 @@ class RewardOptions(Section, name='reward'):
     gate_fraction: Share of a step's questions, for top_groups.
     credit: own_cost: the team's task score, a message's own cost; episode: every message is
       credited with the whole episode.
+    payers: Names of the agents that pay prices and get the length reward, such as those of one
+      side; the messages of others cost nothing. Empty: all.
     discount: Factor on an environment's rewards for each further turn of their agent.
     length_reward: Further term that depends on the length of the episode: one of `LENGTH_REWARDS`,
       or 'module:function'. linear: none, the price alone.
@@ -48,6 +50,7 @@ class RewardOptions(Section, name='reward'):
   gate_accuracy: float = option(0.5, least=0, most=1)
   gate_fraction: float = option(0.2, above=0, most=1)
   credit: str = option('own_cost', choices=CREDITS)
+  payers: tuple = ()
   discount: float = option(1.0, least=0, most=1)
   length_reward: str = 'linear'
   length_reward_options: str = ''

@@ -86,6 +86,8 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       probability=ones / 2,
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),
       gold=np.zeros(len(ones), bool),
+      role=rollout.episode,  # a running baseline is that of earlier episodes: none of these
+      baselines=0 * ones,
     )
     found = estimators.advantage(inputs, name, costs=costs, **options)
     return found.values * found.kept

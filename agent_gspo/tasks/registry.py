@@ -15,6 +15,7 @@ from agent_gspo.tasks.base import Task
 _TASKS = {
   'relay': ('agent_gspo.tasks.relay.task', 'RelayTask'),
   'half_maze': ('agent_gspo.environments.half_maze', 'HalfMaze'),
+  'kuhn': ('agent_gspo.environments.kuhn', 'Kuhn'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),

@@ -25,12 +25,13 @@ def from_messages(
   sample: Sequence[int] | np.ndarray,
   answers: Sequence[str],
   task_scores: Sequence[float] | np.ndarray,
+  sides: Sequence[str] = (),
 ) -> RolloutBatch:
   """Builds the table of `M` messages.
 
   Args:
     messages: Messages in the order in which they were written.
-    questions, agent_names, episode_question, sample, answers, task_scores: Fields of
+    questions, agent_names, episode_question, sample, answers, task_scores, sides: Fields of
       `RolloutBatch` that no message has.
   """
   rows = []
@@ -51,6 +52,7 @@ def from_messages(
     answers=tuple(answers),
     task_scores=np.asarray(task_scores, float),
     messages=tuple(messages),
+    sides=tuple(sides),
     **columns(rows),
   )
 
@@ -99,6 +101,7 @@ def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBat
     sample=np.concatenate([batch.sample for batch in batches]),
     answers=[answer for batch in batches for answer in batch.answers],
     task_scores=np.concatenate([batch.task_scores for batch in batches]),
+    sides=batches[0].sides,
   )
 
 
@@ -125,6 +128,7 @@ def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
     sample=[batch.sample[e] for e in kept],
     answers=[batch.answers[e] for e in kept],
     task_scores=[batch.task_scores[e] for e in kept],
+    sides=batch.sides,
   )
   drawn = batch.drawn[list(place)] if len(batch.drawn) else batch.drawn
   return dataclasses.replace(selected, drawn=drawn)

@@ -207,6 +207,7 @@ class Conversation:
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
+      learns=reply.learns,
     )
     self._spent += message.spent
     self._content += message.written

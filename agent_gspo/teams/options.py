@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from agent_gspo.options import Section, option
+from agent_gspo.options import Section, check_choice, option
 from agent_gspo.teams.topology import MAX_TURNS
 
 DECISIONS = ('last', 'majority', 'judge')
 SHARING = ('shared', 'adapters', 'mix')
+OPPONENTS, FROZEN = ('self', 'pool'), 'frozen:'
 MAX_MESSAGE_TOKENS = 2**20  # as long as the longest contexts
 
 
@@ -20,6 +21,7 @@ class TeamOptions(Section, name='team'):
     agents: Role of each agent.
     roles: Role name -> fields of `teams.roles.Role`.
     role_set: 'module:NAME', a dict of further roles like `roles`.
+    sides: Side -> names of the agents that play on it. Empty: all are on one side.
     topology: 'single', 'chain', 'star', 'complete', 'debate', 'layered', 'dag', or
       'module:function'; see `teams.topology.make_topology`.
     rounds: Rounds of the conversation; at most `topology.MAX_TURNS` turns together.
@@ -38,6 +40,7 @@ class TeamOptions(Section, name='team'):
   agents: tuple = ('solver',)
   roles: dict = dataclasses.field(default_factory=dict)
   role_set: str = ''
+  sides: dict = dataclasses.field(default_factory=dict)
   topology: str = 'single'
   rounds: int = option(1, least=1)
   edges: tuple = ()
@@ -82,9 +85,33 @@ class RolloutOptions(Section, name='rollout'):
     parts: Parts of the questions: while the device decodes one, the host prepares and grades the
       others. 0: two on an accelerator if each still fills its decode batches, else one. Results
       differ by rounding only.
+    opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
+      of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
+      run when this one starts. The side that learns alternates over the questions of a step, which
+      have one member of the pool each. Each member takes the memory of the trained parameters.
+    pool_every: pool: steps between two copies; the parameters at the start are the first one.
+    pool_size: pool: newest copies to keep.
   """
 
   questions: int = option(8, least=1, most=10**5)
   group_size: int = option(8, least=1, most=10**4)
   temperature: float = option(1.0, above=0)
   parts: int = option(0, least=0, most=64)
+  opponents: str = 'self'
+  pool_every: int = option(10, least=1, most=10**7)
+  pool_size: int = option(4, least=1, most=1000)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not self.opponents_run:
+      check_choice('rollout.opponents', self.opponents, (*OPPONENTS, f'{FROZEN}WORKDIR'))
+
+  @property
+  def opponents_run(self) -> str:
+    """Returns the workdir that frozen opponents come from, '' for others."""
+    return self.opponents.removeprefix(FROZEN) if self.opponents.startswith(FROZEN) else ''
+
+  @property
+  def pool_members(self) -> int:
+    """Returns the sets of parameters that the state keeps for opponents."""
+    return {'self': 0, 'pool': self.pool_size}.get(self.opponents, 1)

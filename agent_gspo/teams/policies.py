@@ -67,6 +67,7 @@ class Reply(NamedTuple):
     ended: Whether a stop token was sampled; False if truncated at the limit.
     inserted: Mask of tokens that a tool wrote (log-prob 0), bool `[W]`; None without any.
     usage: Tokens `(read, written)` as counted by an endpoint; None if counted from the ids.
+    learns: False for a message of an opponent.
   """
 
   token_ids: np.ndarray
@@ -74,6 +75,7 @@ class Reply(NamedTuple):
   ended: bool
   inserted: np.ndarray | None = None
   usage: tuple[int, int] | None = None
+  learns: bool = True
 
   @classmethod
   def given(cls, ids: ArrayLike, ended: bool, **fields: Any) -> Reply:

@@ -104,6 +104,7 @@ def _run_episodes(
     sample=index % group_size,
     answers=answers,
     task_scores=scores,
+    sides=team.sides,
   )
 
 

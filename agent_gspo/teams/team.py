@@ -34,6 +34,7 @@ class Team:
     max_episode_tokens: Cap on all messages of an episode together, 0 for none; agents of a
       layer share the remainder evenly.
     addressing: Whether messages may begin with addressees, see `teams.addressing`.
+    sides: Side of each agent; empty if all are on one side.
   """
 
   roles: tuple[Role, ...]
@@ -43,6 +44,7 @@ class Team:
   max_message_tokens: int
   max_episode_tokens: int = 0
   addressing: bool = False
+  sides: tuple[str, ...] = ()
 
   @property
   def num_agents(self) -> int:
@@ -188,7 +190,36 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
     max_message_tokens=options.max_message_tokens,
     max_episode_tokens=options.max_episode_tokens,
     addressing=options.addressing,
+    sides=_sides(options.sides, names),
   )
+
+
+def _sides(sides: Mapping[str, Sequence[str]], names: Sequence[str]) -> tuple[str, ...]:
+  """Returns the side of each agent, () without sides.
+
+  Raises:
+    ValueError: An agent is unknown, on two sides or on none, or there is one side only.
+  """
+  found: dict[str, str] = {}
+  for side, members in sides.items():
+    if isinstance(members, str) or not isinstance(members, Sequence) or not members:
+      raise ValueError(f'team.sides.{side}={members!r} must be a tuple of names of agents.')
+    for member in members:
+      if member not in names:
+        raise ValueError(f'team.sides.{side} names {member!r}; the agents are {", ".join(names)}.')
+      if member in found:
+        raise ValueError(
+          f'team.sides.{side} names {member!r}, which is on side {found[member]!r} too; name each '
+          'agent once.'
+        )
+      found[member] = side
+  if len(sides) == 1 or (sides and len(found) < len(names)):
+    left = ', '.join(name for name in names if name not in found) or 'nobody'
+    raise ValueError(
+      f'team.sides={dict(sides)} leaves {left} without a side; give two or more sides that '
+      'have all agents, or none.'
+    )
+  return tuple(found[name] for name in names) if sides else ()
 
 
 def _role_set(name: str) -> Mapping[str, Role]:

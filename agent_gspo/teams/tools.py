@@ -283,4 +283,5 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     logprobs=np.concatenate([draft.logprobs, more.logprobs]),
     ended=more.ended,
     inserted=np.concatenate([draft.inserted_mask, more.inserted_mask]),
+    learns=draft.learns and more.learns,
   )

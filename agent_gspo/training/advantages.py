@@ -24,15 +24,19 @@ def message_advantages(
   rollout: RolloutBatch,
   rewards: RewardTerms,
   selection: selection_lib.SelectionState,
+  baselines: np.ndarray | None = None,
   worth: MessageWorth | None = None,
 ) -> Advantage:
   """Returns the advantages of `M` messages under the config's estimator.
+
+  Messages of opponents are dropped, and are no part of a baseline.
 
   Args:
     config: Resolved run configuration.
     rollout: Episodes, `M` messages.
     rewards: Reward terms of each message.
     selection: State of the selection rule, with the success probability of each question.
+    baselines: Running baseline of each role, for estimators that read them.
     worth: Gains of each message, for estimators that read them.
   """
   options = config.advantage
@@ -48,7 +52,25 @@ def message_advantages(
     inputs = dataclasses.replace(
       inputs, gold=gold, **{field: getattr(worth, field) for field in fields}
     )
-  return estimators.advantage(inputs, options.name, costs=options.costs, **options.options)
+  inputs = dataclasses.replace(inputs, baselines=baselines)
+  own = rollout.learns
+  if own.all():
+    return estimators.advantage(inputs, options.name, costs=options.costs, **options.options)
+  found = estimators.advantage(
+    _selected(inputs, own), options.name, costs=options.costs, **options.options
+  )
+  values, kept = np.zeros((2, len(own)), np.float32)
+  values[own], kept[own] = found.values, found.kept
+  return dataclasses.replace(found, values=values, kept=kept)
+
+
+def _selected(inputs: AdvantageInputs, own: np.ndarray) -> AdvantageInputs:
+  """Returns the inputs of the messages where `own`, bool `[M]`."""
+  fields = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+  del fields['baselines']
+  some = {name: value[..., own] for name, value in fields.items() if value is not None}
+  some['groups'] = groups.joint_ids(some['groups'])  # ids below the number of messages
+  return dataclasses.replace(inputs, **some)
 
 
 def estimator_inputs(
@@ -70,7 +92,8 @@ def estimator_inputs(
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
-    groups=groups.group_ids(grouping, rollout.question, rollout.agent, rollout.turn),
+    groups=groups.group_ids(grouping, rollout.question, rollout.agent, rollout.turn, rollout.role),
+    role=rollout.role,
     question=rollout.question,
     episode=rollout.episode,
     agent=rollout.agent,

@@ -14,7 +14,7 @@ from agent_gspo.algorithms import terms
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import state as state_lib
+from agent_gspo.training import opponents
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -48,7 +48,7 @@ def collect(
     if setup.term_sheet is not None:
       seed = (setup.config.seed, streams.TERMS, int(state.step), len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
-    batch = _converse(setup, state, questions, progress)
+    batch = _converse(setup, state, questions, len(asked), progress)
     good = np.arange(missing)
     if retries:
       good = np.flatnonzero(
@@ -66,23 +66,21 @@ def collect(
 
 
 def _converse(
-  setup: Setup, state: TrainState, questions: Sequence[Question], progress: Progress
+  setup: Setup,
+  state: TrainState,
+  questions: Sequence[Question],
+  asked: int,
+  progress: Progress,
 ) -> RolloutBatch:
   """Runs `group_size` episodes per question; each process runs its share and gathers all."""
   options = setup.config.rollout
-  policy = setup.policy(
-    state_lib.merge(state.trainable, state.frozen),
-    stream='train',
-    step=int(state.step),
-    temperature=options.temperature,
-  )
   own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
     questions[hosts.share(len(questions))],
     options.group_size,
-    policy,
+    opponents.policy(setup, state, questions, asked),
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size),
   )

@@ -18,7 +18,7 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import hosts, partners
-from agent_gspo.training import costs, sft
+from agent_gspo.training import costs, opponents, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -136,6 +136,8 @@ class Run:
       workdir / 'checkpoints', config, saving.keep, allow_changes, saving.keep_best
     )
     self._check_steps()
+    if self.checkpoints.latest_step is None:
+      opponents.frozen_checkpoint(config)  # raises before a model is loaded
     self.setup = setup_lib.build(parts)
     self.learner = setup_lib.make_learner(self.setup)
     wandb_project = config.logging.wandb_project
@@ -339,9 +341,9 @@ class Run:
     if self.resumed:
       return self.checkpoints.restore(setup_lib.state_shapes(setup))
     if not self.config.sft.is_asked_for:
-      return setup_lib.init_state(setup, setup.params)
+      return opponents.begin(setup, setup_lib.init_state(setup, setup.params))
     params, done = self._warm_start(progress)
-    state = setup_lib.init_state(setup, params)
+    state = opponents.begin(setup, setup_lib.init_state(setup, params))
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)

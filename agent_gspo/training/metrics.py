@@ -60,7 +60,7 @@ def of_step(
   kept = advantages.kept > 0  # bool [M]
   trained = [m for m, x in zip(learned.messages, kept, strict=True) if x]
   group_ids = groups.group_ids(
-    config.advantage.grouping, rollout.question, rollout.agent, rollout.turn
+    config.advantage.grouping, rollout.question, rollout.agent, rollout.turn, rollout.role
   )
   return {
     'advantage/tied_groups': groups.tied_groups(rewards.task, group_ids),

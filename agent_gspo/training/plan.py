@@ -146,7 +146,13 @@ def make(
     prompts: Prompt lengths of each agent.
   """
   config, team, model = parts.config, parts.team, sampler.config
-  state = state_bytes(model, placement, optimizer, reference=parts.keeps_reference)
+  state = state_bytes(
+    model,
+    placement,
+    optimizer,
+    reference=parts.keeps_reference,
+    opponents=config.rollout.pool_members,
+  )
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   held = _held(parts)
@@ -214,10 +220,15 @@ def state_bytes(
   optimizer: optax.GradientTransformation,
   *,
   reference: bool = False,
+  opponents: int = 0,
 ) -> dict[str, int]:
   """Returns the bytes of the state on a device, by part."""
   make = functools.partial(
-    state_lib.init, optimizer=optimizer, lora=model.lora_rank > 0, keep_reference=reference
+    state_lib.init,
+    optimizer=optimizer,
+    lora=model.lora_rank > 0,
+    keep_reference=reference,
+    opponents=opponents,
   )
   shapes = jax.eval_shape(make, _params(model))
   cut = lambda tree: _bytes(tree, partition.shardings(tree, model, placement))
@@ -226,6 +237,7 @@ def state_bytes(
     'frozen parameters': cut(shapes.frozen),
     'moments': cut(shapes.opt_state),
     'reference policy': cut(shapes.reference),
+    'opponents': cut(shapes.pool),
   }
 
 

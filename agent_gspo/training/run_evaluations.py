@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo.environments import kuhn
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import judgement, transcripts, variants
 from agent_gspo.models import partition
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sharding import hosts
+from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
 from agent_gspo.training import message_worth
 from agent_gspo.training import setup as setup_lib
@@ -103,6 +106,7 @@ def evaluate(
     scored = PolicyParams.of(params)
     figures |= judgement_figures(setup.team, setup.tokenizer, scorer, scored, batch)
     figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
+    figures |= game_figures(setup, scorer, scored)
   head = {
     'step': step,
     'label': label,
@@ -130,14 +134,15 @@ def baselines(
   return found
 
 
-def log_silence(
+def log_probability(
   team: Team,
   tokenizer: Tokenizer,
   learner: Learner,
   policy: TrainState | PolicyParams,
   messages: Sequence[Message],
+  text: str = '',
 ) -> np.ndarray:
-  """Returns the log-probability that each author says nothing, float64 `[M]`, nats.
+  """Returns the log-probability that each author writes a text, float64 `[M]`, nats.
 
   Args:
     team: Team of the authors.
@@ -145,6 +150,7 @@ def log_silence(
     learner: Scores messages.
     policy: Parameters of the authors.
     messages: Messages whose prompts are read; equal prompts of an agent are computed once.
+    text: Whole message; '' for silence.
   """
   writers = team.prompt_writers(tokenizer)
   place: dict[tuple[int, bytes], int] = {}
@@ -155,8 +161,9 @@ def log_silence(
     if key not in place:
       place[key] = len(place)
       writer = writers[message.agent]
+      ids = tokenizer.encode(writer.as_written(text), special=False)
       ends += [
-        scored_message(place[key], message.agent, message.prompt_ids, np.asarray([stop]))
+        scored_message(place[key], message.agent, message.prompt_ids, np.asarray([*ids, stop]))
         for stop in writer.stop_ids
         if not writer.tail(stop)
       ]
@@ -177,15 +184,41 @@ def judgement_figures(
   """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
 
   The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
-  known relevance. Arguments as of `log_silence`.
+  known relevance. Arguments as of `log_probability`.
   """
   counted = lambda m: not m.round and m.episode < JUDGED
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:
     return {}
-  found = log_silence(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
+  found = log_probability(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
   return judgement.figures(found, relevant == 1)
+
+
+def game_figures(setup: Setup, scorer: Learner, policy: PolicyParams) -> dict[str, float]:
+  """Returns the exploitability of a policy that plays both sides of Kuhn poker.
+
+  Empty for other tasks, and with talk, after which there are more information sets. Arguments as of
+  `evaluate`.
+  """
+  task, team, tokenizer = setup.task, setup.team, setup.tokenizer
+  if not isinstance(task, kuhn.Kuhn) or task.talk:
+    return {}
+  found: dict[str, Message] = {}  # by information set
+  deals = task.questions('train')[: len(kuhn.DEALS)]
+  for line in kuhn.LINES:
+    script = lambda turn, line=line: line[len(turn.state.moves)]
+    played = rollout(team, task, tokenizer, deals, 1, ScriptedPolicy(script, tokenizer))
+    found |= {message.told[0]: message for message in played.messages}
+  if len(found) < 12:  # too few rounds for a whole game
+    return {}
+  moves = {
+    move: np.exp(log_probability(team, tokenizer, scorer, policy, [*found.values()], move))
+    for move in kuhn.MOVES
+  }
+  legal = moves['pass'] + moves['bet']
+  bets = dict(zip(found, (moves['bet'] / legal).tolist(), strict=True))
+  return {'game/exploitability': kuhn.exploitability(bets), 'game/legal': float(legal.mean())}
 
 
 class RunEvaluations:
@@ -265,6 +298,7 @@ class RunEvaluations:
       f'step {step}: {label}, {record["questions"]} {split} questions: accuracy '
       f'{record["task/accuracy"]:.1%}, {record["tokens/written_per_question"]:.1f} tokens written, '
       f'{record["comm/silence_rate"]:.0%} silent'
+      + ''.join(f', {k[5:]} {x:.3f}' for k, x in record.items() if k.startswith('game/'))
     )
     self._interruption.meet()
     return record

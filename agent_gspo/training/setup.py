@@ -247,6 +247,8 @@ def _state(setup: Setup, params: Params) -> TrainState:
     lora=config.model.lora_rank > 0,
     keep_reference=setup.keeps_reference,
     num_questions=len(setup.questions),
+    opponents=config.rollout.pool_members,
+    roles=setup.running_roles,
   )
 
 

@@ -31,6 +31,8 @@ class TrainState:
     unused.
   budget: State of the token price.
   selection: Statistics of each training question, and the number of draws.
+  pool: `trainable` of each opponent, see `training.opponents`; None without opponents.
+  baselines: Running baseline of each role, float32 `[S]`; None unless the estimator has any.
   """
 
   step: chex.Array
@@ -40,6 +42,8 @@ class TrainState:
   reference: Any
   budget: budgets.BudgetState
   selection: selection_lib.SelectionState
+  pool: Any = None
+  baselines: Any = None
 
 
 def init(
@@ -50,6 +54,8 @@ def init(
   lora: bool = False,
   keep_reference: bool = False,
   num_questions: int = 1,
+  opponents: int = 0,
+  roles: int = 0,
   shardings: Callable[[TrainState], Any] = lambda state: None,
 ) -> TrainState:
   """Returns the state at step 0.
@@ -61,6 +67,8 @@ def init(
     lora: Train the adapters only.
     keep_reference: Also keep a copy of the trainable parameters as the reference policy.
     num_questions: Number of training questions.
+    opponents: Number of opponents, at first all with these parameters.
+    roles: Number of roles with a running baseline.
     shardings: Maps a state of shapes to the shardings of its arrays, or None.
   """
 
@@ -78,6 +86,8 @@ def init(
       reference=copy() if keep_reference else None,
       budget=budgets.init(lambda_tok),
       selection=selection_lib.init(num_questions),
+      pool=tuple(copy() for _ in range(opponents)) or None,
+      baselines=jnp.zeros(roles, jnp.float32) if roles else None,
     )
 
   found = shardings(jax.eval_shape(make, params))

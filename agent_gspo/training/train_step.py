@@ -13,7 +13,7 @@ from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
-from agent_gspo.training import message_worth
+from agent_gspo.training import message_worth, opponents
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
@@ -79,7 +79,7 @@ def train_step(
   clock.lap('score')
   worth = message_worth.of_step(setup, learner, state, rollout, prices)
   clock.lap('worth')
-  advantages = message_advantages(config, rollout, rewards, selection, worth)
+  advantages = message_advantages(config, rollout, rewards, selection, state.baselines, worth)
 
   learned = message_worth.learned(config, rollout, worth) if worth else rollout
   minibatches = learner.pack(learned, advantages, step)
@@ -95,7 +95,14 @@ def train_step(
     **(worth.metrics(rollout) if worth else {}),
     **clock.metrics(),
   }
-  state = dataclasses.replace(state, step=state.step + 1, budget=budget, selection=selection)
+  state = dataclasses.replace(
+    state,
+    step=state.step + 1,
+    budget=budget,
+    selection=selection,
+    baselines=advantages.baselines,
+    pool=opponents.kept(config.rollout, state),
+  )
   return StepResult(state, metrics, rollout, rewards, advantages.values, worth)
 
 

@@ -119,7 +119,7 @@ _MESSAGE: dict[str, Check] = {
   'read_from': _pairs_with(_number),  # (author, round)
   'tokens': _pairs_with(_number_or_none),  # (text, log-prob)
   'observed': lambda value: isinstance(value, list) and all(map(_text, value)),
-  **dict.fromkeys(('text', 'note', 'prompt'), _text_or_none),
+  **dict.fromkeys(('text', 'note', 'prompt', 'side'), _text_or_none),
   **dict.fromkeys(('written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
   **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
 }
@@ -176,7 +176,8 @@ def as_text(transcript: Mapping[str, Any]) -> str:
     note = f' (note: {message["note"]})' if message.get('note') else ''
     text = 'is silent' if message.get('silent') else message.get('text')
     lines += [f'  (observes: {seen})' for seen in message.get('observed', ())]
-    lines.append(f'  {message["agent"]}{note}: {text}')
+    side = f' ({message["side"]})' if message.get('side') else ''
+    lines.append(f'  {message["agent"]}{side}{note}: {text}')
   score = finite(transcript.get('task_score'))
   lines.append(
     f'  answer {transcript.get("answer")}; gold {transcript.get("gold")}; '

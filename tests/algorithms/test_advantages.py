@@ -61,6 +61,7 @@ def _members(grouping: str, question, agent, turn) -> list[list[int]]:
     'question': lambda m: (question[m],),
     'question_agent': lambda m: (question[m], agent[m]),
     'question_turn_agent': lambda m: (question[m], turn[m], agent[m]),
+    'question_side': lambda m: (question[m], agent[m]),  # without sides
   }
   groups: dict[tuple[int, ...], list[int]] = {}
   for m in range(len(question)):

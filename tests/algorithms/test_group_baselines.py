@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from advantage_batches import by_group, exact, members, some_inputs, standardised
 
 from agent_gspo.algorithms.advantages import estimators as lib
-from agent_gspo.algorithms.advantages import group_baselines
+from agent_gspo.algorithms.advantages import group_baselines, groups
 
 _GROUPS = np.zeros(4, int)
 
@@ -229,3 +231,39 @@ def test_ngrpo_divides_by_small_spreads_but_not_by_tiny_ones():
     np.testing.assert_allclose(
       found.values, (gaps - gaps.mean() * 2 / 3) * scale / expected, rtol=1e-3
     )
+
+
+@pytest.mark.parametrize('decay', [0.0, 0.5, 0.95])
+def test_rae_compares_an_episode_with_those_before_it_of_its_role(decay):
+  x = some_inputs(3)
+  found = lib.advantage(x, 'rae', decay=decay)
+  e, baseline = exact(x), [0.3, -0.2]
+  expected = np.zeros(len(e['rewards']))
+  for episode in range(e['episode'].max() + 1):
+    for role in (0, 1):
+      own = (e['episode'] == episode) & (e['role'] == role)
+      if own.any():
+        expected[own] = e['rewards'][own] - baseline[role]
+        baseline[role] = decay * baseline[role] + (1 - decay) * e['rewards'][own].mean()
+  np.testing.assert_allclose(found.values, expected, atol=1e-6)
+  np.testing.assert_allclose(found.baselines, baseline, atol=1e-6)
+  np.testing.assert_array_equal(found.kept, 1)
+  # Two halves, with the state handed on, are the whole.
+  half = np.asarray(x.episode) < 18
+  part = lambda where, baselines: group_baselines.rae(
+    x.rewards[where], x.episode[where], x.role[where], baselines, decay=decay
+  )
+  first = part(half, x.baselines)
+  second = part(~half, first.baselines)
+  np.testing.assert_allclose(found.values[half], first.values, atol=1e-6)
+  np.testing.assert_allclose(found.values[~half], second.values, atol=1e-6)
+
+
+def test_the_public_baseline_is_the_mean_of_a_side_over_a_question():
+  """AdvEvo-MARL, arXiv 2510.01586."""
+  x = some_inputs(3)
+  sides = groups.group_ids('question_side', x.question, x.agent, x.turn, x.role)
+  found = lib.advantage(dataclasses.replace(x, groups=sides), 'group_mean').values
+  e = exact(x)
+  expected = by_group(e['rewards'], members(x.question, x.role), lambda v: v - v.mean())
+  np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -17,9 +17,9 @@ _PAGE = (micro_run.ROOT / 'docs' / 'environments.md').read_text()
 
 
 def test_an_environment_of_ones_own_from_an_empty_folder(tmp_path):
-  kuhn, config = re.findall(r'```python\n(.*?)```', _PAGE, re.S)
-  assert len(kuhn.splitlines()) <= 60
-  (tmp_path / 'kuhn.py').write_text(kuhn)
+  pennies, config = re.findall(r'```python\n(.*?)```', _PAGE, re.S)
+  assert len(pennies.splitlines()) <= 60
+  (tmp_path / 'pennies.py').write_text(pennies)
   (tmp_path / 'config.py').write_text(config)
   done = subprocess.run(
     [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
@@ -34,16 +34,20 @@ def test_an_environment_of_ones_own_from_an_empty_folder(tmp_path):
   assert step['policy/grad_norm'] > 0
   for line in (tmp_path / 'run' / 'transcripts.jsonl').open():
     episode = json.loads(line)
-    messages = episode['messages']
-    cards = episode['question'].split()
-    earned = [0.0, 0.0]
-    for message in messages:
-      player = int(message['agent'].removeprefix('player')) - 1
-      assert message['observed'][0].split()[0] == cards[player]
-      earned[player] += message['earned']
-    assert (episode['answer'] == 'win') == (earned[0] > 0)
-    if {message['agent'] for message in messages if message['text']} == {'player1', 'player2'}:
-      assert sum(earned) == 0  # what one side wins the other loses
+    won, faces = 0, {'even': '?', 'odd': '?'}
+    for shown in range(3):
+      own = {m['side'].split(',')[0]: m for m in episode['messages'] if m['round'] == shown}
+      if not own:
+        break  # nobody wrote in the round before
+      assert all(m['observed'] == [f'{faces["even"]} {faces["odd"]}'] for m in own.values())
+      legal = {side: m['text'] in ('heads', 'tails') for side, m in own.items()}
+      faces = {side: m['text'] if legal[side] else '?' for side, m in own.items()}
+      same = faces['even'] == faces['odd']
+      earned = (1 if same else -1) if all(legal.values()) else legal['even'] - legal['odd']
+      if any(m['text'] for m in own.values()):
+        assert (own['even']['earned'], own['odd']['earned']) == (earned, -earned)
+        won += earned
+    assert (episode['answer'] == 'win') == (won > 0)
 
 
 _SMALL = {
@@ -59,9 +63,16 @@ _SMALL = {
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_where_it_would_have_ended(tmp_path):
-  fields = [f'--config.{field}={value}' for field, value in _SMALL.items()]
-  config = f'--config={micro_run.ROOT}/configs/half_maze.py'
+@pytest.mark.parametrize(
+  ('config', 'more'),
+  [
+    ('half_maze.py', {}),
+    ('kuhn.py:pool', {'rollout.pool_every': 1, 'rollout.pool_size': 3, 'advantage.name': 'rae'}),
+  ],
+)
+def test_a_killed_run_ends_where_it_would_have_ended(tmp_path, config, more):
+  fields = [f'--config.{field}={value}' for field, value in {**_SMALL, **more}.items()]
+  config = f'--config={micro_run.ROOT}/configs/{config}'
   command = lambda name: micro_run.command('train', config, f'--workdir={tmp_path}/{name}', *fields)
   whole = micro_run.run(command('whole'))
   assert whole.returncode == 0, whole.stderr

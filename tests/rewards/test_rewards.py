@@ -597,3 +597,27 @@ def test_summary_counts_each_episode_once(credit):
 def test_only_a_length_reward_that_reads_the_reference_needs_it():
   assert RewardOptions(length_reward='optima').needs_reference
   assert not RewardOptions(length_reward='linear').needs_reference
+
+
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
+@pytest.mark.parametrize('cost', reward_options.COSTS)
+def test_only_payers_pay(credit, cost):
+  """As if the others had written nothing, and they themselves are not charged."""
+  batch = talk(st.team('complete'), lambda turn: 2)
+  payers = batch.agent_names[:2]
+  pays = np.isin(batch.agent, [0, 1])
+  prices = {'lambda_turn': 0.1, 'lambda_rep': 0.2, 'lambda_message': 0.3, 'message_limit': 1.0}
+  terms = lambda **given: communication.reward_terms(
+    options_of(credit=credit, cost=cost, **given), batch, 0.01, **prices
+  )
+  found, everybody = terms(payers=payers), terms()
+  assert not found.costs[~pays].any()
+  assert found.costs[pays].all()
+  np.testing.assert_array_equal(found.task, everybody.task)
+  if credit == 'own_cost':
+    np.testing.assert_allclose(found.costs, everybody.costs * pays, rtol=1e-6)
+  else:
+    own = dataclasses.replace(options_of(cost=cost, payers=payers), credit='own_cost')
+    single = communication.reward_terms(own, batch, 0.01, **prices).costs
+    expected = np.bincount(batch.episode, single)[batch.episode] * pays
+    np.testing.assert_allclose(found.costs, expected, rtol=1e-5)

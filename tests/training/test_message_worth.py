@@ -266,7 +266,9 @@ def test_silence_is_the_probability_of_stopping_at_once():
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:3], 2, policy)
   params, scorer = PolicyParams.of(setup.params), setup_lib.make_scorer(setup)
-  found = run_evaluations.log_silence(setup.team, setup.tokenizer, scorer, params, batch.messages)
+  found = run_evaluations.log_probability(
+    setup.team, setup.tokenizer, scorer, params, batch.messages
+  )
   writers = setup.team.prompt_writers(setup.tokenizer)
   for m, message in enumerate(batch.messages):
     ends = [

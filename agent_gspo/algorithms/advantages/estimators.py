@@ -22,6 +22,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
   ngrpo,
   opo,
   per_component,
+  rae,
   reinforce_pp,
   reinforce_pp_baseline,
   rloo,
@@ -55,6 +56,7 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'gigpo': gigpo,
   'hgpo': hgpo,
   'counterfactual': counterfactual,
+  'rae': rae,
   'worth': worth,
   'potential': worth,
   'shapley': worth,
@@ -98,7 +100,8 @@ def advantage(
   free = _estimate(dataclasses.replace(inputs, costs=np.zeros_like(inputs.costs)), name, options)
   price = centred(inputs.costs, inputs.groups)
   back = (free.values == 0) & (price != 0)
-  return Advantage(values=free.values - price, kept=np.maximum(free.kept, back))
+  kept = np.maximum(free.kept, back)
+  return dataclasses.replace(free, values=free.values - price, kept=kept)
 
 
 def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) -> Advantage:
@@ -111,7 +114,8 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   if not isinstance(found, Advantage):
     found = Advantage(values=found, kept=np.ones(count))
   where = f'advantage.name={name!r}'
-  return Advantage(
+  return dataclasses.replace(
+    found,
     values=plugins.vector(where, found.values, count, 'message').astype(np.float32),
     kept=plugins.vector(f'{where}, as kept,', found.kept, count, 'message').astype(np.float32),
   )
@@ -149,7 +153,8 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def _check(inputs: AdvantageInputs) -> None:
-  values = (getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name != 'history')
+  others = ('history', 'baselines')
+  values = (getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name not in others)
   columns = [value for value in values if value is not None]
   chex.assert_rank(columns, 1)
   chex.assert_equal_shape(columns)

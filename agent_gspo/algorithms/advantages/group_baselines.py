@@ -147,6 +147,40 @@ def opo(rewards: chex.Array, groups: chex.Array, lengths: chex.Array) -> np.ndar
   return centred(rewards, groups, lengths)
 
 
+def rae(
+  rewards: chex.Array,
+  episode: chex.Array,
+  role: chex.Array,
+  baselines: chex.Array,
+  *,
+  decay: float = 0.95,
+) -> Advantage:
+  """Computes role-conditioned advantages (RAE of SPIRAL, arXiv 2506.24119): `r - b_role`.
+
+  `b <- decay b + (1 - decay) R` after each episode, in their order, with `R` the mean reward of the
+  role's messages in it: an episode is compared with those before it. No group is needed.
+
+  Args:
+    rewards: float32 `[M]`.
+    episode, role: int `[M]`.
+    baselines: Baseline of each role before the first episode, float32 `[S]`.
+    decay: Weight of the old baseline.
+  """
+  ids = group_lib.joint_ids(role, episode)  # in the order of episodes
+  _, first = np.unique(ids, return_index=True)
+  returns = group_lib.mean(np.asarray(rewards, np.float64), ids)[first]
+  baseline = np.array(baselines, np.float64)
+  before = np.zeros(len(first))
+  for i, (own, value) in enumerate(zip(np.asarray(role)[first], returns, strict=True)):
+    before[i] = baseline[own]
+    baseline[own] = decay * baseline[own] + (1 - decay) * value
+  return Advantage(
+    values=rewards - before[ids],
+    kept=np.ones(len(ids), np.float32),
+    baselines=baseline.astype(np.float32),
+  )
+
+
 def spo_single(rewards: chex.Array, probability: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   """Computes single-stream policy optimization (arXiv 2509.13232): `whiten_batch(r - p)`.
 

@@ -29,6 +29,8 @@ class AdvantageInputs:
     plain_gain: Nats gained by the author's plain note instead, float32 `[M]`; NaN likewise.
     plain_costs: Weighted costs of the plain note, float32 `[M]`.
     gold: Whether the gold answer is known and could be learned in the message's place, bool `[M]`.
+    role: Side of the author, without sides the author, int `[M]`.
+    baselines: Running baseline of each of `S` roles before this rollout, float32 `[S]`.
   """
 
   task: chex.Array
@@ -47,6 +49,8 @@ class AdvantageInputs:
   plain_gain: chex.Array | None = None
   plain_costs: chex.Array | None = None
   gold: chex.Array | None = None
+  role: chex.Array | None = None
+  baselines: chex.Array | None = None
 
   @property
   def rewards(self) -> chex.Array:
@@ -60,7 +64,9 @@ class Advantage:
   values: Advantages, float32 `[M]`.
   kept: 1, or 0 for a message dropped from the update and from the objective's count, float32
     `[M]`.
+  baselines: Running baseline of each role after the rollout, float32 `[S]`; None without any.
   """
 
   values: np.ndarray
   kept: np.ndarray
+  baselines: np.ndarray | None = None

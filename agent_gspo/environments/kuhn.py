@@ -1,0 +1,174 @@
+"""Defines Kuhn poker: two agents with a card each bet on which card is higher.
+
+The rules of Kuhn (1950): cards J, Q and K, an ante of one chip each, one bet of one more chip.
+The first player passes or bets. After a pass the second one may bet as well; whoever faces a bet
+calls it with `bet` or folds with `pass`. Without a fold the higher card takes the pot.
+
+    K : pass bet        what an agent observes: its card, the moves so far
+    bet                 its move
+
+Any other text, silence too, forfeits the author's chips in the pot. A player earns the chips that
+it wins, below 0 if it loses. With `talk` each first writes a message that the other reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+
+from agent_gspo.environments.base import Environment
+from agent_gspo.options import check_fields, option
+from agent_gspo.tasks.lazy import LazyQuestions
+from agent_gspo.types import Question
+
+CARDS, MOVES = 'JQK', ('pass', 'bet')
+DEALS = tuple(itertools.permutations(CARDS, 2))
+LINES = (('pass', 'bet', 'bet'), ('bet', 'bet'))
+"""Games that go through every information set, each with all deals."""
+
+_TALK = ('I have', *CARDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hand:
+  """State of an episode.
+
+  Attributes:
+    cards: Card of each player.
+    moves: Moves so far.
+    untold: Players whose talk is still to come.
+    won: Chips that the first player has won; 0 before the end.
+  """
+
+  cards: tuple[str, ...]
+  moves: tuple[str, ...] = ()
+  untold: frozenset[int] = frozenset()
+  won: int = 0
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Kuhn(Environment):
+  """Kuhn poker; question `i` has deal `i % 6`, and its answer is that the first player wins.
+
+  Raises:
+    ValueError: if an option is out of range.
+  """
+
+  name = 'kuhn'
+  hears_silence = True
+
+  talk: bool = False  # a message of each player before the first move
+  train_size: int = option(60, least=6, most=10**6)
+  validation_size: int = option(60, least=6, most=10**6)
+  test_size: int = option(60, least=6, most=10**6)
+
+  def __post_init__(self):
+    check_fields(self, 'task.options')
+
+  def _split(self, split: str) -> Sequence[Question]:
+    make = lambda i: Question(f'{split}/{i}', ' '.join(DEALS[i % len(DEALS)]), 'win')
+    return LazyQuestions(getattr(self, f'{split}_size'), make)
+
+  def begin(self, question: Question, sample: int) -> Hand:
+    """Returns the deal."""
+    return Hand(tuple(question.text.split()), untold=frozenset({0, 1} if self.talk else ()))
+
+  def observe(self, state: Hand, agent: int) -> str | None:
+    """Returns card and moves; None if it is the other's turn."""
+    turn = min(state.untold, default=len(state.moves) % 2)
+    return information_set(state.cards[agent], state.moves) if agent == turn else None
+
+  def act(self, state: Hand, texts: Mapping[int, str]) -> tuple[Hand, dict[int, float], bool]:
+    """Takes the move of the player whose turn it is."""
+    ((agent, text),) = texts.items()
+    if agent in state.untold:
+      return dataclasses.replace(state, untold=state.untold - {agent}), {}, False
+    move = text.strip().lower()
+    if move not in MOVES:
+      state = dataclasses.replace(state, won=1 if agent else -1)  # who moves has paid the ante only
+    else:
+      moves = (*state.moves, move)
+      state = dataclasses.replace(state, moves=moves, won=payoff(state.cards, moves))
+    return state, {0: float(state.won), 1: float(-state.won)}, state.won != 0
+
+  def outcome(self, state: Hand) -> str:
+    """Returns the result of the first player: win, loss, or none for a game cut short."""
+    return 'win' if state.won > 0 else 'loss' if state.won else 'none'
+
+  def demonstration(
+    self,
+    question: Question,
+    agent: int,
+    delivered: Sequence[str],
+    rng: random.Random,
+    *,
+    state: Hand,
+    terse_probability: float,
+    silence_probability: float,
+  ) -> str:
+    """Writes a uniformly random move, or talk.
+
+    Args:
+      question: Question of the episode.
+      agent: Author.
+      delivered: Last message of each agent that the author has received.
+      rng: Random generator.
+      state: Cards and moves.
+      terse_probability: Unused.
+      silence_probability: Probability that the author does not talk.
+    """
+    if agent in state.untold:
+      return '' if rng.random() < silence_probability else f'I have {rng.choice(CARDS)}'
+    return rng.choice(MOVES)
+
+  def vocabulary(self) -> list[str]:
+    """Returns the words of observations and demonstrations."""
+    return [*CARDS, ':', *MOVES, 'I', 'have']
+
+
+def information_set(card: str, moves: Sequence[str]) -> str:
+  """Returns the name of an information set, as its player observes it."""
+  return ' '.join([card, ':', *moves])
+
+
+def payoff(cards: Sequence[str], moves: Sequence[str]) -> int:
+  """Returns the chips that the first player wins, 0 while the game goes on."""
+  if tuple(moves) in (('pass', 'pass'), ('bet', 'bet'), ('pass', 'bet', 'bet')):
+    stake = 2 if 'bet' in moves else 1
+    return stake if CARDS.index(cards[0]) > CARDS.index(cards[1]) else -stake
+  return {('bet', 'pass'): 1, ('pass', 'bet', 'pass'): -1}.get(tuple(moves), 0)
+
+
+def exploitability(bets: Mapping[str, float]) -> float:
+  """Computes how many chips a game a best response wins from a policy, over both seats.
+
+  Half of the sum of the best responses' values against it (NashConv / 2): 0 for an equilibrium.
+
+  Args:
+    bets: Probability of a bet at each of the 12 information sets, see `information_set`.
+  """
+  return sum(_best_response(bets, player) for player in (0, 1)) / 2
+
+
+def _best_response(bets: Mapping[str, float], player: int) -> float:
+  """Returns the mean chips that the best response of `player` wins against a policy."""
+
+  def value(moves: tuple[str, ...], card: str, others: Mapping[str, float]) -> float:
+    """Sums chips over `others`: the other's card -> probability that it has it and moved so."""
+    results = {other: payoff(_seated(card, other, player), moves) for other in others}
+    if all(results.values()):
+      return sum((1 - 2 * player) * results[other] * reach for other, reach in others.items())
+    if len(moves) % 2 == player:  # one move for all cards that the other may hold
+      return max(value((*moves, move), card, others) for move in MOVES)
+    bet = {other: reach * bets[information_set(other, moves)] for other, reach in others.items()}
+    no_bet = {other: reach - bet[other] for other, reach in others.items()}
+    return value((*moves, 'bet'), card, bet) + value((*moves, 'pass'), card, no_bet)
+
+  deal = 1 / len(DEALS)
+  return sum(value((), card, {o: deal for o in CARDS if o != card}) for card in CARDS)
+
+
+def _seated(card: str, other: str, player: int) -> tuple[str, str]:
+  return (other, card) if player else (card, other)

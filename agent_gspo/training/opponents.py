@@ -1,0 +1,170 @@
+"""Lets other parameters play against the side that learns: past copies of it, or another run's.
+
+The train state holds their parameters (`TrainState.pool`) and so does a checkpoint: a resumed run
+meets the same opponents. All episodes of a question have the same side that learns and the same
+opponent, so that a group compares like with like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+
+from agent_gspo import streams
+from agent_gspo.config import Config
+from agent_gspo.teams.options import RolloutOptions
+from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import Flat, TrainState
+from agent_gspo.types import Question
+from agent_gspo.workdir import checkpoints
+from agent_gspo.workdir.checkpoints import Saved
+
+
+class Match(NamedTuple):
+  """Assignment of a question: the side that learns, and the pool member that plays the others."""
+
+  side: str
+  member: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchPolicy:
+  """Policy of episodes in which opponents write the messages of all sides but one.
+
+  Attributes:
+    sides: Side of each agent, `[N]`.
+    matches: Assignment of each question, by its id.
+    learner: Policy that is trained.
+    members: Policy of each pool member that plays.
+  """
+
+  sides: Sequence[str]
+  matches: Mapping[str, Match]
+  learner: Policy
+  members: Mapping[int, Policy]
+
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    by_author: dict[int | None, list[int]] = {}  # pool member, None for the learner
+    for i, turn in enumerate(turns):
+      side, member = self.matches[turn.question.id]
+      own = self.sides[turn.agent] == side
+      by_author.setdefault(None if own else member, []).append(i)
+    replies: dict[int, Reply] = {}
+    for author, places in by_author.items():
+      policy = self.learner if author is None else self.members[author]
+      for i, reply in zip(places, policy([turns[i] for i in places]), strict=True):
+        replies[i] = reply._replace(learns=author is None)
+    return [replies[i] for i in range(len(turns))]
+
+
+def policy(setup: Setup, state: TrainState, questions: Sequence[Question], asked: int) -> Policy:
+  """Returns the policy of a training rollout, with opponents if the config has any.
+
+  Args:
+    setup: Run setup.
+    state: Training state.
+    questions: Questions of the rollout, over all processes.
+    asked: Questions asked before in this step.
+  """
+  of = lambda trainable: setup.policy(
+    state_lib.merge(trainable, state.frozen),
+    stream='train',
+    step=int(state.step),
+    temperature=setup.config.rollout.temperature,
+  )
+  learner = of(state.trainable)
+  if state.pool is None:
+    return learner
+  found = matches(setup, int(state.step), questions, asked)
+  # In one order in all processes, which exchange parameters here.
+  members = {m: of(state.pool[m]) for m in sorted({match.member for match in found.values()})}
+  return MatchPolicy(setup.team.sides, found, learner, members)
+
+
+def matches(setup: Setup, step: int, questions: Sequence[Question], asked: int) -> dict[str, Match]:
+  """Draws the assignment of each question; sides learn in equal parts of the questions.
+
+  A side whose agents are all frozen is played by opponents alone.
+  """
+  options, names = setup.config.rollout, setup.team.sides
+  sides = list(
+    dict.fromkeys(side for agent, side in enumerate(names) if setup.sharing.learns(agent))
+  )
+  rng = streams.generator(setup.config.seed, streams.OPPONENTS, step, asked)
+  turns = (rng.permutation(len(questions)) + step) % len(sides)
+  members = rng.integers(_filled(options, step), size=len(questions))
+  return {
+    question.id: Match(sides[turn], int(member))
+    for question, turn, member in zip(questions, turns, members, strict=True)
+  }
+
+
+def _filled(options: RolloutOptions, step: int) -> int:
+  """Returns the number of different pool members after `step` steps."""
+  if options.opponents_run:
+    return 1
+  return min(1 + step // options.pool_every, options.pool_size)
+
+
+def kept(options: RolloutOptions, state: TrainState) -> tuple[Flat, ...] | None:
+  """Returns the pool after a step: every `pool_every` steps a copy replaces the oldest member.
+
+  Args:
+    options: Section `rollout` of the config.
+    state: State with the updated parameters; `step` counts the steps before this one.
+  """
+  copies, rest = divmod(int(state.step) + 1, options.pool_every)
+  if state.pool is None or options.opponents_run or rest:
+    return state.pool
+  place = copies % options.pool_size
+  # A copy: the next update donates these buffers.
+  copy = jax.tree.map(jnp.array, state.trainable)
+  return (*state.pool[:place], copy, *state.pool[place + 1 :])
+
+
+def begin(setup: Setup, state: TrainState) -> TrainState:
+  """Returns the state at step 0 with the parameters of frozen opponents, if there are any.
+
+  Raises:
+    ValueError, FileNotFoundError: See `frozen_checkpoint`.
+  """
+  saved = frozen_checkpoint(setup.config)
+  if saved is None:
+    return state
+  params = flax.traverse_util.flatten_dict(saved.restore_params(setup.config, setup.params))
+  pool = ({path: params[path] for path in state.trainable},)
+  return setup_lib.place_state(setup, dataclasses.replace(state, pool=pool))
+
+
+def frozen_checkpoint(config: Config) -> Saved | None:
+  """Finds the checkpoint of frozen opponents; None without such opponents.
+
+  Raises:
+    ValueError: It is of another model.
+    FileNotFoundError: There is none.
+  """
+  run = config.rollout.opponents_run
+  if not run:
+    return None
+  where = f'rollout.opponents={config.rollout.opponents!r}'
+  if config.model.lora_rank and config.model.source.startswith('random:'):
+    raise ValueError(
+      f'{where} with model.lora_rank={config.model.lora_rank} and model.source='
+      f'{config.model.source!r}: the other run has other weights below its adapters. Set '
+      'model.lora_rank=0, or take a pretrained model.'
+    )
+  try:
+    saved = checkpoints.newest(pathlib.Path(run) / 'checkpoints')
+    saved.check_params(config)
+  except (ValueError, FileNotFoundError) as error:
+    raise type(error)(f'{where}: {error}') from error
+  return saved

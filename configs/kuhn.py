@@ -1,0 +1,41 @@
+"""A policy learns Kuhn poker from scratch by play against itself.
+
+python launch/train.py --config=configs/kuhn.py --workdir=runs/kuhn
+"""
+
+from ml_collections import config_dict
+
+from agent_gspo.config import default_config
+
+
+def get_config(opponents: str = 'self') -> config_dict.ConfigDict:
+  config = default_config()
+  config.steps = 200
+  config.model.source = 'random:micro'
+  config.task.name = 'kuhn'
+  config.task.options = config_dict.ConfigDict({'talk': False, 'train_size': 12})
+  config.team.agents = ('player', 'player')
+  config.team.sides = config_dict.ConfigDict({'first': ('player1',), 'second': ('player2',)})
+  config.team.topology, config.team.rounds = 'complete', 2
+  config.team.max_message_tokens = 2
+  config.team.roles.player = {'opening': '', 'incoming': ' {message} ;', 'cue': ' move :'}
+  config.rollout.questions = 12
+  config.rollout.group_size = 64
+  config.rollout.opponents = opponents
+  config.algorithm = 'rloo'
+  config.advantage.name = 'group_mean'
+  config.advantage.costs = 'inside'
+  config.advantage.grouping = 'question_turn_agent'
+  config.objective.kl_coef = 0.05
+  config.objective.kl_estimator = 'k2'
+  config.learner.minibatches = 1
+  config.learner.learning_rate = 1e-3
+  config.learner.schedule = 'cosine'
+  config.learner.pack_length = 64
+  config.learner.micro_batch_size = 16
+  config.sft.steps = 100
+  config.sft.questions = 60
+  config.sft.learning_rate = 5e-3
+  config.evaluation.questions = 60
+  config.evaluation.temperature = 1.0
+  return config.lock()
