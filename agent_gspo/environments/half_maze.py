@@ -63,6 +63,7 @@ class HalfMaze(Environment):
   parts: int = option(2, least=1, most=9)  # agent i sees part i % parts of the walls
   # half: each agent sees its part of the walls; full: all of them.
   view: str = option('half', choices=('half', 'full'))
+  gaps: int = option(0, least=0, most=64)  # walls that are left out
   seed: int = 0
   train_size: int = option(100_000, least=0, most=10**7)
   validation_size: int = option(200, least=0, most=10**7)
@@ -102,6 +103,7 @@ class HalfMaze(Environment):
         trees[a] |= trees[b]
         trees.update(dict.fromkeys(trees[b], trees[a]))
       cell, goal = rng.sample(self._cells, 2)
+      walls = walls[self.gaps :]
       far = len(self.shortest_path(cell, goal, walls, rng)) >= self.size
       if far and draws.rng(*sorted(walls)).randrange(10) in _BUCKETS[split]:
         return Piece(cell, goal, tuple(walls))

@@ -89,6 +89,7 @@ def estimator_inputs(
     probability: Success probability of each question before this rollout, float `[B]`.
   """
   observation, history = _what_was_seen(rollout)
+  earned = [m.reward for m in rollout.messages]
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
@@ -102,6 +103,7 @@ def estimator_inputs(
     silent=rollout.silent,
     observation=observation,
     history=history,
+    reward=None if None in earned else np.asarray(earned, np.float32),
     probability=np.asarray(probability, np.float32)[rollout.question],
   )
 
@@ -109,23 +111,27 @@ def estimator_inputs(
 def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   """Returns ids of equal observations `[M]` and of equal histories `[K, M]`.
 
-  A step of an agent's history is a message that it wrote, a text of the environment, or the tokens
-  of a teammate's message that its prompt shows: none where that message was silent or addressed to
-  others. In an environment an observation takes the place of the prompt.
+  In an environment, what an author observes takes the place of the prompt, and its history is of
+  its observations. Else a step of its history is a message that it wrote, or the tokens of a
+  teammate's message that its prompt shows: none where that message was silent or addressed to
+  others.
   """
   said = {(m.episode, m.agent, m.round): m for m in rollout.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
   histories: list[list[Hashable]] = [[] for _ in range(HISTORY)]
   for m in rollout.messages:
     own = steps.setdefault((m.episode, m.agent), [])
-    for author, round_ in m.read_from:
+    acts = m.reward is not None
+    if acts:
+      own.append(m.told)
+    for author, round_ in () if acts else m.read_from:
       heard = said[m.episode, author, round_]
       handed = heard.said if heard.reaches(m.agent) else heard.said[:0]
       own.append((author, handed.tobytes()))
-    own += m.told
     for k in range(HISTORY):
       histories[k].append((m.agent, *own[-(k + 1) :]))
-    own.append((m.agent, m.token_ids.tobytes()))
+    if not acts:
+      own.append((m.agent, m.token_ids.tobytes()))
   seen = [
     m.prompt_ids.tobytes() if m.reward is None else (m.agent, m.told) for m in rollout.messages
   ]

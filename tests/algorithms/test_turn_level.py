@@ -57,12 +57,22 @@ def test_gigpo_adds_the_step_to_the_episode(x, omega, divide):
   assert (np.abs(step) > 0.1).any()
 
 
+def test_gigpo_compares_episodes_by_all_that_the_author_earned():
+  """Returns to go of later messages are smaller in one episode; the whole is not."""
+  x = some_inputs(4, 'question_agent')
+  earned = np.random.default_rng(0).random(len(x.task)).astype(np.float32)
+  x = x.replace(reward=earned, observation=np.arange(len(earned)))
+  whole = by_group(earned, members(x.episode, x.agent), lambda v: v * 0 + v.sum()) - x.costs
+  expected = by_group(whole, members(x.groups), standardised)
+  np.testing.assert_allclose(_values('gigpo', x), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_gigpo_step_that_no_one_shares_adds_nothing():
   rewards, zeros = np.float32([1, 0, 0, 1]), np.zeros(4, int)
-  found = turn_level.gigpo(rewards, zeros, zeros, np.array([0, 0, 1, 2]))
+  found = turn_level.gigpo(rewards, zeros, zeros, np.array([0, 0, 1, 2]), rewards)
   np.testing.assert_allclose(found, [2, -2, -1, 1], rtol=1e-5)
   # The same ids under another question are another step.
-  found = turn_level.gigpo(rewards, np.arange(4), np.arange(4), zeros)
+  found = turn_level.gigpo(rewards, np.arange(4), np.arange(4), zeros, rewards)
   np.testing.assert_array_equal(found, 0)
 
 
@@ -109,7 +119,7 @@ def test_hgpo_does_not_count_a_level_that_ties():
   ('function', 'factor'),
   [
     (lambda r, z: turn_level.agent_turn(r, 0 * r, np.arange(4), z, z), 1),
-    (lambda r, z: turn_level.gigpo(r, z, z, z), 2),
+    (lambda r, z: turn_level.gigpo(r, z, z, z, r), 2),
     (lambda r, z: turn_level.hgpo(r, z, z[None]), 1),
   ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 
@@ -167,6 +168,16 @@ def test_equal_observations_are_anchors_whatever_the_prompts_are():
   for i, a in enumerate(seen):
     for j, b in enumerate(seen):
       assert (inputs.observation[i] == inputs.observation[j]) == (a == b)
+  past = collections.defaultdict(list)  # what each author has observed in its episode
+  for k in range(3):
+    past.clear()
+    last = []
+    for m in batch.messages:
+      past[m.episode, m.agent].append(m.told)
+      last.append((m.agent, past[m.episode, m.agent][-(k + 1) :]))
+    equal = [[a == b for a in last] for b in last]
+    np.testing.assert_array_equal(inputs.history[k][:, None] == inputs.history[k], equal)
+  np.testing.assert_array_equal(inputs.reward, [m.reward for m in batch.messages])
 
 
 @pytest.mark.parametrize(

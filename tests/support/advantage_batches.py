@@ -57,7 +57,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
 
 def exact(x: AdvantageInputs) -> dict[str, np.ndarray]:
   """Its fields as numpy arrays, floats in float64, with `rewards`."""
-  fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items()}
+  fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items() if v is not None}
   return {k: v.astype(np.float64) if v.dtype.kind == 'f' else v for k, v in fields.items()}
 
 

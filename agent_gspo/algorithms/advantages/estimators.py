@@ -30,6 +30,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
   spo_single,
 )
 from agent_gspo.algorithms.advantages.groups import centred
+from agent_gspo.algorithms.advantages.hierarchical import hiper
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.algorithms.advantages.message_worth import replay, worth
 from agent_gspo.algorithms.advantages.turn_level import (
@@ -55,6 +56,7 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'agent_turn': agent_turn,
   'gigpo': gigpo,
   'hgpo': hgpo,
+  'hiper': hiper,
   'counterfactual': counterfactual,
   'rae': rae,
   'worth': worth,
@@ -72,7 +74,7 @@ GAINS = {
 }
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
-SUMS_OWN_COSTS = ('agent_turn', *GAINS)
+SUMS_OWN_COSTS = ('agent_turn', 'hiper', *GAINS)
 
 
 def advantage(
@@ -137,7 +139,8 @@ def check(name: str, options: Mapping[str, Any]) -> None:
     ValueError: A positional parameter is not a field of `AdvantageInputs`, an option of the
       function has no default, or an option that is set is invalid.
   """
-  known = [f.name for f in dataclasses.fields(AdvantageInputs)] + ['rewards']
+  known = [f.name for f in dataclasses.fields(AdvantageInputs)]
+  known += ['rewards', 'own_rewards', 'episode_rewards']
   plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
   plugins.check_options('advantage.options', name, options, options_of(name))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import chex
 import numpy as np
 
+from agent_gspo.algorithms.advantages import groups as group_lib
+
 
 @chex.dataclass(frozen=True)
 class AdvantageInputs:
@@ -22,6 +24,7 @@ class AdvantageInputs:
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, in an environment
       iff the author observes the same, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
+    reward: What an environment gave for the message alone, float32 `[M]`; None without one.
     probability: Success probability of the question before this rollout
       (`selection.probability`), float32 `[M]`.
     gain: Nats that the answering agent gained by the message (`training.message_worth`), float32
@@ -44,6 +47,7 @@ class AdvantageInputs:
   silent: chex.Array | None = None
   observation: chex.Array | None = None
   history: chex.Array | None = None
+  reward: chex.Array | None = None
   probability: chex.Array | None = None
   gain: chex.Array | None = None
   plain_gain: chex.Array | None = None
@@ -56,6 +60,28 @@ class AdvantageInputs:
   def rewards(self) -> chex.Array:
     """Returns `task - costs`, float32 `[M]`."""
     return self.task - self.costs
+
+  @property
+  def own_rewards(self) -> chex.Array:
+    """Returns what each message alone earned minus `costs`, float32 `[M]`.
+
+    Without an environment the author's last message earns the task score.
+    """
+    if self.reward is not None:
+      return self.reward - self.costs
+    left = group_lib.to_go(np.ones(len(self.task)), self._authors, self.turn)
+    return np.where(left == 1, self.task, np.float32(0)) - self.costs
+
+  @property
+  def episode_rewards(self) -> chex.Array:
+    """Returns what the author earned in the whole episode minus `costs`, float32 `[M]`."""
+    if self.reward is None:
+      return self.rewards
+    return group_lib.total(self.reward, self._authors) - self.costs
+
+  @property
+  def _authors(self) -> np.ndarray:
+    return group_lib.joint_ids(self.episode, self.agent)
 
 
 @chex.dataclass(frozen=True)

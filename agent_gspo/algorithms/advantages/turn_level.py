@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import numpy as np
 
@@ -40,6 +42,7 @@ def gigpo(
   groups: chex.Array,
   question: chex.Array,
   observation: chex.Array,
+  episode_rewards: chex.Array,
   *,
   omega: float = 1.0,
   divide: bool = True,
@@ -48,22 +51,25 @@ def gigpo(
 ) -> np.ndarray:
   """Computes GiGPO, group-in-group (arXiv 2505.10978): `A = A_episode + omega A_step`.
 
-  `A_episode` compares within `groups`, `A_step` among the question's messages with the same
-  visible transcript; a transcript that occurs once adds 0.
+  `A_episode` compares the returns of whole episodes within `groups`, `A_step` the returns from here
+  on among the question's messages with the same observation (the anchor state); one that occurs
+  once adds 0.
 
   Args:
-    rewards: float32 `[M]`.
+    rewards: Discounted returns from the message on, float32 `[M]`.
     groups, question: int `[M]`.
-    observation: Id, equal iff the prompts are equal, int `[M]`.
+    observation: Id, equal iff the environment shows the same, without one iff the prompts are
+      equal, int `[M]`.
+    episode_rewards: Returns of whole episodes, float32 `[M]`.
     omega: Weight of the step term.
     divide: Divides by the standard deviation (as in `group_std`).
     std_floor, eps: Options of `group_std`.
   """
   steps = group_lib.joint_ids(question, observation)
   if not divide:
-    return group_mean(rewards, groups) + omega * group_mean(rewards, steps)
-  normalised = lambda ids: group_std(rewards, ids, std_floor=std_floor, eps=eps)
-  return normalised(groups) + omega * normalised(steps)
+    return group_mean(episode_rewards, groups) + omega * group_mean(rewards, steps)
+  normalised = functools.partial(group_std, std_floor=std_floor, eps=eps)
+  return normalised(episode_rewards, groups) + omega * normalised(rewards, steps)
 
 
 def hgpo(
