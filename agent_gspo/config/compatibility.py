@@ -80,6 +80,11 @@ def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
   _refuse(step, _differences(saved, config, lambda field: _under(field, fields)))
 
 
+def check_team(saved: Mapping[str, Any], step: int, config: Config) -> None:
+  """Raises ValueError if a checkpoint's team is another than a config's."""
+  _refuse(step, _differences(saved, config, lambda field: _under(field, ('team',))))
+
+
 def _differences(
   saved: Mapping[str, Any], config: Config, matters: Callable[[str], bool]
 ) -> dict[str, tuple[Any, Any]]:

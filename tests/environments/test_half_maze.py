@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 import random
 
@@ -14,13 +15,14 @@ import pytest
 from agent_gspo.environments.half_maze import HalfMaze, Piece
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.registry import make_task
-from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.policies import Reply, ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.types import Question
 from configs import half_maze as config_file
 
 SMALL = HalfMaze()
+TOKENIZER = word_level([*SMALL.vocabulary(), ';', 'say', 'move'])
 
 
 def reached(task, state) -> dict[str, int]:
@@ -116,6 +118,31 @@ def test_no_text_is_an_error_or_earns_a_reward_away_from_the_goal(texts):
   for agent in (0, 1):
     words = SMALL.observe(state, agent).split()
     assert {*words} <= {*SMALL.vocabulary()}
+
+
+_IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=12)
+
+
+class Odd(HalfMaze):
+  """Also observes what no vocabulary has."""
+
+  def observe(self, state, agent):
+    return f'{super().observe(state, agent)} {self.more}'
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(st.lists(_IDS, min_size=1), st.text(max_size=20))
+def test_no_episode_of_odd_tokens_and_observations_fails_or_pays_away_from_the_goal(said, more):
+  task = Odd()
+  task.more = more
+  team = make_team({**config_file.get_config().team.to_dict(), 'rounds': 3})
+  written = itertools.cycle(said)
+  asked = [task.questions('test')[0]] * 2
+  policy = lambda turns: [Reply.given(next(written)[: turn.limit], True) for turn in turns]
+  batch = rollout(team, task, TOKENIZER, asked, 2, policy)
+  for e, score in enumerate(batch.task_scores):
+    earned = sum(m.reward for m in batch.messages if m.episode == e)
+    assert earned == (2 if score else 0)
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,23 @@ class CheckpointFlags:
       raise ValueError(f'--step={step}: of which run? Give its --workdir.')
     if not workdir:
       return None
-    from agent_gspo.apps.commands import exported
-    from agent_gspo.workdir.checkpoints import chosen
+    return saved_team(workdir, step)
 
-    if team := exported.find(workdir):
-      if step:
-        raise ValueError(
-          f'--step={step}: {workdir} is exported, at step {team.step}; leave it out.'
-        )
-      return team
-    return chosen(pathlib.Path(workdir) / 'checkpoints', step)
+
+def saved_team(workdir: str, step: str | None = None) -> checkpoints.Saved | exported.Exported:
+  """Returns a checkpoint of a run, or an exported team.
+
+  Raises:
+    ValueError, FileNotFoundError: See `checkpoints.chosen`; or a `step` of an exported team.
+  """
+  from agent_gspo.apps.commands import exported
+  from agent_gspo.workdir.checkpoints import chosen
+
+  if team := exported.find(workdir):
+    if step:
+      raise ValueError(f'--step={step}: {workdir} is exported, at step {team.step}; leave it out.')
+    return team
+  return chosen(pathlib.Path(workdir) / 'checkpoints', step)
 
 
 def define_checkpoint() -> CheckpointFlags:

@@ -2,6 +2,7 @@
 
     python launch/evaluate.py --config=configs/quickstart.py [--workdir=runs/quickstart] \\
       [--step=N] [--out=DIR] [--baseline=single,self_consistency,chain,...] [--probes]
+    python launch/evaluate.py --workdir=runs/a --partner=runs/b --partner_agents=solver
     OPENAI_API_KEY=... python launch/evaluate.py --config=configs/quickstart.py \\
       --endpoint=https://host/v1 --endpoint_model=NAME --out=DIR
 
@@ -10,8 +11,9 @@ config is that of the run. --step selects another checkpoint than the newest: it
 the run's own evaluations. Questions, their number and the temperature are those of
 config.evaluation. --out=DIR saves every answer (results.jsonl) and the figures (result.json); the
 same command resumes where it was stopped. --dry_run prints the memory, questions, positions and
-time that the team needs (each baseline needs that again), and ends. With --endpoint all agents use
-a remote model over OpenAI's protocol, and token counts are its `usage`; of config.model only the
+time that the team needs (each baseline needs that again), and ends. With --partner the newest
+checkpoint of another run of the same team plays --partner_agents. With --endpoint all agents use a
+remote model over OpenAI's protocol, and token counts are its `usage`; of config.model only the
 tokenizer is used. See docs/evaluation.md.
 """
 
@@ -36,6 +38,8 @@ _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, 
 _MATCH = flags.DEFINE_string(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
+_PARTNER = flags.DEFINE_string('partner', None, 'Run or exported team that plays some agents.')
+_PARTNER_AGENTS = flags.DEFINE_list('partner_agents', [], 'Names of the agents that it plays.')
 _ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible endpoint.')
 _ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')
 _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle messages.')
@@ -57,7 +61,14 @@ def main() -> None:
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import formatting, tables
   from agent_gspo.config import check as config_lib
-  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
+  from agent_gspo.evaluation import (
+    cross_play,
+    evaluate,
+    harness,
+    probes,
+    reference_systems,
+    variants,
+  )
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import records as workdir_records
 
@@ -65,6 +76,7 @@ def main() -> None:
   parts = config_lib.check(config, training=False)
   _check_endpoint(parts.team)
   _check_probes(parts.team, parts.task, parts.config.evaluation.split)
+  partner = _partner(parts)
   names = _names(reference_systems.BASELINES, len(parts.config.team.agents))
   if _DRY_RUN.value:
     from agent_gspo.training import loop
@@ -92,6 +104,15 @@ def main() -> None:
     params = setup.own_copy(params)  # once, not for each baseline
     speaker = harness.digest_of_weights(params)
     policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
+    if partner:
+      theirs = setup.own_copy(partner.restore_params(parts.config, setup.params))
+      agents = cross_play.partner_agents(setup.team.names, _PARTNER_AGENTS.value)
+      speaker = f'{speaker}, {agents}: {harness.digest_of_weights(theirs)}'
+      label = f'{label}, {" and ".join(_PARTNER_AGENTS.value)} of {_PARTNER.value}'
+      ours = policy
+      policy = lambda t, stream: cross_play.CrossPlay(
+        ours(t, stream), setup.policy(theirs, stream=stream, step=0, temperature=t), agents
+      )
   run = _harness(setup, policy, step, alone)
   fingerprint = _fingerprint(setup, speaker, step)
   if _OUT.value:
@@ -162,6 +183,27 @@ def _check_endpoint(team) -> None:
 
   endpoint.check_address(_ENDPOINT.value, _key())
   endpoint.check(team)
+
+
+def _partner(parts):
+  """Returns the saved team of --partner, which must be the team of the config; None without one."""
+  from agent_gspo.config import compatibility
+  from agent_gspo.evaluation import cross_play
+
+  if not _PARTNER.value:
+    if _PARTNER_AGENTS.value:
+      raise ValueError('--partner_agents: of which run? Give its --partner.')
+    return None
+  if _ENDPOINT.value:
+    raise ValueError('--endpoint speaks for the team: leave out --partner.')
+  cross_play.partner_agents(parts.team.names, _PARTNER_AGENTS.value)
+  partner = command.saved_team(_PARTNER.value)
+  try:
+    partner.check_params(parts.config)
+    compatibility.check_team(partner.config, partner.step, parts.config)
+  except ValueError as error:
+    raise ValueError(f'--partner={_PARTNER.value} has another team: {error}') from error
+  return partner
 
 
 def _key() -> str:

@@ -1,0 +1,50 @@
+"""Evaluates teams whose agents were trained in different runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from agent_gspo.teams.policies import Policy, Reply, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossPlay:
+  """A policy under which some agents are played by another policy.
+
+  Attributes:
+    policy: Policy of the other agents.
+    partner: Policy of `agents`.
+    agents: Indices of the partner's agents.
+  """
+
+  policy: Policy
+  partner: Policy
+  agents: Collection[int]
+
+  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    replies: dict[int, Reply] = {}
+    for policy, is_partner in ((self.policy, False), (self.partner, True)):
+      own = [i for i, turn in enumerate(turns) if (turn.agent in self.agents) == is_partner]
+      if own:
+        replies.update(zip(own, policy([turns[i] for i in own]), strict=True))
+    return [replies[i] for i in range(len(turns))]
+
+
+def partner_agents(names: Sequence[str], chosen: Sequence[str]) -> tuple[int, ...]:
+  """Returns the indices of the agents that a partner plays.
+
+  Args:
+    names: Names of the team's agents.
+    chosen: Names of some of them, such as 'solver' or 'informant2'.
+
+  Raises:
+    ValueError: None is chosen, or one is no agent of the team.
+  """
+  unknown = [name for name in chosen if name not in names]
+  if unknown or not chosen:
+    raise ValueError(
+      f'--partner_agents={",".join(chosen)}: must name agents of the team that --partner plays; '
+      f'there are {", ".join(names)}.'
+    )
+  return tuple(names.index(name) for name in chosen)
