@@ -109,6 +109,8 @@ class Message:
     told: Texts of the environment that are new in this prompt: read, without loss.
     reward: Reward that the environment gave the author for this message; None without one.
     learns: False for a message of an opponent, which carries no loss and enters no baseline.
+    taken: Whether the conversation contains it; False for a candidate that nobody reads, see
+      `rollout.branches`.
   """
 
   episode: int
@@ -129,6 +131,7 @@ class Message:
   told: tuple[str, ...] = ()
   reward: float | None = None
   learns: bool = True
+  taken: bool = True
 
   @property
   def length(self) -> int:
@@ -206,6 +209,7 @@ class RolloutBatch:
     tool_calls, tool_tokens: Results of tools in the message, and their tokens, int `[M]`.
     silent: Empty messages, bool `[M]`.
     truncated: Messages cut off by the cap, bool `[M]`.
+    taken: Messages of the conversation, False for other candidates, bool `[M]`.
     relevant: 1 for authors with a relevant note, 0 with an irrelevant one, -1 with none, int `[M]`.
     text: Text of each message, `[M]`.
     read_from: `(author, round)` of the messages readable in each turn, `[M]`.
@@ -234,6 +238,7 @@ class RolloutBatch:
   tool_tokens: np.ndarray
   silent: np.ndarray
   truncated: np.ndarray
+  taken: np.ndarray
   relevant: np.ndarray
   text: tuple[str, ...]
   read_from: tuple[tuple[tuple[int, int], ...], ...]

@@ -13,7 +13,9 @@ from agent_gspo.options import Section, option
 from agent_gspo.values import is_text, shown
 
 COSTS = ('inside', 'apart')
-GROUPINGS = ('question', 'question_agent', 'question_turn_agent', 'question_side')
+GROUPINGS = (
+  'question', 'question_agent', 'question_turn_agent', 'question_side', 'episode_turn_agent'
+)  # fmt: skip
 RATIO_SPANS = ('message', 'agent', 'episode')
 TIS_LEVELS = ('message', 'token')
 

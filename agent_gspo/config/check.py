@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
 from agent_gspo.config import Config, learned_topology
+from agent_gspo.environments.base import Environment
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
@@ -31,6 +33,21 @@ S = TypeVar('S', bound=Section)
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
 _MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
+
+# Under `rollout.branches` nothing may depend on what follows a turn.
+_WITH_BRANCHES = {
+  'advantage.grouping': 'episode_turn_agent',
+  'reward.discount': 0,
+  'reward.cost': 'tokens',
+  'reward.p_read': 0,
+  'reward.credit': 'own_cost',
+  'reward.length_reward': 'linear',
+  'budget.lambda_rep': 0,
+  'selection.resample': 0,
+  'objective.ratio_span': 'message',
+  'learner.order': 'shuffled',
+}
+_READ_WITH_BRANCHES = {'rewards', 'task', 'costs', 'groups', 'lengths', 'silent', 'question'}
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
@@ -67,7 +84,7 @@ def resolve(values: Mapping[str, Any]) -> Config:
       config.advantage,
       name=preset.advantage,
       costs=preset.costs,
-      grouping=preset.grouping,
+      grouping='episode_turn_agent' if config.rollout.branches > 1 else preset.grouping,
     ),
     selection=_filled(config.selection, name=preset.selection, resample=preset.resample),
     objective=_filled(objective, tis_level='message' if by_message else 'token'),
@@ -171,6 +188,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   if training:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
+    _check_branches(config, task)
     available = len(held_back.asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
@@ -212,7 +230,7 @@ def _check_algorithm(config: Config, team: Team) -> None:
   name, reward = config.advantage.name, config.reward
   estimators.check(name, config.advantage.options)
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
-  if config.rollout.group_size == 1:
+  if config.rollout.group_size == config.rollout.branches == 1:
     if compared and not plugins.is_plugin(name):
       raise ValueError(
         f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
@@ -296,6 +314,36 @@ def _check_sides(config: Config, team: Team) -> None:
       raise ValueError(
         f'reward.payers={config.reward.payers} must be names of agents: {", ".join(team.names)}.'
       )
+
+
+def _check_branches(config: Config, task: Task) -> None:
+  """Raises for candidates that cannot be compared, and for a comparison without candidates."""
+  branches, name = config.rollout.branches, config.advantage.name
+  if branches == 1:
+    if config.advantage.grouping == 'episode_turn_agent':
+      raise ValueError(
+        "advantage.grouping='episode_turn_agent' with rollout.branches=1: it compares candidates "
+        'for one turn. Set rollout.branches to 2 or more.'
+      )
+    return
+  where = f'rollout.branches={branches}'
+  if not isinstance(task, Environment):
+    raise ValueError(
+      f'{where}: task {task.name!r} is no environment, so that a candidate earns nothing at once. '
+      "Set rollout.branches=1, with advantage.grouping='question_turn_agent'."
+    )
+  for field, right in _WITH_BRANCHES.items():
+    value = operator.attrgetter(field)(config)
+    if value != right:
+      raise ValueError(
+        f'{field}={value!r} with {where}, which compares the candidates for one turn by what each '
+        f'earns and costs at once. Set {field}={right!r}.'
+      )
+  if over := set(estimators.fields_of(name)) - _READ_WITH_BRANCHES:
+    raise ValueError(
+      f'advantage.name={name!r} with {where}: it also reads {", ".join(sorted(over))}, which '
+      "candidates for one turn share. Set advantage.name='group_std' or 'per_component'."
+    )
 
 
 def _check_terms(config: Config, team: Team) -> None:

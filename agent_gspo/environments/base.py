@@ -9,12 +9,28 @@ as the topology says. `team.rounds` limits the steps.
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agent_gspo.tasks.base import Task
-from agent_gspo.types import Question
+from agent_gspo.types import Message, Question
 from agent_gspo.values import is_number, shown
+
+
+class _Step(NamedTuple):
+  """Result of a step.
+
+  Attributes:
+    state: State after it.
+    rewards: Reward of each author, and of other agents that earn something.
+    acted: Whether anybody wrote.
+    done: Whether the episode ends.
+  """
+
+  state: Any
+  rewards: Mapping[int, float]
+  acted: bool
+  done: bool
 
 
 class Environment(Task):
@@ -24,7 +40,8 @@ class Environment(Task):
   writes: one that is no action must leave a state that says so, without a reward.
 
   Attributes:
-    hears_silence: Whether silence is an action too: `act` then gets '' for it.
+    hears_silence: Whether silence is an action too: `act` then gets '' for it, and a silent round
+      does not end the episode.
 
   For SFT a `demonstration` gets the state as a keyword (`state`), and in `delivered` the last
   message of every agent.
@@ -63,34 +80,53 @@ class Environment(Task):
     return float(answer_text == question.answer)
 
   def converse(self, talk) -> Generator[Any, Any, str]:
-    """Runs one episode: until it is done, a round is silent, or no round is left."""
+    """Runs one episode: until it is done, a round is silent, or no round is left.
+
+    Each step has `rollout.branches` candidates, which act on the same state. The episode goes on
+    from the one that earns most; the first of several, since candidates of one prompt come in
+    random order.
+    """
     topology = talk.team.topology
     talk.state = self.begin(talk.question, talk.sample)
     for round_ in range(topology.rounds):
-      acted = False
+      acted = self.hears_silence
       for layer in topology.turns(round_):
         seen = {agent: self.observe(talk.state, agent) for agent in layer}
         agents = [agent for agent, text in seen.items() if text is not None]
+        if not agents:
+          continue
         for agent in agents:
           talk.tell(agent, seen[agent])
-        written = (yield from talk.layer(agents, round_)) if agents else []
-        for message in written:
-          talk.reward(message.agent, 0.0)  # silence earns nothing
-        acts = lambda m: self.hears_silence or not m.silent
-        texts = {m.agent: talk.team.body(m.text) for m in written if acts(m)}
-        if not texts:
-          continue
-        acted = True
-        talk.state, rewards, done = self._step(talk.state, texts, talk.team.num_agents)
-        for agent, reward in rewards.items():
+        candidates = yield from talk.candidates(agents, round_, talk.branches)
+        steps = [self._step(talk, written) for written in candidates]
+        best = max(range(len(steps)), key=lambda i: sum(steps[i].rewards.values()))
+        for i, written in enumerate(candidates):
+          if i != best:
+            talk.leave(written, steps[i].rewards)
+        talk.take(candidates[best])
+        talk.state = steps[best].state
+        for agent, reward in steps[best].rewards.items():
           talk.reward(agent, reward)
-        if done:
+        if steps[best].done:
           return self.outcome(talk.state)
+        acted |= steps[best].acted
       if not acted:
         break
     return self.outcome(talk.state)
 
-  def _step(
+  def _step(self, talk, written: Sequence[Message]) -> _Step:
+    """Returns what follows if the messages of a layer are taken."""
+    acts = lambda m: self.hears_silence or not m.silent
+    texts = {m.agent: talk.team.body(m.text) for m in written if acts(m)}
+    rewards = dict.fromkeys((m.agent for m in written), 0.0)  # silence earns nothing
+    if not texts:
+      return _Step(talk.state, rewards, acted=False, done=False)
+    state, earned, done = self._act(talk.state, texts, talk.team.num_agents)
+    if talk.branches > 1:  # earlier messages earn nothing here: their rivals had no successors
+      earned = {agent: earned[agent] for agent in rewards if agent in earned}
+    return _Step(state, {**rewards, **earned}, acted=True, done=done)
+
+  def _act(
     self, state: Any, texts: Mapping[int, str], num_agents: int
   ) -> tuple[Any, Mapping[int, float], bool]:
     """Returns the checked result of `act`, with the reward of each agent.

@@ -82,6 +82,7 @@ def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:
       **message,
       'episode': i,
       'question': i,
+      'taken': True,
       'agent': number[message['agent']],
       'read_from': tuple((number[author], round_) for author, round_ in message['read_from']),
       **_tool_counts(message),

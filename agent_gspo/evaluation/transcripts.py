@@ -43,7 +43,8 @@ def records(
     if message.episode in said:
       author = message.episode, message.agent
       new = message.prompt_ids[known.get(author, 0) :]
-      known[author] = len(message.path)
+      if message.taken:
+        known[author] = len(message.path)
       measured = {key: x[m].item() for key, x in columns.items() if not np.isnan(x[m])}
       said[message.episode].append(
         {
@@ -64,6 +65,8 @@ def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
     environment['earned'] = message.reward
   if batch.sides:
     environment['side'] = batch.sides[message.agent] + ', opponent' * (not message.learns)
+  if not message.taken:
+    environment['taken'] = False  # another candidate for the turn
   return {
     'agent': names[message.agent],
     'round': message.round,

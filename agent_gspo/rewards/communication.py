@@ -195,13 +195,15 @@ def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndar
 def summary(options: RewardOptions, terms: RewardTerms, rollout: RolloutBatch) -> Mapping[str, Any]:
   """Averages each term over messages (task, length) or episodes (costs), for `metrics.jsonl`.
 
+  Candidates count where they were not taken as messages, but not as costs.
+
   Args:
     options: Reward options.
     terms: Reward terms, `[M]`.
     rollout: `E` episodes.
   """
   # With credit 'episode' every message has the episode's whole cost: count one message each.
-  carriers = np.arange(len(rollout.episode))
+  carriers = np.flatnonzero(rollout.taken)
   if options.credit == 'episode':
     carriers = np.unique(rollout.episode, return_index=True)[1]
   per_episode = lambda x: counts.per_question(rollout, x[carriers])

@@ -39,7 +39,7 @@ def from_messages(
     question = int(episode_question[message.episode])
     rows.append(
       {
-        **{f: getattr(message, f) for f in (*_INTEGERS, *_SEQUENCES, 'silent', 'ended')},
+        **{f: getattr(message, f) for f in (*_INTEGERS, *_SEQUENCES, 'silent', 'ended', 'taken')},
         'question': question,
         'relevant': questions[question].is_relevant(message.agent),
       }
@@ -70,6 +70,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     **{field: column(field, np.int64) for field in (*_INTEGERS, 'question')},
     'silent': column('silent', bool),
     'truncated': ~column('ended', bool),
+    'taken': column('taken', bool),
     'relevant': np.asarray(relevant, np.int64),
     **{field: tuple(row[field] for row in rows) for field in _SEQUENCES},
   }
@@ -132,6 +133,22 @@ def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
   )
   drawn = batch.drawn[list(place)] if len(batch.drawn) else batch.drawn
   return dataclasses.replace(selected, drawn=drawn)
+
+
+def taken(batch: RolloutBatch) -> RolloutBatch:
+  """Returns the conversations, without the candidates that were not taken."""
+  if batch.taken.all():
+    return batch
+  path = from_messages(
+    [message for message in batch.messages if message.taken],
+    questions=batch.questions,
+    agent_names=batch.agent_names,
+    episode_question=batch.episode_question,
+    sample=batch.sample,
+    answers=batch.answers,
+    task_scores=batch.task_scores,
+  )
+  return dataclasses.replace(path, drawn=batch.drawn)
 
 
 def written_and_read(batch: RolloutBatch) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,10 @@ class Conversation:
     episode: Index of the episode in its rollout.
     sample: Index of the episode in the question's group.
     canonical: Normalizes answers for votes, see `Task.canonical`.
+    branches: Candidates for each step of an environment.
 
   Attributes:
+    branches: As above.
     state: State of the episode's environment, which demonstrations read; None without one.
   """
 
@@ -62,12 +64,14 @@ class Conversation:
     episode: int,
     sample: int,
     canonical: Callable[[str], str | None],
+    branches: int = 1,
   ):
     self.team, self.question, self.sample, self._canonical = team, question, sample, canonical
-    self._writers, self._episode = writers, episode
+    self._writers, self._episode, self.branches = writers, episode, branches
     self.state: Any = None
     self._contexts = [writer.begin(question, agent) for agent, writer in enumerate(writers)]
     self.written: list[Message] = []  # messages so far, their readers not yet counted
+    self._not_taken: list[Message] = []  # candidates, see `leave`
     self._readers: list[int] = []  # of each message: later turns whose prompt contains it
     self._rewards: list[float | None] = []  # of each message, see `reward`
     self._carried: list[list[int]] = [[] for _ in writers]  # messages in each agent's prompts
@@ -78,11 +82,10 @@ class Conversation:
 
   @property
   def messages(self) -> list[Message]:
-    """Returns all messages in the order in which they were written."""
-    return [
-      dataclasses.replace(message, readers=count, reward=reward)
-      for message, count, reward in zip(self.written, self._readers, self._rewards, strict=True)
-    ]
+    """Returns all messages in the order in which they were written, then other candidates."""
+    columns = zip(self.written, self._readers, self._rewards, strict=True)
+    said = [dataclasses.replace(m, readers=count, reward=reward) for m, count, reward in columns]
+    return said + self._not_taken
 
   def layer(
     self, agents: Sequence[int], round_: int
@@ -95,6 +98,18 @@ class Conversation:
     Raises:
       ValueError: if the topology has no such turn, or it was taken before.
     """
+    (written,) = yield from self.candidates(agents, round_, 1)
+    self.take(written)
+    return written
+
+  def candidates(
+    self, agents: Sequence[int], round_: int, count: int
+  ) -> Generator[list[Turn], list[Reply], list[list[Message]]]:
+    """Lets agents write `count` times as in `layer`; returns the messages of each candidate.
+
+    All candidates have the same prompts. The conversation goes on from the one that `take` is
+    called with.
+    """
     place = max(self._place(agent, round_) for agent in agents)
     limits = [self.team.message_cap(agent) for agent in agents]
     if self.team.max_episode_tokens:
@@ -102,8 +117,10 @@ class Conversation:
     turns = [
       self._turn(agent, round_, limit) for agent, limit in zip(agents, limits, strict=True) if limit
     ]
+    turns = [dataclasses.replace(turn, branch=i) for turn in turns for i in range(count)]
     replies = yield turns
-    return [self._write(turn, place, reply) for turn, reply in zip(turns, replies, strict=True)]
+    written = [self._message(*pair, place) for pair in zip(turns, replies, strict=True)]
+    return [written[i::count] for i in range(count)]
 
   def turn(self, agent: int, round_: int) -> Generator[list[Turn], list[Reply], Message | None]:
     """Lets one agent write; returns its message, or None if the episode's cap is spent."""
@@ -124,6 +141,26 @@ class Conversation:
     own = [i for i, message in enumerate(self.written) if message.agent == agent]
     if own:
       self._rewards[own[-1]] = (self._rewards[own[-1]] or 0.0) + value
+
+  def take(self, messages: Sequence[Message]) -> None:
+    """Adds the messages of one candidate to the conversation."""
+    for message in messages:
+      agent = message.agent
+      self._contexts[agent].wrote(message.token_ids, message.ended)
+      self._by_turn[agent, message.round] = len(self.written)
+      self._spent += message.spent
+      self._content += message.written
+      if not message.silent:  # its author's own later prompts contain it as well
+        self._carried[agent].append(len(self.written))
+      self.written.append(message)
+      self._readers.append(0)
+      self._rewards.append(None)
+
+  def leave(self, messages: Sequence[Message], rewards: Mapping[int, float]) -> None:
+    """Keeps the messages of another candidate, with the reward of each author, for training."""
+    self._not_taken += [
+      dataclasses.replace(m, taken=False, reward=float(rewards[m.agent])) for m in messages
+    ]
 
   def decide(self) -> str:
     """Returns the answer that the team's decision rule takes from the last round's messages."""
@@ -183,13 +220,11 @@ class Conversation:
       state=self.state,
     )
 
-  def _write(self, turn: Turn, place: int, reply: Reply) -> Message:
+  def _message(self, turn: Turn, reply: Reply, place: int) -> Message:
     agent, ids, inserted = turn.agent, reply.token_ids, reply.inserted
     writer = self._writers[agent]
-    self._contexts[agent].wrote(ids, reply.ended)
-    self._by_turn[agent, turn.round] = len(self.written)
     text = writer.text(ids, reply.ended)
-    message = Message(
+    return Message(
       episode=self._episode,
       agent=agent,
       round=turn.round,
@@ -209,14 +244,6 @@ class Conversation:
       told=turn.told,
       learns=reply.learns,
     )
-    self._spent += message.spent
-    self._content += message.written
-    if not message.silent:  # its author's own later prompts contain it as well
-      self._carried[agent].append(len(self.written))
-    self.written.append(message)
-    self._readers.append(0)
-    self._rewards.append(None)
-    return message
 
 
 def converse(talk: Conversation) -> Episode:

@@ -81,6 +81,8 @@ class RolloutOptions(Section, name='rollout'):
   Attributes:
     questions: Questions of a training step (B).
     group_size: Episodes of a question (G).
+    branches: Candidates for each step of an environment, compared with one another; the episode
+      goes on from one of those that earn most (AT-GRPO's tree, arXiv 2510.11062). 1: no tree.
     temperature: Sampling temperature in training.
     parts: Parts of the questions: while the device decodes one, the host prepares and grades the
       others. 0: two on an accelerator if each still fills its decode batches, else one. Results
@@ -95,6 +97,7 @@ class RolloutOptions(Section, name='rollout'):
 
   questions: int = option(8, least=1, most=10**5)
   group_size: int = option(8, least=1, most=10**4)
+  branches: int = option(1, least=1, most=1000)
   temperature: float = option(1.0, above=0)
   parts: int = option(0, least=0, most=64)
   opponents: str = 'self'

@@ -14,6 +14,7 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.teams.topology import MAX_TURNS
 from agent_gspo.types import Question
 
 
@@ -36,6 +37,7 @@ class Turn:
     offset: Tokens of this message at the end of `prompt_ids`, after a tool call; 0 at its start.
     told: New texts of the environment.
     state: State of the environment, for demonstrations; None without one.
+    branch: Index among the candidates for this turn, see `Conversation.candidates`.
   """
 
   question: Question
@@ -51,6 +53,7 @@ class Turn:
   offset: int = 0
   told: tuple[str, ...] = ()
   state: Any = None
+  branch: int = 0
 
   @property
   def begun(self) -> np.ndarray:
@@ -161,6 +164,8 @@ class ModelPolicy:
     rows = np.asarray(
       [(self.step, keys.question_number(t.question.id), t.sample, t.agent, t.round) for t in turns]
     )
+    # The first candidate for a turn has the key of a turn without others.
+    rows[:, -1] += MAX_TURNS * np.asarray([t.branch for t in turns])
     offsets = np.asarray([t.offset for t in turns])
     if not offsets.any():
       return keys.row_keys(self.root, rows)

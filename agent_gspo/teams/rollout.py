@@ -31,6 +31,7 @@ def rollout(
   progress: Callable[[int, int], None] = lambda done, total: None,
   listener: Callable[[Message], None] = lambda message: None,
   parts: int = 1,
+  branches: int = 1,
 ) -> RolloutBatch:
   """Runs `group_size` episodes for each question, see `conversation`.
 
@@ -47,11 +48,14 @@ def rollout(
     listener: Callback with each message after its layer is sampled, before it has readers.
     parts: Parts of the questions, one thread each: while the policy samples one, the others
       build prompts and grade answers. Results differ by rounding only.
+    branches: Candidates for each step of an environment; those not taken are in the table too.
   """
   blocks = [block for block in np.array_split(np.arange(len(questions)), parts) if block.size]
   total = len(team.turns) * max(len(blocks), 1)
   shared = _OneAtATime(policy, lambda done: progress(min(done, total), total))
-  run = functools.partial(_run_episodes, team, task, tokenizer, group_size, shared, listener)
+  run = functools.partial(
+    _run_episodes, team, task, tokenizer, group_size, branches, shared, listener
+  )
   if len(blocks) < 2:
     return run(questions)
   begun_parts = []
@@ -70,7 +74,7 @@ def rollout(
 
 
 def _run_episodes(
-  team, task, tokenizer, group_size, policy, listener, questions, begun=lambda: None
+  team, task, tokenizer, group_size, branches, policy, listener, questions, begun=lambda: None
 ) -> RolloutBatch:
   """Runs all episodes of some questions in lockstep and grades them.
 
@@ -79,7 +83,9 @@ def _run_episodes(
   try:
     writers, toolboxes = team.prompt_writers(tokenizer), team.toolboxes(tokenizer)
     talks = [
-      Conversation(team, writers, question, q * group_size + sample, sample, task.canonical)
+      Conversation(
+        team, writers, question, q * group_size + sample, sample, task.canonical, branches
+      )
       for q, question in enumerate(questions)
       for sample in range(group_size)
     ]

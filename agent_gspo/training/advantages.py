@@ -93,7 +93,9 @@ def estimator_inputs(
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
-    groups=groups.group_ids(grouping, rollout.question, rollout.agent, rollout.turn, rollout.role),
+    groups=groups.group_ids(
+      grouping, rollout.question, rollout.agent, rollout.turn, rollout.episode, rollout.role
+    ),
     role=rollout.role,
     question=rollout.question,
     episode=rollout.episode,

@@ -30,9 +30,9 @@ def collect(
   are questions that this step has not drawn.
 
   Returns:
-    Episodes to learn from, about `B` questions; all episodes, about `Q >= B` questions, since
-    those that resampling dropped still count for accuracy and cost; and the state of the selection
-    rule after the draws.
+    Episodes to learn from, about `B` questions, with candidates that were not taken; all episodes,
+    about `Q >= B` questions, since those that resampling dropped still count for accuracy and cost;
+    and the state of the selection rule after the draws.
   """
   options = setup.config.selection
   missing, selection = setup.config.rollout.questions, state.selection
@@ -62,7 +62,7 @@ def collect(
     missing, retries = missing - len(good), retries - 1
   everything = dataclasses.replace(batches.join(found), drawn=np.asarray(asked))
   learned = batches.select(everything, kept) if len(kept) < len(asked) else everything
-  return learned, everything, selection
+  return learned, batches.taken(everything), selection
 
 
 def _converse(
@@ -82,7 +82,8 @@ def _converse(
     options.group_size,
     opponents.policy(setup, state, questions, asked),
     lambda done, total: progress.phase('rollout', done, total),
-    parts=options.parts or _parts(setup, len(questions) * options.group_size),
+    parts=options.parts or _parts(setup, len(questions) * options.group_size * options.branches),
+    branches=options.branches,
   )
   return batches.join(hosts.gather(own), as_one=True)
 

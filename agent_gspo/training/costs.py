@@ -96,7 +96,7 @@ def update(
 def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]) -> Work:
   """Returns the work of a training step."""
   config = parts.config
-  questions, group = config.rollout.questions, config.rollout.group_size
+  questions, group = config.rollout.questions, config.rollout.group_size * config.rollout.branches
   scored = sum(
     (
       config.learner.old_logprobs == 'trainer',

@@ -60,7 +60,12 @@ def of_step(
   kept = advantages.kept > 0  # bool [M]
   trained = [m for m, x in zip(learned.messages, kept, strict=True) if x]
   group_ids = groups.group_ids(
-    config.advantage.grouping, rollout.question, rollout.agent, rollout.turn, rollout.role
+    config.advantage.grouping,
+    rollout.question,
+    rollout.agent,
+    rollout.turn,
+    rollout.episode,
+    rollout.role,
   )
   return {
     'advantage/tied_groups': groups.tied_groups(rewards.task, group_ids),
@@ -70,6 +75,7 @@ def of_step(
     'task/accuracy': float(everything.task_scores.mean()),
     'selection/questions_asked': float(len(everything.questions)),
     **of_rollout(everything),
+    **of_candidates(rollout),
     **(of_graph(everything) if config.team.addressing else {}),
     **train_batches.positions(
       [m for m in trained if sharing.learns(m.agent)],
@@ -97,6 +103,13 @@ def of_rollout(rollout: RolloutBatch) -> dict[str, float]:
     **counts.tools(rollout),
     **{k: v for k, v in rates.items() if v is not None},
   }
+
+
+def of_candidates(rollout: RolloutBatch) -> dict[str, float]:
+  """Returns the tokens of all candidates; {} without `rollout.branches`."""
+  if rollout.taken.all():
+    return {}
+  return {'tokens/candidates_per_question': counts.per_question(rollout, rollout.written)}
 
 
 def of_graph(rollout: RolloutBatch) -> dict[str, float]:

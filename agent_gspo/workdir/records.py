@@ -121,7 +121,7 @@ _MESSAGE: dict[str, Check] = {
   'observed': lambda value: isinstance(value, list) and all(map(_text, value)),
   **dict.fromkeys(('text', 'note', 'prompt', 'side'), _text_or_none),
   **dict.fromkeys(('written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
-  **dict.fromkeys(('silent', 'ended', 'relevant'), _flag_or_none),
+  **dict.fromkeys(('silent', 'ended', 'relevant', 'taken'), _flag_or_none),
 }
 _EDGE: dict[str, Check] = {
   **dict.fromkeys(('author', 'reader'), _text),
@@ -177,7 +177,8 @@ def as_text(transcript: Mapping[str, Any]) -> str:
     text = 'is silent' if message.get('silent') else message.get('text')
     lines += [f'  (observes: {seen})' for seen in message.get('observed', ())]
     side = f' ({message["side"]})' if message.get('side') else ''
-    lines.append(f'  {message["agent"]}{side}{note}: {text}')
+    other = ' (not taken)' if message.get('taken') is False else ''
+    lines.append(f'  {message["agent"]}{side}{note}{other}: {text}')
   score = finite(transcript.get('task_score'))
   lines.append(
     f'  answer {transcript.get("answer")}; gold {transcript.get("gold")}; '

@@ -19,17 +19,17 @@ _EPS = 1e-6
 
 
 def _messages(seed: int = 0):
-  """`(question, agent, turn, task, costs)` of uneven groups in no order."""
+  """`(question, agent, turn, episode, role, task, costs)` of uneven groups in no order."""
   rng = np.random.default_rng(seed)
-  question, agent, turn = rng.integers(0, (4, 3, 2), (60, 3)).T
+  question, agent, turn, sample = rng.integers(0, (4, 3, 2, 2), (60, 4)).T
   task = rng.integers(0, 2, 60).astype(np.float32)
   costs = (rng.integers(0, 30, 60) * 0.003).astype(np.float32)
-  alone = (np.array([9]), np.array([0]), np.array([0]))  # a question with one message
-  question, agent, turn = (
-    np.concatenate([a, b]) for a, b in zip((question, agent, turn), alone, strict=True)
+  alone = np.array([9]), *[np.array([0])] * 3  # a question with one message
+  question, agent, turn, sample = (
+    np.concatenate([a, b]) for a, b in zip((question, agent, turn, sample), alone, strict=True)
   )
   task, costs = np.append(task, np.float32(1)), np.append(costs, np.float32(0.02))
-  return question, agent, turn, task, costs
+  return question, agent, turn, 2 * question + sample, agent // 2, task, costs
 
 
 def _oracle(normalize: str, task, costs, members, floor: float) -> np.ndarray:
@@ -56,12 +56,13 @@ def _with_floor(normalize: str, floor: float) -> dict[str, float]:
   return {} if normalize == 'group_mean' else {'std_floor': floor}
 
 
-def _members(grouping: str, question, agent, turn) -> list[list[int]]:
+def _members(grouping: str, question, agent, turn, episode, role) -> list[list[int]]:
   keys = {
     'question': lambda m: (question[m],),
     'question_agent': lambda m: (question[m], agent[m]),
     'question_turn_agent': lambda m: (question[m], turn[m], agent[m]),
-    'question_side': lambda m: (question[m], agent[m]),  # without sides
+    'question_side': lambda m: (question[m], role[m]),
+    'episode_turn_agent': lambda m: (episode[m], turn[m], agent[m]),
   }
   groups: dict[tuple[int, ...], list[int]] = {}
   for m in range(len(question)):
@@ -71,9 +72,9 @@ def _members(grouping: str, question, agent, turn) -> list[list[int]]:
 
 @pytest.mark.parametrize('grouping', GROUPINGS)
 def test_groups_are_those_that_share_the_key(grouping):
-  question, agent, turn, _, _ = _messages()
-  ids = group_ids(grouping, question, agent, turn)
-  members = _members(grouping, question, agent, turn)
+  *columns, _, _ = _messages()
+  ids = group_ids(grouping, *columns)
+  members = _members(grouping, *columns)
   assert sorted(np.unique(ids)) == list(range(len(members)))
   for group in members:
     np.testing.assert_array_equal(np.nonzero(ids == ids[group[0]])[0], group)
@@ -83,15 +84,15 @@ def test_groups_are_those_that_share_the_key(grouping):
 @pytest.mark.parametrize('normalize', NORMALIZATIONS)
 @pytest.mark.parametrize('floor', [0.0, 0.45])
 def test_equals_the_formula(normalize, grouping, floor):
-  question, agent, turn, task, costs = _messages()
-  ids = group_ids(grouping, question, agent, turn)
+  *columns, task, costs = _messages()
+  ids = group_ids(grouping, *columns)
   found = normalized(normalize, task, costs, ids, **_with_floor(normalize, floor))
-  expected = _oracle(normalize, task, costs, _members(grouping, question, agent, turn), floor)
+  expected = _oracle(normalize, task, costs, _members(grouping, *columns), floor)
   assert found.shape == task.shape
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, expected, atol=1e-5)
   assert np.abs(expected).max() > 0.3
-  for group in _members(grouping, question, agent, turn):
+  for group in _members(grouping, *columns):
     assert abs(np.asarray(found)[group].mean()) < 1e-5
 
 
@@ -170,7 +171,7 @@ def test_group_in_which_all_are_silent(normalize):
 # The front.
 
 # Their baseline is not the group's: the batch, a posterior, a virtual reward.
-_NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo')
+_NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo', 'rae')
 # These read gains, not rewards, where they were measured: see test_worth_advantages.
 _BY_REWARD = [name for name in lib.ADVANTAGES if name not in lib.GAINS]
 # In these a message's reward counts where others were silent, or by agent.
@@ -180,7 +181,8 @@ _OWN_GROUPS = ('agent_turn', 'counterfactual')
 
 def _select(x: lib.AdvantageInputs, where: np.ndarray) -> lib.AdvantageInputs:
   """The messages `where`, in that order."""
-  chosen = {k: np.asarray(v)[..., where] for k, v in x.items() if v is not None}
+  rows = lambda k, v: np.asarray(v) if k == 'baselines' else np.asarray(v)[..., where]
+  chosen = {k: rows(k, v) for k, v in x.items() if v is not None}
   chosen['groups'] = np.unique(chosen['groups'], return_inverse=True)[1]
   return lib.AdvantageInputs(**chosen)
 
@@ -227,7 +229,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
     np.testing.assert_allclose(found.values, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n != 'hiper'])
+@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in ('hiper', 'rae')])
 @pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
 def test_rewards_that_all_tie_give_no_advantage(name, reward):
   """Above all not a rounding error divided by a rounding error."""
@@ -280,7 +282,7 @@ def test_ties_among_other_groups_give_exactly_0(name, options):
     assert np.abs(found[x.question >= 4]).max() > 1e-3
 
 
-@pytest.mark.parametrize('name', list(lib.ADVANTAGES))
+@pytest.mark.parametrize('name', [n for n in lib.ADVANTAGES if n != 'rae'])
 @pytest.mark.parametrize('size', [3, 5, 6, 7, 24])
 def test_batches_that_tie_give_exactly_0(name, size):
   zeros = np.zeros(size, int)
@@ -315,7 +317,7 @@ def test_a_reward_at_the_mean_of_its_group_has_advantage_0():
     np.testing.assert_array_equal(found == 0, [False, True, False, False, False, True, True])
 
 
-@pytest.mark.parametrize('name', _BY_REWARD)
+@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n != 'rae'])
 def test_group_in_which_all_are_silent_and_wrong(name):
   """Question 5 of `some_inputs`; alone in the batch, so that no statistic of others moves it."""
   x = some_inputs(7)
@@ -332,7 +334,7 @@ def test_costs_apart_keep_the_meaning_of_lambda(name):
   np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').values, base.values)
   np.testing.assert_array_equal(lib.advantage(free, name, costs='apart').kept, base.kept)
   price = np.zeros(len(x.task))
-  for group in _members('question_agent', x.question, x.agent, x.turn):
+  for group in _members('question_agent', x.question, x.agent, x.turn, x.episode, x.role):
     price[group] = x.costs[group].astype(float) - x.costs[group].astype(float).mean()
   for scale in (1, 20):
     found = lib.advantage(x.replace(costs=x.costs * np.float32(scale)), name, costs='apart')

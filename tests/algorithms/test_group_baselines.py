@@ -262,7 +262,7 @@ def test_rae_compares_an_episode_with_those_before_it_of_its_role(decay):
 def test_the_public_baseline_is_the_mean_of_a_side_over_a_question():
   """AdvEvo-MARL, arXiv 2510.01586."""
   x = some_inputs(3)
-  sides = groups.group_ids('question_side', x.question, x.agent, x.turn, x.role)
+  sides = groups.group_ids('question_side', x.question, x.agent, x.turn, x.episode, x.role)
   found = lib.advantage(dataclasses.replace(x, groups=sides), 'group_mean').values
   e = exact(x)
   expected = by_group(e['rewards'], members(x.question, x.role), lambda v: v - v.mean())

@@ -58,9 +58,10 @@ def team(**options):
   return make_team({**given, 'roles': {'a': role}, **options})
 
 
-def play(script, env=None, samples=1, **options):
+def play(script, env=None, samples=1, branches=1, **options):
   env, policy = env or Climb(), ScriptedPolicy(script, TOKENIZER)
-  return rollout(team(**options), env, TOKENIZER, env.questions('test'), samples, policy)
+  questions = env.questions('test')
+  return rollout(team(**options), env, TOKENIZER, questions, samples, policy, branches=branches)
 
 
 def told(batch, episode=0):

@@ -62,11 +62,15 @@ _SMALL = {
 }
 
 
+_TREE = {'rollout.branches': 3, 'reward.discount': 0, 'advantage.grouping': 'episode_turn_agent'}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('config', 'more'),
   [
     ('half_maze.py', {}),
+    ('half_maze.py', _TREE),
     ('kuhn.py:pool', {'rollout.pool_every': 1, 'rollout.pool_size': 3, 'advantage.name': 'rae'}),
   ],
 )

@@ -314,7 +314,7 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
     assert not part[batch.silent].any()
   assert np.isfinite(terms.total).all()
   assert batch.silent[batch.agent == 1].all()
-  groups = groups_lib.group_ids('question_agent', batch.question, batch.agent, batch.round)
+  groups = groups_lib.joint_ids(batch.question, batch.agent)
   for normalize in NORMALIZATIONS:
     found = normalized(normalize, terms.task, terms.costs, groups)
     assert np.isfinite(np.asarray(found)).all()
@@ -583,7 +583,8 @@ def test_summary_keeps_the_terms_apart(credit):
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_counts_each_episode_once(credit):
   """A cap ended one conversation after its first message, the other one after its third."""
-  batch = types.SimpleNamespace(episode=np.asarray([0, 1, 1, 1]), num_episodes=2)
+  taken = np.ones(4, bool)
+  batch = types.SimpleNamespace(episode=np.asarray([0, 1, 1, 1]), taken=taken, num_episodes=2)
   nothing = np.zeros(4, np.float32)
   cost = [0.4, 0.1, 0.2, 0.3] if credit == 'own_cost' else [0.4, 0.6, 0.6, 0.6]
   names = [field.name for field in dataclasses.fields(communication.RewardTerms)]

@@ -36,7 +36,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
   return AdvantageInputs(
     task=scores[episode],
     costs=np.float32(price) * written.astype(np.float32),
-    groups=group_ids(grouping, question, agent, turn),
+    groups=group_ids(grouping, question, agent, turn, episode, agent // 2),
     question=question,
     episode=episode,
     agent=agent,

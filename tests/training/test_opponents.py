@@ -70,7 +70,7 @@ def test_the_pool_takes_a_copy_every_n_steps_and_forgets_the_oldest(setup):
     trained = {**state.trainable, name: np.full_like(state.trainable[name], step + 1)}
     state = dataclasses.replace(state, trainable=trained, step=np.int32(step))
     state = dataclasses.replace(state, pool=opponents.kept(options, state))
-    held.append([float(member[name].flat[0]) for member in state.pool])
+    held.append([float(np.ravel(member[name])[0]) for member in state.pool])
   start = held[0][0]
   assert held == [[start, start], [start, 2], [start, 2], [4, 2], [4, 2], [4, 6]]
 

@@ -18,20 +18,22 @@ def group_ids(
   question: np.ndarray,
   agent: np.ndarray,
   turn: np.ndarray,
-  role: np.ndarray | None = None,
+  episode: np.ndarray,
+  role: np.ndarray,
 ) -> np.ndarray:
   """Returns the group of each message, dense ids `0 .. M-1`, int `[M]`.
 
   'question': all messages about a question (GRPO). 'question_agent': messages of one agent
   (Dr. MAS, arXiv 2602.08847). 'question_turn_agent': messages of one agent in one turn
-  (AT-GRPO, arXiv 2510.11062). 'question_side': messages of one side (the public baseline of
-  AdvEvo-MARL, arXiv 2510.01586); `role` is the side of each message's author.
+  (AT-GRPO, arXiv 2510.11062). 'episode_turn_agent': candidates for one turn (AT-GRPO's tree).
+  'question_side': messages of one side, which `role` numbers (AdvEvo-MARL, arXiv 2510.01586).
   """
   columns = {
     'question': [question],
     'question_agent': [question, agent],
     'question_turn_agent': [question, turn, agent],
-    'question_side': [question, agent if role is None else role],
+    'question_side': [question, role],
+    'episode_turn_agent': [episode, turn, agent],
   }[grouping]
   return joint_ids(*columns)
 

@@ -18,7 +18,8 @@ class AdvantageInputs:
     task: Task score credited to the message, float32 `[M]`.
     costs: Sum of all weighted costs, float32 `[M]`.
     groups: Group ids `0 .. M-1` for comparing rewards (`groups.group_ids`), int `[M]`.
-    question, episode, agent, turn: int `[M]`; one message per episode, agent and turn.
+    question, episode, agent, turn: int `[M]`; one message per episode, agent and turn, or
+      `rollout.branches` candidates.
     lengths: Sampled tokens, the stop token included (silence has 1), int `[M]`.
     silent: True if nothing was written, bool `[M]`.
     observation: Id, equal iff the prompt ids (the visible transcript) are equal, in an environment

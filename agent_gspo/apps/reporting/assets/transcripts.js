@@ -3,7 +3,8 @@
 const PAGE = 15;
 const isRight = (t) => isNumber(t.task_score) && t.task_score >= 0.5;
 
-const sum = (t, key) => t.messages.reduce((total, m) => total + (m[key] || 0), 0);
+const taken = (t) => t.messages.filter((m) => m.taken !== false);  // without other candidates
+const sum = (t, key) => taken(t).reduce((total, m) => total + (m[key] || 0), 0);
 const cost = (t) => sum(t, 'written') + sum(t, 'read');
 const spoke = (t, agent, silent) => t.messages.some((m) => m.agent === agent && Boolean(m.silent) === silent);
 
@@ -77,7 +78,7 @@ const tokensView = (tokens) => h('pre', {class: 'tokens'}, tokens.map(([text, lo
 function readView(m, t) {
   const open = (what, text, tokens) => h('details', {class: 'read'}, h('summary', {}, what), h('pre', {}, text), tokens && tokensView(tokens));
   if (typeof m.prompt === 'string') {
-    const own = t.messages.filter((x) => x.agent === m.agent);
+    const own = t.messages.filter((x) => x.agent === m.agent && (x === m || x.taken !== false));
     const earlier = own.slice(0, own.indexOf(m)).flatMap((x) => [x.prompt, ...(x.tokens || [[x.text]]).map(([text]) => h('b', {}, text))]);
     return open(m.tokens ? 'prompt, and tokens with log-probs' : 'prompt', [h('span', {class: 'muted'}, earlier), m.prompt], m.tokens);
   }
@@ -109,7 +110,7 @@ function messageView(m, t, agents, needle) {
   return h('div', {class: 'message' + (m.silent ? ' silent' : ''), style: `--tint:${tint}${ground}`},
     h('div', {class: 'head'}, h('b', {}, m.agent), h('span', {class: 'muted'}, `round ${m.round ?? '-'}`),
       m.side && tag(m.side), m.silent && tag('silent', 'quiet'), m.relevant === true && tag('note relevant', 'good'), m.relevant === false && tag('note irrelevant'),
-      m.ended === false && tag('cut off at the limit', 'bad'), m.addressees && tag('to ' + (m.addressees.join(', ') || 'nobody')),
+      m.taken === false && tag('not taken', 'quiet'), m.ended === false && tag('cut off at the limit', 'bad'), m.addressees && tag('to ' + (m.addressees.join(', ') || 'nobody')),
       h('span', {class: 'muted figures'}, figures)),
     m.note && h('div', {class: 'note'}, 'private note: ', marked(m.note, needle)),
     (m.observed || []).map((text) => h('div', {class: 'note'}, 'observes: ', marked(text, needle))),
@@ -129,7 +130,7 @@ function talkView(t, needle, agents, titled) {
 /** A conversation; `others` are of the same question, `beside` the one of them shown first. */
 function transcriptView(t, needle, open, others, beside) {
   const agents = [...new Set([t, ...others].flatMap((x) => x.messages.map((m) => m.agent)))];
-  const silent = t.messages.filter((m) => m.silent).length;
+  const silent = taken(t).filter((m) => m.silent).length;
   const body = h('div', {class: 'body'});
   const fillBody = () => {
     const pair = beside ? [beside, t].sort((a, b) => (a.step ?? 0) - (b.step ?? 0)) : [t];
@@ -150,7 +151,7 @@ function transcriptView(t, needle, open, others, beside) {
       h('span', {class: 'excerpt'}, String(t.question ?? t.question_id ?? '').slice(0, 160)),
       h('span', {class: 'muted meta'},
         runs.length > 1 && h('i', {class: 'dot', style: `background:${colour(setOf[t.run])}`}),
-        `${origin(t)} · ${sum(t, 'written')} written · ${sum(t, 'read')} read · ${silent} of ${t.messages.length} silent `,
+        `${origin(t)} · ${sum(t, 'written')} written · ${sum(t, 'read')} read · ${silent} of ${taken(t).length} silent `,
         h('a', {href: `#${t.anchor}`, title: 'link to this conversation'}, '#'))),
     body);
   if (open || kept.open.includes(t.anchor)) {
