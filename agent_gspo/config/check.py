@@ -47,7 +47,7 @@ _WITH_BRANCHES = {
   'objective.ratio_span': 'message',
   'learner.order': 'shuffled',
 }
-_READ_WITH_BRANCHES = {'rewards', 'task', 'costs', 'groups', 'lengths', 'silent', 'question'}
+_READ_WITH_BRANCHES = {'rewards', 'task', 'costs', 'groups', 'lengths', 'silent'}
 
 
 def resolve(values: Mapping[str, Any]) -> Config:

@@ -18,15 +18,17 @@ from agent_gspo.values import is_number, shown
 
 
 class _Step(NamedTuple):
-  """Result of a step.
+  """Result of one candidate for a step.
 
   Attributes:
+    written: Its messages.
     state: State after it.
     rewards: Reward of each author, and of other agents that earn something.
     acted: Whether anybody wrote.
     done: Whether the episode ends.
   """
 
+  written: Sequence[Message]
   state: Any
   rewards: Mapping[int, float]
   acted: bool
@@ -98,35 +100,35 @@ class Environment(Task):
         for agent in agents:
           talk.tell(agent, seen[agent])
         candidates = yield from talk.candidates(agents, round_, talk.branches)
-        steps = [self._step(talk, written) for written in candidates]
-        best = max(range(len(steps)), key=lambda i: sum(steps[i].rewards.values()))
-        for i, written in enumerate(candidates):
-          if i != best:
-            talk.leave(written, steps[i].rewards)
-        talk.take(candidates[best])
-        talk.state = steps[best].state
-        for agent, reward in steps[best].rewards.items():
+        steps = [self._try(talk, written) for written in candidates]
+        best = max(steps, key=lambda step: sum(step.rewards.values()))
+        for step in steps:
+          if step is not best:
+            talk.leave(step.written, step.rewards)
+        talk.take(best.written)
+        talk.state = best.state
+        for agent, reward in best.rewards.items():
           talk.reward(agent, reward)
-        if steps[best].done:
+        if best.done:
           return self.outcome(talk.state)
-        acted |= steps[best].acted
+        acted |= best.acted
       if not acted:
         break
     return self.outcome(talk.state)
 
-  def _step(self, talk, written: Sequence[Message]) -> _Step:
+  def _try(self, talk, written: Sequence[Message]) -> _Step:
     """Returns what follows if the messages of a layer are taken."""
     acts = lambda m: self.hears_silence or not m.silent
     texts = {m.agent: talk.team.body(m.text) for m in written if acts(m)}
     rewards = dict.fromkeys((m.agent for m in written), 0.0)  # silence earns nothing
     if not texts:
-      return _Step(talk.state, rewards, acted=False, done=False)
-    state, earned, done = self._act(talk.state, texts, talk.team.num_agents)
-    if talk.branches > 1:  # earlier messages earn nothing here: their rivals had no successors
+      return _Step(written, talk.state, rewards, acted=False, done=False)
+    state, earned, done = self._step(talk.state, texts, talk.team.num_agents)
+    if talk.branches > 1:  # not earlier messages: nothing followed on their other candidates
       earned = {agent: earned[agent] for agent in rewards if agent in earned}
-    return _Step(state, {**rewards, **earned}, acted=True, done=done)
+    return _Step(written, state, {**rewards, **earned}, acted=True, done=done)
 
-  def _act(
+  def _step(
     self, state: Any, texts: Mapping[int, str], num_agents: int
   ) -> tuple[Any, Mapping[int, float], bool]:
     """Returns the checked result of `act`, with the reward of each agent.
