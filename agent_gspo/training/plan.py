@@ -210,8 +210,8 @@ def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
   batch = max(1, options.batch_questions // options.samples)
   found = [(min(batch, largest), options.samples)]
   if parts.training:
-    options = config.rollout
-    found.append((options.questions, options.group_size * options.branches))
+    episodes = config.rollout.group_size * config.rollout.branches
+    found.append((config.rollout.questions, episodes))
   return found
 
 
