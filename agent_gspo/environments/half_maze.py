@@ -48,7 +48,7 @@ class Piece:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class HalfMaze(Environment):
-  """Perfect mazes: every two cells are joined by exactly one path.
+  """Perfect mazes, in which one path joins every two cells, or with `gaps` several.
 
   Question `i` of a split depends on `(seed, split, i)` and the options alone. Splits share no
   maze.
@@ -71,6 +71,11 @@ class HalfMaze(Environment):
 
   def __post_init__(self):
     check_fields(self, 'task.options')
+    most = (self.size - 1) ** 2 - 4  # fewer walls are too few mazes for three splits
+    if self.gaps > most:
+      raise ValueError(
+        f'task.options.gaps={self.gaps}: must be at most {most} with task.options.size={self.size}.'
+      )
     places = range(self.size)
     self._cells = [f'{chr(ord("a") + x)}{y + 1}' for x in places for y in places]
     self._edges = [f'{a}-{b}' for a in self._cells for b in self._cells if a < b and _near(a, b)]

@@ -150,6 +150,7 @@ def test_no_episode_of_odd_tokens_and_observations_fails_or_pays_away_from_the_g
   [
     ({}, ('guide', 'mover'), 1.0),
     ({'size': 5}, ('guide', 'mover'), 1.0),
+    ({'size': 5, 'gaps': 8}, ('guide', 'mover'), 1.0),
     ({'view': 'full'}, ('mover',), 1.0),
     ({'view': 'half'}, ('mover',), 0.9),
   ],
@@ -191,5 +192,7 @@ def test_what_has_no_maze_is_refused():
     SMALL.begin(Question('asked-1', 'a1 to c3', ''), 0)
   with pytest.raises(ValueError, match=r'task\.options\.size=1 '):
     HalfMaze(size=1)
+  with pytest.raises(ValueError, match=r'task\.options\.gaps=1: must be at most 0 with'):
+    HalfMaze(gaps=1)
   with pytest.raises(ValueError, match=r"task.options.view='some' is unknown"):
     dataclasses.replace(SMALL, view='some')

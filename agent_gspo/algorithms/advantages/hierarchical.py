@@ -18,7 +18,7 @@ def hiper(
   silent: chex.Array,
   observation: chex.Array,
   *,
-  planner: float = 0.0,
+  planner: int = 0,
   lam: float = 0.95,
   eps: float = 1e-6,
 ) -> np.ndarray:
