@@ -111,6 +111,8 @@ class Message:
     learns: False for a message of an opponent, which carries no loss and enters no baseline.
     taken: Whether the conversation contains it; False for a candidate that nobody reads, see
       `rollout.branches`.
+    log_speak: Log-prob that the message is not silent; None if not measured, see `exploration`.
+    weight: Importance weight of the episode, see `exploration`.
   """
 
   episode: int
@@ -132,6 +134,8 @@ class Message:
   reward: float | None = None
   learns: bool = True
   taken: bool = True
+  log_speak: float | None = None
+  weight: float = 1.0
 
   @property
   def length(self) -> int:

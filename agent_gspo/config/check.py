@@ -23,6 +23,7 @@ from agent_gspo.rewards.bounds import check_bound
 from agent_gspo.tasks.base import Task
 from agent_gspo.tasks.data import held_back
 from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.exploration import audible_turns
 from agent_gspo.teams.sharing import Sharing, make_sharing
 from agent_gspo.teams.team import Team, make_team
 from agent_gspo.types import Terms
@@ -207,6 +208,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     lora_rank=config.model.lora_rank,
     learning_rate=config.learner.learning_rate,
   )
+  _check_must_speak(config, team, sharing)
   return Parts(
     config=config,
     task=task,
@@ -418,6 +420,26 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
     )
   if options.validation_questions:
     task.questions('validation')  # raises where there are none
+
+
+def _check_must_speak(config: Config, team: Team, sharing: Sharing) -> None:
+  count, size = config.rollout.must_speak, config.rollout.group_size
+  if count and count >= size:
+    raise ValueError(
+      f'rollout.must_speak={count} must be below rollout.group_size={size}, so that silence is '
+      'sampled too.'
+    )
+  if count and not audible_turns(team, sharing):
+    raise ValueError(
+      f'rollout.must_speak={count}: no message of a trained agent is read by another; set it to 0.'
+    )
+  for field, alone in (('opponents', 'self'), ('branches', 1)):
+    value = getattr(config.rollout, field)
+    if count and value != alone:
+      raise ValueError(
+        f'rollout.must_speak={count} with rollout.{field}={value!r}: weights are known for episodes '
+        f'of one policy with one message a turn. Set rollout.must_speak=0 or {field}={alone!r}.'
+      )
 
 
 def _check_worth(config: Config, task: Task, team: Team) -> None:

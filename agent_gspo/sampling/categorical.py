@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -59,6 +61,34 @@ def draw(
   offset = jnp.where(greedy | missed, jnp.argmax(inside, axis=-1), offset)
   token = (block * size + offset).astype(jnp.int32)
   return token, (_pick(inside, offset) - top) * scale - jnp.log(total)
+
+
+def draw_first(
+  draw: Callable[..., tuple[jax.Array, jax.Array]],
+  must_speak: jax.Array,
+  silence: jax.Array,
+  logits: jax.Array,
+  uniforms: jax.Array,
+  temperature: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Samples the first tokens of messages, some of which may not be silent.
+
+  Args:
+    draw: Samples a token, as the function of that name.
+    must_speak: Rows in which the ids `silence`, int32 `[S]`, are masked, bool `[N]`.
+    silence, logits, uniforms, temperature: See `must_speak` and `draw`.
+
+  Returns:
+    Tokens, int32 `[N]`; their log-probs and those of speaking, without the mask, float32 `[N]`.
+  """
+  silent = (jnp.arange(logits.shape[-1])[:, None] == silence[None, :]).any(axis=-1)  # [V]
+  masked = jnp.where(silent[None, :], -jnp.inf, logits)
+  scale = 1.0 / jnp.where(temperature <= 0, 1.0, temperature)
+  mass = lambda x: jax.nn.logsumexp(x * scale, axis=-1)
+  log_speak = mass(masked) - mass(logits)  # [N]
+  token, logprob = draw(jnp.where(must_speak[:, None], masked, logits), uniforms, temperature)
+  # log pi(token) = log q(token) + log pi(not silent), q being pi given that the row speaks.
+  return token, logprob + jnp.where(must_speak, log_speak, 0.0), log_speak
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
@@ -29,12 +28,10 @@ from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import KVCache, Params, Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import prefix_tree
-from agent_gspo.sampling import categorical, loop_weights
+from agent_gspo.sampling import categorical, loop_weights, shapes
 from agent_gspo.sampling import keys as keys_lib
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
-
-_NO_TOKEN = -1  # pads the stop-id array; no id equals it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +43,14 @@ class Samples:
     logprobs: Log-probs under the sampling distribution, `N` float32 arrays like `token_ids`.
     ended: True if a stop token was sampled, False if truncated at the limit, bool `[N]`.
     prefill_positions: Token positions computed in prefill.
+    log_speak: Log-prob that a row does not begin with a silence id, float32 `[N]`; None without.
   """
 
   token_ids: list[np.ndarray]
   logprobs: list[np.ndarray]
   ended: np.ndarray
   prefill_positions: int
+  log_speak: np.ndarray | None = None
 
 
 @chex.dataclass(frozen=True)
@@ -66,6 +65,7 @@ class _Decoding:
   tokens: chex.Array  # int32 [N, W]
   logprobs: chex.Array  # float32 [N, W]
   adapter: chex.Array | None  # int32 [N]: adapter of the row
+  log_speak: chex.Array | None  # float32 [N]
   count: chex.Array  # int32 [N]: tokens written so far
   live: chex.Array  # bool [N]
   t: chex.Array  # int32 scalar: tokens written by the live rows
@@ -117,7 +117,7 @@ class Sampler:
     if smallest_batch is None:
       smallest_batch = decode_rows * placement.row_shards if self.few_shapes else 8
     self.smallest_batch = -(-smallest_batch // placement.row_shards)
-    self.batches_at_once = batches_at_once or _batches_at_once(config, placement)
+    self.batches_at_once = batches_at_once or shapes.batches_at_once(config, placement)
     self.gather_once = gather_once
     self.placement, self.shards = placement, placement.row_shards
     rows = placement.rows
@@ -183,6 +183,8 @@ class Sampler:
     limits: np.ndarray | None = None,
     adapters: np.ndarray | None = None,
     listener: Callable[[int, np.ndarray], None] | None = None,
+    must_speak: np.ndarray | None = None,
+    silence_ids: Sequence[int] = (),
   ) -> Samples:
     """Samples one continuation for each of `N` prompts.
 
@@ -198,6 +200,9 @@ class Sampler:
       listener: Called after each token with a prompt's index and the tokens written for it so far,
         by one thread per batch. It compiles nothing and changes no token; decoding pauses for it,
         which costs 5 % with SmolLM2-135M on a CPU. What it raises ends sampling.
+      must_speak: Rows that may not begin with one of `silence_ids`, bool `[N]`; log-probs stay
+        those of the model. New rows do not recompile.
+      silence_ids: The stop ids that leave no text.
 
     Raises:
       ValueError: A prompt and its limit exceed the model's context, or an adapter does not exist.
@@ -220,37 +225,43 @@ class Sampler:
     ]
     pool = self._fill_pool(params, trees, n, adapters is not None)
 
-    stops = np.full(bucket(len(stop_ids), 8), _NO_TOKEN, np.int32)
-    stops[: len(stop_ids)] = stop_ids
-    control = (jnp.float32(temperature), stops)
+    control = (jnp.float32(temperature), shapes.padded_ids(stop_ids))
+    silence = None if must_speak is None else shapes.padded_ids(silence_ids)
     columns = self.cache_columns(longest)
-    tokens = np.zeros((n, self.max_new_tokens), np.int32)  # [N, W]
-    logprobs = np.zeros((n, self.max_new_tokens), np.float32)  # [N, W]
-    count = np.zeros(n, np.int32)  # [N]
+    out = {
+      'tokens': np.zeros((n, self.max_new_tokens), np.int32),  # [N, W]
+      'logprobs': np.zeros((n, self.max_new_tokens), np.float32),  # [N, W]
+      'count': np.zeros(n, np.int32),  # [N]
+    }
+    if silence is not None:
+      out['log_speak'] = np.zeros(n, np.float32)  # [N]
     longest_block = len(blocks[0])
-    finish = functools.partial(self._finish, params, control, (tokens, logprobs, count), listener)
+    finish = functools.partial(self._finish, params, control, out, listener)
     for first in range(0, longest_block, self.decode_rows):
       last = min(first + self.decode_rows, longest_block)
       batches = []
       for begin, end in self._batches(first, last):
-        owner = _padded([block[begin:end] for block in blocks], self.batch_rows(end - begin))
-        rows = self._rows(trees, owner, begin, columns, limits, keys, adapters)
-        batches.append((self.start(params, pool, (*rows, *control), self.max_new_tokens), owner))
+        owner = shapes.padded([block[begin:end] for block in blocks], self.batch_rows(end - begin))
+        rows = self._rows(trees, owner, begin, columns, limits, keys, adapters, must_speak)
+        inputs = (*rows, silence, *control)
+        batches.append((self.start(params, pool, inputs, self.max_new_tokens), owner))
       if last == longest_block:
         del pool
       with futures.ThreadPoolExecutor(len(batches)) as threads:
         for done in [threads.submit(finish, *batch) for batch in batches]:
           done.result()
 
+    tokens, logprobs, count = out['tokens'], out['logprobs'], out['count']
     final = tokens[np.arange(n), np.maximum(count - 1, 0)]
     return Samples(
       token_ids=[row[:c] for row, c in zip(tokens, count, strict=True)],
       logprobs=[row[:c] for row, c in zip(logprobs, count, strict=True)],
       ended=np.isin(final, np.asarray(stop_ids)) & (count > 0),
       prefill_positions=sum(tree.used for tree in trees),
+      log_speak=out.get('log_speak'),
     )
 
-  def _rows(self, trees, owner: np.ndarray, first: int, columns, limits, keys, adapters):
+  def _rows(self, trees, owner: np.ndarray, first: int, columns, limits, keys, adapters, speak):
     """Builds inputs of `_start` for the prompts `owner` `[shards, rows]`, from `first` per tree."""
     source = np.zeros((*owner.shape, columns), np.int32)  # pool position [shards, rows, columns]
     length = np.ones(owner.shape, np.int32)  # [shards, rows]
@@ -260,12 +271,13 @@ class Sampler:
         length[shard, i] = len(at)
         source[shard, i, : len(at)] = tree.row[first + i] * tree.tokens.shape[1] + at
     limit = np.where(owner < 0, 0, limits[owner])
-    # Padding rows get the key and adapter of prompt 0.
+    # Padding rows get the key, adapter and flag of prompt 0.
     some = np.maximum(owner, 0).reshape(-1)
     adapter = None if adapters is None else np.asarray(adapters, np.int32)[some]
+    speak = None if speak is None else speak[some]
     flat = lambda x: x.reshape(-1, *x.shape[2:]).astype(np.int32)
-    own_keys = keys_lib.take(keys, some)
-    return self.placement.shard_rows((flat(source), flat(length), flat(limit), own_keys, adapter))
+    rows = (flat(source), flat(length), flat(limit), keys_lib.take(keys, some), adapter, speak)
+    return self.placement.shard_rows(rows)
 
   def _batches(self, first: int, last: int) -> list[tuple[int, int]]:
     """Splits rows `first` to `last` of each shard into batches that decode concurrently."""
@@ -274,8 +286,8 @@ class Sampler:
     return list(itertools.pairwise(ends.tolist()))
 
   def _finish(self, params, control, out, listener, state: _Decoding, owner: np.ndarray) -> None:
-    """Decodes until each row has ended; writes tokens, log-probs and counts into `out`."""
-    tokens, _, count = out
+    """Decodes until each row has ended; writes fields of the state into `out`."""
+    tokens, count = out['tokens'], out['count']
     while True:
       rows = owner.shape[1]
       shrink_at = rows // 2 if rows >= 2 * self.smallest_batch else 0
@@ -283,8 +295,8 @@ class Sampler:
       bounds = (jnp.int32(shrink_at), jnp.int32(pause_at))
       state = self.decode(params, state, (*bounds, *control))
       real = owner >= 0
-      for found, values in zip(out, (state.tokens, state.logprobs, state.count), strict=True):
-        found[owner[real]] = np.asarray(values)[real.reshape(-1)]
+      for name, found in out.items():
+        found[owner[real]] = np.asarray(getattr(state, name))[real.reshape(-1)]
       live = np.asarray(state.live).reshape(owner.shape)
       for n in owner[real] if listener else ():
         listener(n, tokens[n, : count[n]])
@@ -293,7 +305,7 @@ class Sampler:
       if live.sum(axis=1).max() > shrink_at:
         continue  # paused for the listener
       # Only by halves, so that each batch size has one program that shrinks it.
-      kept = _padded([np.flatnonzero(x) for x in live], shrink_at)
+      kept = shapes.padded([np.flatnonzero(x) for x in live], shrink_at)
       owner = np.where(kept < 0, -1, np.take_along_axis(owner, np.maximum(kept, 0), axis=1))
       real, kept = self.placement.shard_rows(
         (kept.reshape(-1) >= 0, np.maximum(kept, 0).reshape(-1))
@@ -352,23 +364,6 @@ class Sampler:
     return pool
 
 
-def _batches_at_once(config: ModelConfig, placement: Placement) -> int:
-  """Returns how many decode batches run concurrently: 2 for wide models on one CPU, else 1.
-
-  Two cores run two small matmuls faster side by side than in sequence. Two batches save a quarter
-  of the time at width 256, an eighth at 576, and lose a twelfth at 64 (docs/performance.md).
-  An accelerator runs one program at a time, and concurrent programs with collectives may deadlock.
-  """
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  alone = placement.devices == 1 and jax.default_backend() == 'cpu'
-  return 2 if alone and cores > 1 and config.embed_dim >= 128 else 1
-
-
-def _padded(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
-  """Stacks int arrays as rows, padded with -1."""
-  return np.stack([np.pad(block, (0, width - len(block)), constant_values=-1) for block in blocks])
-
-
 def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
   """Maps `function` over the block of rows of each shard."""
   if shards == 1:
@@ -398,7 +393,9 @@ def _prefill(model, shards, params, pool, inputs, first):
 
 def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding:
   """Gathers each row's cache from the pool and samples its first token."""
-  source, length, limit, keys, adapter, temperature, stops = rows
+  source, length, limit, keys, adapter, speak, silence, temperature, stops = rows
+  if silence is not None:
+    draw = functools.partial(categorical.draw_first, draw, speak, silence)
   n, columns = source.shape  # [N, P], P prompt columns of the C = P + W cache columns
   kv, hidden = pool  # [R, K, T, d] of each layer, [R, T, D]
   row, column = source // hidden.shape[1], source % hidden.shape[1]
@@ -419,6 +416,7 @@ def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding
     tokens=jnp.zeros((n, max_new_tokens), jnp.int32),
     logprobs=jnp.zeros((n, max_new_tokens), jnp.float32),
     adapter=adapter,
+    log_speak=None,
     count=jnp.zeros(n, jnp.int32),
     live=limit > 0,
     t=jnp.int32(0),
@@ -434,7 +432,8 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
   logits = model.apply({'params': params}, hidden, method='logits')  # [N, V]
   at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
-  token, logprob = draw(logits, jax.vmap(jax.random.uniform)(at), temperature)  # [N] each
+  uniforms = jax.vmap(jax.random.uniform)(at)
+  token, logprob, *log_speak = draw(logits, uniforms, temperature)  # [N] each
   put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
     table,
     jnp.where(state.live, new, jax.lax.dynamic_slice_in_dim(table, state.t, 1, 1)[:, 0])[:, None],
@@ -446,6 +445,7 @@ def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
   return state.replace(
     tokens=put(state.tokens, token),
     logprobs=put(state.logprobs, logprob),
+    log_speak=log_speak[0] if log_speak else state.log_speak,
     count=count,
     live=state.live & ~stopped & (count < state.limit),
     t=state.t + 1,

@@ -214,6 +214,7 @@ class Conversation:
       delivered=delivered,
       limit=limit,
       stop_ids=writer.stop_ids,
+      silence_ids=writer.silence_ids,
       left=left,
       end_id=writer.end_id,
       told=tuple(text for _, text in observed),
@@ -243,6 +244,7 @@ class Conversation:
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
       learns=reply.learns,
+      log_speak=reply.log_speak,
     )
 
 

@@ -84,6 +84,8 @@ class RolloutOptions(Section, name='rollout'):
     branches: Candidates for each step of an environment, compared with one another; the episode
       goes on from one of those that earn most (AT-GRPO's tree, arXiv 2510.11062). 1: no tree.
     temperature: Sampling temperature in training.
+    must_speak: Episodes of each group in which one message, drawn from those that others read, may
+      not be silent, see `teams.exploration`. Metrics of training steps include these episodes.
     parts: Parts of the questions: while the device decodes one, the host prepares and grades the
       others. 0: two on an accelerator if each still fills its decode batches, else one. Results
       differ by rounding only.
@@ -99,6 +101,7 @@ class RolloutOptions(Section, name='rollout'):
   group_size: int = option(8, least=1, most=10**4)
   branches: int = option(1, least=1, most=1000)
   temperature: float = option(1.0, above=0)
+  must_speak: int = option(0, least=0)
   parts: int = option(0, least=0, most=64)
   opponents: str = 'self'
   pool_every: int = option(10, least=1, most=10**7)

@@ -32,6 +32,7 @@ class Turn:
       those addressed to others.
     limit: Maximum number of sampled tokens.
     stop_ids: Tokens that end the message.
+    silence_ids: Those of them that leave it empty if they come first.
     left: Remaining tokens, see `Team.told_left`.
     end_id: Token that ends a message given as text: the separator in plain prompts.
     offset: Tokens of this message at the end of `prompt_ids`, after a tool call; 0 at its start.
@@ -48,6 +49,7 @@ class Turn:
   delivered: dict[int, str]
   limit: int
   stop_ids: tuple[int, ...]
+  silence_ids: tuple[int, ...] = ()
   left: int = 0
   end_id: int = -1
   offset: int = 0
@@ -71,6 +73,7 @@ class Reply(NamedTuple):
     inserted: Mask of tokens that a tool wrote (log-prob 0), bool `[W]`; None without any.
     usage: Tokens `(read, written)` as counted by an endpoint; None if counted from the ids.
     learns: False for a message of an opponent.
+    log_speak: Log-prob that the message is not silent, see `exploration`; None if not measured.
   """
 
   token_ids: np.ndarray
@@ -79,6 +82,7 @@ class Reply(NamedTuple):
   inserted: np.ndarray | None = None
   usage: tuple[int, int] | None = None
   learns: bool = True
+  log_speak: float | None = None
 
   @classmethod
   def given(cls, ids: ArrayLike, ended: bool, **fields: Any) -> Reply:
@@ -119,6 +123,7 @@ class ModelPolicy:
     adapters: Adapter index of each agent, -1 for none; None: the only adapter, if any.
     listener: Called after each token with a turn and the ids `[W]` of its message so far, see
       `Sampler`.
+    must_speak: Returns whether a turn's message may not be silent; None: all may.
   """
 
   sampler: Sampler
@@ -128,36 +133,44 @@ class ModelPolicy:
   temperature: float
   adapters: tuple[int, ...] | None = None
   listener: Callable[[Turn, np.ndarray], None] | None = None
+  must_speak: Callable[[Turn], bool] | None = None
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    groups: dict[tuple[int, ...], list[int]] = {}  # one call of the sampler for equal stop tokens
+    groups: dict[Any, list[int]] = {}  # one call of the sampler for equal stop tokens
     for i, turn in enumerate(turns):
-      groups.setdefault(turn.stop_ids, []).append(i)
+      groups.setdefault((turn.stop_ids, turn.silence_ids), []).append(i)
     replies: dict[int, Reply] = {}
-    for stop_ids, members in groups.items():
-      sampled = self._sample([turns[i] for i in members], stop_ids)
+    for members in groups.values():
+      sampled = self._sample([turns[i] for i in members])
       replies.update(zip(members, sampled, strict=True))
     return [replies[i] for i in range(len(turns))]
 
-  def _sample(self, turns: Sequence[Turn], stop_ids: tuple[int, ...]) -> list[Reply]:
+  def _sample(self, turns: Sequence[Turn]) -> list[Reply]:
     adapters = None
     if self.adapters is not None:
       adapters = np.asarray([self.adapters[t.agent] for t in turns])
     tell, listener = self.listener, None
     if tell is not None:
       listener = lambda n, ids: tell(turns[n], np.concatenate([turns[n].begun, ids]))
+    first: dict[str, Any] = {}
+    if self.must_speak and not turns[0].offset:  # what follows a tool's result begins no message
+      flags = np.asarray([self.must_speak(turn) for turn in turns])
+      first = {'must_speak': flags, 'silence_ids': turns[0].silence_ids}
     samples = self.sampler(
       self.params,
       [t.prompt_ids for t in turns],
       self.row_keys(turns),
       temperature=self.temperature,
-      stop_ids=stop_ids,
+      stop_ids=turns[0].stop_ids,
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
       listener=listener,
+      **first,
     )
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
-    return [Reply(*row) for row in zip(*columns, strict=True)]
+    unmeasured = [None] * len(turns)
+    log_speak = unmeasured if samples.log_speak is None else samples.log_speak.tolist()
+    return [Reply(*row, log_speak=p) for *row, p in zip(*columns, log_speak, strict=True)]
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
     """Returns the PRNG key of each turn's message, `[N]`."""

@@ -49,6 +49,11 @@ class PromptWriter:
     return tuple(sorted(ids))
 
   @functools.cached_property
+  def silence_ids(self) -> tuple[int, ...]:
+    """Returns the stop ids without a tail: a message that begins with one is silent."""
+    return tuple(i for i in self.stop_ids if not self.tail(i))
+
+  @functools.cached_property
   def end_id(self) -> int:
     """Returns the id after a message of this role in prompts: the separator or template end.
 

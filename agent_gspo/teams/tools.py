@@ -284,4 +284,5 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     ended=more.ended,
     inserted=np.concatenate([draft.inserted_mask, more.inserted_mask]),
     learns=draft.learns and more.learns,
+    log_speak=more.log_speak if draft.log_speak is None else draft.log_speak,
   )

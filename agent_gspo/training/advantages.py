@@ -54,14 +54,17 @@ def message_advantages(
     )
   inputs = dataclasses.replace(inputs, baselines=baselines)
   own = rollout.learns
-  if own.all():
-    return estimators.advantage(inputs, options.name, costs=options.costs, **options.options)
   found = estimators.advantage(
-    _selected(inputs, own), options.name, costs=options.costs, **options.options
+    inputs if own.all() else _selected(inputs, own),
+    options.name,
+    costs=options.costs,
+    **options.options,
   )
   values, kept = np.zeros((2, len(own)), np.float32)
   values[own], kept[own] = found.values, found.kept
-  return dataclasses.replace(found, values=values, kept=kept)
+  # Objectives are linear in positive factors of the advantage.
+  weights = np.asarray([m.weight for m in rollout.messages], np.float32)
+  return dataclasses.replace(found, values=values * weights, kept=kept)
 
 
 def _selected(inputs: AdvantageInputs, own: np.ndarray) -> AdvantageInputs:

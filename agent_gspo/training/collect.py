@@ -13,6 +13,7 @@ from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.algorithms import terms
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
+from agent_gspo.teams.exploration import Exploration, audible_turns
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import opponents
 from agent_gspo.training.progress import Progress
@@ -74,17 +75,26 @@ def _converse(
 ) -> RolloutBatch:
   """Runs `group_size` episodes per question; each process runs its share and gathers all."""
   options = setup.config.rollout
+  policy = opponents.policy(setup, state, questions, asked)
+  exploration = None
+  if options.must_speak:
+    turns = audible_turns(setup.team, setup.sharing)
+    seeds = (setup.config.seed, int(state.step))
+    exploration = Exploration(turns, options.must_speak, options.group_size, *seeds)
+    policy = dataclasses.replace(policy, must_speak=exploration.must_speak)
   own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
     questions[hosts.share(len(questions))],
     options.group_size,
-    opponents.policy(setup, state, questions, asked),
+    policy,
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size * options.branches),
     branches=options.branches,
   )
+  if exploration:
+    own = exploration.weighted(own)
   return batches.join(hosts.gather(own), as_one=True)
 
 

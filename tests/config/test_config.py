@@ -141,6 +141,19 @@ def test_configs_of_the_repository_are_valid(file):
       {'rollout__group_size': 1},
       r"rollout.group_size=1: advantage.name='.*' compares conversations .*'reinforce_pp' or 'spo",
     ),
+    (
+      {'rollout__must_speak': 2},
+      r'rollout.must_speak=2 must be below rollout.group_size=2, so that silence is sampled too',
+    ),
+    (
+      {
+        'rollout__must_speak': 1,
+        'model__lora_rank': 2,
+        'policy__sharing': 'mix',
+        'policy__frozen': ('informant1', 'informant2'),
+      },
+      r'rollout.must_speak=1: no message of a trained agent is read by another; set it to 0',
+    ),
     # Counts that nothing could be made of.
     ({'seed': 2**32}, r'seed=4294967296 must be a whole number from 0 to 4294967295'),
     ({'steps': 10**9}, r'steps=1000000000 must be a whole number from 0 to 10000000'),

@@ -100,11 +100,14 @@ for mesh in MESHES:
 
     sampler.decode = seen
     params = partition.place(tiny.params(), tiny.CONFIG, where)
-    samples = sampler(params, prompts, noise, temperature=0.8, stop_ids=tuple(range(4, 300, 5)))
+    stops, flags = tuple(range(4, 300, 5)), np.arange(len(prompts)) % 3 == 0
+    samples = sampler(
+      params, prompts, noise, temperature=0.8, stop_ids=stops, must_speak=flags, silence_ids=stops
+    )
     gathers = [text.count(' all-gather(') for text in programs]
     found[f'{mesh} {"once" if once else "each token"}'] = {
       'tokens': [ids.tolist() for ids in samples.token_ids],
-      'logprobs': [float(x.sum()) for x in samples.logprobs],
+      'logprobs': [float(x.sum()) for x in [*samples.logprobs, samples.log_speak]],
       'gathered first': sum(n for n, text in zip(gathers, programs) if '\\nENTRY' in text),
       'gathered': sum(gathers),
     }

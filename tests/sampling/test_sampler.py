@@ -295,6 +295,38 @@ def test_logprobs_are_those_of_the_trainer(everything):
   assert sum(b.loss_mask.sum() for b in batches) == sum(map(len, everything.token_ids))
 
 
+@pytest.mark.parametrize('temperature', [_TEMPERATURE, 1.7])
+def test_rows_that_must_speak_begin_with_no_silence(temperature, everything):
+  """Their first token is drawn from the model given that; log-probs are the model's own."""
+  free = everything if temperature == _TEMPERATURE else _sample(temperature=temperature)
+  silence = _STOPS[:30]
+  flags = np.arange(_ROWS) % 3 == 0
+  told = {'must_speak': flags, 'silence_ids': silence, 'temperature': temperature}
+  found = _sample(**told)
+  _assert_rows(_sample(range(150), **{**told, 'must_speak': flags[:150]}), found, range(150))
+  changed = 0
+  for n, (logits, key) in enumerate(zip(_recomputed(found), _keys(), strict=True)):
+    logprobs = _log_softmax(logits / temperature)
+    tokens = found.token_ids[n]
+    chosen = np.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(found.logprobs[n], chosen, atol=1e-4)
+    probabilities = np.exp(logprobs[0])
+    probabilities[list(silence)] = 0.0
+    assert found.log_speak[n] == pytest.approx(np.log(probabilities.sum()), abs=1e-4)
+    if not flags[n]:
+      np.testing.assert_array_equal(tokens, free.token_ids[n])
+      continue
+    assert tokens[0] not in silence
+    cdf = np.cumsum(probabilities / probabilities.sum())
+    assert cdf[tokens[0] - 1] - 1e-5 < _uniform(key, 0) < cdf[tokens[0]] + 1e-5
+    changed += free.token_ids[n][0] in silence
+  assert changed > 5
+  before = _sampler().compilations()
+  _sample(**{**told, 'must_speak': ~flags, 'silence_ids': silence[:29]})
+  assert _sampler().compilations() == before
+  assert everything.log_speak is None
+
+
 # Arguments that are not compiled in.
 
 

@@ -425,6 +425,9 @@ def test_what_readers_are_handed_can_be_longer_than_what_was_sampled():
   (stop_id,) = tokenizer.encode('}.\n')
   assert writer.tail(stop_id) == tuple(tokenizer.encode('}.'))
   assert writer.longest_said(6) == 7
+  blank = tokenizer.encode(' \n')
+  assert {*writer.stop_ids} - {*writer.silence_ids} >= {stop_id}
+  assert {*blank, tokenizer.eos_id} <= {*writer.silence_ids}
   assert PromptWriter(Role('x'), st.byte_tokenizer()).longest_said(6) == 6
 
 
