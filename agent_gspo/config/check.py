@@ -437,8 +437,8 @@ def _check_must_speak(config: Config, team: Team, sharing: Sharing) -> None:
     value = getattr(config.rollout, field)
     if count and value != alone:
       raise ValueError(
-        f'rollout.must_speak={count} with rollout.{field}={value!r}: weights are of episodes of one '
-        f'policy with one message a turn. Set rollout.must_speak=0 or rollout.{field}={alone!r}.'
+        f'rollout.must_speak={count} with rollout.{field}={value!r}: weights are of episodes of '
+        f'one policy with one message a turn. Set rollout.must_speak=0 or rollout.{field}={alone!r}.'
       )
 
 

@@ -137,7 +137,7 @@ def test_the_first_episodes_draw_each_turn_equally_often():
 
 def _heard(team, tokenizer, must_speak):
   """Runs a team that writes a tool's mark and ends; returns also what the sampler was told."""
-  asked, mark = [], team.toolboxes(tokenizer)[0].mark_ids[0]
+  asked, mark = [], team.toolboxes(tokenizer)[0].mark_ids()[0]
 
   def sampler(params, prompts, *_, **told):
     asked.append(told)
@@ -159,7 +159,7 @@ def test_the_sampler_is_told_who_must_speak_and_what_silence_is():
   """A message that begins with a tool's mark is not silent; what follows it begins none."""
   tokenizer = st.byte_tokenizer()
   team = st.team('star', style='chat', tools=('calculator',))
-  (mark,), end = team.toolboxes(tokenizer)[0].mark_ids, tokenizer.eos_id
+  (mark,), end = team.toolboxes(tokenizer)[0].mark_ids(), tokenizer.eos_id
   batch, asked = _heard(team, tokenizer, lambda turn: turn.agent == 1)
   first, more = asked[:2]
   assert first['silence_ids'] == (end,)
