@@ -180,8 +180,6 @@ def parity() -> None:
   for window in (None, of.length // 8):
     mask = TreeMask(batch.subtree_end, batch.positions, window)
     for name, run in run_by.items():
-      if window and name == 'tpu':
-        continue  # has none
       for dtype, precision in _PRECISIONS[: 1 if window else 3]:
         with contextlib.suppress(ValueError):  # not for this device or dtype
           attend.check(name, dtype)

@@ -41,7 +41,14 @@ def main() -> None:
 
 
 def compiled(
-  chip: str, rows: int, columns: int, heads: int, kv_heads: int, width: int
+  chip: str,
+  rows: int,
+  columns: int,
+  heads: int,
+  kv_heads: int,
+  width: int,
+  window: int | None = None,
+  cap: float | None = None,
 ) -> tuple[float, int, int]:
   """HBM traffic, bytes of inputs and outputs of both passes, and bytes of temporaries."""
   topology = topologies.get_topology_desc(platform='tpu', topology_name=tpu_compiler.HOSTS[chip])
@@ -50,11 +57,13 @@ def compiled(
   q = shape(rows, kv_heads, heads // kv_heads, columns, width)
   k = v = shape(rows, kv_heads, columns, width)
 
-  def both(q, k, v, subtree_end, gradient):
-    out, back = jax.vjp(lambda *of: tpu.attend(*of, TreeMask(subtree_end)), q, k, v)
+  def both(q, k, v, subtree_end, positions, gradient):
+    mask = TreeMask(subtree_end, positions, window)
+    out, back = jax.vjp(lambda *of: tpu.attend(*of, mask, cap=cap), q, k, v)
     return out, back(gradient)
 
-  program = jax.jit(both).lower(q, k, v, shape(rows, columns, dtype=jnp.int32), q).compile()
+  numbers = shape(rows, columns, dtype=jnp.int32)
+  program = jax.jit(both).lower(q, k, v, numbers, numbers, q).compile()
   large, small = (2 * rows * columns * width * n for n in (heads, kv_heads))
   # Forward q, k, v -> out; backward q, k, v, out and its gradient -> three gradients.
   needed = (2 * large + 2 * small) + (4 * large + 4 * small)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agent_gspo.ops import soft_cap
 from agent_gspo.ops.precision import matmul, operand
 
 CHUNK_BYTES = 640 << 20
@@ -48,6 +49,7 @@ def token_logprobs(
   temperature: float = 1.0,
   entropy: bool = True,
   unsaid: tuple[tuple[int, int], ...] = (),
+  cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Computes target log-probs and entropies of their distributions, nats, float32 `[N]` each.
 
@@ -62,25 +64,26 @@ def token_logprobs(
     temperature: Divisor of the logits.
     entropy: Computes entropies; else 0.
     unsaid: Ranges `(first, end)` of ids with probability 0, none of them a target.
+    cap: Logits are `cap * tanh(logits / cap)`, before the temperature; None for no cap.
   """
   n = len(targets)
   size = chunk_tokens(kernel.shape[1], n)
   order = jnp.argsort(~used)  # used tokens first, `[N]`
   cut = lambda x: jnp.pad(x[order], ((0, -n % size),) + ((0, 0),) * (x.ndim - 1))
   arguments = (cut(hidden), kernel, cut(targets), cut(used))
-  logprobs, entropies, _ = _padded(size, temperature, entropy, unsaid, *arguments)
+  logprobs, entropies, _ = _padded(size, temperature, entropy, unsaid, cap, *arguments)
   back = lambda x: jnp.zeros(n).at[order].set(x[:n])
   return back(logprobs), back(entropies)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
+def _padded(size, temperature, entropy, unsaid, cap, hidden, kernel, targets, used):
   """Computes `token_logprobs` of a multiple of `size` tokens, and their log-normalizers."""
   kernel = operand(kernel, hidden.dtype)  # [D, V], cast once for all chunks
 
   def of_chunk(chunk):
     hidden, targets, _ = chunk  # [size, D], [size]
-    logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
+    logits = _logits(hidden, kernel, temperature, unsaid, cap)  # [size, V]
     highest = logits.max(axis=1)  # [size]
     weights = jnp.exp(logits - highest[:, None])
     total = weights.sum(axis=1)  # [size]
@@ -95,24 +98,26 @@ def _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
   return tuple(x.reshape(-1) for x in found)
 
 
-def _logits(hidden, kernel, temperature, unsaid):
-  return mask_unsaid(matmul(hidden, kernel, hidden.dtype) / temperature, unsaid, _LOWEST)
+def _logits(hidden, kernel, temperature, unsaid, cap):
+  logits = soft_cap.apply(matmul(hidden, kernel, hidden.dtype), cap)
+  return mask_unsaid(logits / temperature, unsaid, _LOWEST)
 
 
-def _keep(size, temperature, entropy, unsaid, hidden, kernel, targets, used):
-  found = _padded(size, temperature, entropy, unsaid, hidden, kernel, targets, used)
+def _keep(size, temperature, entropy, unsaid, cap, hidden, kernel, targets, used):
+  found = _padded(size, temperature, entropy, unsaid, cap, hidden, kernel, targets, used)
   return found, (hidden, kernel, targets, used, found[2])
 
 
-def _backward(size, temperature, entropy, unsaid, kept, gradients):
+def _backward(size, temperature, entropy, unsaid, cap, kept, gradients):
   hidden, kernel, targets, used, log_total = kept
   kernel = operand(kernel, hidden.dtype)
 
   def of_chunk(total, chunk):
     hidden, targets, _, log_total, gradient = chunk
-    logits = _logits(hidden, kernel, temperature, unsaid)  # [size, V]
+    logits = _logits(hidden, kernel, temperature, unsaid, cap)  # [size, V]
     chosen = jnp.arange(logits.shape[1])[None, :] == targets[:, None]  # one-hot [size, V]
     dlogits = chosen - jnp.exp(logits - log_total[:, None])
+    dlogits = soft_cap.times_slope(dlogits, logits * temperature, cap)
     dlogits = operand(dlogits * (gradient / temperature)[:, None], hidden.dtype)  # [size, V]
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     total += product('nd,nv->dv', hidden, dlogits)  # kernel gradient, float32 [D, V]

@@ -74,10 +74,10 @@ def _value_and_gradients(attention, q, k, v, weights):
   return out, gradients
 
 
-def _assert_like_the_reference(name, mask, inputs):
-  dense = lambda q, k, v: reference.attend(q, k, v, mask)
+def _assert_like_the_reference(name, mask, inputs, **cap):
+  dense = lambda q, k, v: reference.attend(q, k, v, mask, **cap)
   expected, expected_gradients = _value_and_gradients(dense, *inputs)
-  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, mask), *inputs)
+  found, gradients = _value_and_gradients(lambda *of: _OTHERS[name](*of, mask, **cap), *inputs)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   chex.assert_trees_all_close(gradients, expected_gradients, atol=1e-4)
 
@@ -95,7 +95,7 @@ def test_over_several_blocks_some_of_which_nobody_sees(name, tree):
 
 
 @pytest.mark.parametrize('tree', ['samples of a prompt', 'branches of one token', 'one text'])
-@pytest.mark.parametrize('name', ['blockwise', 'gpu'])
+@pytest.mark.parametrize('name', _OTHERS)
 def test_windows_count_along_the_sequence(name, tree):
   mask = _mask(tree, 100, window=9)
   packed = prefix_tree.pack([np.asarray(x, np.int32) for x in _TREES[tree]], 100)
@@ -108,10 +108,32 @@ def test_windows_count_along_the_sequence(name, tree):
   _assert_like_the_reference(name, mask, _inputs(2, 100))
 
 
-def test_the_kernel_without_windows_refuses_them():
+@pytest.mark.parametrize('window', [9, 140, 250])
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_windows_over_several_blocks(name, window):
+  """Later samples of a prompt lie farther from it in the row than in their own sequence."""
+  shared = list(range(1, 130))
+  texts = [[*shared, 900 + n, *range(300, 370)] for n in range(4)]
+  tree = prefix_tree.pack([np.asarray(x, np.int32) for x in [*texts, list(range(1, 60))]], 512)
+  mask = masks.TreeMask(jnp.asarray(tree.subtree_end)).within(window, jnp.asarray(tree.positions))
+  _assert_like_the_reference(name, mask, _inputs(len(tree.tokens), 512, heads=1, group=2))
+
+
+@pytest.mark.parametrize('window', [None, 9])
+@pytest.mark.parametrize('name', ['blockwise', 'tpu'])
+def test_capped_scores(name, window):
+  mask, inputs = _mask('samples of a prompt', 100, window), _inputs(2, 100)
+  _assert_like_the_reference(name, mask, inputs, cap=1.5)
+  q, k, v, _ = inputs
+  capped, plain = (reference.attend(q, k, v, mask, cap=cap) for cap in (1.5, None))
+  assert np.abs(capped - plain).max() > 0.1
+  np.testing.assert_allclose(reference.attend(q, k, v, mask, cap=1e6), plain, atol=1e-5)
+
+
+def test_cudnn_refuses_to_cap_scores():
   q, k, v, _ = _inputs(2, 80)
-  with pytest.raises(ValueError, match=r"model.attention='tpu' has no sliding windows"):
-    attend.attend(q, k, v, _mask('one text', window=9), implementation='tpu')
+  with pytest.raises(ValueError, match=r"model.attention='gpu' caps no scores"):
+    attend.attend(q, k, v, _mask('one text'), implementation='gpu', cap=50.0)
 
 
 @hypothesis.settings(deadline=None, max_examples=15)
@@ -197,9 +219,10 @@ def test_many_rows_read_a_cache_as_it_was(monkeypatch):
   monkeypatch.setattr(own_column, 'ROWS', 4)
   calls = []
   attend_apart = own_column.attend
-  monkeypatch.setattr(own_column, 'attend', lambda *of: (calls.append(1), attend_apart(*of))[1])
+  counted = lambda *of, cap: (calls.append(1), attend_apart(*of, cap=cap))[1]
+  monkeypatch.setattr(own_column, 'attend', counted)
   params = init_params(tiny.CONFIG, jax.random.key(0))
-  config = tiny.CONFIG.replace(attention='tpu')
+  config = tiny.CONFIG.replace(attention='tpu', attention_cap=1.0)
   rng = np.random.default_rng(0)
   cache = jax.tree.map(
     lambda _: jnp.asarray(rng.normal(size=(4, config.num_kv_heads, 24, config.head_dim)), 'f4'),

@@ -28,8 +28,10 @@ def _inputs(dtype=jnp.float32):
   return draw(_N, _D).astype(dtype), draw(_D, _V), targets, draw(_N)
 
 
-def _plain(hidden, kernel, targets, temperature):
-  logprobs = jax.nn.log_softmax(hidden @ kernel / temperature)
+def _plain(hidden, kernel, targets, temperature, cap=None):
+  logits = hidden @ kernel
+  logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+  logprobs = jax.nn.log_softmax(logits / temperature)
   entropy = -(jnp.exp(logprobs) * logprobs).sum(axis=1)
   return logprobs[jnp.arange(len(targets)), targets], entropy
 
@@ -47,6 +49,19 @@ class LmHeadTest(chex.TestCase):
     found = jax.grad(lambda h, k: total(ours(h, k, targets, used)[0]), (0, 1))(hidden, kernel)
     plain = jax.grad(lambda h, k: total(_plain(h, k, targets, 0.7)[0]), (0, 1))(hidden, kernel)
     chex.assert_trees_all_close(found, plain, atol=1e-4)
+
+
+def test_capped_logits_with_ids_that_are_never_said():
+  hidden, kernel, targets, weights = _inputs()
+  used, targets, unsaid = jnp.ones(_N, bool), targets % 40, ((40, 45), (48, _V))
+  said = np.r_[0:40, 45:48]
+  ours = lambda h, k: lm_head.token_logprobs(
+    h, k, targets, used, temperature=0.7, unsaid=unsaid, cap=1.5
+  )
+  plain = lambda h, k: _plain(h, k[:, said], targets, 0.7, cap=1.5)
+  chex.assert_trees_all_close(ours(hidden, kernel), plain(hidden, kernel), atol=1e-5)
+  gradient = lambda f: jax.grad(lambda h, k: (f(h, k)[0] * weights).sum(), (0, 1))(hidden, kernel)
+  chex.assert_trees_all_close(gradient(ours), gradient(plain), atol=1e-4)
 
 
 def test_chunks_that_nobody_uses_are_zeros_without_gradient():

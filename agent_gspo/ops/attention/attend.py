@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, own_column, reference
-from agent_gspo.ops.attention.masks import CacheMask, Mask, TreeMask
+from agent_gspo.ops.attention.masks import CacheMask, Mask
 
 _ACCELERATORS = ('tpu', 'gpu')
 _TOO_WIDE = ('gpu', jnp.float32)  # cuDNN has no such attention
@@ -43,39 +43,40 @@ def attend(
   parts: own_column.Parts | None = None,
   *,
   implementation: str = 'auto',
+  cap: float | None = None,
 ) -> jax.Array:
   """Computes attention of `q` to `k` and `v`, `[B, K, g, T, d]`.
 
   Args:
-    q, k, v, mask: See the package.
+    q, k, v, mask, cap: See the package.
     parts: Parts of `k` and `v` if they are a KV cache with one new token per row.
-    implementation: Implementation for trees; caches use the reference, windows on a TPU
-      'blockwise'. 'reference' stores all
-      scores, 'blockwise' one block, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16 only).
+    implementation: Implementation for trees; caches use the reference. 'reference' stores all
+      scores, 'blockwise' one block, 'tpu' is a Pallas kernel, 'gpu' cuDNN's (bfloat16, no cap).
       'auto' takes the default device's, elsewhere 'blockwise', or 'reference' for short rows.
   """
   if implementation == 'auto':
-    implementation = _best(q, mask)
+    implementation = _best(q, cap)
   if isinstance(mask, CacheMask):
     many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
     if many and parts is not None and mask.before is not None:
-      return own_column.attend(q, parts, mask.before)
+      return own_column.attend(q, parts, mask.before, cap=cap)
     on_cpu = implementation not in _ACCELERATORS and jax.default_backend() == 'cpu'
-    return reference.attend(q, k, v, mask, sum_values=on_cpu)
-  if implementation == 'tpu' and mask.window is not None:
+    return reference.attend(q, k, v, mask, cap=cap, sum_values=on_cpu)
+  if implementation == 'gpu' and cap is not None:
     raise ValueError(
-      "model.attention='tpu' has no sliding windows, which this model uses; must be 'auto' or "
-      "'blockwise'."
+      "model.attention='gpu' caps no scores (attn_logit_softcapping), as this model does; must be "
+      "'auto' or 'blockwise'."
     )
-  return _tree_attention(implementation)(q, k, v, mask)
+  caps = {} if cap is None else {'cap': cap}
+  return _tree_attention(implementation)(q, k, v, mask, **caps)
 
 
-def _best(q: jax.Array, mask: Mask) -> str:
+def _best(q: jax.Array, cap: float | None) -> str:
   backend = jax.default_backend()
-  windowed = isinstance(mask, TreeMask) and mask.window is not None
   if backend == 'tpu':
-    return 'blockwise' if windowed else 'tpu'
-  if backend == 'gpu' and (backend, q.dtype) != _TOO_WIDE and gpu.has_heads_of(q.shape[-1]):
+    return 'tpu'
+  cudnn = backend == 'gpu' and cap is None and (backend, q.dtype) != _TOO_WIDE
+  if cudnn and gpu.has_heads_of(q.shape[-1]):
     return 'gpu'
   return 'blockwise' if q.shape[3] > _SHORT.get(backend, 128) else 'reference'
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from agent_gspo.ops import soft_cap
 from agent_gspo.ops.attention import KEPT, padding, scale
 from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.ops.precision import operand
@@ -24,19 +25,21 @@ _LOW = -1e30
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask) -> jax.Array:
+def attend(
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, *, cap: float | None = None
+) -> jax.Array:
   """Computes tree attention (see `agent_gspo.ops.attention`)."""
   length = q.shape[3]
   q, k, v, mask = padding.to_multiple(BLOCK, q, k, v, mask)
-  return _attend(q, k, v, mask)[:, :, :, :length]
+  return _attend(cap, q, k, v, mask)[:, :, :, :length]
 
 
-@jax.custom_vjp
-def _attend(q, k, v, mask):
-  return _forward(q, k, v, mask)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(cap, q, k, v, mask):
+  return _forward(cap, q, k, v, mask)[0]
 
 
-def _forward(q, k, v, mask):
+def _forward(cap, q, k, v, mask):
   """Returns the output `[B, K, g, T, d]` and the log-sum-exp of the scores `[B, K, g, T]`."""
 
   def of_queries(i):
@@ -45,7 +48,7 @@ def _forward(q, k, v, mask):
 
     def add(j, state):
       highest, total, out = state
-      scores = _scores(q_i, _block(k, j, 2), mask, i, j)  # [B, K, g, BLOCK, BLOCK]
+      scores = _scores(cap, q_i, _block(k, j, 2), mask, i, j)  # [B, K, g, BLOCK, BLOCK]
       new = jnp.maximum(highest, scale.above(scores.max(axis=-1)))
       weights, rescale = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
       # [B, K, g, BLOCK, d]
@@ -64,12 +67,12 @@ def _forward(q, k, v, mask):
   return tuple(_joined(x) for x in jax.lax.map(of_queries, jnp.arange(q.shape[3] // BLOCK)))
 
 
-def _keep(q, k, v, mask):
-  out, log_total = checkpoint_name(_forward(q, k, v, mask), KEPT)
+def _keep(cap, q, k, v, mask):
+  out, log_total = checkpoint_name(_forward(cap, q, k, v, mask), KEPT)
   return out, (q, k, v, mask, out, log_total)
 
 
-def _backward(kept, gradient):
+def _backward(cap, kept, gradient):
   q, k, v, mask, out, log_total = kept
   # Common term of the weights' gradients, since weights sum to 1: [B, K, g, T].
   common = _product('bkgtd,bkgtd->bkgt', out, gradient)
@@ -81,10 +84,12 @@ def _backward(kept, gradient):
     def add(j, state):
       dq, dk, dv = state  # [B, K, g, BLOCK, d], [B, K, T, d] twice
       k_j = _block(k, j, 2)  # [B, K, BLOCK, d]
-      # weights, dweights, dscores: [B, K, g, BLOCK, BLOCK]
-      weights = jnp.exp(_scores(q_i, k_j, mask, i, j) - log_total_i[..., None])
+      # scores, weights, dweights, dscores: [B, K, g, BLOCK, BLOCK]
+      scores = _scores(cap, q_i, k_j, mask, i, j)
+      weights = jnp.exp(scores - log_total_i[..., None])
       dweights = _product('bkgtd,bksd->bkgts', gradient_i, _block(v, j, 2))
-      dscores = operand(weights * (dweights - common_i[..., None]), q.dtype)
+      dscores = soft_cap.times_slope(weights * (dweights - common_i[..., None]), scores, cap)
+      dscores = operand(dscores, q.dtype)
       weights = operand(weights, v.dtype)
       return (
         dq + _product('bkgts,bksd->bkgtd', dscores, k_j),
@@ -118,10 +123,10 @@ def _over_keys(i: jax.Array, mask: TreeMask, add: Any, state: Any) -> Any:
   return jax.lax.fori_loop(0, i + 1, maybe, state)
 
 
-def _scores(q_i, k_j, mask, i, j):
+def _scores(cap, q_i, k_j, mask, i, j):
   """Computes masked scores of query block `i` and key block `j`, float32 `[B, K, g, t, s]`."""
   hidden = jnp.where(mask.block(i, j, BLOCK), 0.0, _LOW)[:, None, None]
-  return _product('bkgtd,bksd->bkgts', q_i, k_j) + hidden
+  return soft_cap.apply(_product('bkgtd,bksd->bkgts', q_i, k_j), cap) + hidden
 
 
 def _block(x: jax.Array, i: jax.Array, axis: int) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from agent_gspo.ops import soft_cap
 from agent_gspo.ops.attention import scale
 from agent_gspo.ops.precision import operand
 
@@ -20,19 +21,20 @@ ROWS = 128
 """Fewest rows for which it pays; smaller caches stay in fast memory (docs/performance.md)."""
 
 
-def attend(q: jax.Array, parts: Parts, before: jax.Array) -> jax.Array:
+def attend(q: jax.Array, parts: Parts, before: jax.Array, *, cap: float | None = None) -> jax.Array:
   """Computes attention of one query per row, `[B, K, g, 1, d]` like `q`.
 
   Args:
-    q: Queries, see the package.
+    q, cap: Queries and cap, see the package.
     parts: Keys and values.
     before: Visible columns of the old cache, bool `[B, S]`.
   """
   (k, v), (own_k, own_v) = parts
   rows = q[:, :, :, 0]  # [B, K, g, d]; scores [B, K, g, S], own [B, K, g, 1]
   scores = jnp.einsum('bkgd,bksd->bkgs', rows, k, preferred_element_type=jnp.float32)
-  scores += jnp.where(before, 0.0, -1e30)[:, None, None]
+  scores = soft_cap.apply(scores, cap) + jnp.where(before, 0.0, -1e30)[:, None, None]
   own = (rows.astype(jnp.float32) * own_k.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+  own = soft_cap.apply(own, cap)
   highest = scale.above(jnp.maximum(scores.max(axis=-1, keepdims=True), own))
   weights, own_weight = jnp.exp(scores - highest), jnp.exp(own - highest)
   total = weights.sum(axis=-1, keepdims=True) + own_weight

@@ -2,14 +2,15 @@
 
 Each grid program loads the keys and values of a row into VMEM and computes scores block by block,
 so that inputs and outputs cross HBM once. Columns lie along the lanes, `[d, T]`, since heads are
-often 64 wide, half of a tile. Fully masked blocks are skipped by a prefetched scalar, the last
-column that attends to any key of a block (as for column-wise masks in FlashMask, arXiv 2410.01359).
+often 64 wide, half of a tile. Fully masked blocks are skipped by prefetched scalars: the last
+column that attends to any key of a block (as for column-wise masks in FlashMask, arXiv 2410.01359),
+and with a window the range of positions in a block.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from agent_gspo.ops import soft_cap
 from agent_gspo.ops.attention import KEPT, padding, scale
 from agent_gspo.ops.attention.masks import TreeMask
 
@@ -31,20 +33,37 @@ _LOW = -1e30
 _VMEM_BYTES = 96 << 20  # of 128 MiB; the compiler's default is 16
 
 
+class _How(NamedTuple):
+  """Static options of the kernels."""
+
+  block: int
+  window: int | None
+  cap: float | None
+  interpret: bool
+
+
 def attend(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, *, interpret: bool = False
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: TreeMask,
+  *,
+  cap: float | None = None,
+  interpret: bool = False,
 ) -> jax.Array:
-  """Computes tree attention (see `agent_gspo.ops.attention`) without windows.
+  """Computes tree attention (see `agent_gspo.ops.attention`).
 
   Args:
-    q, k, v, mask: See the package.
+    q, k, v, mask, cap: See the package.
     interpret: Interprets the kernels on any device, for tests.
   """
   length = q.shape[3]
-  block = block_of(length)
-  q, k, v, mask = padding.to_multiple(block, q, k, v, mask)
+  how = _How(block_of(length), mask.window, cap, interpret)
+  q, k, v, mask = padding.to_multiple(how.block, q, k, v, mask)
+  # Ends of subtrees and, for windows, positions: [B, 1 or 2, T].
+  columns = [mask.subtree_end] if mask.window is None else [mask.subtree_end, mask.positions]
   columns_last = lambda x: jnp.swapaxes(x, -1, -2)
-  out = _attend(block, interpret, *map(columns_last, (q, k, v)), mask.subtree_end)
+  out = _attend(how, *map(columns_last, (q, k, v)), jnp.stack(columns, axis=1))
   return columns_last(out)[:, :, :, :length]
 
 
@@ -54,35 +73,34 @@ def block_of(length: int) -> int:
   return _LANES * max(n for n in range(1, BLOCK // _LANES + 1) if tiles % n == 0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(block, interpret, q, k, v, subtree_end):
-  return _forward(block, interpret, q, k, v, subtree_end)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(how, q, k, v, columns):
+  return _forward(how, q, k, v, columns)[0]
 
 
-def _keep(block, interpret, q, k, v, subtree_end):
-  out, log_total = checkpoint_name(_forward(block, interpret, q, k, v, subtree_end), KEPT)
-  return out, (q, k, v, subtree_end, out, log_total)
+def _keep(how, q, k, v, columns):
+  out, log_total = checkpoint_name(_forward(how, q, k, v, columns), KEPT)
+  return out, (q, k, v, columns, out, log_total)
 
 
-def _backward(block, interpret, kept, gradient):
-  q, k, v, subtree_end, out, log_total = kept
-  results = (out, log_total, gradient)
-  return (*_gradients(block, interpret, q, k, v, subtree_end, *results), None)
+def _backward(how, kept, gradient):
+  q, k, v, columns, out, log_total = kept
+  return (*_gradients(how, q, k, v, columns, out, log_total, gradient), None)
 
 
 _attend.defvjp(_keep, _backward)
 
 
-def _forward(block, interpret, q, k, v, subtree_end):
+def _forward(how, q, k, v, columns):
   """Returns the output `[B, K, g, d, T]` and the log-sum-exp of the scores `[B, K, g, 1, T]`."""
-  b, heads, g, d, t = q.shape
+  (b, heads, g, d, t), block = q.shape, how.block
   of_queries = lambda rows: pl.BlockSpec(
     (None, None, None, rows, block), lambda b, h, n, i, *_: (b, h, n, 0, i)
   )
   of_keys = pl.BlockSpec((None, None, d, t), lambda b, h, n, i, *_: (b, h, 0, 0))
-  ends = pl.BlockSpec((None, 1, t), lambda b, h, n, i, *_: (b, 0, 0))
+  of_columns = pl.BlockSpec((None, columns.shape[1], t), lambda b, h, n, i, *_: (b, 0, 0))
   return pl.pallas_call(
-    functools.partial(_forward_kernel, block=block),
+    functools.partial(_forward_kernel, how=how),
     out_shape=(
       jax.ShapeDtypeStruct(q.shape, v.dtype),
       jax.ShapeDtypeStruct((b, heads, g, 1, t), jnp.float32),
@@ -90,7 +108,7 @@ def _forward(block, interpret, q, k, v, subtree_end):
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=(b, heads, g, t // block),
-      in_specs=[of_queries(d), of_keys, of_keys, ends],
+      in_specs=[of_queries(d), of_keys, of_keys, of_columns],
       out_specs=(of_queries(d), of_queries(1)),
       scratch_shapes=[
         pltpu.VMEM((d, block), jnp.float32),
@@ -98,30 +116,30 @@ def _forward(block, interpret, q, k, v, subtree_end):
         pltpu.VMEM((1, block), jnp.float32),
       ],
     ),
-    **_options(interpret, NAME, 2, q, k, v),
-  )(_last_seen(subtree_end, block), q, k, v, subtree_end[:, None])
+    **_options(how.interpret, NAME, 2, q, k, v),
+  )(_ranges(how, columns), q, k, v, columns)
 
 
-def _gradients(block, interpret, q, k, v, subtree_end, out, log_total, gradient):
+def _gradients(how, q, k, v, columns, out, log_total, gradient):
   """Returns the gradients of queries, keys and values, each like its array."""
   b, heads, g, d, t = q.shape
   of_head = lambda rows: pl.BlockSpec(
     (None, None, None, rows, t), lambda b, h, n, *_: (b, h, n, 0, 0)
   )
   of_keys = pl.BlockSpec((None, None, d, t), lambda b, h, n, *_: (b, h, 0, 0))
-  ends = pl.BlockSpec((None, 1, t), lambda b, h, n, *_: (b, 0, 0))
+  of_columns = pl.BlockSpec((None, columns.shape[1], t), lambda b, h, n, *_: (b, 0, 0))
   return pl.pallas_call(
-    functools.partial(_backward_kernel, block=block),
+    functools.partial(_backward_kernel, how=how),
     out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=1,
       grid=(b, heads, g),
-      in_specs=[of_head(d), of_keys, of_keys, ends, of_head(d), of_head(1), of_head(d)],
+      in_specs=[of_head(d), of_keys, of_keys, of_columns, of_head(d), of_head(1), of_head(d)],
       out_specs=(of_head(d), of_keys, of_keys),
       scratch_shapes=[pltpu.VMEM((d, t), jnp.float32)] * 3,
     ),
-    **_options(interpret, GRADIENT_NAME, 5, q, k, v),
-  )(_last_seen(subtree_end, block), q, k, v, subtree_end[:, None], out, log_total, gradient)
+    **_options(how.interpret, GRADIENT_NAME, 5, q, k, v),
+  )(_ranges(how, columns), q, k, v, columns, out, log_total, gradient)
 
 
 def _options(interpret: bool, name: str, products: int, q: Any, k: Any, v: Any) -> dict[str, Any]:
@@ -142,13 +160,21 @@ def _options(interpret: bool, name: str, products: int, q: Any, k: Any, v: Any) 
   }
 
 
-def _last_seen(subtree_end: jax.Array, block: int) -> jax.Array:
-  """Returns the end of the columns that attend to any key of a block, int32 `[B, T / block]`."""
-  return subtree_end.reshape(subtree_end.shape[0], -1, block).max(axis=2)
+def _ranges(how, columns):
+  """Returns numbers by which blocks are skipped, int32 `[B, n]` or with a window `[B, 3 * n]`.
+
+  Of each of the `n = T / block` blocks: the end of the columns that attend to any of its keys, its
+  lowest and its highest position.
+  """
+  blocks = columns.reshape(*columns.shape[:2], -1, how.block)  # [B, 1 or 2, n, block]
+  ends = blocks[:, 0].max(axis=2)
+  if how.window is None:
+    return ends
+  return jnp.concatenate([ends, blocks[:, 1].min(axis=2), blocks[:, 1].max(axis=2)], axis=1)
 
 
-def _forward_kernel(last_seen, q, k, v, ends, out, log_total, sums, highest, total, *, block):
-  row, i = pl.program_id(0), pl.program_id(3)
+def _forward_kernel(ranges, q, k, v, columns, out, log_total, sums, highest, total, *, how):
+  row, i, block = pl.program_id(0), pl.program_id(3), how.block
   sums[...] = jnp.zeros_like(sums)
   highest[...] = jnp.full_like(highest, _LOW)
   total[...] = jnp.zeros_like(total)
@@ -156,7 +182,7 @@ def _forward_kernel(last_seen, q, k, v, ends, out, log_total, sums, highest, tot
   def add(j):
     keys = pl.ds(pl.multiple_of(j * block, block), block)
     # [keys, queries] of a block; q [d, block], k and v [d, T], sums [d, block], total [1, block]
-    scores = _scores(q[...], k[:, keys], ends[:, keys], i, j, block)
+    scores = _scores(how, q[...], k[:, keys], columns, i, j)
     before = highest[...]
     now = jnp.maximum(before, scale.above(scores.max(axis=0, keepdims=True)))
     weights, rescale = jnp.exp(scores - now), jnp.exp(before - now)
@@ -164,15 +190,15 @@ def _forward_kernel(last_seen, q, k, v, ends, out, log_total, sums, highest, tot
     total[...] = total[...] * rescale + weights.sum(axis=0, keepdims=True)
     sums[...] = sums[...] * rescale + _product(v[:, keys], weights.astype(v.dtype), 1, 0)
 
-  _over_keys(last_seen, row, i, block, add)
+  _over_keys(how, ranges, row, i, k.shape[1] // block, add)
   out[...] = (sums[...] / total[...]).astype(out.dtype)
   log_total[...] = highest[...] + jnp.log(total[...])
 
 
 def _backward_kernel(
-  last_seen, q, k, v, ends, out, log_total, gradient, dq, dk, dv, dq_sum, dk_sum, dv_sum, *, block
+  ranges, q, k, v, columns, out, log_total, gradient, dq, dk, dv, dq_sum, dk_sum, dv_sum, *, how
 ):
-  row, n = pl.program_id(0), pl.program_id(2)
+  row, n, block = pl.program_id(0), pl.program_id(2), how.block
   dq_sum[...] = jnp.zeros_like(dq_sum)
 
   @pl.when(n == 0)  # All query heads of a key head add to its gradient.
@@ -189,15 +215,16 @@ def _backward_kernel(
 
     def add(j):
       keys = pl.ds(pl.multiple_of(j * block, block), block)
-      scores = _scores(q_i, k[:, keys], ends[:, keys], i, j, block)
+      scores = _scores(how, q_i, k[:, keys], columns, i, j)
       weights = jnp.exp(scores - log_total[:, queries])
       dweights = _product(v[:, keys], gradient_i, 0, 0)
-      dscores = (weights * (dweights - common)).astype(q.dtype)
+      dscores = soft_cap.times_slope(weights * (dweights - common), scores, how.cap)
+      dscores = dscores.astype(q.dtype)
       dq_sum[:, queries] += _product(k[:, keys], dscores, 1, 0)
       dk_sum[:, keys] += _product(q_i, dscores, 1, 1)
       dv_sum[:, keys] += _product(gradient_i, weights.astype(v.dtype), 1, 1)
 
-    _over_keys(last_seen, row, i, block, add)
+    _over_keys(how, ranges, row, i, k.shape[1] // block, add)
     return carry
 
   jax.lax.fori_loop(0, q.shape[1] // block, of_queries, 0)
@@ -209,22 +236,30 @@ def _backward_kernel(
     dv[...] = dv_sum[...].astype(dv.dtype)
 
 
-def _over_keys(last_seen, row, i, block, add) -> None:
-  """Runs `add(j)` for each key block with a key visible to query block `i`."""
+def _over_keys(how, ranges, row, i, n, add) -> None:
+  """Runs `add(j)` for each of `n` key blocks with a key visible to query block `i`."""
 
   def maybe(j, carry):
-    pl.when(last_seen[row, j] > i * block)(lambda: add(j))
+    seen = ranges[row, j] > i * how.block
+    if how.window is not None:
+      seen &= ranges[row, n + i] - ranges[row, 2 * n + j] < how.window
+    pl.when(seen)(lambda: add(j))
     return carry
 
   jax.lax.fori_loop(0, i + 1, maybe, 0)
 
 
-def _scores(q, k, ends, i, j, block):
+def _scores(how, q, k, columns, i, j):
   """Computes masked scores, float32 `[keys, queries]` of a block."""
+  block = how.block
   key = j * block + jax.lax.broadcasted_iota(jnp.int32, (block, block), 0)
   query = i * block + jax.lax.broadcasted_iota(jnp.int32, (block, block), 1)
-  ends = jnp.broadcast_to(ends, (_LANES, block)).T[:, :1]  # [keys, 1], like the scores
-  return jnp.where((key <= query) & (query < ends), _product(k, q, 0, 0), _LOW)
+  of = lambda x, at: columns[x : x + 1, pl.ds(pl.multiple_of(at * block, block), block)]
+  upright = lambda x: jnp.broadcast_to(x, (_LANES, block)).T[:, :1]  # [keys, 1], like the scores
+  seen = (key <= query) & (query < upright(of(0, j)))
+  if how.window is not None:
+    seen &= of(1, i) - upright(of(1, j)) < how.window
+  return jnp.where(seen, soft_cap.apply(_product(k, q, 0, 0), how.cap), _LOW)
 
 
 def _product(a, b, a_axis: int, b_axis: int):
