@@ -30,12 +30,14 @@ class SlidingWindow:
   Attributes:
     width: Tokens that are attended to, the token itself included.
     layers: Whether each layer has the window, `num_layers` bools.
-    rope_theta: Base of the rotary frequencies in these layers, which are not scaled.
+    rope_theta: Base of the rotary frequencies in these layers.
+    rope_scaling: Scaling of these frequencies, or None.
   """
 
   width: int
   layers: tuple[bool, ...]
   rope_theta: float
+  rope_scaling: RopeScaling | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +55,11 @@ class ModelConfig:
     mlp_dim: Width of the gated MLP.
     rope_theta: Base of the rotary frequencies.
     rope_scaling: Scaling of these frequencies, or None.
+    rope_layers: Whether each layer has rotary positions, `num_layers` bools; None for all.
     sliding: Layers with a sliding window, or None.
     query_scalar: Queries are scaled by its inverse square root; None for `head_dim`.
+    attention_cap: Attention scores are `cap * tanh(scores / cap)`; None for no cap.
+    logit_cap: Likewise for logits.
     norm_eps: Epsilon of every RMSNorm.
     tie_embeddings: Whether the LM head is the transposed embedding.
     max_positions: Longest supported context, in tokens.
@@ -81,8 +86,11 @@ class ModelConfig:
   mlp_dim: int
   rope_theta: float = 10_000.0
   rope_scaling: RopeScaling | None = None
+  rope_layers: tuple[bool, ...] | None = None
   sliding: SlidingWindow | None = None
   query_scalar: int | None = None
+  attention_cap: float | None = None
+  logit_cap: float | None = None
   norm_eps: float = 1e-5
   tie_embeddings: bool = True
   max_positions: int = 2048

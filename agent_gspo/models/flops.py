@@ -17,7 +17,10 @@ def forward(config: ModelConfig, positions: int, seen: float, predicted: int) ->
 
   Each of `positions` attends to `seen` keys on average; `predicted` of them get logits.
   """
-  scores = 4.0 * config.num_layers * config.num_heads * config.head_dim * seen
+  near = sum(config.sliding.layers) if config.sliding else 0  # layers with a sliding window
+  keys = seen * (config.num_layers - near)
+  keys += min(seen, config.sliding.width) * near if config.sliding else 0
+  scores = 4.0 * config.num_heads * config.head_dim * keys
   head = 2.0 * config.embed_dim * config.vocab_size
   return positions * (2.0 * body_weights(config) + scores) + predicted * head
 

@@ -17,7 +17,7 @@ def frequencies(config: ModelConfig, sliding: bool = False) -> np.ndarray:
   theta, scaling = config.rope_theta, config.rope_scaling
   if sliding:
     assert config.sliding is not None
-    theta, scaling = config.sliding.rope_theta, None
+    theta, scaling = config.sliding.rope_theta, config.sliding.rope_scaling
   exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
   freqs = (1.0 / np.float32(theta) ** exponent).astype(np.float32)
   if scaling is None:

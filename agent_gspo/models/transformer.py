@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.ops import lm_head
+from agent_gspo.ops import lm_head, soft_cap
 from agent_gspo.ops.attention import KEPT, masks
 from agent_gspo.ops.attention.attend import attend
 from agent_gspo.ops.precision import matmul, operand
@@ -180,7 +180,7 @@ def _low_rank(
 
 
 class Attention(nn.Module):
-  """Grouped-query attention with rotary positions."""
+  """Grouped-query attention, with rotary positions unless `cos` is None."""
 
   config: ModelConfig
   layout: Layout = Layout()
@@ -190,16 +190,21 @@ class Attention(nn.Module):
     c = self.config
     batch, length, _ = x.shape
     bias = c.spec.has('attn/q/bias')
-    heads = lambda name, n: Linear(c, n * c.head_dim, bias, self.layout, name=name)(
-      x, adapter, earlier
-    ).reshape(batch, length, n, c.head_dim)
+
+    def heads(name: str, n: int) -> jax.Array:
+      y = Linear(c, n * c.head_dim, bias, self.layout, name=name)(x, adapter, earlier)
+      # Norms are over a head [d], or over all heads [n * d].
+      normed = c.spec.axes(f'attn/{name}_norm/scale')
+      y = y.reshape(batch, length, n, c.head_dim) if normed in ('', 'H') else y
+      y = RMSNorm(c, name=f'{name}_norm')(y) if normed else y
+      return y.reshape(batch, length, n, c.head_dim)
+
     # q: [B, T, H, d]; k, v: [B, T, K, d]
     q, k, v = heads('q', c.num_heads), heads('k', c.num_kv_heads), heads('v', c.num_kv_heads)
-    if c.spec.has('attn/q_norm/scale'):
-      q, k = RMSNorm(c, name='q_norm')(q), RMSNorm(c, name='k_norm')(k)
-    q = rope.rotate(q, cos, sin) * (c.query_scalar or c.head_dim) ** -0.5
-    # k, v: [B, K, T, d], as cached
-    k, v = rope.rotate(k, cos, sin).swapaxes(1, 2), v.swapaxes(1, 2)
+    if cos is not None:  # this layer has rotary positions
+      q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+    q = q * (c.query_scalar or c.head_dim) ** -0.5
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)  # [B, K, T, d], as cached
     q, k, v = (operand(x, c.dtype) for x in (q, k, v))
     parts = None
     if cache is not None:
@@ -210,7 +215,8 @@ class Attention(nn.Module):
       )
     # q, and the result of attention: [B, K, H / K, T, d]; k, v: [B, K, S, d]
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
-    attention = self.layout.by_heads(functools.partial(attend, implementation=c.attention))
+    attention = functools.partial(attend, implementation=c.attention, cap=c.attention_cap)
+    attention = self.layout.by_heads(attention)
     out = attention(q, k, v, mask, parts).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
     return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter, earlier), (k, v)
 
@@ -317,6 +323,8 @@ class Transformer(nn.Module):
     for i, layer in enumerate(self.layers):
       layer_cache, began = None if cache is None else cache[i], x
       seen = local if c.sliding and c.sliding.layers[i] else full
+      if c.rope_layers and not c.rope_layers[i]:
+        seen = (None, None, seen[-1])
       x, layer_kv = layer(x, *seen, layer_cache, write_at, adapter, earlier)
       kv.append(layer_kv)
       earlier = began
@@ -329,7 +337,7 @@ class Transformer(nn.Module):
       found = matmul(hidden, self.embed.embedding.T, c.dtype)
     else:
       found = self.lm_head(hidden)
-    return lm_head.mask_unsaid(found, c.unsaid, -jnp.inf)
+    return lm_head.mask_unsaid(soft_cap.apply(found, c.logit_cap), c.unsaid, -jnp.inf)
 
   def init_everything(self, tokens, positions, mask):
     """Touches every parameter; for `init` only."""

@@ -206,6 +206,7 @@ class PolicyLoss:
       temperature=self.temperature,
       entropy=self.entropy,
       unsaid=self.model.config.unsaid,
+      cap=self.model.config.logit_cap,
     )
     logprobs, entropy = (x.reshape(rows, slots) for x in found)
     return logprobs, entropy

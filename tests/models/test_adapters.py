@@ -488,6 +488,8 @@ def test_export_of_what_is_not_one_adapter_is_refused(tmp_path):
     peft.export_peft(_ALL, _params(), tmp_path, 'base')
   with pytest.raises(ValueError, match='no adapter'):
     peft.export_peft(_ALL, _of(-1), tmp_path, 'base')
+  with pytest.raises(ValueError, match=r'qkv_proj\.weight stores several .* \(--format=hf\)'):
+    peft.export_peft(_ALL.replace(family='phi3'), _of(1), tmp_path, 'base')
 
 
 def test_exported_adapter_is_read_back(tmp_path):

@@ -36,6 +36,7 @@ _LLAMA3 = {
   'high_freq_factor': 4.0,
   'original_max_position_embeddings': 32,
 }
+_IDS = {'pad_token_id': 0, 'eos_token_id': 1}  # the defaults exceed the vocabulary
 _CASES = {
   'llama': ('LlamaConfig', {'tie_word_embeddings': False}),
   'llama-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rms_norm_eps': 1e-3}),
@@ -45,6 +46,33 @@ _CASES = {
   'qwen2': ('Qwen2Config', {'tie_word_embeddings': True}),
   'qwen2-untied': ('Qwen2Config', {'tie_word_embeddings': False}),
   'qwen3': ('Qwen3Config', {'tie_word_embeddings': True, 'head_dim': 16}),
+  'mistral': ('MistralConfig', {'head_dim': 16, 'sliding_window': 7}),
+  'mistral-full': ('MistralConfig', {'sliding_window': None, 'tie_word_embeddings': True}),
+  'mistral-scaled': (
+    'MistralConfig',
+    {'sliding_window': 9, 'rope_parameters': {'rope_type': 'linear', 'factor': 4.0}},
+  ),
+  'gemma2': (
+    'Gemma2Config',
+    {'head_dim': 16, 'query_pre_attn_scalar': 24, 'sliding_window': 7},
+  ),
+  'gemma2-small-caps': (
+    'Gemma2Config',
+    {'head_dim': 16, 'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 1.5},
+  ),
+  'gemma2-no-caps': (
+    'Gemma2Config',
+    {'head_dim': 12, 'attn_logit_softcapping': None, 'final_logit_softcapping': None},
+  ),
+  'smollm3': ('SmolLM3Config', {'no_rope_layer_interval': 2, **_IDS}),
+  'smollm3-listed': ('SmolLM3Config', {'no_rope_layers': [0, 1, 1, 1], **_IDS}),
+  'olmo2': ('Olmo2Config', {'tie_word_embeddings': False}),
+  'phi3': ('Phi3Config', {'sliding_window': 7, **_IDS}),
+  'phi3-full': ('Phi3Config', {'num_key_value_heads': 4, **_IDS}),
+  'gemma3-caps': (
+    'Gemma3TextConfig',
+    {'head_dim': 16, 'final_logit_softcapping': 2.0, 'layer_types': ['full_attention'] * 3},
+  ),
   'gemma3': (
     'Gemma3TextConfig',
     {
@@ -61,12 +89,15 @@ _CASES = {
 }
 
 
+def _config(case: str):
+  kind, options = _CASES[case]
+  return getattr(transformers, kind)(**{**_SHAPE, **copy.deepcopy(options)})
+
+
 def _torch_model(case: str):
   """A small model in which no norm is 1 and no bias 0, so that every parameter counts."""
-  kind, options = _CASES[case]
   torch.manual_seed(0)
-  config = getattr(transformers, kind)(**_SHAPE, **options)
-  model = transformers.AutoModelForCausalLM.from_config(config).eval()
+  model = transformers.AutoModelForCausalLM.from_config(_config(case)).eval()
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       centre = 1.0 if 'norm' in name else 0.0
@@ -130,8 +161,7 @@ def test_imported_model_gives_torch_logits(case, tmp_path):
 
 @pytest.mark.parametrize('case', _CASES)
 def test_exported_model_gives_our_logits_in_transformers(case, tmp_path):
-  kind, options = _CASES[case]
-  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  config = config_from_hf(_config(case).to_dict())
   params = _random(config)
   hf.export_hf(config, params, tmp_path)
   model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -146,8 +176,7 @@ def test_exported_model_gives_our_logits_in_transformers(case, tmp_path):
 
 @pytest.mark.parametrize('case', _CASES)
 def test_import_of_export_is_exact(case, tmp_path):
-  kind, options = _CASES[case]
-  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  config = config_from_hf(_config(case).to_dict())
   params = _random(config)
   hf.export_hf(config, params, tmp_path)
   config_back, params_back = _load(tmp_path)
@@ -157,8 +186,7 @@ def test_import_of_export_is_exact(case, tmp_path):
 
 @pytest.mark.parametrize('case', _CASES)
 def test_table_names_exactly_the_parameters_of_the_module(case):
-  kind, options = _CASES[case]
-  config = config_from_hf(getattr(transformers, kind)(**_SHAPE, **options).to_dict())
+  config = config_from_hf(_config(case).to_dict())
   params = tensor_names.flatten(transformer.init_params(config, jax.random.key(0)))
   assert {row.ours: row.shape for row in tensor_names.table(config)} == {
     path: leaf.shape for path, leaf in params.items()
@@ -205,6 +233,18 @@ def test_half_precision_is_widened_exactly(dtype, tmp_path):
   found = params['layers_1']['mlp']['down']['kernel']
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize('case', ['gemma2', 'mistral', 'phi3', 'olmo2', 'smollm3'])
+def test_bfloat16_is_about_as_near_as_that_of_transformers(case, tmp_path):
+  model = _torch_model(case)
+  model.save_pretrained(tmp_path)
+  config, params = _load(tmp_path)
+  ids = _ids(config.vocab_size)
+  exact, theirs = _torch_logits(model, ids), _torch_logits(model.to(torch.bfloat16), ids)
+  ours = _logits(config.replace(dtype='bfloat16'), params, ids)
+  error = lambda found: np.linalg.norm(found - exact) / np.linalg.norm(exact)
+  assert 0 < error(ours) < 1.5 * error(theirs) < 0.1
 
 
 def _save(tensors, config, folder) -> None:
@@ -273,6 +313,21 @@ _BASE = {**_SHAPE, 'model_type': 'llama'}
   ('change', 'message'),
   [
     ({'model_type': 'mamba'}, "model_type='mamba'"),
+    ({'model_type': 'gemma3', 'text_config': {}}, "model_type='gemma3' .* save that part"),
+    ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe'"),
+    ({'final_logit_softcapping': 30.0}, r'final_logit_softcapping=30\.0'),
+    ({'query_pre_attn_scalar': 64}, 'query_pre_attn_scalar=64'),
+    ({'no_rope_layers': [1, 0, 1]}, r'no_rope_layers=\[1, 0, 1\]'),
+    ({'model_type': 'olmo2', 'clip_qkv': 8.0}, r'clip_qkv=8\.0'),
+    ({'model_type': 'gemma3_text', 'attn_logit_softcapping': 50.0}, 'attn_logit_softcapping'),
+    ({'model_type': 'gemma2', 'use_bidirectional_attention': True}, 'use_bidirectional_attention'),
+    ({'model_type': 'gemma2', 'sliding_window': None}, 'lacks sliding_window'),
+    ({'model_type': 'gemma2', 'final_logit_softcapping': -1.0}, r'final_logit_softcapping=-1\.0'),
+    ({'model_type': 'mistral', 'layer_types': ['full_attention'] * 3}, 'a list of sliding_att'),
+    ({'model_type': 'mistral', 'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "type='yarn'"),
+    ({'model_type': 'smollm3', 'no_rope_layers': [1, 0]}, r'no_rope_layers=\[1, 0\] must be'),
+    ({'model_type': 'smollm3', 'no_rope_layers': [1, 0, 2]}, 'no_rope_layers'),
+    ({'model_type': 'phi3', 'rope_scaling': {'type': 'longrope'}}, "type='longrope'"),
     ({'rope_scaling': {'rope_type': 'yarn', 'factor': 2.0}}, "rope_type='yarn'"),
     ({'rope_scaling': {'rope_type': 'llama3', 'factor': 2.0}}, 'low_freq_factor'),
     ({'model_type': 'qwen2', 'use_sliding_window': True}, 'use_sliding_window'),

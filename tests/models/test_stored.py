@@ -14,13 +14,20 @@ from agent_gspo.models import partition
 from agent_gspo.models.io import gguf, hf, stored, tensor_names
 from agent_gspo.sharding.placement import ONE_DEVICE
 
+_CONFIGS = {
+  'hf': tiny.CONFIG,
+  'hf, joint projections': tiny.CONFIG.replace(family='phi3'),
+  'gguf': raw_gguf.CONFIG,
+}
+
 
 @functools.cache
 def _opened(kind, folder):
   """The arrays of a file by path, and all that they hold."""
-  if kind == 'hf':
-    hf.export_hf(tiny.CONFIG, tiny.params(), folder)
-    return tensor_names.flatten(hf.open_hf(folder)[1]), tensor_names.flatten(tiny.params())
+  if kind != 'gguf':
+    config, folder = _CONFIGS[kind], folder / kind
+    hf.export_hf(config, tiny.params(config), folder)
+    return tensor_names.flatten(hf.open_hf(folder)[1]), tensor_names.flatten(tiny.params(config))
   file = folder / 'm.gguf'  # of the family whose queries and keys are stored in another order
   file.write_bytes(raw_gguf.valid().data())
   params = gguf.open_gguf(file).params
@@ -32,7 +39,7 @@ def folder(tmp_path_factory):
   return tmp_path_factory.mktemp('weights')
 
 
-@pytest.mark.parametrize('kind', ['hf', 'gguf'])
+@pytest.mark.parametrize('kind', _CONFIGS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_a_part_is_what_the_whole_has_there(kind, folder, data):
@@ -43,18 +50,17 @@ def test_a_part_is_what_the_whole_has_there(kind, folder, data):
   np.testing.assert_array_equal(arrays[path].part(index), whole[path][index])
 
 
-@pytest.mark.parametrize('kind', ['hf', 'gguf'])
+@pytest.mark.parametrize('kind', _CONFIGS)
 def test_a_part_may_be_nothing(kind, folder):
   arrays, whole = _opened(kind, folder)
   rows, columns = whole['embed/embedding'].shape
   assert arrays['embed/embedding'].part((slice(rows), slice(columns, columns))).shape == (rows, 0)
 
 
-@pytest.mark.parametrize('kind', ['hf', 'gguf'])
+@pytest.mark.parametrize('kind', _CONFIGS)
 def test_placed_parameters_are_those_of_the_file(kind, folder):
   arrays, whole = _opened(kind, folder)
-  config = tiny.CONFIG if kind == 'hf' else raw_gguf.CONFIG
-  placed = partition.place(tensor_names.unflatten(arrays), config, ONE_DEVICE)
+  placed = partition.place(tensor_names.unflatten(arrays), _CONFIGS[kind], ONE_DEVICE)
   for path, x in tensor_names.flatten(placed).items():
     assert isinstance(x, jax.Array)
     np.testing.assert_array_equal(x, whole[path], err_msg=path)

@@ -64,6 +64,10 @@ class Fields:
       raise self.wrong(field, f'a finite number {between}')
     return float(value)
 
+  def optional(self, field: str) -> float | None:
+    """Returns a `number`, None if the field is absent."""
+    return None if self.values.get(field) is None else self.number(field)
+
   def flag(self, field: str, default: bool | None = None) -> bool:
     """Returns True or False."""
     value = self.get(field, default)

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy, for safetensors)
@@ -170,7 +170,7 @@ def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...])
     with _opened(shard) as file:
       tensor = file.get_slice(row.hf)
       try:
-        array = tensor[index[::-1] if row.transposed else index]
+        array = tensor[row.stored_index(index)]
       except AttributeError:  # the library looks up a dtype that NumPy does not have
         raise ValueError(
           f'{where} holds numbers of type {tensor.get_dtype()}, which are not read. Quantised '
@@ -248,11 +248,14 @@ def export_hf(
   folder.mkdir(parents=True, exist_ok=True)
   for old in (*folder.glob('model*.safetensors'), folder / _INDEX):
     old.unlink(missing_ok=True)
-  shards = list(_shards(rows, max_shard_bytes))
+  joint: dict[str, list[tensor_names.Name]] = {}  # parameters of each tensor
+  for row in rows:
+    joint.setdefault(row.hf, []).append(row)
+  shards = list(_shards(joint, max_shard_bytes))
   weight_map: dict[str, str] = {}
   for i, shard in enumerate(shards):
     file = _SINGLE if len(shards) == 1 else f'model-{i + 1:05}-of-{len(shards):05}.safetensors'
-    tensors = {row.hf: _to_hf(row, flat[row.ours]) for row in shard}
+    tensors = {name: _joined([_to_hf(x, flat[x.ours]) for x in joint[name]]) for name in shard}
     safetensors.numpy.save_file(tensors, folder / file, metadata={'format': 'pt'})
     weight_map |= dict.fromkeys(tensors, file)
   if len(shards) > 1:
@@ -281,17 +284,22 @@ def _to_hf(row: tensor_names.Name, array: Any) -> np.ndarray:
   return np.ascontiguousarray(array.T if row.transposed else array)
 
 
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+  return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _bytes(row: tensor_names.Name) -> int:
   return 4 * int(np.prod(row.shape))
 
 
-def _shards(rows: Iterable[tensor_names.Name], limit: int) -> Iterator[list[tensor_names.Name]]:
-  shard: list[tensor_names.Name] = []
+def _shards(joint: Mapping[str, list[tensor_names.Name]], limit: int) -> Iterator[list[str]]:
+  shard: list[str] = []
   size = 0
-  for row in rows:
-    if shard and size + _bytes(row) > limit:
+  for name, rows in joint.items():
+    own = sum(map(_bytes, rows))
+    if shard and size + own > limit:
       yield shard
       shard, size = [], 0
-    shard.append(row)
-    size += _bytes(row)
+    shard.append(name)
+    size += own
   yield shard

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling, SlidingWindow
-from agent_gspo.models.families import FAMILIES, Family
+from agent_gspo.models.families import FAMILIES, FULL, OPTIONAL, SLIDING, Family
 from agent_gspo.models.io.fields import Fields, named
 from agent_gspo.values import shown
 
@@ -23,10 +23,12 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   family = hf.get('model_type')
   if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
-      f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}.'
+      f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}. Of a '
+      'model with a text part of one of these, save that part by itself with transformers.'
     )
   spec, given = FAMILIES[family], {k: v for k, v in hf.items() if v is not None}
-  fields = Fields({**spec.defaults, **given}, where)
+  defaults = {k: v for k, v in spec.defaults.items() if k not in OPTIONAL or k not in hf}
+  fields = Fields({**defaults, **given}, where)
   _refuse(fields, spec)
   theta, scaling = _rope(fields, spec)
   layers = fields.whole('num_hidden_layers', high=MAX_LAYERS)
@@ -41,7 +43,10 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'mlp_dim': fields.whole('intermediate_size'),
     'rope_theta': theta,
     'rope_scaling': scaling,
+    'rope_layers': _rope_layers(fields, spec, layers),
     'sliding': _sliding(fields, spec, layers),
+    'attention_cap': fields.optional('attn_logit_softcapping'),
+    'logit_cap': fields.optional('final_logit_softcapping'),
     'norm_eps': fields.number('rms_norm_eps', high=1.0),
     'tie_embeddings': fields.flag('tie_word_embeddings'),
     'max_positions': fields.whole('max_position_embeddings'),
@@ -51,31 +56,51 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   return named(where, lambda: ModelConfig(family, **shape))
 
 
+# Fields of other families that would change the function.
+_REFUSED = ('mlp_bias', 'quantization_config', 'query_pre_attn_scalar', *OPTIONAL)
+
+
 def _refuse(fields: Fields, spec: Family) -> None:
   """Raises ValueError for options that would silently change the computed function."""
-  for field, value in {**spec.fixed, **dict.fromkeys(spec.refused, False)}.items():
+  unread = {field for field in (*_REFUSED, *spec.refused) if field not in spec.defaults}
+  for field, value in {**spec.fixed, **dict.fromkeys(sorted(unread), False)}.items():
     found = fields.get(field, value)
     if found != value and (found or value):
       raise fields.wrong(field, f'absent or {json.dumps(value)}; nothing else is supported')
 
 
+def _rope_layers(fields: Fields, spec: Family, count: int) -> tuple[bool, ...] | None:
+  """Reads which of `count` layers have rotary positions; None for all."""
+  if 'no_rope_layers' not in spec.defaults:
+    return None
+  every = fields.whole('no_rope_layer_interval')
+  found = fields.get('no_rope_layers', [int((i + 1) % every > 0) for i in range(count)])
+  if not isinstance(found, list) or len(found) < count or any(x not in (0, 1) for x in found):
+    raise fields.wrong('no_rope_layers', f'a list of {count} numbers, 1 for rotary positions')
+  layers = tuple(bool(rotary) for rotary in found[:count])
+  return None if all(layers) else layers
+
+
 def _sliding(fields: Fields, spec: Family, count: int) -> SlidingWindow | None:
   """Reads which of `count` layers have a sliding window; None if there are none."""
+  allowed = {'none': [FULL], 'some': [FULL, SLIDING]}.get(spec.windows, [SLIDING])
+  if spec.windows == 'all' and fields.values.get('sliding_window') is None:
+    allowed = [FULL]
   kinds = fields.get('layer_types', [])
-  if not kinds and len(spec.attention) > 1:
-    every = fields.whole('sliding_window_pattern')
-    kinds = [spec.attention[(i + 1) % every > 0] for i in range(count)]
-  if not isinstance(kinds, list) or any(kind not in spec.attention for kind in kinds):
-    raise fields.wrong('layer_types', f'a list of {" or ".join(spec.attention)}')
-  if 'sliding_attention' not in kinds:
+  if not kinds:
+    every = fields.whole('sliding_window_pattern') if len(allowed) > 1 else 1
+    kinds = [allowed[(i + 1) % every > 0] for i in range(count)]
+  if not isinstance(kinds, list) or any(kind not in allowed for kind in kinds):
+    raise fields.wrong('layer_types', f'a list of {" or ".join(allowed)}')
+  if SLIDING not in kinds:
     return None
   if len(kinds) != count:
     raise fields.wrong('layer_types', f'a list of num_hidden_layers={count} kinds')
-  theta, scaling = _rope(fields, spec, 'sliding_attention')
-  if scaling is not None:
+  theta, scaling = _rope(fields, spec, SLIDING)
+  if scaling is not None and 'rope_local_base_freq' in spec.defaults:
     raise fields.wrong('rope_parameters', 'without a scaling for sliding_attention')
-  layers = tuple(kind == 'sliding_attention' for kind in kinds)
-  return SlidingWindow(fields.whole('sliding_window'), layers, theta)
+  layers = tuple(kind == SLIDING for kind in kinds)
+  return SlidingWindow(fields.whole('sliding_window'), layers, theta, scaling)
 
 
 _ROPE_FIELDS = ('rope_theta', 'rope_parameters', 'rope_scaling')
@@ -89,12 +114,11 @@ _ROPE_TYPES: dict[str, set[str]] = {
 }
 
 
-def _rope(
-  fields: Fields, spec: Family, of: str = 'full_attention'
-) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Fields, spec: Family, of: str = FULL) -> tuple[float, RopeScaling | None]:
   """Reads base and scaling of the layers of a kind.
 
-  transformers 5 keeps both in `rope_parameters`, 4 in two fields.
+  transformers 5 keeps both in `rope_parameters`, 4 in two fields. Only in families with a
+  `rope_local_base_freq` do layers with a window have their own.
 
   Raises:
     ValueError: A key is unknown (it may change the function), or a value is invalid.
@@ -103,8 +127,10 @@ def _rope(
     known = field in _ROPE_FIELDS or field in spec.defaults
     if field.startswith('rope_') and not known and fields.get(field, False):
       raise fields.wrong(field, 'absent or false; it is not supported')
-  rope = _of_kind(_rope_section(fields), of, spec.attention)
-  base = 'rope_theta' if of == 'full_attention' else 'rope_local_base_freq'
+  kinds = [FULL, SLIDING] if 'rope_local_base_freq' in spec.defaults else [FULL]
+  of = of if of in kinds else FULL
+  rope = _of_kind(_rope_section(fields), of, kinds)
+  base = 'rope_theta' if of == FULL else 'rope_local_base_freq'
   theta = rope.number('rope_theta', fields.number(base, low=1.0), low=1.0)
   if rope.get('partial_rotary_factor', fields.get('partial_rotary_factor', 1.0)) != 1.0:
     raise ValueError(f'{fields.where}: partial_rotary_factor is not supported but for 1.')
@@ -150,8 +176,8 @@ def _of_kind(section: Fields, kind: str, kinds: Sequence[str]) -> Fields:
   """
   parts = [key for key in section.values if key.endswith('_attention')]
   if not parts and not any(isinstance(value, Mapping) for value in section.values.values()):
-    return section if kind == 'full_attention' else dataclasses.replace(section, values={})
-  section.get('full_attention')
+    return section if kind == FULL else dataclasses.replace(section, values={})
+  section.get(FULL)
   own = section.section(kind)
   for key, value in section.values.items():
     if key not in kinds and value != own.values:
@@ -178,6 +204,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     'tie_word_embeddings': c.tie_embeddings,
     'max_position_embeddings': c.max_positions,
     'torch_dtype': 'float32',
+    'pad_token_id': None,  # a family's default may exceed the vocabulary
   }
   if c.rope_scaling is not None:
     scaling = c.rope_scaling
@@ -189,12 +216,18 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         'high_freq_factor': scaling.high_freq_factor,
         _LLAMA3_POSITIONS: scaling.original_max_positions,
       }
+  given = {
+    'sliding_window': None,
+    'query_pre_attn_scalar': c.query_scalar,
+    'attn_logit_softcapping': c.attention_cap,
+    'final_logit_softcapping': c.logit_cap,
+    'no_rope_layers': [int(rotary) for rotary in c.rope_layers or (True,) * c.num_layers],
+  }
   if c.sliding is not None:
-    hf |= {
-      'sliding_window': c.sliding.width,
-      'layer_types': [c.spec.attention[sliding] for sliding in c.sliding.layers],
-      'rope_local_base_freq': c.sliding.rope_theta,
-    }
-  if c.query_scalar is not None:
-    hf['query_pre_attn_scalar'] = c.query_scalar
-  return hf
+    given |= {'sliding_window': c.sliding.width, 'rope_local_base_freq': c.sliding.rope_theta}
+  if c.spec.windows == 'some':
+    near = c.sliding.layers if c.sliding else (False,) * c.num_layers
+    hf['layer_types'] = [SLIDING if sliding else FULL for sliding in near]
+    if c.sliding is None:
+      del given['sliding_window']  # transformers wants a number, even if no layer reads it
+  return hf | {field: value for field, value in given.items() if field in c.spec.defaults}

@@ -45,6 +45,11 @@ def export_peft(
     if not row.transposed or f'{prefix}lora_a' not in flat:
       continue
     a, b = (np.asarray(flat[f'{prefix}lora_{x}'], np.float32) for x in 'ab')
+    if row.rows > row.shape[-1]:
+      raise ValueError(
+        f'{row.hf} stores several projections with an adapter each; PEFT knows one adapter of a '
+        'tensor. Export the merged model (--format=hf).'
+      )
     if a.ndim != 2:
       raise ValueError(f'{prefix}lora_a holds {len(a)} adapters: choose one for the export.')
     targets.add(row.hf.removesuffix('.weight').rpartition('.')[2])

@@ -18,11 +18,16 @@ _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-  """Names one parameter of a model, and gives its shape; see `families.Parameter`."""
+  """Names one parameter of a model, and gives its shape; see `families.Parameter`.
+
+  Some tensors store several parameters: this one begins at row `first` of `rows`.
+  """
 
   ours: str
   hf: str
   shape: tuple[int, ...]
+  first: int
+  rows: int
 
   @property
   def transposed(self) -> bool:
@@ -30,8 +35,18 @@ class Name:
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
-    """Returns the shape in Hugging Face and GGUF files."""
+    """Returns the shape of the tensor in Hugging Face and GGUF files."""
+    return (self.rows, *self._own_shape[1:])
+
+  @property
+  def _own_shape(self) -> tuple[int, ...]:
     return self.shape[::-1] if self.transposed else self.shape
+
+  def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Returns the index in the stored tensor of a part of the parameter."""
+    of_rows, *others = index[::-1] if self.transposed else index
+    start, stop, step = of_rows.indices(self._own_shape[0])
+    return (slice(self.first + start, self.first + stop, step), *others)
 
 
 def table(config: ModelConfig) -> tuple[Name, ...]:
@@ -40,8 +55,13 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
   sizes = {'V': c.vocab_size, 'D': c.embed_dim, 'F': c.mlp_dim, 'H': c.head_dim}
   sizes |= {'Q': c.num_heads * c.head_dim, 'K': c.num_kv_heads * c.head_dim}
 
-  def name(of: families.Parameter, ours: str = '', hf: str = '') -> Name:
-    return Name(ours + of.ours, hf + of.hf, tuple(sizes[axis] for axis in of.axes))
+  rows_of = lambda p: sizes[p.axes[-1] if p.ours.endswith('/kernel') else p.axes[0]]
+
+  def name(p: families.Parameter, ours: str = '', hf: str = '') -> Name:
+    together = [x for x in c.spec.layer if x.hf == p.hf] or [p]
+    rows = [rows_of(x) for x in together]
+    shape = tuple(sizes[axis] for axis in p.axes)
+    return Name(ours + p.ours, hf + p.hf, shape, sum(rows[: together.index(p)]), sum(rows))
 
   rows = [name(families.EMBEDDING)]
   for i in range(c.num_layers):
