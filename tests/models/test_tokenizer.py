@@ -256,7 +256,7 @@ def test_special_tokens_can_be_read_as_plain_text(smollm):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'tokenizer.ggml.model': 'llama'}, "model='llama'"),
+    ({'tokenizer.ggml.model': 't5'}, "model='t5'"),
     ({'tokenizer.ggml.pre': 'tekken'}, "pre='tekken'.*smollm, qwen2, llama-bpe"),
     ({'tokenizer.ggml.eos_token_id': None}, 'eos_token_id'),
   ],

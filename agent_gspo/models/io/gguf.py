@@ -10,25 +10,27 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gguf
 import numpy as np
 
 from agent_gspo.models import rope
-from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling
-from agent_gspo.models.families import FAMILIES
+from agent_gspo.models.config import MAX_LAYERS, ModelConfig, RopeScaling, SlidingWindow
+from agent_gspo.models.families import FAMILIES, Family
 from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.fields import Fields, named
-from agent_gspo.models.io.stored import StoredArray
+from agent_gspo.models.io.stored import StoredArray, split_files
 from agent_gspo.values import shown
 
 _ROPE_FACTORS = 'rope_freqs.weight'
+_ROPE_FACTOR = 'rope.scaling.factor'
+_ROPE_OF_GEMMA = ('rope.freq_base_swa', _ROPE_FACTOR)
 # RoPE keys -> values without effect in llama.cpp.
 _ROPE_NEUTRAL = {
   'rope.scaling.type': ('none', 'linear'),  # linear, the default, has no effect without a factor
-  'rope.scaling.factor': (0, 1),
+  _ROPE_FACTOR: (0, 1),
   'rope.scale_linear': (0, 1),
   'rope.scaling.attn_factor': (1,),
   'rope.scaling.finetuned': (False,),
@@ -77,27 +79,22 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
   """Reads the header of a file of one of the `FAMILIES`.
 
   Raises:
-    FileNotFoundError: The file is missing.
-    ValueError: The file is not GGUF, damaged, split or of another architecture, or its tensors do
-      not fit the metadata; when parameters are read, also: weights are not finite.
+    FileNotFoundError: The file, or a part of a split one, is missing.
+    ValueError: The file is not GGUF, damaged or of another architecture, or its tensors do not fit
+      the metadata; when parameters are read, also: weights are not finite.
   """
-  path = pathlib.Path(file)
-  if not path.is_file():
-    raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
-  try:
-    reader = _Reader(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    _check_layout(reader)
-  except Exception as error:  # the package checks little: a damaged file may raise anything
+  paths = split_files(pathlib.Path(file))
+  path, (metadata, tensors) = paths[0], _opened(paths[0])
+  if (count := metadata.get('split.count') or 1) != len(paths):
     raise ValueError(
-      f'{path}: not a GGUF file, or damaged ({error}); fetch the file again.'
-    ) from error
-  if (parts := metadata.get('split.count', 1)) not in (0, 1):
-    raise ValueError(
-      f'{path}: is one of {shown(parts)} parts; must be a whole file. Join them with '
-      '`llama-gguf-split --merge`.'
+      f'{path}: is one of {shown(count)} parts, yet its name tells of {len(paths)}. Parts must lie '
+      'side by side, named as `llama-gguf-split` does (NAME-00001-of-00003.gguf).'
     )
-  tensors = {tensor.name: tensor for tensor in reader.tensors}
+  for i, other in enumerate(paths[1:], 1):
+    own, more = _opened(other)
+    if own.get('split.no') != i or tensors.keys() & more.keys():
+      raise ValueError(f'{other}: is not part {i + 1} of {path}; fetch the files again.')
+    tensors |= more
   factors = tensors.pop(_ROPE_FACTORS, None)
   config = config_from_gguf(metadata, tied='output.weight' not in tensors, where=str(path))
   if factors is not None:
@@ -110,6 +107,21 @@ def open_gguf(file: str | os.PathLike[str]) -> GGUFModel:
     for row, name in zip(rows, names, strict=True)
   }
   return GGUFModel(config, metadata, tensor_names.unflatten(params))
+
+
+def _opened(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+  """Returns the metadata and the tensors of one file."""
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: no such GGUF file. Give the path of a .gguf file.')
+  try:
+    reader = _Reader(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    _check_layout(reader)
+  except Exception as error:  # the package checks little: a damaged file may raise anything
+    raise ValueError(
+      f'{path}: not a GGUF file, or damaged ({error}); fetch the file again.'
+    ) from error
+  return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _check_layout(reader: _Reader) -> None:
@@ -125,7 +137,7 @@ def _check_layout(reader: _Reader) -> None:
 
 def _names(config: ModelConfig, rows: Sequence[tensor_names.Name]) -> list[str]:
   """Returns the names of parameters in GGUF files, by the package's own table."""
-  family = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == config.family)
+  family = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == config.spec.gguf)
   names = gguf.get_tensor_name_map(family, config.num_layers)
   return [names.get_name(row.hf, try_suffixes=('.weight', '.bias')) or row.hf for row in rows]
 
@@ -141,7 +153,9 @@ def _stored(
     if config.spec.gguf_pairs and row.ours.endswith(('/q/kernel', '/k/kernel')):
       heads = config.num_heads if '/q/' in row.ours else config.num_kv_heads
       array = _unpermute(array, heads)
-    return tensor_names.to_ours(row, array[index[::-1] if row.transposed else index], where)
+    if row.ours.endswith('/scale'):  # llama.cpp stores the factor itself
+      array = array - np.float32(config.spec.norm_offset)
+    return tensor_names.to_ours(row, array[row.stored_index(index)], where)
 
   return StoredArray(row.shape, part)
 
@@ -195,19 +209,20 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
   Raises:
     ValueError: The architecture or its RoPE scaling is unknown, or a key is missing or invalid.
   """
-  family, known = metadata.get('general.architecture'), gguf.MODEL_ARCH_NAMES.values()
-  supported = [name for name in FAMILIES if name in known]
-  if family not in supported:
+  architecture = metadata.get('general.architecture')
+  families = {spec.gguf: family for family, spec in FAMILIES.items() if spec.gguf}
+  if architecture not in families:
     raise ValueError(
-      f'{where}: general.architecture={shown(family)} is not supported, only '
-      f'{", ".join(supported)}.'
+      f'{where}: general.architecture={shown(architecture)} is not supported, only '
+      f'{", ".join(families)}. Load the same model as hf:<folder>.'
     )
-  prefix = f'{family}.'
+  family, prefix = families[architecture], f'{architecture}.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
   fields = Fields(own, f'{where}: the metadata', prefix)
+  gemma = FAMILIES[family].windows == 'some'
   for key, value in own.items():
-    read = key in ('rope.freq_base', 'rope.dimension_count')
-    if key.startswith('rope.') and not read and value not in _ROPE_NEUTRAL.get(key, ()):
+    read = ('rope.freq_base', 'rope.dimension_count', *_ROPE_OF_GEMMA * gemma)
+    if key.startswith('rope.') and key not in read and value not in _ROPE_NEUTRAL.get(key, ()):
       raise fields.wrong(key, 'absent or without effect: this scaling is not read; use hf:<folder>')
   if fields.whole('expert_count', 0, low=0):
     raise ValueError(f'{where}: mixtures of experts are not supported.')
@@ -231,4 +246,24 @@ def config_from_gguf(metadata: dict[str, Any], tied: bool, where: str) -> ModelC
     'norm_eps': float(str(eps)),  # through text: 1e-05, not float32's 9.999999747378752e-06
     'max_positions': fields.whole('context_length'),
   }
+  if gemma:
+    shape |= _gemma(fields, FAMILIES[family], shape)
   return named(where, lambda: ModelConfig(family, tie_embeddings=tied, **shape))
+
+
+def _gemma(fields: Fields, spec: Family, shape: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a `ModelConfig` that only Gemma has; files store few of them."""
+  layers, every = shape['num_layers'], spec.defaults['sliding_window_pattern']
+  near = tuple((i + 1) % every > 0 for i in range(layers))
+  theta = fields.number('rope.freq_base_swa', spec.defaults['rope_local_base_freq'])
+  if fields.whole('attention.sliding_window_pattern', every) != every:
+    raise fields.wrong('attention.sliding_window_pattern', f'{every}; use hf:<folder>')
+  width, factor = fields.whole('attention.sliding_window'), fields.number(_ROPE_FACTOR, 1.0)
+  # llama.cpp's rule: the largest model, of 62 layers, scales by the width instead.
+  scalar = shape['embed_dim'] // shape['num_heads'] if layers == 62 else shape['head_dim']
+  return {
+    'sliding': SlidingWindow(width, near, theta),
+    'rope_scaling': None if factor == 1 else RopeScaling(factor),
+    'query_scalar': scalar,
+    'logit_cap': fields.optional('final_logit_softcapping'),
+  }

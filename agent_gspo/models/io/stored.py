@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import re
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
@@ -38,6 +40,14 @@ class StoredArray:
       raise ValueError('an array in a file cannot be had without a copy')
     whole = self.part((slice(None),) * self.ndim)
     return whole if dtype is None else whole.astype(dtype, copy=False)
+
+
+def split_files(file: pathlib.Path) -> list[pathlib.Path]:
+  """Returns all parts of a GGUF file if it is named as one, `NAME-00001-of-00003.gguf`."""
+  named = re.fullmatch(r'(.*-)\d{5}(-of-(\d{5})\.gguf)', file.name)
+  if named is None or not int(named[3]):
+    return [file]
+  return [file.with_name(f'{named[1]}{i + 1:05}{named[2]}') for i in range(int(named[3]))]
 
 
 def read(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,10 +104,10 @@ class Tokenizer:
     """Reads the metadata of a GGUF file (`gguf.open_gguf(...).metadata`).
 
     Raises:
-      ValueError: The tokenizer is not byte-level BPE with a known pre-tokenizer, is damaged, or has
-        no EOS token.
+      ValueError: The tokenizer is of another kind (see `tokenizer_backends.from_gguf`), is damaged,
+        or has no EOS token.
     """
-    backend = tokenizer_backends.bpe_from_gguf(metadata, where)
+    backend = tokenizer_backends.from_gguf(metadata, where)
     fields, tokens = Fields(metadata, where), metadata['tokenizer.ggml.tokens']
     names = {}
     for ours, theirs in zip(_SPECIAL, ('bos', 'eos', 'padding'), strict=True):
@@ -115,7 +115,9 @@ class Tokenizer:
       if metadata.get(field) is not None or ours == 'eos_token':
         names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
     template = _text(fields, 'tokenizer.chat_template')
-    if metadata.get('tokenizer.ggml.add_bos_token') is True and names.get('bos_token'):
+    sentencepiece = metadata.get('tokenizer.ggml.model') == 'llama'
+    begins = metadata.get('tokenizer.ggml.add_bos_token', sentencepiece)
+    if begins is True and names.get('bos_token'):
       tokenizer_backends.begin_with(backend, names['bos_token'])
     return named(where, lambda: cls(backend, chat_template=template, **names))
 

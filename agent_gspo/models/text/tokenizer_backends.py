@@ -1,4 +1,4 @@
-"""Builds `tokenizers.Tokenizer` objects: from files, byte-level BPE from GGUF, word level."""
+"""Builds `tokenizers.Tokenizer` objects: from files, from GGUF metadata, word level."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from agent_gspo.models.io.fields import Fields, read_object
-from agent_gspo.values import shown
+from agent_gspo.values import is_number, shown
 
 _T = TypeVar('_T')
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # ggml token types (0 to 6)
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # ggml token types (0 to 6)
+_SPACE = '\u2581'  # for a space in SentencePiece vocabularies
 PIECE = '##'  # begins a token that continues a word
 
 # Both split text into words before BPE; they differ in the number of digits per piece.
@@ -64,27 +65,22 @@ def begin_with(backend: tokenizers.Tokenizer, token: str) -> None:
   )
 
 
-def bpe_from_gguf(
+def from_gguf(
   metadata: Mapping[str, Any], where: str = 'the GGUF metadata'
 ) -> tokenizers.Tokenizer:
-  """Returns byte-level BPE with vocabulary, merges and special tokens of a GGUF file.
+  """Returns the tokenizer of a GGUF file: byte-level BPE, or SentencePiece's BPE with scores.
 
   Raises:
-    ValueError: The tokenizer is not byte-level BPE, has an unknown pre-tokenizer, or is damaged.
+    ValueError: The tokenizer is of another kind, has an unknown pre-tokenizer, or is damaged.
   """
   prefix = 'tokenizer.ggml.'
   own = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
   fields = Fields(own, where, prefix)
-  kind, pre = own.get('model'), own.get('pre')
-  if kind != 'gpt2':
+  kind = own.get('model')
+  if kind not in ('gpt2', 'llama'):
     raise ValueError(
-      f'{where}: {prefix}model={shown(kind)}: only byte-level BPE ("gpt2") is read from GGUF. '
-      'Load the same model as hf:<folder>.'
-    )
-  if pre not in _PRE:
-    raise ValueError(
-      f'{where}: {prefix}pre={shown(pre)} is not supported, only {", ".join(_PRE)}. '
-      'Load the same model as hf:<folder>.'
+      f'{where}: {prefix}model={shown(kind)}: only byte-level BPE ("gpt2") and SentencePiece '
+      '("llama") are read from GGUF. Load the same model as hf:<folder>.'
     )
   tokens, types = _texts(fields, 'tokens'), fields.get('token_type')
   if not isinstance(types, list) or len(types) != len(tokens) or set(types) - set(range(7)):
@@ -95,6 +91,27 @@ def bpe_from_gguf(
   if len(vocab) < len(used):
     twice = next(t for t, i in used if vocab[t] != i)
     raise ValueError(f'{where}: {prefix}tokens holds {shown(twice)} twice; the file is damaged.')
+  make = _byte_level if kind == 'gpt2' else _sentencepiece
+  backend = make(fields, vocab)
+  # SentencePiece looks for its own tokens, such as runs of spaces, after it has marked spaces.
+  marked = kind == 'llama'
+  added = [
+    tokenizers.AddedToken(t, special=of == _CONTROL, normalized=marked and of == _USER_DEFINED)
+    for t, of in zip(tokens, types, strict=True)
+    if of in (_CONTROL, _USER_DEFINED)
+  ]
+  backend.add_tokens(added)
+  return backend
+
+
+def _byte_level(fields: Fields, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
+  """Returns byte-level BPE with the merges of a GGUF file."""
+  pre = fields.values.get('pre')
+  if pre not in _PRE:
+    raise ValueError(
+      f'{fields.where}: {fields.prefix}pre={shown(pre)} is not supported, only {", ".join(_PRE)}. '
+      'Load the same model as hf:<folder>.'
+    )
   texts = _texts(fields, 'merges')
   _check_merges(vocab, fields, 'merges')
   merges = [(left, right) for left, _, right in (text.partition(' ') for text in texts)]
@@ -102,18 +119,45 @@ def bpe_from_gguf(
     lambda: tokenizers.Tokenizer(
       models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == 'llama-bpe')
     ),
-    where,
+    fields.where,
   )
   if pre == 'qwen2':
     backend.normalizer = normalizers.NFC()
   backend.pre_tokenizer = _pre_tokenizer(pre)
   backend.decoder = decoders.ByteLevel()
-  added = [
-    tokenizers.AddedToken(t, special=kind == _CONTROL, normalized=False)
-    for t, kind in zip(tokens, types, strict=True)
-    if kind in (_CONTROL, _USER_DEFINED)
+  return backend
+
+
+def _sentencepiece(fields: Fields, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
+  """Returns BPE that joins, as SentencePiece does, the two pieces whose whole scores highest.
+
+  Characters that are no piece become byte pieces, `<0x00>` to `<0xFF>`.
+  """
+  if fields.get('add_space_prefix', True) is not False:
+    raise fields.wrong('add_space_prefix', 'false; load the same model as hf:<folder>')
+  tokens, scores = fields.get('tokens'), fields.get('scores')
+  if not isinstance(scores, list) or len(scores) != len(tokens) or not all(map(is_number, scores)):
+    raise fields.wrong('scores', f'a list of {len(tokens)} numbers, one for each token')
+  unknown = tokens[fields.whole('unknown_token_id', low=0, high=len(tokens) - 1)]
+  types = fields.get('token_type')
+  pieces = {piece: i for piece, i in vocab.items() if types[i] == _NORMAL}
+  merges = [
+    (-scores[i], i, pieces[whole[:at]], whole[:at], whole[at:])
+    for whole, i in pieces.items()
+    for at in range(1, len(whole))
+    if whole[:at] in pieces and whole[at:] in pieces
   ]
-  backend.add_tokens(added)
+  pairs = [(left, right) for *_, left, right in sorted(merges)]
+  backend = _guarded(
+    lambda: tokenizers.Tokenizer(
+      models.BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    ),
+    fields.where,
+  )
+  backend.normalizer = normalizers.Replace(' ', _SPACE)
+  backend.decoder = decoders.Sequence(
+    [decoders.Replace(_SPACE, ' '), decoders.ByteFallback(), decoders.Fuse()]
+  )
   return backend
 
 
