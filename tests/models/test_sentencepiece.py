@@ -20,7 +20,8 @@ _MARKED = ['<pad>', '<eos>', '<bos>', '<unk>', *_BYTES, '\n', '\n\n', '  ', '   
 _TYPES = [3, 3, 3, 2, *[6] * 256, *[4] * 4]
 _LETTERS = 'abc<0x41>▁'
 _TEXT = '▁aab▁cab<0x41>abcb▁ba' * 3
-_PIECES = sorted({_TEXT[i : i + n] for n in (2, 3, 4, 6) for i in range(0, len(_TEXT) - n, 2)})
+_CUTS = {_TEXT[i : i + n] for n in (2, 3, 4, 6) for i in range(0, len(_TEXT) - n, 2)}
+_PIECES = sorted(_CUTS - {*_MARKED})
 
 
 def _metadata(seed: int) -> dict:
