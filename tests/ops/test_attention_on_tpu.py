@@ -14,8 +14,8 @@ _SCRIPT = """
 import json
 from benchmarks import tpu_attention
 plain = tpu_attention.compiled('v5e', 8, 1024, 14, 2, 64)
-gemma = tpu_attention.compiled('v5e', 8, 1024, 8, 4, 256, window=512, cap=50.0)
-print(json.dumps([plain, gemma]))
+capped = tpu_attention.compiled('v5e', 8, 1024, 14, 2, 64, window=256, cap=50.0)
+print(json.dumps([plain, capped]))
 """
 
 
