@@ -22,7 +22,7 @@ from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.ops import lm_head
 from agent_gspo.sharding.placement import Placement
-from agent_gspo.tasks.data import held_back
+from agent_gspo.tasks import base
 from agent_gspo.teams.team import Team
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -105,7 +105,7 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
       ORDERS[config.learner.order].multipliers is not None,
     )
   )
-  there_are = len(held_back.asked(parts.task, config.sft.held_back))
+  there_are = len(base.asked(parts.task, config.sft.held_back))
   asked = min(questions * (1 + config.selection.resample), there_are)
   talk = rollout(model, parts.team, prompts, asked, group)
   learning = update(parts, model, prompts, questions, group, scored)
@@ -173,7 +173,7 @@ def _supervised(
   options = parts.config.sft
   if not options.is_asked_for:
     return []
-  steps = options.steps_of(len(held_back.demonstrated(parts.task, options.held_back)))
+  steps = options.steps_of(len(base.demonstrated(parts.task, options.held_back)))
   one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
   return [_times(one, steps, 'SFT')]
 

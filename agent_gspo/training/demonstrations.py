@@ -14,8 +14,8 @@ from agent_gspo import streams
 from agent_gspo.algorithms import terms
 from agent_gspo.config import Config
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.tasks import base
 from agent_gspo.tasks.base import Task
-from agent_gspo.tasks.data import held_back
 from agent_gspo.teams import addressing
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
 from agent_gspo.teams.prompts import PromptWriter
@@ -61,7 +61,7 @@ class Demonstrations:
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
     """Returns the questions of the training split and the task's further demonstrations."""
-    return held_back.demonstrated(self.task, self.options.held_back)
+    return base.demonstrated(self.task, self.options.held_back)
 
   @functools.cached_property
   def note_holders(self) -> int:

@@ -22,7 +22,7 @@ from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
-from agent_gspo.tasks.data import held_back
+from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import prompt_checks
@@ -59,7 +59,7 @@ class Setup(config_lib.Parts):
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
     """Returns the questions that RL trains on."""
-    return held_back.asked(self.task, self.config.sft.held_back)
+    return base.asked(self.task, self.config.sft.held_back)
 
   def own_copy(self, params: Params) -> Params:
     """Returns parameters on the devices on which this process samples; reads those of a file."""

@@ -10,7 +10,6 @@ from official_files import DATA, digest, needs_data
 
 from agent_gspo.tasks import base
 from agent_gspo.tasks.benchmarks.word_problems import WordProblems
-from agent_gspo.tasks.data import held_back
 from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt import task as dealt
@@ -308,8 +307,8 @@ def test_further_demonstrations_are_of_other_stories(official):
     for q in make_task(name, data_dir=DATA).questions('train')
   }
   assert len(far_from([whole[q.id] for q in further], tests)) == len(further)
-  assert {q.id for q in held_back.demonstrated(task, 0.5)} > {q.id for q in further}
-  assert not {q.id for q in held_back.asked(task, 0.5)} & {q.id for q in further}
+  assert {q.id for q in base.demonstrated(task, 0.5)} > {q.id for q in further}
+  assert not {q.id for q in base.asked(task, 0.5)} & {q.id for q in further}
   solved = [q for q in further if demonstration(task, q, 3, q.notes) is not None]
   assert {q.id.partition('-')[0] for q in solved} == {'svamp'}  # GSM8K has no equations
 

@@ -12,7 +12,7 @@ import scripted_teams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_gspo.tasks.grading import graders, math_process
+from agent_gspo.tasks.grading import graders, math_grader
 from agent_gspo.tasks.grading.choice_grader import extract_choice, grade_choice
 from agent_gspo.tasks.grading.math_grader import canonical_math, grade_math, same_expression
 
@@ -174,17 +174,17 @@ def test_threads_share_the_worker():
 
 
 def test_a_worker_that_was_killed_is_replaced():
-  assert math_process.ask({'gold': 'x', 'answer': 'x'}) is True
-  os.kill(math_process._process.pid, 9)
-  math_process._process.wait()
-  math_process.ask({'gold': 'x', 'answer': 'x'})
-  assert math_process.ask({'gold': 'x', 'answer': 'x'}) is True
+  assert math_grader.ask({'gold': 'x', 'answer': 'x'}) is True
+  os.kill(math_grader._process.pid, 9)
+  math_grader._process.wait()
+  math_grader.ask({'gold': 'x', 'answer': 'x'})
+  assert math_grader.ask({'gold': 'x', 'answer': 'x'}) is True
 
 
 def test_after_an_interrupt_no_reply_is_taken_for_another(monkeypatch):
   same, other = {'gold': 'x', 'answer': 'x'}, {'gold': 'x', 'answer': 'x+3'}
-  assert math_process.ask(same) is True
-  reply = math_process._reply
+  assert math_grader.ask(same) is True
+  reply = math_grader._reply
 
   def interrupted(process, line):
     process.stdin.write(line + '\n')
@@ -192,11 +192,11 @@ def test_after_an_interrupt_no_reply_is_taken_for_another(monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(math_process, '_reply', interrupted)
+    patch.setattr(math_grader, '_reply', interrupted)
     with pytest.raises(KeyboardInterrupt):
-      math_process.ask(same)
-  assert math_process._reply is reply
-  assert [math_process.ask(request) for request in (other, same)] == [False, True]
+      math_grader.ask(same)
+  assert math_grader._reply is reply
+  assert [math_grader.ask(request) for request in (other, same)] == [False, True]
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.config import check as config_lib
-from agent_gspo.tasks.data import held_back
+from agent_gspo.tasks import base
 from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
@@ -92,7 +92,7 @@ def test_copies_of_a_story_are_held_back_together():
     for i in range(40)
   ]
   task = types.SimpleNamespace(questions=lambda split: copies, further_demonstrations=lambda: ())
-  asked = held_back.asked(task, 0.5)
+  asked = base.asked(task, 0.5)
   stories = collections.Counter(q.id.split('-')[0] for q in asked)
   assert 8 < len(stories) < 32
   assert set(stories.values()) == {3}

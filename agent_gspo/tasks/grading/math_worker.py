@@ -12,7 +12,7 @@ else to 50 digits; math-verify rounds to 6 decimals, so that 10^{-20} would equa
 
 A request that takes too much processor time ends this process without a reply, by a
 signal that no library catches; so does the end of the input. The package does not import
-this file: `math_process` runs it.
+this file: `math_grader` runs it.
 """
 
 from __future__ import annotations
