@@ -7,7 +7,7 @@ devices), `report.html` and `curves.png`, `checkpoints/` and `tensorboard/`; and
 has ended.
 
 Files may come from another version, another program or a damaged disk. What is read can be
-displayed: names are text, figures are finite numbers or None; see `clean`.
+displayed; other lines are left out, see `odd_field`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.types import Terms
@@ -49,9 +49,6 @@ _TOLD = re.compile(r'(.+), (?:price|budget) (\d+(?:\.\d+)?(?:e[+-]\d+)?)')
 
 PathLike = json_lines.PathLike
 
-Check = Callable[[Any], bool]
-
-_MOST_WARNINGS = 5  # per file
 _DEPTH = 8  # greatest nesting of lists and dicts
 
 
@@ -60,20 +57,20 @@ def _number(value: Any) -> bool:
   return is_real(value) and finite(value) is not None
 
 
-def _number_or_none(value: Any) -> bool:
-  return value is None or _number(value)
-
-
 def _text(value: Any) -> bool:
   return isinstance(value, str)
 
 
+def _number_or_none(value: Any) -> bool:
+  return value is None or _number(value)
+
+
 def _text_or_none(value: Any) -> bool:
-  return isinstance(value, str | None)
+  return value is None or _text(value)
 
 
 def _flag_or_none(value: Any) -> bool:
-  return isinstance(value, bool | None)
+  return value is None or isinstance(value, bool)
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> bool:
@@ -83,90 +80,63 @@ def _plain(value: Any, depth: int = _DEPTH) -> bool:
   return isinstance(value, str | bool) or _number_or_none(value)
 
 
-def _pairs_with(second: Check) -> Check:
-  """Returns the check of a list of pairs of a text and a value that passes `second`."""
-
-  def check(value: Any) -> bool:
-    return isinstance(value, list) and all(
-      isinstance(x, list) and len(x) == 2 and _text(x[0]) and second(x[1]) for x in value
-    )
-
-  return check
-
-
-def _objects(needed: Mapping[str, Check], others: Mapping[str, Check]) -> Check:
-  """Returns the check of a list of objects with the fields `needed`, and perhaps `others`."""
-  fields = {**needed, **others, '*': _plain}
-
-  def check(value: Any) -> bool:
-    return isinstance(value, list) and all(
-      isinstance(x, dict) and x.keys() >= needed.keys() and not _odd(x, fields) for x in value
-    )
-
-  return check
-
-
-def _odd(record: Mapping[str, Any], fields: Mapping[str, Check]) -> list[str]:
-  """Returns the names of invalid fields; '*/*' checks figures (`group/name`), '*' all others."""
-  figure = fields.get('*/*', fields['*'])
-  check = lambda key: fields.get(key) or (figure if '/' in key else fields['*'])
-  return [key for key, value in record.items() if not check(key)(value)]
-
-
-_STEP: dict[str, Check] = {'step': _number, 'non_finite': _plain, '*': _number_or_none}
-_MESSAGE: dict[str, Check] = {
-  'round': _number,
-  'read_from': _pairs_with(_number),  # (author, round)
-  'tokens': _pairs_with(_number_or_none),  # (text, log-prob)
-  'observed': lambda value: isinstance(value, list) and all(map(_text, value)),
-  **dict.fromkeys(('text', 'note', 'prompt', 'side'), _text_or_none),
-  **dict.fromkeys(('written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
-  **dict.fromkeys(('silent', 'ended', 'relevant', 'taken'), _flag_or_none),
-}
-_EDGE: dict[str, Check] = {
+# The fields that readers of a line rely on, by file: a predicate, a list of such (or None), a list
+# of fixed length as a tuple, or an object with its fields. All other fields must be plain.
+_STEP = {'step': _number}
+_EDGE = {
   **dict.fromkeys(('author', 'reader'), _text),
   **dict.fromkeys(('turns', 'said', 'told', 'tokens'), _number),
 }
-# Check of each field of a line, by file.
-SCHEMA: Mapping[str, Mapping[str, Check]] = {
-  CONFIG: {'*': _plain},
+_MESSAGE = {
+  'agent': _text,
+  'read_from': [(_text, _number)],  # (author, round)
+  'tokens': [(_text, _number_or_none)],  # (text, log-prob)
+  'observed': [_text],
+  **dict.fromkeys(('text', 'note', 'prompt', 'side'), _text_or_none),
+  **dict.fromkeys(('round', 'written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
+  **dict.fromkeys(('silent', 'ended', 'relevant', 'taken'), _flag_or_none),
+}
+SCHEMA: Mapping[str, Mapping[str, Any]] = {
+  CONFIG: {},
   METRICS: _STEP,
   SFT: _STEP,
   EVALUATIONS: {
-    **dict.fromkeys(('label', 'split'), _text),
-    **dict.fromkeys(('step', 'questions', 'temperature'), _number),
-    'agents': _objects({'name': _text}, {}),
-    'edges': _objects(_EDGE, {}),
-    '*/*': _number_or_none,
-    '*': _plain,
+    **dict.fromkeys(('label', 'split'), _text_or_none),
+    **dict.fromkeys(('step', 'questions', 'temperature'), _number_or_none),
+    'agents': [{'name': _text}],
+    'edges': [_EDGE],
   },
   TRANSCRIPTS: {
-    'step': _number,
-    **dict.fromkeys(('split', 'label'), _text),
-    **dict.fromkeys(('question_id', 'question', 'gold', 'answer'), _text_or_none),
-    **dict.fromkeys(('task_score', 'reward'), _number_or_none),
-    'messages': _objects({'agent': _text}, _MESSAGE),
-    '*': _plain,
+    **dict.fromkeys(('split', 'label', 'question_id', 'question'), _text_or_none),
+    **dict.fromkeys(('gold', 'answer'), _text_or_none),
+    **dict.fromkeys(('step', 'task_score', 'reward'), _number_or_none),
+    'messages': [_MESSAGE],
   },
 }
 
 
-def clean(file: str, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-  """Drops invalid fields of a line.
+def odd_field(file: str, record: Mapping[str, Any]) -> str:
+  """Returns the first field of a line that no run writes, '' if there is none.
 
   Args:
     file: File of the line, a key of `SCHEMA`.
     record: Object of the line.
-
-  Returns:
-    The valid fields, or None if a line of metrics has no step; and the names of invalid ones.
   """
-  odd = _odd(record, SCHEMA[file])
-  kept = {key: value for key, value in record.items() if key not in odd}
-  dropped = [repr(key[:60]) for key in odd]
-  if SCHEMA[file] is _STEP and 'step' not in kept:
-    return None, [*dropped, 'the whole line (no step)']
-  return {'messages': [], **kept} if file == TRANSCRIPTS else kept, dropped
+  fields = SCHEMA[file]
+  fits = lambda name: _fits(record.get(name), fields.get(name, _plain))
+  return next((name for name in {**fields, **record} if not fits(name)), '')
+
+
+def _fits(value: Any, shape: Any) -> bool:
+  if isinstance(shape, list):
+    whole = isinstance(value, list) and all(_fits(x, shape[0]) for x in value)
+    return value is None or whole
+  if isinstance(shape, tuple):
+    return isinstance(value, list) and len(value) == len(shape) and all(map(_fits, value, shape))
+  if isinstance(shape, dict):
+    fields = isinstance(value, dict) and all(_fits(value.get(k), s) for k, s in shape.items())
+    return fields and _plain(value)
+  return shape(value)
 
 
 def as_text(transcript: Mapping[str, Any]) -> str:
@@ -196,12 +166,6 @@ def told_value(evaluation: Mapping[str, Any]) -> float | None:
   """Returns the price or budget in a label made by `told`, None for other labels."""
   found = _TOLD.fullmatch(str(evaluation.get('label')))
   return float(found[2]) if found else None
-
-
-def told_team(label: str) -> str:
-  """Returns the team's own label in a label made by `told`, '' for other labels."""
-  found = _TOLD.fullmatch(label)
-  return found[1] if found else ''
 
 
 def asks_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -262,18 +226,19 @@ def has_ended(workdir: PathLike) -> bool:
 
 
 def evaluations(workdir: PathLike) -> list[dict[str, Any]]:
-  """Returns the evaluations of a run in file order, without invalid fields (see `clean`)."""
+  """Returns the evaluations of a run in file order."""
   return list(_read(workdir, EVALUATIONS))
 
 
 def supervised(workdir: PathLike) -> list[dict[str, Any]]:
-  """Returns the SFT steps in file order, without invalid fields."""
+  """Returns the SFT steps in file order."""
   return list(_read(workdir, SFT))
 
 
 def transcripts(workdir: PathLike, file: str = TRANSCRIPTS) -> Iterator[dict[str, Any]]:
-  """Returns the saved episodes of a run in file order, without invalid fields."""
-  return _read(workdir, file, TRANSCRIPTS)
+  """Yields the saved episodes of a run in file order."""
+  for record in _read(workdir, file, TRANSCRIPTS):
+    yield {**record, 'messages': record.get('messages') or []}
 
 
 def evaluations_off_frontier(workdir: PathLike) -> int:
@@ -307,7 +272,7 @@ def _during(workdir: PathLike) -> list[dict[str, Any]]:
   """Returns the evaluations during training in file order; the later record of a repeated one."""
   found: dict[int, dict[str, Any]] = {}
   for record in evaluations(workdir):
-    if record.get('label') == DURING and 'step' in record:
+    if record.get('label') == DURING and record.get('step') is not None:
       found.pop(record['step'], None)
       found[record['step']] = record
   return list(found.values())
@@ -315,21 +280,13 @@ def _during(workdir: PathLike) -> list[dict[str, Any]]:
 
 def _accuracy_and_brevity(record: Mapping[str, Any]) -> tuple[float, float]:
   """Returns two figures of an evaluation, more is better; minus infinity where one is missing."""
-  accuracy, written = map(record.get, ('task/accuracy', 'tokens/written_per_question'))
+  accuracy, written = (
+    finite(record.get(key)) for key in ('task/accuracy', 'tokens/written_per_question')
+  )
   return (
     -math.inf if accuracy is None else accuracy,
     -math.inf if written is None else -written,
   )
-
-
-def load_runs(folders: Iterable[PathLike]) -> list[Run]:
-  """Reads several runs and gives them unique names.
-
-  Raises:
-    FileNotFoundError: A folder holds no run.
-  """
-  workdirs = find_workdirs(folders)
-  return [load_run(w, name) for w, name in zip(workdirs, _names(workdirs), strict=True)]
 
 
 def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
@@ -349,44 +306,32 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
 
 
 def _read(workdir: PathLike, file: str, schema: str = '') -> Iterator[dict[str, Any]]:
-  """Yields the cleaned records of a file; warns about the first few lines with invalid fields.
+  """Yields the records of a file; warns of lines that no run writes, which are left out.
 
   Args:
     workdir, file: Folder and name of the file.
     schema: Key of `SCHEMA`, by default the file's name.
   """
-  path, schema, odd_lines = pathlib.Path(workdir) / file, schema or file, 0
+  path = pathlib.Path(workdir) / file
+  left_out: list[str] = []
   for number, record in json_lines.numbered(path):
-    kept, odd = (None, ['what is no JSON object']) if record is None else clean(schema, record)
-    odd_lines += bool(odd)
-    if odd and odd_lines <= _MOST_WARNINGS:
-      left_out = ', '.join(odd[:5]) + (f' and {len(odd) - 5} more' if len(odd) > 5 else '')
-      warnings.warn(f'{path}, line {number}: left out {left_out}', stacklevel=2)
-    if kept is not None:
-      yield kept
-  if odd_lines > _MOST_WARNINGS:
-    more = odd_lines - _MOST_WARNINGS
-    warnings.warn(f'{path}: left out something odd in {more} more lines', stacklevel=2)
+    if record is not None and not (field := odd_field(schema or file, record)):
+      yield record
+    else:
+      left_out.append(f'line {number}: {"no JSON object" if record is None else repr(field[:60])}')
+  if left_out:
+    warnings.warn(
+      f'{path}: left out {len(left_out)} lines that no run writes ({left_out[0]})', stacklevel=2
+    )
 
 
 def _config(path: pathlib.Path) -> dict[str, Any]:
-  if not path.is_file():
+  record = json_lines.parse_line(path.read_bytes()) if path.is_file() else {}
+  if record is None or odd_field(CONFIG, record):
+    warnings.warn(f'{path}: left out, since no run writes it', stacklevel=2)
     return {}
-  record = json_lines.parse_line(path.read_bytes())
-  kept, odd = ({}, ['what is no JSON object']) if record is None else clean(CONFIG, record)
-  if odd:
-    warnings.warn(f'{path}: left out {", ".join(odd[:5])}', stacklevel=2)
-  return kept or {}
+  return record
 
 
 def _is_run(folder: pathlib.Path) -> bool:
   return any((folder / name).is_file() for name in (METRICS, EVALUATIONS, SFT))
-
-
-def _names(workdirs: list[pathlib.Path]) -> list[str]:
-  parts = [workdir.resolve().parts for workdir in workdirs]
-  for depth in range(1, max(map(len, parts), default=1) + 1):
-    names = ['/'.join(p[-depth:]) for p in parts]
-    if len(set(names)) == len(names):
-      break
-  return names if parts else []

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CORE = [
   file
   for file in sorted((ROOT / 'agent_gspo').rglob('*.py'))
-  if not file.is_relative_to(ROOT / 'agent_gspo/apps') and file.name != '__main__.py'
+  if not file.is_relative_to(ROOT / 'agent_gspo/apps')
 ]
 
 

@@ -260,18 +260,6 @@ def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch
   assert started[0]['id'] == started[1]['id']
 
 
-def test_runs_are_found_and_told_apart(tmp_path):
-  for name in ('x/seed0', 'x/seed1', 'y/seed0'):
-    with writers.RunWriter(tmp_path / name) as writer:
-      writer.metrics(1, {})
-  (tmp_path / 'x' / 'notes').mkdir()
-  names = [run.name for run in records.load_runs([tmp_path / 'x', tmp_path / 'y' / 'seed0'])]
-  assert names == ['x/seed0', 'x/seed1', 'y/seed0']
-  assert [run.name for run in records.load_runs([tmp_path / 'x'])] == ['seed0', 'seed1']
-  with pytest.raises(FileNotFoundError, match='notes holds no run'):
-    records.load_runs([tmp_path / 'x' / 'notes'])
-
-
 def test_drop_leaves_lines_of_other_shapes(tmp_path):
   path = tmp_path / 'x.jsonl'
   odd = b'{"step": 3, "label": ["a"]}\n[]\n{"step": 3}\n'

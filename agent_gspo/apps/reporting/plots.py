@@ -32,8 +32,6 @@ _PANELS: tuple[_Panel, ...] = (
 def learning_curves(
   workdirs_by_label: Mapping[str, Sequence[records.PathLike]],
   out_png: records.PathLike,
-  *,
-  smoothing: int = 1,
 ) -> pathlib.Path:
   """Draws accuracy, tokens written and silence rate over training steps.
 
@@ -43,7 +41,6 @@ def learning_curves(
   Args:
     workdirs_by_label: Label -> workdirs of its seeds.
     out_png: File to write.
-    smoothing: Length of the trailing mean, in steps.
 
   Raises:
     ValueError: No run has metrics.
@@ -71,7 +68,7 @@ def learning_curves(
       for key, style, name in (*curves, ('comm/silence_rate', ':', 'all turns')):
         if key == 'comm/silence_rate' and (drawn or scale == 1 or len(curves) == 1):
           continue
-        steps, low, mean, high = across_runs([run.metrics for run in group], key, smoothing)
+        steps, low, mean, high = across_runs([run.metrics for run in group], key)
         if not steps.size:
           continue
         drawn = True
@@ -96,19 +93,14 @@ def learning_curves(
 
 
 def across_runs(
-  runs: Sequence[Sequence[Mapping[str, Any]]], key: str, smoothing: int = 1
+  runs: Sequence[Sequence[Mapping[str, Any]]], key: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Returns `(steps, low, mean, high)` of a metric, each `[n]`, over runs with a value at a step.
-
-  `smoothing` is the length of the trailing mean over a run's own values.
-  """
+  """Returns `(steps, low, mean, high)` of a metric over runs, each `[n]`."""
   by_step: dict[float, list[float]] = {}
   for metrics in runs:
-    read = ((m['step'], formatting.finite(m.get(key))) for m in metrics)
-    points = [(step, value) for step, value in read if value is not None]
-    for i, (step, _) in enumerate(points):
-      window = [value for _, value in points[max(0, i - smoothing + 1) : i + 1]]
-      by_step.setdefault(step, []).append(sum(window) / len(window))
+    for m in metrics:
+      if (value := formatting.finite(m.get(key))) is not None:
+        by_step.setdefault(m['step'], []).append(value)
   steps = sorted(by_step)
   low, mean, high = (
     np.array([f(by_step[s]) for s in steps]) for f in (min, lambda v: sum(v) / len(v), max)

@@ -62,11 +62,10 @@ def _evaluation(folder: pathlib.Path, name: str) -> records.Run:
   """Returns an evaluation as a run without steps; its team comes first, then the baselines."""
   result = _result(folder)
   found = [e for e in result.get('evaluations') or () if isinstance(e, dict)]
-  systems = [records.clean(records.EVALUATIONS, e)[0] or {} for e in found]
+  systems = [e for e in found if not records.odd_field(records.EVALUATIONS, e)]
   # The team has a label of its own, such as "step 80", beside those of a run.
   systems[:1] = [{**team, 'team': True} for team in systems[:1]]
-  config, _ = records.clean(records.CONFIG, result.get('config', {}))
-  return records.Run(name, folder, config or {}, [], systems)
+  return records.Run(name, folder, result.get('config') or {}, [], systems)
 
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def _about(run: records.Run) -> dict[str, Any]:
   seconds += [answer.get('seconds') for answer in json_lines.iterate(run.workdir / records.ANSWERS)]
   known = [x for x in map(formatting.finite, seconds) if x is not None]
   spent = {'time of all steps and evaluations': formatting.duration(sum(known))} if known else {}
-  start = _fields(records.clean(records.CONFIG, newest)[0] or {})
+  start = _fields(newest)
   return {**start, 'folder': str(run.workdir), **spent}
 
 
@@ -181,9 +180,11 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_terms(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-  """Adds the price or budget of an evaluation, if its label has one."""
+  """Returns the figures of an evaluation, with its price or budget if its label has one."""
+  figure = lambda key, value: value is None or is_real(value) or '/' not in key
+  kept = {key: value for key, value in evaluation.items() if figure(key, value)}
   told = records.told_value(evaluation)
-  return _rounded({**evaluation, **({} if told is None else {'told': told})})
+  return _rounded({**kept, **({} if told is None else {'told': told})})
 
 
 def _clip_transcript(transcript: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_what_agents_write_cannot_leave_its_place(tmp_path):
 def test_sizes_are_bounded(tmp_path):
   long = [episode(step, text='word ' * 1000) for step in range(1, 1501)]
   run = write_run(tmp_path / 'a', steps=5000, episodes=long)
-  data = report_data.build(records.load_runs([run]))
+  data = report_data.build([records.load_run(run)])
   (shown,) = data['runs']
   assert len(shown['steps']) == 800
   assert shown['steps'][-1] == 5000
@@ -102,7 +102,7 @@ def test_who_hears_whom_is_of_the_newest_evaluation_that_says_it(tmp_path):
     for edges in ([edge], [edge, back], [{'author': 'holder'}], None):
       told = {} if edges is None else {'edges': edges}
       file.write(json.dumps({'step': 5, 'label': 'trained', **told}) + '\n')
-  with pytest.warns(UserWarning, match=r'line 5: left out .edges.'):
+  with pytest.warns(UserWarning, match=r'line 5: .edges.'):
     (shown,) = report_data.build([records.load_run(run)])['runs']
   assert shown['edges'] == [back, edge]
 
@@ -545,7 +545,7 @@ def test_agents_that_held_notes_of_one_kind_alone_keep_their_rows(tmp_path):
 
 @needs_browser
 def test_a_section_that_fails_leaves_the_others(tmp_path):
-  data = report_data.build(records.load_runs([write_run(tmp_path / 'run')]))
+  data = report_data.build([records.load_run(write_run(tmp_path / 'run'))])
   data['transcripts'] = [{'run': 0}]  # which no workdir gives: of every line the messages are read
   page = tmp_path / 'report.html'
   page.write_text(html_report.render('run', {**data, 'written': ''}), encoding='utf-8')

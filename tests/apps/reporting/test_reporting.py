@@ -400,8 +400,6 @@ def test_curves_across_runs():
   np.testing.assert_array_equal(low, [1, 3, 8])
   np.testing.assert_array_equal(mean, [1.5, 3, 8])
   np.testing.assert_array_equal(high, [2, 3, 8])
-  _, _, smoothed, _ = plots.across_runs(runs[:1], 'a', smoothing=2)
-  np.testing.assert_array_equal(smoothed, [1, 2])
 
 
 def test_learning_curves_are_drawn(tmp_path):
