@@ -12,8 +12,7 @@ from typing import Any
 
 import scripted_teams
 
-from agent_gspo.apps.serving import connections
-from agent_gspo.apps.serving.app import make_app
+from agent_gspo.apps.serving import app
 from agent_gspo.evaluation import asking
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.policies import ScriptedPolicy, Turn
@@ -84,7 +83,7 @@ def serving(served: Served, **options) -> Iterator[str]:
     served: the team.
     **options: of `make_app`.
   """
-  server = connections.server(make_app(served, **options), port=0, log_level='error')
+  server = app.server(app.make_app(served, **options), port=0, log_level='error')
   thread = threading.Thread(target=server.run, daemon=True)
   thread.start()
   while not server.started:
@@ -103,4 +102,4 @@ if __name__ == '__main__':  # a process that can be ended; told the file for its
 
   with socket.create_server(('127.0.0.1', 0)) as listening:
     pathlib.Path(sys.argv[1]).write_text(str(listening.getsockname()[1]))
-    connections.server(make_app(Served()), log_level='info').run(sockets=[listening])
+    app.server(app.make_app(Served()), log_level='info').run(sockets=[listening])

@@ -41,8 +41,7 @@ def main() -> None:
   """Runs the command."""
   _TEAM.check()
   try:
-    from agent_gspo.apps.serving import connections, guard
-    from agent_gspo.apps.serving.app import make_app
+    from agent_gspo.apps.serving import app, guard
   except ImportError as error:
     raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
 
@@ -56,8 +55,8 @@ def main() -> None:
     print(
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
     )
-    app = make_app(served, _NAME.value, listens=(_HOST.value, host), api_key=key)
-    server = connections.server(app, log_level='info')
+    web = app.make_app(served, _NAME.value, listens=(_HOST.value, host), api_key=key)
+    server = app.server(web, log_level='info')
     with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
       server.run(sockets=[listening])
 

@@ -1,17 +1,19 @@
-"""Defines the web application: `/v1/chat/completions`, `/v1/models`, `/health` and a page."""
+"""Defines the web application and its server: `/v1/...`, `/health` and a page."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_gspo.apps.serving import errors
 from agent_gspo.apps.serving.completions import Completions
@@ -21,6 +23,9 @@ from agent_gspo.values import shown
 
 if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
+
+GRACE_SECONDS = 2.0
+"""Limits the time of a running episode when the server shuts down."""
 
 _PAGE = pathlib.Path(__file__).parent / 'assets' / 'page.html'
 
@@ -81,3 +86,27 @@ def make_app(
     middleware=[Middleware(Guard, listens=listens, api_key=api_key)],
     exception_handlers={HTTPException: errors.of_route, Exception: errors.of_route},
   )
+
+
+class Connection(H11Protocol):
+  """HTTP connection that lets the server shut down; uvicorn waits for a body that never ends."""
+
+  def shutdown(self) -> None:
+    """Gives a running episode `GRACE_SECONDS`; aborts a connection that is still sending."""
+    super().shutdown()
+    if self.cycle is not None and not self.cycle.response_complete:
+      seconds = 0.0 if self.cycle.more_body else GRACE_SECONDS
+      self.loop.call_later(seconds, self.transport.abort)
+
+
+def server(app: Any, **options: Any) -> uvicorn.Server:
+  """Returns a server that shuts down quickly; `options` are those of `uvicorn.Config`."""
+  config = uvicorn.Config(
+    app,
+    http=Connection,
+    ws='none',
+    lifespan='off',
+    timeout_graceful_shutdown=int(GRACE_SECONDS) + 1,
+    **options,
+  )
+  return uvicorn.Server(config)

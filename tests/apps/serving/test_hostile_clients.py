@@ -18,7 +18,7 @@ import pytest
 import served_team
 from served_team import serving
 
-from agent_gspo.apps.serving import completions, connections, guard
+from agent_gspo.apps.serving import app, completions, guard
 
 JSON = {'Content-Type': 'application/json'}
 PATH = '/v1/chat/completions'
@@ -334,7 +334,7 @@ def test_the_server_ends_whoever_still_sends(tmp_path):
 
 
 def test_a_conversation_under_way_does_not_hold_the_server(monkeypatch, served):
-  monkeypatch.setattr(connections, 'GRACE_SECONDS', 0.3)
+  monkeypatch.setattr(app, 'GRACE_SECONDS', 0.3)
   going_on = threading.Event()
   served.before = lambda turn: going_on.wait(10)
   with contextlib.ExitStack() as stack:
