@@ -168,17 +168,11 @@ def observe_spo(
     task: Task scores in `[0, 1]`, float `[E]`.
     rho: Decay, see `spo_decay`.
   """
-  right, wrong, seen = _counts(state, question, task)
-  keep = jnp.where(seen, rho, 1.0)
-  return Posterior(a=keep * state.a + right, b=keep * state.b + wrong)
-
-
-def _counts(state, question, task) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Counts successes and failures; returns also whether there were episodes, `[Q]` each."""
   chex.assert_equal_shape([question, task])
   count = lambda values: jax.ops.segment_sum(values, question, len(state.a))
   task = jnp.asarray(task, jnp.float32)
-  return count(task), count(1.0 - task), count(jnp.ones_like(task)) > 0
+  keep = jnp.where(count(jnp.ones_like(task)) > 0, rho, 1.0)
+  return Posterior(a=keep * state.a + count(task), b=keep * state.b + count(1.0 - task))
 
 
 def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:

@@ -247,13 +247,13 @@ def loss(
     probed: Records of the probed team on the same questions, in the same order.
   """
   score = lambda records: results.by_question(records, [r['task_score'] for r in records])
-  lost = statistics.paired_bootstrap(score(whole), score(probed))
+  mean, low, high = statistics.paired_bootstrap(score(whole), score(probed))
   return {
     'probe': name,
     'task/accuracy': float(np.mean(score(probed))),
-    'task/accuracy_lost': lost.mean,
-    'task/accuracy_lost_low': lost.low,
-    'task/accuracy_lost_high': lost.high,
+    'task/accuracy_lost': mean,
+    'task/accuracy_lost_low': low,
+    'task/accuracy_lost_high': high,
     'tokens/written_per_question': float(results.per_question(probed, 'written').mean()),
   }
 

@@ -205,17 +205,18 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
   rows = []
   for name, measure in measures.items():
     ours, theirs = measure(first), measure(second)
-    gap, gaps = statistics.paired_bootstrap(ours, theirs), ours - theirs
-    seen = abs(gap.mean) > 0 and len(gaps) > 1
+    mean, low, high = statistics.paired_bootstrap(ours, theirs)
+    gaps = ours - theirs
+    seen = abs(mean) > 0 and len(gaps) > 1
     rows.append(
       {
         'measure': name,
         'a': float(ours.mean()),
         'b': float(theirs.mean()),
-        'difference': gap.mean,
-        'difference_low': gap.low,
-        'difference_high': gap.high,
-        'needed': statistics.questions_to_see(abs(gap.mean), gaps) if seen else None,
+        'difference': mean,
+        'difference_low': low,
+        'difference_high': high,
+        'needed': statistics.questions_to_see(abs(mean), gaps) if seen else None,
       }
     )
   return rows

@@ -5,25 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 _CHUNK = 1 << 20  # drawn indices per chunk, so that memory does not grow with `resamples`
-
-
-class Difference(NamedTuple):
-  """A difference of two means with its interval.
-
-  Attributes:
-    mean: `mean(a) - mean(b)`.
-    low: Lower end of the interval.
-    high: Upper end of the interval.
-  """
-
-  mean: float
-  low: float
-  high: float
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -120,8 +105,8 @@ def paired_bootstrap(
   confidence: float = 0.95,
   resamples: int = 10_000,
   seed: int = 0,
-) -> Difference:
-  """Returns the difference of the means of two systems on the same questions.
+) -> tuple[float, float, float]:
+  """Returns the difference of the means of two systems on the same questions, with its interval.
 
   Whole pairs are resampled, so the difficulty of a question that both systems share cancels. If
   the interval excludes 0, the systems differ at that confidence.
@@ -132,7 +117,7 @@ def paired_bootstrap(
     confidence, resamples, seed: See `bootstrap_interval`.
 
   Returns:
-    `Difference(mean(a) - mean(b), low, high)`.
+    `(mean(a) - mean(b), low, high)`.
   """
   gap = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-  return Difference(float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed))
+  return float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed)
