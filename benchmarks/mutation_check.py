@@ -48,6 +48,9 @@ from benchmarks.common import ROOT
 TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/advantages/estimators.py': ('algorithms/test_advantages.py',),
   'algorithms/advantages/group_baselines.py': ('algorithms/test_group_baselines.py',),
+  'algorithms/advantages/hierarchical.py': ('algorithms/test_hierarchical.py',),
+  'algorithms/advantages/message_worth.py': ('algorithms/test_worth_advantages.py',),
+  'algorithms/attribution.py': ('algorithms/test_attribution.py',),
   'algorithms/budgets.py': ('algorithms/test_budgets.py',),
   'algorithms/advantages/inputs.py': ('algorithms/test_advantages.py',),
   'algorithms/advantages/groups.py': ('algorithms/test_groups.py',),
@@ -66,6 +69,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'rewards/communication.py': ('rewards/test_rewards.py',),
   'rewards/options.py': ('rewards/test_rewards.py',),
   'rewards/length_rewards.py': ('rewards/test_length_rewards.py',),
+  'rewards/returns.py': ('environments/test_environment.py',),
   'rewards/ties.py': ('rewards/test_ties.py',),
 }
 
