@@ -46,18 +46,6 @@ def test_spo_update():
   assert after.a.dtype == after.b.dtype == np.float32
 
 
-def test_posterior_finds_the_rates_and_follows_a_change():
-  rng = np.random.default_rng(0)
-  spo = selection.init(2).posterior
-  rates = np.array([0.9, 0.2])
-  for step in range(300):
-    if step == 200:
-      rates = rates[::-1]
-    task = (rng.random(2) < rates).astype(np.float32)
-    spo = selection.observe_spo(spo, np.arange(2), task, rho=0.96)
-  np.testing.assert_allclose(selection.probability(spo), [0.2, 0.9], atol=0.2)
-
-
 # Selection.
 
 
