@@ -72,6 +72,7 @@ def test_records_hold_all_that_is_counted(name):
   order = np.argsort(batch.episode, kind='stable')  # records go episode by episode
   names = {field.name for field in dataclasses.fields(batch)} - {'questions', 'messages'}
   of_episodes = {'episode_question', 'sample', 'answers', 'task_scores', 'agent_names', 'drawn'}
+  of_episodes |= {'sides'}
   for name in names:
     expected, found = list(getattr(batch, name)), list(getattr(again, name))
     assert found == (expected if name in of_episodes else [expected[m] for m in order]), name
