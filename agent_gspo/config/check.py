@@ -20,8 +20,7 @@ from agent_gspo.models.load import check_spec
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound
-from agent_gspo.tasks import base
-from agent_gspo.tasks.base import Task
+from agent_gspo.tasks.base import Task, asked, demonstrated
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.exploration import audible_turns
 from agent_gspo.teams.sharing import Sharing, make_sharing
@@ -190,7 +189,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
     _check_branches(config, task)
-    available = len(base.asked(task, config.sft.held_back))
+    available = len(asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
         f'task.options: task {task.name!r} has {available} training questions; a run keeps account '
@@ -393,7 +392,7 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
   options = config.sft
   if not options.is_asked_for:
     return
-  if not base.demonstrated(task, options.held_back):
+  if not demonstrated(task, options.held_back):
     raise ValueError(
       f'sft.held_back={options.held_back} leaves no training question of task {task.name!r} to '
       'demonstrate; lower it.'
@@ -438,7 +437,7 @@ def _check_must_speak(config: Config, team: Team, sharing: Sharing) -> None:
     if count and value != alone:
       raise ValueError(
         f'rollout.must_speak={count} with rollout.{field}={value!r}: weights are of episodes of '
-        f'one policy with one message a turn. Set rollout.must_speak=0 or rollout.{field}={alone!r}.'
+        f'one policy, one message a turn. Set rollout.must_speak=0 or rollout.{field}={alone!r}.'
       )
 
 
