@@ -81,7 +81,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
   ('rewards/ties.py', 'estimator.estimate', 'ones / 2 -> ones'): (
     'read by spo_single alone, whose whitening takes a constant out'
   ),
-  ('rewards/ties.py', '_counts', 'zeros - 1 -> zeros + 1'): 'no reward reads `relevant`',
 }
 
 # What a name is exchanged for; a dotted one only in that spelling.
