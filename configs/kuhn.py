@@ -1,6 +1,17 @@
-"""A policy learns Kuhn poker from scratch by play against itself.
+"""A policy learns Kuhn poker from scratch by play against itself; SFT shows random moves.
 
-python launch/train.py --config=configs/kuhn.py --workdir=runs/kuhn
+The second command plays against past selves:
+
+  python launch/train.py --config=configs/kuhn.py --workdir=runs/kuhn --config.evaluation.every=25
+  python launch/train.py --config=configs/kuhn.py:pool --workdir=runs/kuhn_pool
+
+Exploitability in chips a game (0: equilibrium) of the first, one run (seed 0), 6 minutes on two
+cores of an AMD EPYC beside other work, 2026-11-26. It still circles around the equilibrium. More
+steps, more seeds and the second command are not measured yet:
+
+  uniform play, exact      0.458
+  after SFT                0.464
+  after 100 / 200 steps    0.145 / 0.156
 """
 
 from ml_collections import config_dict
@@ -26,10 +37,11 @@ def get_config(opponents: str = 'self') -> config_dict.ConfigDict:
   config.advantage.name = 'group_mean'
   config.advantage.costs = 'inside'
   config.advantage.grouping = 'question_turn_agent'
-  config.objective.kl_coef = 0.05
+  config.objective.kl_coef = 0.1  # towards random play
   config.objective.kl_estimator = 'k2'
   config.learner.minibatches = 1
-  config.learner.learning_rate = 1e-3
+  config.learner.learning_rate = 2e-4
+  config.learner.b1 = 0.0
   config.learner.schedule = 'cosine'
   config.learner.pack_length = 64
   config.learner.micro_batch_size = 16

@@ -28,8 +28,6 @@ DEALS = tuple(itertools.permutations(CARDS, 2))
 LINES = (('pass', 'bet', 'bet'), ('bet', 'bet'))
 """Games that go through every information set, each with all deals."""
 
-_TALK = ('I have', *CARDS)
-
 
 @dataclasses.dataclass(frozen=True)
 class Hand:
