@@ -23,7 +23,7 @@ a run, 2026-11-26. Rates and price were chosen on seed 0:
 1000 SFT steps, one agent that sees all 16 walls reaches the goal in 26.0 % of mazes (12.6 tokens),
 in 50.0 % if only 8 walls are left (10.0 tokens). A pair that sees those 8 in halves does as well:
 49.0 % in three rounds (20.3 tokens). RL at price 0 adds nothing in 37 steps of 16 x 16 episodes,
-at 7 s each: 46.1 % in the first twelve, 44.2 % in the last twelve. Seed 0, otherwise as above:
+at 5 s each: 46.1 % in the first twelve, 44.2 % in the last twelve. Seed 0, otherwise as above:
 
   python launch/train.py --config=configs/half_maze.py --workdir=runs/half_maze_5 \
     --config.task.options.size=5 --config.task.options.gaps=8 --config.team.rounds=3 \
