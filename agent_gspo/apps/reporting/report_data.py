@@ -127,7 +127,7 @@ def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, A
   training: list[int] = []
   total = 0
   for _, record in json_lines.numbered(workdir / name):
-    if record is not None:
+    if record is not None and not records.odd_field(records.TRANSCRIPTS, record):
       label, step = str(record.get('label', 'train')), str(record.get('step'))
       (training if label == 'train' else evaluated.setdefault((label, step), [])).append(total)
       total += 1
@@ -181,8 +181,8 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_terms(evaluation: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the figures of an evaluation, with its price or budget if its label has one."""
-  figure = lambda key, value: value is None or is_real(value) or '/' not in key
-  kept = {key: value for key, value in evaluation.items() if figure(key, value)}
+  shown = lambda key, value: is_real(value) or value is None if '/' in key else value is not None
+  kept = {key: value for key, value in evaluation.items() if shown(key, value)}
   told = records.told_value(evaluation)
   return _rounded({**kept, **({} if told is None else {'told': told})})
 
