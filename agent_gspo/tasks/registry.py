@@ -16,6 +16,7 @@ _TASKS = {
   'relay': ('agent_gspo.tasks.relay.task', 'RelayTask'),
   'half_maze': ('agent_gspo.environments.half_maze', 'HalfMaze'),
   'kuhn': ('agent_gspo.environments.kuhn', 'Kuhn'),
+  'memory': ('agent_gspo.environments.memory', 'Memory'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),

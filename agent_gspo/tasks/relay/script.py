@@ -7,7 +7,8 @@ solves the task and writes too much.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from agent_gspo.types import Question
@@ -59,6 +60,17 @@ def parse_fact(note: str) -> tuple[str, int, str] | None:
   if len(words) == 4 and words[1] == 'has' and words[2].isdecimal():
     return words[0], int(words[2]), words[3]
   return None
+
+
+def facts_in(text: str, owners: Collection[str]) -> dict[str, str]:
+  """Returns the count that a text gives each owner: the last number after the owner's name."""
+  found, owner = {}, ''
+  for word in re.findall(r'\w+', text):
+    if word in owners:
+      owner = word
+    elif owner and word.isdecimal():
+      found[owner] = word
+  return found
 
 
 def talkative_message(

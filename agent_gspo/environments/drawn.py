@@ -1,0 +1,71 @@
+"""Defines the base of worlds that are drawn from a seed."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import random
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from agent_gspo.environments.base import Environment
+from agent_gspo.options import check_fields, option
+from agent_gspo.tasks.data import draws
+from agent_gspo.tasks.lazy import LazyQuestions
+from agent_gspo.types import Question
+
+OWNERS = ('Ann', 'Bob', 'Eva', 'Joe', 'Kim', 'Lea', 'Max', 'Pia', 'Sam', 'Tom', 'Una', 'Vic')
+_BUCKETS = {  # of 10
+  'train': range(2, 10),
+  'sft': range(2, 10),
+  'validation': range(1, 2),
+  'test': range(1),
+}
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class DrawnWorld(Environment, abc.ABC):
+  """Environment whose questions are drawn; splits share no world, whatever the seed is.
+
+  Question `i` of a split depends on `(seed, split, i)` and the options alone.
+
+  Raises:
+    ValueError: if an option is out of range.
+  """
+
+  silent_steps = True
+
+  seed: int = 0
+  train_size: int = option(100_000, least=0, most=10**7)
+  validation_size: int = option(200, least=0, most=10**7)
+  test_size: int = option(500, least=0, most=10**7)
+
+  def __post_init__(self):
+    check_fields(self, 'task.options')
+
+  @abc.abstractmethod
+  def draw(self, rng: random.Random, split: str) -> tuple[Hashable, str, str, Any]:
+    """Draws what splits are told apart by, a question's text and answer, and its first state.
+
+    Split 'sft' is for questions of SFT alone, see `further_demonstrations`.
+    """
+
+  def _split(self, split: str) -> Sequence[Question]:
+    return LazyQuestions(getattr(self, f'{split}_size'), lambda i: self._drawn(f'{split}/{i}')[0])
+
+  def begin(self, question: Question, sample: int) -> Any:
+    """Returns the first state of a question; all its episodes have the same."""
+    return self._drawn(question.id)[1]
+
+  @functools.lru_cache(maxsize=4096)  # noqa: B019  as long as the task itself
+  def _drawn(self, id_: str) -> tuple[Question, Any]:
+    """Draws worlds until one belongs to the question's split."""
+    split = id_.partition('/')[0]
+    if split not in _BUCKETS:
+      raise ValueError(f'question {id_!r} has no world: they are drawn for the questions of splits')
+    rng = draws.rng(self.seed, id_)
+    while True:
+      key, text, answer, state = self.draw(rng, split)
+      if draws.rng(key).randrange(10) in _BUCKETS[split]:
+        return Question(id_, text, answer), state
