@@ -17,6 +17,7 @@ _TASKS = {
   'half_maze': ('agent_gspo.environments.half_maze', 'HalfMaze'),
   'kuhn': ('agent_gspo.environments.kuhn', 'Kuhn'),
   'memory': ('agent_gspo.environments.memory', 'Memory'),
+  'saboteur': ('agent_gspo.environments.saboteur', 'Saboteur'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),

@@ -32,6 +32,8 @@ _FILES = sorted((_ROOT / 'configs').glob('*.py'))
 _GENERATED = (
   'relay',
   'half_maze',
+  'memory',
+  'saboteur',
   'configs.tasks.guessing:Guessing',
 )  # tasks without official files
 _DATA = os.environ.get('AGENT_GSPO_DATA_DIR', '')
