@@ -18,6 +18,7 @@ _TASKS = {
   'kuhn': ('agent_gspo.environments.kuhn', 'Kuhn'),
   'memory': ('agent_gspo.environments.memory', 'Memory'),
   'saboteur': ('agent_gspo.environments.saboteur', 'Saboteur'),
+  'common_pool': ('agent_gspo.environments.common_pool', 'CommonPool'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),
