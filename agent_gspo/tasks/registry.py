@@ -19,6 +19,7 @@ _TASKS = {
   'memory': ('agent_gspo.environments.memory', 'Memory'),
   'saboteur': ('agent_gspo.environments.saboteur', 'Saboteur'),
   'common_pool': ('agent_gspo.environments.common_pool', 'CommonPool'),
+  'text_game': ('agent_gspo.environments.text_game', 'TextGame'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),
