@@ -20,6 +20,7 @@ _TASKS = {
   'saboteur': ('agent_gspo.environments.saboteur', 'Saboteur'),
   'common_pool': ('agent_gspo.environments.common_pool', 'CommonPool'),
   'text_game': ('agent_gspo.environments.text_game', 'TextGame'),
+  'reasoning_gym': ('agent_gspo.tasks.reasoning_gym', 'ReasoningGym'),
   'questions': ('agent_gspo.tasks.own_questions', 'OwnQuestions'),
   'gsm8k': ('agent_gspo.tasks.benchmarks.word_problems', 'GSM8K'),
   'svamp': ('agent_gspo.tasks.benchmarks.word_problems', 'SVAMP'),
