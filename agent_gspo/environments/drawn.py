@@ -34,7 +34,7 @@ class DrawnWorld(Environment, abc.ABC):
     ValueError: if an option is out of range.
   """
 
-  silent_steps = True
+  hears_silence = True
 
   seed: int = 0
   train_size: int = option(100_000, least=0, most=10**7)
