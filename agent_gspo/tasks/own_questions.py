@@ -122,7 +122,7 @@ class OwnQuestions(base.Task):
       raise ValueError("task.options.file='' must name a JSONL or CSV file, or hf:OWNER/NAME.")
     found: dict[str, list[Question]] = {split: [] for split in SPLITS}
     ids: set[str] = set()
-    home: dict[tuple[str, tuple[str, ...]], str] = {}  # of equal questions
+    home: dict[tuple[str | tuple[str, ...], ...], str] = {}  # of equal questions
     for where, line, fields in records(self.file, 'task.options.file'):
       question = self._question(where, line, fields)
       if question.id in ids:
@@ -130,7 +130,7 @@ class OwnQuestions(base.Task):
       ids.add(question.id)
       split = fields.get('split') or _drawn(question)
       check_choice(f'{where}: split', split, SPLITS)
-      first = home.setdefault((question.text, question.notes), split)
+      first = home.setdefault((question.text, question.notes, question.documents), split)
       if first != split:
         raise ValueError(f'{where}: split={split!r}, but the same question is in {first!r}.')
       found[split].append(question)

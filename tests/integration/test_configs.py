@@ -35,6 +35,7 @@ _GENERATED = (
   'memory',
   'saboteur',
   'configs.tasks.guessing:Guessing',
+  'configs.tasks.lookup:Lookup',
 )  # tasks without official files
 _DATA = os.environ.get('AGENT_GSPO_DATA_DIR', '')
 _PUBLISHED = {  # config.json of Qwen/Qwen2.5-0.5B-Instruct

@@ -1,0 +1,48 @@
+"""A run with tools, as in docs/usage.md: what they insert, and the records of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import micro_run
+
+_PAGE = (micro_run.ROOT / 'docs' / 'usage.md').read_text()
+
+
+def test_a_tool_of_ones_own_beside_the_others_from_an_empty_folder(tmp_path):
+  (config,) = re.findall(r'```python\n(from.*?)```', _PAGE, re.S)
+  (tmp_path / 'config.py').write_text(config)
+  with (tmp_path / 'ages.jsonl').open('w') as lines:
+    for n, split in zip(range(30), itertools.cycle(('train', 'validation', 'test'))):
+      documents = [f'Ann is {n} .', 'Bob is 7 .']
+      question = {'question': 'How old is Ann ?', 'answer': n, 'documents': documents}
+      lines.write(json.dumps({**question, 'id': str(n), 'split': split}) + '\n')
+  done = subprocess.run(
+    [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
+    cwd=tmp_path,
+    env={**micro_run.environment(), 'PYTHONPATH': str(micro_run.ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  first, second = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines())
+  assert 0 < first['tools/calls_per_question'] <= 2
+  assert first['tools/tokens_per_question'] >= first['tools/calls_per_question']
+  assert second['policy/sampler_trainer_diff_max'] < 1e-3
+  inserted = []
+  for line in (tmp_path / 'run' / 'transcripts.jsonl').open():
+    for message in json.loads(line)['messages']:
+      tokens = message['tokens']
+      runs = [list(run) for tool, run in itertools.groupby(tokens, lambda x: x[1] is None) if tool]
+      assert len(runs) <= 2
+      inserted += [
+        text
+        for (_, before), (text, logprob) in itertools.pairwise(tokens)
+        if before is not None and logprob is None
+      ]
+  assert 'noon' in inserted
