@@ -56,7 +56,7 @@ class Tool:
   mark: str
   result: Callable[[str, Question], str | None]
   words: tuple[str, ...] = ()
-  check: Callable[[], object] = tuple
+  check: Callable[[], object] = lambda: None
 
 
 def _calculator(message: str, question: Question) -> str | None:

@@ -184,7 +184,7 @@ def test_a_result_is_cut_at_its_own_cap():
 
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path', 'money'])
 def test_an_inserted_token_is_paid_once_by_its_caller(cost):
-  team = st.team('chain', style='chat', tools=('calculator',), max_message_tokens=40)
+  team = st.team('star', style='chat', tools=('calculator',), max_message_tokens=40)
   batch = rollout(
     team, st.Echo(), TOKENIZER, st.questions(2), 2, writer('3 + 4 =', ', 7 * 2 =', '.')
   )
@@ -199,6 +199,7 @@ def test_an_inserted_token_is_paid_once_by_its_caller(cost):
     assert costs.max() <= bounds.max_episode_cost(priced, team)
     lone = dataclasses.replace(priced, p_write=0.0, p_read=0.0)
     assert bounds.max_episode_cost(lone, team) == 3 * 40 * 3
+    assert priced.unit.endswith('0.5 written + 0.25 read by others + 3 inserted by tools')
   assert counts.tools(batch) == {'tools/calls_per_question': 6, 'tools/tokens_per_question': 15}
 
 
