@@ -215,8 +215,8 @@ class Attention(nn.Module):
       )
     # q, and the result of attention: [B, K, H / K, T, d]; k, v: [B, K, S, d]
     q = q.reshape(batch, length, c.num_kv_heads, -1, c.head_dim).transpose(0, 2, 3, 1, 4)
-    attention = functools.partial(attend, implementation=c.attention, cap=c.attention_cap)
-    attention = self.layout.by_heads(attention)
+    plain = functools.partial(attend, implementation=c.attention, cap=c.attention_cap)
+    attention = self.layout.by_heads(plain)
     out = attention(q, k, v, mask, parts).transpose(0, 3, 1, 2, 4).reshape(batch, length, -1)
     return Linear(c, c.embed_dim, layout=self.layout, name='o')(out, adapter, earlier), (k, v)
 
@@ -322,10 +322,10 @@ class Transformer(nn.Module):
     earlier = x
     for i, layer in enumerate(self.layers):
       layer_cache, began = None if cache is None else cache[i], x
-      seen = local if c.sliding and c.sliding.layers[i] else full
-      if c.rope_layers and not c.rope_layers[i]:
-        seen = (None, None, seen[-1])
-      x, layer_kv = layer(x, *seen, layer_cache, write_at, adapter, earlier)
+      cos, sin, visible = local if c.sliding and c.sliding.layers[i] else full
+      rotary = c.rope_layers is None or c.rope_layers[i]
+      angles = (cos, sin) if rotary else (None, None)
+      x, layer_kv = layer(x, *angles, visible, layer_cache, write_at, adapter, earlier)
       kv.append(layer_kv)
       earlier = began
     return operand(self.final_norm(x), c.dtype), tuple(kv)

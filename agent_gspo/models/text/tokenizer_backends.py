@@ -104,7 +104,7 @@ def from_gguf(
   return backend
 
 
-def _byte_level(fields: Fields, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
+def _byte_level(fields: Fields, vocab: dict[str, int]) -> tokenizers.Tokenizer:
   """Returns byte-level BPE with the merges of a GGUF file."""
   pre = fields.values.get('pre')
   if pre not in _PRE:
@@ -128,7 +128,7 @@ def _byte_level(fields: Fields, vocab: Mapping[str, int]) -> tokenizers.Tokenize
   return backend
 
 
-def _sentencepiece(fields: Fields, vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
+def _sentencepiece(fields: Fields, vocab: dict[str, int]) -> tokenizers.Tokenizer:
   """Returns BPE that joins, as SentencePiece does, the two pieces whose whole scores highest.
 
   Characters that are no piece become byte pieces, `<0x00>` to `<0xFF>`.

@@ -61,7 +61,9 @@ def attend(
   how = _How(block_of(length), mask.window, cap, interpret)
   q, k, v, mask = padding.to_multiple(how.block, q, k, v, mask)
   # Ends of subtrees and, for windows, positions: [B, 1 or 2, T].
-  columns = [mask.subtree_end] if mask.window is None else [mask.subtree_end, mask.positions]
+  columns = [mask.subtree_end]
+  if mask.positions is not None and mask.window is not None:
+    columns.append(mask.positions)
   columns_last = lambda x: jnp.swapaxes(x, -1, -2)
   out = _attend(how, *map(columns_last, (q, k, v)), jnp.stack(columns, axis=1))
   return columns_last(out)[:, :, :, :length]
