@@ -185,8 +185,8 @@ def run_all(
     )
     round_, agent = place[0], team.names[place[1]]
     name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)
-    row, pairs = paired(name, probe=Probe(name, functools.partial(Reworded, change=wrong)))
-    rows.append(row | spread(*pairs, agent, round_, harness.task.canonical))
+    row, (ours, probed) = paired(name, probe=Probe(name, functools.partial(Reworded, change=wrong)))
+    rows.append(row | spread(ours, probed, agent, round_, harness.task.canonical))
   return rows
 
 

@@ -322,10 +322,18 @@ class Transformer(nn.Module):
     earlier = x
     for i, layer in enumerate(self.layers):
       layer_cache, began = None if cache is None else cache[i], x
-      cos, sin, visible = local if c.sliding and c.sliding.layers[i] else full
+      cos, sin, seen = local if c.sliding and c.sliding.layers[i] else full
       rotary = c.rope_layers is None or c.rope_layers[i]
-      angles = (cos, sin) if rotary else (None, None)
-      x, layer_kv = layer(x, *angles, visible, layer_cache, write_at, adapter, earlier)
+      x, layer_kv = layer(
+        x,
+        cos if rotary else None,
+        sin if rotary else None,
+        seen,
+        layer_cache,
+        write_at,
+        adapter,
+        earlier,
+      )
       kv.append(layer_kv)
       earlier = began
     return operand(self.final_norm(x), c.dtype), tuple(kv)

@@ -170,7 +170,10 @@ class ModelPolicy:
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
     unmeasured = [None] * len(turns)
     log_speak = unmeasured if samples.log_speak is None else samples.log_speak.tolist()
-    return [Reply(*row, log_speak=p) for *row, p in zip(*columns, log_speak, strict=True)]
+    return [
+      Reply(ids, logprobs, ended, log_speak=p)
+      for ids, logprobs, ended, p in zip(*columns, log_speak, strict=True)
+    ]
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:
     """Returns the PRNG key of each turn's message, `[N]`."""

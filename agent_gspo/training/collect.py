@@ -75,20 +75,20 @@ def _converse(
 ) -> RolloutBatch:
   """Runs `group_size` episodes per question; each process runs its share and gathers all."""
   options = setup.config.rollout
-  policy = opponents.policy(setup, state, questions, asked)
   exploration = None
   if options.must_speak:
     turns = audible_turns(setup.team, setup.sharing)
     seeds = (setup.config.seed, int(state.step))
     exploration = Exploration(turns, options.must_speak, options.group_size, *seeds)
-    policy = dataclasses.replace(policy, must_speak=exploration.must_speak)
   own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
     questions[hosts.share(len(questions))],
     options.group_size,
-    policy,
+    opponents.policy(
+      setup, state, questions, asked, exploration.must_speak if exploration else None
+    ),
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size * options.branches),
     branches=options.branches,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import flax.traverse_util
@@ -66,7 +66,13 @@ class MatchPolicy:
     return [replies[i] for i in range(len(turns))]
 
 
-def policy(setup: Setup, state: TrainState, questions: Sequence[Question], asked: int) -> Policy:
+def policy(
+  setup: Setup,
+  state: TrainState,
+  questions: Sequence[Question],
+  asked: int,
+  must_speak: Callable[[Turn], bool] | None = None,
+) -> Policy:
   """Returns the policy of a training rollout, with opponents if the config has any.
 
   Args:
@@ -74,6 +80,7 @@ def policy(setup: Setup, state: TrainState, questions: Sequence[Question], asked
     state: Training state.
     questions: Questions of the rollout, over all processes.
     asked: Questions asked before in this step.
+    must_speak: See `ModelPolicy`.
   """
   of = lambda trainable: setup.policy(
     state_lib.merge(trainable, state.frozen),
@@ -81,7 +88,7 @@ def policy(setup: Setup, state: TrainState, questions: Sequence[Question], asked
     step=int(state.step),
     temperature=setup.config.rollout.temperature,
   )
-  learner = of(state.trainable)
+  learner = dataclasses.replace(of(state.trainable), must_speak=must_speak)
   if state.pool is None:
     return learner
   found = matches(setup, int(state.step), questions, asked)

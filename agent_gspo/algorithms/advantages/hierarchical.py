@@ -57,7 +57,7 @@ def hiper(
   after = np.append(heads, -1)[span]
   goes_on = (after >= 0) & (episode[after] == episode)
 
-  states = group_lib.joint_ids(question, agent, observation)
+  states, groups = group_lib.joint_ids(question, agent, observation), np.asarray(groups)
   to_end = group_lib.to_go(own_rewards, authors, turn)
   high = _means(to_end, states, groups, sets)
   to_subgoal = group_lib.to_go(own_rewards, group_lib.joint_ids(authors, span), turn)

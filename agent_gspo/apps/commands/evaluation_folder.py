@@ -136,7 +136,7 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
   figures = {**chosen[0], 'task': result['evaluation']['task'], 'failed': failed}
   answers, samples = harness.Answers(), figures.get('samples_per_question', 1)
   answers.add([r for r in _answers(path / ANSWERS) if r['variant'] == figures['variant']])
-  records = []
+  records: list[dict[str, Any]] = []
   for question_id in (i for i in result['question_ids'] if i not in failed):
     found = answers.get(figures['variant'], question_id, samples)
     if len(found) < samples:
@@ -144,7 +144,7 @@ def read(path: str | pathlib.Path, label: str = '') -> tuple[dict[str, Any], lis
         f'{path / ANSWERS} holds no whole answer to question {question_id!r}, which {RESULT} '
         'counts: it is damaged. Evaluate again with another --out.'
       )
-    records += found
+    records += map(dict, found)
   return figures, records
 
 

@@ -148,7 +148,9 @@ class RelayTask(base.Task):
     if self.gold == 'equation':
       relevant = zip(question.notes, question.relevant, strict=True)
       counts = [Fraction(fact[1]) for note, flag in relevant if flag and (fact := parse_fact(note))]
-      total = functools.reduce(lambda tree, count: ('+', tree, count), counts)
+      total: equations.Tree = counts[0]
+      for count in counts[1:]:
+        total = '+', total, count
       forms = [equations.chain(tree, question.answer) for tree in equations.commuted(total)]
       return tuple(('', form or question.answer) for form in dict.fromkeys(forms))
     given = 'the answer is'
