@@ -1,6 +1,7 @@
-"""A scout learns when to look a fact up for a solver, by the price of what the tool inserts.
+"""A scout may look a fact up for a solver; what the tool inserts has a price.
 
-Half of the questions hold their answer. Demonstrations call the retriever at random.
+Half of the questions hold their answer. Demonstrations call the retriever at random. No result is
+claimed yet.
 
   python launch/sweep.py --config=configs/lookup.py --workdir=runs/lookup \\
     --lambdas=0,0.05,0.4 --seeds=0,1,2
