@@ -38,6 +38,7 @@ def test_state_and_gradients_are_those_of_the_run(setup):
     'frozen parameters': 0,
     'moments': _nbytes(state.opt_state),
     'reference policy': _nbytes(state.reference),
+    'opponents': _nbytes(state.pool),
   }
   gradients, _ = programs.no_totals(state.trainable)
   for program in setup.plan.programs[2:]:
