@@ -320,15 +320,14 @@ def _read(workdir: PathLike, file: str, schema: str = '') -> Iterator[dict[str, 
     else:
       left_out.append(f'line {number}: {"no JSON object" if record is None else repr(field[:60])}')
   if left_out:
-    warnings.warn(
-      f'{path}: left out {len(left_out)} lines that no run writes ({left_out[0]})', stacklevel=2
-    )
+    lines = '1 line' if len(left_out) == 1 else f'{len(left_out)} lines'
+    warnings.warn(f'{path}: left out {lines} that no run writes ({left_out[0]})', stacklevel=2)
 
 
 def _config(path: pathlib.Path) -> dict[str, Any]:
   record = json_lines.parse_line(path.read_bytes()) if path.is_file() else {}
   if record is None or odd_field(CONFIG, record):
-    warnings.warn(f'{path}: left out, since no run writes it', stacklevel=2)
+    warnings.warn(f'{path}: left out whole, since no run writes it', stacklevel=2)
     return {}
   return record
 

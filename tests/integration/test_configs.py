@@ -32,6 +32,7 @@ _FILES = sorted((_ROOT / 'configs').glob('*.py'))
 _GENERATED = (
   'relay',
   'half_maze',
+  'kuhn',
   'memory',
   'saboteur',
   'configs.tasks.guessing:Guessing',

@@ -298,7 +298,7 @@ def test_no_report_takes_a_run_down(tmp_path, monkeypatch, capsys, compiled):
     with (workdir / name).open('a') as file:
       file.write(line + '\n')
   config = micro_run.get_config().to_dict()
-  with pytest.warns(UserWarning, match=r"eval\.jsonl, line 8: left out 'label'"):
+  with pytest.warns(UserWarning, match=r"eval\.jsonl: left out 1 line .*line 8: 'label'"):
     loop.train(config, workdir, display=Progress)
   assert f'curves and transcripts: {workdir}/report.html' in capsys.readouterr().out
 

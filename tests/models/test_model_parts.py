@@ -28,11 +28,11 @@ def _assert_same(found, expected) -> None:
     np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
-def test_a_part_of_a_split_gguf_file_is_refused_with_the_remedy(tmp_path):
+def test_a_missing_part_of_a_split_gguf_file_is_named(tmp_path):
   part = raw_gguf.valid()
   part.metadata['split.count'] = raw_gguf.UINT16, 3
   (tmp_path / 'm-00001-of-00003.gguf').write_bytes(part.data())
-  with pytest.raises(ValueError, match=r'is one of 3 parts.*llama-gguf-split --merge'):
+  with pytest.raises(FileNotFoundError, match=r'm-00002-of-00003\.gguf: no such GGUF file'):
     load.load_model(f'gguf:{tmp_path}/m-00001-of-00003.gguf')
 
 

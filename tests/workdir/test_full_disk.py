@@ -58,7 +58,7 @@ def test_tensorboard_does_not_wait_for_a_disk_that_is_full(tmp_path):
 def test_an_evaluation_folder_names_its_file(tmp_path):
   folder = evaluation_folder.Folder(tmp_path, {'a': 1})
   with full(), pytest.raises(disk.WriteError, match=r'results\.jsonl could not be written'):
-    folder.add([{'question_id': 'q', 'variant': 'v'}])
+    folder.add([{'question_id': 'q', 'sample': 0, 'variant': 'v'}])
 
 
 @pytest.mark.slow
