@@ -88,7 +88,9 @@ def policy(
     step=int(state.step),
     temperature=setup.config.rollout.temperature,
   )
-  learner = dataclasses.replace(of(state.trainable), must_speak=must_speak)
+  learner = of(state.trainable)
+  if must_speak is not None:
+    learner = dataclasses.replace(learner, must_speak=must_speak)
   if state.pool is None:
     return learner
   found = matches(setup, int(state.step), questions, asked)
