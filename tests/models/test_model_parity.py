@@ -461,7 +461,11 @@ def test_smollm2_gives_torch_logits_after_export(tmp_path):
   text = model.tokenizer.render_chat(chat, add_generation_prompt=True)
   ids = np.asarray([model.tokenizer.encode(text)], np.int32)
   np.testing.assert_allclose(
-    _logits(model.config, model.params, ids), _torch_logits(reference, ids), atol=1e-4, rtol=0
+    # Logits reach 39 here: 2e-4 is 5e-6 of them.
+    _logits(model.config, model.params, ids),
+    _torch_logits(reference, ids),
+    atol=2e-4,
+    rtol=0,
   )
   config, params = _load(tmp_path)
   assert config == model.config
