@@ -1,4 +1,4 @@
-"""Defines the base of worlds that are drawn from a seed."""
+"""Defines the bases of worlds that are drawn from a seed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import random
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_gspo.environments.base import Environment
 from agent_gspo.options import check_fields, option
 from agent_gspo.tasks.data import draws
+from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
 
@@ -30,11 +31,17 @@ class DrawnWorld(Environment, abc.ABC):
 
   Question `i` of a split depends on `(seed, split, i)` and the options alone.
 
+  Attributes:
+    noun: Word for a world in errors.
+    drawn_by: Options that choose other worlds for the same question, besides the seed.
+
   Raises:
     ValueError: if an option is out of range.
   """
 
   hears_silence = True
+  noun = 'world'
+  drawn_by: ClassVar[tuple[str, ...]] = ()
 
   seed: int = 0
   train_size: int = option(100_000, least=0, most=10**7)
@@ -63,9 +70,27 @@ class DrawnWorld(Environment, abc.ABC):
     """Draws worlds until one belongs to the question's split."""
     split = id_.partition('/')[0]
     if split not in _BUCKETS:
-      raise ValueError(f'question {id_!r} has no world: they are drawn for the questions of splits')
-    rng = draws.rng(self.seed, id_)
+      raise ValueError(
+        f'question {id_!r} has no {self.noun}: {self.noun}s are drawn for the questions of splits'
+      )
+    rng = draws.rng(self.seed, *(getattr(self, name) for name in self.drawn_by), id_)
     while True:
       key, text, answer, state = self.draw(rng, split)
       if draws.rng(key).randrange(10) in _BUCKETS[split]:
         return Question(id_, text, answer), state
+
+
+class NumberWorld(DrawnWorld, abc.ABC):
+  """World whose episodes end with an answer that is graded as a number (`state.answer`)."""
+
+  def outcome(self, state: Any) -> str:
+    """Returns the answer of an episode."""
+    return state.answer
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """Returns 1 if the number in the answer is the gold number, else 0."""
+    return grade_number(answer_text, question.answer)
+
+  def canonical(self, answer_text: str) -> str | None:
+    """Returns the number in the answer."""
+    return canonical_number(answer_text)

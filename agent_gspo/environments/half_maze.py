@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import random
 from collections.abc import Collection, Mapping, Sequence
 
-from agent_gspo.environments.base import Environment
-from agent_gspo.options import check_fields, option
-from agent_gspo.tasks.data import draws
-from agent_gspo.tasks.lazy import LazyQuestions
+from agent_gspo.environments.drawn import DrawnWorld
+from agent_gspo.options import option
 from agent_gspo.types import Question
 
 _TALK = ('my walls are', 'I see walls', 'please note the walls', 'hello , I can see the walls')
-_BUCKETS = {'train': range(2, 10), 'validation': range(1, 2), 'test': range(1)}  # of 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,30 +43,28 @@ class Piece:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class HalfMaze(Environment):
+class HalfMaze(DrawnWorld):
   """Perfect mazes, in which one path joins every two cells, or with `gaps` several.
 
-  Question `i` of a split depends on `(seed, split, i)` and the options alone. Splits share no
-  maze.
+  Splits share no walls.
 
   Raises:
     ValueError: if an option is out of range.
   """
 
   name = 'half_maze'
+  hears_silence = False
+  noun = 'maze'
+  drawn_by = ('size',)
 
   size: int = option(3, least=3, most=9)  # cells a side
   parts: int = option(2, least=1, most=9)  # agent i sees part i % parts of the walls
   # half: each agent sees its part of the walls; full: all of them.
   view: str = option('half', choices=('half', 'full'))
   gaps: int = option(0, least=0, most=64)  # walls that are left out
-  seed: int = 0
-  train_size: int = option(100_000, least=0, most=10**7)
-  validation_size: int = option(200, least=0, most=10**7)
-  test_size: int = option(500, least=0, most=10**7)
 
   def __post_init__(self):
-    check_fields(self, 'task.options')
+    super().__post_init__()
     most = (self.size - 1) ** 2 - 4  # fewer walls are too few mazes for three splits
     if self.gaps > most:
       raise ValueError(
@@ -80,22 +74,9 @@ class HalfMaze(Environment):
     self._cells = [f'{chr(ord("a") + x)}{y + 1}' for x in places for y in places]
     self._edges = [f'{a}-{b}' for a in self._cells for b in self._cells if a < b and _near(a, b)]
 
-  def _split(self, split: str) -> Sequence[Question]:
-    make = functools.partial(self._question, split)
-    return LazyQuestions(getattr(self, f'{split}_size'), make)
-
-  def _question(self, split: str, index: int) -> Question:
-    id_ = f'{split}/{index}'
-    piece = self._first(id_)
-    return Question(id_, f'{piece.cell} to {piece.goal}', piece.goal)
-
-  @functools.lru_cache(maxsize=4096)  # noqa: B019  as long as the task itself
-  def _first(self, id_: str) -> Piece:
-    """Draws mazes until one belongs to the question's split and its goal is `size` steps away."""
-    split = id_.partition('/')[0]
-    if split not in _BUCKETS:
-      raise ValueError(f'question {id_!r} has no maze: mazes are drawn for the questions of splits')
-    rng = draws.rng(self.seed, self.size, id_)
+  def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Piece]:
+    """Draws mazes until a goal is at least `size` steps away; splits differ in their walls."""
+    del split
     while True:
       edges = rng.sample(self._edges, len(self._edges))
       trees = {cell: {cell} for cell in self._cells}
@@ -109,13 +90,9 @@ class HalfMaze(Environment):
         trees.update(dict.fromkeys(trees[b], trees[a]))
       cell, goal = rng.sample(self._cells, 2)
       walls = walls[self.gaps :]
-      far = len(self.shortest_path(cell, goal, walls, rng)) >= self.size
-      if far and draws.rng(*sorted(walls)).randrange(10) in _BUCKETS[split]:
-        return Piece(cell, goal, tuple(walls))
-
-  def begin(self, question: Question, sample: int) -> Piece:
-    """Returns the piece at its start."""
-    return self._first(question.id)
+      if len(self.shortest_path(cell, goal, walls, rng)) >= self.size:
+        piece = Piece(cell, goal, tuple(walls))
+        return '/'.join(sorted(walls)), f'{cell} to {goal}', goal, piece
 
   def observe(self, state: Piece, agent: int) -> str:
     """Returns piece, goal and the walls that an agent knows."""

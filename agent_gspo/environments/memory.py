@@ -18,9 +18,9 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
-from agent_gspo.environments.drawn import OWNERS, DrawnWorld
+from agent_gspo.environments.drawn import OWNERS, NumberWorld
 from agent_gspo.options import option
-from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
+from agent_gspo.tasks.grading.numeric import grade_number
 from agent_gspo.tasks.relay import grammar
 from agent_gspo.tasks.relay.script import facts_in
 from agent_gspo.types import Question
@@ -69,7 +69,7 @@ class Visits:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Memory(DrawnWorld):
+class Memory(NumberWorld):
   """Visits, notes, a search and an answer.
 
   Raises:
@@ -139,18 +139,6 @@ class Memory(DrawnWorld):
     kept = [owner for owner in state.asked if state.share(state.notes, [owner])]
     scribe, finder = state.share(state.notes, state.asked), state.share(state.found, kept)
     return state, {_SCRIBE: scribe, _FINDER: finder, _SOLVER: right}, True
-
-  def outcome(self, state: Visits) -> str:
-    """Returns the solver's answer."""
-    return state.answer
-
-  def score(self, question: Question, answer_text: str) -> float:
-    """Returns 1 if the number in the answer is the gold number, else 0."""
-    return grade_number(answer_text, question.answer)
-
-  def canonical(self, answer_text: str) -> str | None:
-    """Returns the number in the answer."""
-    return canonical_number(answer_text)
 
   def demonstration(
     self,

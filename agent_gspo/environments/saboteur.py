@@ -16,9 +16,9 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
-from agent_gspo.environments.drawn import OWNERS, DrawnWorld
+from agent_gspo.environments.drawn import OWNERS, NumberWorld
 from agent_gspo.options import option
-from agent_gspo.tasks.grading.numeric import canonical_number, grade_number
+from agent_gspo.tasks.grading.numeric import grade_number
 from agent_gspo.tasks.relay.script import facts_in
 from agent_gspo.types import Question
 
@@ -53,7 +53,7 @@ class Testimony:
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class Saboteur(DrawnWorld):
+class Saboteur(NumberWorld):
   """Lookup of one fact that several witnesses have seen.
 
   Half of the questions of validation and test have a saboteur, so that teams trained with and
@@ -100,18 +100,6 @@ class Saboteur(DrawnWorld):
     if state.saboteur >= 0:
       rewards[state.saboteur] = 1 - right
     return dataclasses.replace(state, answer=text), rewards, True
-
-  def outcome(self, state: Testimony) -> str:
-    """Returns the solver's answer."""
-    return state.answer
-
-  def score(self, question: Question, answer_text: str) -> float:
-    """Returns 1 if the number in the answer is the gold number, else 0."""
-    return grade_number(answer_text, question.answer)
-
-  def canonical(self, answer_text: str) -> str | None:
-    """Returns the number in the answer."""
-    return canonical_number(answer_text)
 
   def demonstration(
     self,
