@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 
 import micro_run
 import pytest
@@ -21,15 +19,7 @@ def test_an_environment_of_ones_own_from_an_empty_folder(tmp_path):
   assert len(pennies.splitlines()) <= 60
   (tmp_path / 'pennies.py').write_text(pennies)
   (tmp_path / 'config.py').write_text(config)
-  done = subprocess.run(
-    [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
-    cwd=tmp_path,
-    env={**micro_run.environment(), 'PYTHONPATH': str(micro_run.ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
+  micro_run.train_alone(tmp_path)
   step = json.loads((tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()[0])
   assert step['policy/grad_norm'] > 0
   for line in (tmp_path / 'run' / 'transcripts.jsonl').open():

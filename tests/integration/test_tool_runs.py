@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 
 import micro_run
 
@@ -21,15 +19,7 @@ def test_a_tool_of_ones_own_beside_the_others_from_an_empty_folder(tmp_path):
       documents = [f'Ann is {n} .', 'Bob is 7 .']
       question = {'question': 'How old is Ann ?', 'answer': n, 'documents': documents}
       lines.write(json.dumps({**question, 'id': str(n), 'split': split}) + '\n')
-  done = subprocess.run(
-    [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
-    cwd=tmp_path,
-    env={**micro_run.environment(), 'PYTHONPATH': str(micro_run.ROOT)},
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
+  micro_run.train_alone(tmp_path)
   first, second = map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines())
   assert 0 < first['tools/calls_per_question'] <= 2
   assert first['tools/tokens_per_question'] >= first['tools/calls_per_question']

@@ -138,6 +138,19 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess:
   )
 
 
+def train_alone(folder: pathlib.Path) -> None:
+  """Trains by `config.py` of a folder, with nothing else of the repository beside it."""
+  done = subprocess.run(
+    [sys.executable, '-m', 'agent_gspo.apps.commands.train', '--config=config.py', '--workdir=run'],
+    cwd=folder,
+    env={**environment(), 'PYTHONPATH': str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+
+
 def finished() -> pathlib.Path:
   """Workdir of a micro run that nothing interrupted; do not write there."""
   return shared('finished', _finish)
