@@ -14,14 +14,18 @@ it wins, below 0 if it loses. With `talk` each first writes a message that the o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from agent_gspo.environments.base import Environment
 from agent_gspo.options import check_fields, option
 from agent_gspo.tasks.lazy import LazyQuestions
-from agent_gspo.types import Question
+from agent_gspo.types import Message, Question
 
 CARDS, MOVES = 'JQK', ('pass', 'bet')
 DEALS = tuple(itertools.permutations(CARDS, 2))
@@ -95,6 +99,30 @@ class Kuhn(Environment):
     """Returns the result of the first player: win, loss, or none for a game cut short."""
     return 'win' if state.won > 0 else 'loss' if state.won else 'none'
 
+  def policy_figures(
+    self,
+    play: Callable[[Callable[[Any], str], Sequence[Question]], Sequence[Message]],
+    log_probability: Callable[[Sequence[Message], str], np.ndarray],
+  ) -> dict[str, float]:
+    """Returns the exploitability of a policy that plays both sides, and how legal its moves are.
+
+    Empty with talk, after which there are more information sets. Arguments are those of
+    `Task.policy_figures`.
+    """
+    if self.talk:
+      return {}
+    found: dict[str, Message] = {}  # by information set
+    deals = self.questions('train')[: len(DEALS)]
+    for line in LINES:
+      played = play(functools.partial(_next_move, line), deals)
+      found |= {message.told[0]: message for message in played}
+    if len(found) < 12:  # too few rounds for a whole game
+      return {}
+    moves = {move: np.exp(log_probability([*found.values()], move)) for move in MOVES}
+    legal = moves['pass'] + moves['bet']
+    bets = dict(zip(found, (moves['bet'] / legal).tolist(), strict=True))
+    return {'game/exploitability': exploitability(bets), 'game/legal': float(legal.mean())}
+
   def demonstration(
     self,
     question: Question,
@@ -124,6 +152,10 @@ class Kuhn(Environment):
   def vocabulary(self) -> list[str]:
     """Returns the words of observations and demonstrations."""
     return [*CARDS, ':', *MOVES, 'I', 'have']
+
+
+def _next_move(line: Sequence[str], turn: Any) -> str:
+  return line[len(turn.state.moves)]
 
 
 def information_set(card: str, moves: Sequence[str]) -> str:

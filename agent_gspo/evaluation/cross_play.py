@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn, divided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,8 @@ class CrossPlay:
   agents: Collection[int]
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    replies: dict[int, Reply] = {}
-    for policy, is_partner in ((self.policy, False), (self.partner, True)):
-      own = [i for i, turn in enumerate(turns) if (turn.agent in self.agents) == is_partner]
-      if own:
-        replies.update(zip(own, policy([turns[i] for i in own]), strict=True))
-    return [replies[i] for i in range(len(turns))]
+    policies = {False: self.policy, True: self.partner}
+    return divided(turns, lambda turn: turn.agent in self.agents, policies)
 
 
 def partner_agents(names: Sequence[str], chosen: Sequence[str]) -> tuple[int, ...]:

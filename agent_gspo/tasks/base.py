@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.grading import answer_marks
 from agent_gspo.tasks.options import SPLITS
-from agent_gspo.types import Question
+from agent_gspo.types import Message, Question
 
 
 class Task(abc.ABC):
@@ -64,6 +66,21 @@ class Task(abc.ABC):
   def plain_message(self, question: Question, agent: int) -> str:
     """Returns the plainest message with an agent's note, '' without a note."""
     return question.note(agent)
+
+  def policy_figures(
+    self,
+    play: Callable[[Callable[[Any], str], Sequence[Question]], Sequence[Message]],
+    log_probability: Callable[[Sequence[Message], str], np.ndarray],
+  ) -> Mapping[str, float]:
+    """Returns figures that evaluations read from the policy itself; none by default.
+
+    Args:
+      play: Plays a script, which maps a turn to its text, once for each question; returns all
+        messages.
+      log_probability: Log-probability of a text at the prompt of each message, float64 `[M]`.
+    """
+    del play, log_probability
+    return {}
 
   def further_demonstrations(self) -> Sequence[Question]:
     """Returns additional questions for SFT demonstrations.

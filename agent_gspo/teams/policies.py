@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -94,6 +94,28 @@ class Reply(NamedTuple):
   def inserted_mask(self) -> np.ndarray:
     """Returns `inserted`, all False without any."""
     return np.zeros(len(self.token_ids), bool) if self.inserted is None else self.inserted
+
+
+def divided(
+  turns: Sequence[Turn],
+  author: Callable[[Turn], Hashable],
+  policies: Mapping[Any, Policy],
+) -> list[Reply]:
+  """Returns the replies of several policies, called in their order, each once if it has a turn.
+
+  Args:
+    turns: Turns that are taken at once.
+    author: Maps a turn to the key of the policy that takes it.
+    policies: Policies by key.
+  """
+  places: dict[Hashable, list[int]] = {}
+  for i, turn in enumerate(turns):
+    places.setdefault(author(turn), []).append(i)
+  replies: dict[int, Reply] = {}
+  for key, policy in policies.items():
+    if own := places.get(key):
+      replies |= zip(own, policy([turns[i] for i in own]), strict=True)
+  return [replies[i] for i in range(len(turns))]
 
 
 class EndpointError(ConnectionError):

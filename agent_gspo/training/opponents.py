@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from agent_gspo import streams
 from agent_gspo.config import Config
 from agent_gspo.teams.options import RolloutOptions
-from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn, divided
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.setup import Setup
@@ -53,17 +53,14 @@ class MatchPolicy:
   members: Mapping[int, Policy]
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    by_author: dict[int | None, list[int]] = {}  # pool member, None for the learner
-    for i, turn in enumerate(turns):
-      side, member = self.matches[turn.question.id]
-      own = self.sides[turn.agent] == side
-      by_author.setdefault(None if own else member, []).append(i)
-    replies: dict[int, Reply] = {}
-    for author, places in by_author.items():
-      policy = self.learner if author is None else self.members[author]
-      for i, reply in zip(places, policy([turns[i] for i in places]), strict=True):
-        replies[i] = reply._replace(learns=author is None)
-    return [replies[i] for i in range(len(turns))]
+    replies = divided(turns, self._author, {None: self.learner, **self.members})
+    authors = map(self._author, turns)
+    return [r._replace(learns=author is None) for r, author in zip(replies, authors, strict=True)]
+
+  def _author(self, turn: Turn) -> int | None:
+    """Returns the pool member that takes a turn, None for the learner."""
+    side, member = self.matches[turn.question.id]
+    return None if self.sides[turn.agent] == side else member
 
 
 def policy(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from agent_gspo.environments import kuhn
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.evaluation import judgement, transcripts, variants
 from agent_gspo.models import partition
@@ -106,7 +106,7 @@ def evaluate(
     scored = PolicyParams.of(params)
     figures |= judgement_figures(setup.team, setup.tokenizer, scorer, scored, batch)
     figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
-    figures |= game_figures(setup, scorer, scored)
+    figures |= policy_figures(setup, scorer, scored)
   head = {
     'step': step,
     'label': label,
@@ -161,9 +161,9 @@ def log_probability(
     if key not in place:
       place[key] = len(place)
       writer = writers[message.agent]
-      ids = tokenizer.encode(writer.as_written(text), special=False)
+      ids = writer.written_ids(text)
       ends += [
-        scored_message(place[key], message.agent, message.prompt_ids, np.asarray([*ids, stop]))
+        scored_message(place[key], message.agent, message.prompt_ids, np.append(ids, stop))
         for stop in writer.stop_ids
         if not writer.tail(stop)
       ]
@@ -195,30 +195,15 @@ def judgement_figures(
   return judgement.figures(found, relevant == 1)
 
 
-def game_figures(setup: Setup, scorer: Learner, policy: PolicyParams) -> dict[str, float]:
-  """Returns the exploitability of a policy that plays both sides of Kuhn poker.
-
-  Empty for other tasks, and with talk, after which there are more information sets. Arguments as of
-  `evaluate`.
-  """
+def policy_figures(setup: Setup, scorer: Learner, policy: PolicyParams) -> Mapping[str, float]:
+  """Returns the figures of `Task.policy_figures`. Arguments as of `evaluate`."""
   task, team, tokenizer = setup.task, setup.team, setup.tokenizer
-  if not isinstance(task, kuhn.Kuhn) or task.talk:
-    return {}
-  found: dict[str, Message] = {}  # by information set
-  deals = task.questions('train')[: len(kuhn.DEALS)]
-  for line in kuhn.LINES:
-    script = lambda turn, line=line: line[len(turn.state.moves)]
-    played = rollout(team, task, tokenizer, deals, 1, ScriptedPolicy(script, tokenizer))
-    found |= {message.told[0]: message for message in played.messages}
-  if len(found) < 12:  # too few rounds for a whole game
-    return {}
-  moves = {
-    move: np.exp(log_probability(team, tokenizer, scorer, policy, [*found.values()], move))
-    for move in kuhn.MOVES
-  }
-  legal = moves['pass'] + moves['bet']
-  bets = dict(zip(found, (moves['bet'] / legal).tolist(), strict=True))
-  return {'game/exploitability': kuhn.exploitability(bets), 'game/legal': float(legal.mean())}
+  play = lambda script, questions: (
+    rollout(team, task, tokenizer, questions, 1, ScriptedPolicy(script, tokenizer)).messages
+  )
+  return task.policy_figures(
+    play, functools.partial(log_probability, team, tokenizer, scorer, policy)
+  )
 
 
 class RunEvaluations:

@@ -1,4 +1,4 @@
-"""Who plays whom: assignment, masks, the pool, what a checkpoint keeps."""
+"""Tests who plays whom: assignment, masks, the pool, what a checkpoint keeps."""
 
 from __future__ import annotations
 
