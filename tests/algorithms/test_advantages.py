@@ -254,7 +254,7 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
   fields = {
     'task': np.where(tied, np.float32(task), differ(1.0)),
     'costs': np.where(tied, np.float32(cost), differ(0.1)),
-    **dict.fromkeys(('groups', 'question', 'agent', 'observation'), group),
+    **dict.fromkeys(('groups', 'question', 'agent', 'role', 'observation'), group),
     'episode': np.arange(len(group)),
     'turn': group * 0,
     'lengths': rng.integers(1, 40, len(group)),
@@ -286,7 +286,7 @@ def test_ties_among_other_groups_give_exactly_0(name, options):
 @pytest.mark.parametrize('size', [3, 5, 6, 7, 24])
 def test_batches_that_tie_give_exactly_0(name, size):
   zeros = np.zeros(size, int)
-  columns = ('groups', 'question', 'agent', 'turn', 'observation')
+  columns = ('groups', 'question', 'agent', 'role', 'turn', 'observation')
   for task, cost in itertools.product(_TIES, (0.0, 0.1, 0.013)):
     full = lambda value: np.full(size, value, np.float32)
     x = lib.AdvantageInputs(

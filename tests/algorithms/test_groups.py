@@ -78,10 +78,11 @@ def test_episodes_are_counted_once(batch):
   np.testing.assert_array_equal(lib.episodes(groups, episode), count)
 
 
-def test_to_go_sums_what_is_not_yet_past(batch):
+@pytest.mark.parametrize('ties', [False, True])
+def test_to_go_sums_what_is_not_yet_past(batch, ties):
   values, _, _, episode, turn = batch
   groups = np.asarray(lib.joint_ids(episode))
-  when = np.random.default_rng(2).permutation(len(turn))
+  when = turn if ties else np.random.default_rng(2).permutation(len(turn))
   expected = [
     values[(groups == groups[m]) & (when >= when[m])].astype(float).sum() for m in range(len(turn))
   ]

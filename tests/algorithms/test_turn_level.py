@@ -164,3 +164,29 @@ def test_counterfactual_of_an_agent_that_never_or_always_spoke(silent):
   rewards, zeros = np.float32([1, 0, 0, 1]), np.zeros(4, int)
   found = turn_level.counterfactual(rewards, zeros, zeros, zeros, zeros, np.full(4, silent))
   np.testing.assert_allclose(found, rewards - 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize(('beta', 'gamma'), [(1.0, 0.9), (0.5, 1.0)])
+def test_advantage_alignment_adds_what_others_gain_after_what_the_author_gained(x, beta, gamma):
+  earned = np.random.default_rng(3).normal(size=len(x.task)).astype(np.float32)
+  x = x.replace(reward=earned)
+  e = exact(x)
+  count, rewards = len(earned), e['reward'] - e['costs']
+
+  def later(m, counts):
+    same = (e['episode'] == e['episode'][m]) & (e['turn'] >= e['turn'][m])
+    return rewards[same & counts].sum()
+
+  returns = np.array([later(m, e['agent'] == e['agent'][m]) for m in range(count)])
+  of_others = np.array([later(m, e['role'] != e['role'][m]) for m in range(count)])
+  own = by_group(returns, members(e['groups']), standardised)
+  others = by_group(of_others, members(e['groups']), standardised)
+  expected = own.copy()
+  for m in range(count):
+    mine = (e['episode'] == e['episode'][m]) & (e['agent'] == e['agent'][m])
+    before = sorted(np.flatnonzero(mine & (e['turn'] < e['turn'][m])), key=lambda k: -e['turn'][k])
+    past = sum(gamma**distance * own[k] for distance, k in enumerate(before, start=1))
+    expected[m] += beta * gamma * past * others[m]
+  assert np.abs(expected - own).max() > 0.1
+  found = _values('advantage_alignment', x, beta=beta, gamma=gamma)
+  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

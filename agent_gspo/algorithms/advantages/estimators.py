@@ -34,6 +34,7 @@ from agent_gspo.algorithms.advantages.hierarchical import hiper
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
 from agent_gspo.algorithms.advantages.message_worth import replay, worth
 from agent_gspo.algorithms.advantages.turn_level import (
+  advantage_alignment,
   agent_turn,
   counterfactual,
   gigpo,
@@ -58,6 +59,7 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'hgpo': hgpo,
   'hiper': hiper,
   'counterfactual': counterfactual,
+  'advantage_alignment': advantage_alignment,
   'rae': rae,
   'worth': worth,
   'potential': worth,
@@ -74,7 +76,7 @@ GAINS = {
 }
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
-SUMS_OWN_COSTS = ('agent_turn', 'hiper', *GAINS)
+SUMS_OWN_COSTS = ('agent_turn', 'hiper', 'advantage_alignment', *GAINS)
 
 
 def advantage(

@@ -113,20 +113,20 @@ def episodes(groups: chex.Array, episode: chex.Array) -> np.ndarray:
 
 
 def to_go(values: chex.Array, groups: chex.Array, when: chex.Array) -> np.ndarray:
-  """Sums `values` over each message and later ones in its group, float32 `[M]`.
+  """Sums `values` over the messages of each one's group from its time on, float32 `[M]`.
 
   A float64 running sum over all groups is precise enough to be split between them.
 
   Args:
     values: float32 `[M]`.
     groups: int `[M]`.
-    when: Order in time, distinct within a group, int `[M]`.
+    when: Order in time, int `[M]`.
   """
   order = np.lexsort((-np.asarray(when), groups))
-  ranked = np.asarray(groups)[order]
+  ranked, steps = np.asarray(groups)[order], joint_ids(-np.asarray(when), groups)[order]
   sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64)[order])])
   out = np.zeros(len(order), np.float32)
-  out[order] = sums[1:] - sums[np.searchsorted(ranked, ranked)]
+  out[order] = sums[np.searchsorted(steps, steps, 'right')] - sums[np.searchsorted(ranked, ranked)]
   return out
 
 

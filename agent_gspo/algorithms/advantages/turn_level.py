@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import chex
 import numpy as np
@@ -103,6 +104,59 @@ def hgpo(
   weight = np.stack(weights)  # [K, M]
   whole = np.sum(weight, axis=0)
   return np.sum(weight * np.stack(values), axis=0) / np.where(whole > 0, whole, 1.0)
+
+
+def advantage_alignment(
+  own_rewards: chex.Array,
+  groups: chex.Array,
+  episode: chex.Array,
+  agent: chex.Array,
+  turn: chex.Array,
+  role: chex.Array,
+  *,
+  beta: float = 1.0,
+  gamma: float = 0.9,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Computes Advantage Alignment (arXiv 2406.14662) for agents that earn different rewards.
+
+  With the author's advantages `A_t` and that of others, `B_t`, all `group_std` of returns from
+  turn `t` on:
+
+    A_t + beta gamma (sum_{k < t} gamma^(t - k) A_k) B_t
+
+  What helps others is reinforced after turns that went well for the author, so that they learn to
+  let it fare well. Others are all agents of another `role`, in place of the paper's one opponent;
+  `t` and `k` count the author's messages.
+
+  Args:
+    own_rewards: Reward of each message alone minus its own costs, float32 `[M]`.
+    groups, episode, agent, turn, role: int `[M]`.
+    beta, gamma: Weight of the second term; discount of earlier turns.
+    std_floor, eps: Options of `group_std`.
+  """
+  normalised = functools.partial(group_std, groups=groups, std_floor=std_floor, eps=eps)
+  authors = group_lib.joint_ids(episode, agent)
+  own = normalised(group_lib.to_go(own_rewards, authors, turn))
+  by_role = [
+    np.where(role == other, 0, _of_role(own_rewards, role == other, episode, turn))
+    for other in np.unique(role)
+  ]
+  others = normalised(np.sum(by_role, axis=0))
+  past = np.zeros(len(own))
+  order = np.lexsort((turn, authors))
+  for before, m in itertools.pairwise(order):
+    if authors[before] == authors[m]:
+      past[m] = gamma * (past[before] + own[before])
+  return own + beta * gamma * past * others
+
+
+def _of_role(
+  own_rewards: chex.Array, has_role: np.ndarray, episode: chex.Array, turn: chex.Array
+) -> np.ndarray:
+  """Returns what agents of a role earn in each message's episode from its turn on, `[M]`."""
+  return group_lib.to_go(np.where(has_role, own_rewards, 0), group_lib.joint_ids(episode), turn)
 
 
 def counterfactual(
