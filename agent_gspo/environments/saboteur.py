@@ -82,6 +82,10 @@ class Saboteur(NumberWorld):
     """Returns the questions of SFT alone."""
     return [self._drawn(f'sft/{i}')[0] for i in range(self.train_size)]
 
+  def kind(self, question: Question) -> str:
+    """Tells attacked questions apart."""
+    return 'attacked' if self.begin(question, 0).saboteur >= 0 else 'honest'
+
   def observe(self, state: Testimony, agent: int) -> str:
     """Returns the fact to the witnesses."""
     if agent >= self.witnesses:

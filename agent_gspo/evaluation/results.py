@@ -54,6 +54,10 @@ def of_questions(
   columns = {'text_read': read, 'text_written': written}
   found = transcripts.records(batch, range(batch.num_episodes), tokenizer, **head, columns=columns)
   for e, record in enumerate(found):
+    question = batch.questions[batch.episode_question[e]]
+    kind = checked.call(task, f'kind of question {question.id!r}', task.kind, question)
+    if kind:
+      record['kind'] = str(kind)
     if task.graders:
       record['graded'] = _graded(task, batch, e)
   return found
@@ -142,6 +146,7 @@ def figures(
     'task/accuracy_low': low,
     'task/accuracy_high': high,
     **_by_grader(records),
+    **_by_kind(records),
     **_by_samples(records),
     **_with_interval('tokens/written_per_question', by_question(records, written)),
     **_with_interval('tokens/read_per_question', per_question(records, 'read')),
@@ -157,7 +162,7 @@ def figures(
     'comm/silence_rate_irrelevant': counts.silence_rate(batch, batch.relevant == 0),
     'comm/truncated_rate': float(batch.truncated.mean()) if len(batch.agent) else 0.0,
     **_money(batch, prices),
-    'agents': _rows(batch, counts.agents(batch), batch.agent, text),
+    'agents': _rows(batch, counts.agents(batch), batch.agent, text | _earned(records)),
     'edges': edges,
     'rounds': _rows(batch, counts.rounds(batch), batch.round, text),
   }
@@ -232,6 +237,15 @@ def _by_grader(records: Sequence[Record]) -> dict[str, float]:
   }
 
 
+def _by_kind(records: Sequence[Record]) -> dict[str, float]:
+  """Returns the accuracy on each kind of question, if the task tells them apart."""
+  scores: dict[str, list[float]] = {}
+  for record in records:
+    if 'kind' in record:
+      scores.setdefault(record['kind'], []).append(record['task_score'])
+  return {f'{workdir_records.KIND}{kind}': float(np.mean(scores[kind])) for kind in sorted(scores)}
+
+
 def _by_samples(records: Sequence[Record]) -> dict[str, float]:
   """Returns pass@k and pass^k for each power of two up to the samples of every question."""
   scores: dict[str, list[float]] = {}
@@ -276,10 +290,16 @@ def _money(batch: RolloutBatch, prices: Prices | None) -> dict[str, Any]:
   }
 
 
-def _rows(batch: RolloutBatch, rows, place: np.ndarray, text: Mapping[str, np.ndarray]) -> list:
-  """Returns rows of counts with plain-text counts added."""
+def _earned(records: Sequence[Record]) -> dict[str, np.ndarray]:
+  """Returns the reward of each message in an environment, float64 `[M]`; empty in other tasks."""
+  earned = [m.get('earned') for r in records for m in r['messages']]
+  return {} if None in earned else {'earned': np.asarray(earned, float)}
+
+
+def _rows(batch: RolloutBatch, rows, place: np.ndarray, more: Mapping[str, np.ndarray]) -> list:
+  """Returns rows of counts with means of `more`, `[M]` each, added."""
   return [
     row
-    | {f'{key}_per_question': counts.per_question(batch, n, place == i) for key, n in text.items()}
+    | {f'{key}_per_question': counts.per_question(batch, n, place == i) for key, n in more.items()}
     for i, row in enumerate(rows)
   ]

@@ -67,6 +67,11 @@ class Task(abc.ABC):
     """Returns the plainest message with an agent's note, '' without a note."""
     return question.note(agent)
 
+  def kind(self, question: Question) -> str:
+    """Returns the kind of a question, of which evaluations report the accuracy; '' for none."""
+    del question
+    return ''
+
   def policy_figures(
     self,
     play: Callable[[Callable[[Any], str], Sequence[Question]], Sequence[Message]],

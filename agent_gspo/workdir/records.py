@@ -37,6 +37,8 @@ LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 DONE = 'done'
 # Prefix of accuracy by another grader, before its name.
 GRADED = 'task/accuracy_by_'
+# Prefix of accuracy on one kind of question, before its name.
+KIND = 'task/accuracy_of_'
 # Prefix of pass@k and pass^k.
 PASS = 'task/pass'
 # Label of the evaluation of the initial team.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import random
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 
 from agent_gspo.environments.saboteur import Saboteur, Testimony
+from agent_gspo.evaluation import results
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.relay.script import facts_in
 from agent_gspo.teams.policies import ScriptedPolicy
@@ -129,3 +132,27 @@ def test_demonstrations_lie_and_most_witnesses_are_believed():
   assert len({TASK.begin(question, 0).saboteur for question in asked}) == 4
   batch = rollout(team, TASK, tokenizer, asked, 1, ScriptedPolicy(script, tokenizer))
   assert batch.task_scores.tolist() == [1.0] * 60
+
+
+def test_evaluations_tell_attacked_questions_apart_and_what_each_agent_earned():
+  team = make_team({**config_file.get_config().team.to_dict(), 'max_message_tokens': 60})
+  tokenizer = word_level(sorted({*TASK.vocabulary(), 'say', 'answer', 'environment', *team.names}))
+  asked = [TASK.questions('test')[i] for i in range(40)]
+  attacked = np.array([TASK.begin(question, 0).saboteur for question in asked]) >= 0
+  right = np.arange(40) % 4 > 0
+
+  def script(turn):
+    count = turn.state.count
+    return count if right[asked.index(turn.question)] else '12'.replace(count, '')[0]
+
+  batch = rollout(team, TASK, tokenizer, asked, 1, ScriptedPolicy(script, tokenizer))
+  records = json.loads(
+    json.dumps(results.of_questions(batch, team, TASK, tokenizer, step=0, split='test'))
+  )
+  figures = results.figures(records, team.names)
+  assert figures['task/accuracy_of_attacked'] == right[attacked].mean()
+  assert figures['task/accuracy_of_honest'] == right[~attacked].mean()
+  places = [TASK.begin(question, 0).saboteur for question in asked]
+  for i, row in enumerate(figures['agents']):
+    earned = [good ^ (place == i) for good, place in zip(right, places, strict=True)]
+    assert row['earned_per_question'] == pytest.approx(np.mean(earned))

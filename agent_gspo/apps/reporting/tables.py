@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agent_gspo.apps.reporting import formatting
 from agent_gspo.values import finite
-from agent_gspo.workdir.records import GRADED, PASS
+from agent_gspo.workdir.records import GRADED, KIND, PASS
 
 _WIDEST = 10_000  # columns of text that no table needs
 
@@ -69,6 +69,8 @@ def _figures(
     add('questions that failed', 'failed', decimals=0)
   for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
     add(f'accuracy, {key.removeprefix(GRADED)} grader', key)
+  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(KIND)):
+    add(f'accuracy, {key.removeprefix(KIND)} questions', key)
   add('tokens written a question (Ctok)', 'tokens/written_per_question', decimals=1)
   add('tokens written a solved question', 'tokens/written_per_solved', decimals=1)
   add('tokens read a question (Ptok)', 'tokens/read_per_question', decimals=0)
@@ -89,6 +91,8 @@ def _figures(
       add(f'{name}: silent, note relevant / irrelevant', *pair, agent=name)
     else:
       add(f'{name}: silent', 'silence_rate', agent=name)
+    if any('earned_per_question' in _agent(r, name) for r in shown):
+      add(f'{name}: earned', 'earned_per_question', agent=name, decimals=2)
   return table
 
 
@@ -103,7 +107,7 @@ def _row(
     return row
   x, y = finite(sources[0].get(key)), finite(sources[-1].get(key))
   change = formatting.MISSING
-  if x is not None and y is not None and (share or x):
+  if x is not None and y is not None and (share or x > 0):
     change = f'{100 * (y - x):+.1f} points' if share else f'{100 * (y / x - 1):+.0f} %'
   return [*row, change]
 
