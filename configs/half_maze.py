@@ -37,9 +37,10 @@ from ml_collections import config_dict
 from agent_gspo.config import default_config
 
 
-def get_config(team: str = 'pair') -> config_dict.ConfigDict:
-  if team not in ('pair', 'alone'):
-    raise ValueError(f'configs/half_maze.py:{team}: there are pair and alone.')
+def get_config(form: str = 'pair') -> config_dict.ConfigDict:
+  team, _, size = form.partition('_')
+  if team not in ('pair', 'alone') or size not in ('', '5'):
+    raise ValueError(f'configs/half_maze.py:{form}: there are pair, alone, pair_5 and alone_5.')
   config = default_config()
   config.steps = 250
   config.model.source = 'random:micro'
@@ -68,4 +69,15 @@ def get_config(team: str = 'pair') -> config_dict.ConfigDict:
   config.sft.terse_probability = 0.2
   config.evaluation.questions = 200
   config.evaluation.temperature = 1.0
+  if size:
+    config.task.options.update(size=5, gaps=8)
+    config.steps = 100
+    config.team.rounds = 3
+    config.team.max_message_tokens = 28
+    config.rollout.questions = 16
+    config.learner.learning_rate = 5e-4
+    config.learner.pack_length = 384
+    config.learner.micro_batch_size = 3
+    config.sft.steps = 8000
+    config.sft.learning_rate = 3e-3
   return config.lock()

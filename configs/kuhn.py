@@ -35,6 +35,10 @@ def get_config(opponents: str = 'self') -> config_dict.ConfigDict:
   config.rollout.questions = 12
   config.rollout.group_size = 64
   config.rollout.opponents = opponents
+  if opponents == 'pool':
+    config.steps = 1600
+    config.rollout.opponent_share = 0.2
+    config.rollout.pool_size = 40
   config.algorithm = 'rloo'
   config.advantage.name = 'group_mean'
   config.advantage.costs = 'inside'

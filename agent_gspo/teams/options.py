@@ -93,6 +93,8 @@ class RolloutOptions(Section, name='rollout'):
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
       have one member of the pool each. Each member takes the memory of the trained parameters.
+    opponent_share: Share of a step's questions with opponents; in the others all sides learn. Past
+      copies alone are answered too late, so that play cycles: 0.2 is a common share.
     pool_every: pool: steps between two copies; the parameters at the start are the first one.
     pool_size: pool: newest copies to keep.
   """
@@ -104,6 +106,7 @@ class RolloutOptions(Section, name='rollout'):
   must_speak: int = option(0, least=0)
   parts: int = option(0, least=0, most=64)
   opponents: str = 'self'
+  opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)
   pool_size: int = option(4, least=1, most=1000)
 

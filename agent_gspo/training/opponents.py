@@ -30,10 +30,13 @@ from agent_gspo.workdir.checkpoints import Saved
 
 
 class Match(NamedTuple):
-  """Assignment of a question: the side that learns, and the pool member that plays the others."""
+  """Assignment of a question: the side that learns, and the pool member that plays the others.
+
+  Without a member all sides learn.
+  """
 
   side: str
-  member: int
+  member: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +95,13 @@ def policy(
     return learner
   found = matches(setup, int(state.step), questions, asked)
   # In one order in all processes, which exchange parameters here.
-  members = {m: of(state.pool[m]) for m in sorted({match.member for match in found.values()})}
+  playing = {match.member for match in found.values()} - {None}
+  members = {m: of(state.pool[m]) for m in sorted(playing)}
   return MatchPolicy(setup.team.sides, found, learner, members)
 
 
 def matches(setup: Setup, step: int, questions: Sequence[Question], asked: int) -> dict[str, Match]:
-  """Draws the assignment of each question; sides learn in equal parts of the questions.
+  """Draws the assignment of each question; sides learn in equal parts of those with opponents.
 
   A side whose agents are all frozen is played by opponents alone.
   """
@@ -106,11 +110,12 @@ def matches(setup: Setup, step: int, questions: Sequence[Question], asked: int) 
     dict.fromkeys(side for agent, side in enumerate(names) if setup.sharing.learns(agent))
   )
   rng = streams.generator(setup.config.seed, streams.OPPONENTS, step, asked)
-  turns = (rng.permutation(len(questions)) + step) % len(sides)
+  places = rng.permutation(len(questions))
   members = rng.integers(_filled(options, step), size=len(questions))
+  played = places < max(1, round(options.opponent_share * len(questions)))
   return {
-    question.id: Match(sides[turn], int(member))
-    for question, turn, member in zip(questions, turns, members, strict=True)
+    question.id: Match(sides[(place + step) % len(sides)], int(member) if against else None)
+    for question, place, member, against in zip(questions, places, members, played, strict=True)
   }
 
 

@@ -62,6 +62,20 @@ def test_sides_learn_in_turn_and_a_question_has_one_match(setup):
   assert all(len(set(of_question)) == 2 for of_question in zip(*seen, strict=True))
 
 
+def test_without_an_opponent_all_sides_learn():
+  setup = setup_lib.build(config_lib.check(config(rollout__opponent_share=0.5)))
+  state = setup_lib.init_state(setup, setup.params)
+  for step in range(3):
+    state = dataclasses.replace(state, step=np.int32(step))
+    rollout, *_ = collect(setup, state, Progress())
+    found = opponents.matches(setup, step, rollout.questions, 0)
+    played = [match for match in found.values() if match.member is not None]
+    assert sorted(match.side for match in played) == ['first'] * 3 + ['second'] * 3
+    for message, question in zip(rollout.messages, rollout.question, strict=True):
+      side, member = found[rollout.questions[question].id]
+      assert message.learns == (member is None or setup.team.sides[message.agent] == side)
+
+
 def test_the_pool_takes_a_copy_every_n_steps_and_forgets_the_oldest(setup):
   state = setup_lib.init_state(setup, setup.params)
   name = next(iter(state.trainable))
