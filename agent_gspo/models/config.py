@@ -52,7 +52,10 @@ class ModelConfig:
     num_heads: Query heads.
     num_kv_heads: Key/value heads; divides `num_heads`.
     head_dim: Width of one head, even.
-    mlp_dim: Width of the gated MLP.
+    mlp_dim: Width of the gated MLP, in a mixture of one expert.
+    num_experts: Experts of each MLP; 0 for a dense one.
+    experts_per_token: Experts that a token is routed to.
+    norm_topk: Whether the weights of these experts are normalized to sum to 1.
     rope_theta: Base of the rotary frequencies.
     rope_scaling: Scaling of these frequencies, or None.
     rope_layers: Whether each layer has rotary positions, `num_layers` bools; None for all.
@@ -65,7 +68,7 @@ class ModelConfig:
     max_positions: Longest supported context, in tokens.
     dtype: Dtype of matrix product operands, keys and values; sums, the residual stream, norms,
       softmax and logits are float32.
-    lora_rank: Rank of the adapters on every projection, 0 for none.
+    lora_rank: Rank of the adapters on every projection, 0 for none. Routers and experts have none.
     lora_alpha: Adapters are scaled by `lora_alpha / lora_rank`.
     num_adapters: Sets of adapters (`N`). With 1 all tokens use it; with more, each token has an
       adapter id.
@@ -84,6 +87,9 @@ class ModelConfig:
   num_kv_heads: int
   head_dim: int
   mlp_dim: int
+  num_experts: int = 0
+  experts_per_token: int = 0
+  norm_topk: bool = False
   rope_theta: float = 10_000.0
   rope_scaling: RopeScaling | None = None
   rope_layers: tuple[bool, ...] | None = None
@@ -110,6 +116,11 @@ class ModelConfig:
       )
     if self.head_dim % 2:
       raise ValueError(f'head_dim={self.head_dim} is odd; rotary embeddings need an even one.')
+    if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+      raise ValueError(
+        f'experts_per_token={self.experts_per_token} must be from 1 to '
+        f'num_experts={self.num_experts}.'
+      )
     if self.num_adapters != 1 and (self.num_adapters < 1 or not self.lora_rank):
       raise ValueError(
         f'num_adapters={self.num_adapters} with lora_rank={self.lora_rank}: there is at least one, '

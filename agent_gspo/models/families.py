@@ -19,8 +19,10 @@ class Parameter(NamedTuple):
     ours: Path in the parameter tree, joined by '/'.
     hf: Tensor name in Hugging Face checkpoints.
       Parameters of a layer with the same name are stored as one tensor, in this order.
+      Each expert's part of a stack is stored as a tensor of its own, with its number for `{}`.
     axes: Size of each axis here: `D` embed_dim, `Q` all query heads, `K` all key heads, `H`
-      head_dim, `F` mlp_dim, `V` vocab_size. Kernels are `[in, out]`, elsewhere transposed.
+      head_dim, `F` mlp_dim, `V` vocab_size, `E` num_experts. Kernels are `[in, out]`, elsewhere
+      transposed.
   """
 
   ours: str
@@ -53,11 +55,8 @@ _MLP = (
   Parameter('mlp/up/kernel', 'mlp.up_proj.weight', 'DF'),
   Parameter('mlp/down/kernel', 'mlp.down_proj.weight', 'FD'),
 )
-_LLAMA = (
-  *_ATTENTION,
-  Parameter('mlp_norm/scale', 'post_attention_layernorm.weight', 'D'),
-  *_MLP,
-)
+_MLP_NORM = Parameter('mlp_norm/scale', 'post_attention_layernorm.weight', 'D')
+_LLAMA = (*_ATTENTION, _MLP_NORM, *_MLP)
 
 _GEMMA = (
   *_ATTENTION,
@@ -67,14 +66,24 @@ _GEMMA = (
   Parameter('post_mlp_norm/scale', 'post_feedforward_layernorm.weight', 'D'),
 )
 
-
-_OLMO2 = (  # normalizes outputs only, and queries and keys before they are split into heads
-  *_ATTENTION[1:],
+_QK_NORM_OF_ALL_HEADS = (
   Parameter('attn/q_norm/scale', 'self_attn.q_norm.weight', 'Q'),
   Parameter('attn/k_norm/scale', 'self_attn.k_norm.weight', 'K'),
+)
+_OLMO2 = (  # normalizes outputs only, and queries and keys before they are split into heads
+  *_ATTENTION[1:],
+  *_QK_NORM_OF_ALL_HEADS,
   Parameter('post_attn_norm/scale', 'post_attention_layernorm.weight', 'D'),
   *_MLP,
   Parameter('post_mlp_norm/scale', 'post_feedforward_layernorm.weight', 'D'),
+)
+_MIXTURE = (
+  *_ATTENTION,
+  _MLP_NORM,
+  Parameter('mlp/router/kernel', 'mlp.gate.weight', 'DE'),
+  Parameter('mlp/gate/kernel', 'mlp.experts.{}.gate_proj.weight', 'EDF'),
+  Parameter('mlp/up/kernel', 'mlp.experts.{}.up_proj.weight', 'EDF'),
+  Parameter('mlp/down/kernel', 'mlp.experts.{}.down_proj.weight', 'EFD'),
 )
 _JOINT = {'q_proj': 'qkv_proj', 'k_proj': 'qkv_proj', 'v_proj': 'qkv_proj'}
 _JOINT |= {'gate_proj': 'gate_up_proj', 'up_proj': 'gate_up_proj'}
@@ -100,6 +109,7 @@ class Family:
     fixed: Fields of config.json with the only value that is computed; written on export.
     refused: Further fields of config.json that must be absent or false.
     windows: Layers with a sliding window: 'none', 'all' (if the file has a width), or 'some'.
+    width: Field of config.json with the width of the MLP, in a mixture of one expert.
     activation: Activation of the gated MLP, 'silu' or 'gelu_tanh'.
     norm_offset: Norms multiply by `weight + norm_offset`.
     scaled_embeddings: Whether embeddings are multiplied by the square root of their width.
@@ -115,6 +125,7 @@ class Family:
   )
   refused: tuple[str, ...] = ()
   windows: str = 'none'
+  width: str = 'intermediate_size'
   activation: str = 'silu'
   norm_offset: float = 0.0
   scaled_embeddings: bool = False
@@ -128,6 +139,11 @@ class Family:
   def has(self, path: str) -> bool:
     """Returns whether a layer has the parameter `path`."""
     return bool(self.axes(path))
+
+  @property
+  def is_mixture(self) -> bool:
+    """Returns whether each MLP is a mixture of experts."""
+    return self.has('mlp/router/kernel')
 
 
 OPTIONAL = ('sliding_window', 'attn_logit_softcapping', 'final_logit_softcapping', 'no_rope_layers')
@@ -143,6 +159,8 @@ _GEMMA_DEFAULTS = {
   'tie_word_embeddings': True,
   'sliding_window': 4096,
 }
+
+_TOP_8 = {'num_experts_per_tok': 8, 'norm_topk_prob': False}
 
 # Biases of Qwen2 are implied by its model_type, not by `attention_bias`.
 _QWEN_FIXED = {'hidden_act': 'silu', 'attention_bias': False, 'use_sliding_window': False}
@@ -187,6 +205,33 @@ FAMILIES = {
     defaults={**_QWEN, 'sliding_window': 0, 'head_dim': 128},
     fixed=_QWEN_FIXED,
     gguf='qwen3',
+  ),
+  'qwen3_moe': Family(
+    'Qwen3MoeForCausalLM',
+    layer=_MIXTURE + _QK_NORM,
+    defaults={
+      **_QWEN,
+      **_TOP_8,
+      'num_key_value_heads': 4,
+      'sliding_window': 0,
+      'num_experts': 128,
+      'moe_intermediate_size': 768,
+    },
+    fixed={**_QWEN_FIXED, 'decoder_sparse_step': 1},  # every layer is a mixture
+    refused=('mlp_only_layers',),
+    width='moe_intermediate_size',
+  ),
+  'olmoe': Family(
+    'OlmoeForCausalLM',
+    layer=_MIXTURE + _QK_NORM_OF_ALL_HEADS,
+    defaults={
+      **_DEFAULTS,
+      **_TOP_8,
+      'rms_norm_eps': 1e-5,
+      'max_position_embeddings': 4096,
+      'num_experts': 64,
+    },
+    refused=('clip_qkv',),
   ),
   'gemma2': _gemma(
     'Gemma2ForCausalLM',

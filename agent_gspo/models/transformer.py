@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.models import rope
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops import experts as experts_lib
 from agent_gspo.ops import lm_head, soft_cap
 from agent_gspo.ops.attention import KEPT, masks
 from agent_gspo.ops.attention.attend import attend
@@ -30,9 +31,13 @@ Params = Any
 KVCache = tuple[tuple[jax.Array, jax.Array], ...]
 """One `(keys, values)` per layer, each `[B, num_kv_heads, S, head_dim]`."""
 
+ROUTING = 'routing'
+"""Collection of variables that mixtures of experts sow."""
+
 # Std 1 / sqrt(inputs): models trained from scratch here are small, and the customary 0.02
 # would make their initial residual stream an order of magnitude too small.
 _INIT = nn.initializers.lecun_normal()
+_STACK_INIT = nn.initializers.lecun_normal(batch_axis=0)
 _EMBED_INIT = nn.initializers.variance_scaling(1.0, 'fan_out', 'normal')
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -236,6 +241,58 @@ class MLP(nn.Module):
     return linear('down', c.embed_dim)(gate * up, adapter, earlier)
 
 
+class Kernel(nn.Module):
+  """Float32 kernel `[in, out]`, or a stack of them `[E, in, out]`."""
+
+  shape: tuple[int, ...]
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    return self.param('kernel', _INIT if len(self.shape) == 2 else _STACK_INIT, self.shape)
+
+
+class Mixture(nn.Module):
+  """Mixture of gated MLPs, of which each token goes through `experts_per_token`.
+
+  Sows each token's experts, int32 `[B, T, k]`, and the probabilities of all, float32 `[B, T, E]`,
+  as `experts` and `probabilities` of the collection `ROUTING`.
+  """
+
+  config: ModelConfig
+  layout: Layout = Layout()
+
+  @nn.compact
+  def __call__(self, x, adapter, earlier):
+    del adapter  # routers and experts have none
+    c = self.config
+
+    def kernel(name: str, inputs: int, features: int) -> jax.Array:
+      stack = Kernel((c.num_experts, inputs, features), name=name)()
+      return self.layout.gathered(operand(stack, c.dtype), f'{name}/kernel', x, earlier)
+
+    kernels = (
+      kernel('gate', c.embed_dim, c.mlp_dim),
+      kernel('up', c.embed_dim, c.mlp_dim),
+      kernel('down', c.mlp_dim, c.embed_dim),
+    )
+    router = Kernel((c.embed_dim, c.num_experts), name='router')()
+
+    def mix(x, router, *kernels):
+      weights, experts, probabilities = experts_lib.route(
+        x, router, c.experts_per_token, normalize=c.norm_topk
+      )
+      flat = lambda of_token: of_token.reshape(-1, of_token.shape[-1])
+      found = experts_lib.apply(
+        flat(x), flat(weights), flat(experts), kernels, _ACTIVATIONS[c.spec.activation], c.dtype
+      )
+      return found.reshape(x.shape), experts, probabilities
+
+    found, experts, probabilities = mix(x, router, *kernels)
+    self.sow(ROUTING, 'experts', experts)
+    self.sow(ROUTING, 'probabilities', probabilities)
+    return found
+
+
 class Block(nn.Module):
   """Attention and MLP, each added to the residual stream.
 
@@ -249,7 +306,8 @@ class Block(nn.Module):
   def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
     c = self.config
     norm = lambda name, y: RMSNorm(c, name=name)(y) if c.spec.has(f'{name}/scale') else y
-    attention, mlp = Attention(c, self.layout, name='attn'), MLP(c, self.layout, name='mlp')
+    attention = Attention(c, self.layout, name='attn')
+    mlp = (Mixture if c.spec.is_mixture else MLP)(c, self.layout, name='mlp')
     y = norm('attn_norm', x)
     y, kv = attention(y, cos, sin, mask, cache, write_at, adapter, earlier)
     x = self.layout.residual(x + norm('post_attn_norm', y))

@@ -50,3 +50,38 @@ def _backward(kept, gradient):
 
 
 _product.defvjp(_keep, _backward)
+
+
+@jax.custom_vjp
+def _grouped_product(x: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+  return jax.lax.ragged_dot(x, kernels, sizes, preferred_element_type=jnp.float32)
+
+
+def grouped_matmul(
+  x: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: DTypeLike
+) -> jax.Array:
+  """Computes float32 `x @ kernel` of each group's own kernel; rounds as `matmul` does.
+
+  Args:
+    x: `[N, I]`, sorted by group.
+    kernels: `[E, I, O]`.
+    sizes: Rows of each group, int32 `[E]`, in all `N`.
+    dtype: Dtype of the operands.
+  """
+  return _grouped_product(operand(x, dtype), operand(kernels, dtype), sizes)
+
+
+def _keep_grouped(x, kernels, sizes):
+  return _grouped_product(x, kernels, sizes), (x, kernels, sizes)
+
+
+def _grouped_backward(kept, gradient):
+  x, kernels, sizes = kept
+  gradient = operand(gradient, x.dtype)
+  # [N, O] x [E, O, I] -> dx [N, I]; [N, I] x [N, O], contracted by group -> dkernels [E, I, O]
+  dx = jax.lax.ragged_dot(gradient, kernels.swapaxes(1, 2), sizes)
+  by_group = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+  return dx, jax.lax.ragged_dot_general(x, gradient, sizes, by_group), None
+
+
+_grouped_product.defvjp(_keep_grouped, _grouped_backward)

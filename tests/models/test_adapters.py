@@ -45,12 +45,12 @@ _IS_ADAPTER = lambda path: path[-1].startswith('lora_')
 
 
 @functools.cache
-def _params():
-  """The base model with three adapters that each change a lot."""
+def _params(config=_ALL):
+  """The base model with adapters, by default three, that each change a lot."""
   shapes = flax.traverse_util.flatten_dict(
-    jax.eval_shape(functools.partial(transformer.init_params, _ALL), jax.random.key(0))
+    jax.eval_shape(functools.partial(transformer.init_params, config), jax.random.key(0))
   )
-  flat = flax.traverse_util.flatten_dict(tiny.params(_BASE))
+  flat = flax.traverse_util.flatten_dict(tiny.params(config.without_adapters()))
   rng = np.random.default_rng(7)
   for path, leaf in shapes.items():
     if _IS_ADAPTER(path):
@@ -506,12 +506,16 @@ def test_exported_adapter_is_read_back(tmp_path):
     peft.read_peft(_BASE, tmp_path / 'none')
 
 
-def test_exported_adapter_is_what_peft_loads(tmp_path):
+@pytest.mark.parametrize(
+  'config', [_ALL, tiny.MIXTURE.replace(lora_rank=2, num_adapters=_N)], ids=['dense', 'mixture']
+)
+def test_exported_adapter_is_what_peft_loads(config, tmp_path):
   torch = pytest.importorskip('torch')
   transformers = pytest.importorskip('transformers')
   theirs = pytest.importorskip('peft')
-  hf.export_hf(_BASE, tiny.params(_BASE), tmp_path / 'base')
-  peft.export_peft(_ALL, _of(1), tmp_path, str(tmp_path / 'base'))
+  params, base = _params(config), config.without_adapters()
+  hf.export_hf(base, tiny.params(base), tmp_path / 'base')
+  peft.export_peft(config, lora.one_adapter(params, 1), tmp_path, str(tmp_path / 'base'))
   written = json.loads((tmp_path / 'adapter_config.json').read_text())
   assert written['base_model_name_or_path'] == str(tmp_path / 'base')
   base = transformers.AutoModelForCausalLM.from_pretrained(written['base_model_name_or_path'])
@@ -522,10 +526,10 @@ def test_exported_adapter_is_what_peft_loads(tmp_path):
     with model.disable_adapter():
       off = model(torch.from_numpy(tokens).long()).logits.numpy()
   ones = np.ones(tokens.shape, np.int32)
-  _, expected = _forward(_ALL, _params(), tokens, mask, ones)
+  _, expected = _forward(config, params, tokens, mask, ones)
   np.testing.assert_allclose(found, expected, atol=2e-4, rtol=0)
   np.testing.assert_allclose(
-    off, _forward(_ALL, _params(), tokens, mask, -ones)[1], atol=2e-4, rtol=0
+    off, _forward(config, params, tokens, mask, -ones)[1], atol=2e-4, rtol=0
   )
   assert np.abs(found - off).max() > 0.1
 

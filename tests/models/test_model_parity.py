@@ -37,6 +37,7 @@ _LLAMA3 = {
   'original_max_position_embeddings': 32,
 }
 _IDS = {'pad_token_id': 0, 'eos_token_id': 1}  # the defaults exceed the vocabulary
+_EXPERTS = {'num_experts': 6, 'num_experts_per_tok': 2, 'norm_topk_prob': True}
 _CASES = {
   'llama': ('LlamaConfig', {'tie_word_embeddings': False}),
   'llama-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rms_norm_eps': 1e-3}),
@@ -67,6 +68,10 @@ _CASES = {
   'smollm3': ('SmolLM3Config', {'no_rope_layer_interval': 2, **_IDS}),
   'smollm3-listed': ('SmolLM3Config', {'no_rope_layers': [0, 1, 1, 1], **_IDS}),
   'olmo2': ('Olmo2Config', {'tie_word_embeddings': False}),
+  'qwen3-moe': ('Qwen3MoeConfig', {**_EXPERTS, 'moe_intermediate_size': 24, 'head_dim': 16}),
+  'qwen3-moe-unnormalized': ('Qwen3MoeConfig', {**_EXPERTS, 'norm_topk_prob': False}),
+  'olmoe': ('OlmoeConfig', {**_EXPERTS, **_IDS, 'norm_topk_prob': False}),
+  'olmoe-normalized': ('OlmoeConfig', {**_EXPERTS, **_IDS}),
   'phi3': ('Phi3Config', {'sliding_window': 7, **_IDS}),
   'phi3-full': ('Phi3Config', {'num_key_value_heads': 4, **_IDS}),
   'gemma3-caps': (
@@ -314,7 +319,12 @@ _BASE = {**_SHAPE, 'model_type': 'llama'}
   [
     ({'model_type': 'mamba'}, "model_type='mamba'"),
     ({'model_type': 'gemma3', 'text_config': {}}, "model_type='gemma3' .* save that part"),
-    ({'model_type': 'qwen3_moe'}, "model_type='qwen3_moe'"),
+    ({'model_type': 'mixtral'}, "model_type='mixtral'"),
+    ({'model_type': 'qwen3_moe', 'decoder_sparse_step': 2}, 'decoder_sparse_step=2 must be'),
+    ({'model_type': 'qwen3_moe', 'mlp_only_layers': [1]}, r'mlp_only_layers=\[1\]'),
+    ({'model_type': 'qwen3_moe', 'num_experts': 4}, 'experts_per_token=8 must be from 1 to .*=4'),
+    ({'model_type': 'olmoe', 'num_experts': 4, 'num_local_experts': 8}, 'num_local_experts=8'),
+    ({'model_type': 'olmoe', 'clip_qkv': 8.0}, r'clip_qkv=8\.0'),
     ({'final_logit_softcapping': 30.0}, r'final_logit_softcapping=30\.0'),
     ({'query_pre_attn_scalar': 64}, 'query_pre_attn_scalar=64'),
     ({'no_rope_layers': [1, 0, 1]}, r'no_rope_layers=\[1, 0, 1\]'),

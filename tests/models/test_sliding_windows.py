@@ -32,6 +32,8 @@ _CONFIGS = {
   ),
   'smollm3': tiny.CONFIG.replace(family='smollm3', rope_layers=(True, False)),
   'olmo2': tiny.CONFIG.replace(family='olmo2'),
+  'qwen3_moe': tiny.MIXTURE,
+  'olmoe': tiny.MIXTURE.replace(family='olmoe', norm_topk=False),
 }
 
 
@@ -67,7 +69,7 @@ def test_decode_equals_full_recomputation(name):
 
 
 @pytest.mark.parametrize('attention', ['reference', 'blockwise'])
-@pytest.mark.parametrize('name', ['gemma3', 'gemma2', 'mistral'])
+@pytest.mark.parametrize('name', ['gemma3', 'gemma2', 'mistral', 'qwen3_moe'])
 def test_gradient_of_a_packed_row_is_that_of_its_sequences(name, attention):
   """Branches lie between a prompt and its later samples: more columns than the window holds."""
   rng = np.random.default_rng(1)

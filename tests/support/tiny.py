@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
   mlp_dim=48,
   max_positions=160,
 )
+MIXTURE = CONFIG.replace(family='qwen3_moe', num_experts=6, experts_per_token=2, norm_topk=True)
 
 
 @functools.cache
@@ -39,7 +40,8 @@ def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
       return (sharpness if path[0].key == 'final_norm' else 1.0) * (1 + 0.1 * noise)
     if kind == 'lora_b':
       return np.zeros(leaf.shape, np.float32)
-    return noise / np.float32(np.sqrt(leaf.shape[1 if kind == 'embedding' else 0]))
+    stacked = kind == 'kernel' and leaf.ndim == 3  # of experts
+    return noise / np.float32(np.sqrt(leaf.shape[1 if stacked or kind == 'embedding' else 0]))
 
   return jax.tree_util.tree_map_with_path(draw, shapes)
 

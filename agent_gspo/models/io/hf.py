@@ -122,8 +122,8 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   found = {name: (file, shape) for file, name, shape in _tensors(folder)}
   head = found.pop(_HEAD, None) if config.tie_embeddings else None
   rows = tensor_names.table(config)
-  tensor_names.check_names({row.hf for row in rows}, set(found), str(folder))
-  params = {row.ours: _stored(row, *found[row.hf]) for row in rows}
+  tensor_names.check_names({x.hf for row in rows for x in row.parts}, set(found), str(folder))
+  params = {row.ours: _parameter(row, found) for row in rows}
   if head is not None:
     row = dataclasses.replace(rows[0], hf=_HEAD)
     params[row.ours] = _tied(params[row.ours], _stored(row, *head), folder)
@@ -157,6 +157,25 @@ def _opened(shard: pathlib.Path) -> Iterator[Any]:
       yield file
   except safetensors.SafetensorError as error:
     raise ValueError(f'{shard}: damaged ({error}); fetch it again.') from error
+
+
+def _parameter(
+  row: tensor_names.Name, found: Mapping[str, tuple[pathlib.Path, tuple[int, ...]]]
+) -> StoredArray:
+  """Returns a parameter, a stack of experts as well, from the file and shape of each tensor."""
+  experts = [_stored(part, *found[part.hf]) for part in row.parts]
+  if row.parts == (row,):
+    return experts[0]
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    chosen = experts[index[0]]
+    shape = [len(range(*s.indices(n))) for s, n in zip(index, row.shape, strict=True)]
+    stack = np.empty(shape, np.float32)
+    for i, expert in enumerate(chosen):  # one at a time: never two copies of the stack
+      stack[i] = expert.part(index[1:])
+    return stack
+
+  return StoredArray(row.shape, part)
 
 
 def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...]) -> StoredArray:
@@ -249,8 +268,8 @@ def export_hf(
   for old in (*folder.glob('model*.safetensors'), folder / _INDEX):
     old.unlink(missing_ok=True)
   joint: dict[str, list[tensor_names.Name]] = {}  # parameters of each tensor
-  for row in rows:
-    joint.setdefault(row.hf, []).append(row)
+  for part in (part for row in rows for part in row.parts):
+    joint.setdefault(part.hf, []).append(part)
   shards = list(_shards(joint, max_shard_bytes))
   weight_map: dict[str, str] = {}
   for i, shard in enumerate(shards):
@@ -276,7 +295,7 @@ def export_hf(
 
 
 def _to_hf(row: tensor_names.Name, array: Any) -> np.ndarray:
-  array = np.asarray(array)
+  array = np.asarray(array if row.expert is None else array[row.expert])
   if array.shape != row.shape or array.dtype != np.float32:
     raise ValueError(
       f'export: {row.ours} is {array.dtype}{list(array.shape)}, expected float32{list(row.shape)}.'

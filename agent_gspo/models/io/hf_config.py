@@ -40,7 +40,7 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'num_heads': heads,
     'num_kv_heads': fields.whole('num_key_value_heads', heads),
     'head_dim': fields.whole('head_dim', max(width // heads, 1)),
-    'mlp_dim': fields.whole('intermediate_size'),
+    'mlp_dim': fields.whole(spec.width),
     'rope_theta': theta,
     'rope_scaling': scaling,
     'rope_layers': _rope_layers(fields, spec, layers),
@@ -51,9 +51,23 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
     'tie_embeddings': fields.flag('tie_word_embeddings'),
     'max_positions': fields.whole('max_position_embeddings'),
   }
+  if spec.is_mixture:
+    shape |= {
+      'num_experts': _num_experts(fields, given),
+      'experts_per_token': fields.whole('num_experts_per_tok'),
+      'norm_topk': fields.flag('norm_topk_prob'),
+    }
   if 'query_pre_attn_scalar' in spec.defaults:
     shape['query_scalar'] = fields.whole('query_pre_attn_scalar')
   return named(where, lambda: ModelConfig(family, **shape))
+
+
+def _num_experts(fields: Fields, given: Mapping[str, Any]) -> int:
+  """Reads the number of experts; transformers 5 has another name for it in some families."""
+  count = fields.whole('num_local_experts', fields.whole('num_experts'))
+  if given.get('num_experts', count) != count:
+    raise fields.wrong('num_local_experts', f'num_experts={given["num_experts"]}, or absent')
+  return count
 
 
 # Fields of other families that would change the function.
@@ -198,6 +212,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     'num_key_value_heads': c.num_kv_heads,
     'head_dim': c.head_dim,
     'intermediate_size': c.mlp_dim,
+    c.spec.width: c.mlp_dim,
     **c.spec.fixed,
     'rope_theta': c.rope_theta,
     'rms_norm_eps': c.norm_eps,
@@ -217,6 +232,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         _LLAMA3_POSITIONS: scaling.original_max_positions,
       }
   given = {
+    'num_experts': c.num_experts,
+    'num_experts_per_tok': c.experts_per_token,
+    'norm_topk_prob': c.norm_topk,
     'sliding_window': None,
     'query_pre_attn_scalar': c.query_scalar,
     'attn_logit_softcapping': c.attention_cap,

@@ -20,7 +20,8 @@ _FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
 class Name:
   """Names one parameter of a model, and gives its shape; see `families.Parameter`.
 
-  Some tensors store several parameters: this one begins at row `first` of `rows`.
+  Some tensors store several parameters: this one begins at row `first` of `rows`. A stack of
+  experts is stored as one tensor each, see `parts`.
   """
 
   ours: str
@@ -28,6 +29,17 @@ class Name:
   shape: tuple[int, ...]
   first: int
   rows: int
+  expert: int | None = None
+
+  @property
+  def parts(self) -> tuple[Name, ...]:
+    """Returns the names of each expert's part of a stack; otherwise this name alone."""
+    if '{}' not in self.hf:
+      return (self,)
+    part = dataclasses.replace(self, shape=self.shape[1:])
+    return tuple(
+      dataclasses.replace(part, hf=self.hf.format(i), expert=i) for i in range(self.shape[0])
+    )
 
   @property
   def transposed(self) -> bool:
@@ -53,7 +65,7 @@ def table(config: ModelConfig) -> tuple[Name, ...]:
   """Returns every base parameter of a model, in layer order (no LoRA adapters)."""
   c = config
   sizes = {'V': c.vocab_size, 'D': c.embed_dim, 'F': c.mlp_dim, 'H': c.head_dim}
-  sizes |= {'Q': c.num_heads * c.head_dim, 'K': c.num_kv_heads * c.head_dim}
+  sizes |= {'Q': c.num_heads * c.head_dim, 'K': c.num_kv_heads * c.head_dim, 'E': c.num_experts}
 
   rows_of = lambda p: sizes[p.axes[-1] if p.ours.endswith('/kernel') else p.axes[0]]
 
