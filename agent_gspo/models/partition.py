@@ -2,7 +2,8 @@
 
 Each matrix is sharded over `tensor` and `fsdp`. Tensor parallelism splits heads, MLP width and
 vocabulary (Megatron-LM, arXiv 1909.08053); FSDP splits the other axis (ZeRO stage 3, arXiv
-1910.02054). An axis that the mesh size does not divide is replicated.
+1910.02054), in a stack of experts their number. An axis that the mesh size does not divide is
+replicated.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _RULES = tuple(
   for path, axes in (
     ('embed/embedding', ('tensor', 'fsdp')),
     ('lm_head/kernel', ('fsdp', 'tensor')),
+    ('(?:gate|up)/kernel', ('fsdp', None, 'tensor')),  # of experts
+    ('down/kernel', ('fsdp', 'tensor', None)),
     ('(?:q|k|v|gate|up)/kernel', ('fsdp', 'tensor')),
     ('(?:q|k|v)/bias', ('tensor',)),
     ('(?:o|down)/kernel', ('tensor', 'fsdp')),
@@ -163,7 +166,16 @@ def layout(
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
     data = 'data' if whole else None
     lookup = on_mesh(PartitionSpec(data)), on_mesh(PartitionSpec(data, None, 'fsdp'))
-  return Layout(rows, lookup, weights, heads=_of_heads(config, placement, rows))
+  own_rows, *where = _own_rows(placement, rows)
+  heads = 'tensor' if config.num_kv_heads % placement.size('tensor') == 0 else None
+  width = 'tensor' if config.mlp_dim % placement.size('tensor') == 0 else None
+  return Layout(
+    rows,
+    lookup,
+    weights,
+    heads=None if config.attention == 'reference' else (PartitionSpec(own_rows, heads), *where),
+    experts=(PartitionSpec(own_rows), width, *where),
+  )
 
 
 def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -173,24 +185,20 @@ def _multiplied(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     *_, module, kind = name.ours.split('/')
     if kind != 'kernel' or module == 'lm_head':  # the head is computed by rows
       continue
-    width, features = name.shape
-    yield f'{module}/kernel', (width, features)
-    if config.lora_rank:
+    yield f'{module}/kernel', name.shape
+    if config.lora_rank and not (config.spec.is_mixture and '/mlp/' in name.ours):
+      width, features = name.shape
       yield f'{module}/lora_a', (*stack, width, config.lora_rank)
       yield f'{module}/lora_b', (*stack, config.lora_rank, features)
 
 
-def _of_heads(
-  config: ModelConfig, placement: Placement, rows: NamedSharding | PartitionSpec | None
-) -> tuple[PartitionSpec, Mesh | None, frozenset[str]] | None:
-  """Returns `Layout.heads`."""
-  if config.attention == 'reference':
-    return None
-  heads = None if config.num_kv_heads % placement.size('tensor') else 'tensor'
+def _own_rows(
+  placement: Placement, rows: NamedSharding | PartitionSpec | None
+) -> tuple[tuple[str, ...] | str | None, Mesh | None, frozenset[str]]:
+  """Returns the axes that shard rows, the mesh and its axes, as in `Layout.heads`."""
   if isinstance(rows, NamedSharding):
-    return PartitionSpec(ROWS, heads), placement.mesh, frozenset(AXES)
-  own_rows = 'fsdp' if placement.cut_by_fsdp else None
-  return PartitionSpec(own_rows, heads), None, frozenset(AXES) - {'data'}
+    return ROWS, placement.mesh, frozenset(AXES)
+  return 'fsdp' if placement.cut_by_fsdp else None, None, frozenset(AXES) - {'data'}
 
 
 def gathered(params: Any, config: ModelConfig, placement: Placement) -> Any:

@@ -68,6 +68,8 @@ class Layout:
     heads: Spec of queries, keys and values `[B, K, ...]`, the mesh (None: that of the enclosing
       `shard_map`) and its axes that are still automatic there. Each device computes the attention
       of its shard. None leaves attention to the compiler.
+    experts: Spec of rows `[B, ...]`, the axis that shards the width of experts (or None), mesh and
+      axes as in `heads`. Each device routes the tokens of its rows.
   """
 
   rows: NamedSharding | PartitionSpec | None = None
@@ -77,6 +79,7 @@ class Layout:
   )
   waits: bool = False
   heads: tuple[PartitionSpec, Mesh | None, frozenset[str]] | None = None
+  experts: tuple[PartitionSpec, str | None, Mesh | None, frozenset[str]] | None = None
 
   def residual(self, x: jax.Array) -> jax.Array:
     return x if self.rows is None else jax.lax.with_sharding_constraint(x, self.rows)
@@ -99,6 +102,26 @@ class Layout:
       mesh=mesh,
       in_specs=(of_heads, of_heads, of_heads, rows, of_heads),
       out_specs=of_heads,
+      axis_names=axes,
+      check_vma=False,
+    )
+
+  def by_experts(self, mixture: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., Any]:
+    """Wraps `mixture(x, router, gate, up, down)`, which returns arrays `[B, ...]`, likewise."""
+    if self.experts is None:
+      return mixture
+    rows, width, mesh, axes = self.experts
+
+    def summed(*args: jax.Array) -> tuple[jax.Array, ...]:
+      found, *routing = mixture(*args)  # found: of this device's part of the width
+      return jax.lax.psum(found, width) if width else found, *routing
+
+    wide = PartitionSpec(None, None, width)
+    return jax.shard_map(
+      summed,
+      mesh=mesh,
+      in_specs=(rows, PartitionSpec(), wide, wide, PartitionSpec(None, width)),
+      out_specs=rows,
       axis_names=axes,
       check_vma=False,
     )
@@ -287,7 +310,7 @@ class Mixture(nn.Module):
       )
       return found.reshape(x.shape), experts, probabilities
 
-    found, experts, probabilities = mix(x, router, *kernels)
+    found, experts, probabilities = self.layout.by_experts(mix)(x, router, *kernels)
     self.sow(ROUTING, 'experts', experts)
     self.sow(ROUTING, 'probabilities', probabilities)
     return found

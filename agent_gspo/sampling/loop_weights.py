@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -34,11 +35,18 @@ def _once(
 ) -> Callable[[jax.Array], tuple[Params, Params]]:
   """Gathers all parameters on each device, and rounds matrices, before the first token.
 
+  Routers of experts stay float32.
+
   XLA moves no invariants out of loops on GPUs: there each token would round all weights anew, and
   move four times the bytes.
   """
   whole = partition.gathered(params, config, placement)
-  whole = jax.tree.map(lambda x: operand(x, config.dtype) if x.ndim > 1 else x, whole)
+
+  def rounded(path: Any, x: jax.Array) -> jax.Array:
+    is_operand = x.ndim > 1 and 'router' not in jax.tree_util.keystr(path)
+    return operand(x, config.dtype) if is_operand else x
+
+  whole = jax.tree_util.tree_map_with_path(rounded, whole)
   # Embeddings are looked up in their shards, unrounded.
   found = {**whole, 'embed': params['embed']}, head_params(whole)
   return lambda t: found
