@@ -28,6 +28,18 @@ MODELS = {
   'qwen2.5-1.5b': _qwen2(28, 1536, 12, 2, 8960, vocab_size=151_936),
   'qwen2.5-7b': _qwen2(28, 3584, 28, 4, 18_944, vocab_size=152_064, tie_embeddings=False),
   'qwen2.5-32b': _qwen2(64, 5120, 40, 8, 27_648, vocab_size=152_064, tie_embeddings=False),
+  'qwen3-30b-a3b': decoder(
+    *(48, 2048, 32, 4, 768),
+    family='qwen3_moe',
+    vocab_size=151_936,
+    num_experts=128,
+    experts_per_token=8,
+    norm_topk=True,
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    tie_embeddings=False,
+    max_positions=40_960,
+  ).replace(head_dim=128),
   'gemma3-1b': _gemma3(26, 1152, 4, 1, 6912, window=512, vocab_size=262_144),
   'gemma3-4b': _gemma3(  # the text part
     34, 2560, 8, 4, 10_240, window=1024, vocab_size=262_208, rope_scaling=RopeScaling(8.0)

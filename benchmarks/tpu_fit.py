@@ -57,6 +57,7 @@ VARIANTS = (
   ('qwen2.5-7b', 0),
   ('qwen2.5-7b', 16),
   ('qwen2.5-32b', 16),
+  ('qwen3-30b-a3b', 16),
   ('gemma3-1b', 0),
   ('gemma3-4b', 16),
 )  # model, rank of its adapters

@@ -6,10 +6,16 @@ from agent_gspo.models.config import ModelConfig
 
 
 def body_weights(config: ModelConfig) -> int:
-  """Returns the number of weights in the blocks' matrix products (no embedding, no LM head)."""
+  """Returns the weights of the blocks that a token is multiplied by (no embedding, no LM head).
+
+  Of a mixture these are the router and the experts of the token, not all that are stored.
+  """
   heads = config.num_heads * config.head_dim
   attention = config.embed_dim * (2 * heads + 2 * config.num_kv_heads * config.head_dim)
-  return config.num_layers * (attention + 3 * config.embed_dim * config.mlp_dim)
+  mlp = 3 * config.embed_dim * config.mlp_dim
+  if config.num_experts:
+    mlp = config.experts_per_token * mlp + config.embed_dim * config.num_experts
+  return config.num_layers * (attention + mlp)
 
 
 def forward(config: ModelConfig, positions: int, seen: float, predicted: int) -> float:

@@ -262,7 +262,7 @@ def _parts(config: ModelConfig, weights: int) -> tuple[int, int]:
 def _layer(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
   """Returns the peak of one layer: attention scores or MLP activations, whichever is larger."""
   scores = _scores(config, tensor, rows, length)
-  mlp = rows * length * config.mlp_dim * _FLOAT // tensor
+  mlp = rows * length * _mlp_width(config, tensor) * _FLOAT // tensor
   return 3 * max(scores, mlp)
 
 
@@ -278,8 +278,19 @@ def _remat_kept(config: ModelConfig, tensor: int, positions: int) -> int:
 def _kept(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
   """Returns what a layer keeps for its gradient without rematerialization."""
   heads = (config.num_heads + config.num_kv_heads) * config.head_dim
-  width = 6 * config.embed_dim + (2 * heads + 4 * config.mlp_dim) // tensor
+  width = 6 * config.embed_dim + (2 * heads + 4 * _mlp_width(config, tensor)) // tensor
   return rows * length * width * _FLOAT + _scores(config, tensor, rows, length)
+
+
+def _mlp_width(config: ModelConfig, tensor: int) -> int:
+  """Returns the numbers of an MLP activation per position, over all `tensor` devices.
+
+  A mixture has a row per expert of a token, of its input and output as well, which every device
+  stores whole.
+  """
+  if not config.num_experts:
+    return config.mlp_dim
+  return config.experts_per_token * max(config.mlp_dim, tensor * config.embed_dim)
 
 
 def _scores(config: ModelConfig, tensor: int, rows: int, length: int) -> int:

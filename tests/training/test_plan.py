@@ -18,6 +18,7 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training import costs, loop, plan
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.prompt_checks import PromptLengths
+from benchmarks.model_shapes import MODELS
 
 
 def _nbytes(tree) -> int:
@@ -126,6 +127,14 @@ def test_flops_are_those_that_the_compiler_counts(predicted):
   counted = jax.jit(run).lower(params).compile().cost_analysis()['flops']
   # All pairs are computed, masked ones too.
   assert flops.forward(config, length, length, predicted) == pytest.approx(counted, rel=0.1)
+
+
+def test_weights_of_a_mixture_are_those_of_the_model_card():
+  """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them (with embedding and head) for a token."""
+  config = MODELS['qwen3-30b-a3b']
+  assert plan._weights(config) == pytest.approx(30.5e9, rel=0.005)
+  table = config.vocab_size * config.embed_dim
+  assert flops.body_weights(config) + 2 * table == pytest.approx(3.35e9, rel=0.005)
 
 
 def test_an_update_costs_three_passes_and_without_weights_two(setup):
