@@ -302,6 +302,8 @@ class TrainBatch:
     message_mask: 1 for a message, 0 for padding, float32 `[R, S]`.
     advantages: Advantage of each message, float32 `[R, S]`.
     token_weights: Weight of each loss token, float32 `[R, L]`; None for 1.
+    old_experts: Experts of each token under the policy of the trainer's `old_logprobs`, int32
+      `[R, T, num_layers, k]`; None for dense models and the sampler's log-probs.
     span_log_ratio, span_share: float32 `[R, S]`, see `objectives.parts.PackedTokens`; None if
       each message is its own sequence.
   """
@@ -320,5 +322,6 @@ class TrainBatch:
   message_mask: chex.Array  # [R, S]
   advantages: chex.Array  # [R, S]
   token_weights: chex.Array | None = None  # [R, L]
+  old_experts: chex.Array | None = None  # [R, T, num_layers, k]
   span_log_ratio: chex.Array | None = None  # [R, S]
   span_share: chex.Array | None = None  # [R, S]

@@ -26,6 +26,15 @@ def decoder(
 _llama = functools.partial(decoder, family='llama', vocab_size=0, max_positions=2048)
 PRESETS = {
   'micro': _llama(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
+  'micro_moe': decoder(
+    *(2, 64, 4, 2, 96),
+    family='qwen3_moe',
+    vocab_size=0,
+    max_positions=2048,
+    num_experts=8,
+    experts_per_token=2,
+    norm_topk=True,
+  ),
   'tiny': _llama(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
   'small': _llama(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
 }

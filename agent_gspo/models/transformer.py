@@ -443,6 +443,18 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
   return variables['params']
 
 
+def routing(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Stacks what the mixtures of a model sowed, by layer; {} for a dense model.
+
+  Returns:
+    `experts` of each token, int32 `[B, T, num_layers, k]`, and `probabilities` of all experts,
+    float32 `[B, T, num_layers, E]`.
+  """
+  layers = sown.get(ROUTING, {})
+  found = [layers[f'layers_{i}']['mlp'] for i in range(len(layers))]
+  return {name: jnp.stack([x[name][0] for x in found], axis=2) for name in (found or [{}])[0]}
+
+
 def head_params(params: Params) -> Params:
   """Returns the subtree of parameters that `Transformer.logits` reads."""
   head = 'lm_head' if 'lm_head' in params else 'embed'

@@ -172,9 +172,12 @@ class Learner:
         yield np.flatnonzero(of_turn & np.isin(rollout.question, some))
 
   def _with_old_logprobs(self, state: TrainState, minibatch: Minibatch) -> Minibatch:
-    """Replaces the sampler's old log-probs by the trainer's."""
-    scored = self.programs.logprobs(state, minibatch)
-    return train_batches.with_old_logprobs(minibatch, scored)
+    """Replaces the sampler's old log-probs by the trainer's; adds the experts of mixtures."""
+    scored = self.programs.scored(state, minibatch)
+    return [
+      dataclasses.replace(batch, old_logprobs=logprobs, old_experts=experts)
+      for batch, (logprobs, experts) in zip(minibatch, scored, strict=True)
+    ]
 
   def _with_spans(
     self, state: TrainState, micro_batches: Minibatch, rollout: RolloutBatch

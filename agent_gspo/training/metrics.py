@@ -150,6 +150,7 @@ def _measured(config: Config, metrics: Mapping[str, float]) -> dict[str, float]:
   computed = {
     'policy/kl': config.objective.kl_coef > 0,
     'policy/entropy': config.learner.entropy,
+    'router/changed_update': config.learner.old_logprobs == 'trainer',
   }
   return {key: value for key, value in metrics.items() if computed.get(key, True)}
 

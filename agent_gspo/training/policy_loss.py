@@ -18,7 +18,14 @@ import optax
 from agent_gspo.algorithms.objectives import kl, off_policy
 from agent_gspo.algorithms.objectives.losses import Objective, PackedTokens, message_mean
 from agent_gspo.models import partition
-from agent_gspo.models.transformer import Params, Transformer, head_kernel, head_params
+from agent_gspo.models.transformer import (
+  ROUTING,
+  Params,
+  Transformer,
+  head_kernel,
+  head_params,
+  routing,
+)
 from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
@@ -115,19 +122,24 @@ class PolicyLoss:
         raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       policies.append(reference)
     # hidden: [R, T, D] of the policy, and of the reference policy under a KL penalty.
-    heads, hidden = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
-    # total and each entry of sums: [n], one value for each of the replica's n row shards.
-    total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, batch)
+    heads, hidden, routed = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
+    # total and each entry of sums: [n, ...], one for each of the replica's n row shards.
+    total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, routed[0], batch)
     return total.sum(), _merge(sums)
 
   def _of_rows(
-    self, heads: tuple[Params, ...], hidden: tuple[jax.Array, ...], batch: TrainBatch
+    self,
+    heads: tuple[Params, ...],
+    hidden: tuple[jax.Array, ...],
+    routed: Mapping[str, jax.Array],
+    batch: TrainBatch,
   ) -> tuple[jax.Array, Sums]:
-    """Returns loss and sums of the rows of a device, `[1]` each; no message spans two rows.
+    """Returns loss and sums of the rows of a device, `[1, ...]`; no message spans two rows.
 
     Args:
       heads: LM head parameters of the policy, and of the reference policy if there is one.
       hidden: Final hidden states `[R, T, D]` of the same policies.
+      routed: Result of `transformer.routing` for the policy.
       batch: Packed messages.
     """
     logprobs, entropy = self._token_logprobs(heads[0], hidden[0], batch)  # [R, L] each
@@ -162,38 +174,45 @@ class PolicyLoss:
       x = dataclasses.replace(x, token_penalty=self.kl_coef * difference)
       divergence = jnp.sum(message_mean(difference, x) * x.message_mask)
     result = self.objective(x)
-    sums |= _sums(x, result, entropy) | _gaps(x, sampler_logprobs)
+    sums |= _sums(x, result, entropy) | _gaps(x, sampler_logprobs) | _routing_sums(routed, batch)
     sums['kl'] = jax.lax.stop_gradient(divergence)
-    return jax.tree.map(lambda x: x.reshape(1), (-result.total, sums))
+    return jax.tree.map(lambda x: x[None], (-result.total, sums))
 
-  def token_logprobs(
+  def scored(
     self, trainable: Flat, frozen: Flat, batch: TrainBatch
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns log-prob and entropy at each loss token, nats, float32 `[R, L]` each."""
-    head, hidden = self._hidden(trainable, frozen, batch)
-    return self._by_rows(self._token_logprobs, head)(head, hidden, batch)
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the log-prob of each loss token, nats, float32 `[R, L]`, and experts.
+
+    The experts are those of each token, int32 `[R, T, num_layers, k]`, None for a dense model.
+    """
+    head, hidden, routed = self._hidden(trainable, frozen, batch)
+    logprobs, _ = self._by_rows(self._token_logprobs, head)(head, hidden, batch)
+    return logprobs * batch.loss_mask, routed.get('experts')
 
   def _by_rows(self, function: Callable[..., Any], heads: Any) -> Callable[..., Any]:
     """Maps a function of LM heads and rows over devices, each on its own rows."""
     kept = partition.shardings(heads, self.model.config, self.placement)
     return self.placement.by_rows(function, kept)
 
-  def _hidden(self, trainable: Flat, frozen: Flat, batch: TrainBatch) -> tuple[Params, jax.Array]:
-    """Returns the parameters of the LM head, and the final hidden states `[R, T, D]`."""
+  def _hidden(
+    self, trainable: Flat, frozen: Flat, batch: TrainBatch
+  ) -> tuple[Params, jax.Array, dict[str, jax.Array]]:
+    """Returns LM head parameters, final hidden states `[R, T, D]` and `transformer.routing`."""
     params = state_lib.merge(trainable, frozen)
-    hidden, _ = self.model.apply(
+    (hidden, _), sown = self.model.apply(
       {'params': params},
       batch.tokens,
       batch.positions,
       TreeMask(batch.subtree_end),
       adapter=batch.adapters,
+      mutable=[ROUTING],
     )
-    return head_params(params), hidden
+    return head_params(params), hidden, routing(sown)
 
   def _token_logprobs(
     self, head: Params, hidden: jax.Array, batch: TrainBatch
   ) -> tuple[jax.Array, jax.Array]:
-    """Computes `token_logprobs` from hidden states `[R, T, D]`."""
+    """Returns log-prob and entropy at each loss token, nats, float32 `[R, L]` each."""
     rows, slots = batch.loss_target.shape  # R, L
     # [R, T, D] -> [R, L, D]: loss tokens may share a source position.
     hidden = jnp.take_along_axis(hidden, batch.loss_source[..., None], axis=1)
@@ -211,11 +230,15 @@ class PolicyLoss:
     logprobs, entropy = (x.reshape(rows, slots) for x in found)
     return logprobs, entropy
 
-  def no_sums(self) -> dict[str, np.float32]:
+  def no_sums(self) -> dict[str, Any]:
     """Returns zero-initialized accumulators for the sums of `__call__`."""
     names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
     names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
-    return dict.fromkeys(names, np.float32(0))
+    found: dict[str, Any] = dict.fromkeys(names, np.float32(0))
+    if experts := self.model.config.num_experts:
+      zeros = np.zeros(experts, np.float32)
+      found |= {'chosen': zeros, 'probability': zeros, 'rerouted': np.float32(0)}
+    return found
 
 
 class Programs:
@@ -256,10 +279,7 @@ class Programs:
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
     self._no_totals = jax.jit(self.no_totals)
     whole = placement.replicated if placement.spans_processes else None  # read by all processes
-    self._logprobs = jax.jit(
-      placement.by_replica(lambda *of: self.loss.token_logprobs(*of)[0] * of[-1].loss_mask, 2),
-      out_shardings=whole,
-    )
+    self._scored = jax.jit(placement.by_replica(self.loss.scored, 2), out_shardings=whole)
 
   def optimizer_step(
     self, state: TrainState, micro_batches: Sequence[TrainBatch]
@@ -284,7 +304,7 @@ class Programs:
     for batch in map(self.placement.shard_rows, micro_batches):
       totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
     trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
-    found = {name: float(value) for name, value in sums.items()}
+    found = {k: np.asarray(v, float) if v.ndim else float(v) for k, v in sums.items()}
     grad_norm = found.pop('grad_norm')
     objective = found['objective'] / max(found['count'], 1.0)
     metrics = metrics_of_sums(found, grad_norm)
@@ -301,7 +321,16 @@ class Programs:
   ) -> list[np.ndarray]:
     """Returns the trainer's log-prob of each loss token, float32 `[R, L]` per micro-batch."""
     placed = map(self.placement.shard_rows, micro_batches)
-    return [np.asarray(self._logprobs(state.trainable, state.frozen, b)) for b in placed]
+    return [np.asarray(self._scored(state.trainable, state.frozen, b)[0]) for b in placed]
+
+  def scored(
+    self, state: TrainState | PolicyParams, micro_batches: Sequence[TrainBatch]
+  ) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """Returns the results of `PolicyLoss.scored` per micro-batch."""
+    placed = map(self.placement.shard_rows, micro_batches)
+    return [
+      jax.tree.map(np.asarray, self._scored(state.trainable, state.frozen, b)) for b in placed
+    ]
 
   def no_totals(self, trainable: Flat) -> Totals:
     """Returns zero-initialized accumulators `[replicas, ...]` for `accumulate`."""
@@ -344,7 +373,7 @@ class Programs:
     )
 
 
-def metrics_of_sums(sums: Mapping[str, float], grad_norm: float) -> dict[str, float]:
+def metrics_of_sums(sums: Mapping[str, Any], grad_norm: float) -> dict[str, float]:
   """Returns means from the sums of `PolicyLoss` over the micro-batches of a mini-batch."""
   count, tokens = max(sums['messages'], 1.0), max(sums['tokens'], 1.0)
   metrics = {
@@ -363,6 +392,12 @@ def metrics_of_sums(sums: Mapping[str, float], grad_norm: float) -> dict[str, fl
   if 'tis_weight' in sums:
     metrics['policy/tis_weight_mean'] = sums['tis_weight'] / count
     metrics['policy/tis_truncated'] = sums['tis_truncated'] / count
+  if 'chosen' in sums:
+    # [E] shares of tokens and layers: that choose an expert, and its mean probability.
+    total = max(sums['probability'].sum(), 1.0)
+    shares = sums['chosen'] / total, sums['probability'] / total
+    metrics['router/balance'] = len(sums['chosen']) * float(np.sum(shares[0] * shares[1]))
+    metrics['router/changed_update'] = sums['rerouted'] / tokens
   for low, high in LENGTH_RANGES:
     if sums[f'count_{low}']:
       name = f'{low}' if high == low + 1 else f'{low}_up' if high > 1e6 else f'{low}-{high - 1}'
@@ -372,8 +407,8 @@ def metrics_of_sums(sums: Mapping[str, float], grad_norm: float) -> dict[str, fl
 
 
 def _merge(sums: Sums) -> Sums:
-  """Reduces sums and maxima `[n]` of `n` parts of a batch to scalars."""
-  return {k: v.max() if k.endswith('_max') else v.sum() for k, v in sums.items()}
+  """Reduces sums and maxima `[n, ...]` of `n` parts of a batch to `[...]`."""
+  return {k: v.max(axis=0) if k.endswith('_max') else v.sum(axis=0) for k, v in sums.items()}
 
 
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
@@ -397,6 +432,31 @@ def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
     sums[f'clipped_{low}'] = jnp.sum(clipped * inside)
     sums[f'count_{low}'] = jnp.sum(inside)
   return jax.tree.map(jax.lax.stop_gradient, sums)
+
+
+def _routing_sums(routed: Mapping[str, jax.Array], batch: TrainBatch) -> Sums:
+  """Returns sums over loss tokens of what `transformer.routing` says of a mixture; else {}.
+
+  Returns:
+    `chosen` and `probability` of each expert, `[E]`, over layers too; `rerouted`, the share of
+    layers in which the set of experts is not that of `old_experts`.
+  """
+  if not routed:
+    return {}
+  experts, probabilities = map(jax.lax.stop_gradient, (routed['experts'], routed['probabilities']))
+  rows = jnp.arange(len(batch.tokens))[:, None]
+  # Loss tokens that each position predicts. [R, T]
+  weight = jnp.zeros(batch.tokens.shape).at[rows, batch.loss_source].add(batch.loss_mask)
+  of_choices = jnp.broadcast_to(weight[..., None, None], experts.shape)
+  rerouted = jnp.float32(0)
+  if batch.old_experts is not None:
+    differs = jnp.sort(experts) != jnp.sort(batch.old_experts)  # [R, T, num_layers, k]
+    rerouted = jnp.sum(weight * differs.any(axis=-1).mean(axis=-1))
+  return {
+    'chosen': jnp.zeros(probabilities.shape[-1]).at[experts].add(of_choices),
+    'probability': jnp.einsum('rt,rtle->e', weight, probabilities),
+    'rerouted': rerouted,
+  }
 
 
 def _gaps(x: PackedTokens, sampler_logprobs: jax.Array) -> Sums:

@@ -1,0 +1,87 @@
+"""Metrics of a mixture's routing against a loop over messages, and a run of a mixture."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.models.transformer import ROUTING, Transformer, routing
+from agent_gspo.ops.attention import masks
+from agent_gspo.packing import train_batches
+from agent_gspo.training import loop
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.policy_loss import Programs
+from agent_gspo.workdir import json_lines
+
+
+def _messages():
+  """Three samples of one prompt and one of another: contexts are shared, padding is left."""
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(5, 300, 6)] * 3 + [rng.integers(5, 300, 4)]
+  lengths = (1, 5, 3, 2)
+  return [
+    tiny.message(prompt, rng.integers(5, 300, n))
+    for prompt, n in zip(prompts, lengths, strict=True)
+  ]
+
+
+def _routed(params, message) -> tuple[np.ndarray, np.ndarray]:
+  """Experts `[n, layers, k]` and probabilities `[n, layers, E]` where its tokens are predicted."""
+  ids = jnp.asarray(message.path[:-1])[None]
+  length = ids.shape[1]
+  mask, positions = masks.causal(jnp.array([length]), length), jnp.arange(length)[None]
+  model = Transformer(tiny.MIXTURE)
+  _, sown = model.apply({'params': params}, ids, positions, mask, mutable=[ROUTING])
+  found = routing(sown)
+  source = slice(len(message.prompt_ids) - 1, None)
+  return tuple(np.asarray(found[name][0, source]) for name in ('experts', 'probabilities'))
+
+
+def test_metrics_equal_a_loop_over_messages():
+  torch = pytest.importorskip('torch')
+  theirs = pytest.importorskip('transformers.models.qwen3_moe.modeling_qwen3_moe')
+  rng = np.random.default_rng(1)
+  old = tiny.params(tiny.MIXTURE)
+  new = jax.tree.map(lambda x: x + 0.2 * np.float32(rng.normal(size=x.shape) * x.std()), old)
+  programs = Programs(Transformer(tiny.MIXTURE), losses.gspo, optax.sgd(0.0), 1.0)
+  state = lambda params: state_lib.init(params, optax.sgd(0.0))
+  batches = train_batches.pack_messages(_messages(), pack_length=24, micro_batch_size=2)
+  scored = programs.scored(state(old), batches)
+  batches = [
+    dataclasses.replace(batch, old_logprobs=logprobs, old_experts=experts)
+    for batch, (logprobs, experts) in zip(batches, scored, strict=True)
+  ]
+  _, same = programs.optimizer_step(state(old), batches)
+  _, found = programs.optimizer_step(state(new), batches)
+  assert same['router/changed_update'] == 0
+
+  before, after = ([_routed(params, m) for m in _messages()] for params in (old, new))
+  sets = lambda routed: [set(x) for experts, _ in routed for x in experts.reshape(-1, 2).tolist()]
+  changed = np.mean([x != y for x, y in zip(sets(before), sets(after), strict=True)])
+  assert 0.1 < changed < 0.9
+  assert found['router/changed_update'] == pytest.approx(changed)
+
+  probabilities = np.concatenate([p for _, p in after])  # [n, layers, E]
+  logits = tuple(torch.from_numpy(np.log(p)) for p in probabilities.swapaxes(0, 1))
+  balance = theirs.load_balancing_loss_func(logits, num_experts=6, top_k=2)
+  assert found['router/balance'] == pytest.approx(float(balance), rel=1e-5)
+
+
+def test_a_mixture_trains(tmp_path):
+  fields = {'model__source': 'random:micro_moe', 'evaluation__every': 0, 'steps': 2}
+  loop.train(micro_run.changed(**fields, learner__old_logprobs='trainer'), tmp_path / 'run')
+  steps = [*json_lines.iterate(tmp_path / 'run' / 'metrics.jsonl')]
+  assert steps[0]['policy/grad_norm'] > 0
+  assert len(steps) == 2
+  for step in steps:
+    assert 1.9 < step['router/balance'] < 8  # from balanced to one pair of experts for all
+    assert 0 <= step['router/changed_update'] < 0.5
+    assert step['policy/sampler_trainer_diff_max'] < 1e-3
