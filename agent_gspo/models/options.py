@@ -15,7 +15,8 @@ class ModelOptions(Section, name='model'):
 
   Attributes:
     source: `hf:<folder or id>`, `gguf:<file>`, `pypi:<package>==<version>`, or `random:<preset>`.
-    lora_rank: Rank of LoRA adapters; 0 trains all parameters.
+    lora_rank: Rank of LoRA adapters, in mixtures of experts of attention alone; 0 trains all
+      parameters.
     lora_alpha: Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.
     dtype: Dtype of matrix product operands; 'bfloat16' on accelerators.
     remat: Recompute blocks in the backward pass: less memory, more time.
