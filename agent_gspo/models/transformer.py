@@ -107,7 +107,7 @@ class Layout:
     )
 
   def by_experts(self, mixture: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., Any]:
-    """Wraps `mixture(x, router, gate, up, down)`, which returns arrays `[B, ...]`, likewise."""
+    """Wraps `mixture(x, experts, router, gate, up, down)`; the others have no rows `[B, ...]`."""
     if self.experts is None:
       return mixture
     rows, width, mesh, axes = self.experts
@@ -120,7 +120,7 @@ class Layout:
     return jax.shard_map(
       summed,
       mesh=mesh,
-      in_specs=(rows, PartitionSpec(), wide, wide, PartitionSpec(None, width)),
+      in_specs=(rows, rows, PartitionSpec(), wide, wide, PartitionSpec(None, width)),
       out_specs=rows,
       axis_names=axes,
       check_vma=False,
@@ -256,7 +256,8 @@ class MLP(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, adapter, earlier):
+  def __call__(self, x, adapter, earlier, experts):
+    del experts
     c = self.config
     linear = lambda name, features: Linear(c, features, layout=self.layout, name=name)
     gate = _ACTIVATIONS[c.spec.activation](linear('gate', c.mlp_dim)(x, adapter, earlier))
@@ -277,15 +278,16 @@ class Kernel(nn.Module):
 class Mixture(nn.Module):
   """Mixture of gated MLPs, of which each token goes through `experts_per_token`.
 
-  Sows each token's experts, int32 `[B, T, k]`, and the probabilities of all, float32 `[B, T, E]`,
-  as `experts` and `probabilities` of the collection `ROUTING`.
+  Sows the experts that the router chooses, int32 `[B, T, k]`, and the probabilities of all, float32
+  `[B, T, E]`, as `experts` and `probabilities` of the collection `ROUTING`. Tokens go through the
+  `experts` of the call instead, unless they are None.
   """
 
   config: ModelConfig
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, adapter, earlier):
+  def __call__(self, x, adapter, earlier, experts):
     del adapter  # routers and experts have none
     c = self.config
 
@@ -300,18 +302,18 @@ class Mixture(nn.Module):
     )
     router = Kernel((c.embed_dim, c.num_experts), name='router')()
 
-    def mix(x, router, *kernels):
-      weights, experts, probabilities = experts_lib.route(
-        x, router, c.experts_per_token, normalize=c.norm_topk
-      )
+    def mix(x, experts, router, *kernels):
+      chosen, probabilities = experts_lib.route(x, router, c.experts_per_token)
+      experts = chosen if experts is None else experts
+      weights = experts_lib.weights_of(experts, probabilities, normalize=c.norm_topk)
       flat = lambda of_token: of_token.reshape(-1, of_token.shape[-1])
       found = experts_lib.apply(
         flat(x), flat(weights), flat(experts), kernels, _ACTIVATIONS[c.spec.activation], c.dtype
       )
-      return found.reshape(x.shape), experts, probabilities
+      return found.reshape(x.shape), chosen, probabilities
 
-    found, experts, probabilities = self.layout.by_experts(mix)(x, router, *kernels)
-    self.sow(ROUTING, 'experts', experts)
+    found, chosen, probabilities = self.layout.by_experts(mix)(x, experts, router, *kernels)
+    self.sow(ROUTING, 'experts', chosen)
     self.sow(ROUTING, 'probabilities', probabilities)
     return found
 
@@ -326,7 +328,7 @@ class Block(nn.Module):
   layout: Layout = Layout()
 
   @nn.compact
-  def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier):
+  def __call__(self, x, cos, sin, mask, cache, write_at, adapter, earlier, experts):
     c = self.config
     norm = lambda name, y: RMSNorm(c, name=name)(y) if c.spec.has(f'{name}/scale') else y
     attention = Attention(c, self.layout, name='attn')
@@ -334,7 +336,7 @@ class Block(nn.Module):
     y = norm('attn_norm', x)
     y, kv = attention(y, cos, sin, mask, cache, write_at, adapter, earlier)
     x = self.layout.residual(x + norm('post_attn_norm', y))
-    y = mlp(norm('mlp_norm', x), adapter, earlier)
+    y = mlp(norm('mlp_norm', x), adapter, earlier, experts)
     return x + norm('post_mlp_norm', y), kv
 
 
@@ -371,6 +373,7 @@ class Transformer(nn.Module):
     cache: KVCache | None = None,
     write_at: jax.Array | int = 0,
     adapter: jax.Array | None = None,
+    experts: jax.Array | None = None,
   ) -> tuple[jax.Array, KVCache]:
     """Runs the decoder.
 
@@ -383,6 +386,8 @@ class Transformer(nn.Module):
         `write_at .. write_at + T - 1` before they are read.
       write_at: First column to write, scalar.
       adapter: Adapter of each token, int32 `[B, T]`, -1 for none; optional with one adapter.
+      experts: Experts of each token in a mixture, int32 `[B, T, num_layers, k]`; by default those
+        that the router chooses.
 
     Returns:
       Hidden states after the final norm `[B, T, D]`, in `config.dtype`, and the cache (without
@@ -414,6 +419,7 @@ class Transformer(nn.Module):
         write_at,
         adapter,
         earlier,
+        None if experts is None else experts[:, :, i],
       )
       kv.append(layer_kv)
       earlier = began

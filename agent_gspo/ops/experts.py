@@ -11,27 +11,27 @@ from jax.typing import DTypeLike
 from agent_gspo.ops.precision import grouped_matmul
 
 
-def route(
-  x: jax.Array, router: jax.Array, count: int, *, normalize: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def route(x: jax.Array, router: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """Chooses the most probable experts of each token, in float32 on any device.
 
   Args:
     x: Float32 `[..., D]`.
     router: Kernel `[D, E]`.
     count: Experts per token, `k`.
-    normalize: Whether the weights of the chosen experts are normalized to sum to 1.
 
   Returns:
-    Weights of the chosen experts, float32 `[..., k]`; the experts, int32 `[..., k]`, the most
-    probable first; probabilities of all experts, float32 `[..., E]`.
+    The experts, int32 `[..., k]`, the most probable first, and the probabilities of all, float32
+    `[..., E]`.
   """
   logits = jnp.matmul(x, router, precision=jax.lax.Precision.HIGHEST)
   probabilities = jax.nn.softmax(logits)
-  weights, experts = jax.lax.top_k(probabilities, count)
-  if normalize:
-    weights /= weights.sum(axis=-1, keepdims=True)
-  return weights, experts, probabilities
+  return jax.lax.top_k(probabilities, count)[1], probabilities
+
+
+def weights_of(experts: jax.Array, probabilities: jax.Array, *, normalize: bool) -> jax.Array:
+  """Returns the weights `[..., k]` of experts; with `normalize` they sum to 1."""
+  weights = jnp.take_along_axis(probabilities, experts, axis=-1)
+  return weights / weights.sum(axis=-1, keepdims=True) if normalize else weights
 
 
 def apply(
@@ -46,7 +46,7 @@ def apply(
 
   Args:
     x: Tokens, float32 `[N, D]`.
-    weights, experts: Results of `route`, `[N, k]`.
+    weights, experts: Experts of each token and their weights, `[N, k]`.
     kernels: Gate and up `[E, D, F]`, down `[E, F, D]`.
     activation: Activation of the gate.
     dtype: Dtype of the operands.

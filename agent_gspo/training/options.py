@@ -22,6 +22,8 @@ class LearnerOptions(Section, name='learner'):
       algorithm's.
     old_logprobs: Source of the old log-probs; trainer: recomputed before the first mini-batch.
       Empty: trainer in bfloat16, else sampler.
+    replay_routing: Route tokens to the experts that the old policy chose (R2, arXiv 2507.18071);
+      for mixtures of experts, with the trainer's old log-probs.
     entropy: Measure the policy's entropy.
     learning_rate: Learning rate of RL, after warm-up.
     schedule: Decay of the learning rate over the run.
@@ -38,6 +40,7 @@ class LearnerOptions(Section, name='learner'):
   micro_batch_size: int = option(2, least=1, most=2**16)
   order: str = option('', choices=tuple(ORDERS))
   old_logprobs: str = option('', choices=('sampler', 'trainer'))
+  replay_routing: bool = False
   entropy: bool = True
   learning_rate: float = option(1e-5, above=0)
   schedule: str = option('constant', choices=('constant', 'linear', 'cosine'))

@@ -90,6 +90,7 @@ class PolicyLoss:
       `off_policy.truncated_weights`; 0 for no correction.
     tis_level: Key of `options.TIS_LEVELS`.
     entropy: Measure the policy's entropy.
+    replay_routing: Route the policy's tokens to their `old_experts`.
     placement: Placement of rows. All computation after the decoder is local to a device.
   """
 
@@ -101,6 +102,7 @@ class PolicyLoss:
   tis_cap: float = 0.0
   tis_level: str = 'message'
   entropy: bool = True
+  replay_routing: bool = False
   placement: Placement = ONE_DEVICE
 
   def __call__(
@@ -122,7 +124,11 @@ class PolicyLoss:
         raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       policies.append(reference)
     # hidden: [R, T, D] of the policy, and of the reference policy under a KL penalty.
-    heads, hidden, routed = zip(*(self._hidden(x, frozen, batch) for x in policies), strict=True)
+    replayed = batch.old_experts if self.replay_routing else None
+    heads, hidden, routed = zip(
+      *(self._hidden(x, frozen, batch, replayed if x is trainable else None) for x in policies),
+      strict=True,
+    )
     # total and each entry of sums: [n, ...], one for each of the replica's n row shards.
     total, sums = self._by_rows(self._of_rows, heads)(heads, hidden, routed[0], batch)
     return total.sum(), _merge(sums)
@@ -185,7 +191,8 @@ class PolicyLoss:
 
     The experts are those of each token, int32 `[R, T, num_layers, k]`, None for a dense model.
     """
-    head, hidden, routed = self._hidden(trainable, frozen, batch)
+    experts = batch.old_experts if self.replay_routing else None  # None in the old policy's pass
+    head, hidden, routed = self._hidden(trainable, frozen, batch, experts)
     logprobs, _ = self._by_rows(self._token_logprobs, head)(head, hidden, batch)
     return logprobs * batch.loss_mask, routed.get('experts')
 
@@ -195,7 +202,7 @@ class PolicyLoss:
     return self.placement.by_rows(function, kept)
 
   def _hidden(
-    self, trainable: Flat, frozen: Flat, batch: TrainBatch
+    self, trainable: Flat, frozen: Flat, batch: TrainBatch, experts: jax.Array | None
   ) -> tuple[Params, jax.Array, dict[str, jax.Array]]:
     """Returns LM head parameters, final hidden states `[R, T, D]` and `transformer.routing`."""
     params = state_lib.merge(trainable, frozen)
@@ -205,6 +212,7 @@ class PolicyLoss:
       batch.positions,
       TreeMask(batch.subtree_end),
       adapter=batch.adapters,
+      experts=experts,
       mutable=[ROUTING],
     )
     return head_params(params), hidden, routing(sown)

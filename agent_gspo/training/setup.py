@@ -142,6 +142,12 @@ def _find(parts: config_lib.Parts) -> _Found:
   if check_spec(options.source)[0] == 'random':
     tokenizer = prompt_checks.tokenizer_from_scratch(parts)
   model = open_model(options.source, tokenizer=tokenizer, seed=config.seed)
+  old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'
+  if config.learner.replay_routing and not old_experts:
+    raise ValueError(
+      "learner.replay_routing=True needs a mixture of experts and learner.old_logprobs='trainer', "
+      f'not {options.source} and {config.learner.old_logprobs!r}; else set it to False.'
+    )
   prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
   optimizer = make_optimizer(parts)
 
@@ -205,6 +211,7 @@ def make_learner(setup: Setup) -> Learner:
     config.rollout.temperature,
     placement=setup.placement,
     entropy=config.learner.entropy,
+    replay_routing=config.learner.replay_routing,
     kl_coef=config.objective.kl_coef,
     kl_estimator=config.objective.kl_estimator,
     tis_cap=config.objective.tis_cap,

@@ -23,6 +23,7 @@ OTHERS = [(8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 1, 8), (1, 3, 1), (3, 1, 2)]
 MESHES = [*SOME, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in OTHERS)]
 
 _UPDATE = """
+import dataclasses
 import jax, numpy as np, optax
 import tiny
 from agent_gspo.algorithms.objectives import losses
@@ -50,7 +51,7 @@ for mesh in MESHES:
     updater = Programs(
       Transformer(config, partition.layout(config, where, where.replica_rows)),
       losses.make(loss), optax.sgd(0.1), 0.8,
-      entropy=False, placement=where,
+      entropy=False, placement=where, replay_routing=True,
     )
     shardings = lambda tree: partition.shardings(tree, config, where)
     params = jax.tree.map(lambda x: x if x.any() else x + 0.1, tiny.params(config))  # of adapters
@@ -59,13 +60,14 @@ for mesh in MESHES:
       messages, pack_length=24, micro_batch_size=24, adapters=[0, 1] if adapted else None
     )
     batches = train_batches.with_values(packed, advantages=weights)
-    scored = updater.logprobs(state, batches)
+    scored, experts = zip(*updater.scored(state, batches))
+    batches = [dataclasses.replace(b, old_experts=e) for b, e in zip(batches, experts)]
     state, metrics = updater.optimizer_step(state, batches)
     used = len(jax.tree.leaves(state.trainable)[0].sharding.device_set)
     flat = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(state.trainable)])
     found[f'{name} {mesh}'] = [
       used, metrics['policy/objective'], metrics['policy/grad_norm'],
-      metrics['policy/clip_fraction'],
+      metrics['policy/clip_fraction'], metrics.get('router/balance', 0),
       float(np.abs(flat).sum()), float((flat * np.cos(np.arange(flat.size))).sum()),
       float(sum(np.abs(x).sum() for x in scored)),
     ]

@@ -24,17 +24,19 @@ def _inputs(favorite: bool = False):
   return x, router, *kernels, draw(_EXPERTS, _INNER, _WIDTH)
 
 
-def _mixture(dtype: str, normalize: bool, x, router, *kernels):
-  weights, experts, _ = experts_lib.route(x, router, _K, normalize=normalize)
+def _mixture(dtype: str, normalize: bool, x, router, *kernels, experts=None):
+  chosen, probabilities = experts_lib.route(x, router, _K)
+  experts = chosen if experts is None else experts
+  weights = experts_lib.weights_of(experts, probabilities, normalize=normalize)
   return experts_lib.apply(x, weights, experts, kernels, jax.nn.silu, dtype)
 
 
-def _loop(normalize: bool, x, router, gate, up, down) -> np.ndarray:
+def _loop(normalize: bool, x, router, gate, up, down, experts=None) -> np.ndarray:
   """The same, a token and an expert at a time."""
   found = np.zeros_like(x)
   for n, token in enumerate(x):
     scores = np.exp(token @ router)
-    chosen = np.argsort(-scores)[:_K]
+    chosen = np.argsort(-scores)[:_K] if experts is None else experts[n]
     for e in chosen:
       inner = token @ gate[e]
       out = (inner / (1 + np.exp(-inner)) * (token @ up[e])) @ down[e]
@@ -54,6 +56,17 @@ def test_experts_equal_a_loop_over_tokens(normalize, favorite):
   assert half.dtype == jnp.float32
   # The same experts, since tokens and router are not rounded for the choice.
   assert 0 < np.abs(half - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize('normalize', [False, True])
+def test_experts_that_are_given_equal_a_loop(normalize):
+  inputs = _inputs()
+  rng = np.random.default_rng(2)
+  experts = np.stack([rng.permutation(_EXPERTS)[:_K] for _ in range(_TOKENS)])
+  expected = _loop(normalize, *(np.float64(x) for x in inputs), experts=experts)
+  with jax.default_matmul_precision('highest'):
+    found = _mixture('float32', normalize, *inputs, experts=experts)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('normalize', [False, True])

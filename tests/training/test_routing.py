@@ -13,10 +13,12 @@ import pytest
 import tiny
 
 from agent_gspo.algorithms.objectives import losses
+from agent_gspo.config import check as config_lib
 from agent_gspo.models.transformer import ROUTING, Transformer, routing
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.workdir import json_lines
@@ -75,9 +77,47 @@ def test_metrics_equal_a_loop_over_messages():
   assert found['router/balance'] == pytest.approx(float(balance), rel=1e-5)
 
 
+def test_replay_uses_the_experts_of_the_old_policy():
+  """The metric still compares what the router would choose."""
+  old = tiny.params(tiny.MIXTURE)
+  # Other routers: the old experts get other weights, and others would be chosen.
+  new = jax.tree.map(lambda x: x[:, ::-1] if x.shape == (32, 6) else x, old)
+  batches = train_batches.pack_messages(_messages(), pack_length=24, micro_batch_size=2)
+  own, replaying = (
+    Programs(Transformer(tiny.MIXTURE), losses.gspo, optax.sgd(0.0), 1.0, replay_routing=replay)
+    for replay in (False, True)
+  )
+  state = lambda params: state_lib.init(params, optax.sgd(0.0))
+  scored = replaying.scored(state(old), batches)
+  marked = [
+    dataclasses.replace(batch, old_experts=experts)
+    for batch, (_, experts) in zip(batches, scored, strict=True)
+  ]
+
+  def logprobs(programs, params):
+    return np.concatenate(programs.logprobs(state(params), marked))
+
+  np.testing.assert_allclose(logprobs(replaying, old), logprobs(own, old), atol=1e-6)
+  assert np.abs(logprobs(replaying, new) - logprobs(own, new)).max() > 0.1
+  _, metrics = replaying.optimizer_step(state(new), marked)
+  assert metrics['router/changed_update'] > 0.1
+  assert metrics['policy/logprob_gap_mean'] == pytest.approx(
+    np.abs(logprobs(replaying, new)).sum() / sum(b.loss_mask.sum() for b in marked), rel=1e-5
+  )  # the old log-probs of `_messages` are 0
+
+
+def test_replay_without_old_experts_is_refused():
+  fields = {'learner__replay_routing': True, 'learner__old_logprobs': 'trainer'}
+  with pytest.raises(ValueError, match=r'replay_routing=True .*, not random:micro and .trainer.'):
+    setup_lib.build(config_lib.check(micro_run.changed(**fields)))
+
+
 def test_a_mixture_trains(tmp_path):
   fields = {'model__source': 'random:micro_moe', 'evaluation__every': 0, 'steps': 2}
-  loop.train(micro_run.changed(**fields, learner__old_logprobs='trainer'), tmp_path / 'run')
+  loop.train(
+    micro_run.changed(**fields, learner__old_logprobs='trainer', learner__replay_routing=True),
+    tmp_path / 'run',
+  )
   steps = [*json_lines.iterate(tmp_path / 'run' / 'metrics.jsonl')]
   assert steps[0]['policy/grad_norm'] > 0
   assert len(steps) == 2
