@@ -166,15 +166,15 @@ def layout(
   if placement.cut_by_fsdp and table[-1] == 'fsdp':
     data = 'data' if whole else None
     lookup = on_mesh(PartitionSpec(data)), on_mesh(PartitionSpec(data, None, 'fsdp'))
-  own_rows, *where = _own_rows(placement, rows)
+  own_rows, mesh, axes = _own_rows(placement, rows)
   heads = 'tensor' if config.num_kv_heads % placement.size('tensor') == 0 else None
   width = 'tensor' if config.mlp_dim % placement.size('tensor') == 0 else None
   return Layout(
     rows,
     lookup,
     weights,
-    heads=None if config.attention == 'reference' else (PartitionSpec(own_rows, heads), *where),
-    experts=(PartitionSpec(own_rows), width, *where),
+    heads=None if config.attention == 'reference' else (PartitionSpec(own_rows, heads), mesh, axes),
+    experts=(PartitionSpec(own_rows), width, mesh, axes),
   )
 
 

@@ -312,7 +312,8 @@ class Programs:
     for batch in map(self.placement.shard_rows, micro_batches):
       totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
     trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
-    found = {k: np.asarray(v, float) if v.ndim else float(v) for k, v in sums.items()}
+    found: dict[str, Any] = {k: np.asarray(v, float) for k, v in sums.items()}
+    found |= {k: float(v) for k, v in found.items() if not v.ndim}
     grad_norm = found.pop('grad_norm')
     objective = found['objective'] / max(found['count'], 1.0)
     metrics = metrics_of_sums(found, grad_norm)

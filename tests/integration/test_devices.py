@@ -135,11 +135,12 @@ from agent_gspo.sharding import placement
 
 where = placement.make_placement({'data': 2, 'fsdp': 4, 'tensor': 1})
 found = {}
-for adapters in (1, 2):
-  config = tiny.CONFIG.replace(lora_rank=4, num_adapters=adapters)
+for model, adapters in (('dense', 1), ('dense', 2), ('mixture', 2)):
+  config = tiny.MIXTURE.replace(num_experts=8) if model == 'mixture' else tiny.CONFIG
+  config = config.replace(lora_rank=4, num_adapters=adapters)
   shardings = tensor_names.flatten(partition.shardings(tiny.params(config), config, where))
   told = partition.layout(config, where, where.rows).weights
-  found[str(adapters)] = {
+  found[f'{model}, {adapters}'] = {
     path: '/'.join(path.split('/')[-2:]) in told
     for path, sharding in shardings.items() if 'fsdp' in sharding.spec
   }
@@ -264,13 +265,16 @@ def test_weights_are_gathered_where_it_is_said(mesh):
   assert each['gathered'] - each['gathered first'] >= kernels
 
 
-@pytest.mark.parametrize('adapters', ['1', '2'])
-def test_all_that_fsdp_cuts_of_a_block_is_gathered_where_it_is_said(adapters):
+@pytest.mark.parametrize(
+  ('model', 'count'), [('dense, 1', 14), ('dense, 2', 14), ('mixture, 2', 11)]
+)
+def test_all_that_fsdp_cuts_of_a_block_is_gathered_where_it_is_said(model, count):
   """Else the compiler chooses: gradients of adapters it took last, and kept all until then."""
-  told = _run(_LAYOUT)[adapters]
+  told = _run(_LAYOUT)[model]
   of_blocks = {path: said for path, said in told.items() if path.startswith('layers_')}
   assert all(of_blocks.values()), of_blocks
-  assert len(of_blocks) == 14 * tiny.CONFIG.num_layers  # of 7 kernels, and an adapter's half each
+  # Of 7 kernels, and half of an adapter of each; experts have none.
+  assert len(of_blocks) == count * tiny.CONFIG.num_layers
 
 
 @pytest.mark.slow
