@@ -113,6 +113,7 @@ class Message:
       `rollout.branches`.
     log_speak: Log-prob that the message is not silent; None if not measured, see `exploration`.
     weight: Importance weight of the episode, see `exploration`.
+    version: Finished steps of the weights that wrote it in training; -1 for an opponent's message.
   """
 
   episode: int
@@ -136,6 +137,7 @@ class Message:
   taken: bool = True
   log_speak: float | None = None
   weight: float = 1.0
+  version: int = -1
 
   @property
   def length(self) -> int:
@@ -271,6 +273,11 @@ class RolloutBatch:
   def learns(self) -> np.ndarray:
     """Returns False for messages of opponents, bool `[M]`."""
     return np.asarray([message.learns for message in self.messages], bool)
+
+  @property
+  def version(self) -> np.ndarray:
+    """Returns the finished steps of each message's weights, -1 for opponents', int32 `[M]`."""
+    return np.asarray([message.version for message in self.messages], np.int32)
 
   @property
   def terms(self) -> list[Terms | None]:

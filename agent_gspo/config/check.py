@@ -268,6 +268,7 @@ def _check_algorithm(config: Config, team: Team) -> None:
   spanned = objective.ratio_span != 'message'
   optional = {
     'importance': objective.tis_cap > 0,
+    'sampler_logprobs': True,
     'token_penalty': objective.kl_coef > 0,
     'span_log_ratio': spanned,
     'span_share': spanned,

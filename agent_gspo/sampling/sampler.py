@@ -348,9 +348,10 @@ class Sampler:
     step, count = self.prefill_rows, max(len(tree.tokens) for tree in trees)
     width = trees[0].tokens.shape[1]
     like = (bucket(prompts, 8), width)
-    if count > self._largest_pool.get(like, 0):
-      self._largest_pool[like] = self.pool_rows(count)
-    pool = self.pool(self.shards * self._largest_pool[like], width)
+    rows = self._largest_pool.get(like, 0)
+    if count > rows:
+      rows = self._largest_pool[like] = self.pool_rows(count)
+    pool = self.pool(self.shards * rows, width)
     for first in range(0, count, step):
       some = np.arange(first, first + step)
       tokens, positions, subtree_end, adapter = (

@@ -89,6 +89,9 @@ class RolloutOptions(Section, name='rollout'):
     parts: Parts of the questions: while the device decodes one, the host prepares and grades the
       others. 0: two on an accelerator if each still fills its decode batches, else one. Results
       differ by rounding only.
+    ahead: Steps that rollouts run ahead of the updates, in a thread of their own, with weights that
+      many steps old (at first those of the start). Each takes the memory of the trained parameters.
+      0: no thread; the weights are the newest.
     opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
@@ -105,6 +108,7 @@ class RolloutOptions(Section, name='rollout'):
   temperature: float = option(1.0, above=0)
   must_speak: int = option(0, least=0)
   parts: int = option(0, least=0, most=64)
+  ahead: int = option(0, least=0, most=64)
   opponents: str = 'self'
   opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)

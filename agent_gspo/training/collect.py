@@ -23,19 +23,27 @@ from agent_gspo.types import Question, RolloutBatch
 
 
 def collect(
-  setup: Setup, state: TrainState, progress: Progress
+  setup: Setup, state: TrainState, progress: Progress, step: int | None = None
 ) -> tuple[RolloutBatch, RolloutBatch, selection_lib.SelectionState]:
-  """Runs the episodes of the next step with the current parameters.
+  """Runs the episodes of a step with the parameters of `state`.
 
   Under `selection.resample`, questions whose task scores all tie are replaced, as long as there
   are questions that this step has not drawn.
+
+  Args:
+    setup: Run setup.
+    state: Training state.
+    progress: Progress display.
+    step: Finished steps when the episodes are learned from, which seed every draw; by default those
+      of `state`.
 
   Returns:
     Episodes to learn from, about `B` questions, with candidates that were not taken; all episodes,
     about `Q >= B` questions, since those that resampling dropped still count for accuracy and cost;
     and the state of the selection rule after the draws.
   """
-  options = setup.config.selection
+  options, version = setup.config.selection, int(state.step)
+  step = version if step is None else step
   missing, selection = setup.config.rollout.questions, state.selection
   found: list[RolloutBatch] = []
   asked: list[int] = []
@@ -47,9 +55,9 @@ def collect(
     )
     questions = [setup.questions[int(i)] for i in drawn]
     if setup.term_sheet is not None:
-      seed = (setup.config.seed, streams.TERMS, int(state.step), len(asked))
+      seed = (setup.config.seed, streams.TERMS, step, len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
-    batch = _converse(setup, state, questions, len(asked), progress)
+    batch = _converse(setup, state, step, questions, len(asked), progress)
     good = np.arange(missing)
     if retries:
       good = np.flatnonzero(
@@ -61,7 +69,9 @@ def collect(
     kept += (len(asked) + good).tolist()
     asked += drawn.tolist()
     missing, retries = missing - len(good), retries - 1
-  everything = dataclasses.replace(batches.join(found), drawn=np.asarray(asked))
+  joined = batches.join(found)
+  messages = (dataclasses.replace(m, version=version) if m.learns else m for m in joined.messages)
+  everything = dataclasses.replace(joined, messages=tuple(messages), drawn=np.asarray(asked))
   learned = batches.select(everything, kept) if len(kept) < len(asked) else everything
   return learned, batches.taken(everything), selection
 
@@ -69,6 +79,7 @@ def collect(
 def _converse(
   setup: Setup,
   state: TrainState,
+  step: int,
   questions: Sequence[Question],
   asked: int,
   progress: Progress,
@@ -78,7 +89,7 @@ def _converse(
   exploration = None
   if options.must_speak:
     turns = audible_turns(setup.team, setup.sharing)
-    seeds = (setup.config.seed, int(state.step))
+    seeds = (setup.config.seed, step)
     exploration = Exploration(turns, options.must_speak, options.group_size, *seeds)
   own = rollout(
     setup.team,
@@ -87,7 +98,7 @@ def _converse(
     questions[hosts.share(len(questions))],
     options.group_size,
     opponents.policy(
-      setup, state, questions, asked, exploration.must_speak if exploration else None
+      setup, state, step, questions, asked, exploration.must_speak if exploration else None
     ),
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size * options.branches),

@@ -22,6 +22,7 @@ from agent_gspo.training import costs, opponents, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.ahead import Ahead
 from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.policy_loss import NonFiniteLossError
 from agent_gspo.training.progress import PlainLog, Progress
@@ -145,6 +146,7 @@ class Run:
       RunWriter(workdir, wandb_project=wandb_project) if hosts.is_first() else SilentWriter()
     )
     self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
+    self.ahead: Ahead | None = None  # set while RL runs with `rollout.ahead`
     self.warned: set[str] = set()  # names of warnings already shown
     self.stopped = ''  # why training ended before its last step
 
@@ -158,8 +160,10 @@ class Run:
       )
 
   def close(self) -> None:
-    """Waits for in-flight saves and closes the writer."""
+    """Ends the rollouts ahead, waits for in-flight saves and closes the writer."""
     try:
+      if self.ahead:
+        self.ahead.close()
       self._end_saving()
     finally:
       self.writer.close()
@@ -231,9 +235,14 @@ class Run:
         self._remove_sft_checkpoints()
         if untrained == 'first':
           evaluations.make_untrained(_params(state), int(state.step))
+        if config.rollout.ahead:
+          found = self.checkpoints.restore_rollouts() if self.resumed else b''
+          self.ahead = Ahead(self.setup, found)
         for step in range(start, config.steps):
           # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
+            if self.ahead:  # evaluations have the sampler and its memory for themselves
+              self.ahead.wait()
             record = evaluations.make(_params(state), step, records.DURING)
             self._call('on_evaluation', self.on_evaluation, record)
             self._look_for_plateau()
@@ -242,10 +251,10 @@ class Run:
           with self.interruption.deferred('this update'):
             state = self._step(state, progress)
             if self._is_saved(step + 1):
-              self.checkpoints.save(state)
+              self._save(state)
           self.interruption.meet()
         with self.interruption.deferred('this save'):
-          self.checkpoints.save(state)
+          self._save(state)
         params, step = _params(state), int(state.step)
         record = evaluations.make(params, step, 'trained')
         self._call('on_evaluation', self.on_evaluation, record)
@@ -321,12 +330,18 @@ class Run:
     )
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
 
+  def _save(self, state: TrainState) -> None:
+    """Saves a state with the rollouts that wait for it."""
+    ahead, step = self.ahead, int(state.step)
+    self.checkpoints.save(state, rollouts=lambda: ahead.waiting(step) if ahead else b'')
+
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
     """Saves the last finished step, unless its buffers were donated."""
     # A second Ctrl-C interrupts a step, which has donated the buffers of the previous state.
     if state is not None and state_lib.is_whole(state):
-      progress.note('interrupted: saving ...')
-      self.checkpoints.save(state)
+      ahead = ' after the rollouts under way' if self.ahead else ''
+      progress.note(f'interrupted: saving{ahead} ...')
+      self._save(state)
     self.checkpoints.wait()
     saved = self._saved()
     progress.note(
@@ -402,6 +417,7 @@ class Run:
         state,
         progress,
         interruptible=lambda: self.interruption.allowed('this rollout'),
+        ahead=self.ahead,
       )
     except NonFiniteLossError as error:
       self._end_saving()
@@ -429,6 +445,8 @@ class Run:
     """Writes the first transcripts and the metrics of a step."""
     terms = {name: x for name, x in vars(result.rewards).items() if x.any()}
     columns = {'reward': result.rewards.total, **terms, 'advantage': result.advantages}
+    if self.ahead:
+      columns['version'] = result.rollout.version
     if result.worth:
       columns['worth'] = result.worth.gain
     kept = range(min(self.config.logging.transcripts, result.rollout.num_episodes))

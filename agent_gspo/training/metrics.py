@@ -112,6 +112,11 @@ def of_candidates(rollout: RolloutBatch) -> dict[str, float]:
   return {'tokens/candidates_per_question': counts.per_question(rollout, rollout.written)}
 
 
+def staleness(rollout: RolloutBatch, step: int) -> dict[str, float]:
+  """Returns the mean steps between the weights that wrote a message and those it updates."""
+  return {'rollout/staleness': float(step - rollout.version[rollout.learns].mean())}
+
+
 def of_graph(rollout: RolloutBatch) -> dict[str, float]:
   """Returns metrics of the addressing graph: for each edge, the share of possible messages sent.
 
@@ -167,9 +172,10 @@ def clip_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
     metrics: Metrics of a step.
   """
   clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
-  if clipped <= _NOISE_CLIPPED:
-    return None
   options, learner = config.objective, config.learner
+  stale = config.rollout.ahead > 0 and learner.old_logprobs == 'sampler'  # no ratio starts at 1
+  if clipped <= _NOISE_CLIPPED or stale:
+    return None
   fields = [f'objective.{k}={v}' for k, v in losses.clip_band(options).items()]
   band = ' and '.join(fields) or repr(options.name)  # a custom objective may have other options
   remedy = "Set learner.old_logprobs='trainer'"

@@ -69,6 +69,7 @@ class MatchPolicy:
 def policy(
   setup: Setup,
   state: TrainState,
+  step: int,
   questions: Sequence[Question],
   asked: int,
   must_speak: Callable[[Turn], bool] | None = None,
@@ -78,6 +79,7 @@ def policy(
   Args:
     setup: Run setup.
     state: Training state.
+    step: Finished steps when the rollout is learned from, at least those of `state`.
     questions: Questions of the rollout, over all processes.
     asked: Questions asked before in this step.
     must_speak: See `ModelPolicy`.
@@ -85,7 +87,7 @@ def policy(
   of = lambda trainable: setup.policy(
     state_lib.merge(trainable, state.frozen),
     stream='train',
-    step=int(state.step),
+    step=step,
     temperature=setup.config.rollout.temperature,
   )
   learner = of(state.trainable)
@@ -93,17 +95,30 @@ def policy(
     learner = dataclasses.replace(learner, must_speak=must_speak)
   if state.pool is None:
     return learner
-  found = matches(setup, int(state.step), questions, asked)
+  found = matches(setup, step, questions, asked, int(state.step))
   # In one order in all processes, which exchange parameters here.
   playing = {match.member for match in found.values()} - {None}
   members = {m: of(state.pool[m]) for m in sorted(playing)}
   return MatchPolicy(setup.team.sides, found, learner, members)
 
 
-def matches(setup: Setup, step: int, questions: Sequence[Question], asked: int) -> dict[str, Match]:
+def matches(
+  setup: Setup,
+  step: int,
+  questions: Sequence[Question],
+  asked: int,
+  version: int | None = None,
+) -> dict[str, Match]:
   """Draws the assignment of each question; sides learn in equal parts of those with opponents.
 
   A side whose agents are all frozen is played by opponents alone.
+
+  Args:
+    setup: Run setup.
+    step: Finished steps when the rollout is learned from.
+    questions: Questions of the rollout.
+    asked: Questions asked before in this step.
+    version: Finished steps when the pool was taken; by default `step`.
   """
   options, names = setup.config.rollout, setup.team.sides
   sides = list(
@@ -111,7 +126,8 @@ def matches(setup: Setup, step: int, questions: Sequence[Question], asked: int) 
   )
   rng = streams.generator(setup.config.seed, streams.OPPONENTS, step, asked)
   places = rng.permutation(len(questions))
-  members = rng.integers(_filled(options, step), size=len(questions))
+  filled = _filled(options, step if version is None else version)
+  members = rng.integers(filled, size=len(questions))
   played = places < max(1, round(options.opponent_share * len(questions)))
   return {
     question.id: Match(sides[(place + step) % len(sides)], int(member) if against else None)

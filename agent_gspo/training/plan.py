@@ -153,6 +153,7 @@ def make(
     reference=parts.keeps_reference,
     opponents=config.rollout.pool_members,
   )
+  state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   held = _held(parts)
@@ -177,13 +178,17 @@ def make(
   work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
-    programs += learner_programs(
+    updates = learner_programs(
       recomputing(model),
       placement,
       state,
       rows=learner.micro_batch_size // placement.row_shards,
       length=learner.pack_length,
     )
+    if config.rollout.ahead:  # its thread writes messages during updates
+      beside = {'rollouts ahead': programs[-1].bytes}
+      updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
+    programs += updates
     work = costs.step(parts, model, prompts)
   return Plan(
     devices=placement.devices,

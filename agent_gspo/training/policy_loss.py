@@ -152,6 +152,7 @@ class PolicyLoss:
     rows, slots = batch.advantages.shape
     # Flatten to R*L tokens and R*S messages; message_ids maps each token to its message.
     flat: Callable[[Any], Any] = lambda values: None if values is None else values.reshape(-1)
+    sampler_logprobs = flat(batch.sampler_logprobs)  # [R*L]
     x = PackedTokens(
       logprobs=logprobs.reshape(-1),  # [R*L]
       old_logprobs=flat(batch.old_logprobs),
@@ -160,10 +161,10 @@ class PolicyLoss:
       advantages=flat(batch.advantages),  # [R*S]
       message_mask=flat(batch.message_mask),
       token_weights=flat(batch.token_weights),  # [R*L]
+      sampler_logprobs=sampler_logprobs,
       span_log_ratio=flat(batch.span_log_ratio),  # [R*S]
       span_share=flat(batch.span_share),
     )
-    sampler_logprobs = flat(batch.sampler_logprobs)  # [R*L]
     sums: Sums = {}
     if self.tis_cap:
       weights, truncated = off_policy.truncated_weights(

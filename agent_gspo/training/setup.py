@@ -138,6 +138,12 @@ def _find(parts: config_lib.Parts) -> _Found:
   check_attention(options.attention, options.dtype)
   if parts.training:
     config_lib.check_micro_batch(config, placement.row_shards)
+    if config.rollout.ahead and placement.devices > 1:
+      raise ValueError(
+        f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads cannot '
+        'share programs that span devices. Set rollout.ahead=0, or use one process with one device '
+        '(mesh.data=1, mesh.fsdp=1, mesh.tensor=1).'
+      )
   tokenizer = None
   if check_spec(options.source)[0] == 'random':
     tokenizer = prompt_checks.tokenizer_from_scratch(parts)

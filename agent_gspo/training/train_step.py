@@ -16,6 +16,7 @@ from agent_gspo.rewards.returns import returns_to_go
 from agent_gspo.training import message_worth, opponents
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
+from agent_gspo.training.ahead import Ahead
 from agent_gspo.training.collect import collect
 from agent_gspo.training.learner import Learner, reference_nll
 from agent_gspo.training.progress import Progress
@@ -51,6 +52,7 @@ def train_step(
   state: TrainState,
   progress: Progress,
   interruptible: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+  ahead: Ahead | None = None,
 ) -> StepResult:
   """Runs rollout, rewards, advantages, update and controllers once (arXiv 2510.22477).
 
@@ -60,14 +62,15 @@ def train_step(
     state: State before the step; the update donates its trainable buffers.
     progress: Progress display.
     interruptible: Opens a block that Ctrl-C may interrupt; nothing has changed by its end.
+    ahead: Rollouts ahead of the learner; None to sample with the weights of `state`.
 
   Raises:
     NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
   """
   config, step, clock = setup.config, int(state.step), metrics_lib.Clock()
   with interruptible():  # `group_size` episodes of the team about each question
-    rollout, everything, selection = collect(setup, state, progress)
-  clock.lap('rollout')
+    rollout, everything, selection = (ahead or collect)(setup, state, progress)
+  clock.lap('wait' if ahead else 'rollout')
 
   progress.phase('score')
   prices = budgets.prices(config.budget, state.budget, rollout.terms)
@@ -93,6 +96,7 @@ def train_step(
     ),
     **budgets.metrics(prices, budget),
     **(worth.metrics(rollout) if worth else {}),
+    **(metrics_lib.staleness(rollout, step) if ahead else {}),
     **clock.metrics(),
   }
   state = dataclasses.replace(

@@ -31,6 +31,7 @@ State = TypeVar('State')
 # Timeout of processes for each other's part of a checkpoint; a dead process ends the others much
 # earlier.
 _PATIENCE_SECONDS = 4 * 3600
+_ROLLOUTS = 'rollouts'
 
 
 class Checkpoints:
@@ -83,10 +84,17 @@ class Checkpoints:
     self._saving: concurrent.futures.Future[None] | None = None
     self._taken_step = self.latest_step
 
-  def save(self, state: Any, also_keep: Collection[int] = ()) -> None:
+  def save(
+    self, state: Any, also_keep: Collection[int] = (), rollouts: Callable[[], bytes] = bytes
+  ) -> None:
     """Copies the state, which the caller may then reuse, and writes it in the background.
 
     Waits for the previous save first. Does nothing if this step is saved or being saved.
+
+    Args:
+      state: State to save.
+      also_keep: Steps whose checkpoints stay.
+      rollouts: Returns the encoded rollouts that wait for the learner, b'' if there are none.
 
     Raises:
       WriteError: The previous save, or the beginning of this one, could not be written; earlier
@@ -96,6 +104,8 @@ class Checkpoints:
     if step == self._taken_step:
       return
     self.wait()
+    waiting = np.frombuffer(rollouts(), np.uint8)
+    further = {_ROLLOUTS: ocp.args.ArraySave(waiting)} if waiting.size else {}
     params, rest = _split(_unshared(state))
     adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
       step_folders.staging(self.directory)
@@ -115,6 +125,7 @@ class Checkpoints:
           params=ocp.args.StandardSave(params),
           state=ocp.args.StandardSave(rest),
           config=ocp.args.JsonSave({**self._config, 'changes': self.changes}),
+          **further,
         ),
       )
       rest_of_it = work.pop_all()
@@ -175,6 +186,16 @@ class Checkpoints:
     for step in self.damaged if hosts.is_first() else ():
       step_folders.set_aside(self.directory, step)
     return _joined(like, restored.params, restored.state)
+
+  def restore_rollouts(self) -> bytes:
+    """Returns the rollouts of the newest intact checkpoint, as given to `save`."""
+    folder = self.directory / str(self.latest_step)
+    if not (folder / _ROLLOUTS).exists():
+      return b''
+    with _orbax() as orbax:
+      item = {_ROLLOUTS: ocp.args.ArrayRestore()}
+      restored = orbax.restore(folder, args=ocp.args.Composite(**item))
+    return np.asarray(restored[_ROLLOUTS]).tobytes()
 
 
 @dataclasses.dataclass(frozen=True)

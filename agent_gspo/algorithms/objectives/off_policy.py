@@ -18,13 +18,17 @@ def opsm(x: PackedTokens, *, threshold: float = 0.5) -> PackedTokens:
   A sequence with `A < 0` and `mean_t (log pi_old - log pi) > threshold` is already unlikely under
   the policy: lowering it further only adds noise. Its advantage, and so its term in every
   objective, becomes 0; it still counts in the mean. `mean_t` is over the message, or over its span
-  if spans are given.
+  if spans are given. As in the report, `pi_old` is the behavior policy: where old log-probs are the
+  trainer's, the message's mean of `log pi_sampler - log pi_old` is added.
 
   Args:
     x: Packed tokens.
     threshold: Nats per token.
   """
-  stale = (x.advantages < 0) & (parts.mean_log_ratio(x) < -threshold)
+  log_ratio = parts.mean_log_ratio(x)  # [M]
+  if x.sampler_logprobs is not None:
+    log_ratio += parts.message_mean(x.old_logprobs - x.sampler_logprobs, x)
+  stale = (x.advantages < 0) & (log_ratio < -threshold)
   return dataclasses.replace(x, advantages=jnp.where(stale, 0.0, x.advantages))
 
 

@@ -43,6 +43,7 @@ class PackedTokens:
       `off_policy.truncated_weights`. The objective's count does not change.
     token_penalty: Penalty subtracted from each token's surrogate before aggregation, float32
       `[T]`, such as `kl_coef * k3`. Gradient flows into it.
+    sampler_logprobs: Log-probs under the behavior policy, float32 `[T]`; None: `old_logprobs`.
     span_log_ratio: Constant mean log-ratio over all tokens of the message's span, float32 `[M]`,
       see `spans.span_statistics`. A sequence is then a span of messages, which may lie in
       different micro-batches.
@@ -59,6 +60,7 @@ class PackedTokens:
   token_weights: chex.Array | None = None  # [T]
   importance: chex.Array | None = None  # [T]
   token_penalty: chex.Array | None = None  # [T]
+  sampler_logprobs: chex.Array | None = None  # [T]
   span_log_ratio: chex.Array | None = None  # [M]
   span_share: chex.Array | None = None  # [M]
 
@@ -67,7 +69,7 @@ def check(x: PackedTokens) -> None:
   """Raises AssertionError if shapes or types are inconsistent."""
   chex.assert_rank([x.logprobs, x.advantages], 1)
   per_token = [x.old_logprobs, x.message_ids, x.token_mask]
-  per_token += [x.token_weights, x.importance, x.token_penalty]
+  per_token += [x.token_weights, x.importance, x.token_penalty, x.sampler_logprobs]
   per_message = [x.message_mask, x.span_log_ratio, x.span_share]
   chex.assert_equal_shape([x.logprobs, *(v for v in per_token if v is not None)])
   chex.assert_equal_shape([x.advantages, *(v for v in per_message if v is not None)])
