@@ -22,7 +22,8 @@ _CAP = 1.5
 def _stale(x: PackedTokens, threshold: float, span: np.ndarray | None = None) -> np.ndarray:
   """The messages that OPSM masks, by a loop."""
   masked = np.zeros(12, bool)
-  new, old = (np.asarray(v, np.float64) for v in (x.logprobs, x.old_logprobs))
+  behavior = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
+  new, old = (np.asarray(v, np.float64) for v in (x.logprobs, behavior))
   for m in range(MESSAGES):
     members = [m] if span is None else np.nonzero(span == span[m])[0]
     mine = np.isin(np.asarray(x.message_ids), members) & (np.asarray(x.token_mask) > 0)
@@ -41,6 +42,17 @@ def test_opsm_drops_what_is_negative_and_has_left_the_policy(spans):
     assert 0 < masked.sum() < MESSAGES
     expected = np.where(masked, 0.0, np.asarray(x.advantages))
     np.testing.assert_array_equal(opsm(x, threshold=threshold).advantages, expected)
+
+
+def test_opsm_measures_from_the_behavior_policy():
+  """Also where ratios start from the trainer's log-probs of the newest weights."""
+  x = case(1)
+  x = x.replace(advantages=-jnp.abs(x.advantages), sampler_logprobs=jnp.asarray(_sampler(x)))
+  masked = _stale(x, 0.1)
+  assert 0 < masked.sum() < MESSAGES
+  assert (masked != _stale(x.replace(sampler_logprobs=None), 0.1)).any()
+  expected = np.where(masked, 0.0, np.asarray(x.advantages))
+  np.testing.assert_array_equal(opsm(x, threshold=0.1).advantages, expected)
 
 
 def test_opsm_defaults_to_half_a_nat_and_spares_the_positive():

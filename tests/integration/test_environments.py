@@ -62,6 +62,7 @@ _TREE = {'rollout.branches': 3, 'reward.discount': 0, 'advantage.grouping': 'epi
     ('half_maze.py', {}),
     ('half_maze.py', _TREE),
     ('kuhn.py:pool', {'rollout.pool_every': 1, 'rollout.pool_size': 3, 'advantage.name': 'rae'}),
+    ('kuhn.py:pool', {'rollout.pool_every': 1, 'rollout.ahead': 2, 'checkpoint.every': 1}),
   ],
 )
 def test_a_killed_run_ends_where_it_would_have_ended(tmp_path, config, more):

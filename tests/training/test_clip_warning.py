@@ -41,6 +41,12 @@ def test_it_names_the_band_and_the_remedy(fields, remedy):
   assert 'clip_low=0.1 ' in _warning(0.28, objective__clip_low=0.1)
 
 
+def test_ratios_of_stale_messages_are_no_rounding():
+  stale = lambda source: _warning(0.28, rollout__ahead=1, learner__old_logprobs=source)
+  assert stale('sampler') is None
+  assert stale('trainer')
+
+
 def _of_width(x, *, width: float = 3e-4):
   return losses.gspo(x, clip_low=width, clip_high=width)
 

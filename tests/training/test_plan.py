@@ -27,7 +27,7 @@ def _nbytes(tree) -> int:
 
 @pytest.fixture(scope='module')
 def setup():
-  config = micro_run.changed(objective__kl_coef=0.1)
+  config = micro_run.changed(objective__kl_coef=0.1, rollout__ahead=2)
   return setup_lib.build(config_lib.check(config))
 
 
@@ -40,10 +40,12 @@ def test_state_and_gradients_are_those_of_the_run(setup):
     'moments': _nbytes(state.opt_state),
     'reference policy': _nbytes(state.reference),
     'opponents': _nbytes(state.pool),
+    'weights of rollouts ahead': 2 * _nbytes(state.trainable),
   }
   gradients, _ = programs.no_totals(state.trainable)
-  for program in setup.plan.programs[2:]:
-    assert program.arrays == {'gradients': _nbytes(gradients)}
+  _, writing, *learning = setup.plan.programs
+  for program in learning:
+    assert program.arrays == {'gradients': _nbytes(gradients), 'rollouts ahead': writing.bytes}
 
 
 def test_pool_and_cache_are_those_of_the_sampler(setup):

@@ -1,0 +1,272 @@
+"""Rollouts ahead of the learner: the schedule, whatever the timing, and exact resume."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import threading
+import traceback
+import types
+
+import micro_run
+import numpy as np
+import pytest
+import run_comparison
+import small_checkpoints
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.training import ahead as ahead_lib
+from agent_gspo.training import loop
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.ahead import Ahead
+from agent_gspo.training.policy_loss import Programs
+from agent_gspo.training.progress import Progress
+from benchmarks.rollouts_ahead import SlowMaze
+from configs import half_maze
+
+STEPS = 5
+_SMALL = {
+  'steps': STEPS,
+  'task.name': 'benchmarks.rollouts_ahead:SlowMaze',
+  'rollout.questions': 2,
+  'rollout.group_size': 4,
+  'learner.learning_rate': 3e-3,
+  'reward.gate': 'always',
+  'budget.lambda_tok': 0.01,
+  'sft.steps': 0,
+  'evaluation.questions': 2,
+  'evaluation.every': 3,
+  'evaluation.questions_during': 2,
+}
+
+
+def _maze(**values) -> dict:
+  """Mazes in seconds; `a__b` is field `a.b`."""
+  config = half_maze.get_config()
+  with config.unlocked():
+    values = {field.replace('__', '.'): value for field, value in values.items()}
+    config.update_from_flattened_dict(_SMALL | values)
+  return config.to_dict()
+
+
+# The queue alone.
+
+
+class _Rollouts:
+  """Stands for `collect`: each rollout is its own step, and draws three questions."""
+
+  def __init__(self, monkeypatch, ahead: int):
+    self.begun, self.failing, self.hold = [], None, threading.Semaphore(10**6)
+    rollout = types.SimpleNamespace(ahead=ahead)
+    self.setup = types.SimpleNamespace(config=types.SimpleNamespace(rollout=rollout, steps=6))
+    monkeypatch.setattr(ahead_lib, 'collect', self)
+
+  def __call__(self, setup, state, progress, step):
+    self.hold.acquire()
+    progress.phase('rollout')
+    if step == self.failing:
+      raise OSError('no maze')
+    drawn = int(state.selection.drawn)
+    self.begun.append((step, int(state.step), drawn, float(state.trainable['a', 'lora_a'][0, 0])))
+    return step, step, state.selection.replace(drawn=drawn + 3)
+
+
+def _state(step: int):
+  return small_checkpoints.state(float(step), step)
+
+
+def _first(state) -> float:
+  return float(state.trainable['a', 'lora_a'][0, 0])
+
+
+@pytest.mark.parametrize('k', [1, 2, 9])
+def test_a_step_learns_from_the_weights_of_k_steps_before(monkeypatch, k):
+  rollouts = _Rollouts(monkeypatch, k)
+  found, states = Ahead(rollouts.setup), [_state(step) for step in range(6)]
+  weights = [_first(state) for state in states]
+  for step, state in enumerate(states):
+    rollout, everything, selection = found(rollouts.setup, state, Progress())
+    assert rollout == everything == step
+    # Draws made ahead are none of this step's, whose posterior is the newest.
+    assert int(selection.drawn) == 3 * (step + 1)
+    assert selection.posterior is state.selection.posterior
+    for leaf in state.trainable.values():
+      leaf.delete()  # as an update does
+    assert len(rollouts.begun) <= min(step + 1 + k, 6)
+  found.close()
+  versions = [max(step - k, 0) for step in range(6)]
+  expected = [(step, v, 3 * step, weights[v]) for step, v in enumerate(versions)]
+  assert rollouts.begun == expected  # and none beyond the last step
+
+
+def test_a_resumed_queue_goes_on(monkeypatch):
+  """Rollouts of older weights are saved, those of the saved weights are sampled anew."""
+  rollouts = _Rollouts(monkeypatch, 2)
+  whole = Ahead(rollouts.setup)
+  for step in range(3):
+    whole(rollouts.setup, _state(step), Progress())
+  saved = whole.waiting(3)
+  assert whole.waiting(0) == b''
+  whole.close()
+  rollouts.begun.clear()
+  again = Ahead(rollouts.setup, saved)
+  for step in range(3, 6):
+    rollout, _, selection = again(rollouts.setup, _state(step), Progress())
+    assert (rollout, int(selection.drawn)) == (step, 3 * (step + 1))
+  again.close()
+  assert [(step, version, drawn) for step, version, drawn, _ in rollouts.begun] == [(5, 3, 15)]
+
+
+def test_an_error_of_a_later_rollout_is_raised_at_once(monkeypatch):
+  rollouts = _Rollouts(monkeypatch, 2)
+  rollouts.failing = 2
+  found = Ahead(rollouts.setup)
+  found(rollouts.setup, _state(0), Progress())
+  with pytest.raises(OSError, match='no maze'):
+    found.wait()
+  with pytest.raises(OSError, match='no maze'):
+    found(rollouts.setup, _state(1), Progress())
+  found.close()
+
+
+def test_closing_ends_the_rollout_under_way(monkeypatch):
+  rollouts = _Rollouts(monkeypatch, 2)
+  rollouts.hold = threading.Semaphore(1)
+  found = Ahead(rollouts.setup)
+  found(rollouts.setup, _state(0), Progress())
+  threading.Timer(0.2, rollouts.hold.release).start()
+  found.close()
+  assert [step for step, *_ in rollouts.begun] == [0]
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope='module', params=[0, 1, 2])
+def run(request, tmp_path_factory):
+  """Staleness and folder of a run with random pauses."""
+  folder = tmp_path_factory.mktemp('whole')
+  pauses = {'task__options__delay': 0.03, 'task__options__jitter': True}
+  loop.train(_maze(rollout__ahead=request.param, **pauses), folder)
+  return request.param, folder
+
+
+def test_versions_and_ratios_are_as_scheduled(run):
+  k, folder = run
+  metrics = run_comparison.records(folder, 'metrics.jsonl')
+  assert [line['step'] for line in metrics] == list(range(1, STEPS + 1))
+  stale = [min(step, k) for step in range(STEPS)]
+  assert [line.get('rollout/staleness', 0) for line in metrics] == stale
+  for line, steps in zip(metrics, stale, strict=True):
+    error = line['policy/ratio_first_minibatch_error_max']
+    assert error > 1e-3 if steps else error < 1e-4
+  for line in run_comparison.records(folder, 'transcripts.jsonl'):
+    if line['label'] == 'train':
+      step = line['step'] - 1
+      versions = {message.get('version') for message in line['messages']}
+      assert versions == {step - stale[step] if k else None}
+
+
+def test_timing_changes_nothing(run, tmp_path):
+  k, whole = run
+  loop.train(_maze(rollout__ahead=k, task__options__delay=0.0), tmp_path)
+  run_comparison.assert_same_run(tmp_path, whole, STEPS)
+
+
+def test_the_error_of_an_environment_ends_the_run_with_its_own_words(tmp_path, monkeypatch):
+  monkeypatch.setattr(SlowMaze, 'act', lambda self, state, texts: texts['nobody'])
+  with pytest.raises(Exception, match="'nobody'") as raised:
+    loop.train(_maze(rollout__ahead=1), tmp_path)
+  text = ''.join(traceback.format_exception(raised.value))
+  assert "texts['nobody']" in text
+  assert 'act' in text
+
+
+def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
+  """So that ratios start at 1, and truncated importance sampling has the rest."""
+  config = _maze(rollout__ahead=1, learner__old_logprobs='trainer', steps=3)
+  loop.train(config, tmp_path)
+  first, *others = run_comparison.records(tmp_path, 'metrics.jsonl')
+  assert abs(first['policy/tis_weight_mean'] - 1) < 1e-4
+  for line in others:
+    assert line['policy/ratio_first_minibatch_error_max'] < 1e-4
+    assert line['policy/sampler_trainer_diff_mean'] > 1e-3
+    assert abs(line['policy/tis_weight_mean'] - 1) > 1e-4
+
+
+_TOLD = {
+  'rollout__ahead': 2,
+  'steps': 6,
+  'sft__steps': 0,
+  'evaluation__every': 0,
+  'evaluation__questions': 1,
+  'evaluation__seen_questions': 0,
+  'checkpoint__every': 4,
+  'selection__name': 'spo',
+  'selection__resample': 1,
+  'rollout__must_speak': 1,
+  'budget__mode': 'conditioned',
+  'budget__lambda_max': 0.05,
+  'budget__told_words': ('nothing', 'little', 'much'),
+  'team__roles__informant__opening': '{price} : {question} note : {note}',
+}
+
+
+@pytest.mark.slow
+def test_a_run_stopped_at_every_step_ends_where_it_would_have_ended(tmp_path, monkeypatch):
+  """With draws by posterior, resampling, prices for each question and forced speech."""
+  config = micro_run.changed(**_TOLD)
+  whole, cut = tmp_path / 'whole', tmp_path / 'cut'
+  loop.train(config, whole)
+  for stop in (1, 2):
+    loop.train(config, cut, on_step=lambda step, metrics, stop=stop: step == stop)
+
+  def interrupted(owner, name: str):
+    """Stops the next run with a signal at the first call of a function in its main thread."""
+    real = getattr(owner, name)
+
+    def signaled(*arguments, **options):
+      if threading.current_thread() is threading.main_thread():
+        monkeypatch.setattr(owner, name, real)
+        signal.raise_signal(signal.SIGINT)
+      return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, signaled)
+    with pytest.raises(KeyboardInterrupt):
+      loop.train(config, cut)
+
+  interrupted(Programs, 'optimizer_step')  # after which step 3 is whole
+  assert run_comparison.saved(cut)[0] == 3
+  interrupted(Ahead, '_begin')  # while the learner waits
+  assert run_comparison.saved(cut)[0] == 3
+  _kill_after(4, config, cut, monkeypatch)
+  loop.train(config, cut)
+  for name in ('metrics.jsonl', 'transcripts.jsonl'):
+    lines = (run_comparison.records(folder, name) for folder in (cut, whole))
+    left, right = ([x for x in some if x.get('label', 'train') == 'train'] for some in lines)
+    assert left == right
+  (_, left), (_, right) = run_comparison.saved(cut), run_comparison.saved(whole)
+  assert left.keys() == right.keys()
+  for name, array in left.items():
+    np.testing.assert_array_equal(array, right[name], err_msg=name)
+
+
+def _kill_after(step: int, config, folder: pathlib.Path, monkeypatch) -> None:
+  """Ends a run as a kill would: nothing is saved any more."""
+
+  def killed(done, metrics):
+    if done == step + 1:
+      raise SystemExit('killed')
+
+  with pytest.raises(SystemExit):
+    loop.train(config, folder, on_step=killed)
+  assert run_comparison.saved(folder)[0] == step
+
+
+def test_several_devices_are_refused_before_a_model_is_loaded(monkeypatch):
+  two = types.SimpleNamespace(devices=2, row_shards=1)
+  monkeypatch.setattr(setup_lib, 'make_placement', lambda mesh: two)
+  monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
+  message = r'rollout.ahead=1 on 2 devices: .* Set rollout.ahead=0, or use one process with one'
+  with pytest.raises(ValueError, match=message):
+    setup_lib.build(config_lib.check(micro_run.changed(rollout__ahead=1)))
