@@ -59,6 +59,8 @@ def test_sides_learn_in_turn_and_a_question_has_one_match(setup):
     assert members <= {0, 1}
     assert (members == {0}) == (step < 2)  # the first copy comes after the second step
     seen.append(learns)
+    early = opponents.matches(setup, step, questions, 0, min(step, 1))
+    assert {match.member for match in early.values()} == {0}  # the weights have no copy yet
   assert all(len(set(of_question)) == 2 for of_question in zip(*seen, strict=True))
 
 
@@ -112,6 +114,7 @@ def test_opponents_write_with_their_own_parameters(setup, played):
       np.testing.assert_allclose(message.logprobs, logprobs, rtol=1e-3, atol=1e-4)
   for message, question in zip(rollout.messages, rollout.question, strict=True):
     side = found[rollout.questions[question].id].side
+    assert message.version == (0 if message.learns else -1)
     assert message.learns == (setup.team.sides[message.agent] == side)
 
 

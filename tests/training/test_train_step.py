@@ -164,6 +164,16 @@ def test_prices_are_drawn_anew_in_each_step_and_seed():
   assert drawn() != drawn(seed=1)
 
 
+def test_a_rollout_ahead_draws_what_its_own_step_would():
+  setup = _setup(**TOLD)
+  then, _, _ = collect(setup, _state(setup, 2), _Progress())
+  ahead, _, _ = collect(setup, _state(setup), _Progress(), 2)
+  assert [q.terms for q in then.questions] == [q.terms for q in ahead.questions]
+  assert then.text == ahead.text
+  assert set(then.version.tolist()) == {2}
+  assert set(ahead.version.tolist()) == {0}
+
+
 @pytest.mark.parametrize('algorithm', [name for name in PRESETS if name != 'worth'])
 def test_every_algorithm_takes_a_step(algorithm):
   programs = _Programs()
