@@ -89,7 +89,7 @@ class _Programs:
   """Each optimizer step moves all log-probs of trained tokens by `move`."""
 
   def __init__(self, move: float = 0.1):
-    self.move, self.done, self.seen, self.scored = move, 0, [], 0
+    self.move, self.done, self.seen, self.scores = move, 0, [], 0
 
   def optimizer_step(self, state, micro_batches):
     self.seen.append(micro_batches)
@@ -103,8 +103,11 @@ class _Programs:
     }
     return state, {f'policy/{k}': v for k, v in metrics.items()}
 
+  def scored(self, state, micro_batches):
+    return [(logprobs, None) for logprobs in self.logprobs(state, micro_batches)]
+
   def logprobs(self, state, micro_batches):
-    self.scored += 1
+    self.scores += 1
     return [(b.sampler_logprobs + self.done * self.move) * b.loss_mask for b in micro_batches]
 
 
@@ -355,13 +358,13 @@ def test_reverse_turns_update_the_last_turn_first_and_weigh_the_others(minibatch
   first = np.flatnonzero(turn == 0)
   expected = result.advantages[first] * np.exp(0.1)
   np.testing.assert_allclose(np.sort(informants), np.sort(expected), rtol=1e-5)
-  assert programs.scored == minibatches  # the solver's mini-batches, once each
+  assert programs.scores == minibatches  # the solver's mini-batches, once each
 
 
 def test_an_order_that_weighs_nothing_scores_nothing():
   programs = _Programs()
   _step(programs)
-  assert programs.scored == 0
+  assert programs.scores == 0
 
 
 def test_an_episode_is_one_sequence():
