@@ -16,11 +16,12 @@ import pytest
 import tiny
 
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.models.transformer import Transformer
+from agent_gspo.models.transformer import Layout, Transformer
 from agent_gspo.ops.attention import masks, own_column, reference
 from agent_gspo.packing import train_batches
-from agent_gspo.sampling import keys
+from agent_gspo.sampling import keys, loop_weights
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.policy_loss import Programs
 
@@ -65,6 +66,15 @@ def test_attention_rounds_its_weights_once(queries, apart):
   expected /= weights.sum(axis=-1, keepdims=True)
   # The result is rounded as well.
   np.testing.assert_allclose(_rounded(found), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_routers_are_not_rounded_for_the_loop_of_tokens():
+  config = tiny.MIXTURE.replace(dtype='bfloat16')
+  _, weights = loop_weights.make(config, ONE_DEVICE, Layout(), gather_once=True)
+  of_tokens, _ = weights(jax.tree.map(jnp.asarray, tiny.params(config)))(0)
+  mlp = of_tokens['layers_1']['mlp']
+  assert mlp['router']['kernel'].dtype == jnp.float32
+  assert mlp['gate']['kernel'].dtype == jnp.bfloat16
 
 
 def test_sampler_and_trainer_differ_little():
