@@ -1,12 +1,17 @@
 """Three witnesses of one fact, one of whom may be paid for wrong answers, and a solver.
 
-python launch/train.py --config=configs/saboteur.py --workdir=runs/with   # 3 minutes
-The same with --config.task.options.saboteur=0.0: no saboteur in RL, only in SFT and tests.
+  python launch/train.py --config=configs/saboteur.py --workdir=runs/with   # 1 minute
 
-Seed 0, two cores of an AMD EPYC beside other work, 2026-11-26; 200 test questions, 97 attacked by
-the team's own saboteur. Right without attack: 92.2 % after SFT, 99.0 after RL (without a saboteur
-in RL 87.4, 100.0). Attacks that succeed: 24.7, 2.1 % (30.9, 16.5). Tokens of an attacked
-question after RL: 29.8, of them the saboteur's 7.9 (30.1, 8.2).
+200 test questions, 97 of them attacked by the team's own saboteur; mean [lowest, highest] of seeds
+0, 1, 2 (--config.seed), one core of an AMD EPYC beside other work, 2026-11-26. An attack succeeds
+if the answer is wrong (100 - task/accuracy_of_attacked); tokens are those of an attacked question
+(in brackets the saboteur's, in results.jsonl of launch/evaluate.py --out):
+
+                                 right without attack, %   attacks that succeed, %   tokens
+  config                         99.0 [98.1, 100.0]         5.8 [2.1, 11.3]          27.3 (7.0)
+  --config.budget.lambda_tok=0   100.0                      5.5 [5.2, 6.2]           37.3 (10.5)
+  --config.task.options.saboteur=0.0   (none in RL, only in SFT and tests)
+                                 99.7 [99.0, 100.0]        20.6 [13.4, 32.0]         24.4 (7.2)
 """
 
 from ml_collections import config_dict
