@@ -269,6 +269,7 @@ class Programs:
     temperature: float,
     *,
     placement: Placement = ONE_DEVICE,
+    takes_turns: bool = False,
     **options: Any,
   ):
     """Prepares the programs; each is compiled when it first runs.
@@ -279,10 +280,11 @@ class Programs:
       optimizer: Optimizer of the trainable parameters.
       temperature: Sampling temperature of the rollout.
       placement: Placement of parameters, gradients and micro-batch rows.
+      takes_turns: Queue one micro-batch at a time, so that another thread's programs run between.
       **options: Further attributes of `PolicyLoss`.
     """
     self.loss = PolicyLoss(model, objective, temperature, placement=placement, **options)
-    self.optimizer, self.placement = optimizer, placement
+    self.optimizer, self.placement, self._takes_turns = optimizer, placement, takes_turns
     self._config = model.config
     self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
@@ -312,6 +314,8 @@ class Programs:
     totals = self._no_totals(state.trainable)
     for batch in map(self.placement.shard_rows, micro_batches):
       totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
+      if self._takes_turns:
+        jax.block_until_ready(totals)
     trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
     found: dict[str, Any] = {k: np.asarray(v, float) for k, v in sums.items()}
     found |= {k: float(v) for k, v in found.items() if not v.ndim}
