@@ -2,7 +2,7 @@
 
     python benchmarks/rollouts_ahead.py
 
-Eight agents write at once in 5 x 5 mazes whose `act` takes 50 ms: 12 episodes of two rounds a
+Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms: 12 episodes of two rounds a
 step, a decoder of 3 layers from scratch. Seconds are medians of the steps after the fifth, since
 the first ones compile. Prints a markdown table.
 """
@@ -36,7 +36,7 @@ _FIELDS = {
   'model.source': 'random:tiny',
   'task.name': 'benchmarks.rollouts_ahead:SlowMaze',
   'task.options.size': 5,
-  'team.agents': ('guide',) * 7 + ('mover',),
+  'team.agents': ('guide',) * 11 + ('mover',),
   'team.max_message_tokens': 8,
   'team.topology': 'debate',
   'learner.pack_length': 384,
