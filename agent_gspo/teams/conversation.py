@@ -188,7 +188,7 @@ class Conversation:
     incoming, delivered = [], {}
     observed = self._told.pop(agent, [])
     told = collections.deque(
-      (place, (ENVIRONMENT, writer.written_ids(text))) for place, text in observed
+      (place, (ENVIRONMENT, writer.observed_ids(text))) for place, text in observed
     )
     for author, when in self.team.topology.reads(agent, round_):
       index = self._by_turn.get((author, when))

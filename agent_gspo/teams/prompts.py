@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from agent_gspo.models.text.chat import SLOT
-from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer
 from agent_gspo.teams.roles import Role
 from agent_gspo.types import Question
 
@@ -162,6 +162,15 @@ class PromptWriter:
   def written_ids(self, text: str) -> np.ndarray:
     """Returns the int32 ids of a message, without special tokens and stop token."""
     return _ids(self.tokenizer.encode(self.as_written(text), special=False))
+
+  def observed_ids(self, text: str) -> np.ndarray:
+    """Returns the int32 ids of an environment's text, which may quote what a policy wrote.
+
+    A word-level vocabulary cannot spell the special tokens in it: they are left out.
+    """
+    for name in WORD_LEVEL_SPECIAL if self.tokenizer.is_word_level else ():
+      text = text.replace(name, ' ')
+    return self.written_ids(text)
 
   def encode(self, text: str) -> np.ndarray:
     """Returns the cached int32 ids of a text; callers must not modify them."""

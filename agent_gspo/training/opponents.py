@@ -97,7 +97,7 @@ def policy(
     return learner
   found = matches(setup, step, questions, asked, int(state.step))
   # In one order in all processes, which exchange parameters here.
-  playing = {match.member for match in found.values()} - {None}
+  playing = {match.member for match in found.values() if match.member is not None}
   members = {m: of(state.pool[m]) for m in sorted(playing)}
   return MatchPolicy(setup.team.sides, found, learner, members)
 

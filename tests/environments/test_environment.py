@@ -16,7 +16,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.rewards.returns import returns_to_go
-from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.policies import Reply, ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
 from agent_gspo.training.advantages import estimator_inputs
@@ -198,3 +198,29 @@ def test_a_faulty_environment_is_named(found, message):
 
   with pytest.raises(ValueError, match=f"task 'climb', converse: TypeError: .*{message}"):
     play(lambda turn: 'up', Faulty())
+
+
+class Echo(Climb):
+  """Shows what was written last."""
+
+  def begin(self, question, sample):
+    return 'up'
+
+  def observe(self, state, agent):
+    return state
+
+  def act(self, state, texts):
+    return texts[max(texts)], {}, False
+
+  def outcome(self, state):
+    return state
+
+
+def test_special_tokens_that_a_policy_writes_may_be_observed():
+  pad, stop, up = TOKENIZER.pad_id, TOKENIZER.eos_id, TOKENIZER.encode('up')
+  policy = lambda turns: [Reply.given([*up, pad, stop], True) for _ in turns]
+  env = Echo()
+  batch = rollout(team(), env, TOKENIZER, env.questions('test'), 1, policy)
+  assert [m.told for m in batch.messages] == [('up',), *[('up <pad>',)] * 3]
+  shown = [TOKENIZER.decode(m.prompt_ids.tolist()) for m in batch.messages]
+  assert 'environment : up say' in shown[-1]
