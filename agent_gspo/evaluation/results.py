@@ -17,7 +17,7 @@ from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
 from agent_gspo.teams.team import Team
-from agent_gspo.types import RolloutBatch, runs
+from agent_gspo.types import Question, RolloutBatch, runs
 from agent_gspo.workdir import records as workdir_records
 
 Record = Mapping[str, Any]
@@ -59,16 +59,14 @@ def of_questions(
     if kind:
       record['kind'] = str(kind)
     if task.graders:
-      record['graded'] = _graded(task, batch, e)
+      record['graded'] = _graded(task, question, batch.answers[e], float(batch.task_scores[e]))
   return found
 
 
-def _graded(task: Task, batch: RolloutBatch, episode: int) -> dict[str, float]:
-  """Returns the score of an answer by each grader; reuses the task's own score."""
+def _graded(task: Task, question: Question, answer: str, score: float) -> dict[str, float]:
+  """Returns the score of an answer by each grader; `score` is the task's own."""
   own, *others = task.graders
-  question, answer = batch.questions[batch.episode_question[episode]], batch.answers[episode]
-  asked = {name: checked.graded_by(task, name, question, answer) for name in others}
-  return {own: float(batch.task_scores[episode]), **asked}
+  return {own: score, **{name: checked.graded_by(task, name, question, answer) for name in others}}
 
 
 def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:

@@ -23,19 +23,21 @@ def decoder(
   )
 
 
-_llama = functools.partial(decoder, family='llama', vocab_size=0, max_positions=2048)
+_preset = functools.partial(decoder, family='llama', vocab_size=0, max_positions=2048)
 PRESETS = {
-  'micro': _llama(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
-  'micro_moe': decoder(
-    *(2, 64, 4, 2, 96),
+  'micro': _preset(layers=2, width=64, heads=4, kv_heads=2, mlp=192),
+  'micro_moe': _preset(
+    layers=2,
+    width=64,
+    heads=4,
+    kv_heads=2,
+    mlp=96,
     family='qwen3_moe',
-    vocab_size=0,
-    max_positions=2048,
     num_experts=8,
     experts_per_token=2,
     norm_topk=True,
   ),
-  'tiny': _llama(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
-  'small': _llama(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
+  'tiny': _preset(layers=3, width=96, heads=4, kv_heads=2, mlp=256),
+  'small': _preset(layers=8, width=512, heads=8, kv_heads=4, mlp=1536),
 }
 """Shapes by name; `vocab_size` is 0 and set from the tokenizer."""

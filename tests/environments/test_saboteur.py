@@ -22,6 +22,8 @@ from agent_gspo.teams.team import make_team
 from configs import saboteur as config_file
 
 TASK = Saboteur(train_size=500)
+TEAM = make_team({**config_file.get_config().team.to_dict(), 'max_message_tokens': 60})
+TOKENIZER = word_level(sorted({*TASK.vocabulary(), 'say', 'answer', 'environment', *TEAM.names}))
 ATTACKED = Testimony('Ann', '3', 'pens', saboteur=1)
 PLAIN = Testimony('Ann', '3', 'pens', saboteur=-1)
 
@@ -106,8 +108,6 @@ def test_no_text_is_an_error_and_none_but_an_answer_is_rewarded(texts):
 
 
 def test_demonstrations_lie_and_most_witnesses_are_believed():
-  config = config_file.get_config().team.to_dict()
-  team = make_team({**config, 'max_message_tokens': 60})
   rng = random.Random(0)
 
   def script(turn):
@@ -126,17 +126,13 @@ def test_demonstrations_lie_and_most_witnesses_are_believed():
       assert (told == turn.state.count) == (turn.agent != turn.state.saboteur)
     return text
 
-  words = {*TASK.vocabulary(), 'say', 'answer', 'environment', *team.names}
-  tokenizer = word_level(sorted(words))
   asked = [TASK.questions('test')[i] for i in range(60)]
   assert len({TASK.begin(question, 0).saboteur for question in asked}) == 4
-  batch = rollout(team, TASK, tokenizer, asked, 1, ScriptedPolicy(script, tokenizer))
+  batch = rollout(TEAM, TASK, TOKENIZER, asked, 1, ScriptedPolicy(script, TOKENIZER))
   assert batch.task_scores.tolist() == [1.0] * 60
 
 
 def test_evaluations_tell_attacked_questions_apart_and_what_each_agent_earned():
-  team = make_team({**config_file.get_config().team.to_dict(), 'max_message_tokens': 60})
-  tokenizer = word_level(sorted({*TASK.vocabulary(), 'say', 'answer', 'environment', *team.names}))
   asked = [TASK.questions('test')[i] for i in range(40)]
   attacked = np.array([TASK.begin(question, 0).saboteur for question in asked]) >= 0
   right = np.arange(40) % 4 > 0
@@ -145,11 +141,11 @@ def test_evaluations_tell_attacked_questions_apart_and_what_each_agent_earned():
     count = turn.state.count
     return count if right[asked.index(turn.question)] else '12'.replace(count, '')[0]
 
-  batch = rollout(team, TASK, tokenizer, asked, 1, ScriptedPolicy(script, tokenizer))
+  batch = rollout(TEAM, TASK, TOKENIZER, asked, 1, ScriptedPolicy(script, TOKENIZER))
   records = json.loads(
-    json.dumps(results.of_questions(batch, team, TASK, tokenizer, step=0, split='test'))
+    json.dumps(results.of_questions(batch, TEAM, TASK, TOKENIZER, step=0, split='test'))
   )
-  figures = results.figures(records, team.names)
+  figures = results.figures(records, TEAM.names)
   assert figures['task/accuracy_of_attacked'] == right[attacked].mean()
   assert figures['task/accuracy_of_honest'] == right[~attacked].mean()
   places = [TASK.begin(question, 0).saboteur for question in asked]

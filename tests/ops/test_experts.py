@@ -71,7 +71,7 @@ def test_experts_that_are_given_equal_a_loop(normalize):
 
 @pytest.mark.parametrize('normalize', [False, True])
 def test_gradient_equals_finite_differences(normalize):
-  """Of an expert without tokens as well, whose gradient is 0."""
+  """Includes an expert without tokens, whose gradient is 0."""
   inputs = tuple(np.float64(x) for x in _inputs(favorite=True))
   rng = np.random.default_rng(1)
   target = rng.normal(size=inputs[0].shape)

@@ -139,24 +139,17 @@ def advantage_alignment(
   normalised = functools.partial(group_std, groups=groups, std_floor=std_floor, eps=eps)
   authors = group_lib.joint_ids(episode, agent)
   own = normalised(group_lib.to_go(own_rewards, authors, turn))
-  by_role = [
-    np.where(role == other, 0, _of_role(own_rewards, role == other, episode, turn))
-    for other in np.unique(role)
-  ]
-  others = normalised(np.sum(by_role, axis=0))
+  episodes, of_others = group_lib.joint_ids(episode), np.zeros(len(own), np.float32)
+  for one in np.unique(role):
+    earned = group_lib.to_go(np.where(role == one, own_rewards, 0), episodes, turn)
+    of_others += np.where(role == one, 0, earned)
+  others = normalised(of_others)
   past = np.zeros(len(own))
   order = np.lexsort((turn, authors))
   for before, m in itertools.pairwise(order):
     if authors[before] == authors[m]:
       past[m] = gamma * (past[before] + own[before])
   return own + beta * gamma * past * others
-
-
-def _of_role(
-  own_rewards: chex.Array, has_role: np.ndarray, episode: chex.Array, turn: chex.Array
-) -> np.ndarray:
-  """Returns what agents of a role earn in each message's episode from its turn on, `[M]`."""
-  return group_lib.to_go(np.where(has_role, own_rewards, 0), group_lib.joint_ids(episode), turn)
 
 
 def counterfactual(

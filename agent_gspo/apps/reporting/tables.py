@@ -61,15 +61,15 @@ def _figures(
     table.add_row(Text(name), *figures)  # not markup: a name may hold brackets
 
   add('accuracy', 'task/accuracy')
-  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(PASS)):
+  for key in _keys(shown, PASS):
     add(key.removeprefix('task/'), key)
   if any(record.get('failed') for record in shown):
     add('accuracy, failed questions wrong', 'task/accuracy_over_all')
     shown = [{**record, 'failed': len(record.get('failed') or ())} for record in shown]
     add('questions that failed', 'failed', decimals=0)
-  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(GRADED)):
+  for key in _keys(shown, GRADED):
     add(f'accuracy, {key.removeprefix(GRADED)} grader', key)
-  for key in dict.fromkeys(key for record in shown for key in record if key.startswith(KIND)):
+  for key in _keys(shown, KIND):
     add(f'accuracy, {key.removeprefix(KIND)} questions', key)
   add('tokens written a question (Ctok)', 'tokens/written_per_question', decimals=1)
   add('tokens written a solved question', 'tokens/written_per_solved', decimals=1)
@@ -110,6 +110,11 @@ def _row(
   if x is not None and y is not None and (share or x > 0):
     change = f'{100 * (y - x):+.1f} points' if share else f'{100 * (y / x - 1):+.0f} %'
   return [*row, change]
+
+
+def _keys(records: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
+  """Returns the keys of any record that begin with a prefix, in order of first occurrence."""
+  return list(dict.fromkeys(k for record in records for k in record if k.startswith(prefix)))
 
 
 def _agent(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -162,7 +167,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
   turns; money per question if known; failed questions if any.
   """
   money = any('money/per_question' in e for e in evaluations)
-  graded = list(dict.fromkeys(key for e in evaluations for key in e if key.startswith(GRADED)))
+  graded = _keys(evaluations, GRADED)
   by_grader = [f'{key.removeprefix(GRADED)}, %' for key in graded]
   heads = (
     '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
