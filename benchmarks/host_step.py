@@ -32,12 +32,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
-from agent_gspo.apps.commands import host_memory
 from agent_gspo.apps.reporting.progress import Progress
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.tasks.base import Task
-from agent_gspo.training import plan
+from agent_gspo.training import host_memory, plan
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.policy_loss import Programs, metrics_of_sums
 from agent_gspo.training.state import TrainState

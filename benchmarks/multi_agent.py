@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agent_gspo.apps.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.ops.attention import masks
@@ -39,6 +38,7 @@ from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.teams.policies import ModelPolicy, Policy, Reply, Turn
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import host_memory
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.types import Message, TrainBatch

@@ -24,9 +24,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from agent_gspo.apps.commands import command, host_memory
+from agent_gspo.apps.commands import command
 from agent_gspo.environments.half_maze import HalfMaze, Piece
 from agent_gspo.options import option
+from agent_gspo.training import host_memory
 from agent_gspo.training.loop import train
 from agent_gspo.workdir import json_lines
 from configs import half_maze

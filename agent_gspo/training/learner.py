@@ -15,6 +15,7 @@ from agent_gspo.config import Config
 from agent_gspo.packing import train_batches
 from agent_gspo.plugins import PluginError, is_plugin
 from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training import host_memory
 from agent_gspo.training.policy_loss import (
   NonFiniteLossError,
   PolicyParams,
@@ -114,6 +115,7 @@ class Learner:
       PluginError: A custom objective returned no count.
     """
     found = []
+    host_memory.give_back()
     multipliers = ORDERS[self.config.learner.order].multipliers
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed

@@ -25,6 +25,9 @@ from agent_gspo.training.prompt_checks import PromptLengths
 
 # Relative margin by which an estimate may exceed the compiler's need before a run is refused.
 _TOLERANCE = 0.15
+_PROCESS = (
+  1 << 30
+)  # bytes of a process: libraries, compiled programs; in a CPU's memory with arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,18 +159,21 @@ def make(
   state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
+  state['process'] = _PROCESS // jax.local_device_count() if jax.default_backend() == 'cpu' else 0
   held = _held(parts)
   batch, group = held[-1]
-  loads = [
-    costs.layer_load(layer, round_, prompts, questions, each)
-    for questions, each in held
-    for round_, _, layer in team.turns
-  ]
   shards = sampler.shards * hosts.count()
   longest = max(max(p.turns) for p in prompts)
   width = sampler.prompt_columns(longest)
-  rows = -(-max(read for read, _ in loads) // (width * shards))
-  messages = -(-max(spoken for _, spoken in loads) // shards)
+  rows = messages = 1
+  for questions, each in held:
+    for round_, _, layer in team.turns:
+      read, spoken = costs.layer_load(layer, round_, prompts, questions, each)
+      # Each row stores the roles' own words once.
+      common = [prompts[agent].common for agent in layer]
+      read -= questions * sum(common)
+      rows = max(rows, -(-read // ((width - max(common)) * shards)))
+      messages = max(messages, -(-spoken // shards))
   programs = rollout_programs(
     sampler,
     width=width,

@@ -6,9 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
+from agent_gspo.packing import prefix_tree
 from agent_gspo.teams import addressing, tools
 from agent_gspo.teams.conversation import ENVIRONMENT
 from agent_gspo.teams.prompts import Incoming, PromptWriter
@@ -74,10 +77,12 @@ class PromptLengths:
   Attributes:
     opening: Tokens of the prefix that all episodes about a question share.
     turns: Tokens of the prompt of each of the agent's turns.
+    common: Tokens of the prefix that all questions share, the role's own words.
   """
 
   opening: int
   turns: tuple[int, ...]
+  common: int = 0
 
 
 def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[PromptLengths, ...]:
@@ -234,9 +239,10 @@ def _check_lengths(
     # the same opening.
     candidates = longest(writer.role, min(agent, noted))
     question = max(candidates, key=lambda q: next(lengths(q)))
-    conversation = writer.begin(question, agent)
+    opening, blank = (writer.begin(q, agent).prompt([], left) for q in (question, _EMPTY))
     turns = tuple(lengths(question))
-    found.append(PromptLengths(len(conversation.prompt([], left)), turns))
+    common = prefix_tree.shared_prefix(*map(np.asarray, (opening, blank)))
+    found.append(PromptLengths(len(opening), turns, common))
     # The sampler's rows have room for the team's longest message.
     read = max(read, (max(turns) + cap, question.id))
     learned = max(learned, (max(turns) + team.message_cap(agent), question.id))

@@ -19,7 +19,7 @@ from agent_gspo.sharding import hosts
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import Team
-from agent_gspo.training import message_worth
+from agent_gspo.training import host_memory, message_worth
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.answer_values import scored_message
 from agent_gspo.training.interruption import Interruption
@@ -88,6 +88,7 @@ def evaluate(
     Record for `eval.jsonl`, and the episodes.
   """
   options = setup.config.evaluation
+  host_memory.give_back()
   # Once, for the sampler and for scoring: untrained parameters may be in a file.
   params = partition.place(params, setup.model.config, setup.placement)
   who = variants.self_consistency(setup.team, 1) if alone else variants.itself(setup.team)

@@ -32,6 +32,7 @@ State = TypeVar('State')
 # earlier.
 _PATIENCE_SECONDS = 4 * 3600
 _ROLLOUTS = 'rollouts'
+_LARGEST_COPY = 1 << 28  # bytes of a state on CPUs that is copied, to be written in the background
 
 
 class Checkpoints:
@@ -89,6 +90,7 @@ class Checkpoints:
   ) -> None:
     """Copies the state, which the caller may then reuse, and writes it in the background.
 
+    A state on CPUs above `_LARGEST_COPY` is not copied: it is written before the call returns.
     Waits for the previous save first. Does nothing if this step is saved or being saved.
 
     Args:
@@ -97,8 +99,8 @@ class Checkpoints:
       rollouts: Returns the encoded rollouts that wait for the learner, b'' if there are none.
 
     Raises:
-      WriteError: The previous save, or the beginning of this one, could not be written; earlier
-        checkpoints are intact.
+      WriteError: The previous save, or what is written of this one before the call returns, could
+        not be written; earlier checkpoints are intact.
     """
     step = int(state.step)
     if step == self._taken_step:
@@ -106,7 +108,8 @@ class Checkpoints:
     self.wait()
     waiting = np.frombuffer(rollouts(), np.uint8)
     further = {_ROLLOUTS: ocp.args.ArraySave(waiting)} if waiting.size else {}
-    params, rest = _split(_unshared(state))
+    copied = _bytes_on_cpus(state) <= _LARGEST_COPY
+    params, rest = _split(_unshared(state) if copied else state)
     adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
       step_folders.staging(self.directory)
     )
@@ -131,6 +134,8 @@ class Checkpoints:
       rest_of_it = work.pop_all()
     self._taken_step = step
     self._saving = self._thread.submit(self._finish, step, orbax, rest_of_it, meetings)
+    if not copied:
+      self.wait()
 
   def wait(self) -> None:
     """Waits until the current save is on disk.
@@ -323,11 +328,21 @@ def _unshared(state: Any) -> Any:
   return dataclasses.replace(own, frozen=state.frozen)
 
 
-def _copy_on_cpu(array: Any) -> Any:
+def _bytes_on_cpus(state: Any) -> int:
+  """Returns the bytes of the arrays that `_unshared` would copy, over all devices."""
+  changing = jax.tree.leaves(dataclasses.replace(state, frozen={}))
+  return sum(array.nbytes for array in changing if _is_on_cpu(array))
+
+
+def _is_on_cpu(array: Any) -> bool:
   if not isinstance(array, jax.Array):  # Orbax copies NumPy arrays, and numbers are immutable
-    return array
+    return False
   device: Any = next(iter(array.sharding.device_set))
-  if device.platform != 'cpu':
+  return device.platform == 'cpu'
+
+
+def _copy_on_cpu(array: Any) -> Any:
+  if not _is_on_cpu(array):
     return array
   parts = [jax.device_put(np.array(s.data), s.device) for s in array.addressable_shards]
   return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)

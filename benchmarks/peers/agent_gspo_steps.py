@@ -9,7 +9,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 
-from agent_gspo.apps.commands import host_memory
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import default_config
 from agent_gspo.models.config import ModelConfig
@@ -20,8 +19,8 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.sharing import make_sharing
 from agent_gspo.teams.team import make_team
+from agent_gspo.training import host_memory, train_step
 from agent_gspo.training import learner as learner_lib
-from agent_gspo.training import train_step
 from agent_gspo.training.setup import Setup, init_state, make_learner
 from agent_gspo.types import Question
 from benchmarks.peers import work

@@ -41,6 +41,7 @@ def test_state_and_gradients_are_those_of_the_run(setup):
     'reference policy': _nbytes(state.reference),
     'opponents': _nbytes(state.pool),
     'weights of rollouts ahead': 2 * _nbytes(state.trainable),
+    'process': plan._PROCESS // jax.local_device_count(),
   }
   gradients, _ = programs.no_totals(state.trainable)
   _, writing, *learning = setup.plan.programs
@@ -150,6 +151,7 @@ def test_an_update_costs_three_passes_and_without_weights_two(setup):
 def test_what_cannot_fit_is_refused_before_weights_are_read(monkeypatch, tmp_path):
   monkeypatch.setattr(load.Model, 'params', property(lambda self: pytest.fail('weights were read')))
   monkeypatch.setattr(plan, '_memory', lambda: 3 * 2**20)
+  monkeypatch.setattr(plan, '_PROCESS', 0)
   with pytest.raises(ValueError, match=r'does not fit: the update needs about .* Lower learner\.'):
     loop.train(micro_run.changed(), tmp_path)
   config = micro_run.changed(sampler__prefill_rows=64)

@@ -76,6 +76,22 @@ def test_no_buffer_that_is_trained_is_read_later(tmp_path, held):
   _assert_saved(tmp_path, 1.5, 1)
 
 
+def test_a_large_state_on_a_cpu_is_written_first(tmp_path, monkeypatch):
+  monkeypatch.setattr(checkpoints, '_LARGEST_COPY', 0)
+  monkeypatch.setattr(checkpoints, '_copy_on_cpu', None)
+  saver = small_checkpoints.open_(tmp_path)
+  state = small_checkpoints.state(1.5, 1)
+  saver.save(state)
+  assert saver.latest_step == 1
+  jax.block_until_ready(_doubled((state.trainable, state.opt_state)))
+  _assert_saved(tmp_path, 1.5, 1)
+  with full(30), pytest.raises(disk.WriteError, match='checkpoint 2 could not be written'):
+    saver.save(small_checkpoints.state(2.5, 2))
+  assert saver.latest_step == 1
+  saver.save(small_checkpoints.state(2.5, 2))  # there is room again
+  _assert_saved(tmp_path, 2.5, 2)
+
+
 @pytest.mark.parametrize('axes', [(), ('x',)])
 def test_an_array_over_several_devices_is_copied_part_by_part(axes):
   mesh = jax.make_mesh((jax.device_count(),), ('x',))

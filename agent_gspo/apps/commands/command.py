@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags, logging
 
 from agent_gspo import cache
-from agent_gspo.apps.commands import config_flag, host_memory
+from agent_gspo.apps.commands import config_flag
 from agent_gspo.config.defaults import Config
+from agent_gspo.training import host_memory
 
 if TYPE_CHECKING:
   from agent_gspo.apps.commands import exported

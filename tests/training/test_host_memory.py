@@ -9,7 +9,7 @@ import pytest
 
 _PROGRAM = """
 import resource, sys, threading
-from agent_gspo.apps.commands import host_memory
+from agent_gspo.training import host_memory
 
 if sys.argv[1] == 'keep':
   host_memory.keep()
