@@ -254,6 +254,25 @@ def test_scripted_team_solves_the_task_when_nobody_is_silent(options):
     assert task.score(question, messages[-1]) == 1
 
 
+@pytest.mark.parametrize('options', SETTINGS)
+@pytest.mark.parametrize('silence', [0.0, 0.5])
+def test_chain_solves_the_task_if_informants_pass_facts_on(options, silence):
+  task, alone = RelayTask(**options, pass_on=True), RelayTask(**options)
+  solved = {True: 0.0, False: 0.0}
+  for passes in solved:
+    rng = random.Random(0)
+    for question in task.questions('validation'):
+      said = ''
+      for agent in range(task.num_informants + 1):
+        delivered = [said if a == agent - 1 else '' for a in range(task.num_informants)]
+        said = (task if passes else alone).demonstration(
+          question, agent, delivered, rng, terse_probability=0.2, silence_probability=silence
+        )
+      solved[passes] += task.score(question, said)
+  assert solved[True] == len(task.questions('validation'))
+  assert solved[False] < 0.6 * solved[True]
+
+
 def test_talkative_messages_carry_the_note_and_vary():
   task = RelayTask(text_style='words')
   rng = random.Random(0)

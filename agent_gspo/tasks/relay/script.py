@@ -73,6 +73,12 @@ def facts_in(text: str, owners: Collection[str]) -> dict[str, str]:
   return found
 
 
+def states(messages: Sequence[str], fact: tuple[str, int, str]) -> bool:
+  """Returns whether the owner and the number of a fact are words of one of the messages."""
+  words = (set(re.findall(r'\w+', message)) for message in messages)
+  return any({fact[0], str(fact[1])} <= said for said in words)
+
+
 def talkative_message(
   task: RelayTask,
   question: Question,
@@ -80,6 +86,7 @@ def talkative_message(
   rng: random.Random,
   terse_probability: float,
   silence_probability: float,
+  passed_on: Sequence[str] = (),
 ) -> str:
   """Writes a verbose informant's message about its note, in the task's text style.
 
@@ -92,16 +99,19 @@ def talkative_message(
       "nothing" for a note without a fact.
     silence_probability: Share of messages about irrelevant notes that are "". Messages about
       relevant notes never are: training should start from a team that solves its task.
+    passed_on: Facts that the message repeats before its own note; never silent with one.
   """
-  if not question.relevant[agent] and rng.random() < silence_probability:
+  silent = not question.relevant[agent] and rng.random() < silence_probability
+  if silent and not passed_on:
     return ''
-  note = question.notes[agent]
+  notes = [*passed_on, *([] if silent else [question.notes[agent]])]
   if rng.random() < terse_probability:
-    fact = parse_fact(note)
-    return f'{fact[0]} {fact[1]}' if fact else _TERSE_NOTHING
+    facts = [f'{fact[0]} {fact[1]}' for fact in map(parse_fact, notes) if fact]
+    return ' '.join(facts) or _TERSE_NOTHING
+  note = ' and '.join(note.rstrip(' .') for note in notes if note)
   if not note:
     return task.render(rng.choice(_EMPTY_NOTE))
-  return task.render(rng.choice(_CARRIES_NOTE).format(note=note.rstrip(' .')))
+  return task.render(rng.choice(_CARRIES_NOTE).format(note=note))
 
 
 def solver_message(
@@ -116,8 +126,8 @@ def solver_message(
   Args:
     task: Task that built the question.
     question: Question with notes.
-    delivered: Message of each informant, "" for silence. A fact counts as delivered if its
-      owner and its number are words of the message.
+    delivered: Message of each informant, "" for silence. A fact counts as delivered if a message
+      `states` it.
     rng: Random generator.
     terse_probability: Share of answers that are only the number.
 
@@ -134,16 +144,14 @@ def solver_message(
       'give one an informant, "" for silence'
     )
   known, missing = [], 0
-  for note, relevant, message in zip(question.notes, question.relevant, delivered, strict=True):
+  for note, relevant in zip(question.notes, question.relevant, strict=True):
     if not relevant:
       continue
     fact = parse_fact(note)
     if fact is None:
       raise ValueError(f'note {note!r} is relevant, but states no fact')
-    owner, count, _ = fact
-    words = message.replace(',', ' ').replace('.', ' ').split()
-    if owner in words and str(count) in words:
-      known.append(count)
+    if states(delivered, fact):
+      known.append(fact[1])
     else:
       missing += 1
   answer = sum(known) + rng.randint(missing, missing * task.max_count)

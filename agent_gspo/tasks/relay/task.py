@@ -68,6 +68,9 @@ class RelayTask(base.Task):
   # Wording of the gold answer in which the worth of messages is measured. sentence: the number,
   # given "the answer is"; equation: "4 + 2 = 6".
   gold: str = option('sentence', choices=('sentence', 'equation'))
+  # Whether demonstrated informants repeat the relevant facts that they hear, as in a chain, where
+  # the solver reads the last informant alone.
+  pass_on: bool = False
   seed: int = 0  # does not change the split of a name or object
   train_size: int = option(1_000_000, least=0, most=10**9)  # questions are built on access
   validation_size: int = option(200, least=0, most=10**9)
@@ -173,8 +176,14 @@ class RelayTask(base.Task):
     """
     if agent >= self.num_informants:
       return script.solver_message(self, question, delivered, rng, terse_probability)
+    facts = zip(question.notes, question.relevant, strict=True)
+    heard = [
+      note
+      for note, relevant in (facts if self.pass_on else ())
+      if relevant and (fact := parse_fact(note)) and script.states(delivered, fact)
+    ]
     return script.talkative_message(
-      self, question, agent, rng, terse_probability, silence_probability
+      self, question, agent, rng, terse_probability, silence_probability, heard
     )
 
   def _split(self, split: str) -> Sequence[Question]:
