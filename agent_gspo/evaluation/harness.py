@@ -188,6 +188,7 @@ class Harness:
       )
     head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
     figures = results.figures(records, variant.team.names, self.prices)
+    figures |= results.votes(records, variant.team, self.task, {q.id: q for q in asked})
     if failed:  # failed questions count as wrong in this figure alone
       right = sum(record['task_score'] for record in records)
       figures |= {

@@ -261,6 +261,39 @@ def _by_samples(records: Sequence[Record]) -> dict[str, float]:
   return found
 
 
+def votes(
+  records: Sequence[Record], team: Team, task: Task, questions: Mapping[str, Question]
+) -> dict[str, float | None]:
+  """Returns how much the voters of a majority team differ; nothing for other teams.
+
+  `votes/error_correlation` and `votes/independent` are those of `statistics.error_correlation`: a
+  voter without an answer errs. `votes/channels` is K*, the mean of `statistics.effective_channels`
+  over episodes with an answer.
+
+  Args:
+    records: Records of the team, one per episode.
+    team: Team of the episodes.
+    task: Task, which grades and normalizes each vote.
+    questions: Question by id.
+  """
+  if team.decision != 'majority' or team.num_agents < 2 or task.converse:
+    return {}
+  last = team.topology.rounds - 1
+  said = [{m['agent']: m['text'] for m in r['messages'] if m['round'] == last} for r in records]
+  texts = [team.body(by_name.get(name, '')) for by_name in said for name in team.names]
+  asked = [questions[r['question_id']] for r in records for _ in team.names]
+  errors = 1 - np.reshape(task.score_all(asked, texts), (len(records), -1))
+  given = np.reshape([task.canonical(text) for text in texts], errors.shape)
+  answered = [[answer for answer in row if answer is not None] for row in given.tolist()]
+  channels = [statistics.effective_channels(answers) for answers in answered if answers]
+  correlation, independent = statistics.error_correlation(errors)
+  return {
+    'votes/error_correlation': correlation,
+    'votes/independent': independent,
+    'votes/channels': float(np.mean(channels)) if channels else None,
+  }
+
+
 def by_question(records: Sequence[Record], values: Sequence[float] | np.ndarray) -> np.ndarray:
   """Averages `values` of records `[E]` over the samples of each question, float64 `[B]`."""
   index: dict[str, int] = {}

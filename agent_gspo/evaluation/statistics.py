@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Sequence
@@ -84,6 +85,40 @@ def expected_best(scores: Sequence[float] | np.ndarray, k: int) -> float:
   choices = math.comb(len(ordered), k)
   # The i-th lowest score is the best of k in as many choices as there are k - 1 below it.
   return math.fsum(math.comb(i, k - 1) / choices * score for i, score in enumerate(ordered))
+
+
+def error_correlation(errors: np.ndarray) -> tuple[float | None, float | None]:
+  """Returns the correlation of voters' errors, and the independent voters that they amount to.
+
+  The correlation `r` is the mean covariance of two voters over the mean variance. The mean of `K`
+  voters varies as that of `K / (1 + (K - 1) r)` independent ones (Kish's design effect).
+
+  Args:
+    errors: Errors, in `[0, 1]`, of each voter on each question, `[n, K]`, `K >= 2`.
+
+  Returns:
+    `(r, voters)`: `r` from `-1 / (K - 1)` to 1, None if no voter's error varies; voters are None
+    if their mean does not vary.
+  """
+  voters, covariance = errors.shape[1], np.cov(errors, rowvar=False, ddof=0)
+  variance = float(np.trace(covariance)) / voters
+  if variance <= 0:
+    return None, None
+  design = float(covariance.sum()) / variance / voters  # 1 + (K - 1) r
+  return (design - 1) / (voters - 1), voters / design if design > 1e-9 else None
+
+
+def effective_channels(answers: Sequence[str]) -> float:
+  """Returns K* of one question: exp of the entropy of the eigenvalues of answers' similarity.
+
+  arXiv 2602.03794 takes cosines of embedded texts. Here two answers are alike (1) or not (0), so
+  eigenvalues are the shares of the distinct answers, and answers alone count, not their wording.
+
+  Args:
+    answers: Normalized answers, at least one.
+  """
+  share = np.asarray(list(collections.Counter(answers).values())) / len(answers)
+  return math.exp(-float(share @ np.log(share)))
 
 
 def questions_to_see(effect: float, gaps: np.ndarray, power: float = 0.8) -> int:

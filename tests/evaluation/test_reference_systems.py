@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scripted_teams as st
 
+from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import harness, pruning, reference_systems, variants
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.rollout import rollout
@@ -431,3 +432,24 @@ def test_members_are_seen_as_the_agents_that_they_are():
   assert second.question.notes == ('', '7')  # the first agent and its note are gone
   assert second.question.relevant == (False, False)
   assert last.delivered == {1: '7'}
+
+
+def test_how_much_voters_differ():
+  def ids(turn):  # agents 1 and 2 are right on even questions, agent 3 on odd ones or silent
+    number = int(turn.question.id.removeprefix('test'))
+    right = (number % 2 == 1) == (turn.agent == 2)
+    if number == 2 and turn.agent == 2:
+      return [TOKENIZER.eos_id], True
+    said = int(turn.question.notes[0]) if right else 3
+    return [FIRST + said, TOKENIZER.eos_id], True
+
+  run = make(st.team('star', decision='majority'), Recorder(ids))
+  found = asked_of(run)
+  # Errors 0101, 0101, 1010: covariances 1/4, -1/4, -1/4 and variances 1/4.
+  assert found['votes/error_correlation'] == pytest.approx(-1 / 3)
+  assert found['votes/independent'] == pytest.approx(9)
+  # Two answers with shares 2/3 and 1/3 on three questions, one answer on question 2.
+  assert found['votes/channels'] == pytest.approx((3 * 3 / 2 ** (2 / 3) + 1) / 4)
+  shown = tables.render_text(tables.comparison_table([found]), 300)
+  assert '-0.33 / 9.00 / 1.67' in shown
+  assert 'votes/channels' not in asked_of(make())

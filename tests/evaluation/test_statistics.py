@@ -138,3 +138,30 @@ def test_as_many_questions_as_needed_show_an_effect_four_times_in_five():
 def test_bad_arguments_are_named(call, named):
   with pytest.raises(ValueError, match=named):
     call()
+
+
+def test_error_correlation_of_known_voters():
+  independent = np.asarray(list(itertools.product([0, 1], repeat=3)))
+  assert statistics.error_correlation(independent) == pytest.approx((0, 3))
+  same = np.repeat([[0], [1], [1]], 4, axis=1)
+  assert statistics.error_correlation(same) == pytest.approx((1, 1))
+  assert statistics.error_correlation(np.asarray([[0, 1], [1, 0]])) == (pytest.approx(-1), None)
+  assert statistics.error_correlation(np.ones((5, 3))) == (None, None)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=3), min_size=2, max_size=20))
+def test_independent_voters_of_the_same_mean_variance(rows):
+  errors = np.asarray(rows, float)
+  correlation, voters = statistics.error_correlation(errors)
+  if voters is not None:  # the variance of a mean of independent voters is that of one / voters
+    assert errors.mean(1).var() == pytest.approx(errors.var(0).mean() / voters)
+    assert voters == pytest.approx(3 / (1 + 2 * correlation))
+
+
+@given(st.lists(st.sampled_from('abc'), min_size=1, max_size=8))
+def test_effective_channels_are_those_of_the_similarity_matrix(answers):
+  alike = np.asarray([[float(a == b) for a in answers] for b in answers])
+  values = np.linalg.eigvalsh(alike) / len(answers)
+  values = values[values > 1e-12]
+  expected = math.exp(-(values * np.log(values)).sum())
+  assert statistics.effective_channels(answers) == pytest.approx(expected)

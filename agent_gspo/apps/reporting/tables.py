@@ -15,6 +15,7 @@ from agent_gspo.apps.reporting import formatting
 from agent_gspo.values import finite
 from agent_gspo.workdir.records import GRADED, KIND, PASS
 
+_VOTES = ('error_correlation', 'independent', 'channels')
 _WIDEST = 10_000  # columns of text that no table needs
 
 
@@ -164,7 +165,8 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 
   Columns: accuracy, also by grader if a task has several; tokens per question written, read, both
   as plain text (see `evaluation.text_counts`) and on the critical path; calls per question; silent
-  turns; money per question if known; failed questions if any.
+  turns; money per question if known; how much voters differ if agents vote (see
+  `evaluation.results.votes`); failed questions if any.
   """
   money = any('money/per_question' in e for e in evaluations)
   graded = _keys(evaluations, GRADED)
@@ -172,8 +174,10 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
   heads = (
     '', 'accuracy, %', *by_grader, 'Ctok', 'Ptok', 'as text', 'path', 'calls', 'silent, %'
   )  # fmt: skip
+  voted = any('votes/channels' in e for e in evaluations)
   failed = any('failed' in e for e in evaluations)
-  table = _plain([*heads, *['money'] * money, *['failed'] * failed])
+  voters = "voters' error correlation / independent voters / K*"
+  table = _plain([*heads, *['money'] * money, *[voters] * voted, *['failed'] * failed])
   for e in evaluations:
     text = [e.get(f'tokens/text_{kind}_per_question') for kind in ('written', 'read')]
     table.add_row(
@@ -187,6 +191,7 @@ def comparison_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
       formatting.fixed(e.get('comm/calls_per_question'), 1),
       formatting.interval(e, 'comm/silence_rate', 1, 100),
       *[formatting.number(e.get('money/per_question'))] * money,
+      *[' / '.join(formatting.fixed(e.get(f'votes/{key}'), 2) for key in _VOTES)] * voted,
       *[str(len(e.get('failed', ())))] * failed,
     )
   return table
