@@ -68,6 +68,8 @@ class ObjectiveOptions(Section, name='objective'):
     tis_level: Level of one weight; empty: that of the objective's ratio.
     kl_coef: Weight of the KL penalty towards the policy at the start of RL, after SFT.
     kl_estimator: Estimator of the KL divergence.
+    teacher: Config file of a team to distill into one agent, such as `team.json` of an export whose
+      weights are `model.source`; replaces the objective, see `training.distillation`.
   """
 
   name: str = ''
@@ -80,11 +82,22 @@ class ObjectiveOptions(Section, name='objective'):
   tis_level: str = option('', choices=TIS_LEVELS)
   kl_coef: float = option(0.0, least=0)
   kl_estimator: str = option('k3', choices=('k2', 'k3'))
+  teacher: str = ''
 
   def __post_init__(self):
     super().__post_init__()
     if self.tis_cap and self.tis_cap < 1:
       raise ValueError(f'objective.tis_cap={self.tis_cap} must be 0 (no correction) or at least 1.')
+    if self.teacher and (self.kl_coef or self.ratio_span != 'message'):
+      raise ValueError(
+        f'objective.teacher={self.teacher!r} replaces the objective: set objective.kl_coef=0 and '
+        "objective.ratio_span='message'."
+      )
+
+  @property
+  def needs_reference(self) -> bool:
+    """Returns whether the loss reads the reference policy."""
+    return self.kl_coef > 0 or bool(self.teacher)
 
 
 _ONLY_UNDER = {  # modes that read a field; it is 0 under the others

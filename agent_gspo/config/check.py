@@ -131,7 +131,7 @@ class Parts:
   @property
   def keeps_reference(self) -> bool:
     """Returns whether the loss or the reward needs the reference (initial) policy."""
-    return self.config.objective.kl_coef > 0 or self.config.reward.needs_reference
+    return self.config.objective.needs_reference or self.config.reward.needs_reference
 
   @property
   def running_roles(self) -> int:

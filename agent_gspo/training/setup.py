@@ -24,8 +24,8 @@ from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy
+from agent_gspo.training import distillation, prompt_checks
 from agent_gspo.training import plan as plan_lib
-from agent_gspo.training import prompt_checks
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
 from agent_gspo.training.plan import Plan
@@ -60,6 +60,11 @@ class Setup(config_lib.Parts):
   def questions(self) -> Sequence[Question]:
     """Returns the questions that RL trains on."""
     return base.asked(self.task, self.config.sft.held_back)
+
+  @functools.cached_property
+  def teacher(self) -> config_lib.Parts | None:
+    """Returns the team that is distilled into one agent, None without one."""
+    return distillation.teacher(self)
 
   def own_copy(self, params: Params) -> Params:
     """Returns parameters on the devices on which this process samples; reads those of a file."""
@@ -134,6 +139,8 @@ class _Found:
 
 def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config.model
+  if parts.training:
+    distillation.teacher(parts)  # raises before a model is loaded
   placement = make_placement(config.mesh.to_dict())
   check_attention(options.attention, options.dtype)
   if parts.training:

@@ -13,7 +13,7 @@ from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
-from agent_gspo.training import message_worth, opponents
+from agent_gspo.training import distillation, message_worth, opponents
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.ahead import Ahead
@@ -85,6 +85,7 @@ def train_step(
   advantages = message_advantages(config, rollout, rewards, selection, state.baselines, worth)
 
   learned = message_worth.learned(config, rollout, worth) if worth else rollout
+  learned = distillation.taught(setup, learner, state, learned)
   minibatches = learner.pack(learned, advantages, step)
   state, updates = learner.update(state, minibatches, rollout, progress)
 

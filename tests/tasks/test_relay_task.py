@@ -273,6 +273,18 @@ def test_chain_solves_the_task_if_informants_pass_facts_on(options, silence):
   assert solved[False] < 0.6 * solved[True]
 
 
+def test_a_whole_problem_shows_all_notes_and_deals_none():
+  dealt, whole = (RelayTask(text_style='words', whole_problem=w) for w in (False, True))
+  pairs = zip(dealt.questions('test'), whole.questions('test'), strict=True)
+  for ours, theirs in itertools.islice(pairs, 20):
+    assert theirs.text == ' '.join([*ours.notes, ours.text])
+    assert (theirs.id, theirs.answer, theirs.notes) == (ours.id, ours.answer, ())
+    (said,) = scripted_messages(whole, theirs, random.Random(0))[:1]
+    assert whole.score(theirs, said) == 1
+  with pytest.raises(ValueError, match="gold='equation' adds up notes, and whole_problem=True"):
+    RelayTask(gold='equation', whole_problem=True)
+
+
 def test_talkative_messages_carry_the_note_and_vary():
   task = RelayTask(text_style='words')
   rng = random.Random(0)
@@ -374,5 +386,5 @@ def test_registry():
     make_task('relai')
   with pytest.raises(ValueError, match=r"num_informant is .* mean 'num_informants'\?"):
     make_task('relay', num_informant=4)
-  with pytest.raises(ValueError, match=r"options.zzz is unknown; task 'relay' has gold.*_size\.$"):
+  with pytest.raises(ValueError, match=r"zzz is unknown; task 'relay' has gold.*_problem\.$"):
     make_task('relay', zzz=4)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo import plugins
-from agent_gspo.algorithms.objectives import off_policy, parts
+from agent_gspo.algorithms.objectives import kl, off_policy, parts
 from agent_gspo.algorithms.objectives.parts import PackedTokens, message_mean
 from agent_gspo.algorithms.options import ObjectiveOptions
 
@@ -186,6 +186,19 @@ def imitation(x: PackedTokens) -> Objective:
   total, count = parts.token_mean(parts.logprobs(x), x)
   zeros = jnp.zeros_like(x.message_mask)
   return Objective(total=total, count=count, ratio=zeros, clipped=zeros)
+
+
+def reverse_kl(x: PackedTokens) -> Objective:
+  """Computes on-policy distillation: minus the mean of `kl.k2` per token.
+
+  `old_logprobs` are the teacher's, see `training.distillation`. The expected gradient is that of
+  `KL(pi || teacher)` at each token given the tokens before it: MiniLLM's (arXiv 2306.08543) without
+  the return of later tokens. Advantages are not read; all ratios are 1.
+  """
+  parts.check(x)
+  total, count = parts.token_mean(-kl.k2(x.logprobs, x.old_logprobs), x)
+  mask = x.message_mask
+  return Objective(total=total, count=count, ratio=mask, clipped=jnp.zeros_like(mask))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,6 +383,8 @@ def from_config(
   Raises:
     ValueError: The objective does not support an option or the ratio span.
   """
+  if options.teacher:
+    return reverse_kl
   name = options.name
   given = clip_band(options) | options.options
   objective = spec(name)

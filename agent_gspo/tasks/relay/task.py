@@ -71,6 +71,8 @@ class RelayTask(base.Task):
   # Whether demonstrated informants repeat the relevant facts that they hear, as in a chain, where
   # the solver reads the last informant alone.
   pass_on: bool = False
+  # Show all notes in the question and deal none: one agent alone can answer.
+  whole_problem: bool = False
   seed: int = 0  # does not change the split of a name or object
   train_size: int = option(1_000_000, least=0, most=10**9)  # questions are built on access
   validation_size: int = option(200, least=0, most=10**9)
@@ -85,6 +87,11 @@ class RelayTask(base.Task):
         f'task.options.operation={self.operation!r} needs {"1" if lookup else "2 or more"} '
         f'relevant notes, but num_informants={self.num_informants} - num_irrelevant='
         f'{self.num_irrelevant} is {relevant}; change one of them'
+      )
+    if self.whole_problem and self.gold == 'equation':
+      raise ValueError(
+        "task.options.gold='equation' adds up notes, and whole_problem=True deals none; set "
+        "gold='sentence'"
       )
     self._num_owners = self.num_informants if self.irrelevant_notes == 'other_owner' else relevant
     # Irrelevant sentences name one or two people that the question does not mention.
@@ -172,8 +179,11 @@ class RelayTask(base.Task):
     """Writes an SFT demonstration: a message of a scripted, verbose team.
 
     Arguments are those of `script.talkative_message`, and of `script.solver_message` for agents
-    after the informants.
+    after the informants. A whole problem is answered without its terms.
     """
+    if self.whole_problem:
+      terse = rng.random() < terse_probability
+      return question.answer if terse else self.render(f'the answer is {question.answer} .')
     if agent >= self.num_informants:
       return script.solver_message(self, question, delivered, rng, terse_probability)
     facts = zip(question.notes, question.relevant, strict=True)
@@ -214,9 +224,12 @@ class RelayTask(base.Task):
     needed, unneeded = iter(facts[: self.num_relevant]), iter(idle)
     notes = tuple(self.render(next(needed if flag else unneeded)) for flag in relevant)
     rng.shuffle(asked)
+    text = self.render(self._ask(noun, asked))
+    if self.whole_problem:
+      text, notes, relevant = ' '.join(filter(None, (*notes, text))), (), ()
     return Question(
       id=f'relay-{split}-{index}',
-      text=self.render(self._ask(noun, asked)),
+      text=text,
       answer=str(gold),
       notes=notes,
       relevant=relevant,

@@ -1,0 +1,118 @@
+"""Distills a team into one agent, on-policy: the team's transcript is the teacher's context.
+
+The student answers alone. The teacher is the policy at the start of RL, which reads what the team's
+answering agent would have read at the student's place; the loss is `losses.reverse_kl`. So the
+student learns to answer without the talk, also where it is wrong, and needs no gold answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.sharding import hosts
+from agent_gspo.tasks import base
+from agent_gspo.teams import batches
+from agent_gspo.teams import rollout as rollout_lib
+from agent_gspo.training import state as state_lib
+from agent_gspo.training.policy_loss import PolicyParams
+from agent_gspo.types import RolloutBatch
+
+if TYPE_CHECKING:
+  from agent_gspo.training.learner import Learner
+  from agent_gspo.training.setup import Setup
+  from agent_gspo.training.state import TrainState
+
+
+def teacher(parts: config_lib.Parts) -> config_lib.Parts | None:
+  """Returns the team of `objective.teacher`, None without one.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: It is no config, or its team cannot teach this one.
+  """
+  config, name = parts.config, parts.config.objective.teacher
+  if not name:
+    return None
+  where = f'objective.teacher={name!r}'
+  if not pathlib.Path(name).is_file():
+    raise FileNotFoundError(f'{where}: no such file. Give team.json of launch/export.py.')
+  try:
+    values = json.loads(pathlib.Path(name).read_text(encoding='utf-8'))
+    values = {k: v for k, v in values.items() if k in config.to_dict()}
+    found = config_lib.check(values, training=False)
+  except (ValueError, AttributeError) as error:
+    raise ValueError(f'{where} is no config of a team: {error}') from error
+  ours, theirs = parts.team, found.team
+  end = lambda team: (team.roles[-1].style, team.roles[-1].separator)
+  for wrong, remedy in (
+    (ours.num_agents > 1, "teaches one agent: set team.topology='single' and one of team.agents"),
+    (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
+    (found.task.converse, 'is a team in an environment: give one that talks by its topology'),
+    (found.sharing.adapters, 'has a policy for each agent: give a team that shares one'),
+    (end(ours) != end(theirs), 'ends answers otherwise: take its style and separator'),
+    (
+      ours.max_message_tokens < theirs.max_message_tokens,
+      f'writes longer: set team.max_message_tokens={theirs.max_message_tokens}',
+    ),
+    (config.model.source.startswith('random:'), 'has weights: set model.source to its export'),
+    (config.learner.old_logprobs == 'trainer', "needs learner.old_logprobs='sampler'"),
+  ):
+    if wrong:
+      raise ValueError(f'{where} {remedy}.')
+  return found
+
+
+def taught(
+  setup: Setup, learner: Learner, state: TrainState, rollout: RolloutBatch
+) -> RolloutBatch:
+  """Returns a rollout whose log-probs are the teacher's, for `losses.reverse_kl`.
+
+  The team talks once about each question; all answers to it are scored in that context.
+
+  Args:
+    setup: Setup of the student.
+    learner: Scores messages, at the temperature of the rollout.
+    state: Training state; its reference policy teaches.
+    rollout: Answers of the student.
+
+  Raises:
+    ValueError: The team's task asks other questions.
+  """
+  found = setup.teacher
+  if found is None:
+    return rollout
+  asked = base.asked(found.task, setup.config.sft.held_back)
+  terms = found.terms()
+  questions = [dataclasses.replace(asked[int(i)], terms=terms) for i in rollout.drawn]
+  if [q.id for q in questions] != [q.id for q in rollout.questions]:
+    raise ValueError(
+      f'objective.teacher={setup.config.objective.teacher!r} is a team with other questions: take '
+      'its `task` and sft.held_back.'
+    )
+  policy = setup.policy(
+    state_lib.merge(state.reference, state.frozen),
+    stream='teacher',
+    step=int(state.step),
+    temperature=setup.config.rollout.temperature,
+  )
+  own = questions[hosts.share(len(questions))]
+  team = dataclasses.replace(found.team, max_episode_tokens=0)  # the answering agent has its turn
+  talk = rollout_lib.rollout(team, found.task, setup.tokenizer, own, 1, policy)
+  talk = batches.join(hosts.gather(talk), as_one=True)
+  # The last prompt of the answering agent about each question.
+  read = {m.episode: m.prompt_ids for m in talk.messages if m.agent == team.num_agents - 1}
+  pairs = zip(rollout.messages, rollout.question.tolist(), strict=True)
+  answers = [dataclasses.replace(m, prompt_ids=read[question]) for m, question in pairs]
+  scored = learner.score(PolicyParams(state.reference, state.frozen), answers)
+  messages = []
+  for message, logprobs in zip(rollout.messages, scored, strict=True):
+    values = np.zeros(len(message.token_ids), np.float32)
+    values[message.sampled] = logprobs
+    messages.append(dataclasses.replace(message, logprobs=values))
+  return dataclasses.replace(rollout, messages=tuple(messages))

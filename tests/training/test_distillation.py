@@ -1,0 +1,125 @@
+"""A team distilled into one agent: gradient, the teacher's context, learning, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import micro_run
+import numpy as np
+import pytest
+import tiny
+
+from agent_gspo.algorithms.objectives import losses
+from agent_gspo.config import check as config_lib
+from agent_gspo.models.transformer import Params
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import distillation
+from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.collect import collect
+from agent_gspo.training.progress import Progress
+from agent_gspo.training.train_step import train_step
+
+ALONE = {
+  'team__agents': ('solver',),
+  'team__topology': 'single',
+  'sft__steps': 0,
+  'rollout__questions': 16,
+  'objective__teacher': 'team.json',
+}
+
+
+def student() -> tuple[setup_lib.Setup, Params]:
+  """A setup whose teacher is the micro run's team of the same weights."""
+  team = setup_lib.build(config_lib.check(micro_run.changed()))
+  values = micro_run.changed(**ALONE)
+  values['task']['options']['whole_problem'] = True
+  parts = config_lib.check(values)
+  found = dataclasses.replace(team, **vars(parts))
+  vars(found)['teacher'] = config_lib.check(micro_run.changed(), training=False)
+  return found, team.params
+
+
+def test_expected_gradient_is_that_of_the_reverse_kl():
+  logits, teacher = np.random.default_rng(0).normal(size=(2, 7)).astype(np.float32)
+  teacher = jax.nn.log_softmax(teacher)
+
+  def objective(logits, token):
+    one, logprobs = jnp.ones(1), jax.nn.log_softmax(logits)
+    x = losses.PackedTokens(
+      logprobs=logprobs[token][None],
+      old_logprobs=teacher[token][None],
+      message_ids=jnp.zeros(1, int),
+      token_mask=one,
+      advantages=one,
+      message_mask=one,
+    )
+    return losses.reverse_kl(x).total
+
+  gradients = jnp.stack([jax.grad(objective)(logits, token) for token in range(7)])
+  divergence = lambda z: jnp.sum(jax.nn.softmax(z) * (jax.nn.log_softmax(z) - teacher))
+  expected = -jax.grad(divergence)(logits)
+  np.testing.assert_allclose(jax.nn.softmax(logits) @ gradients, expected, atol=1e-6)
+
+
+def test_the_teacher_reads_what_the_answering_agent_of_the_team_read():
+  setup, params = student()
+  learner, state = setup_lib.make_learner(setup), setup_lib.init_state(setup, params)
+  answers, *_ = collect(setup, state, Progress())
+  taught = distillation.taught(setup, learner, state, answers)
+  policy = setup.policy(params, stream='teacher', step=0, temperature=1.0)
+  team, questions = setup.teacher.team, setup.teacher.task.questions('train')
+  asked = [questions[i] for i in answers.drawn]
+  talk = rollout(team, setup.teacher.task, setup.tokenizer, asked, 1, policy)
+  read = {m.episode: m.prompt_ids for m in talk.messages if m.agent == 2}
+  assert any(len(m.token_ids) > 1 and m.agent < 2 for m in talk.messages)  # there is talk
+  for question, message in zip(answers.question, taught.messages, strict=True):
+    ids = np.concatenate([read[question], message.token_ids])
+    logits = np.asarray(tiny.logits(setup.model.config, params, ids[:-1]))
+    logprobs = jax.nn.log_softmax(logits[len(read[question]) - 1 :])
+    expected = np.take_along_axis(logprobs, message.token_ids[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(message.logprobs, expected, atol=1e-4)
+  for own, message in zip(answers.messages, taught.messages, strict=True):
+    assert own.token_ids is message.token_ids
+    assert own.prompt_ids is message.prompt_ids
+
+
+def test_the_student_approaches_its_teacher():
+  setup, params = student()
+  learner, state = setup_lib.make_learner(setup), setup_lib.init_state(setup, params)
+  gaps = []
+  for _ in range(16):
+    result = train_step(setup, learner, state, Progress())
+    state = result.state
+    gaps.append(-result.metrics['policy/objective'])
+  assert np.mean(gaps[-4:]) < 0.8 * np.mean(gaps[:4]), gaps
+
+
+def test_another_team_is_refused(tmp_path):
+  path = tmp_path / 'team.json'
+  path.write_text(json.dumps({**micro_run.changed(), 'exported': {'step': 1}}))
+  hf = {'model__source': 'hf:model', 'objective__teacher': str(path)}
+
+  def of(**fields):
+    values = micro_run.changed(**{**ALONE, **hf, **fields})
+    values['task']['options']['whole_problem'] = True
+    return distillation.teacher(config_lib.check(values))
+
+  assert of().team.names == ('informant1', 'informant2', 'solver')
+  team = {k: v for k, v in micro_run.changed().items() if k != 'model'}
+  for fields, error in (
+    ({'model__source': 'random:micro'}, 'set model.source to its export'),
+    ({'team__max_message_tokens': 3}, 'set team.max_message_tokens=4'),
+    ({'team__agents': team['team']['agents'], 'team__topology': 'star'}, 'teaches one agent'),
+    ({'learner__old_logprobs': 'trainer'}, "needs learner.old_logprobs='sampler'"),
+    ({'objective__kl_coef': 0.1}, 'replaces the objective: set objective.kl_coef=0'),
+  ):
+    with pytest.raises(ValueError, match=error):
+      of(**fields)
+  with pytest.raises(FileNotFoundError, match='no such file'):
+    of(objective__teacher=str(tmp_path / 'none.json'))
+  path.write_text('[]')
+  with pytest.raises(ValueError, match='is no config of a team'):
+    of()
