@@ -14,7 +14,7 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.config import Config, learned_topology
+from agent_gspo.config import Config, episode_scores, learned_topology
 from agent_gspo.environments.base import Environment
 from agent_gspo.models.load import check_spec
 from agent_gspo.options import Section
@@ -189,6 +189,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
     _check_branches(config, task)
+    episode_scores.check(config, task)
     available = len(asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(
@@ -366,9 +367,8 @@ def _check_terms(config: Config, team: Team) -> None:
       "budget.mode='target' and length_reward='told_budget' go together."
     )
   if sheet is None:
-    told, follows = config.evaluation.told, config.sft.follows_terms
-    for field, value in (('evaluation.told', told), ('sft.follows_terms', follows)):
-      if value:
+    for field in ('evaluation.told', 'sft.follows_terms'):
+      if value := operator.attrgetter(field)(config):
         raise ValueError(
           f'{field}={shown(value)}: the team is told neither price nor budget under {mode}. Set it '
           "to 'conditioned' or 'target'."

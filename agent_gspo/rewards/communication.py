@@ -82,7 +82,7 @@ def reward_terms(
   """
   scores, episode = rollout.task_scores, rollout.episode
   pays, costs = _pays(options, rollout), message_costs(options, rollout)
-  charged = _gate(options, rollout) & pays
+  charged = gate(options, rollout)[episode] & pays
 
   def credited(own: np.ndarray) -> np.ndarray:
     own = own * pays
@@ -145,26 +145,26 @@ def _questions(rollout: RolloutBatch) -> np.ndarray:
   return question
 
 
-def _gate(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
-  """Returns where prices and the length reward apply, bool `[M]`."""
+def gate(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
+  """Returns where prices and the length reward apply, bool `[E]`."""
   scores = rollout.task_scores
   if options.gate == 'always':
-    return np.ones(len(rollout.episode), bool)
+    return np.ones(len(scores), bool)
   if options.gate == 'correct':
-    return scores[rollout.episode] >= 1.0
+    return scores >= 1.0
   # Over episodes, since a mean over messages would weigh long episodes more.
   question = _questions(rollout)
   spoken = question >= 0
-  right = np.bincount(question[spoken], weights=scores[spoken])
-  size = np.bincount(question[spoken])
+  right = np.bincount(question[spoken], weights=scores[spoken], minlength=1)
+  size = np.bincount(question[spoken], minlength=1)
   accuracy = right / np.maximum(size, 1)
   if options.gate == 'group_accuracy':
-    return accuracy[rollout.question] >= options.gate_accuracy
+    return spoken & (accuracy[question] >= options.gate_accuracy)
   # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are included, but none
   # without a right answer: there the price would only teach silence.
   ranked = np.sort(accuracy[size > 0])[::-1]
   last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
-  return (accuracy[rollout.question] >= last) & (accuracy[rollout.question] > 0)
+  return spoken & (accuracy[question] >= last) & (accuracy[question] > 0)
 
 
 def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:

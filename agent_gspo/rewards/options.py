@@ -10,6 +10,7 @@ from agent_gspo.rewards import length_rewards
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')
 CREDITS = ('own_cost', 'episode')
+SCORES = ('task', 'vote', 'weighted_vote', 'consistency', 'tournament')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,11 @@ class RewardOptions(Section, name='reward'):
   prices, and tokens read by others with `p_write=0, p_read=1`.
 
   Attributes:
+    score: Score of an episode in training, see `scores`. task: by the task's labels; vote: 1 for
+      the answer that most episodes of the question give; weighted_vote: votes weighed by the
+      probability of their tokens; consistency: share of the episodes with the same answer;
+      tournament: share of them that are beaten, right first, then cheaper, without a price. Gates
+      read it too.
     cost: tokens: `p_write * written + p_read * written * readers + p_tool * inserted`;
       critical_path: only the longest message of each layer pays for what it wrote; money: prices
       per million tokens, where inserted tokens are also read ones.
@@ -42,6 +48,7 @@ class RewardOptions(Section, name='reward'):
     length_reward_options: Options of the length reward: 'target=20, weight=0.5'.
   """
 
+  score: str = option('task', choices=SCORES)
   cost: str = option('tokens', choices=COSTS)
   p_write: float = option(1.0, least=0)
   p_read: float = option(0.0, least=0)
@@ -65,6 +72,11 @@ class RewardOptions(Section, name='reward'):
         f'min_tokens={fewest:g} would count money. Say what an episode should cost at least: '
         "reward.length_reward_options='min_tokens=...'."
       )
+
+  @property
+  def reads_labels(self) -> bool:
+    """Returns whether scores in training depend on the task's."""
+    return self.score in ('task', 'tournament')
 
   @property
   def length_reward_arguments(self) -> dict[str, float]:

@@ -18,6 +18,7 @@ import numpy as np
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.rewards.communication import RewardTerms, reward_terms
 from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.rewards.scores import scored
 from agent_gspo.teams import batches
 from agent_gspo.types import Message, Question, RolloutBatch
 
@@ -113,6 +114,8 @@ def what_ties_teach(
     lambda_turn: Price of a message that is not silent.
   """
   rollout = _rollout(length)
+  if options.score == 'tournament':  # others give answers these scores
+    rollout = scored(options, rollout, str)
 
   def gaps(price: float) -> dict[str, float]:
     """Computes the advantage of silence over talk by kind of group, and of right over wrong."""

@@ -11,6 +11,7 @@ import numpy as np
 from agent_gspo import streams
 from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.algorithms import terms
+from agent_gspo.rewards.scores import scored
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.exploration import Exploration, audible_turns
@@ -60,9 +61,8 @@ def collect(
     batch = _converse(setup, state, step, questions, len(asked), progress)
     good = np.arange(missing)
     if retries:
-      good = np.flatnonzero(
-        selection_lib.informative(batch.task_scores, batch.episode_question, missing)
-      )
+      scores = scored(setup.config.reward, batch, setup.task.canonical).task_scores
+      good = np.flatnonzero(selection_lib.informative(scores, batch.episode_question, missing))
       if missing - len(good) > len(setup.questions) - len(asked) - missing:
         good = np.arange(missing)
     found.append(batch)

@@ -13,6 +13,7 @@ from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
+from agent_gspo.rewards.scores import label_agreement, scored
 from agent_gspo.training import distillation, message_worth, opponents
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
@@ -32,7 +33,7 @@ class StepResult:
   Attributes:
     state: State after the step.
     metrics: Metrics for `metrics.jsonl`.
-    rollout: Episodes it learned from, `M` messages.
+    rollout: Episodes it learned from, `M` messages, with the task's scores.
     rewards: Reward terms of each message, `[M]`.
     advantages: Advantage of each message, float32 `[M]`.
     worth: Gains of the messages, or None if the estimator reads none.
@@ -69,10 +70,13 @@ def train_step(
   """
   config, step, clock = setup.config, int(state.step), metrics_lib.Clock()
   with interruptible():  # `group_size` episodes of the team about each question
-    rollout, everything, selection = (ahead or collect)(setup, state, progress)
+    graded, everything, selection = (ahead or collect)(setup, state, progress)
   clock.lap('wait' if ahead else 'rollout')
 
   progress.phase('score')
+  rollout, seen = (  # with the scores that training sees, which labels need not give
+    scored(config.reward, batch, setup.task.canonical) for batch in (graded, everything)
+  )
   prices = budgets.prices(config.budget, state.budget, rollout.terms)
   nll = reference_nll(learner, state, rollout) if config.reward.needs_reference else None
   returns = returns_to_go(rollout.messages, config.reward.discount)
@@ -89,12 +93,13 @@ def train_step(
   minibatches = learner.pack(learned, advantages, step)
   state, updates = learner.update(state, minibatches, rollout, progress)
 
-  budget, selection = observe(config, state, selection, everything, updates)
+  budget, selection = observe(config, state, selection, seen, updates)
   clock.lap('update')
   metrics = {
     **metrics_lib.of_step(
       config, setup.sharing, rollout, learned, everything, rewards, advantages, minibatches, updates
     ),
+    **label_agreement(config.reward, everything.task_scores, seen.task_scores),
     **budgets.metrics(prices, budget),
     **(worth.metrics(rollout) if worth else {}),
     **(metrics_lib.staleness(rollout, step) if ahead else {}),
@@ -108,7 +113,7 @@ def train_step(
     baselines=advantages.baselines,
     pool=opponents.kept(config.rollout, state),
   )
-  return StepResult(state, metrics, rollout, rewards, advantages.values, worth)
+  return StepResult(state, metrics, graded, rewards, advantages.values, worth)
 
 
 def observe(
@@ -127,7 +132,7 @@ def observe(
     config: Resolved run configuration.
     state: Training state.
     selection: State of the selection rule after the draws.
-    rollout: All episodes.
+    rollout: All episodes, with the scores that training sees.
     updates: Metrics of each optimizer step.
   """
   budget = budgets.update(

@@ -131,6 +131,53 @@ def _collected(**values):
   return collect(setup, _state(setup), _Progress())
 
 
+@pytest.mark.parametrize('score', ['vote', 'weighted_vote', 'consistency'])
+def test_without_labels_training_does_not_read_them(score):
+  """Opposite labels change no token, draw, price or advantage, and transcripts keep the labels."""
+
+  def steps(grade):
+    setup = _setup(
+      reward__score=score,
+      reward__gate='group_accuracy',
+      reward__length_reward='kimi',
+      selection__name='spo',
+      selection__resample=2,
+      advantage__name='spo_single',
+      budget__mode='accuracy_floor',
+      budget__floor=0.4,
+      budget__lambda_max=0.05,
+    )
+    setup.task.score = lambda question, answer: grade(float(answer == question.answer))
+    programs, state, results = _Programs(), _state(setup), []
+    for _ in range(3):
+      results.append(train_step(setup, _learner(setup, programs), state, _Progress()))
+      state = results[-1].state
+    return programs.seen, results
+
+  (packed, results), (others, opposite) = steps(lambda right: right), steps(lambda right: 1 - right)
+  jax.tree.map(np.testing.assert_array_equal, packed, others)
+  labelled = ('task/accuracy', 'reward/label_agreement')
+  for a, b in zip(results, opposite, strict=True):
+    for field in ('budget', 'selection'):
+      jax.tree.map(np.testing.assert_array_equal, getattr(a.state, field), getattr(b.state, field))
+    np.testing.assert_array_equal(a.advantages, b.advantages)
+    np.testing.assert_array_equal(a.rollout.task_scores, 1 - b.rollout.task_scores)
+    for key in a.metrics.keys() - {'memory/peak_mb'}:
+      if key in labelled:
+        assert a.metrics[key] == pytest.approx(1 - b.metrics[key])
+      elif not key.startswith('time/'):
+        assert a.metrics[key] == b.metrics[key], key
+  assert any(np.abs(result.advantages).max() > 0 for result in results)
+  assert all(result.state.budget.running_accuracy > 0 for result in results)
+
+
+def test_labels_agree_with_scores_only_where_these_have_none():
+  assert 'reward/label_agreement' not in _step(_Programs()).metrics
+  free = _step(_Programs(), reward__score='vote')
+  agreed = (free.rewards.task >= 0.5) == (free.rollout.task_scores[free.rollout.episode] >= 0.5)
+  assert free.metrics['reward/label_agreement'] == pytest.approx(agreed.mean())
+
+
 TOLD = {
   'budget__mode': 'conditioned',
   'budget__lambda_max': 0.05,

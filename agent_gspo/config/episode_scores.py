@@ -1,0 +1,37 @@
+"""Validates `reward.score` across config sections."""
+
+from __future__ import annotations
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config
+from agent_gspo.tasks.base import Task
+
+
+def check(config: Config, task: Task) -> None:
+  """Raises ValueError if training would not see the scores of `reward.score`, or no signal."""
+  reward, name = config.reward, config.advantage.name
+  if reward.score == 'task':
+    return
+  where = f'reward.score={reward.score!r}'
+  if task.converse:
+    raise ValueError(
+      f'{where}: task {task.name!r} brings its own episode, whose rewards take the place of scores '
+      "and need not end in an answer to compare. Set reward.score='task'."
+    )
+  if name in estimators.GAINS:
+    raise ValueError(
+      f"{where} with advantage.name={name!r}, which reads gold answers. Set reward.score='task', "
+      "or advantage.name='per_component'."
+    )
+  if config.rollout.group_size == 1:
+    raise ValueError(
+      f'{where} compares episodes about one question; rollout.group_size=1 must be 2 or more.'
+    )
+  if reward.score != 'tournament':
+    return
+  if config.budget.charges or reward.length_reward != 'linear':
+    raise ValueError(
+      f'{where} orders by cost already; budget.lambda_tok={config.budget.lambda_tok:g} and '
+      f'reward.length_reward={reward.length_reward!r} would count costs twice. Set all prices to 0 '
+      "and reward.length_reward='linear'."
+    )

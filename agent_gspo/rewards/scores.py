@@ -1,0 +1,118 @@
+"""Computes the scores that training sees in place of the task's (`reward.score`).
+
+Every function scores the `G` episodes of one question by comparison, whatever their order. Only
+the tournament reads labels. Evaluations always read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agent_gspo.rewards import communication
+from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.types import RolloutBatch
+
+
+def vote(answers: Sequence[str | None], weights: np.ndarray | None = None) -> np.ndarray:
+  """Computes TTRL's reward (arXiv 2504.16084), float64 `[G]`: 1 for the majority's answer, else 0.
+
+  The majority is the answer with most votes. If two have most, nobody is right, so that a gate on
+  the group's accuracy does not charge an undecided group.
+
+  Args:
+    answers: Answers in canonical form. None, an answer that did not parse, is no vote and scores 0.
+    weights: Weight of each vote, float `[G]`, as in SCOPE (arXiv 2512.15146); None for 1.
+  """
+  same = _same(answers)
+  votes = same @ (np.ones(len(answers)) if weights is None else weights)
+  rival = np.where(same, 0.0, votes).max(axis=1)
+  return (votes > rival).astype(float)
+
+
+def consistency(answers: Sequence[str | None]) -> np.ndarray:
+  """Computes EMPO's reward (arXiv 2504.05812): the share of the group with the same answer.
+
+  Float64 `[G]`, 0 for None. The mean over the group is high where answers agree, as COPO's global
+  reward (arXiv 2508.04138), which also reads labels.
+  """
+  return _same(answers).mean(axis=1)
+
+
+def tournament(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
+  """Computes the share of its round robin that each episode wins, float64 `[G]`.
+
+  The comparator is exact where ArenaRL (arXiv 2601.06487) asks a judge: the higher task score
+  wins, of equal ones the lower cost; a tie is half a win. So prices need no scale. The share is
+  the rank of an *episode*: it credits all its messages alike, those of silent agents too, whatever
+  `reward.credit` says.
+
+  Args:
+    scores: Task scores, float `[G]`.
+    costs: Costs where they count, float `[G]`.
+  """
+  equal = scores[:, None] == scores
+  wins = (scores[:, None] > scores) | equal & (costs[:, None] < costs)  # [G, G]
+  return (1 + (wins.sum(axis=1) - wins.sum(axis=0)) / (len(scores) - 1)) / 2
+
+
+def scored(
+  options: RewardOptions, rollout: RolloutBatch, canonical: Callable[[str], str | None]
+) -> RolloutBatch:
+  """Returns the rollout with the scores of `reward.score` as its task scores.
+
+  Args:
+    options: Reward options. Their gate limits the tournament: outside of it costs do not count, or
+      groups of wrong answers would teach silence.
+    rollout: Episodes with the task's scores.
+    canonical: Normalizes answers, see `Task.canonical`.
+  """
+  if options.score == 'task':
+    return rollout
+  scores = np.zeros(rollout.num_episodes)
+  costs = communication.gate(options, rollout) * communication.episode_costs(options, rollout)
+  confidence = _confidence(rollout) if options.score == 'weighted_vote' else np.ones_like(scores)
+  answers = [canonical(answer) for answer in rollout.answers]
+  for question in range(len(rollout.questions)):
+    group = np.flatnonzero(rollout.episode_question == question)
+    own = [answers[e] for e in group]
+    if options.score == 'tournament':
+      scores[group] = tournament(rollout.task_scores[group], costs[group])
+    elif options.score == 'consistency':
+      scores[group] = consistency(own)
+    else:
+      scores[group] = vote(own, confidence[group])
+  return dataclasses.replace(rollout, task_scores=scores)
+
+
+def label_agreement(
+  options: RewardOptions, labels: np.ndarray, scores: np.ndarray
+) -> dict[str, float]:
+  """Returns the share of `E` episodes on which label and score agree; {} where scores are labels.
+
+  Args:
+    options: Reward options.
+    labels: Task scores, float `[E]`.
+    scores: Scores that training sees, float `[E]`; from 0.5 an answer counts as right.
+  """
+  if options.reads_labels:
+    return {}
+  return {'reward/label_agreement': float(((labels >= 0.5) == (scores >= 0.5)).mean())}
+
+
+def _same(answers: Sequence[str | None]) -> np.ndarray:
+  """Returns whether two answers are given and equal, bool `[G, G]`."""
+  number = {answer: i for i, answer in enumerate(answers)}
+  ids = np.asarray([-1 if answer is None else number[answer] for answer in answers])
+  return (ids[:, None] == ids) & (ids >= 0)
+
+
+def _confidence(rollout: RolloutBatch) -> np.ndarray:
+  """Returns `exp(mean log-prob)` of the last message of each episode, float64 `[E]`."""
+  found = np.ones(rollout.num_episodes)
+  for message in rollout.messages:
+    logprobs = message.logprobs[message.sampled]
+    found[message.episode] = np.exp(logprobs.sum() / max(len(logprobs), 1))
+  return found
