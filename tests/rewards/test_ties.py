@@ -149,3 +149,13 @@ def test_lengths_count_the_stop_token():
   terms = communication.reward_terms(RewardOptions(), rollout, 0.0)
   found = ties.estimator('opo')(terms, rollout)
   np.testing.assert_allclose(found, [10 / 11, -1 / 11], rtol=1e-5)
+
+
+@pytest.mark.parametrize('gate', ['always', 'group_accuracy'])
+def test_a_tournament_teaches_silence_where_the_gate_lets_costs_count(gate):
+  fields = {'score': 'tournament', 'gate': gate}
+  found = learned(fields, 'per_component', 'apart', lambda_tok=0.0)
+  assert found.all_right.silence == pytest.approx(2, rel=1e-3)  # ranks 5/6 and 1/6, standardised
+  assert found.right > 0
+  assert found.collapse == (gate == 'always')
+  assert bool(found.all_wrong.silence) == (gate == 'always')
