@@ -74,7 +74,7 @@ def train_step(
   clock.lap('wait' if ahead else 'rollout')
 
   progress.phase('score')
-  rollout, seen = (  # with the scores that training sees, which labels need not give
+  rollout, seen = (  # [E]: with the scores of `reward.score`, which may not read labels
     scored(config.reward, batch, setup.task.canonical) for batch in (graded, everything)
   )
   prices = budgets.prices(config.budget, state.budget, rollout.terms)

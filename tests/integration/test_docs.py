@@ -15,6 +15,7 @@ from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.rewards.length_rewards import LENGTH_REWARDS
+from agent_gspo.rewards.options import SCORES
 from agent_gspo.training import train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -64,6 +65,7 @@ def test_every_algorithm_is_named_with_its_code():
     ('advantage.name', estimators.ADVANTAGES),
     ('selection.name', selection.SELECTIONS),
     ('reward.length_reward', LENGTH_REWARDS),
+    ('reward.score', SCORES[1:]),
   ],
 )
 def test_a_name_beside_a_field_is_a_value_of_it(field, known):
