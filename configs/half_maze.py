@@ -32,6 +32,10 @@ mostly steps:
   price 0      92.3 [90.0, 94.0]   20.7 [18.9, 24.0]    guide 7.8 [7.2, 8.4]
   price 0.05   90.5 [89.0, 92.0]   13.4 [13.1, 13.7]    guide 2.5 [2.2, 3.0]
 
+One agent alone (:alone_5, price 0.05, seed 0): all walls 87.5 with 8.7 tokens (90.5 after SFT),
+half of them 88.5 with 11.8 (90.0). It finds walls by walking into them, in three turns: the other
+half of the walls is worth few points here.
+
 Cross-play at price 0.05, the guide of one seed (row) with the mover of another (column):
 
   92.0  89.0  90.5

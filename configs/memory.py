@@ -1,16 +1,17 @@
 """Facts arrive in visits: one agent writes notes, one finds them, one answers.
 
   python launch/sweep.py --config=configs/memory.py --workdir=runs/memory --lambdas=0.02,0 \\
-    --seeds=0,1,2
+    --seeds=0,1,2   # own: with --config.task.options.rewards=own
 
 200 test questions, one core of an AMD EPYC beside other work, 2 to 4 minutes a run, 2026-11-26;
-mean [lowest, highest] of seeds 0, 1, 2. Stored: tokens that the scribe writes. A quarter of the
-visits have no fact.
+mean [lowest, highest] of seeds 0, 1, 2. Stored: tokens that the scribe writes. Own: rewards for
+facts kept, found and answered, each to its agent. A quarter of the visits have no fact.
 
                  accuracy, %         stored              written by all      read   silent visits, %
   after SFT      84.0 [79.5, 86.5]   37.3                50.7                181     4.5
   price 0        97.7 [97.0, 98.5]   40.3 [37.0, 44.8]   50.6 [46.0, 56.6]   187     7.5
   price 0.02     98.5 [98.0, 99.5]   13.2 [7.3, 16.8]    21.6 [15.7, 25.1]   132    21.3
+  the same, own  99.3 [99.0, 99.5]   11.1 [7.1, 15.9]    19.3 [15.4, 24.2]   128    22.3
 """
 
 from ml_collections import config_dict

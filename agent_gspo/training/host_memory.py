@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import pathlib
 import sys
 from collections.abc import Callable
 
+_SMALL = 2 << 30  # bytes
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of glibc's malloc.h
 
 
@@ -25,11 +28,37 @@ def keep() -> None:
 def give_back() -> None:
   """Returns freed memory to the system, between phases whose arrays differ in size.
 
-  What one phase leaves is too scattered for the next one's arrays. Takes a tenth of a second per
-  GB, once a phase. No-op where there is no glibc.
+  What one phase leaves is too scattered for the next one's arrays. No-op where there is no glibc,
+  and in a small process, which would wait for cleared pages and gain little.
   """
-  if malloc_trim := _of_glibc('malloc_trim'):
+  if resident() > _SMALL and (malloc_trim := _of_glibc('malloc_trim')):
     malloc_trim(0)
+
+
+class Ceiling:
+  """Gives memory back when a loop holds a tenth more than its first turn did.
+
+  glibc cannot place an aligned array in a gap of the same size, so that repeated programs may
+  leave several gaps of their temporaries' size.
+  """
+
+  def __init__(self) -> None:
+    self._highest = 0.0
+
+  def check(self) -> None:
+    """Marks the end of a turn."""
+    self._highest = self._highest or 1.1 * resident()
+    if resident() > self._highest:
+      give_back()
+
+
+def resident() -> int:
+  """Returns the memory that the process holds, bytes; 0 where the system does not tell."""
+  try:
+    pages = pathlib.Path('/proc/self/statm').read_text().split()[1]
+  except OSError:
+    return 0
+  return int(pages) * os.sysconf('SC_PAGE_SIZE')
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:

@@ -115,7 +115,6 @@ class Learner:
       PluginError: A custom objective returned no count.
     """
     found = []
-    host_memory.give_back()
     multipliers = ORDERS[self.config.learner.order].multipliers
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
@@ -124,6 +123,7 @@ class Learner:
     factors = ratio.astype(np.float32)  # [M] of the advantages
     turn, of_turn = -1, list[Minibatch]()  # the turn being trained, and its mini-batches so far
     for number, minibatch in enumerate(minibatches, 1):
+      host_memory.give_back()
       micro_batches = minibatch
       if multipliers:
         first = train_batches.messages_in(minibatch)[0]

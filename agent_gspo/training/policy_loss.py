@@ -29,6 +29,7 @@ from agent_gspo.models.transformer import (
 from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention.masks import TreeMask
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
+from agent_gspo.training import host_memory
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import TrainBatch
@@ -313,11 +314,13 @@ class Programs:
       NonFiniteLossError: Loss or gradient is not finite.
       UncountedLossError: The objective's count is 0 but its total is not.
     """
-    totals = self._no_totals(state.trainable)
+    self._compile(state, micro_batches[0])
+    totals, memory = self._no_totals(state.trainable), host_memory.Ceiling()
     for batch in map(self.placement.shard_rows, micro_batches):
       totals = self.accumulate(state.trainable, state.frozen, state.reference, totals, batch)
       if self._takes_turns:
         jax.block_until_ready(totals)
+        memory.check()
     trainable, opt_state, sums = self.apply(state.trainable, state.opt_state, totals)
     found: dict[str, Any] = {k: np.asarray(v, float) for k, v in sums.items()}
     found |= {k: float(v) for k, v in found.items() if not v.ndim}
@@ -331,6 +334,19 @@ class Programs:
         f'objective={objective}, gradient norm={metrics["policy/grad_norm"]}'
       )
     return dataclasses.replace(state, trainable=trainable, opt_state=opt_state), metrics
+
+  def _compile(self, state: TrainState, batch: TrainBatch) -> None:
+    """Compiles `accumulate` on a CPU before its arrays are there, unless it has run.
+
+    Memory that the compiler frees is scattered and given back.
+    """
+    # Any: the types of jitted functions lack `_cache_size`.
+    accumulate: Any = self.accumulate
+    if jax.default_backend() == 'cpu' and not accumulate._cache_size():
+      totals = jax.eval_shape(self.no_totals, state.trainable)
+      batch = self.placement.shard_rows(batch)
+      accumulate.lower(state.trainable, state.frozen, state.reference, totals, batch).compile()
+      host_memory.give_back()
 
   def logprobs(
     self, state: TrainState | PolicyParams, micro_batches: Sequence[TrainBatch]

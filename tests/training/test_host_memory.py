@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from agent_gspo.training import host_memory
+
 _PROGRAM = """
 import resource, sys, threading
 from agent_gspo.training import host_memory
@@ -37,3 +39,41 @@ def _pages(how: str) -> int:
 @pytest.mark.skipif(sys.platform != 'linux', reason='only glibc is told')
 def test_freed_memory_serves_the_next_thread():
   assert _pages('keep') < 100 < 2000 < _pages('default')
+
+
+_SCATTERED = """
+from agent_gspo.training import host_memory
+
+host_memory.keep()
+host_memory._SMALL = 0
+blocks = [bytes(b'x') * (8 << 20) for _ in range(16)]
+del blocks[:-1]  # the last one keeps the heap from shrinking
+before = host_memory.resident()
+host_memory.give_back()
+print(before - host_memory.resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only glibc is told')
+def test_scattered_memory_is_given_back():
+  done = subprocess.run([sys.executable, '-c', _SCATTERED], capture_output=True, check=True)
+  assert int(done.stdout) > 100 << 20
+
+
+def test_memory_is_given_back_when_a_loop_holds_more_than_its_first_turn(monkeypatch):
+  held, given = iter([100, 100, 109, 111, 105]), []
+  monkeypatch.setattr(host_memory, 'resident', lambda: next(held))
+  monkeypatch.setattr(host_memory, 'give_back', lambda: given.append(True))
+  ceiling = host_memory.Ceiling()
+  counts = []
+  for _ in range(4):
+    ceiling.check()
+    counts.append(len(given))
+  assert counts == [0, 0, 1, 1]
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_resident_memory_follows_what_is_touched():
+  before = host_memory.resident()
+  block = bytearray(b'x') * (64 << 20)
+  assert host_memory.resident() - before > 0.9 * len(block)
