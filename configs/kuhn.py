@@ -16,8 +16,7 @@ seed 0:
   after 400 steps        0.019, 0.017, 0.020
 
 Of the second, seed 0, every 400 steps: 0.114, 0.033, 0.035, 0.019 (one core, 40 minutes); seeds 1
-and 2 after 1,600 steps: 0.025, 0.023. With opponents in all questions play cycles, 0.232 at the end
-of
+and 2 at the end: 0.025, 0.023. With opponents in all questions play cycles, in the end 0.232:
 
   python launch/train.py --config=configs/kuhn.py:pool --workdir=runs/kuhn_cycles \\
     --config.rollout.opponent_share=1 --config.rollout.pool_every=5 --config.steps=400

@@ -282,7 +282,7 @@ def votes(
   said = [{m['agent']: m['text'] for m in r['messages'] if m['round'] == last} for r in records]
   texts = [team.body(by_name.get(name, '')) for by_name in said for name in team.names]
   asked = [questions[r['question_id']] for r in records for _ in team.names]
-  errors = 1 - np.reshape(task.score_all(asked, texts), (len(records), -1))
+  errors = 1 - np.reshape(checked.scores(task, asked, texts), (len(records), -1))
   given = np.reshape([task.canonical(text) for text in texts], errors.shape)
   answered = [[answer for answer in row if answer is not None] for row in given.tolist()]
   channels = [statistics.effective_channels(answers) for answers in answered if answers]

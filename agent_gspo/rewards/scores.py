@@ -71,20 +71,29 @@ def scored(
   """
   if options.score == 'task':
     return rollout
+  of_group = _scorer(options, rollout, canonical)
   scores = np.zeros(rollout.num_episodes)
-  costs = communication.gate(options, rollout) * communication.episode_costs(options, rollout)
-  confidence = _confidence(rollout) if options.score == 'weighted_vote' else np.ones_like(scores)
-  answers = [canonical(answer) for answer in rollout.answers]
   for question in range(len(rollout.questions)):
     group = np.flatnonzero(rollout.episode_question == question)
-    own = [answers[e] for e in group]
-    if options.score == 'tournament':
-      scores[group] = tournament(rollout.task_scores[group], costs[group])
-    elif options.score == 'consistency':
-      scores[group] = consistency(own)
-    else:
-      scores[group] = vote(own, confidence[group])
+    scores[group] = of_group(group)
   return dataclasses.replace(rollout, task_scores=scores)
+
+
+def _scorer(
+  options: RewardOptions, rollout: RolloutBatch, canonical: Callable[[str], str | None]
+) -> Callable[[np.ndarray], np.ndarray]:
+  """Returns the function from a group, episode indices int `[G]`, to its scores, float `[G]`."""
+  if options.score == 'tournament':
+    costs = communication.gate(options, rollout) * communication.episode_costs(options, rollout)
+    return lambda group: tournament(rollout.task_scores[group], costs[group])
+  answers = [canonical(answer) for answer in rollout.answers]
+  own = lambda group: [answers[e] for e in group]
+  if options.score == 'consistency':
+    return lambda group: consistency(own(group))
+  if options.score == 'vote':
+    return lambda group: vote(own(group))
+  confidence = _confidence(rollout)
+  return lambda group: vote(own(group), confidence[group])
 
 
 def label_agreement(

@@ -39,6 +39,13 @@ def scored_message(
   )
 
 
+def with_logprobs(message: Message, logprobs: np.ndarray) -> Message:
+  """Returns a message with other log-probs of its sampled tokens, float `[S]`, nats."""
+  values = np.zeros(len(message.token_ids), np.float32)
+  values[message.sampled] = logprobs
+  return dataclasses.replace(message, logprobs=values)
+
+
 class Values(Protocol):
   """Values prompts of the answering agent."""
 
@@ -109,9 +116,7 @@ class GoldAnswers:
       total = tokens.sum()
       found[place] = np.logaddexp(found[place], total)
       if form.whole and total > best[place]:
-        logprobs = np.zeros(len(message.token_ids), np.float32)
-        logprobs[message.sampled] = tokens
-        best[place], likeliest[place] = total, dataclasses.replace(message, logprobs=logprobs)
+        best[place], likeliest[place] = total, with_logprobs(message, tokens)
     self._likeliest = likeliest
     return found
 

@@ -12,14 +12,13 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from agent_gspo.config import check as config_lib
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks import base
 from agent_gspo.teams import batches
 from agent_gspo.teams import rollout as rollout_lib
 from agent_gspo.training import state as state_lib
+from agent_gspo.training.answer_values import with_logprobs
 from agent_gspo.training.policy_loss import PolicyParams
 from agent_gspo.types import RolloutBatch
 
@@ -110,9 +109,4 @@ def taught(
   pairs = zip(rollout.messages, rollout.question.tolist(), strict=True)
   answers = [dataclasses.replace(m, prompt_ids=read[question]) for m, question in pairs]
   scored = learner.score(PolicyParams(state.reference, state.frozen), answers)
-  messages = []
-  for message, logprobs in zip(rollout.messages, scored, strict=True):
-    values = np.zeros(len(message.token_ids), np.float32)
-    values[message.sampled] = logprobs
-    messages.append(dataclasses.replace(message, logprobs=values))
-  return dataclasses.replace(rollout, messages=tuple(messages))
+  return dataclasses.replace(rollout, messages=tuple(map(with_logprobs, rollout.messages, scored)))

@@ -47,8 +47,9 @@ class Ceiling:
 
   def check(self) -> None:
     """Marks the end of a turn."""
-    self._highest = self._highest or 1.1 * resident()
-    if resident() > self._highest:
+    held = resident()
+    self._highest = self._highest or 1.1 * held
+    if held > self._highest:
       give_back()
 
 

@@ -25,9 +25,8 @@ from agent_gspo.training.prompt_checks import PromptLengths
 
 # Relative margin by which an estimate may exceed the compiler's need before a run is refused.
 _TOLERANCE = 0.15
-_PROCESS = (
-  1 << 30
-)  # bytes of a process: libraries, compiled programs; in a CPU's memory with arrays
+# Bytes of libraries and compiled programs, which share a CPU's memory with the arrays.
+_PROCESS = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -270,7 +270,7 @@ class Programs:
     temperature: float,
     *,
     placement: Placement = ONE_DEVICE,
-    takes_turns: bool | None = None,
+    takes_turns: bool = False,
     **options: Any,
   ):
     """Prepares the programs; each is compiled when it first runs.
@@ -281,13 +281,13 @@ class Programs:
       optimizer: Optimizer of the trainable parameters.
       temperature: Sampling temperature of the rollout.
       placement: Placement of parameters, gradients and micro-batch rows.
-      takes_turns: Queue one micro-batch at a time, so that another thread's programs run between;
-        by default on CPUs, where queued programs already hold their memory.
+      takes_turns: Queue one micro-batch at a time, so that another thread's programs run between.
+        CPUs always do, where queued programs already hold their memory.
       **options: Further attributes of `PolicyLoss`.
     """
     self.loss = PolicyLoss(model, objective, temperature, placement=placement, **options)
     self.optimizer, self.placement = optimizer, placement
-    self._takes_turns = jax.default_backend() == 'cpu' if takes_turns is None else takes_turns
+    self._takes_turns = takes_turns or jax.default_backend() == 'cpu'
     self._config = model.config
     self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))

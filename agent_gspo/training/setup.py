@@ -223,7 +223,7 @@ def make_learner(setup: Setup) -> Learner:
     make_optimizer(setup),
     config.rollout.temperature,
     placement=setup.placement,
-    takes_turns=True if config.rollout.ahead else None,
+    takes_turns=config.rollout.ahead > 0,
     entropy=config.learner.entropy,
     replay_routing=config.learner.replay_routing,
     kl_coef=config.objective.kl_coef,
