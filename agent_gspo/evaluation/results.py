@@ -52,7 +52,8 @@ def of_questions(
   """
   read, written = np.reshape(text_counts.count(team, tokenizer, batch), (-1, 2)).T
   columns = {'text_read': read, 'text_written': written}
-  found = transcripts.records(batch, range(batch.num_episodes), tokenizer, **head, columns=columns)
+  tokenizers = team.tokenizers_of_agents(tokenizer)
+  found = transcripts.records(batch, range(batch.num_episodes), tokenizers, **head, columns=columns)
   for e, record in enumerate(found):
     question = batch.questions[batch.episode_question[e]]
     kind = checked.call(task, f'kind of question {question.id!r}', task.kind, question)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.conversation import ENVIRONMENT
+from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.roles import Role
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, RolloutBatch
@@ -34,8 +35,13 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     tokenizer: Tokenizer of the policy.
     batch: Episodes.
   """
-  guard = tokenizer.guarded
-  size = functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
+  writers = team.prompt_writers(tokenizer)
+  sizes = {writer.role: (writer.tokenizer.guarded, _size(writer.tokenizer)) for writer in writers}
+
+  def heard_by(reader: PromptWriter, said: Message, tokens: int) -> int:
+    author, cap = writers[said.agent], team.message_cap(said.agent)
+    return tokens if reader.reads_as(author) else len(author.said(said, cap, reader))
+
   carried: dict[tuple[int, int], int] = {}  # (episode, agent) -> tokens of its prompt so far
   spoken: dict[tuple[int, int, int], tuple[Message, int]] = {}  # (episode, agent, round)
   spent, content = collections.Counter[int](), collections.Counter[int]()  # by episode
@@ -44,9 +50,12 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
     simultaneous = list(layer)
     for message in simultaneous:
       key, role = (message.episode, message.agent), team.roles[message.agent]
+      own, guard, size = writers[message.agent], *sizes[role]
       heard = [spoken[key[0], author, round_] for author, round_ in message.read_from]
       incoming = [
-        (team.names[said.agent], tokens) for said, tokens in heard if said.reaches(key[1])
+        (team.names[said.agent], heard_by(own, said, tokens))
+        for said, tokens in heard
+        if said.reaches(key[1])
       ]
       incoming += [(ENVIRONMENT, size(guard(text))) for text in message.told]
       frame = ''.join(role.incoming.format(sender=sender, message=SLOT) for sender, _ in incoming)
@@ -57,7 +66,7 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       cue = role.cue_at(team.told_left(question.terms, spent[key[0]], content[key[0]]))
       carried[key] += sum(map(size, (frame + cue).split(SLOT)))
       carried[key] += sum(tokens for _, tokens in incoming)
-      written = message.written if tokenizer.is_word_level else size(guard(message.text))
+      written = message.written if own.tokenizer.is_word_level else size(guard(message.text))
       counts.append((carried[key], written))
       carried[key] += written
       spoken[(*key, message.round)] = message, written
@@ -65,6 +74,10 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       spent[message.episode] += message.spent
       content[message.episode] += message.written
   return counts
+
+
+def _size(tokenizer: Tokenizer) -> Callable[[str], int]:
+  return functools.lru_cache(maxsize=65536)(lambda text: len(tokenizer.encode(text)))
 
 
 def _preamble(role: Role, guard: Callable[[str], str]) -> list[str]:

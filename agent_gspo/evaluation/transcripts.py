@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from agent_gspo.types import Message, RolloutBatch
 def records(
   batch: RolloutBatch,
   episodes: Iterable[int],
-  tokenizer: Tokenizer,
+  tokenizers: Sequence[Tokenizer],
   *,
   step: int,
   split: str,
@@ -30,7 +30,7 @@ def records(
   Args:
     batch: All episodes.
     episodes: Indices of the episodes to record.
-    tokenizer: Tokenizer of the policy.
+    tokenizers: Tokenizer of each agent, see `Team.tokenizers_of_agents`.
     step: Finished training steps of the policy.
     split: Split of the questions.
     label: Label of the evaluation, or 'train'.
@@ -49,8 +49,8 @@ def records(
       said[message.episode].append(
         {
           **_message(batch, message),
-          'prompt': tokenizer.decode(new.tolist()),
-          **_tokens(message, tokenizer),
+          'prompt': tokenizers[message.agent].decode(new.tolist()),
+          **_tokens(message, tokenizers[message.agent]),
           **measured,
         }
       )

@@ -34,8 +34,12 @@ class Model:
     return self.find()
 
 
-def check_spec(spec: str) -> tuple[str, str]:
+def check_spec(spec: str, where: str = 'model.source') -> tuple[str, str]:
   """Splits a spec into kind and rest, without touching files or the network.
+
+  Args:
+    spec: Spec, see `open_model`.
+    where: Config field that has it, for messages.
 
   Raises:
     ValueError: The spec has no known form, or names an unknown package or preset.
@@ -44,7 +48,7 @@ def check_spec(spec: str) -> tuple[str, str]:
   if not colon or not rest or kind not in ('hf', 'gguf', 'pypi', 'random'):
     meant = 'random' if spec in presets.PRESETS else 'gguf' if spec.endswith('.gguf') else 'hf'
     write = '' if colon else f' Write {meant}:{spec}.'
-    raise ValueError(f'model.source={spec!r} is not of the form {_FORMS}.{write}')
+    raise ValueError(f'{where}={spec!r} is not of the form {_FORMS}.{write}')
   if kind == 'pypi':
     pypi_wheels.check_requirement(rest)
   if kind == 'random' and rest not in presets.PRESETS:

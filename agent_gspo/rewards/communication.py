@@ -119,6 +119,9 @@ def reward_terms(
 def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Computes the unweighted cost of each message, float64 `[M]`, before any gate."""
   pays, inserted = _pays(options, rollout), options.p_tool * rollout.tool_tokens
+  if options.prices:
+    factors = [options.prices.get(name, 1.0) for name in rollout.agent_names]
+    pays = pays * np.asarray(factors)[rollout.agent]
   if options.cost == 'money':
     money = options.p_write * rollout.written + options.p_read * rollout.read + inserted
     return pays * money / 1e6

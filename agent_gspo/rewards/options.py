@@ -6,6 +6,7 @@ import dataclasses
 
 from agent_gspo.options import Section, option
 from agent_gspo.rewards import length_rewards
+from agent_gspo.values import is_number, shown
 
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')
@@ -42,6 +43,8 @@ class RewardOptions(Section, name='reward'):
       credited with the whole episode.
     payers: Names of the agents that pay prices and get the length reward, such as those of one
       side; the messages of others cost nothing. Empty: all.
+    prices: Agent -> price of its tokens relative to those of others, such as those of a dearer
+      model; 1 by default.
     discount: Factor on an environment's rewards for each further turn of their agent.
     length_reward: Further term that depends on the length of the episode: one of `LENGTH_REWARDS`,
       or 'module:function'. linear: none, the price alone.
@@ -58,12 +61,15 @@ class RewardOptions(Section, name='reward'):
   gate_fraction: float = option(0.2, above=0, most=1)
   credit: str = option('own_cost', choices=CREDITS)
   payers: tuple = ()
+  prices: dict = dataclasses.field(default_factory=dict)
   discount: float = option(1.0, least=0, most=1)
   length_reward: str = 'linear'
   length_reward_options: str = ''
 
   def __post_init__(self):
     super().__post_init__()
+    if wrong := [x for x in self.prices.values() if not is_number(x) or x < 0]:
+      raise ValueError(f'reward.prices holds {shown(wrong[0])}; must be numbers, 0 or more.')
     given = self.length_reward_arguments
     fewest = length_rewards.defaults(self.length_reward).get('min_tokens')
     if self.cost == 'money' and fewest is not None and 'min_tokens' not in given:

@@ -200,7 +200,8 @@ class Conversation:
       while told and told[0][0] <= index:
         incoming.append(told.popleft()[1])
       if reaches:
-        incoming.append((self.team.names[author], message.said))
+        said = self._writers[author].said(message, self.team.message_cap(author), writer)
+        incoming.append((self.team.names[author], said))
         self._carried[agent].append(index)
     incoming += [text for _, text in told]
     for index in self._carried[agent]:
@@ -219,6 +220,7 @@ class Conversation:
       end_id=writer.end_id,
       told=tuple(text for _, text in observed),
       state=self.state,
+      model=writer.role.model,
     )
 
   def _message(self, turn: Turn, reply: Reply, place: int) -> Message:
@@ -243,7 +245,7 @@ class Conversation:
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
-      learns=reply.learns,
+      learns=reply.learns and not turn.model,
       log_speak=reply.log_speak,
     )
 

@@ -39,6 +39,7 @@ class Turn:
     told: New texts of the environment.
     state: State of the environment, for demonstrations; None without one.
     branch: Index among the candidates for this turn, see `Conversation.candidates`.
+    model: Frozen model of the author, see `Role.model`; '' for the trained one.
   """
 
   question: Question
@@ -56,6 +57,7 @@ class Turn:
   told: tuple[str, ...] = ()
   state: Any = None
   branch: int = 0
+  model: str = ''
 
   @property
   def begun(self) -> np.ndarray:
@@ -146,6 +148,7 @@ class ModelPolicy:
     listener: Called after each token with a turn and the ids `[W]` of its message so far, see
       `Sampler`.
     must_speak: Returns whether a turn's message may not be silent; None: all may.
+    others: Policies of the frozen models that write for some roles, by `Turn.model`.
   """
 
   sampler: Sampler
@@ -156,8 +159,12 @@ class ModelPolicy:
   adapters: tuple[int, ...] | None = None
   listener: Callable[[Turn, np.ndarray], None] | None = None
   must_speak: Callable[[Turn], bool] | None = None
+  others: Mapping[str, Policy] = dataclasses.field(default_factory=dict)
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
+    if self.others:
+      own = dataclasses.replace(self, others={})
+      return divided(turns, lambda turn: turn.model, {'': own, **self.others})
     groups: dict[Any, list[int]] = {}  # one call of the sampler for equal stop tokens
     for i, turn in enumerate(turns):
       groups.setdefault((turn.stop_ids, turn.silence_ids), []).append(i)
@@ -220,17 +227,19 @@ class ScriptedPolicy:
     tokenizer: Tokenizer of the team.
     inserted: Maps a turn and its message's ids to the tokens inserted by tools, bool like the
       ids; None without tools.
+    tokenizers: Tokenizers of frozen models, see `Team.tokenizers`.
   """
 
   script: Callable[[Turn], str]
   tokenizer: Tokenizer
   inserted: Callable[[Turn, np.ndarray], np.ndarray] | None = None
+  tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict)
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     replies = []
     for turn in turns:
-      text = self.script(turn)
-      ids = [*self.tokenizer.encode(text, special=False), self.tokenizer.eos_id]
+      text, own = self.script(turn), self.tokenizers.get(turn.model, self.tokenizer)
+      ids = [*own.encode(text, special=False), own.eos_id]
       if len(ids) > turn.limit:
         raise ValueError(
           f'the script of agent {turn.agent} writes {len(ids)} tokens ({text!r}); its cap is '

@@ -2,8 +2,9 @@
 
 An agent's prompt in a later turn is its earlier prompt, its own message as it was
 sampled, and what is new. Sampled ids are never decoded and tokenized again, neither in the
-author's prompts nor in a reader's. The one exception is a stop token that also contains text
-(".\\n"): readers receive the ids of its text.
+author's prompts nor in a reader's. There are two exceptions: of a stop token that also contains
+text (".\\n") readers receive the ids of its text, and a reader with another tokenizer encodes the
+text of the message, once.
 
 The question, notes and examples are untrusted text: special tokens in them are not parsed.
 """
@@ -20,7 +21,9 @@ from numpy.typing import ArrayLike
 from agent_gspo.models.text.chat import SLOT
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer
 from agent_gspo.teams.roles import Role
-from agent_gspo.types import Question
+from agent_gspo.types import Message, Question
+
+_LONGER = 2  # most tokens that a reader's tokenizer may need for a token of the author's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +91,28 @@ class PromptWriter:
       return self.text(ids, True)
     return self.tokenizer.decode_begun(ids.tolist())
 
-  def longest_said(self, cap: int) -> int:
-    """Returns the most tokens that readers receive of a message of at most `cap` tokens."""
-    return max(cap, cap - 1 + self._longest_tail)
+  def longest_said(self, cap: int, reader: PromptWriter | None = None) -> int:
+    """Returns the most tokens that a reader receives of a message of at most `cap` tokens."""
+    longest = max(cap, cap - 1 + self._longest_tail)
+    return longest if reader is None or reader.reads_as(self) else _LONGER * longest
+
+  def reads_as(self, author: PromptWriter) -> bool:
+    """Returns whether this role reads the author's token ids, in one vocabulary."""
+    ours, theirs = self.tokenizer, author.tokenizer
+    return ours is theirs or ours.fingerprint == theirs.fingerprint
+
+  def said(self, message: Message, cap: int, reader: PromptWriter) -> np.ndarray:
+    """Returns the int32 ids that a reader receives of a message of at most `cap` tokens.
+
+    A reader with another tokenizer encodes the text, up to `longest_said` tokens; words that a
+    word-level vocabulary lacks are left out.
+    """
+    if reader.reads_as(self):
+      return message.said
+    text = message.text.strip()
+    if unknown := reader.tokenizer.unknown_words(text, special=False):
+      text = ' '.join(word for word in text.split() if word not in unknown)
+    return reader.observed_ids(text)[: self.longest_said(cap, reader)]
 
   @functools.cached_property
   def _longest_tail(self) -> int:

@@ -15,6 +15,7 @@ from agent_gspo.types import Question
 from agent_gspo.values import is_json, is_text, shown
 
 STYLES = ('plain', 'chat')
+ENDPOINT = 'endpoint:'
 _LEFT = '{left}'
 
 
@@ -39,6 +40,8 @@ class Role:
     tool_calls: Most calls of tools a message, 0 for no limit; a further mark is an ordinary token.
     tool_tokens: Most tokens of a tool's result; the rest is cut off.
     chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
+    model: Frozen model that writes this role's messages, a source as `model.source`, or
+      `endpoint:<address>#<name>` for one behind an OpenAI-compatible server; '': the trained one.
   """
 
   name: str
@@ -54,6 +57,7 @@ class Role:
   tool_calls: int = option(0, least=0)
   tool_tokens: int = option(64, least=1)
   chat_variables: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+  model: str = ''
 
   @property
   def shows_note(self) -> bool:

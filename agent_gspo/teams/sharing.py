@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agent_gspo.teams.options import PolicyOptions
 
@@ -35,26 +35,42 @@ class Sharing:
 
 
 def make_sharing(
-  options: PolicyOptions, names: Sequence[str], *, lora_rank: int, learning_rate: float
+  options: PolicyOptions,
+  names: Sequence[str],
+  *,
+  lora_rank: int,
+  learning_rate: float,
+  others: Collection[int] = (),
 ) -> Sharing:
   """Builds the policies from the config's `policy` section.
+
+  Args:
+    options: The section.
+    names: Names of the agents.
+    lora_rank: Rank of the model's adapters, 0 without.
+    learning_rate: Learning rate of agents without one of their own.
+    others: Agents that a frozen model of their own writes for, see `Team.others`.
 
   Raises:
     ValueError: if a field is invalid; names field, value and remedy.
   """
   kind, frozen, rates = options.sharing, options.frozen, options.learning_rates
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
+  if len(others) == len(names):
+    raise ValueError(
+      'team.roles.*.model gives every agent a frozen model: nobody would learn. Set one to empty.'
+    )
   if kind == 'shared':
-    return Sharing()
+    return Sharing(trained=frozenset(range(len(names))).difference(others) if others else None)
   rates = rates or (learning_rate,) * len(names)
-  free = [n for n, name in enumerate(names) if name not in frozen]
+  free = [n for n, name in enumerate(names) if name not in frozen and n not in others]
   trained = [n for n in free if rates[n]]
   if not trained:
     raise ValueError(
       f'policy.learning_rates={tuple(rates)} and policy.frozen={tuple(frozen)} leave nobody who '
       'learns: give an agent that is not frozen a rate above 0.'
     )
-  adapted = list(range(len(names))) if kind == 'adapters' else free
+  adapted = [n for n in range(len(names)) if n not in others] if kind == 'adapters' else free
   scale = [rates[n] / learning_rate if n in trained else 0.0 for n in adapted]
   return Sharing(
     adapters=tuple(adapted.index(n) if n in adapted else -1 for n in range(len(names))),

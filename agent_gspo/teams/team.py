@@ -35,6 +35,8 @@ class Team:
       layer share the remainder evenly.
     addressing: Whether messages may begin with addressees, see `teams.addressing`.
     sides: Side of each agent; empty if all are on one side.
+    tokenizers: Tokenizer of each frozen model, see `Role.model`; the others' is that of the
+      trained model. Set once models are opened.
   """
 
   roles: tuple[Role, ...]
@@ -45,10 +47,16 @@ class Team:
   max_episode_tokens: int = 0
   addressing: bool = False
   sides: tuple[str, ...] = ()
+  tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict, compare=False)
 
   @property
   def num_agents(self) -> int:
     return len(self.roles)
+
+  @property
+  def others(self) -> frozenset[int]:
+    """Returns the agents whose messages a frozen model writes, see `Role.model`."""
+    return frozenset(agent for agent, role in enumerate(self.roles) if role.model)
 
   @property
   def turns(self) -> list[tuple[int, int, tuple[int, ...]]]:
@@ -110,16 +118,23 @@ class Team:
 
   def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
     """Returns the prompt writer of each agent, shared by the agents of a role."""
-    writers = {role: PromptWriter(role, tokenizer) for role in set(self.roles)}
+    writers = {role: PromptWriter(role, self._of(role, tokenizer)) for role in set(self.roles)}
     return tuple(writers[role] for role in self.roles)
 
   def toolboxes(self, tokenizer: Tokenizer) -> tuple[Toolbox, ...]:
     """Returns the tools of each agent, shared by the agents of a role."""
     boxes = {
-      role: Toolbox(role.tools, tokenizer, role.tool_calls, role.tool_tokens)
+      role: Toolbox(role.tools, self._of(role, tokenizer), role.tool_calls, role.tool_tokens)
       for role in set(self.roles)
     }
     return tuple(boxes[role] for role in self.roles)
+
+  def tokenizers_of_agents(self, tokenizer: Tokenizer) -> tuple[Tokenizer, ...]:
+    """Returns the tokenizer of each agent; `tokenizer` is that of the trained model."""
+    return tuple(self._of(role, tokenizer) for role in self.roles)
+
+  def _of(self, role: Role, tokenizer: Tokenizer) -> Tokenizer:
+    return self.tokenizers.get(role.model, tokenizer)
 
   def decide(self, last_messages: Sequence[str], canonical: Callable[[str], str | None]) -> str:
     """Returns the team's answer from each agent's message in the last round."""

@@ -109,7 +109,7 @@ class Demonstrations:
 
   def silent_validation(self) -> RolloutBatch:
     """Returns episodes about the same validation questions in which all agents are silent."""
-    policy = ScriptedPolicy(lambda turn: '', self.tokenizer)
+    policy = ScriptedPolicy(lambda turn: '', self.tokenizer, tokenizers=self.team.tokenizers)
     return rollout(self.team, self.task, self.tokenizer, self._validation_questions, 1, policy)
 
   @property
@@ -159,15 +159,17 @@ class Demonstrations:
       if text is None:
         nothing.add((place, turn.agent, turn.round))
         return ''
-      if len(self.tokenizer.encode(text, special=False)) >= turn.limit:
+      if self._length(turn, text) >= turn.limit:
         too_long.add(place)
         return ''
       return text
 
-    policy = ScriptedPolicy(speak, self.tokenizer, self._inserted)
+    policy = ScriptedPolicy(speak, self.tokenizer, self._inserted, self.team.tokenizers)
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
     shown, left_out = [], 0
     for message in spoken.messages:
+      if not message.learns:
+        continue
       place, agent = message.episode, message.agent
       if place in too_long or (place, agent, message.round) in nothing:
         left_out += 1
@@ -199,7 +201,7 @@ class Demonstrations:
       )
 
     text = demonstrated()
-    length = lambda text: len(self.tokenizer.encode(text or '', special=False))
+    length = lambda text: self._length(turn, text or '')
     if self._fits_what_is_left(turn):
       others = [text, *(demonstrated() for _ in range(_DRAWN - 1))]
       text = min(others, key=lambda text: abs(length(text) - turn.left))
@@ -210,6 +212,10 @@ class Demonstrations:
     if text:
       text = self._addressed(turn, text, rng)
     return text and self._writers[turn.agent].as_written(text)
+
+  def _length(self, turn: Turn, text: str) -> int:
+    """Returns the tokens of a text in the author's tokenizer."""
+    return len(self._writers[turn.agent].tokenizer.encode(text, special=False))
 
   def _fits_what_is_left(self, turn: Turn) -> bool:
     """Returns whether the author's prompt shows the budget left and demonstrations follow it."""

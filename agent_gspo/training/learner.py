@@ -217,7 +217,7 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
   Returns:
     float64 `[E]`, nats per token; infinite where all messages were silent.
   """
-  said = [m for m in batch.messages if not m.silent]
+  said = [m for m in batch.messages if not m.silent and m.learns]
   scored = learner.score(PolicyParams(state.reference, state.frozen), said)
   mean = [-tokens.sum() / len(tokens) for tokens in scored]
   highest = np.full(batch.num_episodes, -np.inf)

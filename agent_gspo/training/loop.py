@@ -452,7 +452,7 @@ class Run:
     kept = range(min(self.config.logging.transcripts, result.rollout.num_episodes))
     self.writer.transcripts(
       transcripts.records(
-        result.rollout, kept, self.setup.tokenizer, step=step, split='train', columns=columns
+        result.rollout, kept, self.setup.tokenizers, step=step, split='train', columns=columns
       )
     )
     self.writer.metrics(step, result.metrics)

@@ -137,6 +137,7 @@ def make(
   sampler: Sampler,
   optimizer: optax.GradientTransformation,
   prompts: Sequence[PromptLengths],
+  members: Sequence[Sampler] = (),
 ) -> Plan:
   """Makes the plan of a run.
 
@@ -146,6 +147,7 @@ def make(
     sampler: Sampler of the run, with the model's config.
     optimizer: Optimizer of the trainable parameters.
     prompts: Prompt lengths of each agent.
+    members: Samplers of the frozen models, see `Role.model`.
   """
   config, team, model = parts.config, parts.team, sampler.config
   state = state_bytes(
@@ -158,6 +160,10 @@ def make(
   state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
+  state['frozen models'] = sum(
+    _bytes(params := _params(m.config), partition.shardings(params, m.config, placement))
+    for m in members
+  )
   state['process'] = _PROCESS // jax.local_device_count() if jax.default_backend() == 'cpu' else 0
   held = _held(parts)
   batch, group = held[-1]
@@ -173,13 +179,15 @@ def make(
       read -= questions * sum(common)
       rows = max(rows, -(-read // ((width - max(common)) * shards)))
       messages = max(messages, -(-spoken // shards))
-  programs = rollout_programs(
-    sampler,
-    width=width,
-    rows=sampler.pool_rows(rows),
-    columns=sampler.cache_columns(longest),
-    messages=sampler.batch_rows(min(messages, sampler.decode_rows)),
-  )
+  programs: tuple[Program, ...] = ()
+  for writer in (sampler, *members):  # as if each wrote for all agents
+    programs += rollout_programs(
+      writer,
+      width=width,
+      rows=writer.pool_rows(rows),
+      columns=writer.cache_columns(longest),
+      messages=writer.batch_rows(min(messages, writer.decode_rows)),
+    )
   work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
@@ -191,7 +199,7 @@ def make(
       length=learner.pack_length,
     )
     if config.rollout.ahead:  # its thread writes messages during updates
-      beside = {'rollouts ahead': programs[-1].bytes}
+      beside = {'rollouts ahead': programs[1].bytes}
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
     programs += updates
     work = costs.step(parts, model, prompts)

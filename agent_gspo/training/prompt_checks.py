@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -85,13 +85,15 @@ class PromptLengths:
   common: int = 0
 
 
-def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[PromptLengths, ...]:
+def check(
+  parts: config_lib.Parts, tokenizer: Tokenizer, contexts: Mapping[str, int]
+) -> tuple[PromptLengths, ...]:
   """Checks the prompts that the questions of a run lead to, before anything is computed.
 
   Args:
     parts: Parts of the run.
-    tokenizer: Tokenizer of the model.
-    context: Context length of the model, positions.
+    tokenizer: Tokenizer of the trained model.
+    contexts: Context length of each model by `Role.model`, positions.
 
   Returns:
     The prompt lengths of each agent.
@@ -100,22 +102,27 @@ def check(parts: config_lib.Parts, tokenizer: Tokenizer, context: int) -> tuple[
     ValueError: The chat template is broken, a word-level tokenizer lacks a word, or a prompt
       cannot fit the model's context or a packed row.
   """
-  source = parts.config.model.source
-  for role in parts.team.roles:
+  writers = parts.team.prompt_writers(tokenizer)
+  for writer in writers:
+    role, source = writer.role, _source(parts, writer.role)
     if role.style == 'chat':
       try:
-        tokenizer.check_chat(system=bool(role.system), variables=role.chat_variables)
+        writer.tokenizer.check_chat(system=bool(role.system), variables=role.chat_variables)
       except ValueError as error:
-        raise ValueError(
-          f'model.source={source!r}, for team.roles.{role.name}.style="chat": {error}'
-        ) from error
+        raise ValueError(f'{source}, for team.roles.{role.name}.style="chat": {error}') from error
   for toolbox in parts.team.toolboxes(tokenizer):
     toolbox.check()
-  if tokenizer.is_word_level:
+  if any(writer.tokenizer.is_word_level for writer in writers):
     _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
-  lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), context)
+  lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), contexts)
   _check_demonstrations(parts, tokenizer)
   return lengths
+
+
+def _source(parts: config_lib.Parts, role: Role) -> str:
+  """Returns the config field and value of a role's model."""
+  field = f'team.roles.{role.name}.model={role.model!r}'
+  return field if role.model else f'model.source={parts.config.model.source!r}'
 
 
 def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None:
@@ -158,7 +165,7 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
   """Raises ValueError for a word that the vocabulary lacks, over all joins of texts."""
   for agent, writer in enumerate(parts.team.prompt_writers(tokenizer)):
     for shown, text in _texts(parts, agent, writer, questions):
-      if unknown := tokenizer.unknown_words(text):
+      if unknown := writer.tokenizer.unknown_words(text):
         raise ValueError(_about_word(unknown[0], writer, shown, parts))
   sft = parts.config.sft
   if parts.training and sft.is_asked_for:
@@ -197,9 +204,9 @@ def _about_word(
   word: str, writer: PromptWriter, question: Question | None, parts: config_lib.Parts
 ) -> str:
   """Returns the error about an unknown word: from the task, a role, or a join of both."""
-  role, source = writer.role, parts.config.model.source
+  role = writer.role
   where = f'team.roles.{role.name}'
-  lacks = f'which the vocabulary of model.source={source!r} lacks'
+  lacks = f'which the vocabulary of {_source(parts, role)} lacks'
   if question is not None and word in ' '.join([question.text, *question.notes]).split():
     return (
       f'{where}.opening={role.opening!r}: question {question.id} of task {parts.task.name!r} holds '
@@ -225,33 +232,41 @@ def _about_word(
 
 
 def _check_lengths(
-  parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[Question], context: int
+  parts: config_lib.Parts,
+  tokenizer: Tokenizer,
+  questions: list[Question],
+  contexts: Mapping[str, int],
 ) -> tuple[PromptLengths, ...]:
   """Checks the longest prompts that the questions can lead to, all messages at their caps."""
   team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
-  read, learned, found = (0, ''), (0, ''), []  # most tokens, and the question
-  longest = functools.cache(functools.partial(_longest, tokenizer, questions))
+  learned, found = (0, ''), []  # most tokens, and the question
+  read: dict[str, tuple[int, str]] = {}  # likewise, by model
+  longest = functools.cache(functools.partial(_longest, questions))
   noted = max((len(q.notes) for q in questions), default=0)
   writers = team.prompt_writers(tokenizer)
   for agent, writer in enumerate(writers):
-    lengths = functools.partial(_prompt_lengths, team, tokenizer, agent, writers, left)
+    lengths = functools.partial(_prompt_lengths, team, agent, writers, left)
     # Later turns add the same tokens for every question, and agents of a role without a note have
     # the same opening.
-    candidates = longest(writer.role, min(agent, noted))
+    candidates = longest(writer, min(agent, noted))
     question = max(candidates, key=lambda q: next(lengths(q)))
     opening, blank = (writer.begin(q, agent).prompt([], left) for q in (question, _EMPTY))
     turns = tuple(lengths(question))
     common = prefix_tree.shared_prefix(*map(np.asarray, (opening, blank)))
     found.append(PromptLengths(len(opening), turns, common))
     # The sampler's rows have room for the team's longest message.
-    read = max(read, (max(turns) + cap, question.id))
-    learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
+    model = writer.role.model if writer.role.model in contexts else ''
+    read[model] = max(read.get(model, (0, '')), (max(turns) + cap, question.id))
+    if agent not in team.others:
+      learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
   leads = 'question {1} can lead to a prompt and message of {0} tokens'.format
-  if read[0] > context:
-    raise ValueError(
-      f"{leads(*read)}, but the model's context is {context}. Shorten the roles' examples, lower "
-      f'team.rounds or team.max_message_tokens={cap}.'
-    )
+  for model, most in read.items():
+    if most[0] > contexts[model]:
+      of = f' of {model}' if model else ''
+      raise ValueError(
+        f"{leads(*most)}, but the model's context{of} is {contexts[model]}. Shorten the roles' "
+        f'examples, lower team.rounds or team.max_message_tokens={cap}.'
+      )
   row = parts.config.learner.pack_length
   if parts.training and learned[0] > row:
     raise ValueError(
@@ -261,34 +276,30 @@ def _check_lengths(
   return tuple(found)
 
 
-def _longest(
-  tokenizer: Tokenizer, questions: Sequence[Question], role: Role, agent: int
-) -> list[Question]:
+def _longest(questions: Sequence[Question], writer: PromptWriter, agent: int) -> list[Question]:
   """Returns the questions whose opening has the most tokens for an agent."""
-  shown = [role.opening_of(question, agent) for question in questions]
+  shown = [writer.role.opening_of(question, agent) for question in questions]
+  length = lambda i: len(writer.tokenizer.encode(shown[i], special=False))
   places = sorted(range(len(questions)), key=lambda i: -len(shown[i]))[:_LONGEST]
-  places = sorted(places, key=lambda i: -len(tokenizer.encode(shown[i], special=False)))[
-    :_MOST_TOKENS
-  ]
-  return [questions[i] for i in places]
+  return [questions[i] for i in sorted(places, key=lambda i: -length(i))[:_MOST_TOKENS]]
 
 
 def _prompt_lengths(
   team: Team,
-  tokenizer: Tokenizer,
   agent: int,
   writers: Sequence[PromptWriter],
   left: int,
   question: Question,
 ) -> Iterator[int]:
   """Yields the tokens of an agent's prompts, one count per turn."""
-  conversation, cap = writers[agent].begin(question, agent), team.message_cap(agent)
+  own, cap = writers[agent], team.message_cap(agent)
+  conversation, some_id = own.begin(question, agent), own.tokenizer.eos_id
   for round_ in range(team.topology.rounds):
     if not any(agent in layer for layer in team.topology.turns(round_)):
       continue
     incoming = [
-      (team.names[a], [tokenizer.eos_id] * writers[a].longest_said(team.message_cap(a)))
+      (team.names[a], [some_id] * writers[a].longest_said(team.message_cap(a), own))
       for a, _ in team.topology.reads(agent, round_)
     ]
     yield len(conversation.prompt(incoming, left))
-    conversation.wrote([tokenizer.eos_id] * cap, ended=False)
+    conversation.wrote([some_id] * cap, ended=False)

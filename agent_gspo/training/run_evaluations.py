@@ -106,8 +106,9 @@ def evaluate(
   if not alone:
     scored = PolicyParams.of(params)
     figures |= judgement_figures(setup.team, setup.tokenizer, scorer, scored, batch)
-    figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
-    figures |= policy_figures(setup, scorer, scored)
+    if not setup.team.others:
+      figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
+      figures |= policy_figures(setup, scorer, scored)
   head = {
     'step': step,
     'label': label,
@@ -187,7 +188,7 @@ def judgement_figures(
   The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
   known relevance. Arguments as of `log_probability`.
   """
-  counted = lambda m: not m.round and m.episode < JUDGED
+  counted = lambda m: not m.round and m.episode < JUDGED and m.learns
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:
@@ -268,7 +269,7 @@ class RunEvaluations:
     kept = transcripts.records(
       batch,
       range(min(most, batch.num_episodes)),
-      setup.tokenizer,
+      setup.tokenizers,
       step=step,
       split=split,
       label=label,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import flax.traverse_util
 import jax
@@ -23,11 +23,13 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
-from agent_gspo.teams.policies import ModelPolicy
-from agent_gspo.training import distillation, prompt_checks
+from agent_gspo.teams.policies import ModelPolicy, Policy
+from agent_gspo.teams.roles import ENDPOINT
+from agent_gspo.training import distillation, members, prompt_checks
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
+from agent_gspo.training.members import Member
 from agent_gspo.training.plan import Plan
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.training.state import TrainState
@@ -45,6 +47,7 @@ class Setup(config_lib.Parts):
     sampler: Sampler of the model.
     placement: Placement of parameters and batch rows.
     source: Exact source of the weights.
+    members: Frozen models that write for some roles, by `Role.model`.
     plan: Memory plan of the run; None if a setup is built by hand.
   """
 
@@ -54,6 +57,7 @@ class Setup(config_lib.Parts):
   sampler: Sampler
   placement: Placement
   source: str
+  members: Mapping[str, Member] = dataclasses.field(default_factory=dict)
   plan: Plan | None = None
 
   @functools.cached_property
@@ -65,6 +69,11 @@ class Setup(config_lib.Parts):
   def teacher(self) -> config_lib.Parts | None:
     """Returns the team that is distilled into one agent, None without one."""
     return distillation.teacher(self)
+
+  @property
+  def tokenizers(self) -> tuple[Tokenizer, ...]:
+    """Returns the tokenizer of each agent."""
+    return self.team.tokenizers_of_agents(self.tokenizer)
 
   def own_copy(self, params: Params) -> Params:
     """Returns parameters on the devices on which this process samples; reads those of a file."""
@@ -79,13 +88,24 @@ class Setup(config_lib.Parts):
       step: Finished steps, folded into the keys.
       temperature: Sampling temperature.
     """
-    return ModelPolicy(
-      sampler=self.sampler,
-      params=self.own_copy(params),
+    of = functools.partial(
+      ModelPolicy,
       root=keys.stream(self.config.seed, stream),
       step=step,
       temperature=temperature,
+    )
+    others: dict[str, Policy] = {
+      source: of(sampler=member.sampler, params=member.params)
+      for source, member in self.members.items()
+    }
+    for role in self.team.roles:
+      if role.model.startswith(ENDPOINT):
+        others[role.model] = members.endpoint_policy(role.model, self.tokenizer, temperature)
+    return of(
+      sampler=self.sampler,
+      params=self.own_copy(params),
       adapters=self.sharing.adapters,
+      others=others,
     )
 
 
@@ -106,13 +126,14 @@ def build(parts: config_lib.Parts) -> Setup:
   if config.lora_rank:
     params = _with_adapters(config, params, parts.config.seed)
   return Setup(
-    **vars(parts),
+    **vars(found.parts),
     model=Transformer(config, partition.layout(config, placement, placement.replica_rows)),
     params=params,
     tokenizer=found.model.tokenizer,
     sampler=found.sampler,
     placement=placement,
     source=found.model.source,
+    members=found.members,
     plan=found.plan,
   )
 
@@ -131,9 +152,11 @@ def plan(parts: config_lib.Parts) -> Plan:
 class _Found:
   """Parts of a run that need no weights."""
 
+  parts: config_lib.Parts
   model: Model
   placement: Placement
   sampler: Sampler
+  members: Mapping[str, Member]
   plan: Plan
 
 
@@ -161,36 +184,51 @@ def _find(parts: config_lib.Parts) -> _Found:
       "learner.replay_routing=True needs a mixture of experts and learner.old_logprobs='trainer', "
       f'not {options.source} and {config.learner.old_logprobs!r}; else set it to False.'
     )
-  prompts = prompt_checks.check(parts, model.tokenizer, model.config.max_positions)
+  own = own_devices(placement)
+  found = members.open_members(parts, lambda m: _sampler(parts, _as_run(parts, m), own))
+  parts = members.with_tokenizers(parts, found)
+  contexts = {source: member.model.config.max_positions for source, member in found.items()}
+  prompts = prompt_checks.check(
+    parts, model.tokenizer, {'': model.config.max_positions, **contexts}
+  )
   optimizer = make_optimizer(parts)
+  with_adapters = _as_run(parts, model.config).replace(
+    lora_rank=options.lora_rank,
+    lora_alpha=options.lora_alpha,
+    num_adapters=parts.sharing.num_adapters,
+  )
 
   def planned(gather_once: bool) -> tuple[Sampler, Plan]:
-    sampler = _sampler(parts, model.config, own_devices(placement), gather_once=gather_once)
-    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts)
+    sampler = _sampler(parts, with_adapters, own, gather_once=gather_once)
+    samplers = [member.sampler for member in found.values()]
+    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts, samplers)
 
   gather = config.sampler.gather_weights
-  sampler, found = planned(gather != 'each_token')
+  sampler, plan = planned(gather != 'each_token')
   if gather == 'auto' and sampler.placement.cut_by_fsdp:
-    _, writing, *_ = found.programs
-    if not found.has_room_for(writing):
-      sampler, found = planned(False)
-  return _Found(model, placement, sampler, found)
+    _, writing, *_ = plan.programs
+    if not plan.has_room_for(writing):
+      sampler, plan = planned(False)
+  return _Found(parts, model, placement, sampler, found, plan)
+
+
+def _as_run(parts: config_lib.Parts, model: ModelConfig) -> ModelConfig:
+  """Returns a model's config with the dtype and attention of the run."""
+  options = parts.config.model
+  return model.replace(
+    dtype=options.dtype,
+    remat=options.remat,
+    remat_keeps=options.remat_keeps,
+    attention=options.attention,
+  )
 
 
 def _sampler(
-  parts: config_lib.Parts, model: ModelConfig, placement: Placement, *, gather_once: bool
+  parts: config_lib.Parts, model: ModelConfig, placement: Placement, *, gather_once: bool = True
 ) -> Sampler:
-  options, own = parts.config.model, parts.config.sampler
+  own = parts.config.sampler
   return Sampler(
-    model.replace(
-      dtype=options.dtype,
-      remat=options.remat,
-      remat_keeps=options.remat_keeps,
-      attention=options.attention,
-      lora_rank=options.lora_rank,
-      lora_alpha=options.lora_alpha,
-      num_adapters=parts.sharing.num_adapters,
-    ),
+    model,
     max_new_tokens=parts.team.max_message_tokens,
     prefill_length=own.prefill_length,
     prefill_rows=own.prefill_rows,

@@ -28,6 +28,7 @@ from agent_gspo.models import load as models
 from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
 from agent_gspo.packing import train_batches
+from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.demonstrations import Demonstrations
@@ -277,6 +278,8 @@ def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
     told['terms'] = dataclasses.asdict(sheet)
   files = [pathlib.Path(x) for x in config.task.options.values() if isinstance(x, str) and x]
   told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
+  members = (role.get('model', '') for role in config.team.roles.values())
+  told['members'] = [_version(member) for member in members]
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -285,7 +288,8 @@ def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
 
 def _version(source: str) -> Any:
   """Returns path, size and modification time of each local file of a source, else the source."""
-  return [_stamp(file) for file in models.local_files(source)] or source
+  files = () if source.startswith(ENDPOINT) or not source else models.local_files(source)
+  return [_stamp(file) for file in files] or source
 
 
 def _stamp(file: pathlib.Path) -> tuple[str, int, int]:

@@ -124,7 +124,9 @@ def test_candidates_have_keys_of_their_own():
 
 def test_transcripts_show_all_candidates():
   batch = tree()
-  record, *_ = transcripts.records(batch, [0], TOKENIZER, step=1, split='train')
+  record, *_ = transcripts.records(
+    batch, [0], [TOKENIZER] * len(batch.agent_names), step=1, split='train'
+  )
   shown = [(m['text'], m.get('taken', True)) for m in record['messages'][:5]]
   assert shown == [('up', True), ('so', False), ('', False), ('up', False), ('so so', False)]
   # What an author's taken messages read and wrote is one text.

@@ -13,7 +13,9 @@ from agent_gspo.teams.rollout import rollout
 
 
 def records(batch, tokenizer, episodes=(0,)):
-  return transcripts.records(batch, episodes, tokenizer, step=0, split='test')
+  return transcripts.records(
+    batch, episodes, [tokenizer] * len(batch.agent_names), step=0, split='test'
+  )
 
 
 @pytest.mark.parametrize('style', ['plain', 'chat'])

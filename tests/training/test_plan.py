@@ -41,6 +41,7 @@ def test_state_and_gradients_are_those_of_the_run(setup):
     'reference policy': _nbytes(state.reference),
     'opponents': _nbytes(state.pool),
     'weights of rollouts ahead': 2 * _nbytes(state.trainable),
+    'frozen models': 0,
     'process': plan._PROCESS // jax.local_device_count(),
   }
   gradients, _ = programs.no_totals(state.trainable)

@@ -32,7 +32,7 @@ class _Texts(Task):
 def _check(parts, tokenizer, pack_length):
   learner = dataclasses.replace(parts.config.learner, pack_length=pack_length)
   config = dataclasses.replace(parts.config, learner=learner)
-  return prompt_checks.check(dataclasses.replace(parts, config=config), tokenizer, 2048)
+  return prompt_checks.check(dataclasses.replace(parts, config=config), tokenizer, {'': 2048})
 
 
 @pytest.mark.parametrize('place', [3, 999, 1000, 2999])

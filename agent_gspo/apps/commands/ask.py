@@ -114,8 +114,8 @@ class _Lines:
   def end(self, batch: RolloutBatch, answer: str | None, seconds: float) -> None:
     from agent_gspo.evaluation import transcripts
 
-    tokenizer = self._asked.loaded[0].tokenizer
-    (record,) = transcripts.records(batch, [0], tokenizer, step=self._asked.step, split='')
+    tokenizers = self._asked.loaded[0].tokenizers
+    (record,) = transcripts.records(batch, [0], tokenizers, step=self._asked.step, split='')
     told = {key: record[key] for key in ('step', 'question', 'messages')}
     print(json.dumps({**told, 'answer': answer, 'seconds': round(seconds, 3)}), flush=True)
 

@@ -57,7 +57,6 @@ def main() -> None:
     config = command.config_here(saved)
   else:
     config = config_flag.load(_CONFIG)
-  from agent_gspo.apps import endpoint
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import formatting, tables
   from agent_gspo.config import check as config_lib
@@ -69,6 +68,7 @@ def main() -> None:
     reference_systems,
     variants,
   )
+  from agent_gspo.teams import endpoint
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import records as workdir_records
 
@@ -179,10 +179,10 @@ def _check_endpoint(team) -> None:
     raise ValueError('--endpoint and --endpoint_model go together: give both.')
   if _CHECKPOINT.workdir.value:
     raise ValueError('--endpoint speaks for the team: leave out --workdir.')
-  from agent_gspo.apps import endpoint
+  from agent_gspo.teams import endpoint
 
   endpoint.check_address(_ENDPOINT.value, _key())
-  endpoint.check(team)
+  endpoint.check(team.roles)
 
 
 def _partner(parts):
@@ -207,7 +207,7 @@ def _partner(parts):
 
 
 def _key() -> str:
-  from agent_gspo.apps import endpoint
+  from agent_gspo.teams import endpoint
 
   return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
 

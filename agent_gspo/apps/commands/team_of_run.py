@@ -122,7 +122,8 @@ class TeamOfRun:
     from agent_gspo.evaluation import asking
 
     example = self.about['example']['question']
-    asking.check_words(self.team, self.loaded[0].tokenizer, question, example)
+    setup, _ = self.loaded
+    asking.check_words(setup.team, setup.tokenizer, question, example)
 
   def ask(
     self,
@@ -146,8 +147,8 @@ class TeamOfRun:
       temperature = self.parts.config.evaluation.temperature
     policy = setup.policy(params, stream='eval', step=0, temperature=temperature)
     if begun is not None:
-      listening = asking.as_text(self.team, setup.tokenizer, begun)
+      listening = asking.as_text(setup.team, setup.tokenizer, begun)
       policy = dataclasses.replace(policy, listener=listening)
     caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
-    team = dataclasses.replace(self.team, max_episode_tokens=min(caps, default=0))
+    team = dataclasses.replace(setup.team, max_episode_tokens=min(caps, default=0))
     return asking.ask(team, setup.task, setup.tokenizer, questions, policy, listener)

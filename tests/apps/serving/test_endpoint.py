@@ -11,8 +11,8 @@ import scripted_teams
 from raw_endpoint import reply, replying
 from served_team import TOKENIZER, Served, serving
 
-from agent_gspo.apps import endpoint
 from agent_gspo.evaluation import evaluate
+from agent_gspo.teams import endpoint
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
@@ -213,4 +213,4 @@ def test_flags_that_do_not_fit(arguments, message):
 )
 def test_roles_that_an_endpoint_cannot_play(role, message):
   with pytest.raises(ValueError, match=message):
-    endpoint.check(scripted_teams.team('single', **role))
+    endpoint.check(scripted_teams.team('single', **role).roles)

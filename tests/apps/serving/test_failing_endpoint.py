@@ -16,10 +16,10 @@ import pytest
 import scripted_teams
 from raw_endpoint import drips, endless, http, reply, replying, sends, serve
 
-from agent_gspo.apps import endpoint
 from agent_gspo.apps.commands import evaluation_folder
 from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import harness, probes, variants
+from agent_gspo.teams import endpoint
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
 

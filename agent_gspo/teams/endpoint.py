@@ -9,14 +9,14 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.policies import EndpointError, RefusedError, Reply, Turn
-from agent_gspo.teams.team import Team
+from agent_gspo.teams.roles import Role
 from agent_gspo.values import is_whole, shown
 
 if TYPE_CHECKING:
@@ -271,8 +271,13 @@ def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
   return inside if isinstance(inside, dict) else {}
 
 
-def check_address(base_url: str, api_key: str = NO_KEY) -> None:
+def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint') -> None:
   """Checks that an address has no credentials, which would end up in files and messages.
+
+  Args:
+    base_url: Address.
+    api_key: Key that is sent with each request.
+    where: Flag or field of the address, for messages.
 
   Raises:
     ValueError: The address has credentials or is invalid, or the key cannot be sent in a header.
@@ -285,11 +290,11 @@ def check_address(base_url: str, api_key: str = NO_KEY) -> None:
   except ValueError:
     whole = False
   if not whole or not re.fullmatch(r'[!-~]+', base_url):
-    raise ValueError('--endpoint is no address; must be one such as https://host/v1.')
+    raise ValueError(f'{where} is no address; must be one such as https://host/v1.')
   in_path = len(api_key) >= _SECRET and api_key in base_url
   if in_path or '@' in parts.netloc or re.search(r'[?#\\;&=%]', base_url):
     raise ValueError(
-      '--endpoint holds a user, a password or a query, which result files would show; must be '
+      f'{where} holds a user, a password or a query, which result files would show; must be '
       'scheme, host and path. Give the key as OPENAI_API_KEY.'
     )
   if not re.fullmatch(r'[!-~]+', api_key):
@@ -299,13 +304,13 @@ def check_address(base_url: str, api_key: str = NO_KEY) -> None:
     )
 
 
-def check(team: Team) -> None:
-  """Checks that a team's prompts can be sent to an endpoint.
+def check(roles: Iterable[Role]) -> None:
+  """Checks that the prompts of some roles can be sent to an endpoint.
 
   Raises:
     ValueError: A role uses a chat template, which the endpoint applies itself, or a tool.
   """
-  for role in team.roles:
+  for role in roles:
     if role.style != 'plain':
       raise ValueError(
         f'team.roles.{role.name}.style={role.style!r}: an endpoint puts its own template around a '

@@ -1,0 +1,74 @@
+"""Opens the frozen models that write for some roles, beside the model that is trained.
+
+A message crosses between models as text, see `PromptWriter.said`. Members carry no loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+
+from agent_gspo.config import check as config_lib
+from agent_gspo.models import partition
+from agent_gspo.models.config import ModelConfig
+from agent_gspo.models.load import Model, open_model
+from agent_gspo.models.transformer import Params
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.teams import endpoint
+from agent_gspo.teams.roles import ENDPOINT
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """Frozen model of some roles.
+
+  Attributes:
+    model: Model, whose parameters are read when they are first needed.
+    sampler: Sampler of the model.
+  """
+
+  model: Model
+  sampler: Sampler
+
+  @functools.cached_property
+  def params(self) -> Params:
+    """Returns the parameters on the devices that sample."""
+    return partition.own_copy(self.model.params, self.sampler.config, self.sampler.placement)
+
+
+def open_members(
+  parts: config_lib.Parts, make_sampler: Callable[[ModelConfig], Sampler]
+) -> dict[str, Member]:
+  """Opens the models of `Role.model`, but reads no parameters; endpoints are left out.
+
+  Args:
+    parts: Parts of the run.
+    make_sampler: Makes the sampler of a model without adapters.
+
+  Returns:
+    Members by source.
+
+  Raises:
+    ValueError, FileNotFoundError, ConnectionError: See `models.load.open_model`.
+  """
+  found = {}
+  for source in sorted({role.model for role in parts.team.roles if role.model}):
+    if not source.startswith(ENDPOINT):
+      model = open_model(source)
+      found[source] = Member(model, make_sampler(model.config))
+  return found
+
+
+def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> config_lib.Parts:
+  """Returns the parts, with a team that writes the prompts of each member in its vocabulary."""
+  tokenizers = {source: member.model.tokenizer for source, member in members.items()}
+  return dataclasses.replace(parts, team=dataclasses.replace(parts.team, tokenizers=tokenizers))
+
+
+def endpoint_policy(source: str, tokenizer, temperature: float) -> endpoint.EndpointPolicy:
+  """Returns the policy of a role behind a server; `tokenizer` is that of the trained model."""
+  address, _, name = source.removeprefix(ENDPOINT).partition('#')
+  key = os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
+  return endpoint.EndpointPolicy(address, name, tokenizer, temperature, key)
