@@ -313,7 +313,7 @@ def _check_sides(config: Config, team: Team) -> None:
   for field in ('payers', 'prices'):
     named = getattr(config.reward, field)
     if any(name not in team.names for name in named):
-      raise ValueError(f'reward.{field}={named} must name agents: {", ".join(team.names)}.')
+      raise ValueError(f'reward.{field}={named} must be names of agents: {", ".join(team.names)}.')
 
 
 def _check_branches(config: Config, task: Task) -> None:

@@ -14,6 +14,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, open_model
+from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams import endpoint
@@ -67,7 +68,9 @@ def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> c
   return dataclasses.replace(parts, team=dataclasses.replace(parts.team, tokenizers=tokenizers))
 
 
-def endpoint_policy(source: str, tokenizer, temperature: float) -> endpoint.EndpointPolicy:
+def endpoint_policy(
+  source: str, tokenizer: Tokenizer, temperature: float
+) -> endpoint.EndpointPolicy:
   """Returns the policy of a role behind a server; `tokenizer` is that of the trained model."""
   address, _, name = source.removeprefix(ENDPOINT).partition('#')
   key = os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY

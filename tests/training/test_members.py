@@ -138,7 +138,11 @@ def test_tokens_of_a_dearer_agent_cost_more():
     ('endpoint:http://a:b@h/v1#m', {}, r'roles\.solver\.model holds a user, a password'),
     ('hf:x', {'advantage__name': 'worth'}, r"advantage\.name='worth' with team\.roles\.\*\.model"),
     ('', {'reward__prices': {'solver': -1}}, r'reward\.prices holds -1; must be numbers, 0 or'),
-    ('', {'reward__prices': {'judge': 2}}, r"reward\.prices=\{'judge': 2\} must name agents"),
+    (
+      '',
+      {'reward__prices': {'judge': 2}},
+      r"reward\.prices=\{'judge': 2\} must be names of agents",
+    ),
   ],
 )
 def test_refusals(solver, values, message):
