@@ -333,16 +333,16 @@ def _check_branches(config: Config, task: Task) -> None:
       "Set rollout.branches=1, with advantage.grouping='question_turn_agent'."
     )
   for field, right in _WITH_BRANCHES.items():
-    value = operator.attrgetter(field)(config)
-    if value != right:
+    if (value := operator.attrgetter(field)(config)) != right:
       raise ValueError(
         f'{field}={value!r} with {where}, which compares the candidates for one turn by what each '
         f'earns and costs at once. Set {field}={right!r}.'
       )
-  if over := set(estimators.fields_of(name)) - _READ_WITH_BRANCHES:
+  fields = set(estimators.fields_of(name))
+  if (over := fields - _READ_WITH_BRANCHES) and 'taken' not in fields:
     raise ValueError(
       f'advantage.name={name!r} with {where}: it also reads {", ".join(sorted(over))}, which '
-      "candidates for one turn share. Set advantage.name='group_std' or 'per_component'."
+      "candidates for one turn share. Set advantage.name='group_std', 'per_component' or 'mars2'."
     )
 
 

@@ -109,6 +109,7 @@ def estimator_inputs(
     observation=observation,
     history=history,
     reward=None if None in earned else np.asarray(earned, np.float32),
+    taken=rollout.taken,
     probability=np.asarray(probability, np.float32)[rollout.question],
   )
 

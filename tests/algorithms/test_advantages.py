@@ -175,7 +175,7 @@ _NOT_OF_THE_GROUP = ('reinforce_pp', 'spo_single', 'ngrpo', 'rae')
 # These read gains, not rewards, where they were measured: see test_worth_advantages.
 _BY_REWARD = [name for name in lib.ADVANTAGES if name not in lib.GAINS]
 # In these a message's reward counts where others were silent, or by agent.
-# In hiper rewards tie only if they also come in the same turns.
+# In hiper and mars2 rewards tie only if they also come in the same turns.
 _OWN_GROUPS = ('agent_turn', 'counterfactual')
 
 
@@ -218,7 +218,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
   x = some_inputs(7, 'question_agent')
   found = lib.advantage(_select(x, np.flatnonzero(x.question == 6)), name)
   np.testing.assert_array_equal(found.values, 0)
-  if name not in (*_OWN_GROUPS, 'hgpo', 'hiper'):  # and among others
+  if name not in (*_OWN_GROUPS, 'hgpo', 'hiper', 'mars2'):  # and among others
     found = lib.advantage(
       x.replace(
         groups=np.arange(len(x.task)),
@@ -229,7 +229,7 @@ def test_message_that_nothing_is_compared_with_has_no_advantage(name):
     np.testing.assert_allclose(found.values, 0, atol=1e-6)
 
 
-@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in ('hiper', 'rae')])
+@pytest.mark.parametrize('name', [n for n in _BY_REWARD if n not in ('hiper', 'mars2', 'rae')])
 @pytest.mark.parametrize('reward', [0.9, 1 / 3, 0.013, 1.0])
 def test_rewards_that_all_tie_give_no_advantage(name, reward):
   """Above all not a rounding error divided by a rounding error."""
@@ -263,6 +263,7 @@ def _ties_among_others(task: float, cost: float) -> lib.AdvantageInputs:
     'probability': np.full(len(group), 0.3, np.float32),
     **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(group), np.nan, np.float32)),
     'gold': group < 0,
+    'taken': group >= 0,
   }
   return lib.AdvantageInputs(**{key: value[..., order] for key, value in fields.items()})
 
@@ -294,6 +295,7 @@ def test_batches_that_tie_give_exactly_0(name, size):
       **{'task': full(task), 'costs': full(cost), 'probability': full(0.3)},
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), full(np.nan)),
       gold=zeros > 0,
+      taken=zeros == 0,
       **{'episode': np.arange(size), 'lengths': np.arange(size) + 1, 'silent': np.arange(size) < 2},
       history=np.stack([zeros, zeros, zeros]),
     )

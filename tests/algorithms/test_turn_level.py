@@ -76,6 +76,87 @@ def test_gigpo_step_that_no_one_shares_adds_nothing():
   np.testing.assert_array_equal(found, 0)
 
 
+def test_matchtir_adds_the_turn_to_the_episode():
+  x = some_inputs(4)
+  x = x.replace(reward=np.random.default_rng(0).random(len(x.task)).astype(np.float32))
+  e = exact(x)
+  earned = by_group(e['reward'], members(x.episode, x.agent), lambda v: v * 0 + v.sum())
+  whole = by_group(earned - e['costs'], members(e['groups']), standardised)
+  turn = by_group(e['rewards'], members(e['groups'], e['agent'], e['turn']), standardised)
+  np.testing.assert_allclose(_values('matchtir', x), (whole + turn) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_matchtir_of_matched_tool_calls():
+  """Two episodes of two turns; similarities of their calls, then answers; discount 0.5."""
+  agent, turn = np.zeros(4, int), np.array([0, 1, 0, 1])
+  earned = np.float32([0.5, 1, 1, 0])  # the first answers right, the second calls right
+  found = turn_level.matchtir(
+    np.float32([1, 1, 1, 0]), agent, agent, turn, np.repeat(earned.reshape(2, 2).sum(1), 2)
+  )
+  # The first turns tie: 0.5 + 0.5 * 1 = 1 + 0.5 * 0.
+  np.testing.assert_allclose(found, [0.5, 1, -0.5, -1], rtol=1e-4)
+
+
+def _tree(seed: int) -> lib.AdvantageInputs:
+  """Trees of three questions: two episodes, two agents in turn and both at last, candidates."""
+  rng = np.random.default_rng(seed)
+  rows = []
+  for episode in range(6):
+    for turn in range(int(rng.integers(1, 4))):
+      count = int(rng.integers(1, 4))
+      goes_on = rng.integers(count)
+      for agent in ([0], [1], [0, 1])[turn]:
+        rows += [(episode // 2, episode, agent, turn, k == goes_on) for k in range(count)]
+  question, episode, agent, turn, taken = rng.permutation(np.array(rows)).T
+  reward = rng.random(len(rows)).astype(np.float32)
+  costs = np.float32(0.1) * rng.random(len(rows)).astype(np.float32)
+  return lib.AdvantageInputs(
+    task=reward, reward=reward, costs=costs, groups=question, question=question, episode=episode,
+    agent=agent, turn=turn, taken=taken > 0,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(('gamma', 'mix'), [(0.5, 0.5), (0.3, 0.9), (1.0, 0.0)])
+def test_mars2_compares_with_parents_and_siblings(gamma, mix):
+  kinds = set()
+  for seed in range(4):
+    x = _tree(seed)
+    e = exact(x)
+    reward, shaped = e['reward'] - e['costs'], np.zeros(len(e['task']))
+    rows = [*zip(*(e[k].tolist() for k in ('question', 'episode', 'agent', 'turn')), strict=True)]
+    for m, (question, episode, agent, turn) in enumerate(rows):
+      if turn:
+        up = (e['episode'] == episode) & (e['turn'] == turn - 1) & e['taken']
+        others = [i for i, row in enumerate(rows) if i != m and row == rows[m]]
+      else:  # the root of all episodes about the question
+        up = np.zeros(len(rows), bool)
+        others = [
+          i
+          for i, row in enumerate(rows)
+          if i != m and row[0::2] == (question, agent) and not row[3]
+        ]
+      kinds.add((bool(up.any()), bool(others)))
+      baseline = reward[m]
+      if up.any() and others:
+        baseline = (1 - mix) * reward[up].mean() + mix * reward[others].mean()
+      elif up.any() or others:
+        baseline = reward[up].mean() if up.any() else reward[others].mean()
+      shaped[m] = reward[m] + gamma * (reward[m] - baseline)
+    expected = by_group(shaped, members(e['question'], e['agent']), standardised)
+    found = _values('mars2', x, gamma=gamma, mix=mix)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  assert len(kinds) >= 3
+
+
+def test_mars2_by_hand():
+  """Two first answers, of 0.2 and 0.6; the better is refined to 1 and to 0."""
+  zeros, turn = np.zeros(4, int), np.array([0, 0, 1, 1])
+  reward, taken = np.float32([0.2, 0.6, 1, 0]), np.array([False, True, True, False])
+  found = turn_level.mars2(reward, zeros, zeros, zeros, turn, taken)
+  # Baselines: 0.6; 0.2; (0.6 + 0) / 2; (0.6 + 1) / 2.
+  np.testing.assert_allclose(found, standardised(np.array([0, 0.8, 1.35, -0.4])), rtol=1e-5)
+
+
 @pytest.mark.parametrize('alpha', [1.0, 0.0, 2.0])
 def test_hgpo_weighs_long_histories_more(x, alpha):
   e = exact(x)

@@ -94,6 +94,27 @@ def test_advantages_compare_the_candidates_for_one_turn():
   assert metrics.of_candidates(batches.taken(batch)) == {}
 
 
+def test_mars2_knows_the_tree_of_a_rollout():
+  """Each step has five candidates of which two earn 1; the first of them goes on."""
+  batch = tree(samples=2)
+  terms = communication.reward_terms(
+    RewardOptions(), batch, 0.0, returns=returns_to_go(batch.messages, 0.0)
+  )
+  inputs = estimator_inputs(
+    batch, terms, grouping='episode_turn_agent', probability=np.full(1, 0.5)
+  )
+  found = estimators.advantage(inputs, 'mars2').values
+  # Baselines: siblings alone in the first turn, where both episodes have one root, else half of
+  # the parent's 1.
+  first = {1.0: 1 + 0.5 * (1 - 3 / 9), 0.0: -0.5 * 4 / 9}
+  later = {1.0: 1 + 0.5 * (1 - (0.5 + 0.5 * 1 / 4)), 0.0: -0.5 * (0.5 + 0.5 * 2 / 4)}
+  shaped = np.array([(later if m.agent or m.round else first)[m.reward] for m in batch.messages])
+  for agent in (0, 1):
+    own = shaped[batch.agent == agent]
+    expected = (own - own.mean()) / own.std()
+    np.testing.assert_allclose(found[batch.agent == agent], expected, rtol=1e-4)
+
+
 def test_candidates_are_learned_and_share_their_prompt():
   batch = tree()
   (pack,) = train_batches.pack_messages(batch.messages, pack_length=96, micro_batch_size=1)
@@ -174,6 +195,7 @@ def valid(**fields):
 def test_branches_are_compared_unless_said_otherwise():
   parts = config_lib.check(valid(**{'rollout.group_size': 1}))
   assert parts.config.advantage.grouping == 'episode_turn_agent'
+  assert config_lib.check(valid(**{'advantage.name': 'mars2'})).config.rollout.branches == 4
 
 
 @pytest.mark.parametrize(

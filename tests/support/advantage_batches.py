@@ -45,6 +45,7 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
     silent=written == 0,
     observation=observation,
     history=np.stack([question * 0 + turn, observation % 7, observation]),
+    taken=written >= 0,
     probability=rng.uniform(0.1, 0.9, 7).astype(np.float32)[question],
     gain=gain.astype(np.float32),
     plain_gain=np.where(episode % 5 == 0, gain, np.nan).astype(np.float32),

@@ -39,6 +39,8 @@ from agent_gspo.algorithms.advantages.turn_level import (
   counterfactual,
   gigpo,
   hgpo,
+  mars2,
+  matchtir,
 )
 from agent_gspo.algorithms.options import COSTS
 
@@ -58,6 +60,8 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'gigpo': gigpo,
   'hgpo': hgpo,
   'hiper': hiper,
+  'mars2': mars2,
+  'matchtir': matchtir,
   'counterfactual': counterfactual,
   'advantage_alignment': advantage_alignment,
   'rae': rae,
@@ -76,7 +80,7 @@ GAINS = {
 }
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
-SUMS_OWN_COSTS = ('agent_turn', 'hiper', 'advantage_alignment', *GAINS)
+SUMS_OWN_COSTS = ('agent_turn', 'hiper', 'mars2', 'advantage_alignment', *GAINS)
 
 
 def advantage(

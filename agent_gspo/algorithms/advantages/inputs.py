@@ -26,6 +26,7 @@ class AdvantageInputs:
       iff the author observes the same, int `[M]`.
     history: Ids, equal in row `k` iff the last `k + 1` transcript steps are equal, int `[K, M]`.
     reward: What an environment gave for the message alone, float32 `[M]`; None without one.
+    taken: False for a candidate that nobody reads (`rollout.branches`), bool `[M]`.
     probability: Success probability of the question before this rollout
       (`selection.probability`), float32 `[M]`.
     gain: Nats that the answering agent gained by the message (`training.message_worth`), float32
@@ -49,6 +50,7 @@ class AdvantageInputs:
   observation: chex.Array | None = None
   history: chex.Array | None = None
   reward: chex.Array | None = None
+  taken: chex.Array | None = None
   probability: chex.Array | None = None
   gain: chex.Array | None = None
   plain_gain: chex.Array | None = None

@@ -106,6 +106,89 @@ def hgpo(
   return np.sum(weight * np.stack(values), axis=0) / np.where(whole > 0, whole, 1.0)
 
 
+def matchtir(
+  rewards: chex.Array,
+  groups: chex.Array,
+  agent: chex.Array,
+  turn: chex.Array,
+  episode_rewards: chex.Array,
+  *,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Computes the dual-level advantages of MatchTIR (arXiv 2601.10712): `(A_episode + A_turn) / 2`.
+
+  `A_episode` compares what an author earned in whole episodes within `groups`, `A_turn` its returns
+  from a turn on with those of other episodes in the same turn; the code discounts by 0.9
+  (`reward.discount`). Formulas are those of the authors' code, but for the population's deviation
+  and 0 for a turn without another to compare with, where the code keeps the return.
+
+  Their reward of a turn is the mean similarity of its tool calls to the reference calls that a
+  bipartite matching assigns. Which calls are references is up to the task, which pays it
+  (`Environment.act`).
+
+  Args:
+    rewards: Discounted returns from the message on, float32 `[M]`.
+    groups, agent, turn: int `[M]`.
+    episode_rewards: Undiscounted returns of whole episodes, float32 `[M]`.
+    std_floor, eps: Options of `group_std`.
+  """
+  normalised = functools.partial(group_std, std_floor=std_floor, eps=eps)
+  turns = group_lib.joint_ids(groups, agent, turn)
+  return (normalised(episode_rewards, groups) + normalised(rewards, turns)) / 2
+
+
+def mars2(
+  own_rewards: chex.Array,
+  question: chex.Array,
+  episode: chex.Array,
+  agent: chex.Array,
+  turn: chex.Array,
+  taken: chex.Array,
+  *,
+  gamma: float = 0.5,
+  mix: float = 0.5,
+  std_floor: float = 0.0,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Computes path-level advantages over a tree of refinements (MARS2, arXiv 2604.14564).
+
+  A message is a node, its reward `r` the quality of what it leaves. Its parent is the message that
+  was taken in the turn before, its siblings are the author's other candidates for the turn:
+
+    r' = r + gamma (r - b),  b = (1 - mix) r_parent + mix (mean r of the siblings)
+
+  If a node lacks one of the two, `b` is the other, and without both `r' = r`. `A` is `group_std` of
+  `r'` over the author's nodes of the tree. Formulas are those of the authors' code, but for the
+  population's deviation. There Thompson sampling chooses the node to expand; here the best
+  candidate of a turn alone goes on (`rollout.branches`), and the tree of a question consists of its
+  episodes, whose first turns are siblings. In a turn of several agents the parent's reward is the
+  mean of theirs.
+
+  Args:
+    own_rewards: Reward of each message alone minus its own costs, float32 `[M]`.
+    question, episode, agent, turn: int `[M]`.
+    taken: False for a candidate that does not go on, bool `[M]`.
+    gamma: Weight of the comparison with parent and siblings.
+    mix: Part of the siblings in it.
+    std_floor, eps: Options of `group_std`.
+  """
+  own_rewards = np.asarray(own_rewards, np.float64)
+  layers = group_lib.joint_ids(turn, episode)  # episode by episode, in order of turns
+  earned, episode_of = np.zeros(len(layers)), np.full(len(layers), -1)
+  earned[layers] = group_lib.mean(own_rewards, layers, taken)
+  episode_of[layers] = episode
+  follows = (layers > 0) & (episode_of[layers - 1] == episode)
+  over_parent = own_rewards - earned[layers - 1]
+  siblings = group_lib.joint_ids(question, agent, turn, np.where(follows, episode, -1))
+  size = group_lib.size(siblings)
+  over_siblings = group_lib.centred(own_rewards, siblings) * size / np.maximum(size - 1, 1)
+  both = (1 - mix) * over_parent + mix * over_siblings
+  gap = np.where(follows, np.where(size > 1, both, over_parent), over_siblings)
+  tree = group_lib.joint_ids(question, agent)
+  return group_std(own_rewards + gamma * gap, tree, std_floor=std_floor, eps=eps)
+
+
 def advantage_alignment(
   own_rewards: chex.Array,
   groups: chex.Array,
