@@ -7,6 +7,7 @@ function returns a credit for every slot, the authors' turns in reading order, s
 - leave-one-out, a difference reward: `v(N) - v(N - {i})`;
 - potential: `v(N) - v(before i)`, the return from slot `i` on of the shaped rewards
   `v(up to i) - v(before i)` (Ng et al. 1999), which telescope to `v(N) - v({})`;
+- segment: `v(up to i) - v(before i)`, which sum to `v(N) - v({})`;
 - Shapley: the mean of `v(S + {i}) - v(S)` over the orders in which messages can arrive.
 
 In the first two the baseline subtracted from `v(N)` does not depend on the message of slot `i`, so
@@ -34,6 +35,12 @@ def potential(values: Values, said: Coalition, slots: Sequence[int]) -> list[flo
   return [values[said] - values[said & {*slots[:place]}] for place in range(len(slots))]
 
 
+def segment(values: Values, said: Coalition, slots: Sequence[int]) -> list[float]:
+  """Returns `v(up to i) - v(before i)` of each slot: 0 for a silent one."""
+  until = [values[said & {*slots[:place]}] for place in range(len(slots) + 1)]
+  return [after - before for before, after in itertools.pairwise(until)]
+
+
 def shapley(values: Values, said: Coalition, slots: Sequence[int]) -> list[float]:
   """Returns the Shapley value of each slot: 0 for a silent one; they sum to `v(N) - v({})`."""
   players = len(said)
@@ -55,6 +62,7 @@ def _subsets(of: Iterable[int]) -> list[Coalition]:
 ATTRIBUTIONS: dict[str, Callable[[Values, Coalition, Sequence[int]], list[float]]] = {
   'leave_one_out': leave_one_out,
   'potential': potential,
+  'segment': segment,
   'shapley': shapley,
 }
 
@@ -67,9 +75,11 @@ def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coaliti
     said: Slots whose message was read.
     slots: All slots in reading order.
   """
+  prefixes = lambda: [said & {*slots[:place]} for place in range(len(slots))]
   found = {
     'leave_one_out': lambda: [said - {slot} for slot in slots],
-    'potential': lambda: [said & {*slots[:place]} for place in range(len(slots))],
+    'potential': prefixes,
+    'segment': prefixes,
     'shapley': lambda: _subsets(said),
   }[name]()
   return list(dict.fromkeys([said, *found]))

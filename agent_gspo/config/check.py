@@ -476,18 +476,18 @@ def _check_worth(config: Config, task: Task, team: Team) -> None:
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
-  samples = config.advantage.options.get('samples', 1)
+  samples = {**estimators.options_of(name), **config.advantage.options}.get('samples', 0)
   if samples != int(samples):
     raise ValueError(
       f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'
     )
-  if name == 'replay':
+  if samples:
     return
   forms = task.gold_messages(task.questions('train')[0])
   if not forms:
     raise ValueError(
       f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
-      "advantage.name='replay'."
+      "advantage.name='replay', or 'spo_segment' with advantage.options.samples=4."
     )
   imitation = config.advantage.options.get('imitation', 0)
   if imitation and all(given for given, _ in forms):

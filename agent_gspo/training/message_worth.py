@@ -42,7 +42,7 @@ _KINDS = {'relevant': 1, 'irrelevant': 0}
 
 @dataclasses.dataclass(frozen=True)
 class MessageWorth:
-  """Worth of `M` messages; under the estimator 'replay' nats are units of task score.
+  """Worth of `M` messages; under 'replay' and 'spo_segment' nats are units of task score.
 
   Attributes:
     gain: float32 `[M]`, nats, NaN where it was not measured.
@@ -108,7 +108,7 @@ def of_step(
   known = {**estimators.options_of(estimator), **setup.config.advantage.options}
   parts = setup.team, setup.task, setup.tokenizer, batch
   values: Values
-  if estimator == 'replay':
+  if known.get('samples'):
     params = state_lib.merge(state.trainable, state.frozen)
     temperature = setup.config.rollout.temperature
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
@@ -192,12 +192,16 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
   for episode in range(batch.num_episodes):
     reader.read(episode, name)
   of_prompts = values(reader.prompts)
+  if name == 'segment' and isinstance(values, GoldAnswers):
+    of_prompts = np.exp(of_prompts)  # expected score of the answer
   count, gold = len(batch.messages), {}
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
   divide = attribution.ATTRIBUTIONS[name]
   for read in reader.episodes:
     of = {coalition: of_prompts[place] for coalition, place in read.places.items()}
     gain[read.slots] = divide(of, read.said, read.slots)
+    if name == 'segment':
+      gain[read.answer] = batch.task_scores[read.episode] - of[read.said]
     if (answer := values.gold(read.places[read.said])) is not None:
       fields = ('token_ids', 'logprobs', 'inserted', 'ended')
       changed = {field: getattr(answer, field) for field in fields}

@@ -25,7 +25,12 @@ def _divide(name, values, said, slots):
 
 @pytest.mark.parametrize(
   ('name', 'expected'),
-  [('leave_one_out', [5, 5, 0]), ('potential', [5, 5, 0]), ('shapley', [2.5, 2.5, 0])],
+  [
+    ('leave_one_out', [5, 5, 0]),
+    ('potential', [5, 5, 0]),
+    ('segment', [0, 5, 0]),
+    ('shapley', [2.5, 2.5, 0]),
+  ],
 )
 def test_complementary_messages(name, expected):
   """Either of the first two is worth nothing without the other; the third is irrelevant."""
@@ -35,7 +40,7 @@ def test_complementary_messages(name, expected):
 
 @pytest.mark.parametrize(
   ('name', 'expected'),
-  [('leave_one_out', [0, 0]), ('potential', [5, 0]), ('shapley', [2.5, 2.5])],
+  [('leave_one_out', [0, 0]), ('potential', [5, 0]), ('segment', [5, 0]), ('shapley', [2.5, 2.5])],
 )
 def test_redundant_messages(name, expected):
   """Two agents hold the same: leave-one-out pays neither, potential the first that spoke."""
@@ -45,7 +50,7 @@ def test_redundant_messages(name, expected):
 
 @pytest.mark.parametrize(
   ('name', 'expected'),
-  [('leave_one_out', [0, 3]), ('potential', [3, 3]), ('shapley', [0, 3])],
+  [('leave_one_out', [0, 3]), ('potential', [3, 3]), ('segment', [0, 3]), ('shapley', [0, 3])],
 )
 def test_a_silent_slot(name, expected):
   """Slot 0 said nothing. Its return under the potential is that of what follows it."""
@@ -67,6 +72,8 @@ def test_gains_telescope_and_shapley_is_efficient(game):
   slots, said, values = game
   whole = values[frozenset(said)] - values[frozenset()]
   returns = [*_divide('potential', values, said, slots), 0.0]
+  segments = _divide('segment', values, said, slots)
+  assert segments == pytest.approx(-np.diff(returns))
   assert returns[0] == pytest.approx(whole)
   for place, slot in enumerate(slots):  # a step of the shaped reward
     before = frozenset(said) & {*slots[:place]}

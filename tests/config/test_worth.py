@@ -40,3 +40,5 @@ def test_a_task_without_gold_texts_is_refused(monkeypatch):
   monkeypatch.setattr(relay, 'gold_messages', lambda self, question: ())
   with pytest.raises(ValueError, match=r"task 'relay' has no gold answers"):
     config_lib.check(config)
+  config['advantage'].update(name='spo_segment', options={'samples': 4})
+  config_lib.check(config)

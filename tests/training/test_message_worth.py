@@ -100,6 +100,26 @@ def test_potential_telescopes_over_rounds():
   assert batch.turn.max() > 1
 
 
+def test_segments_are_differences_of_values_that_end_in_the_score():
+  """SPO's `V(s_{k+1}) - V(s_k)`: the probability of the gold answer, after it the task score."""
+  said = [('alpha', 'beta', '0'), ('', 'beta', '1')]
+  batch, found, _ = _measured(said, 'segment', value=_told)
+  value = lambda told: 2 * np.exp(_told(told, ''))  # two forms
+  expected = {
+    (0, 0): value('alpha') - value(''),
+    (0, 1): value('alpha beta') - value('alpha'),
+    (0, 2): 1 - value('alpha beta'),
+    (1, 0): 0.0,
+    (1, 1): value('beta') - value(''),
+    (1, 2): 0 - value('beta'),
+  }
+  gain = {(m.episode, m.agent): g for m, g in zip(batch.messages, found.gain, strict=True)}
+  assert gain == pytest.approx(expected, rel=1e-5)
+  assert batch.task_scores.tolist() == [1, 0]
+  total = sum(gain[0, agent] for agent in range(3))
+  assert total == pytest.approx(batch.task_scores[0] - value(''))
+
+
 def test_who_is_not_read_has_no_gain():
   """In a chain the answering agent reads its predecessor alone."""
   batch, found, _ = _measured([('alpha', 'beta', '12')], topology='chain', value=_told)
@@ -125,6 +145,9 @@ def test_replays_grade_answers_that_are_sampled_anew():
   found = message_worth.measure(*parts, batch, 'leave_one_out', replays)
   gain = {(m.episode, m.agent): g for m, g in zip(batch.messages, found.gain, strict=True)}
   assert (gain[0, 0], gain[0, 1], gain[1, 1], gain[2, 1]) == (1.0, 0.0, 0.0, 0.0)
+  segments = message_worth.measure(*parts, batch, 'segment', replays).gain[batch.episode == 0]
+  assert segments.tolist() == [1.0, 0.0, 0.0]  # Monte Carlo values 0, 1, 1 and the score, 1
+  asked = asked[: len({prompt for _, prompt in asked}) * 3]
   assert min(sample for sample, _ in asked) == len(said)  # keys of their own
   assert len({sample for sample, _ in asked}) == len(asked) == 3 * len({p for _, p in asked})
 
@@ -132,7 +155,7 @@ def test_replays_grade_answers_that_are_sampled_anew():
 @pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
 def test_of_a_real_rollout(name):
   """Values are the model's own, and an unread note has the worth of nothing."""
-  estimator = 'worth' if name == 'leave_one_out' else name
+  estimator = {'leave_one_out': 'worth', 'segment': 'spo_segment'}.get(name, name)
   config = micro_run.changed(advantage__name=estimator, advantage__costs='inside')
   setup = setup_lib.build(config_lib.check(config))
   learner = setup_lib.make_learner(setup)
@@ -143,7 +166,7 @@ def test_of_a_real_rollout(name):
   found = message_worth.of_step(setup, learner, state, batch, prices)
   asked = batch.agent < 2
   assert np.isfinite(found.gain[asked]).all()
-  assert np.isnan(found.gain[~asked]).all()
+  assert np.isnan(found.gain[~asked]).all() != (name == 'segment')
   assert (found.gain[asked & batch.silent] == 0).all() or name == 'potential'
   np.testing.assert_allclose(found.plain_costs[asked], 0.02 * found.plain_written[asked], rtol=1e-5)
   if name != 'leave_one_out':
@@ -174,9 +197,14 @@ def test_of_a_real_rollout(name):
   assert found.gain[m] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize('name', ['worth', 'replay'])
-def test_a_step_learns_from_gains(name):
-  config = micro_run.changed(algorithm='worth', advantage__name=name, steps=2)
+@pytest.mark.parametrize(
+  ('name', 'options'),
+  [('worth', {}), ('replay', {}), ('spo_segment', {}), ('spo_segment', {'samples': 2})],
+)
+def test_a_step_learns_from_gains(name, options):
+  config = micro_run.changed(
+    algorithm='worth', advantage__name=name, advantage__options=options, steps=2
+  )
   setup = setup_lib.build(config_lib.check(config))
   learner = setup_lib.make_learner(setup)
   state = setup_lib.init_state(setup, setup.params)

@@ -32,7 +32,7 @@ from agent_gspo.algorithms.advantages.group_baselines import (
 from agent_gspo.algorithms.advantages.groups import centred
 from agent_gspo.algorithms.advantages.hierarchical import hiper
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
-from agent_gspo.algorithms.advantages.message_worth import replay, worth
+from agent_gspo.algorithms.advantages.message_worth import replay, spo_segment, worth
 from agent_gspo.algorithms.advantages.turn_level import (
   advantage_alignment,
   agent_turn,
@@ -69,6 +69,7 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'potential': worth,
   'shapley': worth,
   'replay': replay,
+  'spo_segment': spo_segment,
 }
 
 # Estimator -> key of `ATTRIBUTIONS` by which the value of messages is divided.
@@ -77,6 +78,7 @@ GAINS = {
   'potential': 'potential',
   'shapley': 'shapley',
   'replay': 'leave_one_out',
+  'spo_segment': 'segment',
 }
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.

@@ -116,3 +116,33 @@ def replay(
     std_floor=std_floor,
     eps=eps,
   )
+
+
+def spo_segment(
+  task: chex.Array,
+  costs: chex.Array,
+  groups: chex.Array,
+  gain: chex.Array,
+  *,
+  samples: float = 0.0,
+) -> np.ndarray:
+  """Computes segment advantages (SPO, arXiv 2505.23564) with messages as segments.
+
+  `A_k = V(s_{k+1}) - V(s_k)`, where `s_k` has the first `k` messages that the answering agent
+  reads, in reading order, and the value after its answer is the task score. Costs are subtracted,
+  centered within `groups`. Messages without a gain have the advantage of `per_component`.
+
+  Where the paper samples whole continuations from `s_k`, here the answer alone follows: `V` is the
+  probability of the gold answer, or with `samples` its Monte Carlo estimate, the mean score of
+  answers sampled anew. The paper cuts within a message, at tokens of low probability.
+
+  Args:
+    task: Task score of the message's episode, float32 `[M]`.
+    costs: Each message's own weighted costs, float32 `[M]`.
+    groups: int `[M]`.
+    gain: `A_k`, float32 `[M]`; NaN if not measured.
+    samples: Answers sampled for each value; 0 for the gold answer's probability.
+  """
+  del samples  # read where prompts are valued, `training.message_worth`
+  others = per_component(task, costs, groups)
+  return np.where(np.isnan(gain), others, gain - group_lib.centred(costs, groups))
