@@ -18,6 +18,7 @@ _TASKS = {
   'kuhn': ('agent_gspo.environments.kuhn', 'Kuhn'),
   'memory': ('agent_gspo.environments.memory', 'Memory'),
   'saboteur': ('agent_gspo.environments.saboteur', 'Saboteur'),
+  'refine_code': ('agent_gspo.environments.refine_code', 'RefineCode'),
   'common_pool': ('agent_gspo.environments.common_pool', 'CommonPool'),
   'text_game': ('agent_gspo.environments.text_game', 'TextGame'),
   'reasoning_gym': ('agent_gspo.tasks.reasoning_gym', 'ReasoningGym'),
