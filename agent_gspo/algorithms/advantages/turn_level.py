@@ -124,8 +124,8 @@ def matchtir(
   and 0 for a turn without another to compare with, where the code keeps the return.
 
   Their reward of a turn is the mean similarity of its tool calls to the reference calls that a
-  bipartite matching assigns. Which calls are references is up to the task, which pays it
-  (`Environment.act`).
+  bipartite matching over the whole episode assigns to them. Here the task pays: it has the
+  references, and `Environment.act` can match a call to those that are still free.
 
   Args:
     rewards: Discounted returns from the message on, float32 `[M]`.
