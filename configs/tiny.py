@@ -18,7 +18,8 @@ silent with an irrelevant note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of trai
 New informants learn to talk to the frozen solver of another run (98.5 % with 12.3 tokens):
 
   python launch/export.py --workdir=runs/tiny --out=runs/tiny_hf
-  python launch/train.py --config=configs/tiny.py:hf:runs/tiny_hf --workdir=runs/new --config.seed=10
+  python launch/train.py --config=configs/tiny.py:hf:runs/tiny_hf --workdir=runs/new \\
+    --config.seed=10
 
 Seeds 10, 11, 12, the machine as above beside other work, 2026-11-26: after SFT 83.5 [81.0, 85.0] %
 with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
