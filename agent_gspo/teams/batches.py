@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,11 +111,14 @@ def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:
   return tuple(sorted(messages, key=lambda m: (m.round, m.layer, m.episode)))
 
 
-def select(batch: RolloutBatch, questions: Sequence[int]) -> RolloutBatch:
-  """Returns the rollout of some questions, in the order given."""
+def select(
+  batch: RolloutBatch, questions: Sequence[int], episodes: Collection[int] | None = None
+) -> RolloutBatch:
+  """Returns the rollout of some questions, in the order given; if given, only these episodes."""
   place = {int(q): i for i, q in enumerate(questions)}
   asked = batch.episode_question.tolist()
-  kept = sorted((e for e, q in enumerate(asked) if q in place), key=lambda e: place[asked[e]])
+  among = range(len(asked)) if episodes is None else sorted(episodes)
+  kept = sorted((e for e in among if asked[e] in place), key=lambda e: place[asked[e]])
   number = {e: i for i, e in enumerate(kept)}
   selected = from_messages(
     [

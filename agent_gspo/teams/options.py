@@ -92,6 +92,9 @@ class RolloutOptions(Section, name='rollout'):
     ahead: Steps that rollouts run ahead of the updates, in a thread of their own, with weights that
       many steps old (at first those of the start). Each takes the memory of the trained parameters.
       0: no thread; the weights are the newest.
+    replay: Groups with unequal task scores to remember. Where a new group's scores tie, remembered
+      episodes are learned from besides, see `training.replay`. 0: none.
+    replay_age: Steps after which the weights that wrote a remembered episode are too old for it.
     opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
@@ -109,6 +112,8 @@ class RolloutOptions(Section, name='rollout'):
   must_speak: int = option(0, least=0)
   parts: int = option(0, least=0, most=64)
   ahead: int = option(0, least=0, most=64)
+  replay: int = option(0, least=0, most=10**4)
+  replay_age: int = option(4, least=1, most=1000)
   opponents: str = 'self'
   opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)
@@ -118,6 +123,17 @@ class RolloutOptions(Section, name='rollout'):
     super().__post_init__()
     if not self.opponents_run:
       check_choice('rollout.opponents', self.opponents, (*OPPONENTS, f'{FROZEN}WORKDIR'))
+    if self.replay and self.replay_age <= self.ahead:
+      raise ValueError(
+        f'rollout.replay_age={self.replay_age} must be above rollout.ahead={self.ahead}: new '
+        f'episodes are that old. Set rollout.replay_age={self.ahead + 1} or more.'
+      )
+    for field, alone in (('opponents', 'self'), ('branches', 1)):
+      if self.replay and (value := getattr(self, field)) != alone:
+        raise ValueError(
+          f'rollout.replay={self.replay} with rollout.{field}={value!r}: remembered episodes are '
+          f'of one policy, one message a turn. Set rollout.replay=0 or rollout.{field}={alone!r}.'
+        )
 
   @property
   def opponents_run(self) -> str:

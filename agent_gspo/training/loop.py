@@ -17,8 +17,8 @@ from agent_gspo.config import compatibility
 from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
-from agent_gspo.sharding import hosts, partners
-from agent_gspo.training import costs, opponents, sft
+from agent_gspo.sharding import encoding, hosts, partners
+from agent_gspo.training import costs, opponents, replay, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -147,6 +147,7 @@ class Run:
     )
     self.sft_checkpoints: Checkpoints | None = None  # set while SFT runs
     self.ahead: Ahead | None = None  # set while RL runs with `rollout.ahead`
+    self.memory: replay.Memory = ()  # what `rollout.replay` remembers
     self.warned: set[str] = set()  # names of warnings already shown
     self.stopped = ''  # why training ended before its last step
 
@@ -236,8 +237,9 @@ class Run:
         if untrained == 'first':
           evaluations.make_untrained(_params(state), int(state.step))
         if config.rollout.ahead:
-          found = self.checkpoints.restore_rollouts() if self.resumed else b''
-          self.ahead = Ahead(self.setup, found)
+          self.ahead = Ahead(self.setup, self.checkpoints.restore_rollouts('rollouts'))
+        if found := self.checkpoints.restore_rollouts('remembered'):
+          self.memory = encoding.decode(found)
         for step in range(start, config.steps):
           # Before the step, not after the last one: so a run killed in between evaluates as well.
           if self._is_evaluated(step):
@@ -332,8 +334,11 @@ class Run:
 
   def _save(self, state: TrainState) -> None:
     """Saves a state with the rollouts that wait for it."""
-    ahead, step = self.ahead, int(state.step)
-    self.checkpoints.save(state, rollouts=lambda: ahead.waiting(step) if ahead else b'')
+    rollouts = lambda: {
+      'rollouts': self.ahead.waiting(int(state.step)) if self.ahead else b'',
+      'remembered': encoding.encode(self.memory) if self.memory else b'',
+    }
+    self.checkpoints.save(state, rollouts=rollouts)
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
     """Saves the last finished step, unless its buffers were donated."""
@@ -418,6 +423,7 @@ class Run:
         progress,
         interruptible=lambda: self.interruption.allowed('this rollout'),
         ahead=self.ahead,
+        memory=self.memory,
       )
     except NonFiniteLossError as error:
       self._end_saving()
@@ -430,7 +436,7 @@ class Run:
           f'--config.{rate} and --allow_changes={rate}.'
         )
       raise NonFiniteLossError(f'{error} Nothing of this step was saved; {good}') from None
-    step = int(result.state.step)
+    step, self.memory = int(result.state.step), result.memory
     for warning in _WARNINGS:
       text = warning(self.config, result.metrics)
       if text and warning.__name__ not in self.warned:

@@ -173,8 +173,8 @@ def clip_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   """
   clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
   options, learner = config.objective, config.learner
-  stale = config.rollout.ahead > 0 and learner.old_logprobs == 'sampler'  # no ratio starts at 1
-  if clipped <= _NOISE_CLIPPED or stale:
+  stale = config.rollout.ahead + config.rollout.replay > 0  # no ratio starts at 1
+  if clipped <= _NOISE_CLIPPED or (stale and learner.old_logprobs == 'sampler'):
     return None
   fields = [f'objective.{k}={v}' for k, v in losses.clip_band(options).items()]
   band = ' and '.join(fields) or repr(options.name)  # a custom objective may have other options

@@ -14,7 +14,7 @@ from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
 from agent_gspo.rewards.scores import label_agreement, scored
-from agent_gspo.training import distillation, message_worth, opponents
+from agent_gspo.training import distillation, message_worth, opponents, replay
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.ahead import Ahead
@@ -33,10 +33,11 @@ class StepResult:
   Attributes:
     state: State after the step.
     metrics: Metrics for `metrics.jsonl`.
-    rollout: Episodes it learned from, `M` messages, with the task's scores.
+    rollout: New episodes that it learned from, `M` messages, with the task's scores.
     rewards: Reward terms of each message, `[M]`.
     advantages: Advantage of each message, float32 `[M]`.
     worth: Gains of the messages, or None if the estimator reads none.
+    memory: Groups to remember, see `replay`.
   """
 
   state: TrainState
@@ -45,6 +46,7 @@ class StepResult:
   rewards: communication.RewardTerms
   advantages: np.ndarray
   worth: message_worth.MessageWorth | None = None
+  memory: replay.Memory = ()
 
 
 def train_step(
@@ -54,6 +56,7 @@ def train_step(
   progress: Progress,
   interruptible: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
   ahead: Ahead | None = None,
+  memory: replay.Memory = (),
 ) -> StepResult:
   """Runs rollout, rewards, advantages, update and controllers once (arXiv 2510.22477).
 
@@ -64,6 +67,7 @@ def train_step(
     progress: Progress display.
     interruptible: Opens a block that Ctrl-C may interrupt; nothing has changed by its end.
     ahead: Rollouts ahead of the learner; None to sample with the weights of `state`.
+    memory: Groups of earlier steps, see `replay`.
 
   Raises:
     NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
@@ -77,24 +81,26 @@ def train_step(
   rollout, seen = (  # [E]: with the scores of `reward.score`, which may not read labels
     scored(config.reward, batch, setup.task.canonical) for batch in (graded, everything)
   )
-  prices = budgets.prices(config.budget, state.budget, rollout.terms)
-  nll = reference_nll(learner, state, rollout) if config.reward.needs_reference else None
-  returns = returns_to_go(rollout.messages, config.reward.discount)
+  learned = replay.extended(config.rollout, memory, rollout, step)  # new messages come first
+  prices = budgets.prices(config.budget, state.budget, learned.terms)
+  nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None
+  returns = returns_to_go(learned.messages, config.reward.discount)
   rewards = communication.reward_terms(  # [M]: the task score, or returns, minus the priced costs
-    config.reward, rollout, **prices, returns=returns, reference_nll=nll
+    config.reward, learned, **prices, returns=returns, reference_nll=nll
   )
   clock.lap('score')
-  worth = message_worth.of_step(setup, learner, state, rollout, prices)
+  worth = message_worth.of_step(setup, learner, state, learned, prices)
   clock.lap('worth')
-  advantages = message_advantages(config, rollout, rewards, selection, state.baselines, worth)
+  advantages = message_advantages(config, learned, rewards, selection, state.baselines, worth)
 
-  learned = message_worth.learned(config, rollout, worth) if worth else rollout
+  learned = message_worth.learned(config, learned, worth) if worth else learned
   learned = distillation.taught(setup, learner, state, learned)
   minibatches = learner.pack(learned, advantages, step)
-  state, updates = learner.update(state, minibatches, rollout, progress)
+  state, updates = learner.update(state, minibatches, learned, progress)
 
   budget, selection = observe(config, state, selection, seen, updates)
   clock.lap('update')
+  rewards = replay.of_rollout(rewards, rollout)
   metrics = {
     **metrics_lib.of_step(
       config, setup.sharing, rollout, learned, everything, rewards, advantages, minibatches, updates
@@ -103,6 +109,7 @@ def train_step(
     **budgets.metrics(prices, budget),
     **(worth.metrics(rollout) if worth else {}),
     **(metrics_lib.staleness(rollout, step) if ahead else {}),
+    **(replay.metrics(rollout, learned, step) if config.rollout.replay else {}),
     **clock.metrics(),
   }
   state = dataclasses.replace(
@@ -113,7 +120,9 @@ def train_step(
     baselines=advantages.baselines,
     pool=opponents.kept(config.rollout, state),
   )
-  return StepResult(state, metrics, graded, rewards, advantages.values, worth)
+  values = advantages.values[: len(rollout.messages)]  # [M]
+  memory = replay.remembered(config.rollout, memory, rollout, step)
+  return StepResult(state, metrics, graded, rewards, values, worth, memory)
 
 
 def observe(

@@ -31,7 +31,6 @@ State = TypeVar('State')
 # Timeout of processes for each other's part of a checkpoint; a dead process ends the others much
 # earlier.
 _PATIENCE_SECONDS = 4 * 3600
-_ROLLOUTS = 'rollouts'
 _LARGEST_COPY = 1 << 28  # bytes of a state on CPUs that is copied, to be written in the background
 
 
@@ -86,7 +85,10 @@ class Checkpoints:
     self._taken_step = self.latest_step
 
   def save(
-    self, state: Any, also_keep: Collection[int] = (), rollouts: Callable[[], bytes] = bytes
+    self,
+    state: Any,
+    also_keep: Collection[int] = (),
+    rollouts: Callable[[], Mapping[str, bytes]] = dict,
   ) -> None:
     """Copies the state, which the caller may then reuse, and writes it in the background.
 
@@ -96,7 +98,7 @@ class Checkpoints:
     Args:
       state: State to save.
       also_keep: Steps whose checkpoints stay.
-      rollouts: Returns the encoded rollouts that wait for the learner, b'' if there are none.
+      rollouts: Returns encoded rollouts by name, b'' for none.
 
     Raises:
       WriteError: The previous save, or what is written of this one before the call returns, could
@@ -106,8 +108,11 @@ class Checkpoints:
     if step == self._taken_step:
       return
     self.wait()
-    waiting = np.frombuffer(rollouts(), np.uint8)
-    further = {_ROLLOUTS: ocp.args.ArraySave(waiting)} if waiting.size else {}
+    further = {
+      name: ocp.args.ArraySave(np.frombuffer(data, np.uint8))
+      for name, data in rollouts().items()
+      if data
+    }
     copied = _bytes_on_cpus(state) <= _LARGEST_COPY
     params, rest = _split(_unshared(state) if copied else state)
     adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
@@ -192,15 +197,15 @@ class Checkpoints:
       step_folders.set_aside(self.directory, step)
     return _joined(like, restored.params, restored.state)
 
-  def restore_rollouts(self) -> bytes:
-    """Returns the rollouts of the newest intact checkpoint, as given to `save`."""
+  def restore_rollouts(self, name: str) -> bytes:
+    """Returns some rollouts of the newest intact checkpoint, as given to `save`; b'' for none."""
     folder = self.directory / str(self.latest_step)
-    if not (folder / _ROLLOUTS).exists():
+    if not self.latest_step or not (folder / name).exists():
       return b''
     with _orbax() as orbax:
-      item = {_ROLLOUTS: ocp.args.ArrayRestore()}
+      item = {name: ocp.args.ArrayRestore()}
       restored = orbax.restore(folder, args=ocp.args.Composite(**item))
-    return np.asarray(restored[_ROLLOUTS]).tobytes()
+    return np.asarray(restored[name]).tobytes()
 
 
 @dataclasses.dataclass(frozen=True)

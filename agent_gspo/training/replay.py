@@ -1,0 +1,134 @@
+"""Learns from remembered episodes where the task scores of new groups tie.
+
+A group whose scores tie has no task advantage. It borrows episodes with other scores that were
+remembered of the same question (R3, arXiv 2601.19620), at most half a group. If there are none, a
+remembered group whose scores differ is learned from besides (the Selective Sample Buffer of Skywork
+R1V2, arXiv 2504.16656, here newest first). Tied groups stay, since their costs still differ.
+
+Remembered messages keep the log-probs of the weights that wrote them, so that ratios, TIS and the
+off-policy mask correct for their age, as for rollouts ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent_gspo.algorithms import selection as selection_lib
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config
+from agent_gspo.rewards.communication import RewardTerms
+from agent_gspo.teams import batches
+from agent_gspo.teams.options import RolloutOptions
+from agent_gspo.types import RolloutBatch
+
+Memory = tuple[RolloutBatch, ...]
+"""Groups of one question each, whose task scores differ, newest first."""
+
+
+def check(config: Config) -> None:
+  """Raises ValueError if remembered episodes have no advantage under the config."""
+  name, where = config.advantage.name, f'rollout.replay={config.rollout.replay} with'
+  if not config.rollout.replay:
+    return
+  if config.objective.teacher:
+    raise ValueError(
+      f'{where} objective.teacher={config.objective.teacher!r}, which reads no advantages. Set '
+      'rollout.replay=0.'
+    )
+  if name in estimators.GAINS or 'baselines' in estimators.fields_of(name):
+    raise ValueError(
+      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. Set '
+      "rollout.replay=0, or advantage.name='per_component'."
+    )
+
+
+def extended(
+  options: RolloutOptions, memory: Memory, rollout: RolloutBatch, step: int
+) -> RolloutBatch:
+  """Returns a rollout, then the remembered episodes that its tied groups are given.
+
+  Args:
+    options: Options of the rollout.
+    memory: Groups of earlier steps.
+    rollout: New episodes about `B` questions, with the scores that training sees.
+    step: Finished training steps.
+  """
+  tied = np.flatnonzero(~_differ(rollout)).tolist()  # questions, below B
+  known = dict(enumerate(_recent(options, memory, step)))
+  added: list[RolloutBatch] = []
+  group = [*range(len(rollout.questions))]  # question of each question in the joined table
+  alone = []  # tied questions of which nothing is remembered
+  for question in tied:
+    score = rollout.task_scores[rollout.episode_question == question][0]
+    same = [i for i, x in known.items() if x.questions[0] == rollout.questions[question]]
+    if not same:
+      alone.append(question)
+      continue
+    found = known.pop(same[0])
+    others = np.flatnonzero(found.task_scores != score)[: max(options.group_size // 2, 1)]
+    added.append(batches.select(found, [0], others.tolist()))
+    group.append(question)
+  for _, found in zip(alone, known.values(), strict=False):
+    group.append(len(group))
+    added.append(found)
+  if not added:
+    return rollout
+  joined = batches.join([rollout, *added])
+  place = np.asarray(group)
+  return dataclasses.replace(
+    joined,
+    question=place[joined.question],
+    episode_question=place[joined.episode_question],
+    drawn=np.concatenate([rollout.drawn, *(x.drawn for x in added)]),
+  )
+
+
+def remembered(options: RolloutOptions, memory: Memory, rollout: RolloutBatch, step: int) -> Memory:
+  """Returns the memory after a step, at most `rollout.replay` groups; arguments as `extended`."""
+  if not options.replay:
+    return ()
+  new = [batches.select(rollout, [q]) for q in np.flatnonzero(_differ(rollout)).tolist()]
+  return (*new, *_recent(options, memory, step))[: options.replay]
+
+
+def of_rollout(rewards: RewardTerms, rollout: RolloutBatch) -> RewardTerms:
+  """Returns the terms of the `M` messages of a rollout, which come first in `extended`."""
+  count = len(rollout.messages)
+  return RewardTerms(**{name: values[:count] for name, values in vars(rewards).items()})
+
+
+def metrics(rollout: RolloutBatch, learned: RolloutBatch, step: int) -> dict[str, float]:
+  """Returns the share of tied groups, and number, share and mean age of borrowed episodes.
+
+  Args:
+    rollout: New episodes, with the scores that training sees.
+    learned: Result of `extended`.
+    step: Finished training steps.
+  """
+  borrowed = learned.num_episodes - rollout.num_episodes
+  found = {
+    'replay/tied_groups': float(1 - _differ(rollout).mean()),
+    'replay/episodes': float(borrowed),
+    'replay/share': borrowed / learned.num_episodes,
+  }
+  if borrowed:
+    versions = learned.version[len(rollout.messages) :]
+    found['replay/age'] = float(step - versions.mean())
+  return found
+
+
+def _differ(rollout: RolloutBatch) -> np.ndarray:
+  """Returns whether the task scores of each question differ, bool `[B]`."""
+  return selection_lib.informative(
+    rollout.task_scores, rollout.episode_question, len(rollout.questions)
+  )
+
+
+def _recent(options: RolloutOptions, memory: Memory, step: int) -> Iterator[RolloutBatch]:
+  """Yields the groups whose weights are at most `rollout.replay_age` steps old."""
+  for group in memory:
+    if step - group.version.min(initial=step) <= options.replay_age:
+      yield group
