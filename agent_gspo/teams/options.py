@@ -113,7 +113,7 @@ class RolloutOptions(Section, name='rollout'):
   parts: int = option(0, least=0, most=64)
   ahead: int = option(0, least=0, most=64)
   replay: int = option(0, least=0, most=10**4)
-  replay_age: int = option(4, least=1, most=1000)
+  replay_age: int = option(1, least=1, most=1000)
   opponents: str = 'self'
   opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)

@@ -173,6 +173,7 @@ def test_a_killed_run_ends_bit_for_bit(tmp_path, ahead):
   config = micro_run.changed(
     steps=6,
     rollout__replay=3,
+    rollout__replay_age=4,
     rollout__ahead=ahead,
     rollout__questions=3,
     reward__score='consistency',
@@ -203,7 +204,7 @@ def test_a_killed_run_ends_bit_for_bit(tmp_path, ahead):
       r'rollout.replay=3 with rollout.branches=2: .* Set rollout.replay=0',
     ),
     ({'rollout__opponents': 'pool'}, r"rollout.replay=3 with rollout.opponents='pool'"),
-    ({'rollout__ahead': 4}, r'replay_age=4 must be above rollout.ahead=4: .*replay_age=5 or more'),
+    ({'rollout__ahead': 4}, r'replay_age=1 must be above rollout.ahead=4: .*replay_age=5 or more'),
     (
       {'advantage__name': 'replay', 'advantage__costs': 'inside'},
       r"rollout.replay=3 with advantage.name='replay', .* advantage.name='per_component'",
