@@ -32,6 +32,15 @@ mostly steps:
   price 0      92.3 [90.0, 94.0]   20.7 [18.9, 24.0]    guide 7.8 [7.2, 8.4]
   price 0.05   90.5 [89.0, 92.0]   13.4 [13.1, 13.7]    guide 2.5 [2.2, 3.0]
 
+The same with --config.steps=400, 8 minutes more a run:
+
+  price 0      93.3 [93.0, 93.5]   21.7 [21.0, 23.1]    guide 7.6 [7.3, 8.0]
+  price 0.05   92.0 [91.0, 93.5]   12.8 [12.4, 12.9]    guide 1.9 [1.7, 2.0]
+
+Talk falls to a quarter, all tokens to 59 %: most of the rest is the path, which takes 8.7 for one
+agent that sees all walls. At 0.1 the guide falls silent too early (100 steps, seeds 0 and 1: 83.8 %
+with 12.7 tokens).
+
 One agent alone (:alone_5, price 0.05, seed 0): all walls 87.5 with 8.7 tokens (90.5 after SFT),
 half of them 88.5 with 11.8 (90.0). It finds walls by walking into them, in three turns: the other
 half of the walls is worth few points here.
