@@ -18,8 +18,8 @@ def check(config: Config, team: Team) -> None:
   for role in team.roles:
     where = f'team.roles.{role.name}.model'
     if role.model.startswith(ENDPOINT):
-      address, _, name = role.model.removeprefix(ENDPOINT).partition('#')
-      endpoint.check_address(address, where=where)
+      address, name = endpoint.parse(role.model)
+      endpoint.check_address(address, endpoint.api_key(), where)
       if not name:
         raise ValueError(f'{where}={role.model!r} names no model; write {role.model}#<its name>.')
       endpoint.check([role])

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import os
 import re
 import threading
 import urllib.parse
@@ -16,7 +17,7 @@ import numpy as np
 
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.teams.policies import EndpointError, RefusedError, Reply, Turn
-from agent_gspo.teams.roles import Role
+from agent_gspo.teams.roles import ENDPOINT, Role
 from agent_gspo.values import is_whole, shown
 
 if TYPE_CHECKING:
@@ -269,6 +270,17 @@ def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
   """Returns the object in a field, {} if there is none."""
   inside = value.get(field)
   return inside if isinstance(inside, dict) else {}
+
+
+def api_key() -> str:
+  """Returns the key of the environment, `NO_KEY` without one."""
+  return os.environ.get('OPENAI_API_KEY') or NO_KEY
+
+
+def parse(source: str) -> tuple[str, str]:
+  """Splits `endpoint:<address>#<name>`, a source of `Role.model`, into address and name."""
+  address, _, name = source.removeprefix(ENDPOINT).partition('#')
+  return address, name
 
 
 def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint') -> None:

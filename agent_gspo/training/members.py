@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping
 
 from agent_gspo.config import check as config_lib
@@ -72,6 +71,6 @@ def endpoint_policy(
   source: str, tokenizer: Tokenizer, temperature: float
 ) -> endpoint.EndpointPolicy:
   """Returns the policy of a role behind a server; `tokenizer` is that of the trained model."""
-  address, _, name = source.removeprefix(ENDPOINT).partition('#')
-  key = os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
-  return endpoint.EndpointPolicy(address, name, tokenizer, temperature, key)
+  return endpoint.EndpointPolicy(
+    *endpoint.parse(source), tokenizer, temperature, endpoint.api_key()
+  )

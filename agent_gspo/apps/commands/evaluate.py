@@ -20,7 +20,6 @@ tokenizer is used. See docs/evaluation.md.
 import dataclasses
 import json
 import math
-import os
 import sys
 import textwrap
 import time
@@ -96,7 +95,7 @@ def main() -> None:
   if _ENDPOINT.value:
     label, speaker = _ENDPOINT_MODEL.value, f'{_ENDPOINT.value} {_ENDPOINT_MODEL.value}'
     first = endpoint.EndpointPolicy(
-      _ENDPOINT.value, _ENDPOINT_MODEL.value, setup.tokenizer, 0.0, _key()
+      _ENDPOINT.value, _ENDPOINT_MODEL.value, setup.tokenizer, 0.0, endpoint.api_key()
     )
     policy, alone = lambda t, stream: dataclasses.replace(first, temperature=t), first.parallel
   else:
@@ -181,7 +180,7 @@ def _check_endpoint(team) -> None:
     raise ValueError('--endpoint speaks for the team: leave out --workdir.')
   from agent_gspo.teams import endpoint
 
-  endpoint.check_address(_ENDPOINT.value, _key())
+  endpoint.check_address(_ENDPOINT.value, endpoint.api_key())
   endpoint.check(team.roles)
 
 
@@ -204,12 +203,6 @@ def _partner(parts):
   except ValueError as error:
     raise ValueError(f'--partner={_PARTNER.value} has another team: {error}') from error
   return partner
-
-
-def _key() -> str:
-  from agent_gspo.teams import endpoint
-
-  return os.environ.get('OPENAI_API_KEY') or endpoint.NO_KEY
 
 
 def _check_probes(team, task, split: str) -> None:
