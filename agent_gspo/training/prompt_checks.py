@@ -114,7 +114,7 @@ def check(
     toolbox.check()
   if any(writer.tokenizer.is_word_level for writer in writers):
     _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
-  lengths = _check_lengths(parts, tokenizer, _questions(parts, _measured(parts)), contexts)
+  lengths = _check_lengths(parts, writers, _questions(parts, _measured(parts)), contexts)
   _check_demonstrations(parts, tokenizer)
   return lengths
 
@@ -233,7 +233,7 @@ def _about_word(
 
 def _check_lengths(
   parts: config_lib.Parts,
-  tokenizer: Tokenizer,
+  writers: Sequence[PromptWriter],
   questions: list[Question],
   contexts: Mapping[str, int],
 ) -> tuple[PromptLengths, ...]:
@@ -243,7 +243,6 @@ def _check_lengths(
   read: dict[str, tuple[int, str]] = {}  # likewise, by model
   longest = functools.cache(functools.partial(_longest, questions))
   noted = max((len(q.notes) for q in questions), default=0)
-  writers = team.prompt_writers(tokenizer)
   for agent, writer in enumerate(writers):
     lengths = functools.partial(_prompt_lengths, team, agent, writers, left)
     # Later turns add the same tokens for every question, and agents of a role without a note have
