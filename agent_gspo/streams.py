@@ -15,6 +15,7 @@ SFT_TERMS = 2  # prices and budgets in demonstrations, by SFT step; kept at 2 as
 SELECTION = 6  # choices of a selection rule, by questions drawn
 MUST_SPEAK = 8  # authors that may not be silent, by step and question
 TERMS = 7  # prices and budgets in rollouts, by step and questions asked in it
+SHARED_EPISODES = 9  # groups of other nodes, by step
 OPPONENTS = 8  # side that learns and opponent of each question, by step and questions asked in it
 
 

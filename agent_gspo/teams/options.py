@@ -95,6 +95,9 @@ class RolloutOptions(Section, name='rollout'):
     replay: Groups with unequal task scores to remember. Where a new group's scores tie, remembered
       episodes are learned from besides, see `training.replay`. 0: none.
     replay_age: Steps after which the weights that wrote a remembered episode are too old for it.
+    share: Folder through which runs with other seeds exchange episodes, see `training.exchange`.
+      Empty: none.
+    shared: Groups of other runs that a step learns from besides, at most.
     opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
@@ -114,6 +117,8 @@ class RolloutOptions(Section, name='rollout'):
   ahead: int = option(0, least=0, most=64)
   replay: int = option(0, least=0, most=10**4)
   replay_age: int = option(1, least=1, most=1000)
+  share: str = ''
+  shared: int = option(8, least=1, most=10**5)
   opponents: str = 'self'
   opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)
@@ -128,12 +133,17 @@ class RolloutOptions(Section, name='rollout'):
         f'rollout.replay_age={self.replay_age} must be above rollout.ahead={self.ahead}: new '
         f'episodes are that old. Set rollout.replay_age={self.ahead + 1} or more.'
       )
-    for field, alone in (('opponents', 'self'), ('branches', 1)):
-      if self.replay and (value := getattr(self, field)) != alone:
-        raise ValueError(
-          f'rollout.replay={self.replay} with rollout.{field}={value!r}: remembered episodes are '
-          f'of one policy, one message a turn. Set rollout.replay=0 or rollout.{field}={alone!r}.'
-        )
+    alone = {'opponents': 'self', 'branches': 1}
+    for field, others in (('replay', alone), ('share', {**alone, 'must_speak': 0, 'replay': 0})):
+      if not (own := getattr(self, field)):
+        continue
+      for other, needed in others.items():
+        if (value := getattr(self, other)) != needed:
+          raise ValueError(
+            f'rollout.{field}={own!r} with rollout.{other}={value!r}: episodes are added as '
+            f'messages of one policy, one a turn. Set rollout.{field}={type(own)()!r} or '
+            f'rollout.{other}={needed!r}.'
+          )
 
   @property
   def opponents_run(self) -> str:

@@ -108,7 +108,8 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
   there_are = len(base.asked(parts.task, config.sft.held_back))
   asked = min(questions * (1 + config.selection.resample), there_are)
   talk = rollout(model, parts.team, prompts, asked, group)
-  learned = questions + min(questions, config.rollout.replay)  # at most
+  added = min(questions, config.rollout.replay)  # at most, as the next line
+  learned = questions + (config.rollout.shared if config.rollout.share else added)
   learning = update(parts, model, prompts, learned, group, scored)
   return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
 

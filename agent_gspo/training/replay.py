@@ -28,20 +28,20 @@ Memory = tuple[RolloutBatch, ...]
 """Groups of one question each, whose task scores differ, newest first."""
 
 
-def check(config: Config) -> None:
-  """Raises ValueError if remembered episodes have no advantage under the config."""
-  name, where = config.advantage.name, f'rollout.replay={config.rollout.replay} with'
-  if not config.rollout.replay:
+def check(config: Config, field: str) -> None:
+  """Raises ValueError if episodes added by this field have no advantage under the config."""
+  name, value = config.advantage.name, getattr(config.rollout, field)
+  where, off = f'rollout.{field}={value!r} with', f'Set rollout.{field}={type(value)()!r}'
+  if not value:
     return
   if config.objective.teacher:
     raise ValueError(
-      f'{where} objective.teacher={config.objective.teacher!r}, which reads no advantages. Set '
-      'rollout.replay=0.'
+      f'{where} objective.teacher={config.objective.teacher!r}, which reads no advantages. {off}.'
     )
   if name in estimators.GAINS or 'baselines' in estimators.fields_of(name):
     raise ValueError(
-      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. Set '
-      "rollout.replay=0, or advantage.name='per_component'."
+      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. {off}, '
+      "or advantage.name='per_component'."
     )
 
 

@@ -25,7 +25,7 @@ from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy
 from agent_gspo.teams.roles import ENDPOINT
-from agent_gspo.training import distillation, members, prompt_checks, replay
+from agent_gspo.training import distillation, exchange, members, prompt_checks, replay
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
@@ -168,7 +168,8 @@ def _find(parts: config_lib.Parts) -> _Found:
   check_attention(options.attention, options.dtype)
   if parts.training:
     config_lib.check_micro_batch(config, placement.row_shards)
-    replay.check(config)
+    replay.check(config, 'replay')
+    exchange.check(parts)
     if config.rollout.ahead and placement.devices > 1:
       raise ValueError(
         f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads cannot '

@@ -14,7 +14,7 @@ from agent_gspo.config import Config
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.returns import returns_to_go
 from agent_gspo.rewards.scores import label_agreement, scored
-from agent_gspo.training import distillation, message_worth, opponents, replay
+from agent_gspo.training import distillation, exchange, message_worth, opponents, replay
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.ahead import Ahead
@@ -82,6 +82,7 @@ def train_step(
     scored(config.reward, batch, setup.task.canonical) for batch in (graded, everything)
   )
   learned = replay.extended(config.rollout, memory, rollout, step)  # new messages come first
+  learned, shared = exchange.extended(setup, learner, state, learned)
   prices = budgets.prices(config.budget, state.budget, learned.terms)
   nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None
   returns = returns_to_go(learned.messages, config.reward.discount)
@@ -110,6 +111,7 @@ def train_step(
     **(worth.metrics(rollout) if worth else {}),
     **(metrics_lib.staleness(rollout, step) if ahead else {}),
     **(replay.metrics(rollout, learned, step) if config.rollout.replay else {}),
+    **shared,
     **clock.metrics(),
   }
   state = dataclasses.replace(
