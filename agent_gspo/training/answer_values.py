@@ -55,6 +55,9 @@ class Values(Protocol):
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the value of each prompt, float64 `[n]`."""
 
+  def scores(self, values: np.ndarray) -> np.ndarray:
+    """Returns values as expected task scores, float64 like `values`."""
+
   def gold(self, place: int) -> Message | None:
     """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
 
@@ -120,6 +123,10 @@ class GoldAnswers:
     self._likeliest = likeliest
     return found
 
+  def scores(self, values: np.ndarray) -> np.ndarray:
+    """Returns the probability of the gold answer."""
+    return np.exp(values)
+
   def gold(self, place: int) -> Message | None:
     """Returns the likeliest form at a prompt, with its log-probabilities; see `Values`."""
     return self._likeliest[place]
@@ -181,6 +188,10 @@ class Replays:
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)
     gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
     return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+
+  def scores(self, values: np.ndarray) -> np.ndarray:
+    """Returns the values, which are scores."""
+    return values
 
   def gold(self, place: int) -> None:
     """Returns None: no text is known to be right."""

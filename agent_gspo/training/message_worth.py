@@ -192,8 +192,8 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
   for episode in range(batch.num_episodes):
     reader.read(episode, name)
   of_prompts = values(reader.prompts)
-  if name == 'segment' and isinstance(values, GoldAnswers):
-    of_prompts = np.exp(of_prompts)  # expected score of the answer
+  if name == 'segment':
+    of_prompts = values.scores(of_prompts)
   count, gold = len(batch.messages), {}
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
   divide = attribution.ATTRIBUTIONS[name]
