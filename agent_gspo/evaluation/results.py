@@ -193,9 +193,15 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
     `needed`: questions that would show this difference with a probability of 80 %, None if 0.
 
   Raises:
-    ValueError: The questions are not the same, or there are none.
+    ValueError: The questions or their gold answers are not the same, or there are none.
   """
   first, second = paired(a, b)
+  for ours, theirs in zip(first, second, strict=True):
+    if ours['gold'] != theirs['gold']:
+      raise ValueError(
+        f'question {ours["question_id"]!r} has the gold answers {ours["gold"]!r} and '
+        f'{theirs["gold"]!r}: evaluate both systems with the same task.options.'
+      )
   if not len(first) == len(a) == len(b):
     raise ValueError(
       f'{len(a)} and {len(b)} answers, {len(first)} of them to the same questions: evaluate both '

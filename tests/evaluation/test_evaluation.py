@@ -384,6 +384,7 @@ def test_differences_are_paired_by_question():
   message = lambda written, read: {'written': written, 'read': read}
   record = lambda i, score, written: {
     'question_id': f'q{i}',
+    'gold': str(i),
     'task_score': score,
     'messages': [message(written, 10), message(1, 2 * i)],
   }

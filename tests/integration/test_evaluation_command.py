@@ -278,6 +278,23 @@ def test_compare_leaves_out_what_failed_in_one(monkeypatch, tmp_path, capsys):
   assert '3 questions, 1 that failed in one left out' in capsys.readouterr().out
 
 
+def test_compare_reads_the_questions_and_not_the_options(monkeypatch, tmp_path, capsys):
+  folder, _ = evaluated()
+  other = tmp_path / 'other'
+  shutil.copytree(folder, other)
+  changed = result()
+  changed['evaluation']['task']['options'] = {'view': 'whole'}
+  (other / 'result.json').write_text(resealed(changed))
+  compare_command(monkeypatch, folder, other)
+  assert '4 questions' in capsys.readouterr().out
+  records = [json.loads(line) for line in (other / 'results.jsonl').read_text().splitlines()]
+  records[0]['gold'] += '9'
+  (other / 'results.jsonl').write_text(''.join(resealed(r) + '\n' for r in records))
+  with pytest.raises(SystemExit):
+    compare_command(monkeypatch, folder, other)
+  assert 'evaluate both systems with the same task.options' in capsys.readouterr().err
+
+
 def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   folder, _ = evaluated()
   other = tmp_path / 'other'
@@ -293,7 +310,7 @@ def test_compare_refuses_what_cannot_be_compared(monkeypatch, tmp_path, capsys):
   changed = result()
   changed['evaluation']['task']['name'] = 'another'
   (other / 'result.json').write_text(resealed(changed))
-  refused('different tasks, options or splits')
+  refused('different tasks or splits')
   changed = result()
   changed['question_ids'].pop()
   (other / 'result.json').write_text(resealed(changed))

@@ -3,8 +3,9 @@
     python launch/compare.py A B
 
 A and B are folders of launch/evaluate.py --out, or FOLDER:LABEL for one of the baselines in
-it, such as evaluations/svamp:chain. The interval is a bootstrap over questions (see
-agent_gspo/evaluation/statistics.py); if it excludes 0, A and B differ.
+it, such as evaluations/svamp:chain. Task options may differ, as between a team and the agent that
+it was distilled into, if the gold answers are the same. The interval is a bootstrap over questions
+(see agent_gspo/evaluation/statistics.py); if it excludes 0, A and B differ.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def cli() -> None:
   options = parser.parse_args()
   try:
     (first, a), (second, b) = (_read(system) for system in options.systems)
-    if first['task'] != second['task'] or first['split'] != second['split']:
-      raise ValueError('the evaluations are of different tasks, options or splits.')
+    named = [(figures['task']['name'], figures['split']) for figures in (first, second)]
+    if named[0] != named[1]:
+      raise ValueError('the evaluations are of different tasks or splits.')
     failed = {*first['failed'], *second['failed']}
     a, b = ([r for r in records if r['question_id'] not in failed] for records in (a, b))
     rows = results.differences(a, b)
