@@ -196,11 +196,11 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]
     ValueError: The questions or their gold answers are not the same, or there are none.
   """
   first, second = paired(a, b)
-  for ours, theirs in zip(first, second, strict=True):
-    if ours['gold'] != theirs['gold']:
+  for one, other in zip(first, second, strict=True):
+    if one['gold'] != other['gold']:
       raise ValueError(
-        f'question {ours["question_id"]!r} has the gold answers {ours["gold"]!r} and '
-        f'{theirs["gold"]!r}: evaluate both systems with the same task.options.'
+        f'question {one["question_id"]!r} has the gold answers {one["gold"]!r} and '
+        f'{other["gold"]!r}: evaluate both systems with the same task.options.'
       )
   if not len(first) == len(a) == len(b):
     raise ValueError(

@@ -98,11 +98,11 @@ def extended(
   if not added:
     return rollout, metrics
   joined = batches.join(added)
-  logprobs = learner.score(state, joined.messages)
-  messages = [
-    dataclasses.replace(with_logprobs(*pair), version=step if pair[0].learns else -1)
-    for pair in zip(joined.messages, logprobs, strict=True)
-  ]
+  messages = list(joined.messages)
+  own = [i for i, message in enumerate(messages) if message.learns]
+  logprobs = learner.score(state, [messages[i] for i in own])
+  for i, values in zip(own, logprobs, strict=True):
+    messages[i] = dataclasses.replace(with_logprobs(messages[i], values), version=step)
   joined = dataclasses.replace(joined, messages=tuple(messages))
   both = batches.join([rollout, joined])
   drawn = np.concatenate([x.drawn for x in (rollout, *added)])
