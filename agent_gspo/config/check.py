@@ -205,6 +205,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     lora_rank=config.model.lora_rank,
     learning_rate=config.learner.learning_rate,
     others=team.others,
+    learners=[agent for agent, role in enumerate(team.roles) if role.trains],
   )
   _check_must_speak(config, team, sharing)
   return Parts(

@@ -75,6 +75,13 @@ def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
   fields: tuple[str, ...] = _MODEL
   if config.model.source.startswith('random:'):
     fields += _VOCABULARY
+  roles = {**saved['team']['roles'], **config.team.roles}  # the models of roles that learn
+  learn = [
+    name
+    for name in roles
+    if any(of.get(name, {}).get('trains') for of in (saved['team']['roles'], config.team.roles))
+  ]
+  fields += tuple(f'team.roles.{name}.{field}' for name in learn for field in ('model', 'trains'))
   if config.policy.sharing != 'shared':  # agents determine the order of adapters
     fields += ('team.agents',)
   _refuse(step, _differences(saved, config, lambda field: _under(field, fields)))

@@ -1,8 +1,9 @@
-"""Validates the sources of models: of the one that is trained, and of the frozen ones of roles."""
+"""Validates the sources of models: that of `model.source`, and those of roles."""
 
 from __future__ import annotations
 
 from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import Config
 from agent_gspo.models.load import check_spec
 from agent_gspo.teams import endpoint
@@ -25,6 +26,24 @@ def check(config: Config, team: Team) -> None:
       endpoint.check([role])
     elif role.model and check_spec(role.model, where)[0] == 'random':
       raise ValueError(f'{where}={role.model!r} has no weights; give a model that has.')
+  for source, name in team.trained.items():
+    where = f'team.roles.{name}.trains=True'
+    if frozen := [r.name for r in team.roles if r.model == source and not r.trains]:
+      raise ValueError(
+        f'{where}, but team.roles.{frozen[0]}.trains=False with the same model. Set both alike.'
+      )
+    if '/' in name:
+      raise ValueError(f'{where}: the name of a role whose model learns must have no "/".')
+    if ORDERS[config.learner.order].multipliers:
+      raise ValueError(
+        f'{where} with learner.order={config.learner.order!r}: factors of later turns are known '
+        "for one model only. Set learner.order='shuffled', or trains=False."
+      )
+    if config.mesh.tensor != 1:
+      raise ValueError(
+        f'{where} with mesh.tensor={config.mesh.tensor}: heads of several models are not split '
+        'together. Set mesh.tensor=1, or trains=False.'
+      )
   name = config.advantage.name
   if team.others and name in estimators.GAINS:
     raise ValueError(

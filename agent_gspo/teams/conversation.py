@@ -245,7 +245,7 @@ class Conversation:
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
-      learns=reply.learns and not turn.model,
+      learns=reply.learns and (writer.role.trains or not turn.model),
       log_speak=reply.log_speak,
     )
 

@@ -39,7 +39,7 @@ class Turn:
     told: New texts of the environment.
     state: State of the environment, for demonstrations; None without one.
     branch: Index among the candidates for this turn, see `Conversation.candidates`.
-    model: Frozen model of the author, see `Role.model`; '' for the trained one.
+    model: Model of the author, see `Role.model`.
   """
 
   question: Question
@@ -148,7 +148,7 @@ class ModelPolicy:
     listener: Called after each token with a turn and the ids `[W]` of its message so far, see
       `Sampler`.
     must_speak: Returns whether a turn's message may not be silent; None: all may.
-    others: Policies of the frozen models that write for some roles, by `Turn.model`.
+    others: Policies of the other models that write for some roles, by `Turn.model`.
   """
 
   sampler: Sampler
@@ -227,7 +227,7 @@ class ScriptedPolicy:
     tokenizer: Tokenizer of the team.
     inserted: Maps a turn and its message's ids to the tokens inserted by tools, bool like the
       ids; None without tools.
-    tokenizers: Tokenizers of frozen models, see `Team.tokenizers`.
+    tokenizers: Tokenizers of other models, see `Team.tokenizers`.
   """
 
   script: Callable[[Turn], str]

@@ -40,8 +40,11 @@ class Role:
     tool_calls: Most calls of tools a message, 0 for no limit; a further mark is an ordinary token.
     tool_tokens: Most tokens of a tool's result; the rest is cut off.
     chat_variables: Variables for the chat template, such as `enable_thinking`; plain JSON.
-    model: Frozen model that writes this role's messages, a source as `model.source`, or
-      `endpoint:<address>#<name>` for one behind an OpenAI-compatible server; '': the trained one.
+    model: Model that writes this role's messages, a source as `model.source`, or
+      `endpoint:<address>#<name>` for one behind an OpenAI-compatible server; '': that of
+      `model.source`.
+    trains: Whether the role's own `model` learns too, with all of its parameters and an optimizer
+      state of its own; else it is frozen.
   """
 
   name: str
@@ -58,6 +61,7 @@ class Role:
   tool_tokens: int = option(64, least=1)
   chat_variables: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
   model: str = ''
+  trains: bool = False
 
   @property
   def shows_note(self) -> bool:
@@ -123,6 +127,11 @@ class Role:
       raise ValueError(
         f'{variables} must be plain JSON: texts, finite numbers, true, false, null, and lists and '
         'objects of these.'
+      )
+    if self.trains and (not self.model or self.model.startswith(ENDPOINT)):
+      raise ValueError(
+        f'{where}.trains=True with {where}.model={self.model!r}: must be a model with weights of '
+        "its own, such as 'hf:FOLDER' (model.source always learns). Set another, or trains=False."
       )
     for tool in self.tools:
       tools.find(tool, f'{where}.tools')

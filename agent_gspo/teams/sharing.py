@@ -41,6 +41,7 @@ def make_sharing(
   lora_rank: int,
   learning_rate: float,
   others: Collection[int] = (),
+  learners: Collection[int] = (),
 ) -> Sharing:
   """Builds the policies from the config's `policy` section.
 
@@ -49,7 +50,8 @@ def make_sharing(
     names: Names of the agents.
     lora_rank: Rank of the model's adapters, 0 without.
     learning_rate: Learning rate of agents without one of their own.
-    others: Agents that a frozen model of their own writes for, see `Team.others`.
+    others: Agents that another model writes for, see `Team.others`.
+    learners: Those of them whose model learns.
 
   Raises:
     ValueError: if a field is invalid; names field, value and remedy.
@@ -58,10 +60,19 @@ def make_sharing(
   _check(kind, tuple(frozen), tuple(rates), names, lora_rank)
   if len(others) == len(names):
     raise ValueError(
-      'team.roles.*.model gives every agent a frozen model: nobody would learn. Set one to empty.'
+      'team.roles.*.model gives every agent another model: that of model.source would learn '
+      'nothing. Set one to empty.'
     )
+  frozen_others = frozenset(others).difference(learners)
   if kind == 'shared':
-    return Sharing(trained=frozenset(range(len(names))).difference(others) if others else None)
+    everybody = frozenset(range(len(names)))
+    return Sharing(trained=everybody - frozen_others if frozen_others else None)
+  if own := [names[n] for n in sorted(learners) if names[n] in frozen or rates]:
+    raise ValueError(
+      f'policy.frozen={tuple(frozen)} and policy.learning_rates={tuple(rates)} are of adapters, '
+      f'but {own[0]} has a model of its own that learns at learner.learning_rate. Leave '
+      f'learning_rates empty and {own[0]} out of frozen.'
+    )
   rates = rates or (learning_rate,) * len(names)
   free = [n for n, name in enumerate(names) if name not in frozen and n not in others]
   trained = [n for n in free if rates[n]]
@@ -74,7 +85,7 @@ def make_sharing(
   scale = [rates[n] / learning_rate if n in trained else 0.0 for n in adapted]
   return Sharing(
     adapters=tuple(adapted.index(n) if n in adapted else -1 for n in range(len(names))),
-    trained=frozenset(trained),
+    trained=frozenset(trained).union(learners),
     scale=tuple(scale),
   )
 

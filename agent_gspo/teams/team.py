@@ -35,8 +35,8 @@ class Team:
       layer share the remainder evenly.
     addressing: Whether messages may begin with addressees, see `teams.addressing`.
     sides: Side of each agent; empty if all are on one side.
-    tokenizers: Tokenizer of each frozen model, see `Role.model`; the others' is that of the
-      trained model. Set once models are opened.
+    tokenizers: Tokenizer of each model of `Role.model`; the others' is that of `model.source`.
+      Set once models are opened.
   """
 
   roles: tuple[Role, ...]
@@ -55,8 +55,17 @@ class Team:
 
   @property
   def others(self) -> frozenset[int]:
-    """Returns the agents whose messages a frozen model writes, see `Role.model`."""
+    """Returns the agents whose messages another model than `model.source` writes."""
     return frozenset(agent for agent, role in enumerate(self.roles) if role.model)
+
+  @property
+  def trained(self) -> dict[str, str]:
+    """Returns the other models that learn: source to name, that of its first role."""
+    return {role.model: role.name for role in reversed(self.roles) if role.trains}
+
+  def written_by(self, model: str) -> frozenset[int]:
+    """Returns the agents of a model, by `Role.model`."""
+    return frozenset(agent for agent, role in enumerate(self.roles) if role.model == model)
 
   @property
   def turns(self) -> list[tuple[int, int, tuple[int, ...]]]:

@@ -168,7 +168,7 @@ class Demonstrations:
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
     shown, left_out = [], 0
     for message in spoken.messages:
-      if not message.learns:
+      if message.agent in self.team.others:
         continue
       place, agent = message.episode, message.agent
       if place in too_long or (place, agent, message.round) in nothing:

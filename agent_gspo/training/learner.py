@@ -16,6 +16,7 @@ from agent_gspo.packing import train_batches
 from agent_gspo.plugins import PluginError, is_plugin
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import host_memory
+from agent_gspo.training import state as state_lib
 from agent_gspo.training.policy_loss import (
   NonFiniteLossError,
   PolicyParams,
@@ -38,11 +39,20 @@ class Learner:
     programs: Compiled programs of the policy.
     config: Resolved run configuration: row shape, mini-batches, objective.
     sharing: Adapter of each agent, and the agents that are trained.
+    name: Name of the model in the state, see `Team.trained`; '' for that of `model.source`.
+    others: Learners of the other models that learn.
   """
 
   programs: Programs
   config: Config
   sharing: Sharing
+  name: str = ''
+  others: Sequence[Learner] = ()
+
+  @property
+  def models(self) -> tuple[Learner, ...]:
+    """Returns the learner of each model."""
+    return (self, *self.others)
 
   def rows(
     self,
@@ -99,10 +109,10 @@ class Learner:
     rollout: RolloutBatch,
     progress: Progress,
   ) -> tuple[TrainState, list[dict[str, float]]]:
-    """Takes one optimizer step on each mini-batch.
+    """Takes one optimizer step of the model on each mini-batch.
 
     Args:
-      state: Training state; its trainable buffers are donated.
+      state: Training state; the model's trainable buffers are donated.
       minibatches: Mini-batches in training order; without any the state is unchanged.
       rollout: `M` messages.
       progress: Display, updated after each optimizer step.
@@ -114,7 +124,7 @@ class Learner:
       NonFiniteLossError: Non-finite loss; names the mini-batch, the step and the questions.
       PluginError: A custom objective returned no count.
     """
-    found = []
+    found, team, state = [], state, state_lib.of_model(state, self.name)
     multipliers = ORDERS[self.config.learner.order].multipliers
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
@@ -150,7 +160,7 @@ class Learner:
         raise self._explained(error, where) from None
       found.append(metrics)
       progress.phase('update', number, len(minibatches))
-    return state, found
+    return state_lib.with_model(team, self.name, state), found
 
   def _explained(self, error: Exception, where: str) -> Exception:
     """Returns the error of an optimizer step with its place and a remedy."""
@@ -211,15 +221,18 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
 
   Args:
     learner: Scores messages, at the temperature of the rollout.
-    state: Training state, with the reference policy.
+    state: Training state, with the reference policy of each model that learns.
     batch: `E` episodes.
 
   Returns:
     float64 `[E]`, nats per token; infinite where all messages were silent.
   """
-  said = [m for m in batch.messages if not m.silent and m.learns]
-  scored = learner.score(PolicyParams(state.reference, state.frozen), said)
-  mean = [-tokens.sum() / len(tokens) for tokens in scored]
+  authors = {agent: one for one in learner.others for agent in one.sharing.trained or ()}
   highest = np.full(batch.num_episodes, -np.inf)
-  np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
+  for one in learner.models:
+    own = lambda m, one=one: not m.silent and m.learns and authors.get(m.agent, learner) is one
+    said, of = list(filter(own, batch.messages)), state_lib.of_model(state, one.name)
+    scored = one.score(PolicyParams(of.reference, of.frozen), said)
+    mean = [-tokens.sum() / len(tokens) for tokens in scored]
+    np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
   return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))

@@ -363,7 +363,7 @@ class Run:
     if not self.config.sft.is_asked_for:
       return opponents.begin(setup, setup_lib.init_state(setup, setup.params))
     params, done = self._warm_start(progress)
-    state = opponents.begin(setup, setup_lib.init_state(setup, params))
+    state = opponents.begin(setup, setup_lib.init_state(setup, {**setup.params, **params}))
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
@@ -374,7 +374,8 @@ class Run:
     start, setup = time.monotonic(), self.setup
     # One process may have it in its cache, another one not.
     file = sft.cache_file(self.config, setup.source, setup.tokenizer.fingerprint)
-    kept = hosts.agreed(lambda: sft.load_cached(file, setup.params))
+    like = state_lib.without_members(setup.params)
+    kept = hosts.agreed(lambda: sft.load_cached(file, like))
     if kept is not None:
       return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.
@@ -465,5 +466,5 @@ class Run:
 
 
 def _params(state: TrainState) -> Params:
-  """Returns all parameters of the model, nested."""
+  """Returns all parameters of the team, nested."""
   return state_lib.merge(state.trainable, state.frozen)

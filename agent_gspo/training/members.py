@@ -1,6 +1,7 @@
-"""Opens the frozen models that write for some roles, beside the model that is trained.
+"""Opens the other models that write for some roles, frozen or trained beside `model.source`.
 
-A message crosses between models as text, see `PromptWriter.said`. Members carry no loss.
+A message crosses between models as text, see `PromptWriter.said`. Each model learns from its own
+agents' messages, with all of its parameters.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams import endpoint
 from agent_gspo.teams.roles import ENDPOINT
+from agent_gspo.teams.sharing import Sharing
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-  """Frozen model of some roles.
+  """Model of some roles.
 
   Attributes:
     model: Model, whose parameters are read when they are first needed.
     sampler: Sampler of the model.
+    name: Name of its parameters in the state, see `Team.trained`; '' for a frozen model.
   """
 
   model: Model
   sampler: Sampler
+  name: str = ''
 
   @functools.cached_property
   def params(self) -> Params:
-    """Returns the parameters on the devices that sample."""
+    """Returns the parameters of a frozen model on the devices that sample."""
     return partition.own_copy(self.model.params, self.sampler.config, self.sampler.placement)
 
 
@@ -57,7 +61,8 @@ def open_members(
   for source in sorted({role.model for role in parts.team.roles if role.model}):
     if not source.startswith(ENDPOINT):
       model = open_model(source)
-      found[source] = Member(model, make_sampler(model.config))
+      name = parts.team.trained.get(source, '')
+      found[source] = Member(model, make_sampler(model.config), name)
   return found
 
 
@@ -67,10 +72,20 @@ def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> c
   return dataclasses.replace(parts, team=dataclasses.replace(parts.team, tokenizers=tokenizers))
 
 
+def sharings(parts: config_lib.Parts) -> dict[str, Sharing]:
+  """Returns the policies of each model's agents, by its name in the state."""
+  team = parts.team
+  if not team.trained:
+    return {'': parts.sharing}
+  ours = frozenset(filter(parts.sharing.learns, team.written_by('')))
+  of = {name: Sharing(trained=team.written_by(source)) for source, name in team.trained.items()}
+  return {'': dataclasses.replace(parts.sharing, trained=ours), **of}
+
+
 def endpoint_policy(
   source: str, tokenizer: Tokenizer, temperature: float
 ) -> endpoint.EndpointPolicy:
-  """Returns the policy of a role behind a server; `tokenizer` is that of the trained model."""
+  """Returns the policy of a role behind a server; `tokenizer` is that of `model.source`."""
   return endpoint.EndpointPolicy(
     *endpoint.parse(source), tokenizer, temperature, endpoint.api_key()
   )

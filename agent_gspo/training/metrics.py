@@ -54,7 +54,7 @@ def of_step(
   rewards: RewardTerms,
   advantages: Advantage,
   minibatches: Sequence[Minibatch],
-  updates: Sequence[Mapping[str, float]],
+  updates: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, float]:
   """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
   kept = advantages.kept > 0  # bool [M]
@@ -81,7 +81,11 @@ def of_step(
       [m for m in trained if sharing.learns(m.agent)],
       [micro_batch for minibatch in minibatches for micro_batch in minibatch],
     ),
-    **_measured(config, of_updates(updates)),
+    **{
+      f'{key}/{model}' if model else key: value
+      for model, results in updates.items()
+      for key, value in _measured(config, of_updates(results)).items()
+    },
     'memory/peak_mb': peak_mb(),
   }
 

@@ -84,15 +84,14 @@ def policy(
     asked: Questions asked before in this step.
     must_speak: See `ModelPolicy`.
   """
-  of = lambda trainable: setup.policy(
+  of = lambda trainable, **options: setup.policy(
     state_lib.merge(trainable, state.frozen),
     stream='train',
     step=step,
     temperature=setup.config.rollout.temperature,
+    **options,
   )
-  learner = of(state.trainable)
-  if must_speak is not None:
-    learner = dataclasses.replace(learner, must_speak=must_speak)
+  learner = of(state.trainable, must_speak=must_speak)
   if state.pool is None:
     return learner
   found = matches(setup, step, questions, asked, int(state.step))

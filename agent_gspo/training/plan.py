@@ -137,7 +137,7 @@ def make(
   sampler: Sampler,
   optimizer: optax.GradientTransformation,
   prompts: Sequence[PromptLengths],
-  members: Sequence[Sampler] = (),
+  members: Sequence[tuple[Sampler, bool]] = (),
 ) -> Plan:
   """Makes the plan of a run.
 
@@ -147,22 +147,28 @@ def make(
     sampler: Sampler of the run, with the model's config.
     optimizer: Optimizer of the trainable parameters.
     prompts: Prompt lengths of each agent.
-    members: Samplers of the frozen models, see `Role.model`.
+    members: Samplers of the other models, see `Role.model`, and whether they learn.
   """
   config, team, model = parts.config, parts.team, sampler.config
-  state = state_bytes(
-    model,
-    placement,
-    optimizer,
-    reference=parts.keeps_reference,
-    opponents=config.rollout.pool_members,
-  )
+  learning = [sampler, *(member for member, learns in members if learns)]
+  states = [
+    state_bytes(
+      one.config,
+      placement,
+      optimizer,
+      reference=parts.keeps_reference,
+      opponents=config.rollout.pool_members,
+    )
+    for one in learning
+  ]
+  state = {part: sum(of[part] for of in states) for part in states[0]}
   state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(
     _bytes(params := _params(m.config), partition.shardings(params, m.config, placement))
-    for m in members
+    for m, learns in members
+    if not learns
   )
   state['process'] = _PROCESS // jax.local_device_count() if jax.default_backend() == 'cpu' else 0
   held = _held(parts)
@@ -180,7 +186,7 @@ def make(
       rows = max(rows, -(-read // ((width - max(common)) * shards)))
       messages = max(messages, -(-spoken // shards))
   programs: tuple[Program, ...] = ()
-  for writer in (sampler, *members):  # as if each wrote for all agents
+  for writer in (sampler, *(member for member, _ in members)):  # as if each wrote for all agents
     programs += rollout_programs(
       writer,
       width=width,
@@ -191,13 +197,15 @@ def make(
   work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
-    updates = learner_programs(
-      recomputing(model),
-      placement,
-      state,
-      rows=learner.micro_batch_size // placement.row_shards,
-      length=learner.pack_length,
-    )
+    updates: tuple[Program, ...] = ()
+    for one, own in zip(learning, states, strict=True):
+      updates += learner_programs(
+        recomputing(one.config),
+        placement,
+        own,
+        rows=learner.micro_batch_size // placement.row_shards,
+        length=learner.pack_length,
+      )
     if config.rollout.ahead:  # its thread writes messages during updates
       beside = {'rollouts ahead': programs[1].bytes}
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)

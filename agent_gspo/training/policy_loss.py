@@ -73,8 +73,8 @@ class PolicyParams(NamedTuple):
 
   @classmethod
   def of(cls, params: Params) -> PolicyParams:
-    """Returns nested parameters in that form."""
-    return cls(flax.traverse_util.flatten_dict(params), {})
+    """Returns nested parameters of `model.source` in that form."""
+    return cls(flax.traverse_util.flatten_dict(state_lib.without_members(params)), {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -256,7 +256,7 @@ def _check_lengths(
     # The sampler's rows have room for the team's longest message.
     model = writer.role.model if writer.role.model in contexts else ''
     read[model] = max(read.get(model, (0, '')), (max(turns) + cap, question.id))
-    if agent not in team.others:
+    if writer.role.trains or agent not in team.others:
       learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
   leads = 'question {1} can lead to a prompt and message of {0} tokens'.format
   for model, most in read.items():

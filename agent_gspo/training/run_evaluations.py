@@ -188,7 +188,8 @@ def judgement_figures(
   The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
   known relevance. Arguments as of `log_probability`.
   """
-  counted = lambda m: not m.round and m.episode < JUDGED and m.learns
+  ours = team.written_by('')
+  counted = lambda m: not m.round and m.episode < JUDGED and m.agent in ours
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.traverse_util
 import jax
@@ -23,7 +23,7 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
-from agent_gspo.teams.policies import ModelPolicy, Policy
+from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.training import distillation, exchange, members, prompt_checks, replay
 from agent_gspo.training import plan as plan_lib
@@ -42,12 +42,12 @@ class Setup(config_lib.Parts):
 
   Attributes:
     model: Decoder, with adapters if configured.
-    params: Initial parameters, before any SFT.
+    params: Initial parameters, before any SFT; those of other models that learn in `MEMBERS`.
     tokenizer: Tokenizer of the model.
     sampler: Sampler of the model.
     placement: Placement of parameters and batch rows.
     source: Exact source of the weights.
-    members: Frozen models that write for some roles, by `Role.model`.
+    members: Other models that write for some roles, by `Role.model`.
     plan: Memory plan of the run; None if a setup is built by hand.
   """
 
@@ -79,15 +79,30 @@ class Setup(config_lib.Parts):
     """Returns parameters on the devices on which this process samples; reads those of a file."""
     return partition.own_copy(params, self.model.config, self.sampler.placement)
 
-  def policy(self, params: Params, *, stream: str, step: int, temperature: float) -> ModelPolicy:
+  @property
+  def trained(self) -> dict[str, ModelConfig]:
+    """Returns the config of each other model that learns, by its name in the state."""
+    return {m.name: m.sampler.config for m in self.members.values() if m.name}
+
+  def policy(
+    self,
+    params: Params,
+    *,
+    stream: str,
+    step: int,
+    temperature: float,
+    must_speak: Callable[[Turn], bool] | None = None,
+  ) -> ModelPolicy:
     """Returns the team's policy with the given parameters.
 
     Args:
-      params: Parameters of the model, see `own_copy`.
+      params: Parameters of the team, as `params`, see `own_copy`.
       stream: Random stream ('train' or 'eval').
       step: Finished steps, folded into the keys.
       temperature: Sampling temperature.
+      must_speak: See `ModelPolicy`; asked for models that learn.
     """
+    params = self.own_copy(params)
     of = functools.partial(
       ModelPolicy,
       root=keys.stream(self.config.seed, stream),
@@ -95,7 +110,11 @@ class Setup(config_lib.Parts):
       temperature=temperature,
     )
     others: dict[str, Policy] = {
-      source: of(sampler=member.sampler, params=member.params)
+      source: of(
+        sampler=member.sampler,
+        params=params[state_lib.MEMBERS][member.name] if member.name else member.params,
+        must_speak=must_speak if member.name else None,
+      )
       for source, member in self.members.items()
     }
     for role in self.team.roles:
@@ -103,8 +122,9 @@ class Setup(config_lib.Parts):
         others[role.model] = members.endpoint_policy(role.model, self.tokenizer, temperature)
     return of(
       sampler=self.sampler,
-      params=self.own_copy(params),
+      params=state_lib.without_members(params),
       adapters=self.sharing.adapters,
+      must_speak=must_speak,
       others=others,
     )
 
@@ -125,9 +145,11 @@ def build(parts: config_lib.Parts) -> Setup:
   params = found.model.params
   if config.lora_rank:
     params = _with_adapters(config, params, parts.config.seed)
+  if others := {m.name: m.model.params for m in found.members.values() if m.name}:
+    params = {**params, state_lib.MEMBERS: others}
   return Setup(
     **vars(found.parts),
-    model=Transformer(config, partition.layout(config, placement, placement.replica_rows)),
+    model=_decoder(config, placement),
     params=params,
     tokenizer=found.model.tokenizer,
     sampler=found.sampler,
@@ -202,8 +224,8 @@ def _find(parts: config_lib.Parts) -> _Found:
 
   def planned(gather_once: bool) -> tuple[Sampler, Plan]:
     sampler = _sampler(parts, with_adapters, own, gather_once=gather_once)
-    samplers = [member.sampler for member in found.values()]
-    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts, samplers)
+    others = [(member.sampler, bool(member.name)) for member in found.values()]
+    return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts, others)
 
   gather = config.sampler.gather_weights
   sampler, plan = planned(gather != 'each_token')
@@ -241,26 +263,40 @@ def _sampler(
   )
 
 
-def make_optimizer(parts: config_lib.Parts) -> optax.GradientTransformation:
-  """Returns the optimizer of a run."""
+def _decoder(config: ModelConfig, placement: Placement) -> Transformer:
+  return Transformer(config, partition.layout(config, placement, placement.replica_rows))
+
+
+def make_optimizer(parts: config_lib.Parts, name: str = '') -> optax.GradientTransformation:
+  """Returns the optimizer of a model that learns, see `Team.trained`."""
   config, options = parts.config, parts.config.learner
-  learns = parts.sharing.learns
-  turns = [layer for _, _, layer in parts.team.turns if any(map(learns, layer))]
+  sharing = members.sharings(parts)[name]
+  turns = [layer for _, _, layer in parts.team.turns if any(map(sharing.learns, layer))]
   updates = ORDERS[options.order].updates(options.minibatches, len(turns))
   return state_lib.make_optimizer(
     options,
     updates=config.steps * updates,
-    adapter_scale=parts.sharing.scale,
+    adapter_scale=sharing.scale,
   )
 
 
 def make_learner(setup: Setup) -> Learner:
-  """Returns the learner of a run, with the config's objective and optimizer."""
+  """Returns the learner of a run, with the config's objective and optimizer for each model."""
+  models = {'': setup.model}
+  models |= {name: _decoder(of, setup.placement) for name, of in setup.trained.items()}
+  main, *others = (
+    Learner(_programs(setup, models[name], name), setup.config, sharing, name)
+    for name, sharing in members.sharings(setup).items()
+  )
+  return dataclasses.replace(main, others=tuple(others))
+
+
+def _programs(setup: Setup, model: Transformer, name: str) -> Programs:
   config = setup.config
-  programs = Programs(
-    setup.model,
+  return Programs(
+    model,
     losses.from_config(config.objective, max_length=setup.team.max_message_tokens),
-    make_optimizer(setup),
+    make_optimizer(setup, name),
     config.rollout.temperature,
     placement=setup.placement,
     takes_turns=config.rollout.ahead > 0,
@@ -271,7 +307,6 @@ def make_learner(setup: Setup) -> Learner:
     tis_cap=config.objective.tis_cap,
     tis_level=config.objective.tis_level,
   )
-  return Learner(programs, config, setup.sharing)
 
 
 def make_scorer(setup: Setup) -> Learner:
@@ -310,6 +345,7 @@ def _state(setup: Setup, params: Params) -> TrainState:
     num_questions=len(setup.questions),
     opponents=config.rollout.pool_members,
     roles=setup.running_roles,
+    members={name: make_optimizer(setup, name) for name in setup.trained},
   )
 
 

@@ -70,6 +70,8 @@ class Hooks:
 def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Params, int]:
   """Returns the parameters after SFT on the training split, and the number of steps taken.
 
+  Only the model of `model.source` imitates; others begin with the weights of their source.
+
   Starts from the parameters of the setup. Demonstrations use the team's own prompts, so training
   inputs match those of the rollout. In a pretrained model with adapters only these are trained; in
   a model from scratch everything else, so that the adapters start from a trained base.
@@ -99,7 +101,7 @@ class _Stage:
 
   def __init__(self, setup: Setup, checkpoints: Checkpoints, hooks: Hooks):
     config, model, placement = setup.config, setup.model, setup.placement
-    params = setup.params
+    params = state_lib.without_members(setup.params)
     self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
     adapted = config.model.lora_rank > 0
     self._aside: Flat = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import chex
@@ -18,15 +20,18 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.training.options import LearnerOptions
 
 Flat = dict[tuple[str, ...], jax.Array]
+MEMBERS = 'members'
+"""Key of the parameters of the other models that learn, by name."""
 
 
 @chex.dataclass(frozen=True)
 class TrainState:
   """Attributes:
   step: Finished training steps, int32 scalar; folded into random keys.
-  trainable: Trainable parameters, float32, flat dict.
+  trainable: Trainable parameters, float32, flat dict; those of another model that learns below
+    `(MEMBERS, name)`, see `Team.trained`.
   frozen: Frozen parameters (all but the adapters under LoRA), flat dict.
-  opt_state: Optimizer state for `trainable`.
+  opt_state: Optimizer state for `trainable`; by name, '' first, if several models learn.
   reference: `trainable` of the reference policy: the initial policy, after any SFT; None if
     unused.
   budget: State of the token price.
@@ -56,6 +61,7 @@ def init(
   num_questions: int = 1,
   opponents: int = 0,
   roles: int = 0,
+  members: Mapping[str, optax.GradientTransformation] = MappingProxyType({}),
   shardings: Callable[[TrainState], Any] = lambda state: None,
 ) -> TrainState:
   """Returns the state at step 0.
@@ -69,12 +75,13 @@ def init(
     num_questions: Number of training questions.
     opponents: Number of opponents, at first all with these parameters.
     roles: Number of roles with a running baseline.
+    members: Optimizers of the other models that learn, by name.
     shardings: Maps a state of shapes to the shardings of its arrays, or None.
   """
 
   def make(params: Params) -> TrainState:
     flat = flax.traverse_util.flatten_dict(params)
-    trained = {k for k in flat if not lora or lora_lib.is_adapter(k[-1])}
+    trained = {k for k in flat if not lora or lora_lib.is_adapter(k[-1]) or k[0] == MEMBERS}
     # A copy: updates donate these buffers, and `params` belong to the caller.
     copy = lambda: {k: jnp.array(v) for k, v in flat.items() if k in trained}
     trainable = copy()
@@ -82,7 +89,11 @@ def init(
       step=jnp.int32(0),
       trainable=trainable,
       frozen={k: jnp.asarray(v) for k, v in flat.items() if k not in trained},
-      opt_state=optimizer.init(trainable),
+      opt_state=(
+        {name: o.init(_own(trainable, name)) for name, o in {'': optimizer, **members}.items()}
+        if members
+        else optimizer.init(trainable)
+      ),
       reference=copy() if keep_reference else None,
       budget=budgets.init(lambda_tok),
       selection=selection_lib.init(num_questions),
@@ -97,6 +108,48 @@ def init(
 def is_whole(state: TrainState) -> bool:
   """Returns whether no buffer of the state was donated, by an update that was interrupted."""
   return not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def of_model(state: TrainState, name: str) -> TrainState:
+  """Returns the state as that of one model that learns, '' for that of `model.source`."""
+  if not _has_members(state):
+    return state
+  return dataclasses.replace(
+    state,
+    trainable=_own(state.trainable, name),
+    frozen={} if name else state.frozen,
+    opt_state=state.opt_state[name],
+    reference=state.reference and _own(state.reference, name),
+  )
+
+
+def with_model(state: TrainState, name: str, own: TrainState) -> TrainState:
+  """Returns the state with parameters and optimizer state of one model, see `of_model`."""
+  if not _has_members(state):
+    return own
+  prefix = (MEMBERS, name) if name else ()
+  updated = {(*prefix, *path): x for path, x in own.trainable.items()}
+  return dataclasses.replace(
+    state,
+    trainable={**state.trainable, **updated},
+    opt_state={**state.opt_state, name: own.opt_state},
+  )
+
+
+def _has_members(state: TrainState) -> bool:
+  return any(path[0] == MEMBERS for path in state.trainable)
+
+
+def _own(flat: Flat, name: str) -> Flat:
+  """Returns the parameters of one model by its own paths."""
+  if not name:
+    return {path: x for path, x in flat.items() if path[0] != MEMBERS}
+  return {path[2:]: x for path, x in flat.items() if path[:2] == (MEMBERS, name)}
+
+
+def without_members(params: Params) -> Params:
+  """Returns the parameters of `model.source` alone."""
+  return {key: x for key, x in params.items() if key != MEMBERS}
 
 
 def merge(trainable: Flat, frozen: Flat) -> Params:

@@ -19,7 +19,7 @@ from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.ahead import Ahead
 from agent_gspo.training.collect import collect
-from agent_gspo.training.learner import Learner, reference_nll
+from agent_gspo.training.learner import Learner, Minibatch, reference_nll
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -62,7 +62,7 @@ def train_step(
 
   Args:
     setup: Team, task and resolved config.
-    learner: Learner of the policy.
+    learner: Learner of the policy, with those of other models that learn.
     state: State before the step; the update donates its trainable buffers.
     progress: Progress display.
     interruptible: Opens a block that Ctrl-C may interrupt; nothing has changed by its end.
@@ -96,8 +96,11 @@ def train_step(
 
   learned = message_worth.learned(config, learned, worth) if worth else learned
   learned = distillation.taught(setup, learner, state, learned)
-  minibatches = learner.pack(learned, advantages, step)
-  state, updates = learner.update(state, minibatches, learned, progress)
+  minibatches, updates = list[Minibatch](), {}
+  for one in learner.models:  # each learns from the messages of its agents
+    packed = one.pack(learned, advantages, step)
+    state, updates[one.name] = one.update(state, packed, learned, progress)
+    minibatches += packed
 
   budget, selection = observe(config, state, selection, seen, updates)
   clock.lap('update')
@@ -132,7 +135,7 @@ def observe(
   state: TrainState,
   selection: selection_lib.SelectionState,
   rollout: RolloutBatch,
-  updates: Sequence[Mapping[str, float]],
+  updates: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> tuple[budgets.BudgetState, selection_lib.SelectionState]:
   """Returns the states of the budget and of the selection rule after a step.
 
@@ -144,7 +147,7 @@ def observe(
     state: Training state.
     selection: State of the selection rule after the draws.
     rollout: All episodes, with the scores that training sees.
-    updates: Metrics of each optimizer step.
+    updates: Metrics of each optimizer step of each model, by name.
   """
   budget = budgets.update(
     config.budget,
@@ -159,6 +162,8 @@ def observe(
     selection,
     rollout.drawn[rollout.episode_question],
     rollout.task_scores,
-    divergence=float(np.mean([u['policy/logprob_gap_mean'] for u in updates] or [0.0])),
+    divergence=float(
+      np.mean([u['policy/logprob_gap_mean'] for of in updates.values() for u in of] or [0.0])
+    ),
   )
   return budget, selection
