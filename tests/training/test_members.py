@@ -7,6 +7,7 @@ import itertools
 import pathlib
 
 import jax
+import micro_models
 import micro_run
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from raw_endpoint import reply, replying
 
 from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.config import check as config_lib
-from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.rewards.communication import message_costs
 from agent_gspo.rewards.options import RewardOptions
@@ -36,18 +36,8 @@ def built(solver: str = '', **values) -> setup_lib.Setup:
 
 
 @pytest.fixture(scope='module')
-def permuted(tmp_path_factory) -> str:
-  """The micro run's own model, in a vocabulary whose words have other ids."""
-  folder = tmp_path_factory.mktemp('models') / 'permuted'
-  setup = built()
-  tokenizer, params = setup.tokenizer, jax.tree.map(np.asarray, setup.params)
-  names = [tokenizer.decode([i]) for i in range(3, tokenizer.vocab_size)]
-  other = word_level(names[::-1])
-  order = np.asarray([*range(3), *reversed(range(3, tokenizer.vocab_size))])
-  embedding = params['embed']['embedding'][order]
-  params = {**params, 'embed': {**params['embed'], 'embedding': embedding}}
-  hf.export_hf(setup.model.config.replace(unsaid=()), params, folder, other)
-  return f'hf:{folder}'
+def permuted() -> str:
+  return micro_models.source(permuted=True)
 
 
 def test_the_same_model_in_another_vocabulary_writes_the_same_team_talk(permuted):

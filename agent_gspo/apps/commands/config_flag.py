@@ -16,6 +16,7 @@ from ml_collections import config_dict, config_flags
 from agent_gspo.apps.commands import exported
 from agent_gspo.config import fields as fields_lib
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
+from agent_gspo.models.io import fields as fields_io
 from agent_gspo.options import did_you_mean, types_of
 
 flags.disclaim_key_flags()  # --help of a command lists --config as its own
@@ -100,7 +101,7 @@ def _of_run(file: pathlib.Path) -> config_dict.ConfigDict:
   try:
     values = json.loads(file.read_text(encoding='utf-8'))
     if 'exported' in values:
-      values['model']['source'] = exported.located(values['model']['source'], file.parent)
+      values = exported.located(fields_io.Fields(values, str(file)), file.parent)
     return changeable(Config.from_dict({k: v for k, v in values.items() if k in types_of(Config)}))
   except (OSError, ValueError, AttributeError, KeyError) as error:
     raise ValueError(f'no config of a run ({error}).') from error

@@ -11,6 +11,7 @@ as hf:OWNER/NAME. The checkpoint is the newest intact one, that of --step=N, or 
 best by the run's own evaluations. `hf` is a whole model, an adapter merged into its weights; `peft`
 is adapters alone, with their base model in `base` if the hub has none. If each agent has its own
 policy, all are written as `peft`, or with --agent the policy of one, without the team.
+Other models that learned beside `model.source` are in `members/<role>`.
 --push_to_hub uploads the folder to a private repository.
 """
 
@@ -53,6 +54,7 @@ def main() -> None:
   from agent_gspo.models import lora
   from agent_gspo.models.io import hf
   from agent_gspo.training import setup as setup_lib
+  from agent_gspo.training import state as state_lib
   from agent_gspo.workdir import disk
 
   parts = config_lib.check(command.config_here(saved), training=False)
@@ -60,6 +62,7 @@ def main() -> None:
   whole = _FORMAT.value == 'hf' or (_FORMAT.value is None and list(adapters) == ['.'])
   setup = setup_lib.build(parts)
   params = saved.restore_params(setup.config, setup.params)
+  members, params = params.get(state_lib.MEMBERS, {}), state_lib.without_members(params)
   agent, workdir = _AGENT.value, _CHECKPOINT.workdir.value
   with disk.writing('the model', out):
     if whole:
@@ -69,6 +72,10 @@ def main() -> None:
     else:
       source = _write_adapters(setup, params, out, adapters)
     if not agent:
+      for member in (m for m in setup.members.values() if m.name):
+        folder = out / exported.member_folder(member.name)
+        weights = members[member.name]
+        hf.export_hf(member.sampler.config, weights, folder, member.model.tokenizer)
       exported.write_team(out, parts, source, saved.step, list(adapters))
     title, license = pathlib.Path(workdir).resolve().name, model_card.license_of(setup.source)
     card = model_card.card(

@@ -1,7 +1,8 @@
 """Writes and finds exported teams: weights, tokenizer, `team.json`, examples and a model card.
 
-`team.json` has the run's config, whose `model.source` is relative to the folder, and in `exported`
-the step and the folders of adapters. So the folder may be moved, or lie on the Hugging Face hub.
+`team.json` has the run's config, whose sources of models that it wrote are relative to the folder,
+and in `exported` the step and the folders of adapters. So the folder may be moved, or lie on the
+Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
   from agent_gspo.config import Config
   from agent_gspo.config.check import Parts
+  from agent_gspo.models.io.fields import Fields
   from agent_gspo.models.transformer import Params
 
 TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
@@ -101,24 +103,35 @@ def find(workdir: str) -> Exported | None:
       )
     return None
   found = fields.Fields(fields.read_object(file), str(file))
-  about, model = found.section('exported'), found.section('model')
+  about = found.section('exported')
   step, adapters = about.whole('step', low=0), about.get('adapters')
-  source = located(str(model.get('source')), folder)
-  config = {**found.values, 'model': {**model.values, 'source': source}}
+  config = located(found, folder)
   config.pop('exported')
   return Exported(folder.absolute(), step, config, adapters)
 
 
-def located(source: str, folder: pathlib.Path) -> str:
-  """Returns a model's source with a path relative to `folder` made absolute."""
-  inside = folder.absolute() / source.removeprefix('hf:')
-  return f'hf:{inside}' if source.startswith('hf:') and inside.is_dir() else source
+def located(found: Fields, folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the values of `team.json` with sources relative to `folder` made absolute."""
+
+  def here(fields: Fields, field: str) -> dict[str, Any]:
+    source = str(fields.get(field, ''))
+    inside = folder.absolute() / source.removeprefix('hf:')
+    is_inside = source.startswith('hf:') and inside.is_dir()
+    return {**fields.values, field: f'hf:{inside}' if is_inside else source}
+
+  team = found.section('team')
+  roles = team.section('roles')
+  own = {name: here(roles.section(name), 'model') for name in roles.values}
+  model = here(found.section('model'), 'source')
+  return {**found.values, 'model': model, 'team': {**team.values, 'roles': own}}
 
 
 def write_team(
   folder: pathlib.Path, parts: Parts, source: str, step: int, adapters: Sequence[str]
 ) -> None:
   """Writes `team.json` and an example question beside exported weights.
+
+  Other models that learned are in `members/<name>`, see `Team.trained`.
 
   Args:
     folder: Folder of the weights.
@@ -134,6 +147,8 @@ def write_team(
   roles = {role.name: dataclasses.asdict(role) for role in parts.team.roles}
   for role in roles.values():
     del role['name']
+    if role['trains']:
+      role['model'] = f'hf:{member_folder(parts.team.trained[role["model"]])}'
   saved['team'] |= {'role_set': '', 'roles': roles}
   options = parts.config.task.options
   saved['task']['options'] = {k: v for k, v in options.items() if k not in _HERE}
@@ -143,6 +158,11 @@ def write_team(
   question = parts.task.questions(split)[0]
   row = {'question': question.text, 'answer': question.answer, 'notes': question.notes}
   (folder / EXAMPLES).write_text(json.dumps({**row, 'split': split}), encoding='utf-8')
+
+
+def member_folder(name: str) -> str:
+  """Returns the folder of another model that learned, relative to the export's."""
+  return f'members/{name}'
 
 
 def push(folder: pathlib.Path, name: str) -> str:
