@@ -51,7 +51,7 @@ def teacher(parts: config_lib.Parts) -> config_lib.Parts | None:
   end = lambda team: (team.roles[-1].style, team.roles[-1].separator)
   for wrong, remedy in (
     (ours.num_agents > 1, "teaches one agent: set team.topology='single' and one of team.agents"),
-    (theirs.others, 'has frozen models: give a team of one'),
+    (theirs.others, 'has several models: give a team of one'),
     (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
     (found.task.converse, 'is a team in an environment: give one that talks by its topology'),
     (found.sharing.adapters, 'has a policy for each agent: give a team that shares one'),

@@ -155,6 +155,7 @@ class Learner:
         asked = dict.fromkeys(rollout.question[train_batches.messages_in(minibatch)].tolist())
         where = (
           f'mini-batch {number} of {len(minibatches)} of step {int(state.step) + 1}, '
+          f'{f"model of {self.name}, " * bool(self.name)}'
           f'questions {", ".join(rollout.questions[q].id for q in asked)}'
         )
         raise self._explained(error, where) from None

@@ -31,9 +31,9 @@ from agent_gspo.workdir import checkpoints
 SOLVER = 'solver'
 
 
-def changed(source: str, trains: bool = True, **values) -> dict:
+def changed(source: str, trains: bool = True, role: str = SOLVER, **values) -> dict:
   config = micro_run.changed(**values)
-  config['team']['roles']['solver'] |= {'model': source, 'trains': trains}
+  config['team']['roles'][role] |= {'model': source, 'trains': trains}
   return config
 
 
@@ -101,7 +101,7 @@ def test_without_an_advantage_of_its_agents_a_model_stays(same):
   'values',
   [
     {'learner__old_logprobs': 'trainer', 'objective__ratio_span': 'episode', 'rollout__replay': 4},
-    {'rollout__must_speak': 1, 'model__lora_rank': 2},
+    {'role': 'informant', 'rollout__must_speak': 1, 'model__lora_rank': 2},
     {
       'team__sides': {'a': ('informant1', 'informant2'), 'b': ('solver',)},
       'rollout__opponents': 'pool',
@@ -116,12 +116,13 @@ def test_another_vocabulary_begins_at_ratio_one(permuted, values):
   learner, state = setup_lib.make_learner(setup), setup_lib.init_state(setup, setup.params)
   before = arrays(state.trainable)
   result = train_step(setup, learner, state, Progress())
-  for name in ('', f'/{SOLVER}'):
+  role = values.get('role', SOLVER)
+  for name in ('', f'/{role}'):
     assert result.metrics[f'policy/ratio_first_minibatch_error_max{name}'] < 1e-4
     assert result.metrics[f'policy/sampler_trainer_diff_max{name}'] < 1e-3
   moved = {path[0] == MEMBERS for path, x in change(before, result.state.trainable).items()
            if x.any()}  # fmt: skip
-  learned = {m.agent == 2 for m in result.rollout.messages if m.learns}
+  learned = {(m.agent == 2) == (role == SOLVER) for m in result.rollout.messages if m.learns}
   assert moved == learned
   if state.pool is None:
     assert moved == {False, True}
