@@ -44,9 +44,17 @@ def check(config: Config, team: Team) -> None:
         f'{where} with mesh.tensor={config.mesh.tensor}: heads of several models are not split '
         'together. Set mesh.tensor=1, or trains=False.'
       )
-  name = config.advantage.name
-  if team.others and name in estimators.GAINS:
+  name, answering = config.advantage.name, team.roles[-1]
+  options = {**estimators.options_of(name), **config.advantage.options}
+  if name not in estimators.GAINS or not answering.model:
+    return
+  where = f'advantage.name={name!r} with team.roles.{answering.name}.model={answering.model!r}'
+  if answering.model.startswith(ENDPOINT) and not options.get('samples'):
     raise ValueError(
-      f'advantage.name={name!r} with team.roles.*.model: gains are measured by the trained model '
-      "alone. Set advantage.name='per_component'."
+      f"{where}: an endpoint scores no gold answers. Set advantage.name='replay', whose answers it "
+      'samples.'
+    )
+  if options.get('imitation') and not answering.trains:
+    raise ValueError(
+      f'{where}, which is frozen: it imitates no gold answers. Set advantage.options.imitation=0.'
     )

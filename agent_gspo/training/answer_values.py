@@ -33,9 +33,7 @@ def scored_message(
     prompt_ids=prompt,
     token_ids=np.asarray(tokens, np.int32),
     logprobs=np.zeros(len(tokens), np.float32),
-    ended=True,
-    text='',
-    **fields,
+    **{'ended': True, 'text': '', **fields},
   )
 
 
@@ -208,4 +206,5 @@ class Replays:
       limit=self._team.message_cap(self._agent),
       stop_ids=self._writer.stop_ids,
       end_id=self._writer.end_id,
+      model=self._writer.role.model,
     )

@@ -100,7 +100,7 @@ def extended(
   joined = batches.join(added)
   messages = list(joined.messages)
   own = [i for i, message in enumerate(messages) if message.learns]
-  logprobs = learner.score(state, [messages[i] for i in own])
+  logprobs = learner.score_authors(state, [messages[i] for i in own])
   for i, values in zip(own, logprobs, strict=True):
     messages[i] = dataclasses.replace(with_logprobs(messages[i], values), version=step)
   joined = dataclasses.replace(joined, messages=tuple(messages))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Learner:
     sharing: Adapter of each agent, and the agents that are trained.
     name: Name of the model in the state, see `Team.trained`; '' for that of `model.source`.
     others: Learners of the other models that learn.
+    frozen_answers: Scores gold answers, see `score`, by the frozen model of the answering agent;
+      None if that agent's model learns.
   """
 
   programs: Programs
@@ -48,6 +50,7 @@ class Learner:
   sharing: Sharing
   name: str = ''
   others: Sequence[Learner] = ()
+  frozen_answers: Callable[[Sequence[Message]], list[np.ndarray]] | None = None
 
   @property
   def models(self) -> tuple[Learner, ...]:
@@ -86,6 +89,27 @@ class Learner:
     micro_batches = self.rows(messages, train=False)
     scored = [x.astype(np.float64) for x in self.programs.logprobs(policy, micro_batches)]
     return train_batches.message_tokens(micro_batches, scored, len(messages))
+
+  def score_authors(
+    self,
+    state: TrainState,
+    messages: Sequence[Message],
+    params: Callable[[TrainState], TrainState | PolicyParams] = lambda own: own,
+  ) -> list[np.ndarray]:
+    """Returns `score` of each message by the model that wrote it, which must learn.
+
+    Args:
+      state: Training state of all models.
+      messages: `M` messages.
+      params: Maps the state of one model to the parameters that score.
+    """
+    authors = {agent: one for one in self.others for agent in one.sharing.trained or ()}
+    found = dict[int, np.ndarray]()
+    for one in self.models:
+      own = [i for i, m in enumerate(messages) if authors.get(m.agent, self) is one]
+      policy = params(state_lib.of_model(state, one.name))
+      found |= zip(own, one.score(policy, [messages[i] for i in own]), strict=True)
+    return [found[i] for i in range(len(messages))]
 
   def pack(self, rollout: RolloutBatch, advantages: Advantage, step: int) -> list[Minibatch]:
     """Returns the non-empty mini-batches of a rollout in training order.
@@ -228,12 +252,9 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
   Returns:
     float64 `[E]`, nats per token; infinite where all messages were silent.
   """
-  authors = {agent: one for one in learner.others for agent in one.sharing.trained or ()}
+  said = [m for m in batch.messages if not m.silent and m.learns]
+  first = lambda own: PolicyParams(own.reference, own.frozen)
+  mean = [-x.sum() / len(x) for x in learner.score_authors(state, said, first)]
   highest = np.full(batch.num_episodes, -np.inf)
-  for one in learner.models:
-    own = lambda m, one=one: not m.silent and m.learns and authors.get(m.agent, learner) is one
-    said, of = list(filter(own, batch.messages)), state_lib.of_model(state, one.name)
-    scored = one.score(PolicyParams(of.reference, of.frozen), said)
-    mean = [-tokens.sum() / len(tokens) for tokens in scored]
-    np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
+  np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
   return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))

@@ -25,7 +25,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values
+from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values, scored_message
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def of_step(
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
     values = Replays(*parts, policy, int(known['samples']))
   else:
-    values = GoldAnswers(*parts, functools.partial(learner.score, state))
+    scored = learner.frozen_answers or functools.partial(learner.score_authors, state)
+    values = GoldAnswers(*parts, scored)
   found = measure(*parts, name, values)
   written = found.plain_written
   notes = dataclasses.replace(
@@ -275,7 +276,8 @@ class _Reader:
     for message in batch.messages:
       if message.agent == self._agent:
         self._own.setdefault(message.episode, []).append(message)
-    self._plain_notes: dict[tuple[int, int], np.ndarray] = {}  # by author and question
+    # By author and question: tokens written, and ids received.
+    self._plain_notes: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
     self._places: dict[Hashable, int] = {}
     self.prompts: list[Prompt] = []  # of each place
     self.episodes: list[_Read] = []
@@ -290,7 +292,7 @@ class _Reader:
       return
     messages, agent = self.batch.messages, self._agent
     slots = [self._by_turn[episode, *turn] for m in own for turn in m.read_from if turn[0] != agent]
-    said = {slot: messages[slot].said for slot in slots if messages[slot].reaches(agent)}
+    said = {slot: self._said(messages[slot]) for slot in slots if messages[slot].reaches(agent)}
     value = lambda told: self._place(own, question, told)
     kept = lambda coalition: {slot: said[slot] for slot in coalition}
     everything = frozenset(said)
@@ -299,8 +301,8 @@ class _Reader:
     answer = self._by_turn[episode, agent, own[-1].round]
     self.episodes.append(_Read(episode, answer, everything, slots, places))
     for slot in slots:
-      note = self._plain_note(messages[slot].agent, question)
-      self.plain_written[slot] = len(note)
+      written, note = self._plain_note(messages[slot].agent, question)
+      self.plain_written[slot] = written
       key = (question, messages[slot].agent, messages[slot].round)
       if name == 'leave_one_out' and len(note) and key not in self.plain:
         without = kept(everything - {slot})
@@ -308,7 +310,8 @@ class _Reader:
 
   def without(self, read: _Read, slots: Iterable[int]) -> int:
     """Returns the place of the value of an episode had some slots been silent."""
-    kept = {slot: self.batch.messages[slot].said for slot in sorted(read.said.difference(slots))}
+    messages = self.batch.messages
+    kept = {slot: self._said(messages[slot]) for slot in sorted(read.said.difference(slots))}
     question = int(self.batch.episode_question[read.episode])
     return self._place(self._own[read.episode], question, kept)
 
@@ -339,10 +342,17 @@ class _Reader:
       conversation.wrote(message.token_ids, message.ended)
     return prompt
 
-  def _plain_note(self, author: int, question: int) -> np.ndarray:
-    """Returns int32 ids of the author's plain note, cut to its cap."""
+  def _said(self, message: Message) -> np.ndarray:
+    """Returns the int32 ids that the answering agent receives of a message."""
+    cap = self._team.message_cap(message.agent)
+    return self._writers[message.agent].said(message, cap, self._writers[self._agent])
+
+  def _plain_note(self, author: int, question: int) -> tuple[int, np.ndarray]:
+    """Returns the length of the author's plain note, cut to its cap, and the ids received."""
     if (author, question) not in self._plain_notes:
+      writer, cap = self._writers[author], self._team.message_cap(author)
       text = self._task.plain_message(self.batch.questions[question], author)
-      ids = self._writers[author].written_ids(text)
-      self._plain_notes[author, question] = ids[: self._team.message_cap(author)]
+      ids = writer.written_ids(text)[:cap]
+      note = scored_message(0, author, ids[:0], ids, ended=False, text=writer.text(ids, False))
+      self._plain_notes[author, question] = len(ids), self._said(note)
     return self._plain_notes[author, question]

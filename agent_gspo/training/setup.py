@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import flax.traverse_util
 import jax
+import numpy as np
 import optax
 
 from agent_gspo.algorithms.objectives import losses
@@ -25,15 +26,16 @@ from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import distillation, exchange, members, prompt_checks, replay
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
 from agent_gspo.training.members import Member
 from agent_gspo.training.plan import Plan
-from agent_gspo.training.policy_loss import Programs
+from agent_gspo.training.policy_loss import PolicyParams, Programs
 from agent_gspo.training.state import TrainState
-from agent_gspo.types import Question
+from agent_gspo.types import Message, Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +290,27 @@ def make_learner(setup: Setup) -> Learner:
     Learner(_programs(setup, models[name], name), setup.config, sharing, name)
     for name, sharing in members.sharings(setup).items()
   )
-  return dataclasses.replace(main, others=tuple(others))
+  return dataclasses.replace(main, others=tuple(others), frozen_answers=_frozen_answers(setup))
+
+
+def _frozen_answers(setup: Setup) -> Callable[[Sequence[Message]], list[np.ndarray]] | None:
+  """Returns `Learner.frozen_answers`, at the temperature of the rollout."""
+  role = setup.team.roles[-1]
+  member = setup.members.get(role.model)
+  if member is None or role.trains:
+    return None
+  scorer = _scorer(
+    setup,
+    _decoder(member.sampler.config, setup.placement),
+    Sharing(),
+    setup.config.rollout.temperature,
+  )
+
+  def score(messages: Sequence[Message]) -> list[np.ndarray]:
+    params = partition.place(member.params, member.sampler.config, setup.placement)
+    return scorer.score(PolicyParams.of(params), messages)
+
+  return score
 
 
 def _programs(setup: Setup, model: Transformer, name: str) -> Programs:
@@ -311,15 +333,19 @@ def _programs(setup: Setup, model: Transformer, name: str) -> Programs:
 
 def make_scorer(setup: Setup) -> Learner:
   """Returns a learner that scores messages at temperature 1 and is never updated."""
+  return _scorer(setup, setup.model, setup.sharing, temperature=1.0)
+
+
+def _scorer(setup: Setup, model: Transformer, sharing: Sharing, temperature: float) -> Learner:
   programs = Programs(
-    setup.model,
+    model,
     losses.imitation,
     optax.identity(),
-    temperature=1.0,
+    temperature,
     entropy=False,
     placement=setup.placement,
   )
-  return Learner(programs, setup.config, setup.sharing)
+  return Learner(programs, setup.config, sharing)
 
 
 def init_state(setup: Setup, params: Params) -> TrainState:

@@ -126,7 +126,20 @@ def test_tokens_of_a_dearer_agent_cost_more():
     ('micro', {}, r"roles\.solver\.model='micro' is not of the form"),
     ('endpoint:http://h/v1', {}, r'names no model; write endpoint:http://h/v1#<its name>'),
     ('endpoint:http://a:b@h/v1#m', {}, r'roles\.solver\.model holds a user, a password'),
-    ('hf:x', {'advantage__name': 'worth'}, r"advantage\.name='worth' with team\.roles\.\*\.model"),
+    (
+      'endpoint:http://h/v1#m',
+      {'advantage__name': 'worth', 'advantage__costs': 'inside'},
+      r"model='endpoint:http://h/v1#m': an endpoint scores no gold answers",
+    ),
+    (
+      'hf:x',
+      {
+        'advantage__name': 'worth',
+        'advantage__costs': 'inside',
+        'advantage__options': {'imitation': 0.1},
+      },
+      r'which is frozen: it imitates no gold answers',
+    ),
     ('', {'reward__prices': {'solver': -1}}, r'reward\.prices holds -1; must be numbers, 0 or'),
     (
       '',

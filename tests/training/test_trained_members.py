@@ -13,12 +13,15 @@ import optax
 import pytest
 import run_comparison
 
+from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.apps.commands import command, exported, team_of_run
 from agent_gspo.config import check as config_lib
 from agent_gspo.packing import train_batches
+from agent_gspo.teams.policies import ScriptedPolicy
+from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import loop, run_evaluations
+from agent_gspo.training import loop, message_worth, run_evaluations
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.collect import collect
@@ -37,8 +40,8 @@ def changed(source: str, trains: bool = True, role: str = SOLVER, **values) -> d
   return config
 
 
-def built(source: str, **values) -> setup_lib.Setup:
-  return setup_lib.build(config_lib.check(changed(source, **values)))
+def built(source: str, trains: bool = True, **values) -> setup_lib.Setup:
+  return setup_lib.build(config_lib.check(changed(source, trains, **values)))
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +60,32 @@ def arrays(flat) -> dict:
 
 def change(before, after) -> dict:
   return {path: np.asarray(after[path]) - x for path, x in before.items()}
+
+
+@pytest.mark.parametrize('trains', [False, True])
+def test_gains_are_those_of_the_solver_whose_model_is_another(permuted, trains):
+  """The same weights in another vocabulary value the same talk alike."""
+
+  def says(turn):
+    return ' '.join(turn.question.note(turn.agent).split()[:2]) or turn.question.answer
+
+  found = []
+  for source, learns in (('', False), (permuted, trains)):
+    values = {'advantage__name': 'worth', 'advantage__costs': 'inside'}
+    setup = built(source, trains=learns, **values)
+    policy = ScriptedPolicy(says, setup.tokenizer, tokenizers=setup.team.tokenizers)
+    batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:3], 1, policy)
+    learner, state = setup_lib.make_learner(setup), setup_lib.init_state(setup, setup.params)
+    found.append(
+      message_worth.of_step(
+        setup, learner, state, batch, budgets.prices(setup.config.budget, state.budget, batch.terms)
+      )
+    )
+  one, other = found
+  assert np.nanmax(np.abs(one.gain)) > 1e-4
+  np.testing.assert_allclose(other.gain, one.gain, atol=1e-4)
+  np.testing.assert_allclose(other.plain_gain, one.plain_gain, atol=1e-4)
+  np.testing.assert_array_equal(other.plain_written, one.plain_written)
 
 
 def test_each_model_takes_the_gradient_of_its_own_messages(same, monkeypatch):
