@@ -129,10 +129,10 @@ def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
   """Returns parameters on this process's own devices, `own`, from those of all processes.
 
   Each process gets all parameters, sharded over its devices; shards already in place do not move.
-  Arrays local to this process are placed by `place`.
+  Arrays local to this process are placed by `place`, from device to device.
   """
   if all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in jax.tree.leaves(tree)):
-    return place(tree, config, own)
+    return place(jax.tree.map(functools.partial(_as_cut, own), tree), config, own)
   assert own.mesh is not None
   devices = np.asarray(jax.devices()).reshape(-1, *own.mesh.devices.shape)
   everywhere = Mesh(devices, ('process', *own.mesh.axis_names))
@@ -143,6 +143,18 @@ def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
     return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
   return jax.tree.map(of, tree, shardings(tree, config, own))
+
+
+def _as_cut(own: Placement, x: Any) -> Any:
+  """Gathers an array on its devices along axes that `own` does not shard; others pass.
+
+  Between meshes JAX copies equal shards from device to device, and other arrays through the host.
+  """
+  cut = getattr(x, 'sharding', None)
+  if own.mesh is None or not isinstance(cut, NamedSharding):
+    return x
+  kept = (axis if axis and own.size(axis) == cut.mesh.shape[axis] else None for axis in cut.spec)
+  return jax.lax.with_sharding_constraint(x, NamedSharding(cut.mesh, PartitionSpec(*kept)))
 
 
 def layout(

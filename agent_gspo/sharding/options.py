@@ -15,17 +15,20 @@ class MeshOptions(Section, name='mesh'):
     data: Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
     fsdp: FSDP: shards rows and parameters.
     tensor: Tensor parallelism: shards heads, MLP width and vocabulary.
+    actors: Devices that only sample, with `rollout.ahead`: the last ones of the host. The axes
+      share out the others, which learn; actors keep `fsdp` and `tensor` if these divide them.
   """
 
   data: int = option(1, least=-1, most=2**16)
   fsdp: int = option(1, least=-1, most=2**16)
   tensor: int = option(1, least=-1, most=2**16)
+  actors: int = option(0, least=0, most=2**16)
 
   def __post_init__(self):
     super().__post_init__()
     left = 0
     for name, size in self.to_dict().items():
-      if size == 0:
+      if size == 0 and name != 'actors':
         raise ValueError(f'mesh.{name}=0: an axis has one device or more, or -1 for what is left.')
       left += size == -1
     if left > 1:

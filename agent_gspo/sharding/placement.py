@@ -6,8 +6,10 @@ and `tensor` (by the table in `models.partition`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,9 +29,14 @@ class Placement:
 
   Attributes:
     mesh: Mesh of devices; None leaves everything on the default device.
+    turn: Held by a thread while it samples, where several do: threads whose programs span devices
+      would start them in different orders, and wait for each other.
   """
 
   mesh: Mesh | None = None
+  turn: contextlib.AbstractContextManager[Any] = dataclasses.field(
+    default=contextlib.nullcontext(), compare=False
+  )
 
   def size(self, axis: str) -> int:
     """Returns the size of an axis of `AXES`; 1 without a mesh."""
@@ -200,14 +207,31 @@ class Placement:
 ONE_DEVICE = Placement()
 
 
-def make_placement(shape: Mapping[str, int]) -> Placement:
+def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
   """Returns a placement on the first devices; an axis of -1 takes the remaining ones.
+
+  Args:
+    shape: Size of each axis.
+    actors: Devices left out, the last ones, see `own_devices`.
 
   Raises:
     ValueError: There are too few devices, or -1 does not divide evenly.
   """
   devices = jax.devices()
-  sizes = _sizes(shape, len(devices), devices[0].platform)
+  where = devices[0].platform
+  if actors:
+    if jax.process_count() > 1:
+      raise ValueError(
+        f'mesh.actors={actors} in {jax.process_count()} processes must be 0: weights are published '
+        'within one process. Set mesh.actors=0 and rollout.ahead=0, or start one process.'
+      )
+    if actors >= len(devices):
+      raise ValueError(
+        f'mesh.actors={actors} must leave a device that learns, of {len(devices)} ({where}). Set '
+        f'mesh.actors={len(devices) - 1}.'
+      )
+    devices, where = devices[:-actors], f'{where}, beside mesh.actors={actors}'
+  sizes = _sizes(shape, len(devices), where)
   total = math.prod(sizes)
   if jax.process_count() > 1 and total < len(devices):
     raise ValueError(
@@ -231,18 +255,21 @@ def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
   return dict(shape)
 
 
-def own_devices(placement: Placement) -> Placement:
-  """Returns the placement of sampling on this process's own devices.
+def own_devices(placement: Placement, actors: int = 0) -> Placement:
+  """Returns the placement of sampling on this process's own devices, or on its last `actors`.
 
-  It keeps as much of `tensor` and `fsdp` as fits, and shards rows over the remaining devices.
+  It keeps as much of `tensor` and `fsdp` as fits (actors: both or neither, see
+  `models.partition.own_copy`), and shards rows over the remaining devices.
   """
-  if not placement.spans_processes:
+  if not (actors or placement.spans_processes):
     return placement
-  assert placement.mesh is not None
-  own = jax.local_devices()
-  tensor = math.gcd(placement.mesh.shape['tensor'], len(own))
-  fsdp = math.gcd(placement.mesh.shape['fsdp'], len(own) // tensor)
-  return Placement(Mesh(np.asarray(own).reshape(-1, fsdp, tensor), AXES))
+  own = jax.local_devices()[-actors:]  # all if `actors` is 0
+  tensor = math.gcd(placement.size('tensor'), len(own))
+  fsdp = math.gcd(placement.size('fsdp'), len(own) // tensor)
+  if actors and (tensor, fsdp) != (placement.size('tensor'), placement.size('fsdp')):
+    tensor = fsdp = 1
+  turn = threading.Lock() if actors else contextlib.nullcontext()
+  return Placement(Mesh(np.asarray(own).reshape(-1, fsdp, tensor), AXES), turn)
 
 
 def _along(spec: PartitionSpec, axes: tuple[str, ...]) -> PartitionSpec:

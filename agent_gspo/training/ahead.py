@@ -1,5 +1,7 @@
 """Rolls out ahead of the learner: one thread samples with older weights during the updates.
 
+With `mesh.actors` it samples on devices of its own, to which each version is copied.
+
 The rollout of step `t` is sampled with the weights after step `max(t - rollout.ahead, start)`, is
 learned from in its turn and never dropped. So tokens do not depend on which thread is faster:
 draws are functions of the step, the seed and the state whose weights are used.
@@ -9,14 +11,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from concurrent import futures
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from agent_gspo.algorithms.selection import SelectionState
 from agent_gspo.sharding import encoding
+from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
@@ -68,6 +72,8 @@ class Ahead:
     self._silence = _Silence()
     self._begun = collections.deque[_Begun]()
     self._drawn: int | None = None  # questions drawn so far; the thread's own
+    self._sampled = self._reported = 0.0  # seconds that the thread rolled out; of them in metrics
+    self._frozen: Any = None  # frozen parameters on the actors
     for step, version, collected in encoding.decode(saved) if saved else ():
       result = futures.Future[Collected]()
       result.set_result(collected)
@@ -103,11 +109,14 @@ class Ahead:
     steps = range(version + len(self._begun), last + 1)
     if not steps:
       return
+    # A copy: updates donate these buffers.
+    if config.mesh.actors:
+      trainable = self._setup.own_copy(state.trainable)
+      frozen = self._frozen = self._frozen or self._setup.own_copy(state.frozen)
+    else:
+      trainable, frozen = jax.tree.map(jnp.array, state.trainable), state.frozen
     weights = dataclasses.replace(
-      state,
-      trainable=jax.tree.map(jnp.array, state.trainable),  # a copy: updates donate these buffers
-      opt_state=None,
-      reference=None,
+      state, trainable=trainable, frozen=frozen, opt_state=None, reference=None
     )
     for step in steps:
       result = self._thread.submit(self._collect, weights, step)
@@ -115,12 +124,19 @@ class Ahead:
 
   def _collect(self, state: TrainState, step: int) -> Collected:
     """Rolls out a step; runs in the thread, in the order of the steps."""
+    start = time.monotonic()
     if self._drawn is not None:
       selection = dataclasses.replace(state.selection, drawn=jnp.int32(self._drawn))
       state = dataclasses.replace(state, selection=selection)
     rollout, everything, after = collect(self._setup, state, self._silence, step)
     self._drawn = int(after.drawn)
+    self._sampled += time.monotonic() - start
     return Collected(rollout, None if everything is rollout else everything, self._drawn)
+
+  def metrics(self, rollout: RolloutBatch, step: int) -> dict[str, float]:
+    """Returns staleness, and the seconds of the rollouts that ended since the last call."""
+    last, self._reported = self._reported, self._sampled
+    return {**metrics_lib.staleness(rollout, step), 'time/actors_s': self._reported - last}
 
   def wait(self) -> None:
     """Waits until nothing is under way.

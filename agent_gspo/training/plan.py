@@ -62,6 +62,7 @@ class Plan:
     positions: Upper bound on the positions that a step reads and learns from, no prompt shared.
     flops: FLOPs of such a step over all devices.
     run: Cost of the parts of the whole run.
+    actors: Plan of the devices that only sample, see `mesh.actors`; None if all learn.
   """
 
   devices: int
@@ -71,6 +72,7 @@ class Plan:
   positions: int
   flops: float
   run: tuple[costs.Work, ...] = ()
+  actors: Plan | None = None
 
   @property
   def largest(self) -> Program:
@@ -91,6 +93,8 @@ class Plan:
     Raises:
       ValueError: A program needs more than a device has; names it, and fields to change.
     """
+    if self.actors:
+      self.actors.check()
     if self.memory is None or self.bytes * (1 - _TOLERANCE) <= self.memory:
       return
     raise ValueError(
@@ -104,17 +108,22 @@ class Plan:
     Args:
       parts: What each program needs, too.
     """
-    of = '' if self.memory is None else f' of {_size(self.memory)}'
-    found = [f'memory a device: {_size(self.bytes)}{of} at the peak, in {self.largest.name}']
+    plans = {'a learner': self, 'an actor': self.actors} if self.actors else {'a device': self}
+    found = []
+    for device, plan in plans.items():
+      of = '' if plan.memory is None else f' of {_size(plan.memory)}'
+      line = f'memory {device}: {_size(plan.bytes)}{of} at the peak, in {plan.largest.name}'
+      found.append(f'{line}; always {plan._state()}' if parts else line)
+      if parts:
+        found += [f'  {p.name}: {_size(p.bytes)} more ({_parts(p)})' for p in plan.programs]
     if parts:
-      found[0] += f'; always {self._state()}'
-      found += [f'  {p.name}: {_size(p.bytes)} more ({_parts(p)})' for p in self.programs]
       found.append(
         f'a step: at most {self.positions:,} positions, {self.flops:.1e} FLOPs on {self.devices} '
         f'device{"s" * (self.devices > 1)}'
       )
-    if self.memory is not None and self.bytes > self.memory:
-      found.append(f'this may not fit. {self._remedy()}')
+    for plan in plans.values():
+      if plan.memory is not None and plan.bytes > plan.memory:
+        found.append(f'this may not fit. {plan._remedy()}')
     return found
 
   def _with(self, program: Program) -> int:
@@ -150,6 +159,7 @@ def make(
     members: Samplers of the other models, see `Role.model`, and whether they learn.
   """
   config, team, model = parts.config, parts.team, sampler.config
+  actors = config.mesh.actors if parts.training else 0
   learning = [sampler, *(member for member, learns in members if learns)]
   states = [
     state_bytes(
@@ -161,12 +171,12 @@ def make(
     )
     for one in learning
   ]
-  state = {part: sum(of[part] for of in states) for part in states[0]}
+  state = _summed(states)
   state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(
-    _bytes(params := _params(m.config), partition.shardings(params, m.config, placement))
+    _bytes(params := _params(m.config), partition.shardings(params, m.config, m.placement))
     for m, learns in members
     if not learns
   )
@@ -186,6 +196,7 @@ def make(
       rows = max(rows, -(-read // ((width - max(common)) * shards)))
       messages = max(messages, -(-spoken // shards))
   programs: tuple[Program, ...] = ()
+  updates: tuple[Program, ...] = ()
   for writer in (sampler, *(member for member, _ in members)):  # as if each wrote for all agents
     programs += rollout_programs(
       writer,
@@ -197,7 +208,6 @@ def make(
   work = costs.rollout(model, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
-    updates: tuple[Program, ...] = ()
     for one, own in zip(learning, states, strict=True):
       updates += learner_programs(
         recomputing(one.config),
@@ -206,20 +216,37 @@ def make(
         rows=learner.micro_batch_size // placement.row_shards,
         length=learner.pack_length,
       )
-    if config.rollout.ahead:  # its thread writes messages during updates
+    if config.rollout.ahead and not actors:  # its thread writes messages during updates
       beside = {'rollouts ahead': programs[1].bytes}
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
-    programs += updates
     work = costs.step(parts, model, prompts)
-  return Plan(
-    devices=placement.devices,
+  plan = Plan(
+    devices=placement.devices + actors,
     state=state,
-    programs=programs,
+    programs=programs + updates,
     memory=_memory(),
     positions=work.positions,
     flops=work.flops,
     run=tuple(costs.of_run(parts, model, prompts)),
   )
+  if not actors:
+    return plan
+  copied = _summed(
+    [
+      state_bytes(one.config, one.placement, optimizer, opponents=config.rollout.pool_members)
+      for one in learning
+    ]
+  )
+  copied['moments'] = 0
+  copied['weights of rollouts ahead'] = config.rollout.ahead * copied['parameters']
+  sampling = dataclasses.replace(plan, state={**state, **copied}, programs=programs)
+  state = {**state, 'weights of rollouts ahead': 0, 'frozen models': 0}
+  return dataclasses.replace(plan, state=state, programs=updates, actors=sampling)
+
+
+def _summed(states: Sequence[Mapping[str, int]]) -> dict[str, int]:
+  """Returns the bytes of each part over all models."""
+  return {part: sum(state[part] for state in states) for part in states[0]}
 
 
 def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:

@@ -188,17 +188,24 @@ def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config.model
   if parts.training:
     distillation.teacher(parts)  # raises before a model is loaded
-  placement = make_placement(config.mesh.to_dict())
+  actors = config.mesh.actors if parts.training else 0
+  if actors and not config.rollout.ahead:
+    raise ValueError(
+      f'mesh.actors={actors} with rollout.ahead=0: devices would sample and learn in turns. Set '
+      'rollout.ahead=1 or more, or mesh.actors=0.'
+    )
+  placement = make_placement(config.mesh.to_dict(), actors)
   check_attention(options.attention, options.dtype)
   if parts.training:
     config_lib.check_micro_batch(config, placement.row_shards)
     replay.check(config, 'replay')
     exchange.check(parts)
-    if config.rollout.ahead and placement.devices > 1:
+    if config.rollout.ahead and not actors and placement.devices > 1:
       raise ValueError(
         f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads cannot '
-        'share programs that span devices. Set rollout.ahead=0, or use one process with one device '
-        '(mesh.data=1, mesh.fsdp=1, mesh.tensor=1).'
+        'share programs that span devices. Set mesh.actors to the devices that sample, or '
+        'rollout.ahead=0, or use one process with one device (mesh.data=1, mesh.fsdp=1, '
+        'mesh.tensor=1).'
       )
   tokenizer = None
   if check_spec(options.source)[0] == 'random':
@@ -210,7 +217,7 @@ def _find(parts: config_lib.Parts) -> _Found:
       "learner.replay_routing=True needs a mixture of experts and learner.old_logprobs='trainer', "
       f'not {options.source} and {config.learner.old_logprobs!r}; else set it to False.'
     )
-  own = own_devices(placement)
+  own = own_devices(placement, actors)
   found = members.open_members(parts, lambda m: _sampler(parts, _as_run(parts, m), own))
   parts = members.with_tokenizers(parts, found)
   contexts = {source: member.model.config.max_positions for source, member in found.items()}
@@ -232,8 +239,9 @@ def _find(parts: config_lib.Parts) -> _Found:
   gather = config.sampler.gather_weights
   sampler, plan = planned(gather != 'each_token')
   if gather == 'auto' and sampler.placement.cut_by_fsdp:
-    _, writing, *_ = plan.programs
-    if not plan.has_room_for(writing):
+    of_sampler = plan.actors or plan
+    _, writing, *_ = of_sampler.programs
+    if not of_sampler.has_room_for(writing):
       sampler, plan = planned(False)
   return _Found(parts, model, placement, sampler, found, plan)
 

@@ -112,7 +112,7 @@ def train_step(
     **label_agreement(config.reward, everything.task_scores, seen.task_scores),
     **budgets.metrics(prices, budget),
     **(worth.metrics(rollout) if worth else {}),
-    **(metrics_lib.staleness(rollout, step) if ahead else {}),
+    **(ahead.metrics(rollout, step) if ahead else {}),
     **(replay.metrics(rollout, learned, step) if config.rollout.replay else {}),
     **shared,
     **clock.metrics(),

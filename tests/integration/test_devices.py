@@ -181,6 +181,66 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
 """
 
 
+_PUBLISH = """
+import jax, numpy as np
+import tiny
+from jax._src.array import ArrayImpl
+from agent_gspo.models import partition
+from agent_gspo.sharding import placement
+
+def through_the_host(array):
+  raise AssertionError('copied through the host')
+
+found, read = {}, ArrayImpl._value
+for *mesh, actors in ((1, 1, 1, 1), (1, 1, 1, 3), (4, 1, 1, 4), (2, 2, 1, 4), (1, 2, 2, 2)):
+  learners = placement.make_placement(dict(zip(placement.AXES, mesh)), actors)
+  own = placement.own_devices(learners, actors)
+  params = partition.place(tiny.params(tiny.CONFIG), tiny.CONFIG, learners)
+  ArrayImpl._value = property(through_the_host)
+  copy = partition.own_copy(params, tiny.CONFIG, own)
+  ArrayImpl._value = read
+  jax.tree.map(np.testing.assert_array_equal, params, copy)
+  used = sorted({device.id for x in jax.tree.leaves(copy) for device in x.devices()})
+  found[str((*mesh, actors))] = [used, own.mesh.devices.shape]
+"""
+
+_ACTORS = """
+import contextlib, io, os, pathlib, tempfile
+import micro_run, run_comparison
+from agent_gspo.training import loop
+
+KEPT = {'rollout__ahead': 1, 'rollout__group_size': 8, 'learner__micro_batch_size': 8, 'steps': 6}
+KEPT |= {'learner__learning_rate': 3e-3, 'logging__transcripts': 16, 'checkpoint__every': 2}
+KEPT |= {'advantage__costs': 'inside'}
+SPLIT = {'mesh__data': -1, 'mesh__fsdp': 2, 'mesh__actors': 4}
+
+def killed(step, metrics):
+  if step == 3:
+    raise SystemExit('killed')
+
+found = {}
+with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+  for name in LOSSES:
+    options = {'samples': 2} if name == 'spo_segment' else {}  # which the learner samples
+    kept = {**KEPT, 'advantage__name': name, 'advantage__options': options}
+    os.environ['AGENT_GSPO_CACHE'] = f'{folder}/{name}_cache'
+    one, split, cut = (pathlib.Path(folder) / f'{name}_{run}' for run in ('one', 'split', 'cut'))
+    loop.train(micro_run.changed(**kept), one)
+    loop.train(micro_run.changed(**kept, **SPLIT), split)
+    with contextlib.suppress(SystemExit):
+      loop.train(micro_run.changed(**kept, **SPLIT), cut, on_step=killed)
+    assert run_comparison.saved(cut)[0] == 2
+    loop.train(micro_run.changed(**kept, **SPLIT), cut)
+    run_comparison.assert_same_run(cut, split, 6)
+    for run in (one, split):
+      texts = [
+        [message['text'] for message in line['messages']]
+        for line in run_comparison.records(run, 'transcripts.jsonl')
+      ]
+      found[run.name] = texts, run_comparison.records(run, 'metrics.jsonl')
+"""
+
+
 def _found(script: str, mesh: tuple[int, int, int], *losses: str) -> dict:
   return _run(script, tuple(OTHERS if mesh in OTHERS else SOME), losses)
 
@@ -294,14 +354,41 @@ def test_weights_are_gathered_once_if_that_fits():
 def test_device_count_changes_no_run(name):
   """SFT, evaluations, rollouts and updates; a checkpoint goes on with other devices."""
   found = _run(_TRAIN)
+  _assert_same_curves(found['one'], found[name])
+
+
+def _assert_same_curves(curve: list[dict], other: list[dict]) -> None:
   # Of the clock, of the machine, and what is rounding altogether.
   free = ('time/', 'memory/', 'policy/ratio_first_minibatch_error', 'policy/sampler_trainer_diff')
-  for one, other in zip(found['one'], found[name], strict=True):
-    assert one.keys() == other.keys()
+  for one, two in zip(curve, other, strict=True):
+    assert one.keys() == two.keys()
     for key, value in one.items():
       if not key.startswith(free):
-        assert other[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
-  assert found['one'][1]['policy/grad_norm'] > 0
+        assert two[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
+  assert curve[1]['policy/grad_norm'] > 0
+
+
+def test_weights_are_published_from_device_to_device():
+  """Onto the last devices; `tensor` and `fsdp` are kept if both fit there, else neither."""
+  assert _run(_PUBLISH) == {
+    '(1, 1, 1, 1)': [[7], [1, 1, 1]],
+    '(1, 1, 1, 3)': [[5, 6, 7], [3, 1, 1]],
+    '(4, 1, 1, 4)': [[4, 5, 6, 7], [4, 1, 1]],
+    '(2, 2, 1, 4)': [[4, 5, 6, 7], [2, 2, 1]],
+    '(1, 2, 2, 2)': [[6, 7], [2, 1, 1]],
+  }
+
+
+@pytest.mark.parametrize(
+  'name', ['per_component', pytest.param('spo_segment', marks=pytest.mark.slow)]
+)
+def test_actors_write_the_tokens_of_one_device_and_a_killed_run_ends_bit_for_bit(name):
+  """Also while the learner samples for itself."""
+  found = _run(_ACTORS, losses=(name,))
+  (texts, curve), (others, split) = found[f'{name}_one'], found[f'{name}_split']
+  assert others == texts
+  assert len({tuple(line) for line in texts}) > 10
+  _assert_same_curves(curve, split)
 
 
 def test_parameters_are_put_on_the_device_once():

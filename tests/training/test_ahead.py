@@ -8,6 +8,7 @@ import threading
 import traceback
 import types
 
+import jax
 import micro_run
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import run_comparison
 import small_checkpoints
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.sharding.options import MeshOptions
 from agent_gspo.training import ahead as ahead_lib
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
@@ -58,7 +60,8 @@ class _Rollouts:
   def __init__(self, monkeypatch, ahead: int):
     self.begun, self.failing, self.hold = [], None, threading.Semaphore(10**6)
     rollout = types.SimpleNamespace(ahead=ahead)
-    self.setup = types.SimpleNamespace(config=types.SimpleNamespace(rollout=rollout, steps=6))
+    config = types.SimpleNamespace(rollout=rollout, steps=6, mesh=MeshOptions())
+    self.setup = types.SimpleNamespace(config=config)
     monkeypatch.setattr(ahead_lib, 'collect', self)
 
   def __call__(self, setup, state, progress, step):
@@ -265,8 +268,24 @@ def _kill_after(step: int, config, folder: pathlib.Path, monkeypatch) -> None:
 
 def test_several_devices_are_refused_before_a_model_is_loaded(monkeypatch):
   two = types.SimpleNamespace(devices=2, row_shards=1)
-  monkeypatch.setattr(setup_lib, 'make_placement', lambda mesh: two)
+  monkeypatch.setattr(setup_lib, 'make_placement', lambda *_: two)
   monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
-  message = r'rollout.ahead=1 on 2 devices: .* Set rollout.ahead=0, or use one process with one'
+  message = r'rollout.ahead=1 on 2 devices: .* Set mesh.actors .*, or rollout.ahead=0, or use one'
   with pytest.raises(ValueError, match=message):
     setup_lib.build(config_lib.check(micro_run.changed(rollout__ahead=1)))
+
+
+@pytest.mark.parametrize(
+  ('ahead', 'processes', 'message'),
+  [
+    (0, 1, r'mesh.actors=1 with rollout.ahead=0: .* Set rollout.ahead=1 or more, or mesh.actors=0'),
+    (1, 2, r'mesh.actors=1 in 2 processes must be 0: .* Set mesh.actors=0 and rollout.ahead=0, or'),
+    (1, 1, r'mesh.actors=1 must leave a device that learns, of 1 \(cpu\). Set mesh.actors=0'),
+  ],
+)
+def test_actors_that_cannot_be_are_refused(monkeypatch, ahead, processes, message):
+  monkeypatch.setattr(setup_lib, 'open_model', lambda *_, **__: pytest.fail('loaded a model'))
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
+  parts = config_lib.check(micro_run.changed(rollout__ahead=ahead, mesh__actors=1))
+  with pytest.raises(ValueError, match=message):
+    setup_lib.build(parts)
