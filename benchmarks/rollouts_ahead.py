@@ -4,7 +4,9 @@
 
 Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms: 12 episodes of two rounds a
 step, a decoder of 3 layers from scratch. Seconds are medians of the steps after the fifth, since
-the first ones compile. Prints a markdown table.
+the first ones compile. Of several devices half sample while the others learn, but without rollouts
+ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on CPUs). Learner and actors
+are busy for their share of the steps' seconds. Prints a markdown table.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Mapping
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import jax
 import numpy as np
 
 from agent_gspo.apps.commands import command
@@ -80,20 +83,34 @@ def main() -> None:
   options = parser.parse_args()
   host_memory.keep()  # as all commands do
   command.use_compilation_cache()
-  print('| `rollout.ahead` | s a step | of them rollout | steps an hour | staleness |')
-  print('| ---: | ---: | ---: | ---: | ---: |')
+  print(
+    '| `rollout.ahead` | actors | s a step | of them rollout | steps an hour | staleness | '
+    'learner busy | actors busy |'
+  )
+  print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
+  devices = jax.device_count()
   for ahead in (0, 1, 2):
-    config = half_maze.get_config()
+    config, actors = half_maze.get_config(), devices // 2 if ahead else 0
+    fields = {**_FIELDS, 'steps': options.steps, 'rollout.ahead': ahead, 'mesh.actors': actors}
+    if devices > 1:
+      fields |= {'mesh.data': -1, 'learner.micro_batch_size': devices}
     with config.unlocked():
-      config.update_from_flattened_dict({**_FIELDS, 'steps': options.steps, 'rollout.ahead': ahead})
+      config.update_from_flattened_dict(fields)
     with tempfile.TemporaryDirectory() as folder:
       with contextlib.redirect_stdout(io.StringIO()):
         train(config.to_dict(), folder)
       steps = list(json_lines.iterate(pathlib.Path(folder) / 'metrics.jsonl'))[_SKIPPED:]
     median = lambda name, of=steps: np.median([x.get(name, 0) for x in of])
-    step, wait = median('time/step_s'), median('time/wait_s' if ahead else 'time/rollout_s')
-    stale = median('rollout/staleness')
-    print(f'| {ahead} | {step:.2f} | {wait:.2f} | {3600 / step:,.0f} | {stale:.1f} |', flush=True)
+    rollout = 'time/wait_s' if ahead else 'time/rollout_s'
+    step, wait, stale = map(median, ('time/step_s', rollout, 'rollout/staleness'))
+    total = lambda name, of=steps: sum(x[name] for x in of)
+    sampled = total('time/actors_s' if ahead else rollout) / total('time/step_s')
+    learned = 1 - total(rollout) / total('time/step_s')
+    print(
+      f'| {ahead} | {actors} | {step:.2f} | {wait:.2f} | {3600 / step:,.0f} | {stale:.1f} | '
+      f'{learned:.0%} | {sampled:.0%} |',
+      flush=True,
+    )
 
 
 if __name__ == '__main__':

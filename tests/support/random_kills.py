@@ -1,6 +1,7 @@
 """Stops runs at random moments, and looks whether they end as if nothing had happened.
 
     python tests/support/random_kills.py --kills=30 --terms=10 --processes=1 --seed=0
+    python tests/support/random_kills.py --kills=20 -- --config.rollout.ahead=2
 
 The micro run is started in a folder of its own, and again whenever a signal has ended it, until it
 is done; then the next one, until all signals are delivered. Moments are drawn uniformly over the
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 # A script finds what lies beside it, not the package above.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -41,13 +43,17 @@ _LONGEST_SECONDS = 280  # for processes to end, or a run to be done
 _ENDED = 'curves and transcripts:'  # the last that a run says
 
 
-def _start(workdir: pathlib.Path, processes: int) -> list[subprocess.Popen]:
+def _start(
+  workdir: pathlib.Path, processes: int, options: tuple[str, ...]
+) -> list[subprocess.Popen]:
   log = workdir.with_suffix('.log').open('ab')
   if processes > 1:
-    return several_processes.start(workdir, processes, 1, output=log)
+    return several_processes.start(
+      workdir, processes, 1, output=log, options=lambda index: list(options)
+    )
   return [
     subprocess.Popen(
-      micro_run.train_command(workdir, *_OPTIONS),
+      micro_run.train_command(workdir, *_OPTIONS, *options),
       env=micro_run.environment(),
       cwd=micro_run.folder(),
       stdout=log,
@@ -96,8 +102,8 @@ class Trial:
     problems: what was wrong, one line each.
   """
 
-  def __init__(self, folder: pathlib.Path, processes: int, seed: int):
-    self.folder, self.processes = folder, processes
+  def __init__(self, folder: pathlib.Path, processes: int, seed: int, options: tuple[str, ...]):
+    self.folder, self.processes, self.options = folder, processes, options
     self.random = random.Random(seed)
     self.delivered: collections.Counter[str] = collections.Counter()
     self.problems: list[str] = []
@@ -129,7 +135,7 @@ class Trial:
     victim = self.random.randrange(self.processes)
     said = len(_text(workdir))
     fresh, start = not workdir.exists(), time.monotonic()
-    started = _start(workdir, self.processes)
+    started = _start(workdir, self.processes, self.options)
     while time.monotonic() < start + moment and any(p.poll() is None for p in started):
       time.sleep(0.01)
     if started[victim].poll() is not None:  # it was faster: the signal is for the next one
@@ -166,7 +172,7 @@ class Trial:
     return all(status == 0 for status in statuses)
 
   def _finish(self, workdir: pathlib.Path) -> None:
-    statuses = _statuses(_start(workdir, self.processes))
+    statuses = _statuses(_start(workdir, self.processes, self.options))
     if any(statuses):
       self.problems.append(f'{workdir}: ended with {statuses}: {_text(workdir)[-2000:]}')
 
@@ -185,11 +191,11 @@ def _text(workdir: pathlib.Path) -> str:
   return ''
 
 
-def trial(kills: int, terms: int, processes: int, seed: int) -> Trial:
+def trial(kills: int, terms: int, processes: int, seed: int, options: Sequence[str] = ()) -> Trial:
   """Delivers so many signals; the caller looks at `problems`."""
   with tempfile.TemporaryDirectory() as folder:
     os.environ.setdefault(micro_run.SESSION, folder)
-    made = Trial(pathlib.Path(folder), processes, seed)
+    made = Trial(pathlib.Path(folder), processes, seed, tuple(options))
     signals = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
     made.random.shuffle(signals)
     made.go(signals)
@@ -202,6 +208,7 @@ def main() -> None:
   parser.add_argument('--terms', type=int, default=10)
   parser.add_argument('--processes', type=int, default=1)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('options', nargs='*', help='further flags of the run, after --')
   logging.getLogger('absl').setLevel(logging.ERROR)
   made = trial(**vars(parser.parse_args()))
   for problem in made.problems:
