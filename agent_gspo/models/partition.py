@@ -153,8 +153,13 @@ def _as_cut(own: Placement, x: Any) -> Any:
   cut = getattr(x, 'sharding', None)
   if own.mesh is None or not isinstance(cut, NamedSharding):
     return x
-  kept = (axis if axis and own.size(axis) == cut.mesh.shape[axis] else None for axis in cut.spec)
-  return jax.lax.with_sharding_constraint(x, NamedSharding(cut.mesh, PartitionSpec(*kept)))
+  sizes = cut.mesh.shape
+  kept = PartitionSpec(
+    *(axis if axis and own.size(axis) == sizes[axis] else None for axis in cut.spec)
+  )
+  if kept == cut.spec:
+    return x
+  return jax.lax.with_sharding_constraint(x, NamedSharding(cut.mesh, kept))
 
 
 def layout(

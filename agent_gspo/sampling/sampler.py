@@ -223,8 +223,6 @@ class Sampler:
       # A shard without prompts computes prompt 0.
       for some in (block if block.size else np.arange(1) for block in blocks)
     ]
-    pool = self._fill_pool(params, trees, n, adapters is not None)
-
     control = (jnp.float32(temperature), shapes.padded_ids(stop_ids))
     silence = None if must_speak is None else shapes.padded_ids(silence_ids)
     columns = self.cache_columns(longest)
@@ -237,19 +235,23 @@ class Sampler:
       out['log_speak'] = np.zeros(n, np.float32)  # [N]
     longest_block = len(blocks[0])
     finish = functools.partial(self._finish, params, control, out, listener)
-    for first in range(0, longest_block, self.decode_rows):
-      last = min(first + self.decode_rows, longest_block)
-      batches = []
-      for begin, end in self._batches(first, last):
-        owner = shapes.padded([block[begin:end] for block in blocks], self.batch_rows(end - begin))
-        rows = self._rows(trees, owner, begin, columns, limits, keys, adapters, must_speak)
-        inputs = (*rows, silence, *control)
-        batches.append((self.start(params, pool, inputs, self.max_new_tokens), owner))
-      if last == longest_block:
-        del pool
-      with futures.ThreadPoolExecutor(len(batches)) as threads:
-        for done in [threads.submit(finish, *batch) for batch in batches]:
-          done.result()
+    with self.placement.turn:
+      pool = self._fill_pool(params, trees, n, adapters is not None)
+      for first in range(0, longest_block, self.decode_rows):
+        last = min(first + self.decode_rows, longest_block)
+        batches = []
+        for begin, end in self._batches(first, last):
+          owner = shapes.padded(
+            [block[begin:end] for block in blocks], self.batch_rows(end - begin)
+          )
+          rows = self._rows(trees, owner, begin, columns, limits, keys, adapters, must_speak)
+          inputs = (*rows, silence, *control)
+          batches.append((self.start(params, pool, inputs, self.max_new_tokens), owner))
+        if last == longest_block:
+          del pool
+        with futures.ThreadPoolExecutor(len(batches)) as threads:
+          for done in [threads.submit(finish, *batch) for batch in batches]:
+            done.result()
 
     tokens, logprobs, count = out['tokens'], out['logprobs'], out['count']
     final = tokens[np.arange(n), np.maximum(count - 1, 0)]

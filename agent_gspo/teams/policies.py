@@ -185,18 +185,17 @@ class ModelPolicy:
     if self.must_speak and not turns[0].offset:  # what follows a tool's result begins no message
       flags = np.asarray([self.must_speak(turn) for turn in turns])
       first = {'must_speak': flags, 'silence_ids': turns[0].silence_ids}
-    with self.sampler.placement.turn:
-      samples = self.sampler(
-        self.params,
-        [t.prompt_ids for t in turns],
-        self.row_keys(turns),
-        temperature=self.temperature,
-        stop_ids=turns[0].stop_ids,
-        limits=np.asarray([t.limit for t in turns]),
-        adapters=adapters,
-        listener=listener,
-        **first,
-      )
+    samples = self.sampler(
+      self.params,
+      [t.prompt_ids for t in turns],
+      self.row_keys(turns),
+      temperature=self.temperature,
+      stop_ids=turns[0].stop_ids,
+      limits=np.asarray([t.limit for t in turns]),
+      adapters=adapters,
+      listener=listener,
+      **first,
+    )
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
     unmeasured = [None] * len(turns)
     log_speak = unmeasured if samples.log_speak is None else samples.log_speak.tolist()
