@@ -68,7 +68,7 @@ class _Progress:
 
 
 class _Setup(setup_lib.Setup):
-  def policy(self, params, *, stream, step, temperature):
+  def policy(self, params, *, stream, step, temperature, must_speak=None):
     return _Policy(self.tokenizer, step)
 
 
