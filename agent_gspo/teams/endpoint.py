@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from agent_gspo.values import is_whole, shown
 if TYPE_CHECKING:
   import openai
 
-_MOST_BYTES = 2**21  # read of a reply; the rest is dropped
+T = TypeVar('T')
 _TOO_MANY = 2**31  # tokens
 _AGAIN = 2  # retries after a reply outside the protocol, mostly a gateway's page
 _OF_THE_REQUEST = (400, 403, 413, 422, 451)  # statuses about one request; others affect all
@@ -33,7 +35,7 @@ NO_KEY = 'none'
 _SECRET = 8  # least length of a key that cannot be a common word
 
 
-class _BrokenError(EndpointError):
+class BrokenError(EndpointError):
   """A reply does not follow the protocol."""
 
 
@@ -53,6 +55,9 @@ class EndpointPolicy:
   retries: int = 4  # after a connection failure or a temporary refusal
   parallel: int = 8  # concurrent requests
   deadline_s: float = 300.0  # for a whole reply, with all retries
+  most_bytes: int = 2**21  # read of a reply; the rest is dropped
+
+  path: ClassVar[str] = '/chat/completions'
 
   def __post_init__(self):
     check_address(self.base_url, self.api_key)
@@ -67,16 +72,14 @@ class EndpointPolicy:
       EndpointError: Some turns got no reply; says how many, and why the first one failed.
       RefusedError: All of the missing replies were withheld.
     """
-    asked = [asyncio.run_coroutine_threadsafe(self._reply(turn), _loop()) for turn in turns]
+    read = [functools.partial(self._read, turn) for turn in turns]
+    asked = list(map(self._ask, itertools.repeat(self.path), self._requests(turns), read))
     found, failed = [], []
     for turn, reply in zip(turns, asked, strict=True):
       try:
-        text, ended, usage = reply.result()
-        ids = self._ids(text, ended, turn)
+        found.append(self._message(turn, reply.result()))
       except EndpointError as error:
         failed.append(error)
-      else:
-        found.append(Reply.given(ids, ended, usage=usage))
     if failed:
       withheld = all(isinstance(error, RefusedError) for error in failed)
       raise (RefusedError if withheld else EndpointError)(
@@ -85,55 +88,66 @@ class EndpointPolicy:
       )
     return found
 
-  # Both are made by the first request, in the event loop's thread.
+  def _requests(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Returns the fields of each turn's request."""
+    return [
+      {
+        'model': self.model,
+        'messages': [{'role': 'user', 'content': self.tokenizer.decode(turn.prompt_ids.tolist())}],
+        'temperature': self.temperature,
+        'max_tokens': turn.limit,
+      }
+      for turn in turns
+    ]
+
+  def _read(self, turn: Turn, body: bytes) -> Any:
+    """Returns what `_message` makes a message of; called in the event loop's thread.
+
+    Raises:
+      EndpointError: See `_read`.
+    """
+    return _read(body)
+
+  def _message(self, turn: Turn, found: Any) -> Reply:
+    text, ended, usage = found
+    return Reply.given(self._ids(text, ended, turn), ended, usage=usage)
+
+  def post(self, path: str, fields: Mapping[str, Any]) -> bytes:
+    """Returns the body of the reply to a request.
+
+    Raises:
+      EndpointError: There is none, or its status tells of a failure.
+    """
+    try:
+      return self._ask(path, fields, lambda body: body).result()
+    except EndpointError as error:
+      raise EndpointError(f'{self.base_url}{path}: {error}') from error
 
   @functools.cached_property
-  def _free(self) -> asyncio.Semaphore:
+  def _free(self) -> asyncio.Semaphore:  # made by the first request, in the event loop's thread
     return asyncio.Semaphore(self.parallel)
 
-  @functools.cached_property
+  @property
   def _client(self) -> openai.AsyncOpenAI:
-    """Makes the client, reused with its connections over all layers of an episode."""
-    import openai
-
-    class Limited(openai.DefaultAsyncHttpxClient):
-      """Client that reads a bounded part of a body and follows no redirects."""
-
-      async def send(self, request, **options):
-        found = await super().send(request, **{**options, 'stream': True})
-        body = bytearray()
-        try:
-          async for piece in found.aiter_bytes():
-            body += piece
-            if len(body) > _MOST_BYTES:
-              break
-        finally:
-          await found.aclose()
-        # The body is already decoded, and may be cut off.
-        drop = ('content-encoding', 'content-length', 'transfer-encoding')
-        headers = [(k, v) for k, v in found.headers.multi_items() if k.lower() not in drop]
-        content = bytes(body[:_MOST_BYTES])
-        return type(found)(found.status_code, headers=headers, content=content, request=request)
-
-    return openai.AsyncOpenAI(
-      base_url=self.base_url,
-      api_key=self.api_key,
-      timeout=self.timeout_s,
-      max_retries=self.retries,
-      http_client=Limited(follow_redirects=False),
+    return _client(
+      self.base_url, self.api_key, self.timeout_s, self.retries, most_bytes=self.most_bytes
     )
 
-  async def _reply(self, turn: Turn) -> tuple[str, bool, tuple[int, int]]:
-    """Returns the text, whether it ended before the cap, and the tokens read and written."""
-    prompt = self.tokenizer.decode(turn.prompt_ids.tolist())
+  def _ask(
+    self, path: str, fields: Mapping[str, Any], read: Callable[[bytes], T]
+  ) -> futures.Future[T]:
+    """Begins a request; its future raises EndpointError."""
+    return asyncio.run_coroutine_threadsafe(self._reply(path, fields, read), _loop())
+
+  async def _reply(self, path: str, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
     async with self._free:
       try:
         async with asyncio.timeout(self.deadline_s):
           left = min(self.retries, _AGAIN)
           while True:
             try:
-              return _read(await self._body(prompt, turn.limit))
-            except _BrokenError:
+              return read(await self._body(path, fields))
+            except BrokenError:
               if not left:
                 raise
               left -= 1
@@ -143,16 +157,11 @@ class EndpointPolicy:
       except EndpointError as error:
         raise type(error)(self._clean(str(error))) from None
 
-  async def _body(self, prompt: str, limit: int) -> bytes:
+  async def _body(self, path: str, fields: Mapping[str, Any]) -> bytes:
     import openai
 
     try:
-      reply = await self._client.chat.completions.with_raw_response.create(
-        model=self.model,
-        messages=[{'role': 'user', 'content': prompt}],
-        temperature=self.temperature,
-        max_tokens=limit,
-      )
+      reply = await self._client.post(path, body=fields, cast_to=openai.HttpxBinaryResponseContent)
     except openai.OpenAIError as error:
       status, told = 0, f'{error} {error.__cause__ or ""}'
       if isinstance(error, openai.APIStatusError):
@@ -162,7 +171,7 @@ class EndpointPolicy:
           told = f'status {status}: it redirects elsewhere. Give that address.'
       told = f'{type(error).__name__}: {told}'
       raise (RefusedError if status in _OF_THE_REQUEST else EndpointError)(told) from None
-    body = reply.http_response.content
+    body = reply.content
     # A short key may be a common word of any reply; a long one must not reach a transcript.
     secret = self.api_key.encode() if len(self.api_key) >= _SECRET else b''
     return body.replace(secret, b'[api_key]') if secret else body
@@ -186,6 +195,41 @@ class EndpointPolicy:
 
 
 @functools.cache
+def _client(
+  base_url: str, api_key: str, timeout_s: float, retries: int, *, most_bytes: int
+) -> openai.AsyncOpenAI:
+  """Returns the client, reused with its connections by all policies of a server."""
+  import openai
+
+  class Limited(openai.DefaultAsyncHttpxClient):
+    """Client that reads a bounded part of a body and follows no redirects."""
+
+    async def send(self, request, **options):
+      found = await super().send(request, **{**options, 'stream': True})
+      body = bytearray()
+      try:
+        async for piece in found.aiter_bytes():
+          body += piece
+          if len(body) > most_bytes:
+            break
+      finally:
+        await found.aclose()
+      # The body is already decoded, and may be cut off.
+      drop = ('content-encoding', 'content-length', 'transfer-encoding')
+      headers = [(k, v) for k, v in found.headers.multi_items() if k.lower() not in drop]
+      content = bytes(body[:most_bytes])
+      return type(found)(found.status_code, headers=headers, content=content, request=request)
+
+  return openai.AsyncOpenAI(
+    base_url=base_url,
+    api_key=api_key,
+    timeout=timeout_s,
+    max_retries=retries,
+    http_client=Limited(follow_redirects=False),
+  )
+
+
+@functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
   """Returns the event loop of all requests, run by a daemon thread."""
   loop = asyncio.new_event_loop()
@@ -193,32 +237,41 @@ def _loop() -> asyncio.AbstractEventLoop:
   return loop
 
 
-def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
-  """Returns the contents of a reply, see `EndpointPolicy._reply`.
+def read_choice(body: bytes) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+  """Returns a reply and its only choice, {} if that is no object.
 
   Raises:
-    RefusedError: The message was withheld or replaced, such as by a tool call.
-    _BrokenError: The body does not follow the protocol.
+    BrokenError: The body is not JSON, an error, or has not one choice.
   """
   try:
     reply = json.loads(body)
   except (ValueError, RecursionError):
-    raise _BrokenError(f'a reply that is not JSON: {body.decode(errors="replace")}') from None
+    raise BrokenError(f'a reply that is not JSON: {body.decode(errors="replace")}') from None
   if not isinstance(reply, dict):
-    raise _BrokenError(f'a reply that is {shown(reply)}; must be an object')
+    raise BrokenError(f'a reply that is {shown(reply)}; must be an object')
   if reply.get('error'):
-    raise _BrokenError(f'an error with status 200: {shown(reply["error"])}')
+    raise BrokenError(f'an error with status 200: {shown(reply["error"])}')
   choices = reply.get('choices')
   if not isinstance(choices, list) or len(choices) != 1:
-    raise _BrokenError(f'a reply whose `choices` is {shown(choices)}; must be a list of one')
-  choice = choices[0] if isinstance(choices[0], dict) else {}
+    raise BrokenError(f'a reply whose `choices` is {shown(choices)}; must be a list of one')
+  return reply, choices[0] if isinstance(choices[0], dict) else {}
+
+
+def _read(body: bytes) -> tuple[str, bool, tuple[int, int]]:
+  """Returns the text of a reply, whether it ended before the cap, and the tokens read and written.
+
+  Raises:
+    RefusedError: The message was withheld or replaced, such as by a tool call.
+    BrokenError: The body does not follow the protocol.
+  """
+  reply, choice = read_choice(body)
   message, finish = choice.get('message'), choice.get('finish_reason')
   if not isinstance(message, dict):
-    raise _BrokenError(f'a reply whose `message` is {shown(message)}; must be an object')
+    raise BrokenError(f'a reply whose `message` is {shown(message)}; must be an object')
   text = _text(message.get('content'))
   said = bool(text and text.strip())
   behind = [name for name, value in message.items() if value and name not in ('role', 'content')]
-  if _of(_of(reply, 'usage'), 'completion_tokens_details').get('reasoning_tokens'):
+  if inside(inside(reply, 'usage'), 'completion_tokens_details').get('reasoning_tokens'):
     behind.append('reasoning_tokens')
   if (
     finish in _BROKEN_OFF
@@ -239,12 +292,12 @@ def _text(content: Any) -> str | None:
   """Returns the text of a message's content, None if there is no content.
 
   Raises:
-    _BrokenError: The content is not text.
+    BrokenError: The content is not text.
   """
   if content is None:
     return None
   if not isinstance(content, str):
-    raise _BrokenError(f'a reply whose `content` is {shown(content)}; must be text')
+    raise BrokenError(f'a reply whose `content` is {shown(content)}; must be text')
   # Lone surrogates are not valid text: two halves of a pair are joined, others replaced.
   return content.encode('utf-16-le', 'surrogatepass').decode('utf-16-le', 'replace')
 
@@ -253,23 +306,23 @@ def _usage(reply: Mapping[str, Any], least: tuple[int, int]) -> tuple[int, int]:
   """Returns the tokens read and written.
 
   Raises:
-    _BrokenError: A count is not a whole number from its minimum to 2**31 - 1.
+    BrokenError: A count is not a whole number from its minimum to 2**31 - 1.
   """
   found = []
   for name, low in zip(('prompt_tokens', 'completion_tokens'), least, strict=True):
-    count: Any = _of(reply, 'usage').get(name)
+    count: Any = inside(reply, 'usage').get(name)
     if not is_whole(count) or not low <= count < _TOO_MANY:
-      raise _BrokenError(
+      raise BrokenError(
         f'a reply whose usage.{name} is {shown(count)}; must be a whole number of {low} to 2^31 - 1'
       )
     found.append(count)
   return found[0], found[1]
 
 
-def _of(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+def inside(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
   """Returns the object in a field, {} if there is none."""
-  inside = value.get(field)
-  return inside if isinstance(inside, dict) else {}
+  found = value.get(field)
+  return found if isinstance(found, dict) else {}
 
 
 def api_key() -> str:

@@ -33,7 +33,8 @@ class _Handler(socketserver.BaseRequestHandler):
       while len(body) < length:
         body += self.request.recv(65536)
       name = head.split()[1].split(b'/')[1].decode()
-      prompt = json.loads(body)['messages'][0]['content']
+      fields = json.loads(body)
+      prompt = fields['messages'][0]['content'] if 'messages' in fields else fields
       self.server.answers[name](prompt)(self.request)
 
 
@@ -55,19 +56,19 @@ def _server() -> _Server:
 _numbers = itertools.count()
 
 
-def serve(answer: Callable[[str], Wire]) -> str:
-  """Returns an address at which `answer` gets each prompt."""
+def serve(answer: Callable[[Any], Wire]) -> str:
+  """Returns an address at which `answer` gets each prompt, of other than chats all fields."""
   name = str(next(_numbers))
   _server().answers[name] = answer
   return f'http://127.0.0.1:{_server().server_address[1]}/{name}/v1'
 
 
 @contextlib.contextmanager
-def replying(answer: Callable[[str], tuple[int, Any]]) -> Iterator[tuple[str, list[str]]]:
+def replying(answer: Callable[[Any], tuple[int, Any]]) -> Iterator[tuple[str, list[Any]]]:
   """Yields an address whose answers map a prompt to status and body, and the prompts that came."""
-  prompts: list[str] = []
+  prompts: list[Any] = []
 
-  def respond(prompt: str) -> Wire:
+  def respond(prompt: Any) -> Wire:
     prompts.append(prompt)
     status, found = answer(prompt)
     return sends(http(json.dumps(found).encode(), f'{status} X', Retry_After_Ms=1))

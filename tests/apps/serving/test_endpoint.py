@@ -67,8 +67,8 @@ def test_an_evaluation_through_the_endpoint_has_the_figures_of_the_direct_one():
 def test_an_agent_reads_its_own_replies_as_text_between_separators(monkeypatch):
   sent = []
 
-  async def reply(self, turn):
-    sent.append(self.tokenizer.decode(turn.prompt_ids.tolist()))
+  async def reply(self, path, fields, read):
+    sent.append(fields['messages'][0]['content'])
     return 'seven', True, (1, 1)
 
   monkeypatch.setattr(endpoint.EndpointPolicy, '_reply', reply)
@@ -123,8 +123,8 @@ def test_caps_count_the_tokens_of_the_endpoint(monkeypatch, cap, written, limits
   """Where our tokenizer has many more for the same text."""
   asked = []
 
-  async def reply(self, turn):
-    asked.append(turn.limit)
+  async def reply(self, path, fields, read):
+    asked.append(fields['max_tokens'])
     return 'Mara has three pens.', True, (30, written)
 
   monkeypatch.setattr(endpoint.EndpointPolicy, '_reply', reply)
