@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo.sampling.shapes import bucket
@@ -47,3 +49,16 @@ def take(keys: jax.Array, rows: np.ndarray) -> jax.Array:
   """Selects keys on the host; a device gather would be compiled for each pair of sizes."""
   data = np.asarray(jax.random.key_data(keys))[rows]
   return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
+
+
+def to_seeds(keys: jax.Array) -> list[int]:
+  """Returns threefry keys `[N]` as signed 64-bit numbers, such as other servers take as seeds."""
+  high, low = np.asarray(jax.random.key_data(keys)).astype(np.int64).T
+  return (high << 32 | low).tolist()
+
+
+def of_seeds(seeds: Sequence[int]) -> jax.Array:
+  """Returns the keys `[N]` of signed 64-bit seeds, the inverse of `to_seeds`."""
+  bits = np.asarray(seeds, np.int64).view(np.uint64)
+  words = np.stack([bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)], axis=-1)
+  return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl='threefry2x32')

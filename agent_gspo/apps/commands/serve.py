@@ -18,6 +18,10 @@ ignored. Requests are answered one at a time, from programs of this machine and 
 page. A --host that other machines can
 reach needs an --api_key, or AGENT_GSPO_API_KEY, which the list of processes does not show: clients
 send it as their API key, and the page asks for it.
+
+    python launch/serve.py --config=configs/tiny.py --engine
+    python launch/train.py --config=configs/tiny.py --workdir=runs/tiny \
+      --config.rollout.engine=http://127.0.0.1:8000/v1#team
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ _TEAM = team_of_run.define_flags()
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
 _PORT = flags.DEFINE_integer('port', 8000, 'Port to listen on.', lower_bound=0, upper_bound=65535)
 _KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by default.')
+_ENGINE = flags.DEFINE_bool(
+  'engine', False, 'Also sample for runs with rollout.engine, which load weights from folders here.'
+)
 _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
 
 
@@ -55,7 +62,9 @@ def main() -> None:
     print(
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
     )
-    web = app.make_app(served, _NAME.value, listens=(_HOST.value, host), api_key=key)
+    web = app.make_app(
+      served, _NAME.value, listens=(_HOST.value, host), api_key=key, engine=_ENGINE.value
+    )
     server = app.server(web, log_level='info')
     with contextlib.suppress(KeyboardInterrupt):  # the server has shut down
       server.run(sockets=[listening])

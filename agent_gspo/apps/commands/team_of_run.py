@@ -89,6 +89,29 @@ class TeamOfRun:
       params = self._saved.restore_params(self.parts.config, params)
     return setup, setup.own_copy(params)
 
+  def load_weights(self, folder: str, step: int) -> None:
+    """Replaces the parameters of `model.source` by those in the folder of an export.
+
+    Raises:
+      ValueError, FileNotFoundError: It has no weights, or those of another architecture.
+    """
+    import jax
+    import numpy as np
+
+    from agent_gspo.models.io import hf
+    from agent_gspo.training import state as state_lib
+
+    setup, params = self.loaded
+    _, found = hf.open_hf(folder)
+    shapes = lambda tree: jax.tree.map(np.shape, tree)
+    if shapes(found) != shapes(state_lib.without_members(params)):
+      raise ValueError(
+        f'{folder} holds another model than {setup.source}, which is served. Serve the --config of '
+        'the run that trains, without adapters (model.lora_rank=0).'
+      )
+    self.loaded = setup, {**params, **setup.own_copy(found)}
+    self.step = step
+
   @property
   def told(self) -> str:
     """Returns the kind of terms in the agents' prompts: 'price', 'budget' or ''."""

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_gspo.apps.serving import errors
 from agent_gspo.apps.serving.completions import Completions
+from agent_gspo.apps.serving.engine import Engine
 from agent_gspo.apps.serving.guard import HEALTH, Guard
 from agent_gspo.evaluation import asking
 from agent_gspo.values import shown
@@ -36,6 +37,7 @@ def make_app(
   *,
   listens: Sequence[str] = ('127.0.0.1',),
   api_key: str = '',
+  engine: bool = False,
 ) -> Starlette:
   """Returns the application of one team, which answers one request at a time.
 
@@ -43,6 +45,7 @@ def make_app(
     served: Team to ask.
     name: Name of the team as a model.
     listens, api_key: See `Guard`.
+    engine: Also sample for runs that train elsewhere, see `engine`.
   """
 
   async def models(http: Request) -> Response:
@@ -74,6 +77,12 @@ def make_app(
     alone = {'Content-Security-Policy': "frame-ancestors 'none'"}
     return HTMLResponse(_PAGE.read_text(encoding='utf-8'), headers=alone)
 
+  talk = Completions(served, name)
+  sampling = Engine(served, name, talk.speaker)
+  of_engine = [
+    Route('/v1/completions', sampling.complete, methods=['POST']),
+    Route('/v1/weights', sampling.load_weights, methods=['POST']),
+  ]
   return Starlette(
     routes=[
       Route('/', page),
@@ -81,7 +90,8 @@ def make_app(
       Route(HEALTH, health),
       Route('/v1/models', models),
       Route('/v1/models/{model}', models),
-      Route('/v1/chat/completions', Completions(served, name), methods=['POST']),
+      Route('/v1/chat/completions', talk, methods=['POST']),
+      *(of_engine if engine else ()),
     ],
     middleware=[Middleware(Guard, listens=listens, api_key=api_key)],
     exception_handlers={HTTPException: errors.of_route, Exception: errors.of_route},

@@ -87,7 +87,7 @@ class Completions:
       return await errors.response(busy, 503, headers={'Retry-After': '5'})(scope, receive, send)
     self._in_hand += 1
     try:
-      await _Exchange(self, await _body(http)).answer(scope, receive, send)
+      await _Exchange(self, await body_of(http)).answer(scope, receive, send)
     except RequestError as error:
       await errors.response(*errors.of_fault(error))(scope, receive, send)
     except ClientDisconnect:
@@ -96,7 +96,7 @@ class Completions:
       self._in_hand -= 1
 
 
-async def _body(http: Request) -> bytes:
+async def body_of(http: Request) -> bytes:
   """Returns the body, reading at most `MAX_BYTES`.
 
   Raises:

@@ -76,18 +76,7 @@ def read(body: Any, model: str) -> ChatRequest:
   Raises:
     RequestError: A field is missing, unknown or has an unsupported value.
   """
-  if not isinstance(body, Mapping):
-    raise RequestError(f'the body must be a JSON object, got {shown(body)}.')
-  fields = _given(body)
-  if fields.pop('model', model) != model:
-    raise RequestError(
-      f'the model {shown(body["model"])} is not served; {model!r} is.', 'model', status=404
-    )
-  for name in _IGNORED:
-    fields.pop(name, None)
-  for name, values in _NEUTRAL.items():
-    if name in fields and not any(map(functools.partial(_same, fields.pop(name)), values)):
-      raise RequestError(f'{name}={shown(body[name])}: a team gives {name}={values[0]}.', name)
+  fields = fields_of(body, model, _NEUTRAL)
   streaming = fields.pop('stream_options', {})
   options = _given(streaming) if isinstance(streaming, Mapping) else {'': None}
   if options.get('include_obfuscation') is False:
@@ -122,6 +111,29 @@ def read(body: Any, model: str) -> ChatRequest:
       'messages',
     )
   return request
+
+
+def fields_of(
+  body: Any, model: str, neutral: Mapping[str, Sequence[Any]], who: str = 'a team'
+) -> dict[str, Any]:
+  """Returns the fields of a request to `model` that are given and affect the answer.
+
+  Raises:
+    RequestError: No object, another model, or another value than the `neutral` ones of a field.
+  """
+  if not isinstance(body, Mapping):
+    raise RequestError(f'the body must be a JSON object, got {shown(body)}.')
+  fields = _given(body)
+  if fields.pop('model', model) != model:
+    raise RequestError(
+      f'the model {shown(body["model"])} is not served; {model!r} is.', 'model', status=404
+    )
+  for name in _IGNORED:
+    fields.pop(name, None)
+  for name, values in neutral.items():
+    if name in fields and not any(map(functools.partial(_same, fields.pop(name)), values)):
+      raise RequestError(f'{name}={shown(body[name])}: {who} gives {name}={values[0]}.', name)
+  return fields
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""Samples for runs that train elsewhere: `/v1/completions` of token ids, and `/v1/weights`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from agent_gspo.apps.serving import errors, requests
+from agent_gspo.apps.serving.completions import body_of
+from agent_gspo.apps.serving.errors import RequestError
+from agent_gspo.sampling import keys
+from agent_gspo.training import state as state_lib
+from agent_gspo.values import is_number, is_whole, shown
+
+if TYPE_CHECKING:
+  from agent_gspo.apps.commands.team_of_run import TeamOfRun
+
+MAX_WAITING = 1024
+"""Limits the completions that wait."""
+_GATHERING_S = 0.01  # requests that arrive together are sampled together
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+  'n': (1,),
+  'top_p': (1,),
+  'top_k': (-1, 0),
+  'min_p': (0,),
+  'repetition_penalty': (1,),
+  'frequency_penalty': (0,),
+  'presence_penalty': (0,),
+  'ignore_eos': (True,),
+  'logprobs': (1, 0),
+  'return_token_ids': (True,),
+  'echo': (False,),
+  'stream': (False,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+  """A completion to sample; `seed` alone determines its noise."""
+
+  prompt: np.ndarray  # int32 [P]
+  limit: int
+  stop_ids: tuple[int, ...]
+  temperature: float
+  seed: int
+
+
+class Engine:
+  """Samples what waits as one batch; noise depends on each request's seed alone."""
+
+  def __init__(self, served: TeamOfRun, name: str, speaker: ThreadPoolExecutor):
+    """Prepares the queue.
+
+    Args:
+      served: Team whose model samples.
+      name: Name of the model in the protocol.
+      speaker: The one thread that uses the model.
+    """
+    self.served, self.name = served, name
+    self._speaker = speaker
+    self._waiting: list[tuple[_Row, asyncio.Future[dict[str, Any]]]] = []
+    self._sampling: asyncio.Task[None] | None = None
+
+  async def complete(self, http: Request) -> Response:
+    """Answers `/v1/completions`."""
+    return await self._answered(http, self._complete)
+
+  async def load_weights(self, http: Request) -> Response:
+    """Answers `/v1/weights`: the parameters in `folder`, of `step`, replace those served."""
+    return await self._answered(http, self._load_weights)
+
+  @staticmethod
+  async def _answered(http: Request, answer: Any) -> Response:
+    try:
+      return JSONResponse(await answer(requests.decode(await body_of(http))))
+    except ClientDisconnect:
+      return Response(status_code=499)  # nobody reads it
+    except Exception as error:
+      return errors.response(*errors.of_fault(error))
+
+  async def _load_weights(self, body: Any) -> dict[str, Any]:
+    fields = requests.fields_of(body, self.name, {})
+    folder, step = fields.pop('folder', None), fields.pop('step', None)
+    if fields or not isinstance(folder, str) or not is_whole(step):
+      raise RequestError(f'the body must be {{"folder": text, "step": number}}, got {shown(body)}.')
+
+    def load(step: int) -> None:
+      try:
+        self.served.load_weights(folder, step)
+      except OSError as error:
+        raise RequestError(f'folder={folder!r}: {error}', 'folder') from error
+
+    await asyncio.get_running_loop().run_in_executor(self._speaker, load, step)
+    return {'folder': folder, 'step': step}
+
+  async def _complete(self, body: Any) -> dict[str, Any]:
+    row = self._row(requests.fields_of(body, self.name, _NEUTRAL, 'an engine'))
+    if len(self._waiting) >= MAX_WAITING:
+      raise RequestError(f'{MAX_WAITING} completions are waiting; send it again later.', status=503)
+    choice: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    self._waiting.append((row, choice))
+    if self._sampling is None or self._sampling.done():
+      self._sampling = asyncio.create_task(self._sample_waiting())
+    found = await choice
+    wrote = len(found['token_ids'])
+    usage = {'prompt_tokens': len(row.prompt), 'completion_tokens': wrote}
+    usage['total_tokens'] = sum(usage.values())
+    return {'object': 'text_completion', 'model': self.name, 'choices': [found], 'usage': usage}
+
+  def _row(self, fields: dict[str, Any]) -> _Row:
+    """Returns the completion that a request asks for.
+
+    Raises:
+      RequestError: A field is missing, unknown or has an unsupported value.
+    """
+    sampler = self.served.loaded[0].sampler
+    config, most = sampler.config, sampler.max_new_tokens
+    prompt, limit = fields.pop('prompt', None), fields.pop('max_tokens', most)
+    stop_ids, seed = fields.pop('stop_token_ids', []), fields.pop('seed', None)
+    temperature = fields.pop('temperature', 1.0)
+    seed = secrets.randbits(63) if seed is None else seed
+    known = lambda ids: (
+      isinstance(ids, list) and all(is_whole(i) and 0 <= i < config.vocab_size for i in ids)
+    )
+    for name, value, fits, must in (
+      ('prompt', prompt, known(prompt) and prompt, 'be token ids of the vocabulary'),
+      ('stop_token_ids', stop_ids, known(stop_ids) and stop_ids, 'be ids that end a completion'),
+      ('max_tokens', limit, is_whole(limit) and 1 <= limit <= most, f'be 1 to {most}'),
+      ('seed', seed, is_whole(seed) and -(2**63) <= seed < 2**63, 'be a whole number of 64 bits'),
+      ('temperature', temperature, is_number(temperature) and temperature >= 0, 'be 0 or more'),
+      *((name, value, False, 'be left out') for name, value in sorted(fields.items())),
+    ):
+      if not fits:
+        raise RequestError(f'{name[:80]}={shown(value)} must {must}.', name)
+    room = config.max_positions - limit
+    if len(prompt) > room:
+      raise RequestError(
+        f'prompt has {len(prompt)} tokens; with max_tokens={limit} the model reads {room}.',
+        'prompt',
+      )
+    return _Row(np.asarray(prompt, np.int32), limit, tuple(stop_ids), float(temperature), seed)
+
+  async def _sample_waiting(self) -> None:
+    while self._waiting:
+      await asyncio.sleep(_GATHERING_S)
+      batch, self._waiting = self._waiting, []
+      sample = functools.partial(self._sample, [row for row, _ in batch])
+      found: Sequence[Any]
+      try:
+        found = await asyncio.get_running_loop().run_in_executor(self._speaker, sample)
+      except Exception as error:
+        found = [error] * len(batch)
+      for (_, choice), result in zip(batch, found, strict=True):
+        if choice.done():  # the server shuts down
+          continue
+        if isinstance(result, Exception):
+          choice.set_exception(result)
+        else:
+          choice.set_result(result)
+
+  def _sample(self, rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """Returns the choice of each row; rows of equal stop tokens and temperature are one batch."""
+    setup, params = self.served.loaded
+    alike: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+      alike.setdefault((row.stop_ids, row.temperature), []).append(i)
+    found: dict[int, dict[str, Any]] = {}
+    for (stop_ids, temperature), members in alike.items():
+      samples = setup.sampler(
+        state_lib.without_members(params),
+        [rows[i].prompt for i in members],
+        keys.of_seeds([rows[i].seed for i in members]),
+        temperature=temperature,
+        stop_ids=stop_ids,
+        limits=np.asarray([rows[i].limit for i in members]),
+      )
+      columns = (samples.token_ids, samples.logprobs, samples.ended)
+      for i, ids, logprobs, ended in zip(members, *columns, strict=True):
+        found[i] = {
+          'index': 0,
+          'text': setup.tokenizer.decode(ids.tolist()),
+          'token_ids': ids.tolist(),
+          'logprobs': {'token_logprobs': logprobs.tolist()},
+          'finish_reason': 'stop' if ended else 'length',
+        }
+    return [found[i] for i in range(len(rows))]
