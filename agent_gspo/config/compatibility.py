@@ -12,9 +12,9 @@ from agent_gspo.values import flatten
 # Fields that may differ between the run that saved and the one that resumes: they change neither
 # parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
 _FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
-# Fields that may change mid-run on request: those tuned when a run becomes unstable, and the width
-# of packed rows, which changes results by rounding alone. Others would change samples, rewards,
-# the shape of the state, or (schedule, warm-up) the steps already taken.
+# Fields that may change mid-run on request: those tuned when a run becomes unstable, the width of
+# packed rows, which changes results by rounding alone, and the server that samples. Others would
+# change samples, rewards, the shape of the state, or (schedule, warm-up) the steps already taken.
 CHANGEABLE = (
   'learner.learning_rate',
   'learner.grad_clip',
@@ -23,6 +23,8 @@ CHANGEABLE = (
   'policy.learning_rates',
   'objective.clip_low',
   'objective.clip_high',
+  'rollout.engine',
+  'rollout.publish',
 )
 # Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
 # of its task and prompts.

@@ -98,6 +98,11 @@ class RolloutOptions(Section, name='rollout'):
     share: Folder through which runs with other seeds exchange episodes, see `training.exchange`.
       Empty: none.
     shared: Groups of other runs that a step learns from besides, at most.
+    engine: Server that samples the training rollouts, 'http://host:port/v1#name', see
+      `teams.engine`; evaluations are sampled here. Empty: none.
+    publish: 'module:function' that gives the engine new weights: called with the parameters, nested
+      float32 arrays without adapters, and the step, before rollouts use them. Empty: that of
+      `launch/serve.py --engine`.
     opponents: Who plays against the side that learns. self: nobody, all sides learn; pool: copies
       of the trained parameters from earlier steps; frozen:WORKDIR: the newest checkpoint of another
       run when this one starts. The side that learns alternates over the questions of a step, which
@@ -119,6 +124,8 @@ class RolloutOptions(Section, name='rollout'):
   replay_age: int = option(1, least=1, most=1000)
   share: str = ''
   shared: int = option(8, least=1, most=10**5)
+  engine: str = ''
+  publish: str = ''
   opponents: str = 'self'
   opponent_share: float = option(1.0, above=0, most=1)
   pool_every: int = option(10, least=1, most=10**7)
@@ -132,6 +139,16 @@ class RolloutOptions(Section, name='rollout'):
       raise ValueError(
         f'rollout.replay_age={self.replay_age} must be above rollout.ahead={self.ahead}: new '
         f'episodes are that old. Set rollout.replay_age={self.ahead + 1} or more.'
+      )
+    if self.publish and not self.engine:
+      raise ValueError(
+        f"rollout.publish={self.publish!r} without rollout.engine: set rollout.publish=''."
+      )
+    if self.engine and (self.opponents != 'self' or self.must_speak):
+      raise ValueError(
+        f'rollout.engine={self.engine!r} with rollout.opponents={self.opponents!r} and '
+        f'rollout.must_speak={self.must_speak}: a server has one set of weights and masks no first '
+        "tokens. Set rollout.opponents='self' and rollout.must_speak=0, or rollout.engine=''."
       )
     alone = {'opponents': 'self', 'branches': 1}
     for field, others in (('replay', alone), ('share', {**alone, 'must_speak': 0, 'replay': 0})):

@@ -16,7 +16,7 @@ from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.exploration import Exploration, audible_turns
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import opponents
+from agent_gspo.training import engine, opponents
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import TrainState
@@ -45,6 +45,7 @@ def collect(
   """
   options, version = setup.config.selection, int(state.step)
   step = version if step is None else step
+  engine.publish(setup, state)
   missing, selection = setup.config.rollout.questions, state.selection
   found: list[RolloutBatch] = []
   asked: list[int] = []

@@ -20,6 +20,7 @@ from agent_gspo import streams
 from agent_gspo.config import Config
 from agent_gspo.teams.options import RolloutOptions
 from agent_gspo.teams.policies import Policy, Reply, Turn, divided
+from agent_gspo.training import engine
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.setup import Setup
@@ -93,7 +94,7 @@ def policy(
   )
   learner = of(state.trainable, must_speak=must_speak)
   if state.pool is None:
-    return learner
+    return engine.policy(setup, learner)
   found = matches(setup, step, questions, asked, int(state.step))
   # In one order in all processes, which exchange parameters here.
   playing = {match.member for match in found.values() if match.member is not None}

@@ -27,7 +27,7 @@ from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import distillation, exchange, members, prompt_checks, replay
+from agent_gspo.training import distillation, engine, exchange, members, prompt_checks, replay
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
@@ -200,6 +200,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     config_lib.check_micro_batch(config, placement.row_shards)
     replay.check(config, 'replay')
     exchange.check(parts)
+    engine.check(parts)
     if config.rollout.ahead and not actors and placement.devices > 1:
       raise ValueError(
         f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads cannot '

@@ -1,0 +1,90 @@
+"""Has a server sample the training rollouts, see `teams.engine`, and gives it each new weights."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from typing import TYPE_CHECKING
+
+from agent_gspo import plugins
+from agent_gspo.config import check as config_lib
+from agent_gspo.models import lora
+from agent_gspo.models.io import hf
+from agent_gspo.sharding import hosts
+from agent_gspo.teams import endpoint
+from agent_gspo.teams.engine import EnginePolicy
+from agent_gspo.teams.policies import ModelPolicy, Policy, divided
+from agent_gspo.training import state as state_lib
+
+if TYPE_CHECKING:
+  from agent_gspo.training.setup import Setup
+  from agent_gspo.training.state import TrainState
+
+_LOADING_S = 600.0  # for a server to read the weights
+
+
+def check(parts: config_lib.Parts) -> None:
+  """Raises ValueError if no server can sample for the run, before a model is loaded."""
+  options = parts.config.rollout
+  if not options.engine:
+    return
+  address, name = endpoint.parse(options.engine)
+  endpoint.check_address(address, endpoint.api_key(), 'rollout.engine')
+  where = f'rollout.engine={options.engine!r}'
+  if not name:
+    raise ValueError(f'{where} names no model; write {options.engine}#<its name>.')
+  if parts.sharing.adapters is not None:
+    raise ValueError(
+      f'{where} with policy.sharing={parts.config.policy.sharing!r}: a server has one set of '
+      "weights. Set policy.sharing='shared'."
+    )
+  if hosts.count() > 1:
+    raise ValueError(f"{where} with {hosts.count()} processes. Set rollout.engine='', or use one.")
+  if options.publish:
+    plugins.load_function(options.publish, 'rollout.publish')
+
+
+def policy(setup: Setup, local: ModelPolicy) -> Policy:
+  """Returns the policy of a training rollout: `local`, with a server for `model.source`."""
+  if not setup.config.rollout.engine:
+    return local
+  own = EnginePolicy(
+    *endpoint.parse(setup.config.rollout.engine),
+    setup.tokenizer,
+    local.temperature,
+    endpoint.api_key(),
+    row_keys=local.row_keys,
+    unsaid=setup.model.config.unsaid,
+  )
+  policies = {'': own, **local.others}
+  return functools.partial(divided, author=lambda turn: turn.model, policies=policies)
+
+
+def publish(setup: Setup, state: TrainState) -> None:
+  """Gives the server the weights of a state; they have arrived when this returns.
+
+  Raises:
+    EndpointError: The server did not take them.
+    PluginError: `rollout.publish` failed.
+  """
+  options = setup.config.rollout
+  if not options.engine:
+    return
+  params = state_lib.without_members(state_lib.merge(state.trainable, state.frozen))
+  params = lora.merge_adapters(setup.model.config, lora.one_adapter(params, 0))
+  step = int(state.step)
+  if options.publish:
+    function = plugins.load_function(options.publish, 'rollout.publish')
+    plugins.call('rollout.publish', options.publish, function, params, step)
+    return
+  with tempfile.TemporaryDirectory(prefix='agent_gspo_') as folder:
+    hf.export_hf(setup.model.config.without_adapters(), params, folder)
+    server = endpoint.EndpointPolicy(
+      *endpoint.parse(options.engine),
+      setup.tokenizer,
+      options.temperature,
+      endpoint.api_key(),
+      timeout_s=_LOADING_S,
+      deadline_s=2 * _LOADING_S,
+    )
+    server.post('/weights', {'folder': folder, 'step': step})
