@@ -241,18 +241,15 @@ class Sampler:
         last = min(first + self.decode_rows, longest_block)
         batches = []
         for begin, end in self._batches(first, last):
-          owner = shapes.padded(
-            [block[begin:end] for block in blocks], self.batch_rows(end - begin)
-          )
+          some = [block[begin:end] for block in blocks]
+          owner = shapes.padded(some, self.batch_rows(end - begin))
           rows = self._rows(trees, owner, begin, columns, limits, keys, adapters, must_speak)
           inputs = (*rows, silence, *control)
           batches.append((self.start(params, pool, inputs, self.max_new_tokens), owner))
         if last == longest_block:
           del pool
         with futures.ThreadPoolExecutor(len(batches)) as threads:
-          for done in [threads.submit(finish, *batch) for batch in batches]:
-            done.result()
-
+          list(threads.map(finish, *zip(*batches, strict=True)))
     tokens, logprobs, count = out['tokens'], out['logprobs'], out['count']
     final = tokens[np.arange(n), np.maximum(count - 1, 0)]
     return Samples(
