@@ -256,7 +256,6 @@ def test_a_saved_team_is_used_with_the_weights_that_it_learned(permuted, tmp_pat
     ('endpoint:http://h/v1#m', {}, r'trains=True with .* must be a model with weights'),
     ('hf:x', {'mesh__tensor': 2}, r'trains=True with mesh\.tensor=2'),
     ('hf:x', {'learner__order': 'reverse_turns'}, r"trains=True with learner\.order='reverse"),
-    ('hf:x', {'advantage__name': 'worth'}, r"advantage\.name='worth' with team\.roles"),
     (
       'hf:x',
       {'model__lora_rank': 2, 'policy__sharing': 'adapters', 'policy__frozen': ('solver',)},
