@@ -94,7 +94,7 @@ def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBat
     episode_question.append(batch.episode_question + len(questions))
     questions += batch.questions
     episodes += batch.num_episodes
-  return from_messages(
+  joined = from_messages(
     in_order(messages) if as_one else messages,
     questions=questions,
     agent_names=batches[0].agent_names,
@@ -104,6 +104,7 @@ def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBat
     task_scores=np.concatenate([batch.task_scores for batch in batches]),
     sides=batches[0].sides,
   )
+  return dataclasses.replace(joined, drawn=np.concatenate([batch.drawn for batch in batches]))
 
 
 def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:

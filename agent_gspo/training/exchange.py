@@ -104,9 +104,7 @@ def extended(
   for i, values in zip(own, logprobs, strict=True):
     messages[i] = dataclasses.replace(with_logprobs(messages[i], values), version=step)
   joined = dataclasses.replace(joined, messages=tuple(messages))
-  both = batches.join([rollout, joined])
-  drawn = np.concatenate([x.drawn for x in (rollout, *added)])
-  return dataclasses.replace(both, drawn=drawn), metrics
+  return batches.join([rollout, joined]), metrics
 
 
 def _others(folder: pathlib.Path, seed: int) -> list[pathlib.Path]:
@@ -173,14 +171,14 @@ class _Said:
       for agent, round_, text, end in messages
     }
     self.episodes, self.taken, self.failed = len(episodes), 0, False
-    self._tokenizers = {'': setup.tokenizer, **setup.team.tokenizers}
+    self._tokenizers = setup.tokenizers  # of each agent
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     return [self._reply(turn) for turn in turns]
 
   def _reply(self, turn: Turn) -> Reply:
     text, end = self.texts.get((turn.sample, turn.agent, turn.round), (None, 'stop'))
-    tokenizer = self._tokenizers[turn.model]
+    tokenizer = self._tokenizers[turn.agent]
     try:
       ids = tokenizer.encode(text, special=False) if text else []
     except ValueError:  # a word that the vocabulary does not have

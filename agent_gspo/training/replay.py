@@ -82,7 +82,6 @@ def extended(
     joined,
     question=place[joined.question],
     episode_question=place[joined.episode_question],
-    drawn=np.concatenate([rollout.drawn, *(x.drawn for x in added)]),
   )
 
 

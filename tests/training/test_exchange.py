@@ -11,6 +11,7 @@ import micro_run
 import numpy as np
 import pytest
 import run_comparison
+from raw_endpoint import reply, replying
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import exchange, loop, train_step
@@ -90,6 +91,21 @@ def test_a_step_learns_from_them_at_ratio_1(tmp_path, monkeypatch):
   assert seen['episodes'] == result.rollout.num_episodes + 4 * groups
   np.testing.assert_allclose(seen['ratio'], 1, atol=1e-4)
   assert len(result.advantages) == len(result.rewards.total) == len(result.rollout.messages)
+
+
+@pytest.mark.usefixtures('graded')
+def test_a_member_behind_an_endpoint_is_repeated_and_not_asked(tmp_path):
+  with replying(lambda prompt: (200, reply('2'))) as (address, prompts):
+    model = {'team__roles__solver__model': f'endpoint:{address}#dear'}
+    first, (setup, learner, state, own) = (_node(tmp_path, seed, **model) for seed in (0, 1))
+    exchange.extended(*first)
+    asked = len(prompts)
+    both, metrics = exchange.extended(setup, learner, state, own)
+  assert metrics['share/groups'] >= 1
+  assert len(prompts) == asked
+  added = both.messages[len(own.messages) :]
+  assert all(m.learns == (m.agent < 2) == (m.version == 0) for m in added)
+  assert {m.text.strip() for m in added if m.agent == 2} == {'2'}
 
 
 def test_groups_that_tie_or_that_this_team_cannot_have_written_are_left(tmp_path, monkeypatch):
