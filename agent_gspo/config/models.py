@@ -19,10 +19,7 @@ def check(config: Config, team: Team) -> None:
   for role in team.roles:
     where = f'team.roles.{role.name}.model'
     if role.model.startswith(ENDPOINT):
-      address, name = endpoint.parse(role.model)
-      endpoint.check_address(address, endpoint.api_key(), where)
-      if not name:
-        raise ValueError(f'{where}={role.model!r} names no model; write {role.model}#<its name>.')
+      endpoint.check_source(role.model, where)
       endpoint.check([role])
     elif role.model and check_spec(role.model, where)[0] == 'random':
       raise ValueError(f'{where}={role.model!r} has no weights; give a model that has.')

@@ -336,6 +336,22 @@ def parse(source: str) -> tuple[str, str]:
   return address, name
 
 
+def check_source(source: str, where: str) -> None:
+  """Checks the address and the name in a source, see `parse`.
+
+  Args:
+    source: `endpoint:<address>#<name>`, or without the prefix.
+    where: Field of the source, for messages.
+
+  Raises:
+    ValueError: See `check_address`; or it names no model.
+  """
+  address, name = parse(source)
+  check_address(address, api_key(), where)
+  if not name:
+    raise ValueError(f'{where}={source!r} names no model; write {source}#<its name>.')
+
+
 def check_address(base_url: str, api_key: str = NO_KEY, where: str = '--endpoint') -> None:
   """Checks that an address has no credentials, which would end up in files and messages.
 

@@ -33,7 +33,9 @@ def scored_message(
     prompt_ids=prompt,
     token_ids=np.asarray(tokens, np.int32),
     logprobs=np.zeros(len(tokens), np.float32),
-    **{'ended': True, 'text': '', **fields},
+    ended=True,
+    text='',
+    **fields,
   )
 
 

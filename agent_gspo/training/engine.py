@@ -28,11 +28,8 @@ def check(parts: config_lib.Parts) -> None:
   options = parts.config.rollout
   if not options.engine:
     return
-  address, name = endpoint.parse(options.engine)
-  endpoint.check_address(address, endpoint.api_key(), 'rollout.engine')
+  endpoint.check_source(options.engine, 'rollout.engine')
   where = f'rollout.engine={options.engine!r}'
-  if not name:
-    raise ValueError(f'{where} names no model; write {options.engine}#<its name>.')
   if parts.sharing.adapters is not None:
     raise ValueError(
       f'{where} with policy.sharing={parts.config.policy.sharing!r}: a server has one set of '

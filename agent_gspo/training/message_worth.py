@@ -353,6 +353,7 @@ class _Reader:
       writer, cap = self._writers[author], self._team.message_cap(author)
       text = self._task.plain_message(self.batch.questions[question], author)
       ids = writer.written_ids(text)[:cap]
-      note = scored_message(0, author, ids[:0], ids, ended=False, text=writer.text(ids, False))
+      note = scored_message(0, author, ids[:0], ids)
+      note = dataclasses.replace(note, ended=False, text=writer.text(ids, False))
       self._plain_notes[author, question] = len(ids), self._said(note)
     return self._plain_notes[author, question]
