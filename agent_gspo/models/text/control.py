@@ -75,9 +75,17 @@ class ControlTokens:
 
   def _spans(self, text: str) -> list[tuple[int, int, int]]:
     """Returns `(id, start, end)` of each control token in a text."""
+    if self._literals and not any(name in text for name in self._literals):
+      return []
     read = self._finder.encode(text.replace(BREAK, self._filler), add_special_tokens=False)
     spans = zip(read.ids, read.offsets, strict=True)
     return [(i, start, end) for i, (start, end) in spans if i in self.ids]
+
+  @functools.cached_property
+  def _literals(self) -> tuple[str, ...]:
+    """Returns the spellings of all added tokens; none if the backend rewrites texts first."""
+    literal = self._backend.normalizer is None
+    return tuple(token.content for token in self._added.values()) if literal else ()
 
   @functools.cached_property
   def _finder(self) -> tokenizers.Tokenizer:

@@ -53,7 +53,7 @@ class _Problem:
 
   def needs(self, note: str) -> bool:
     """Returns whether the gold derivation uses a number of a note."""
-    return any(_rounded(number) in self.operands for number in numbers_in(note))
+    return not self.operands.isdisjoint(_numbers_of(note))
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -202,11 +202,11 @@ class DealtTask(FileTask):
 
   def _dealt_further(self) -> list[Question]:
     """Deals the training problems of `also_from`, with irrelevant notes of the same benchmark."""
-    own = [self._official.questions(split) for split in base.SPLITS]
-    tests = [task.questions('test') for task in self._apart_from]
+    other = [self._official.questions(split) for split in base.SPLITS]
+    other += [task.questions('test') for task in self._apart_from]
     found = []
     for task in self._also_from:
-      kept = functools.reduce(far_from, [*own, *tests], task.questions('train'))
+      kept = far_from(task.questions('train'), itertools.chain(*other))
       found += self._with_notes(f'train of {task.name}', self._dealable(task, kept))
     return found
 
@@ -294,6 +294,11 @@ class DealtTask(FileTask):
           break
       notes.append(found)
     return notes
+
+
+@functools.lru_cache(maxsize=2**16)  # a note is tried for many problems
+def _numbers_of(note: str) -> frozenset[Fraction]:
+  return frozenset(map(_rounded, numbers_in(note)))
 
 
 def _rounded(number: Fraction) -> Fraction:
