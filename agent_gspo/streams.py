@@ -16,6 +16,7 @@ SELECTION = 6  # choices of a selection rule, by questions drawn
 MUST_SPEAK = 8  # authors that may not be silent, by step and question
 TERMS = 7  # prices and budgets in rollouts, by step and questions asked in it
 SHARED_EPISODES = 9  # groups of other nodes, by step
+MEMBER_WEIGHTS = 10  # seed of the weights of members from scratch
 OPPONENTS = 8  # side that learns and opponent of each question, by step and questions asked in it
 
 

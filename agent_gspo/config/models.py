@@ -21,8 +21,11 @@ def check(config: Config, team: Team) -> None:
     if role.model.startswith(ENDPOINT):
       endpoint.check_source(role.model, where)
       endpoint.check([role])
-    elif role.model and check_spec(role.model, where)[0] == 'random':
-      raise ValueError(f'{where}={role.model!r} has no weights; give a model that has.')
+    elif role.model and check_spec(role.model, where)[0] == 'random' and not role.trains:
+      raise ValueError(
+        f'{where}={role.model!r} has no weights and never learns any; give a model that has, or '
+        f'set team.roles.{role.name}.trains=True.'
+      )
   for source, name in team.trained.items():
     where = f'team.roles.{name}.trains=True'
     if frozen := [r.name for r in team.roles if r.model == source and not r.trains]:

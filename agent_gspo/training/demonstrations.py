@@ -166,10 +166,9 @@ class Demonstrations:
 
     policy = ScriptedPolicy(speak, self.tokenizer, self._inserted, self.team.tokenizers)
     spoken = rollout(self.team, self.task, self.tokenizer, questions, 1, policy)
-    others = self.team.others
     shown, left_out = [], 0
     for message in spoken.messages:
-      if message.agent in others:
+      if not message.learns:
         continue
       place, agent = message.episode, message.agent
       if place in too_long or (place, agent, message.round) in nothing:

@@ -57,6 +57,10 @@ class Learner:
     """Returns the learner of each model."""
     return (self, *self.others)
 
+  def author(self, agent: int) -> Learner:
+    """Returns the learner of the model that writes for an agent, which must learn."""
+    return next((one for one in self.others if agent in (one.sharing.trained or ())), self)
+
   def rows(
     self,
     messages: Sequence[Message],
@@ -103,10 +107,9 @@ class Learner:
       messages: `M` messages.
       params: Maps the state of one model to the parameters that score.
     """
-    authors = {agent: one for one in self.others for agent in one.sharing.trained or ()}
     found = dict[int, np.ndarray]()
     for one in self.models:
-      own = [i for i, m in enumerate(messages) if authors.get(m.agent, self) is one]
+      own = [i for i, m in enumerate(messages) if self.author(m.agent) is one]
       policy = params(state_lib.of_model(state, one.name))
       found |= zip(own, one.score(policy, [messages[i] for i in own]), strict=True)
     return [found[i] for i in range(len(messages))]

@@ -363,7 +363,7 @@ class Run:
     if not self.config.sft.is_asked_for:
       return opponents.begin(setup, setup_lib.init_state(setup, setup.params))
     params, done = self._warm_start(progress)
-    state = opponents.begin(setup, setup_lib.init_state(setup, {**setup.params, **params}))
+    state = opponents.begin(setup, setup_lib.init_state(setup, params))
     with self.interruption.deferred('this save'):
       self.checkpoints.save(state)
     progress.note(done)
@@ -373,9 +373,8 @@ class Run:
     """Returns the parameters after SFT, cached or trained, and a note for the user."""
     start, setup = time.monotonic(), self.setup
     # One process may have it in its cache, another one not.
-    file = sft.cache_file(self.config, setup.source, setup.tokenizer.fingerprint)
-    like = state_lib.without_members(setup.params)
-    kept = hosts.agreed(lambda: sft.load_cached(file, like))
+    file = sft.cache_file(self.config, setup.sources, setup.tokenizer.fingerprint)
+    kept = hosts.agreed(lambda: sft.load_cached(file, setup.params))
     if kept is not None:
       return kept, 'SFT: kept from a run that began alike'
     # Of the changeable fields SFT reads the width of packed rows alone.

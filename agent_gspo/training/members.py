@@ -10,16 +10,18 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
+from agent_gspo import streams
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.load import Model, open_model
+from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams import endpoint
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training import prompt_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +62,18 @@ def open_members(
   found = {}
   for source in sorted({role.model for role in parts.team.roles if role.model}):
     if not source.startswith(ENDPOINT):
-      model = open_model(source)
+      drawn = streams.generator(parts.config.seed, streams.MEMBER_WEIGHTS).integers(2**31)
+      model = open_of_run(parts, source, int(drawn))
       name = parts.team.trained.get(source, '')
       found[source] = Member(model, make_sampler(model.config), name)
   return found
+
+
+def open_of_run(parts: config_lib.Parts, source: str, seed: int) -> Model:
+  """Opens a model, see `open_model`; one from scratch knows the words of the run."""
+  scratch = check_spec(source)[0] == 'random'
+  tokenizer = prompt_checks.tokenizer_from_scratch(parts) if scratch else None
+  return open_model(source, tokenizer=tokenizer, seed=seed)
 
 
 def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> config_lib.Parts:

@@ -56,6 +56,11 @@ class LearnerOptions(Section, name='learner'):
 class SFTOptions(Section, name='sft'):
   """SFT before step 0: imitation of the task's demonstrations.
 
+  Each model that learns (`model.source`, `team.roles.*.trains`) imitates its own agents' messages
+  of the same questions: a loss and an optimizer step each per SFT step, at the same learning rate.
+  Metrics of a role's model end in `/<role>`. Validation loss and patience are those of all models
+  together; nats are per token of the author.
+
   Attributes:
     steps: SFT steps.
     epochs: Passes over the training split, in place of steps; no SFT if both are 0.

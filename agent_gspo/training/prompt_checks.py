@@ -37,10 +37,12 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
   Raises:
     ValueError: The task has no vocabulary.
   """
-  task, team, source = parts.task, parts.team, parts.config.model.source
+  task, team = parts.task, parts.team
   if not hasattr(task, 'vocabulary'):
+    sources = [parts.config.model.source, *(role.model for role in team.roles)]
+    source = next(source for source in sources if source.startswith('random:'))
     raise ValueError(
-      f'model.source={source!r} needs a task with a vocabulary of its own; '
+      f'a model of source {source!r} needs a task with a vocabulary of its own; '
       f'{task.name!r} has none. Use a pretrained model.'
     )
   known = dict.fromkeys(task.vocabulary())
@@ -172,12 +174,13 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
   if parts.training and sft.is_asked_for:
     # Words of the demonstrations.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
-    if unknown := tokenizer.unknown_words(' '.join(words)):
-      raise ValueError(
-        f'{sft.length}: the word {unknown[0]!r} of task '
-        f'{parts.task.name!r} is not in the vocabulary of model.source='
-        f'{parts.config.model.source!r}. Use a model that knows it.'
-      )
+    for writer in parts.team.prompt_writers(tokenizer):
+      learns = writer.role.trains or not writer.role.model
+      if learns and (unknown := writer.tokenizer.unknown_words(' '.join(words))):
+        raise ValueError(
+          f'{sft.length}: the word {unknown[0]!r} of task {parts.task.name!r} is not in the '
+          f'vocabulary of {_source(parts, writer.role)}. Use a model that knows it.'
+        )
 
 
 def _texts(

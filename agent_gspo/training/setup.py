@@ -16,7 +16,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.load import Model, check_spec, open_model
+from agent_gspo.models.load import Model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.ops.attention.attend import check as check_attention
@@ -82,9 +82,16 @@ class Setup(config_lib.Parts):
     return partition.own_copy(params, self.model.config, self.sampler.placement)
 
   @property
-  def trained(self) -> dict[str, ModelConfig]:
-    """Returns the config of each other model that learns, by its name in the state."""
-    return {m.name: m.sampler.config for m in self.members.values() if m.name}
+  def decoders(self) -> dict[str, Transformer]:
+    """Returns the decoder of each model that learns, by its name in the state."""
+    learning = (m for m in self.members.values() if m.name)
+    others = {m.name: _decoder(m.sampler.config, self.placement) for m in learning}
+    return {'': self.model, **others}
+
+  @property
+  def sources(self) -> tuple[str, ...]:
+    """Returns the exact source of each model with weights, that of `model.source` first."""
+    return (self.source, *(member.model.source for member in self.members.values()))
 
   def policy(
     self,
@@ -208,10 +215,7 @@ def _find(parts: config_lib.Parts) -> _Found:
         'rollout.ahead=0, or use one process with one device (mesh.data=1, mesh.fsdp=1, '
         'mesh.tensor=1).'
       )
-  tokenizer = None
-  if check_spec(options.source)[0] == 'random':
-    tokenizer = prompt_checks.tokenizer_from_scratch(parts)
-  model = open_model(options.source, tokenizer=tokenizer, seed=config.seed)
+  model = members.open_of_run(parts, options.source, config.seed)
   old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'
   if config.learner.replay_routing and not old_experts:
     raise ValueError(
@@ -293,10 +297,9 @@ def make_optimizer(parts: config_lib.Parts, name: str = '') -> optax.GradientTra
 
 def make_learner(setup: Setup) -> Learner:
   """Returns the learner of a run, with the config's objective and optimizer for each model."""
-  models = {'': setup.model}
-  models |= {name: _decoder(of, setup.placement) for name, of in setup.trained.items()}
+  decoders = setup.decoders
   main, *others = (
-    Learner(_programs(setup, models[name], name), setup.config, sharing, name)
+    Learner(_programs(setup, decoders[name], name), setup.config, sharing, name)
     for name, sharing in members.sharings(setup).items()
   )
   return dataclasses.replace(main, others=tuple(others), frozen_answers=_frozen_answers(setup))
@@ -380,7 +383,7 @@ def _state(setup: Setup, params: Params) -> TrainState:
     num_questions=len(setup.questions),
     opponents=config.rollout.pool_members,
     roles=setup.running_roles,
-    members={name: make_optimizer(setup, name) for name in setup.trained},
+    members={name: make_optimizer(setup, name) for name in setup.team.trained.values()},
   )
 
 

@@ -28,17 +28,17 @@ from agent_gspo.models import load as models
 from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
 from agent_gspo.packing import train_batches
-from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training import members
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.demonstrations import Demonstrations
-from agent_gspo.training.learner import Learner
+from agent_gspo.training.learner import Learner, Minibatch
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
 from agent_gspo.training.run_evaluations import judgement_figures
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
-from agent_gspo.types import RolloutBatch, TrainBatch
+from agent_gspo.types import Message, RolloutBatch
 from agent_gspo.workdir import checkpoints as checkpoints_lib
 from agent_gspo.workdir.checkpoints import Checkpoints
 
@@ -70,11 +70,10 @@ class Hooks:
 def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Params, int]:
   """Returns the parameters after SFT on the training split, and the number of steps taken.
 
-  Only the model of `model.source` imitates; others begin with the weights of their source.
-
   Starts from the parameters of the setup. Demonstrations use the team's own prompts, so training
   inputs match those of the rollout. In a pretrained model with adapters only these are trained; in
-  a model from scratch everything else, so that the adapters start from a trained base.
+  a model from scratch everything else, so that the adapters start from a trained base. Each model
+  that learns takes one step a step, on the messages of its own agents; frozen ones stay.
 
   Args:
     setup: Run setup.
@@ -101,7 +100,7 @@ class _Stage:
 
   def __init__(self, setup: Setup, checkpoints: Checkpoints, hooks: Hooks):
     config, model, placement = setup.config, setup.model, setup.placement
-    params = state_lib.without_members(setup.params)
+    params = setup.params
     self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
     adapted = config.model.lora_rank > 0
     self._aside: Flat = {}
@@ -123,16 +122,31 @@ class _Stage:
       ),
       updates=self.steps,
     )
-    self.programs = Programs(
-      model, losses.imitation, optimizer, temperature=1.0, entropy=False, placement=placement
-    )
-    sharing = Sharing()
+    sharing = Sharing(trained=setup.team.written_by(''))
     if adapted and (adapters := setup.sharing.adapters):  # those frozen in RL learn here, too
       sharing = Sharing(adapters, frozenset(a for a, n in enumerate(adapters) if n >= 0))
-    self.learner = Learner(self.programs, config, sharing)
+    decoders = {**setup.decoders, '': model}
+    main, *others = (
+      Learner(
+        Programs(
+          decoders[name],
+          losses.imitation,
+          optimizer,
+          temperature=1.0,
+          entropy=False,
+          placement=placement,
+        ),
+        config,
+        own if name else sharing,
+        name,
+      )
+      for name, own in members.sharings(setup).items()
+    )
+    self.learner = dataclasses.replace(main, others=tuple(others))
     make = functools.partial(
       state_lib.init,
       optimizer=optimizer,
+      members={one.name: optimizer for one in others},
       lora=adapted,
       shardings=lambda state: partition.shardings(state, model.config, placement),
     )
@@ -147,7 +161,7 @@ class _Stage:
       for record in hooks.records(int(self.state.step))
       if record.get(VALIDATION) is not None
     }
-    self._validation: tuple[dict[str, list[TrainBatch]], RolloutBatch] | None = None
+    self._validation: tuple[dict[str, tuple[Learner, Minibatch]], RolloutBatch] | None = None
 
   def go(self) -> None:
     """Runs all steps, or until the validation loss has stopped falling."""
@@ -159,22 +173,32 @@ class _Stage:
       self.hooks.meet()
 
   def _step(self, step: int) -> None:
-    start = time.monotonic()
-    micro_batches, left_out = self._micro_batches(step)
-    try:
-      state, metrics = self.programs.optimizer_step(self.state, micro_batches)
-    except NonFiniteLossError as error:
-      raise NonFiniteLossError(
-        f'{error} in step {step + 1} of SFT. Lower sft.learning_rate.'
-      ) from None
+    start, done = time.monotonic(), step + 1
+    messages, left_out = self.demonstrations.of_step(step)
+    state, losses, positions = self.state, dict[str, float](), 0
+    for one in self.learner.models:
+      micro_batches = self._micro_batches(one, messages)
+      if not micro_batches:  # no message of its agents: its parameters and moments stay
+        continue
+      of = f'/{one.name}' * bool(one.name)
+      try:
+        own, metrics = one.programs.optimizer_step(
+          state_lib.of_model(state, one.name), micro_batches
+        )
+      except NonFiniteLossError as error:
+        raise NonFiniteLossError(
+          f'{error} in step {done} of SFT{of}. Lower sft.learning_rate.'
+        ) from None
+      state = state_lib.with_model(state, one.name, own)
+      losses[f'sft/loss_nats{of}'] = -metrics['policy/objective']
+      losses[f'sft/grad_norm{of}'] = metrics['policy/grad_norm']
+      positions += sum(b.tokens.size for b in micro_batches)
     self.state = dataclasses.replace(state, step=state.step + 1)
-    done, nats = step + 1, -metrics['policy/objective']
     figures = {
       'sft/epoch': self.demonstrations.epoch(done),
-      'sft/loss_nats': nats,
-      'sft/grad_norm': metrics['policy/grad_norm'],
+      **losses,
       'sft/left_out_rate': left_out,
-      'sft/positions': float(sum(b.tokens.size for b in micro_batches)),
+      'sft/positions': float(positions),
     }
     saves, is_last = done % self.options.save_every == 0, done == self.steps
     if (saves or is_last) and self.options.validation_questions:
@@ -183,17 +207,17 @@ class _Stage:
     self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
     if saves and not is_last:  # the final parameters are the run's own first checkpoint
       self._save()
-    self.hooks.progress(done, self.steps, nats)
+    nats = [x for name, x in losses.items() if name.startswith('sft/loss_nats')]
+    self.hooks.progress(done, self.steps, sum(nats) / max(len(nats), 1))
 
-  def _micro_batches(self, step: int) -> tuple[list[TrainBatch], float]:
-    """Returns the packed messages of a step, and the share that was left out."""
-    messages, left_out = self.demonstrations.of_step(step)
-    micro_batches = self.learner.rows(messages)
+  def _micro_batches(self, one: Learner, messages: Sequence[Message]) -> Minibatch:
+    """Packs the messages of a model's agents."""
+    micro_batches = one.rows(messages)
     if self.options.decision_weight != 1:
       holds = np.asarray([m.agent < self.demonstrations.note_holders for m in messages])
       weights = np.where(holds, self.options.decision_weight, 1.0)
       micro_batches = train_batches.with_first_token_weights(micro_batches, weights)
-    return micro_batches, left_out
+    return micro_batches
 
   def _save(self) -> None:
     may_be_result = self.options.patience > 0 and self.validations
@@ -203,12 +227,16 @@ class _Stage:
     """Returns validation loss by role and overall, nats per token, and judgment metrics."""
     if self._validation is None:
       shown = self.demonstrations
-      packed = {role: self.learner.rows(said) for role, said in shown.of_validation().items()}
+      packed = dict[str, tuple[Learner, Minibatch]]()
+      for role, said in shown.of_validation().items():
+        one = self.learner.author(said[0].agent)
+        packed[role] = one, one.rows(said)
       self._validation = packed, shown.silent_validation()
     by_role, unsaid = self._validation
     sums, counts = {}, {}
-    for role, micro_batches in by_role.items():
-      logprobs = self.programs.logprobs(self.state, micro_batches)
+    for role, (one, micro_batches) in by_role.items():
+      own = state_lib.of_model(self.state, one.name)
+      logprobs = one.programs.logprobs(own, micro_batches)
       sums[role] = -float(sum(x.sum(dtype=np.float64) for x in logprobs))
       counts[role] = float(sum(b.loss_mask.sum() for b in micro_batches))
     if not counts:
@@ -219,7 +247,13 @@ class _Stage:
     return {
       VALIDATION: sum(sums.values()) / sum(counts.values()),
       **{f'{VALIDATION}_{role}': sums[role] / counts[role] for role in sums},
-      **judgement_figures(self.setup.team, self.setup.tokenizer, self.learner, self.state, unsaid),
+      **judgement_figures(
+        self.setup.team,
+        self.setup.tokenizer,
+        self.learner,
+        state_lib.of_model(self.state, ''),
+        unsaid,
+      ),
     }
 
   @property
@@ -258,7 +292,7 @@ class _Stage:
     self.checkpoints.wait()
 
 
-def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
+def cache_file(config: Config, sources: Sequence[str], vocabulary: str) -> pathlib.Path:
   """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
 
   Runs of a sweep with the same SFT share it. Call this before SFT starts: weight files may be
@@ -266,22 +300,20 @@ def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
 
   Args:
     config: Resolved run configuration.
-    source: Source of the model, see `Model.source`.
+    sources: Source of each model, see `Model.source`, that of `model.source` first.
     vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
   """
   told: dict[str, Any] = {'vocabulary': vocabulary}
   told |= {name: getattr(config, name).to_dict() for name in _SECTIONS}
   told |= {name: getattr(config.learner, name) for name in _LEARNER}
-  told['model'] |= {'source': _version(source)}
+  told['model'] |= {'source': [*map(_version, sources)]}
   told['sft'] |= {'seed': config.sft.seed_of(config.seed)}
-  if source.startswith('random:') or config.model.lora_rank:
+  if config.model.lora_rank or any(source.startswith('random:') for source in sources):
     told['seed'] = config.seed  # parameters are drawn
   if sheet := terms.make(config.budget):
     told['terms'] = dataclasses.asdict(sheet)
   files = [pathlib.Path(x) for x in config.task.options.values() if isinstance(x, str) and x]
   told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
-  members = (role.get('model', '') for role in config.team.roles.values())
-  told['members'] = [_version(member) for member in members]
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -290,8 +322,7 @@ def cache_file(config: Config, source: str, vocabulary: str) -> pathlib.Path:
 
 def _version(source: str) -> Any:
   """Returns path, size and modification time of each local file of a source, else the source."""
-  files = () if source.startswith(ENDPOINT) or not source else models.local_files(source)
-  return [_stamp(file) for file in files] or source
+  return [_stamp(file) for file in models.local_files(source)] or source
 
 
 def _stamp(file: pathlib.Path) -> tuple[str, int, int]:

@@ -175,7 +175,7 @@ def test_a_team_trains_on_them(tmp_path):
     setup, setup_lib.make_scorer(setup), setup.params, label='untrained', step=0, count=2
   )
   assert record['comm/silence_rate_relevant'] is not None
-  found = lambda: sft.cache_file(parts.config, setup.source, setup.tokenizer.fingerprint)
+  found = lambda: sft.cache_file(parts.config, setup.sources, setup.tokenizer.fingerprint)
   before = found()
   _file(tmp_path, ROWS[:-1])
   assert found() != before

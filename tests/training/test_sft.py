@@ -71,12 +71,12 @@ def test_what_is_held_back_from_demonstrations_is_what_rl_asks():
 def test_the_decision_to_speak_weighs_more(tmp_path):
   """The first token of each informant's message, and of no other, has the weight."""
 
-  def stage(setup):
-    return sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
+  def packed(setup):
+    stage = sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
+    return stage._micro_batches(stage.learner, stage.demonstrations.of_step(0)[0])
 
   heavy = build(sft__decision_weight=5.0)
-  (batch, *_), _ = stage(heavy)._micro_batches(0)
-  (before, *_), _ = stage(build())._micro_batches(0)
+  batch, before = packed(heavy)[0], packed(build())[0]
   assert before.token_weights is None
   shown, _ = demonstrations(heavy).shown(0)
   firsts = sorted(int(m.token_ids[0]) for m in shown if m.agent < 2)

@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 def _file(source: str | None = None, vocabulary: str = '', **values) -> pathlib.Path:
   config = config_lib.resolve(micro_run.changed(**values))
-  return sft.cache_file(config, source or config.model.source, vocabulary)
+  return sft.cache_file(config, [source or config.model.source], vocabulary)
 
 
 @pytest.mark.parametrize(
