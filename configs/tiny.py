@@ -26,6 +26,10 @@ with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
 With --config.team.roles.solver.trains=True the solver learns too (same seeds, 2026-11-27): from
 the trained solver 96.0 [90.5, 99.0] % with 11.7 tokens. From one after SFT alone (--config.steps=0
 before the export) 96.5 [91.5, 99.5] % with 11.6; frozen, it gives 74.0 [62.5, 81.0] with 32.1.
+Two models from scratch need no other run (--config=configs/tiny.py:random:micro, same seeds and
+day): SFT of both gives 71.2 [66.0, 74.0] % with 69.2 tokens, then 96.0 [92.0, 98.5] % with 11.6
+[11.3, 12.3]. Without SFT of the solver (--config.sft.role_shares.solver=0) the team ends at 9.5
+[7.0, 11.5] % with 92.6.
 
 The teacher keeps quiet about one irrelevant note in five, so that silence can be tried at all; with
 5 % of all messages silent, relevant or not, silence died out instead (see docs/decisions.md).

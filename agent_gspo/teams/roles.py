@@ -43,8 +43,8 @@ class Role:
     model: Model that writes this role's messages, a source as `model.source`, or
       `endpoint:<address>#<name>` for one behind an OpenAI-compatible server; '': that of
       `model.source`.
-    trains: Whether the role's own `model` learns too, with all of its parameters and an optimizer
-      state of its own; else it is frozen.
+    trains: Whether the role's own `model` learns too, in SFT and RL, with all of its parameters and
+      an optimizer state of its own; else it is frozen.
   """
 
   name: str

@@ -14,14 +14,13 @@ from agent_gspo import streams
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.load import Model, check_spec, open_model
+from agent_gspo.models.load import Model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams import endpoint
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import prompt_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +44,15 @@ class Member:
 
 
 def open_members(
-  parts: config_lib.Parts, make_sampler: Callable[[ModelConfig], Sampler]
+  parts: config_lib.Parts,
+  open_model: Callable[[str, int], Model],
+  make_sampler: Callable[[ModelConfig], Sampler],
 ) -> dict[str, Member]:
   """Opens the models of `Role.model`, but reads no parameters; endpoints are left out.
 
   Args:
     parts: Parts of the run.
+    open_model: Opens a source; the seed is that of a model from scratch.
     make_sampler: Makes the sampler of a model without adapters.
 
   Returns:
@@ -63,17 +65,10 @@ def open_members(
   for source in sorted({role.model for role in parts.team.roles if role.model}):
     if not source.startswith(ENDPOINT):
       drawn = streams.generator(parts.config.seed, streams.MEMBER_WEIGHTS).integers(2**31)
-      model = open_of_run(parts, source, int(drawn))
+      model = open_model(source, int(drawn))
       name = parts.team.trained.get(source, '')
       found[source] = Member(model, make_sampler(model.config), name)
   return found
-
-
-def open_of_run(parts: config_lib.Parts, source: str, seed: int) -> Model:
-  """Opens a model, see `open_model`; one from scratch knows the words of the run."""
-  scratch = check_spec(source)[0] == 'random'
-  tokenizer = prompt_checks.tokenizer_from_scratch(parts) if scratch else None
-  return open_model(source, tokenizer=tokenizer, seed=seed)
 
 
 def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> config_lib.Parts:

@@ -16,7 +16,7 @@ from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora, partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.load import Model
+from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.ops.attention.attend import check as check_attention
@@ -215,7 +215,8 @@ def _find(parts: config_lib.Parts) -> _Found:
         'rollout.ahead=0, or use one process with one device (mesh.data=1, mesh.fsdp=1, '
         'mesh.tensor=1).'
       )
-  model = members.open_of_run(parts, options.source, config.seed)
+  opened = functools.partial(_opened, parts)
+  model = opened(options.source, config.seed)
   old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'
   if config.learner.replay_routing and not old_experts:
     raise ValueError(
@@ -223,7 +224,7 @@ def _find(parts: config_lib.Parts) -> _Found:
       f'not {options.source} and {config.learner.old_logprobs!r}; else set it to False.'
     )
   own = own_devices(placement, actors)
-  found = members.open_members(parts, lambda m: _sampler(parts, _as_run(parts, m), own))
+  found = members.open_members(parts, opened, lambda m: _sampler(parts, _as_run(parts, m), own))
   parts = members.with_tokenizers(parts, found)
   contexts = {source: member.model.config.max_positions for source, member in found.items()}
   prompts = prompt_checks.check(
@@ -249,6 +250,13 @@ def _find(parts: config_lib.Parts) -> _Found:
     if not of_sampler.has_room_for(writing):
       sampler, plan = planned(False)
   return _Found(parts, model, placement, sampler, found, plan)
+
+
+def _opened(parts: config_lib.Parts, source: str, seed: int) -> Model:
+  """Opens a model, see `open_model`; one from scratch knows the words of the run."""
+  scratch = check_spec(source)[0] == 'random'
+  tokenizer = prompt_checks.tokenizer_from_scratch(parts) if scratch else None
+  return open_model(source, tokenizer=tokenizer, seed=seed)
 
 
 def _as_run(parts: config_lib.Parts, model: ModelConfig) -> ModelConfig:
