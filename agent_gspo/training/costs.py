@@ -27,6 +27,8 @@ from agent_gspo.teams.team import Team
 from agent_gspo.training.prompt_checks import PromptLengths
 
 _FLOAT = 4  # bytes
+Models = Mapping[str, ModelConfig]
+"""Config of each model of a team by `Role.model`, '' for that of `model.source`; no endpoints."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +49,19 @@ class Work:
 
 
 def rollout(
-  model: ModelConfig, team: Team, prompts: Sequence[PromptLengths], questions: int, group: int
+  models: Models, team: Team, prompts: Sequence[PromptLengths], questions: int, group: int
 ) -> Work:
   """Returns the work of `group` episodes per question; their common opening is read once."""
-  loads = [layer_load(layer, round_, prompts, questions, group) for round_, _, layer in team.turns]
-  read, written = sum(read for read, _ in loads), _written(team, questions, group)
   longest = max(max(p.turns) for p in prompts)
-  work = flops.forward(model, read, longest / 2, written)
-  work += flops.forward(model, written, longest, written)
-  return Work('rollout', questions, read + written, work)
+  positions, work = 0, 0.0
+  for source, model in models.items():
+    turns = [(round_, _of(team, source, layer)) for round_, _, layer in team.turns]
+    loads = [layer_load(layer, round_, prompts, questions, group) for round_, layer in turns]
+    read, written = sum(read for read, _ in loads), _written(team, source, questions, group)
+    work += flops.forward(model, read, longest / 2, written)
+    work += flops.forward(model, written, longest, written)
+    positions += read + written
+  return Work('rollout', questions, positions, work)
 
 
 def layer_load(
@@ -69,7 +75,7 @@ def layer_load(
 
 def update(
   parts: config_lib.Parts,
-  model: ModelConfig,
+  models: Models,
   prompts: Sequence[PromptLengths],
   questions: int,
   group: int,
@@ -78,22 +84,27 @@ def update(
 ) -> Work:
   """Returns the work of learning from such episodes, and of scoring them `scored` times.
 
-  `shares` maps a role to the share of its messages that is trained, 1 by default.
+  Frozen models do neither. `shares` maps a role to the share of its messages that is trained, 1 by
+  default.
   """
   team, share = parts.team, shares or {}
-  of_each = [
-    share.get(team.roles[agent].name, 1)
-    * (p.opening + group * (p.turns[-1] - p.opening + team.message_cap(agent)))
-    for agent, p in enumerate(prompts)
-  ]
-  learnt = math.ceil(questions * sum(of_each))
-  seen, written = parts.config.learner.pack_length / 2, _written(team, questions, group)
-  work = flops.update(model, learnt, seen, written)
-  work += scored * flops.forward(model, learnt, seen, written)
-  return Work('update', questions, learnt, work)
+  seen, positions, work = parts.config.learner.pack_length / 2, 0, 0.0
+  for source in ('', *team.trained):
+    of_each = [
+      share.get(team.roles[agent].name, 1)
+      * (p.opening + group * (p.turns[-1] - p.opening + team.message_cap(agent)))
+      for agent, p in enumerate(prompts)
+      if team.roles[agent].model == source
+    ]
+    learnt = math.ceil(questions * sum(of_each))
+    written = _written(team, source, questions, group)
+    work += flops.update(models[source], learnt, seen, written)
+    work += scored * flops.forward(models[source], learnt, seen, written)
+    positions += learnt
+  return Work('update', questions, positions, work)
 
 
-def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]) -> Work:
+def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> Work:
   """Returns the work of a training step."""
   config = parts.config
   questions, group = config.rollout.questions, config.rollout.group_size * config.rollout.branches
@@ -107,16 +118,14 @@ def step(parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLe
   )
   there_are = len(base.asked(parts.task, config.sft.held_back))
   asked = min(questions * (1 + config.selection.resample), there_are)
-  talk = rollout(model, parts.team, prompts, asked, group)
+  talk = rollout(models, parts.team, prompts, asked, group)
   added = min(questions, config.rollout.replay)  # at most, as the next line
   learned = questions + (config.rollout.shared if config.rollout.share else added)
-  learning = update(parts, model, prompts, learned, group, scored)
+  learning = update(parts, models, prompts, learned, group, scored)
   return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
 
 
-def of_run(
-  parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
-) -> list[Work]:
+def of_run(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> list[Work]:
   """Returns the parts of a whole run: SFT, training steps, evaluations."""
   config, options = parts.config, parts.config.evaluation
   available = lambda count, split: min(count, len(parts.task.questions(split)))
@@ -124,14 +133,14 @@ def of_run(
   told = len(options.told) * asked
   found = []
   if parts.training:
-    found += _supervised(parts, model, prompts)
+    found += _supervised(parts, models, prompts)
     if config.steps:
-      found.append(_times(step(parts, model, prompts), config.steps, 'training steps'))
+      found.append(_times(step(parts, models, prompts), config.steps, 'training steps'))
     between = max(config.steps - 1, 0) // options.every if options.every else 0
     asked *= 3 if parts.team.num_agents > 1 else 2  # the trained team, the untrained one, alone
     asked += between * available(options.questions_during, options.split)
     asked += available(options.seen_questions, 'train')
-  evaluations = rollout(model, parts.team, prompts, asked + told, options.samples)
+  evaluations = rollout(models, parts.team, prompts, asked + told, options.samples)
   return [*found, dataclasses.replace(evaluations, name='evaluations')]
 
 
@@ -170,13 +179,13 @@ def measured_rate(dtype: str, size: int = 2048, seconds: float = 1.0) -> float:
 
 
 def _supervised(
-  parts: config_lib.Parts, model: ModelConfig, prompts: Sequence[PromptLengths]
+  parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]
 ) -> list[Work]:
   options = parts.config.sft
   if not options.is_asked_for:
     return []
   steps = options.steps_of(len(base.demonstrated(parts.task, options.held_back)))
-  one = update(parts, model, prompts, options.questions, 1, shares=options.role_shares)
+  one = update(parts, models, prompts, options.questions, 1, shares=options.role_shares)
   return [_times(one, steps, 'SFT')]
 
 
@@ -184,8 +193,14 @@ def _times(work: Work, count: int, name: str) -> Work:
   return Work(name, count * work.questions, count * work.positions, count * work.flops)
 
 
-def _written(team: Team, questions: int, group: int) -> int:
-  caps = sum(team.message_cap(agent) for _, _, layer in team.turns for agent in layer)
+def _of(team: Team, source: str, layer: Sequence[int]) -> list[int]:
+  """Returns the agents of a layer that a model writes for."""
+  return [agent for agent in layer if team.roles[agent].model == source]
+
+
+def _written(team: Team, source: str, questions: int, group: int) -> int:
+  layers = (_of(team, source, layer) for _, _, layer in team.turns)
+  caps = sum(team.message_cap(agent) for layer in layers for agent in layer)
   return questions * group * caps
 
 
@@ -231,6 +246,14 @@ def update_bytes(
 def forward_bytes(config: ModelConfig, placement: Placement, rows: int, length: int) -> int:
   """Estimates a forward pass without gradients: `rows` per device, `length` columns each."""
   return _layer(config, placement.size('tensor'), rows, length)
+
+
+def score_bytes(config: ModelConfig, placement: Placement, rows: int, length: int) -> int:
+  """Estimates the log-probs of a micro-batch without gradients. Arguments as of `forward_bytes`."""
+  tensor = placement.size('tensor')
+  chunk = lm_head.chunk_tokens(config.vocab_size, rows * length)
+  logits = chunk * config.vocab_size * _FLOAT // tensor
+  return max(forward_bytes(config, placement, rows, length), logits * 5 // 4)
 
 
 def decode_bytes(

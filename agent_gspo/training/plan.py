@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
@@ -27,6 +29,10 @@ from agent_gspo.training.prompt_checks import PromptLengths
 _TOLERANCE = 0.15
 # Bytes of libraries and compiled programs, which share a CPU's memory with the arrays.
 _PROCESS = 1 << 30
+_SMALLER = (
+  'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
+  'model.remat=True.'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +152,7 @@ def make(
   sampler: Sampler,
   optimizer: optax.GradientTransformation,
   prompts: Sequence[PromptLengths],
-  members: Sequence[tuple[Sampler, bool]] = (),
+  members: Mapping[str, Sampler] = MappingProxyType({}),
 ) -> Plan:
   """Makes the plan of a run.
 
@@ -156,11 +162,14 @@ def make(
     sampler: Sampler of the run, with the model's config.
     optimizer: Optimizer of the trainable parameters.
     prompts: Prompt lengths of each agent.
-    members: Samplers of the other models, see `Role.model`, and whether they learn.
+    members: Samplers of the other models, by `Role.model`.
   """
-  config, team, model = parts.config, parts.team, sampler.config
+  config, team = parts.config, parts.team
+  writers = {'': sampler, **members}
+  models = {source: writer.config for source, writer in writers.items()}
   actors = config.mesh.actors if parts.training else 0
-  learning = [sampler, *(member for member, learns in members if learns)]
+  learning = [sampler, *(members[source] for source in team.trained)]
+  frozen = {source: member for source, member in members.items() if source not in team.trained}
   states = [
     state_bytes(
       one.config,
@@ -175,11 +184,7 @@ def make(
   state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
-  state['frozen models'] = sum(
-    _bytes(params := _params(m.config), partition.shardings(params, m.config, m.placement))
-    for m, learns in members
-    if not learns
-  )
+  state['frozen models'] = sum(_weight_bytes(m.config, m.placement) for m in frozen.values())
   state['process'] = _PROCESS // jax.local_device_count() if jax.default_backend() == 'cpu' else 0
   held = _held(parts)
   batch, group = held[-1]
@@ -197,7 +202,7 @@ def make(
       messages = max(messages, -(-spoken // shards))
   programs: tuple[Program, ...] = ()
   updates: tuple[Program, ...] = ()
-  for writer in (sampler, *(member for member, _ in members)):  # as if each wrote for all agents
+  for writer in writers.values():  # as if each wrote for all agents
     programs += rollout_programs(
       writer,
       width=width,
@@ -205,21 +210,23 @@ def make(
       columns=writer.cache_columns(longest),
       messages=writer.batch_rows(min(messages, writer.decode_rows)),
     )
-  work = costs.rollout(model, team, prompts, batch, group)
+  work = costs.rollout(models, team, prompts, batch, group)
   if parts.training:
     learner = config.learner
+    rows, length = learner.micro_batch_size // placement.row_shards, learner.pack_length
     for one, own in zip(learning, states, strict=True):
-      updates += learner_programs(
-        recomputing(one.config),
-        placement,
-        own,
-        rows=learner.micro_batch_size // placement.row_shards,
-        length=learner.pack_length,
-      )
+      model = recomputing(one.config)
+      updates += learner_programs(model, placement, own, rows=rows, length=length)
+    answering = frozen.get(team.roles[-1].model)
+    if answering and config.advantage.name in estimators.GAINS:
+      moved = answering.placement != placement
+      arrays = {'its parameters': moved * _weight_bytes(answering.config, placement)}
+      estimate = costs.score_bytes(answering.config, placement, rows, length)
+      updates += (Program('scoring gold answers', arrays, estimate, _SMALLER),)
     if config.rollout.ahead and not actors:  # its thread writes messages during updates
-      beside = {'rollouts ahead': programs[1].bytes}
+      beside = {'rollouts ahead': max(p.bytes for p in programs[1::2])}
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
-    work = costs.step(parts, model, prompts)
+    work = costs.step(parts, models, prompts)
   plan = Plan(
     devices=placement.devices + actors,
     state=state,
@@ -227,7 +234,7 @@ def make(
     memory=_memory(),
     positions=work.positions,
     flops=work.flops,
-    run=tuple(costs.of_run(parts, model, prompts)),
+    run=tuple(costs.of_run(parts, models, prompts)),
   )
   if not actors:
     return plan
@@ -358,14 +365,10 @@ def learner_programs(
     length: Columns of a row.
   """
   gradients = state['parameters']
-  smaller = (
-    'Lower learner.micro_batch_size or learner.pack_length, or, on an accelerator, set '
-    'model.remat=True.'
-  )
   estimate = costs.update_bytes(model, placement, rows, length, _weights(model))
   return (
-    Program('the update', {'gradients': gradients}, estimate, smaller),
-    Program("the optimizer's step", {'gradients': gradients}, gradients, smaller),
+    Program('the update', {'gradients': gradients}, estimate, _SMALLER),
+    Program("the optimizer's step", {'gradients': gradients}, gradients, _SMALLER),
   )
 
 
@@ -376,6 +379,11 @@ def _params(model: ModelConfig) -> Any:
 @functools.cache  # a call takes half a second
 def _traced(model: ModelConfig) -> Any:
   return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
+
+
+def _weight_bytes(model: ModelConfig, placement: Placement) -> int:
+  """Returns the bytes of a model's parameters on a device."""
+  return _bytes(params := _params(model), partition.shardings(params, model, placement))
 
 
 def _weights(model: ModelConfig) -> int:

@@ -239,7 +239,7 @@ def _find(parts: config_lib.Parts) -> _Found:
 
   def planned(gather_once: bool) -> tuple[Sampler, Plan]:
     sampler = _sampler(parts, with_adapters, own, gather_once=gather_once)
-    others = [(member.sampler, bool(member.name)) for member in found.values()]
+    others = {source: member.sampler for source, member in found.items()}
     return sampler, plan_lib.make(parts, placement, sampler, optimizer, prompts, others)
 
   gather = config.sampler.gather_weights

@@ -219,7 +219,7 @@ def test_a_dry_run_counts_whatever_is_scored_or_asked_again():
 
 
 def test_a_role_that_is_trained_less_costs_less(setup):
-  parts, model = config_lib.check(micro_run.changed()), setup.model.config
+  parts, model = config_lib.check(micro_run.changed()), {'': setup.model.config}
   prompts = (PromptLengths(10, (20,)),) * 3
   whole = costs.update(parts, model, prompts, 8, 1)
   half = costs.update(parts, model, prompts, 8, 1, shares={'informant': 0.5})

@@ -188,6 +188,30 @@ def test_the_plan_counts_both_models(same):
   assert held['parameters'] == frozen.state['parameters'] + frozen.state['frozen models']
 
 
+def test_the_plan_counts_the_work_of_each_model(same):
+  """Two equal models do the work of one, a frozen one learns nothing, a larger one does more."""
+  planned = lambda *source, **values: setup_lib.plan(config_lib.check(changed(*source, **values)))
+  alone = setup_lib.plan(config_lib.check(micro_run.changed()))
+  both = planned(same)
+  for one, two in zip(alone.run, both.run, strict=True):
+    assert (two.name, two.positions) == (one.name, one.positions)
+    assert two.flops == pytest.approx(one.flops)
+  frozen, larger = planned(same, trains=False), planned('random:small', rollout__ahead=1)
+  names = ('SFT', 'training steps', 'evaluations')
+  for name, less, whole, more in zip(names, frozen.run, both.run, larger.run, strict=True):
+    assert less.name == whole.name == more.name == name
+    assert less.positions <= whole.positions == more.positions
+    assert more.flops > 2 * whole.flops
+    assert (less.flops < whole.flops) == (name != 'evaluations')
+  writing = [p.bytes for p in larger.programs if p.name == 'writing messages']
+  beside = {p.arrays['rollouts ahead'] for p in larger.programs if 'rollouts ahead' in p.arrays}
+  assert beside == {max(writing)} != {writing[0]}
+  worth = {'advantage__name': 'worth', 'advantage__costs': 'inside', 'rollout__ahead': 1}
+  names = [p.name for p in planned(same, trains=False, **worth).programs]
+  assert names.count('scoring gold answers') == 1
+  assert 'scoring gold answers' not in [p.name for p in planned(same, **worth).programs]
+
+
 @functools.cache
 def finished(source: str):
   """A run that nothing interrupted; do not write there."""
