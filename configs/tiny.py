@@ -23,7 +23,8 @@ New informants learn to talk to the frozen solver of another run (98.5 % with 12
 
 Seeds 10, 11, 12, the machine as above beside other work, 2026-11-26: after SFT 83.5 [81.0, 85.0] %
 with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
-With --config.team.roles.solver.trains=True the solver learns too (same seeds, 2026-11-27): from
+With --config.team.roles.solver.trains=True and, as it is taught already,
+--config.sft.role_shares.solver=0 the solver learns too (same seeds, 2026-11-27): from
 the trained solver 96.0 [90.5, 99.0] % with 11.7 tokens. From one after SFT alone (--config.steps=0
 before the export) 96.5 [91.5, 99.5] % with 11.6; frozen, it gives 74.0 [62.5, 81.0] with 32.1.
 Two models from scratch need no other run (--config=configs/tiny.py:random:micro, same seeds and
