@@ -138,18 +138,20 @@ class Setup(config_lib.Parts):
     )
 
 
-def build(parts: config_lib.Parts) -> Setup:
+def build(parts: config_lib.Parts, *, only_weights: bool = False) -> Setup:
   """Loads the model of a config and builds its setup.
 
   Args:
     parts: Result of `config.check`.
+    only_weights: No program will run, so none need fit the devices.
 
   Raises:
     ValueError, FileNotFoundError: See `plan`; or the run does not fit the devices, or the weights
       cannot be read.
   """
   found = _find(parts)
-  found.plan.check()
+  if not only_weights:
+    found.plan.check()
   config, placement = found.sampler.config, found.placement
   params = found.model.params
   if config.lora_rank:

@@ -163,6 +163,14 @@ def test_what_cannot_fit_is_refused_before_weights_are_read(monkeypatch, tmp_pat
     loop.train(micro_run.changed(), tmp_path)
 
 
+def test_an_export_needs_no_memory_of_a_run(monkeypatch):
+  monkeypatch.setattr(plan, '_memory', lambda: 2**20)
+  parts = config_lib.check(micro_run.changed(), training=False)
+  with pytest.raises(ValueError, match='does not fit'):
+    setup_lib.build(parts)
+  assert setup_lib.build(parts, only_weights=True).params
+
+
 def test_a_plan_reads_no_weights_and_writes_nothing(monkeypatch, capsys):
   monkeypatch.setattr(load.Model, 'params', property(lambda self: pytest.fail('weights were read')))
   loop.print_plan(micro_run.changed())

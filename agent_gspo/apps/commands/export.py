@@ -60,7 +60,7 @@ def main() -> None:
   parts = config_lib.check(command.config_here(saved), training=False)
   adapters = _adapters(parts)
   whole = _FORMAT.value == 'hf' or (_FORMAT.value is None and list(adapters) == ['.'])
-  setup = setup_lib.build(parts)
+  setup = setup_lib.build(parts, only_weights=True)
   params = saved.restore_params(setup.config, setup.params)
   members, params = params.get(state_lib.MEMBERS, {}), state_lib.without_members(params)
   agent, workdir = _AGENT.value, _CHECKPOINT.workdir.value
