@@ -316,6 +316,8 @@ class Run:
     """Describes what reward and advantage jointly reinforce where task scores tie."""
     options, price = self.config.advantage, self.config.budget.highest_lambda_tok
     if options.name in estimators.GAINS:
+      if not price:
+        return ''
       known = {**estimators.options_of(options.name), **options.options}
       least = f'{price:g} of task score'
       if 'nats' in known:
