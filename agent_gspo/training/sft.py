@@ -12,6 +12,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import flax.traverse_util
@@ -165,16 +166,20 @@ class _Stage:
 
   def go(self) -> None:
     """Runs all steps, or until the validation loss has stopped falling."""
-    for step in range(int(self.state.step), self.steps):
-      if self._has_stopped_falling():
-        return
-      with self.hooks.deferred():
-        self._step(step)
-      self.hooks.meet()
+    with futures.ThreadPoolExecutor(1, 'demonstrations') as host:
+      shown = host.submit(self.demonstrations.of_step, int(self.state.step))
+      for step in range(int(self.state.step), self.steps):
+        if self._has_stopped_falling():
+          return
+        with self.hooks.deferred():
+          now = shown.result()
+          if step + 1 < self.steps:  # written while devices update
+            shown = host.submit(self.demonstrations.of_step, step + 1)
+          self._step(step, *now)
+        self.hooks.meet()
 
-  def _step(self, step: int) -> None:
+  def _step(self, step: int, messages: Sequence[Message], left_out: float) -> None:
     start, done = time.monotonic(), step + 1
-    messages, left_out = self.demonstrations.of_step(step)
     state, losses, positions = self.state, dict[str, float](), 0
     for one in self.learner.models:
       micro_batches = self._micro_batches(one, messages)
