@@ -79,7 +79,13 @@ class Interruption:
       raise KeyboardInterrupt
 
   def meet(self) -> None:
-    """Raises if any of several processes has received a signal; all processes must call it."""
+    """Raises if any process has received a signal; all processes must call it.
+
+    With one process the signal has raised before, but Python drops what callbacks of its garbage
+    collector raise, and JAX has one: this raises again.
+    """
+    if self._any_of is None and self._signaled:
+      raise KeyboardInterrupt
     if self._any_of is not None and self._any_of(self._pending):
       raise KeyboardInterrupt(TOGETHER)
 

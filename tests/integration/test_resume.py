@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -475,6 +476,21 @@ def test_interruption_waits_for_the_end_of_a_block():
     assert done == [signal.SIGTERM, signal.SIGINT]
     block(interruption)
   assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_a_signal_that_the_garbage_collector_swallows_is_not_lost():
+  """JAX has a callback there, in which a signal during a collection arrives."""
+  collecting = lambda phase, info: signal.raise_signal(signal.SIGTERM)
+  with Interruption() as interruption:
+    interruption.meet()
+    gc.callbacks.append(collecting)
+    try:
+      gc.collect()
+    finally:
+      gc.callbacks.remove(collecting)
+    with pytest.raises(KeyboardInterrupt):
+      interruption.meet()
 
 
 def test_a_terminal_that_closes_interrupts_once_and_nohup_keeps_it_out():
