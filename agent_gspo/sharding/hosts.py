@@ -105,14 +105,14 @@ def any_of(flag: bool) -> bool:
 
 
 class ThreadMeetings:
-  """Barriers between background threads, one per process, independent of the main threads.
+  """Collectives of background threads, one per process, independent of the main threads.
 
   They use JAX's coordination service instead of devices. All processes must create these objects
   in the same order.
   """
 
   def __init__(self, seconds: float):
-    """Prepares barriers that each wait at most `seconds`."""
+    """Prepares collectives that each wait at most `seconds`; `gather` then waits again."""
     self._key, self._met = f'agent_gspo/meetings/{next(_MEETINGS)}', 0
     self._milliseconds, self._problem = int(1000 * seconds), ''
 
@@ -130,3 +130,25 @@ class ThreadMeetings:
     told = [client.blocking_key_value_get(key, self._milliseconds) for key in keys]
     self._problem = next((text for text in told if text != _FINE), '')
     return self._problem
+
+  def gather(self, value: T, waiting: Callable[[], object] = lambda: None) -> list[T]:
+    """Returns the value of each process, in their order; calls `waiting` after each wait."""
+    if count() == 1:
+      return [value]
+    client, own = cast(Any, distributed.global_state.client), jax.process_index()
+    client.key_value_set_bytes(f'{self._key}/{self._met}/{own}', encoding.encode(value))
+    found: list[T] = []
+    while len(found) < count():
+      key = f'{self._key}/{self._met}/{len(found)}'
+      try:
+        data = client.blocking_key_value_get_bytes(key, self._milliseconds)
+      except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith('DEADLINE_EXCEEDED'):
+          raise
+        waiting()
+      else:
+        found.append(encoding.decode(data))
+    # All are here, so they have read the values of the call before.
+    client.key_value_delete(f'{self._key}/{self._met - 1}/{own}')
+    self._met += 1
+    return found

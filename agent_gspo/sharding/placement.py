@@ -223,7 +223,8 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
     if jax.process_count() > 1:
       raise ValueError(
         f'mesh.actors={actors} in {jax.process_count()} processes must be 0: weights are published '
-        'within one process. Set mesh.actors=0 and rollout.ahead=0, or start one process.'
+        'within one process. Set mesh.actors=0 (rollout.ahead needs one device a process), or '
+        'start one process.'
       )
     if actors >= len(devices):
       raise ValueError(

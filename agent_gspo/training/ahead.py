@@ -1,6 +1,7 @@
 """Rolls out ahead of the learner: one thread samples with older weights during the updates.
 
-With `mesh.actors` it samples on devices of its own, to which each version is copied.
+With `mesh.actors` it samples on devices of its own, to which each version is copied. With several
+processes the threads exchange episodes without devices, which may be busy with an update.
 
 The rollout of step `t` is sampled with the weights after step `max(t - rollout.ahead, start)`, is
 learned from in its turn and never dropped. So tokens do not depend on which thread is faster:
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from agent_gspo.algorithms.selection import SelectionState
-from agent_gspo.sharding import encoding
+from agent_gspo.sharding import encoding, hosts
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
@@ -69,7 +70,7 @@ class Ahead:
     """
     self._setup = setup
     self._thread = futures.ThreadPoolExecutor(1, 'rollout')
-    self._silence = _Silence()
+    self._silence, self._meetings = _Silence(), hosts.ThreadMeetings(seconds=1.0)
     self._begun = collections.deque[_Begun]()
     self._drawn: int | None = None  # questions drawn so far; the thread's own
     self._sampled = self._reported = 0.0  # seconds that the thread rolled out; of them in metrics
@@ -109,15 +110,17 @@ class Ahead:
     steps = range(version + len(self._begun), last + 1)
     if not steps:
       return
-    # A copy: updates donate these buffers.
-    if config.mesh.actors:
-      trainable = self._setup.own_copy(state.trainable)
-      frozen = self._frozen = self._frozen or self._setup.own_copy(state.frozen)
-    else:
-      trainable, frozen = jax.tree.map(jnp.array, state.trainable), state.frozen
-    weights = dataclasses.replace(
-      state, trainable=trainable, frozen=frozen, opt_state=None, reference=None
-    )
+    weights = dataclasses.replace(state, opt_state=None, reference=None)
+    if config.mesh.actors or hosts.count() > 1:  # of all processes: not in the thread
+      self._frozen = self._frozen or self._setup.own_copy(state.frozen)
+      trainable, pool = self._setup.own_copy((state.trainable, state.pool))
+      selection = jax.tree.map(jnp.asarray, jax.device_get(state.selection))
+      weights = dataclasses.replace(
+        weights, trainable=trainable, frozen=self._frozen, pool=pool, selection=selection
+      )
+    if not config.mesh.actors:  # a copy: updates donate these buffers
+      trainable = jax.tree.map(jnp.array, weights.trainable)
+      weights = dataclasses.replace(weights, trainable=trainable)
     for step in steps:
       result = self._thread.submit(self._collect, weights, step)
       self._begun.append(_Begun(step, version, result))
@@ -128,10 +131,13 @@ class Ahead:
     if self._drawn is not None:
       selection = dataclasses.replace(state.selection, drawn=jnp.int32(self._drawn))
       state = dataclasses.replace(state, selection=selection)
-    rollout, everything, after = collect(self._setup, state, self._silence, step)
+    rollout, everything, after = collect(self._setup, state, self._silence, step, self._gather)
     self._drawn = int(after.drawn)
     self._sampled += time.monotonic() - start
     return Collected(rollout, None if everything is rollout else everything, self._drawn)
+
+  def _gather(self, own: RolloutBatch) -> list[RolloutBatch]:
+    return self._meetings.gather(own, lambda: self._silence.phase('wait'))
 
   def metrics(self, rollout: RolloutBatch, step: int) -> dict[str, float]:
     """Returns staleness, and the seconds of the rollouts that ended since the last call."""

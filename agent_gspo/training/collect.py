@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -24,7 +24,11 @@ from agent_gspo.types import Question, RolloutBatch
 
 
 def collect(
-  setup: Setup, state: TrainState, progress: Progress, step: int | None = None
+  setup: Setup,
+  state: TrainState,
+  progress: Progress,
+  step: int | None = None,
+  gather: Callable[[RolloutBatch], list[RolloutBatch]] = hosts.gather,
 ) -> tuple[RolloutBatch, RolloutBatch, selection_lib.SelectionState]:
   """Runs the episodes of a step with the parameters of `state`.
 
@@ -37,6 +41,7 @@ def collect(
     progress: Progress display.
     step: Finished steps when the episodes are learned from, which seed every draw; by default those
       of `state`.
+    gather: Returns the episodes of each process.
 
   Returns:
     Episodes to learn from, about `B` questions, with candidates that were not taken; all episodes,
@@ -59,7 +64,8 @@ def collect(
     if setup.term_sheet is not None:
       seed = (setup.config.seed, streams.TERMS, step, len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
-    batch = _converse(setup, state, step, questions, len(asked), progress)
+    own = _converse(setup, state, step, questions, len(asked), progress)
+    batch = batches.join(gather(own), as_one=True)
     good = np.arange(missing)
     if retries:
       scores = scored(setup.config.reward, batch, setup.task.canonical).task_scores
@@ -85,7 +91,7 @@ def _converse(
   asked: int,
   progress: Progress,
 ) -> RolloutBatch:
-  """Runs `group_size` episodes per question; each process runs its share and gathers all."""
+  """Runs `group_size` episodes for each question of this process's share."""
   options = setup.config.rollout
   exploration = None
   if options.must_speak:
@@ -107,7 +113,7 @@ def _converse(
   )
   if exploration:
     own = exploration.weighted(own)
-  return batches.join(hosts.gather(own), as_one=True)
+  return own
 
 
 def _parts(setup: Setup, episodes: int) -> int:

@@ -181,7 +181,13 @@ def make(
     for one in learning
   ]
   state = _summed(states)
-  state['weights of rollouts ahead'] = config.rollout.ahead * state['parameters']
+  copied = _summed(
+    [
+      state_bytes(one.config, one.placement, optimizer, opponents=config.rollout.pool_members)
+      for one in learning
+    ]
+  )
+  state['weights of rollouts ahead'] = config.rollout.ahead * copied['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(_weight_bytes(m.config, m.placement) for m in frozen.values())
@@ -238,14 +244,7 @@ def make(
   )
   if not actors:
     return plan
-  copied = _summed(
-    [
-      state_bytes(one.config, one.placement, optimizer, opponents=config.rollout.pool_members)
-      for one in learning
-    ]
-  )
   copied['moments'] = 0
-  copied['weights of rollouts ahead'] = config.rollout.ahead * copied['parameters']
   sampling = dataclasses.replace(plan, state={**state, **copied}, programs=programs)
   state = {**state, 'weights of rollouts ahead': 0, 'frozen models': 0}
   return dataclasses.replace(plan, state=state, programs=updates, actors=sampling)

@@ -22,6 +22,7 @@ from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
@@ -210,12 +211,12 @@ def _find(parts: config_lib.Parts) -> _Found:
     replay.check(config, 'replay')
     exchange.check(parts)
     engine.check(parts)
-    if config.rollout.ahead and not actors and placement.devices > 1:
+    if config.rollout.ahead and not actors and placement.devices > hosts.count():
       raise ValueError(
-        f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads cannot '
-        'share programs that span devices. Set mesh.actors to the devices that sample, or '
-        'rollout.ahead=0, or use one process with one device (mesh.data=1, mesh.fsdp=1, '
-        'mesh.tensor=1).'
+        f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads of a '
+        'process cannot share programs that span its devices. Set mesh.actors to the devices that '
+        'sample (one process), or rollout.ahead=0, or use one device a process (in one process '
+        'mesh.data=1, mesh.fsdp=1, mesh.tensor=1).'
       )
   opened = functools.partial(_opened, parts)
   model = opened(options.source, config.seed)

@@ -39,6 +39,44 @@ def test_a_run_of_eight_devices_goes_on_with_others(tmp_path, processes, devices
   several_processes.assert_same_figures(workdir, several_processes.alone())
 
 
+@pytest.mark.slow
+def test_two_processes_roll_out_ahead_as_one(tmp_path):
+  """The actors of two processes have their own collectives beside those of the learners."""
+  for processes in (1, 2):
+    started = several_processes.start(
+      tmp_path / str(processes), processes, 1, options=lambda _: ['--config.rollout.ahead=2']
+    )
+    for status, output in several_processes.ends(started):
+      assert status == 0, output[-3000:]
+  several_processes.assert_same_figures(tmp_path / '2', tmp_path / '1')
+
+
+_GATHER = """
+import sys, threading, time
+from agent_gspo.sharding import hosts
+
+_, coordinator, index = sys.argv[1:]
+hosts.connect(coordinator, 2, int(index))
+meetings, waited = hosts.ThreadMeetings(0.1), []
+
+def gather():
+  for n in range(2):
+    time.sleep(int(index))
+    assert meetings.gather((n, index), lambda: waited.append(n)) == [(n, '0'), (n, '1')]
+  print(sorted(set(waited)))
+
+thread = threading.Thread(target=gather)
+thread.start()
+hosts.barrier()  # of the main threads, meanwhile
+thread.join()
+"""
+
+
+def test_threads_of_processes_gather_beside_the_main_threads(tmp_path):
+  first, _ = several_processes.scripts(_GATHER, tmp_path, processes=2, devices=1)
+  assert first.splitlines()[-1] == '[0, 1]'
+
+
 _READ = """
 import dataclasses, json, sys
 import jax, numpy as np
