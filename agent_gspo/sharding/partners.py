@@ -29,7 +29,6 @@ _LONGEST = 2**24  # bytes per message
 _QUIET_SECONDS = 2.0  # wait before printing which processes are missing
 _ANSWER_SECONDS = 5.0  # timeout of process 0's first answer
 _LATE_SECONDS = 8.0  # wait of a refusal for processes that have not connected yet
-_ORPHAN_SECONDS = 0.5  # the same, if process 0 is gone
 _GRACE_SECONDS = 5.0  # time for a process to end by itself, if all fail alike
 
 _met: Partners | None = None  # this process's connections
@@ -232,8 +231,8 @@ class Partners:
         self._end_heard.set()
         for other in [*self._wires.values()] if not self.place.index else ():
           _send(other, left=index, problem=problem)
-        # Without process 0 there is no coordinator, and JAX aborts within seconds.
-        grace = _ORPHAN_SECONDS if said is None and index == 0 else _GRACE_SECONDS
+        # Without process 0 there is no coordinator, and JAX is about to abort.
+        grace = 0.0 if said is None and index == 0 else _GRACE_SECONDS
         threading.Thread(target=self._end, args=(grace,), daemon=True).start()
 
   def _end(self, grace: float) -> None:
