@@ -1,12 +1,15 @@
 """Runs commands of launch/ that end early, many in one process: the imports are paid once.
 
 `python forked_commands.py` reads a JSON list of argument lists, the first of each naming the
-command, and writes a list of `[exit status, stdout, stderr]`.
+command, and writes a list of `[exit status, stdout, stderr]`. A command may have a signal for
+itself, see `_arm`: "train@POINT@CALLS@NUMBER".
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -20,17 +23,53 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import micro_run
 
 import agent_gspo.training.loop  # noqa: F401 (what a command would import)
+from agent_gspo.training.ahead import Ahead
+
+
+def _arm(point: str, calls: int, number: int) -> None:
+  """Lets this process send itself a signal at a call of a function (module:path).
+
+  Only calls count while a rollout waits that is not the next to learn from, under way or done.
+  """
+  queues: list[Ahead] = []
+  init = Ahead.__init__
+
+  def watched_init(self, *arguments) -> None:
+    init(self, *arguments)
+    queues.append(self)
+
+  Ahead.__init__ = watched_init  # type: ignore[method-assign]
+  module, path = point.split(':')
+  *owners, name = path.split('.')
+  owner = functools.reduce(getattr, owners, importlib.import_module(module))
+  real, left = getattr(owner, name), [None] * calls
+
+  def watched(*arguments, **options):
+    waiting = [begun.step for queue in queues for begun in list(queue._begun)[1:]]
+    if waiting and left:
+      left.pop()
+      if not left:
+        os.write(2, f'waiting at {path}: {waiting}\n'.encode())
+        os.kill(os.getpid(), number)
+    return real(*arguments, **options)
+
+  setattr(owner, name, watched)
 
 
 def main() -> None:
+  results, commands = [], json.load(sys.stdin)
+  if any('@' in name for name, *_ in commands):
+    importlib.import_module('agent_gspo.workdir.event_file')  # of runs alone: seconds
   gc.freeze()  # children would walk all that is imported as they end: a third of a second each
-  results = []
-  for name, *arguments in json.load(sys.stdin):
+  for name, *arguments in commands:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
       child = os.fork()
       if not child:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
+        name, *signal = name.split('@')
+        if signal:
+          _arm(signal[0], *map(int, signal[1:]))
         file = str(micro_run.ROOT / 'launch' / f'{name}.py')
         sys.argv = [file, *arguments]
         runpy.run_path(file, run_name='__main__')

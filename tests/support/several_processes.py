@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import random
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import micro_run
@@ -29,9 +30,12 @@ _FREE += ('policy/sampler_trainer_diff',)
 
 
 def free_port() -> int:
-  with socket.socket() as some:
-    some.bind(('127.0.0.1', 0))
-    return some.getsockname()[1]
+  """A port that no outgoing connection takes meanwhile."""
+  while True:
+    port = random.randrange(20000, 32000)
+    with socket.socket() as some, contextlib.suppress(OSError):
+      some.bind(('127.0.0.1', port))
+      return port
 
 
 def _mesh(devices: int) -> list[str]:
@@ -40,7 +44,7 @@ def _mesh(devices: int) -> list[str]:
   return ['--config.mesh.data=-1', f'--config.mesh.fsdp={fsdp}', f'--config.mesh.tensor={tensor}']
 
 
-def _environment(devices: int) -> dict[str, str]:
+def environment(devices: int) -> dict[str, str]:
   """Of a process with so many host devices."""
   return {
     **micro_run.environment(),
@@ -68,26 +72,36 @@ def start(
     under: of each process the command that runs its command, if there is one.
     options: of each process alone.
   """
+  made = commands(workdir, processes, devices)
+  return [
+    subprocess.Popen(
+      under(index) + command + options(index),
+      env=environment(devices),
+      cwd=micro_run.folder(),
+      stdout=output,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for index, command in enumerate(made)
+  ]
+
+
+def commands(
+  workdir: pathlib.Path, processes: int, devices: int, options: Sequence[str] = ()
+) -> list[list[str]]:
+  """The command of each process of a run."""
   together = []
   if processes > 1:
     together = [f'--coordinator=127.0.0.1:{free_port()}', f'--num_processes={processes}']
     together.append('--heartbeat_timeout_s=10')  # or each kill would be noticed after 100
   return [
-    subprocess.Popen(
-      under(index)
-      + micro_run.train_command(
-        workdir,
-        *_OPTIONS,
-        *_mesh(processes * devices),
-        *together,
-        *([f'--process_id={index}'] if together else []),
-        *options(index),
-      ),
-      env=_environment(devices),
-      cwd=micro_run.folder(),
-      stdout=output,
-      stderr=subprocess.STDOUT,
-      text=True,
+    micro_run.train_command(
+      workdir,
+      *_OPTIONS,
+      *_mesh(processes * devices),
+      *together,
+      *([f'--process_id={index}'] if together else []),
+      *options,
     )
     for index in range(processes)
   ]
@@ -98,12 +112,12 @@ def scripts(script: str, folder: pathlib.Path, processes: int, devices: int) -> 
 
   Its arguments are the folder, the coordinator's address and the index of its process.
   """
-  environment = {**_environment(devices), 'PYTHONPATH': str(pathlib.Path(__file__).parent)}
+  beside = {'PYTHONPATH': str(pathlib.Path(__file__).parent)}
   coordinator = f'127.0.0.1:{free_port()}'
   started = [
     subprocess.Popen(
       [sys.executable, '-c', script, str(folder), coordinator, str(index)],
-      env=environment,
+      env=environment(devices) | beside,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
