@@ -171,15 +171,16 @@ class _Stage:
       for step in range(int(self.state.step), self.steps):
         if self._has_stopped_falling():
           return
+        now = shown
+        if step + 1 < self.steps:  # written while devices update
+          shown = host.submit(self.demonstrations.of_step, step + 1)
         with self.hooks.deferred():
-          now = shown.result()
-          if step + 1 < self.steps:  # written while devices update
-            shown = host.submit(self.demonstrations.of_step, step + 1)
-          self._step(step, *now)
+          self._step(step, now)
         self.hooks.meet()
 
-  def _step(self, step: int, messages: Sequence[Message], left_out: float) -> None:
+  def _step(self, step: int, shown: futures.Future[tuple[list[Message], float]]) -> None:
     start, done = time.monotonic(), step + 1
+    messages, left_out = shown.result()
     state, losses, positions = self.state, dict[str, float](), 0
     for one in self.learner.models:
       micro_batches = self._micro_batches(one, messages)
