@@ -28,7 +28,6 @@ def get_config(form: str = 'team') -> config_dict.ConfigDict:
   config.rollout.temperature = 0.8
   config.evaluation.questions = 300
   config.evaluation.batch_questions = 300
-  config.evaluation.spread = True
 
   config.budget.lambda_tok = 0.03
 
