@@ -40,7 +40,6 @@ class PromptWriter:
   def __init__(self, role: Role, tokenizer: Tokenizer):
     self.role = role
     self.tokenizer = tokenizer
-    self._encode = functools.lru_cache(maxsize=8192)(lambda text: _ids(tokenizer.encode(text)))
 
   @functools.cached_property
   def stop_ids(self) -> tuple[int, ...]:
@@ -65,7 +64,7 @@ class PromptWriter:
     """
     if self.role.style == 'chat':
       return self.tokenizer.chat_end_id
-    separator = self._encode(self.role.separator)
+    separator = self.encode(self.role.separator)
     if len(separator) != 1:
       raise ValueError(
         f'team.roles.{self.role.name}.separator={self.role.separator!r} is '
@@ -171,7 +170,7 @@ class PromptWriter:
   @functools.cached_property
   def preamble(self) -> np.ndarray:
     """Returns the int32 ids of the preamble, with BOS first if the model's texts begin with it."""
-    ids = np.concatenate([_ids([]), *map(self._encode, self.preamble_texts)])
+    ids = np.concatenate([_ids([]), *map(self.encode, self.preamble_texts)])
     bos = _ids(self.tokenizer.begins_with)
     is_written = np.array_equal(ids[: len(bos)], bos)
     return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
@@ -195,8 +194,8 @@ class PromptWriter:
     return self.written_ids(text)
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns the cached int32 ids of a text; callers must not modify them."""
-    return self._encode(text)
+    """Returns the int32 ids of a text, special tokens included."""
+    return _ids(self.tokenizer.encode(text))
 
 
 class Context:

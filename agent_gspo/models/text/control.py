@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable
 
 import tokenizers
 
@@ -63,24 +62,16 @@ class ControlTokens:
 
     If no mark prevents a control token, the ids equal those of the text without marks.
     """
-    return list(self._encoded(text))
-
-  @functools.cached_property
-  def _encoded(self) -> Callable[[str], tuple[int, ...]]:
-    """Returns `_ids`, cached: each message is encoded by its author, its readers and limits."""
-    return functools.lru_cache(maxsize=2**12)(self._ids)
-
-  def _ids(self, text: str) -> tuple[int, ...]:
     plain = text.replace(BREAK, '')
     own = self._spans(text) if plain != text else []
     if plain == text or [i for i, *_ in own] == [i for i, *_ in self._spans(plain)]:
       # As `encode`, without the unused offsets, which take a fifth of the time.
-      return tuple(self._backend.encode_batch_fast([plain], add_special_tokens=False)[0].ids)
+      return self._backend.encode_batch_fast([plain], add_special_tokens=False)[0].ids
     found, last = [], 0
     for i, start, end in own:
       found += [*self._without(text[last:start]), i]
       last = end
-    return (*found, *self._without(text[last:]))
+    return found + self._without(text[last:])
 
   def _spans(self, text: str) -> list[tuple[int, int, int]]:
     """Returns `(id, start, end)` of each control token in a text."""

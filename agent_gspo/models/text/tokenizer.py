@@ -134,6 +134,14 @@ class Tokenizer:
       ValueError: A word-level tokenizer does not know a word; the message names it. Or the text
         is invalid Unicode (half a surrogate pair).
     """
+    return list(self._encoded(text, special))
+
+  @functools.cached_property
+  def _encoded(self) -> Callable[[str, bool], tuple[int, ...]]:
+    """Returns `_ids`, cached: each message is encoded by its author, its readers and limits."""
+    return functools.lru_cache(maxsize=2**13)(self._ids)
+
+  def _ids(self, text: str, special: bool) -> tuple[int, ...]:
     text = text if special else self.guarded(text)
     if unknown := self.unknown_words(text, special):
       raise ValueError(
@@ -141,7 +149,7 @@ class Tokenizer:
         f'has {self.vocab_size} tokens. Add it to the list of words.'
       )
     try:
-      return self._control.encode(text)
+      return tuple(self._control.encode(text))
     except Exception as error:  # the library raises nothing narrower
       text = text.replace(BREAK, '')
       raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
