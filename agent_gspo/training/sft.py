@@ -181,7 +181,8 @@ class _Stage:
   def _step(self, step: int, shown: futures.Future[tuple[list[Message], float]]) -> None:
     start, done = time.monotonic(), step + 1
     messages, left_out = shown.result()
-    state, losses, positions = self.state, dict[str, float](), 0
+    state, nats, positions = self.state, list[float](), 0
+    figures = {'sft/epoch': self.demonstrations.epoch(done), 'sft/left_out_rate': left_out}
     for one in self.learner.models:
       micro_batches = self._micro_batches(one, messages)
       if not micro_batches:  # no message of its agents: its parameters and moments stay
@@ -196,16 +197,12 @@ class _Stage:
           f'{error} in step {done} of SFT{of}. Lower sft.learning_rate.'
         ) from None
       state = state_lib.with_model(state, one.name, own)
-      losses[f'sft/loss_nats{of}'] = -metrics['policy/objective']
-      losses[f'sft/grad_norm{of}'] = metrics['policy/grad_norm']
+      nats.append(-metrics['policy/objective'])
+      figures |= {f'sft/loss_nats{of}': nats[-1]}
+      figures |= {f'sft/grad_norm{of}': metrics['policy/grad_norm']}
       positions += sum(b.tokens.size for b in micro_batches)
     self.state = dataclasses.replace(state, step=state.step + 1)
-    figures = {
-      'sft/epoch': self.demonstrations.epoch(done),
-      **losses,
-      'sft/left_out_rate': left_out,
-      'sft/positions': float(positions),
-    }
+    figures['sft/positions'] = float(positions)
     saves, is_last = done % self.options.save_every == 0, done == self.steps
     if (saves or is_last) and self.options.validation_questions:
       figures |= self._validate()
@@ -213,7 +210,6 @@ class _Stage:
     self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
     if saves and not is_last:  # the final parameters are the run's own first checkpoint
       self._save()
-    nats = [x for name, x in losses.items() if name.startswith('sft/loss_nats')]
     self.hooks.progress(done, self.steps, sum(nats) / max(len(nats), 1))
 
   def _micro_batches(self, one: Learner, messages: Sequence[Message]) -> Minibatch:
