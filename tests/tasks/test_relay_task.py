@@ -290,7 +290,7 @@ def test_talkative_messages_carry_the_note_and_vary():
   rng = random.Random(0)
   lengths = collections.Counter()
   for question in task.questions('train')[:500]:
-    message = talkative_message(task, question, 0, rng, 0, 0)
+    message = talkative_message(task.render, question, 0, rng, 0, 0)
     owner, count, _ = parse_fact(question.notes[0])
     assert f'{owner} has {count} ' in message
     lengths[len(message.split())] += 1
@@ -299,7 +299,7 @@ def test_talkative_messages_carry_the_note_and_vary():
   assert len(lengths) >= 6
   question = task.questions('train')[0]
   owner, count, _ = parse_fact(question.notes[0])
-  assert talkative_message(task, question, 0, rng, 1, 0) == f'{owner} {count}'
+  assert talkative_message(task.render, question, 0, rng, 1, 0) == f'{owner} {count}'
 
 
 def test_scripted_shares():
@@ -308,7 +308,7 @@ def test_scripted_shares():
   shares = {}
   for relevant in (True, False):
     agent = question.relevant.index(relevant)
-    said = [talkative_message(task, question, agent, rng, 0.1, 0.3) for _ in range(4000)]
+    said = [talkative_message(task.render, question, agent, rng, 0.1, 0.3) for _ in range(4000)]
     terse = sum(len(message.split()) == 2 for message in said)
     shares[relevant] = said.count('') / 4000, terse / 4000
   assert shares[True] == (0, pytest.approx(0.1, abs=0.02))
@@ -322,7 +322,9 @@ def test_solver_guesses_uniformly_when_a_fact_is_missing():
   rng = random.Random(0)
   guesses = collections.Counter()
   for _ in range(3000):
-    message = solver_message(task, question, (question.notes[0], '', ''), rng, 0.05)
+    message = solver_message(
+      task.render, task.max_count, question, (question.notes[0], '', ''), rng, 0.05
+    )
     guesses[int(re.findall('[0-9]+', message)[-1])] += 1
   options = list(range(known + 1, known + task.max_count + 1))
   assert set(guesses) == set(options)
@@ -335,12 +337,13 @@ def test_solver_hears_only_what_names_owner_and_number():
   terse = [f'{parse_fact(note)[0]} {parse_fact(note)[1]}' for note in question.notes]
   mute = ['hello team .'] * 3
   hits = lambda heard: sum(
-    task.score(question, solver_message(task, question, heard, rng, 0.05)) for _ in range(300)
+    task.score(question, solver_message(task.render, task.max_count, question, heard, rng, 0.05))
+    for _ in range(300)
   )
   assert hits(terse) == 300
   assert hits(mute) < 60
   with pytest.raises(ValueError, match='delivered has 2 entries for 3 informants'):
-    solver_message(task, question, ('', ''), rng, 0.05)
+    solver_message(task.render, task.max_count, question, ('', ''), rng, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 
 from agent_gspo.types import Question
-
-if TYPE_CHECKING:
-  from agent_gspo.tasks.relay.task import RelayTask
 
 # 8 to 21 words and marks with a fact ("Ann has 7 pens") in place of {note}.
 _CARRIES_NOTE = (
@@ -80,7 +76,7 @@ def states(messages: Sequence[str], fact: tuple[str, int, str]) -> bool:
 
 
 def talkative_message(
-  task: RelayTask,
+  render: Callable[[str], str],
   question: Question,
   agent: int,
   rng: random.Random,
@@ -88,10 +84,10 @@ def talkative_message(
   silence_probability: float,
   passed_on: Sequence[str] = (),
 ) -> str:
-  """Writes a verbose informant's message about its note, in the task's text style.
+  """Writes a verbose informant's message about its note.
 
   Args:
-    task: Task that built the question.
+    render: Renders words in the text style of the task.
     question: Question with notes.
     agent: Index of the informant.
     rng: Random generator.
@@ -110,21 +106,23 @@ def talkative_message(
     return ' '.join(facts) or _TERSE_NOTHING
   note = ' and '.join(note.rstrip(' .') for note in notes if note)
   if not note:
-    return task.render(rng.choice(_EMPTY_NOTE))
-  return task.render(rng.choice(_CARRIES_NOTE).format(note=note))
+    return render(rng.choice(_EMPTY_NOTE))
+  return render(rng.choice(_CARRIES_NOTE).format(note=note))
 
 
 def solver_message(
-  task: RelayTask,
+  render: Callable[[str], str],
+  max_count: int,
   question: Question,
   delivered: Sequence[str],
   rng: random.Random,
   terse_probability: float,
 ) -> str:
-  """Writes the solver's answer, in the task's text style.
+  """Writes the solver's answer.
 
   Args:
-    task: Task that built the question.
+    render: Renders words in the text style of the task.
+    max_count: Highest count of a fact.
     question: Question with notes.
     delivered: Message of each informant, "" for silence. A fact counts as delivered if a message
       `states` it.
@@ -154,9 +152,9 @@ def solver_message(
       known.append(fact[1])
     else:
       missing += 1
-  answer = sum(known) + rng.randint(missing, missing * task.max_count)
+  answer = sum(known) + rng.randint(missing, missing * max_count)
   if rng.random() < terse_probability:
     return str(answer)
   phrases = _SOLVER_GUESS if missing else _SOLVER_KNOWS
   terms = ' and '.join(map(str, known))
-  return task.render(rng.choice(phrases).format(terms=terms, answer=answer))
+  return render(rng.choice(phrases).format(terms=terms, answer=answer))

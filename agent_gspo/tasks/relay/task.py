@@ -185,7 +185,9 @@ class RelayTask(base.Task):
       terse = rng.random() < terse_probability
       return question.answer if terse else self.render(f'the answer is {question.answer} .')
     if agent >= self.num_informants:
-      return script.solver_message(self, question, delivered, rng, terse_probability)
+      return script.solver_message(
+        self.render, self.max_count, question, delivered, rng, terse_probability
+      )
     facts = zip(question.notes, question.relevant, strict=True)
     heard = [
       note
@@ -193,7 +195,7 @@ class RelayTask(base.Task):
       if relevant and (fact := parse_fact(note)) and script.states(delivered, fact)
     ]
     return script.talkative_message(
-      self, question, agent, rng, terse_probability, silence_probability, heard
+      self.render, question, agent, rng, terse_probability, silence_probability, heard
     )
 
   def _split(self, split: str) -> Sequence[Question]:
