@@ -59,7 +59,8 @@ def make_task(name: str, /, **options: Any) -> Task:
   task = plugins.call('task.name', name, make, **options)
   if not isinstance(task, Task):
     raise ValueError(f'task.name={name!r} makes a {type(task).__name__}, no agent_gspo.Task.')
-  return plugins.call('task.name', name, checked.adopt, task, name)
+  plugins.call('task.name', name, checked.adopt, task, name)
+  return task
 
 
 def _task_class(name: str) -> Callable[..., Task]:
