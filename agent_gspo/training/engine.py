@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from typing import TYPE_CHECKING
 
 from agent_gspo import plugins
-from agent_gspo.config import check as config_lib
 from agent_gspo.models import lora
 from agent_gspo.models.io import hf
-from agent_gspo.sharding import hosts
 from agent_gspo.teams import endpoint
 from agent_gspo.teams.engine import EnginePolicy
 from agent_gspo.teams.policies import ModelPolicy, Policy, divided
 from agent_gspo.training import state as state_lib
-
-if TYPE_CHECKING:
-  from agent_gspo.training.setup import Setup
-  from agent_gspo.training.state import TrainState
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import TrainState
 
 _LOADING_S = 600.0  # for a server to read the weights
-
-
-def check(parts: config_lib.Parts) -> None:
-  """Raises ValueError if no server can sample for the run, before a model is loaded."""
-  options = parts.config.rollout
-  if not options.engine:
-    return
-  endpoint.check_source(options.engine, 'rollout.engine')
-  where = f'rollout.engine={options.engine!r}'
-  if parts.sharing.adapters is not None:
-    raise ValueError(
-      f'{where} with policy.sharing={parts.config.policy.sharing!r}: a server has one set of '
-      "weights. Set policy.sharing='shared'."
-    )
-  if hosts.count() > 1:
-    raise ValueError(f"{where} with {hosts.count()} processes. Set rollout.engine='', or use one.")
-  if options.publish:
-    plugins.load_function(options.publish, 'rollout.publish')
 
 
 def policy(setup: Setup, local: ModelPolicy) -> Policy:

@@ -16,46 +16,22 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agent_gspo import streams
 from agent_gspo.algorithms import selection as selection_lib
-from agent_gspo.config import check as config_lib
 from agent_gspo.rewards.scores import scored
-from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams import rollout as rollout_lib
 from agent_gspo.teams.policies import Reply, Turn
-from agent_gspo.training import replay
 from agent_gspo.training.answer_values import with_logprobs
+from agent_gspo.training.learner import Learner
+from agent_gspo.training.setup import Setup
+from agent_gspo.training.state import TrainState
 from agent_gspo.types import Question, RolloutBatch
 from agent_gspo.workdir import json_lines
-
-if TYPE_CHECKING:
-  from agent_gspo.training.learner import Learner
-  from agent_gspo.training.setup import Setup
-  from agent_gspo.training.state import TrainState
-
-
-def check(parts: config_lib.Parts) -> None:
-  """Raises ValueError if the run cannot exchange episodes, before a model is loaded."""
-  config, folder = parts.config, parts.config.rollout.share
-  if not folder:
-    return
-  replay.check(config, 'share')
-  for wrong, what in (
-    (hosts.count() > 1, f'{hosts.count()} processes: a node is one process'),
-    (
-      parts.term_sheet is not None,
-      'prices or budgets that agents are told: each node draws its own',
-    ),
-    (any(role.tools for role in parts.team.roles), 'tools, whose results are not exchanged'),
-  ):
-    if wrong:
-      raise ValueError(f"rollout.share={folder!r} with {what}. Set rollout.share=''.")
-  pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 def extended(

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent_gspo.algorithms import selection as selection_lib
-from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams import batches
 from agent_gspo.teams.options import RolloutOptions
@@ -26,23 +24,6 @@ from agent_gspo.types import RolloutBatch
 
 Memory = tuple[RolloutBatch, ...]
 """Groups of one question each, whose task scores differ, newest first."""
-
-
-def check(config: Config, field: str) -> None:
-  """Raises ValueError if episodes added by this field have no advantage under the config."""
-  name, value = config.advantage.name, getattr(config.rollout, field)
-  where, off = f'rollout.{field}={value!r} with', f'Set rollout.{field}={type(value)()!r}'
-  if not value:
-    return
-  if config.objective.teacher:
-    raise ValueError(
-      f'{where} objective.teacher={config.objective.teacher!r}, which reads no advantages. {off}.'
-    )
-  if name in estimators.GAINS or 'baselines' in estimators.fields_of(name):
-    raise ValueError(
-      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. {off}, '
-      "or advantage.name='per_component'."
-    )
 
 
 def extended(

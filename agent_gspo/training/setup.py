@@ -14,6 +14,7 @@ import optax
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
+from agent_gspo.config import teacher as teacher_lib
 from agent_gspo.models import lora, partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
@@ -22,13 +23,12 @@ from agent_gspo.models.transformer import Params, Transformer, init_params
 from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
-from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import distillation, engine, exchange, members, prompt_checks, replay
+from agent_gspo.training import members, prompt_checks, run_checks
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
@@ -71,7 +71,7 @@ class Setup(config_lib.Parts):
   @functools.cached_property
   def teacher(self) -> config_lib.Parts | None:
     """Returns the team that is distilled into one agent, None without one."""
-    return distillation.teacher(self)
+    return teacher_lib.resolve(self)
 
   @property
   def tokenizers(self) -> tuple[Tokenizer, ...]:
@@ -196,28 +196,11 @@ class _Found:
 
 def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config.model
-  if parts.training:
-    distillation.teacher(parts)  # raises before a model is loaded
   actors = config.mesh.actors if parts.training else 0
-  if actors and not config.rollout.ahead:
-    raise ValueError(
-      f'mesh.actors={actors} with rollout.ahead=0: devices would sample and learn in turns. Set '
-      'rollout.ahead=1 or more, or mesh.actors=0.'
-    )
   placement = make_placement(config.mesh.to_dict(), actors)
   check_attention(options.attention, options.dtype)
   if parts.training:
-    config_lib.check_micro_batch(config, placement.row_shards)
-    replay.check(config, 'replay')
-    exchange.check(parts)
-    engine.check(parts)
-    if config.rollout.ahead and not actors and placement.devices > hosts.count():
-      raise ValueError(
-        f'rollout.ahead={config.rollout.ahead} on {placement.devices} devices: two threads of a '
-        'process cannot share programs that span its devices. Set mesh.actors to the devices that '
-        'sample (one process), or rollout.ahead=0, or use one device a process (in one process '
-        'mesh.data=1, mesh.fsdp=1, mesh.tensor=1).'
-      )
+    run_checks.check(parts, placement)
   opened = functools.partial(_opened, parts)
   model = opened(options.source, config.seed)
   old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'

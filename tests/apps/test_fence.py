@@ -1,6 +1,7 @@
-"""Checks that the core runs without the apps: no module outside them imports them."""
+"""Checks the direction of imports: the core runs without the apps, and no modules form a cycle."""
 
 import ast
+import graphlib
 import pathlib
 
 import pytest
@@ -28,6 +29,10 @@ def _imported(source: str, package: str) -> set[str]:
   return found
 
 
+def _name(file: pathlib.Path) -> str:
+  return '.'.join(file.relative_to(ROOT).with_suffix('').parts)
+
+
 def _is_app(name: str) -> bool:
   return name == 'agent_gspo.apps' or name.startswith('agent_gspo.apps.')
 
@@ -36,6 +41,16 @@ def _is_app(name: str) -> bool:
 def test_the_core_does_not_import_the_apps(file):
   package = '.'.join(file.relative_to(ROOT).parent.parts)
   assert not list(filter(_is_app, _imported(file.read_text(), package)))
+
+
+def test_no_modules_import_each_other_in_a_cycle():
+  files = {_name(file): file for file in (ROOT / 'agent_gspo').rglob('*.py')}
+  imported = {
+    name: _imported(file.read_text(), name.rpartition('.')[0]) & files.keys() - {name}
+    for name, file in files.items()
+  }
+  assert imported['agent_gspo.training.loop'] >= {'agent_gspo.training.setup'}
+  graphlib.TopologicalSorter(imported).prepare()  # names a cycle
 
 
 @pytest.mark.parametrize(

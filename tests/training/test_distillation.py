@@ -14,6 +14,7 @@ import tiny
 
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import check as config_lib
+from agent_gspo.config import teacher
 from agent_gspo.models.transformer import Params
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import distillation
@@ -105,7 +106,7 @@ def test_another_team_is_refused(tmp_path):
   def of(**fields):
     values = micro_run.changed(**{**ALONE, **hf, **fields})
     values['task']['options']['whole_problem'] = True
-    return distillation.teacher(config_lib.check(values))
+    return teacher.resolve(config_lib.check(values))
 
   assert of().team.names == ('informant1', 'informant2', 'solver')
   team = {k: v for k, v in micro_run.changed().items() if k != 'model'}

@@ -1,0 +1,100 @@
+"""Checks what a run combines with its devices and processes, before a model is loaded."""
+
+from __future__ import annotations
+
+import pathlib
+
+from agent_gspo import plugins
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config, teacher
+from agent_gspo.config import check as config_lib
+from agent_gspo.sharding import hosts
+from agent_gspo.sharding.placement import Placement
+from agent_gspo.teams import endpoint
+
+
+def check(parts: config_lib.Parts, placement: Placement) -> None:
+  """Raises ValueError or FileNotFoundError for a training run that cannot work.
+
+  Args:
+    parts: Result of `config.check`.
+    placement: Placement of parameters and batch rows on the devices that learn.
+  """
+  config = parts.config
+  teacher.resolve(parts)
+  config_lib.check_micro_batch(config, placement.row_shards)
+  _check_ahead(config, placement)
+  _check_added(config, 'replay')
+  _check_added(config, 'share')
+  _check_share(parts)
+  _check_engine(parts)
+
+
+def _check_ahead(config: Config, placement: Placement) -> None:
+  """Checks that rollouts ahead have devices of their own, or one device a process."""
+  actors, ahead = config.mesh.actors, config.rollout.ahead
+  if actors and not ahead:
+    raise ValueError(
+      f'mesh.actors={actors} with rollout.ahead=0: devices would sample and learn in turns. Set '
+      'rollout.ahead=1 or more, or mesh.actors=0.'
+    )
+  if ahead and not actors and placement.devices > hosts.count():
+    raise ValueError(
+      f'rollout.ahead={ahead} on {placement.devices} devices: two threads of a process cannot '
+      'share programs that span its devices. Set mesh.actors to the devices that sample (one '
+      'process), or rollout.ahead=0, or use one device a process (in one process mesh.data=1, '
+      'mesh.fsdp=1, mesh.tensor=1).'
+    )
+
+
+def _check_added(config: Config, field: str) -> None:
+  """Checks that episodes which a field of `rollout` adds have an advantage."""
+  name, value = config.advantage.name, getattr(config.rollout, field)
+  where, off = f'rollout.{field}={value!r} with', f'Set rollout.{field}={type(value)()!r}'
+  if not value:
+    return
+  if config.objective.teacher:
+    raise ValueError(
+      f'{where} objective.teacher={config.objective.teacher!r}, which reads no advantages. {off}.'
+    )
+  if name in estimators.GAINS or 'baselines' in estimators.fields_of(name):
+    raise ValueError(
+      f'{where} advantage.name={name!r}, which measures episodes of the newest weights. {off}, '
+      "or advantage.name='per_component'."
+    )
+
+
+def _check_share(parts: config_lib.Parts) -> None:
+  """Checks that the run can exchange episodes with others, and makes their folder."""
+  folder = parts.config.rollout.share
+  if not folder:
+    return
+  for wrong, what in (
+    (hosts.count() > 1, f'{hosts.count()} processes: a node is one process'),
+    (
+      parts.term_sheet is not None,
+      'prices or budgets that agents are told: each node draws its own',
+    ),
+    (any(role.tools for role in parts.team.roles), 'tools, whose results are not exchanged'),
+  ):
+    if wrong:
+      raise ValueError(f"rollout.share={folder!r} with {what}. Set rollout.share=''.")
+  pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+
+
+def _check_engine(parts: config_lib.Parts) -> None:
+  """Checks that a server can sample for the run."""
+  options = parts.config.rollout
+  if not options.engine:
+    return
+  endpoint.check_source(options.engine, 'rollout.engine')
+  where = f'rollout.engine={options.engine!r}'
+  if parts.sharing.adapters is not None:
+    raise ValueError(
+      f'{where} with policy.sharing={parts.config.policy.sharing!r}: a server has one set of '
+      "weights. Set policy.sharing='shared'."
+    )
+  if hosts.count() > 1:
+    raise ValueError(f"{where} with {hosts.count()} processes. Set rollout.engine='', or use one.")
+  if options.publish:
+    plugins.load_function(options.publish, 'rollout.publish')
