@@ -272,7 +272,8 @@ def _decode(target: _Target) -> Any:
   per_row = jax.ShapeDtypeStruct((n,), jnp.int32)
   source = jax.ShapeDtypeStruct((n, columns), jnp.int32)
   temperature, stops = target.array((), jnp.float32, whole), target.array((8,), jnp.int32, whole)
-  params, rows = target.params(), (source, per_row, per_row, keys, None, temperature, stops)
+  params = target.params()
+  rows = (source, per_row, per_row, keys, None, None, None, temperature, stops)
   pool = target.pool(sampler, target.placement.row_shards, columns)
   shapes = jax.eval_shape(lambda *of: sampler.start(*of, options.new_tokens), params, pool, rows)
   if target.placement.mesh is None:
