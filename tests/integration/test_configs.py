@@ -35,6 +35,7 @@ _GENERATED = (
   'kuhn',
   'memory',
   'saboteur',
+  'common_pool',
   'configs.tasks.guessing:Guessing',
   'configs.tasks.lookup:Lookup',
 )  # tasks without official files
