@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import pathlib
 import warnings
@@ -147,15 +148,9 @@ def drop_half_line(path: PathLike) -> None:
   except FileNotFoundError:
     return
   with file:
-    end = file.seek(0, os.SEEK_END)
-    position = end
-    while position:
-      start = max(0, position - 65536)
-      file.seek(start)
-      found = file.read(position - start).rfind(b'\n')
-      if found >= 0:
-        position = start + found + 1
-        break
-      position = start
-    if position < end:
-      file.truncate(position)
+    size = file.seek(0, os.SEEK_END)
+    if size:  # an empty file cannot be mapped
+      with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = data.rfind(b'\n') + 1
+      if end < size:
+        file.truncate(end)
