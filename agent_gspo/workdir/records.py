@@ -16,6 +16,7 @@ import dataclasses
 import math
 import pathlib
 import re
+import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -59,20 +60,8 @@ def _number(value: Any) -> bool:
   return is_real(value) and finite(value) is not None
 
 
-def _text(value: Any) -> bool:
-  return isinstance(value, str)
-
-
 def _number_or_none(value: Any) -> bool:
   return value is None or _number(value)
-
-
-def _text_or_none(value: Any) -> bool:
-  return value is None or _text(value)
-
-
-def _flag_or_none(value: Any) -> bool:
-  return value is None or isinstance(value, bool)
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> bool:
@@ -82,35 +71,35 @@ def _plain(value: Any, depth: int = _DEPTH) -> bool:
   return isinstance(value, str | bool) or _number_or_none(value)
 
 
-# The fields that readers of a line rely on, by file: a predicate, a list of such (or None), a list
-# of fixed length as a tuple, or an object with its fields. All other fields must be plain.
+# The fields that readers of a line rely on, by file: a type or a predicate, a list of such (or
+# None), a list of fixed length as a tuple, or an object with its fields. Others must be plain.
 _STEP = {'step': _number}
 _EDGE = {
-  **dict.fromkeys(('author', 'reader'), _text),
+  **dict.fromkeys(('author', 'reader'), str),
   **dict.fromkeys(('turns', 'said', 'told', 'tokens'), _number),
 }
 _MESSAGE = {
-  'agent': _text,
-  'read_from': [(_text, _number)],  # (author, round)
-  'tokens': [(_text, _number_or_none)],  # (text, log-prob)
-  'observed': [_text],
-  **dict.fromkeys(('text', 'note', 'prompt', 'side'), _text_or_none),
+  'agent': str,
+  'read_from': [(str, _number)],  # (author, round)
+  'tokens': [(str, _number_or_none)],  # (text, log-prob)
+  'observed': [str],
+  **dict.fromkeys(('text', 'note', 'prompt', 'side'), str | None),
   **dict.fromkeys(('round', 'written', 'read', 'reward', 'earned', 'advantage'), _number_or_none),
-  **dict.fromkeys(('silent', 'ended', 'relevant', 'taken'), _flag_or_none),
+  **dict.fromkeys(('silent', 'ended', 'relevant', 'taken'), bool | None),
 }
 SCHEMA: Mapping[str, Mapping[str, Any]] = {
   CONFIG: {},
   METRICS: _STEP,
   SFT: _STEP,
   EVALUATIONS: {
-    **dict.fromkeys(('label', 'split'), _text_or_none),
+    **dict.fromkeys(('label', 'split'), str | None),
     **dict.fromkeys(('step', 'questions', 'temperature'), _number_or_none),
-    'agents': [{'name': _text}],
+    'agents': [{'name': str}],
     'edges': [_EDGE],
   },
   TRANSCRIPTS: {
-    **dict.fromkeys(('split', 'label', 'question_id', 'question'), _text_or_none),
-    **dict.fromkeys(('gold', 'answer'), _text_or_none),
+    **dict.fromkeys(('split', 'label', 'question_id', 'question'), str | None),
+    **dict.fromkeys(('gold', 'answer'), str | None),
     **dict.fromkeys(('step', 'task_score', 'reward'), _number_or_none),
     'messages': [_MESSAGE],
   },
@@ -138,6 +127,8 @@ def _fits(value: Any, shape: Any) -> bool:
   if isinstance(shape, dict):
     fields = isinstance(value, dict) and all(_fits(value.get(k), s) for k, s in shape.items())
     return fields and _plain(value)
+  if isinstance(shape, type | types.UnionType):
+    return isinstance(value, shape)
   return shape(value)
 
 
