@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import huggingface_hub
 import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy, for safetensors)
 import numpy as np
 import safetensors
@@ -54,8 +56,7 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
       f'{reference}: no such folder, and not a hub id (<owner>/<name>). Give a folder with '
       f'config.json, {_SINGLE} and tokenizer.json.'
     )
-  import huggingface_hub
-  from huggingface_hub import errors
+  from huggingface_hub import errors  # here, as importing it takes a quarter of a second
 
   try:
     found = huggingface_hub.snapshot_download(
@@ -270,16 +271,18 @@ def export_hf(
   joint: dict[str, list[tensor_names.Name]] = {}  # parameters of each tensor
   for part in (part for row in rows for part in row.parts):
     joint.setdefault(part.hf, []).append(part)
-  shards = list(_shards(joint, max_shard_bytes))
-  weight_map: dict[str, str] = {}
-  for i, shard in enumerate(shards):
-    file = _SINGLE if len(shards) == 1 else f'model-{i + 1:05}-of-{len(shards):05}.safetensors'
-    tensors = {name: _joined([_to_hf(x, flat[x.ours]) for x in joint[name]]) for name in shard}
+  shards = huggingface_hub.split_state_dict_into_shards_factory(
+    joint,
+    get_storage_size=lambda parts: sum(4 * math.prod(part.shape) for part in parts),
+    filename_pattern='model{suffix}.safetensors',
+    max_shard_size=max_shard_bytes,
+  )
+  for file, names in shards.filename_to_tensors.items():
+    tensors = {name: _joined([_to_hf(x, flat[x.ours]) for x in joint[name]]) for name in names}
     safetensors.numpy.save_file(tensors, folder / file, metadata={'format': 'pt'})
-    weight_map |= dict.fromkeys(tensors, file)
-  if len(shards) > 1:
-    total = sum(_bytes(row) for row in rows)
-    write_object(folder / _INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+  if shards.is_sharded:
+    index = {'metadata': shards.metadata, 'weight_map': shards.tensor_to_filename}
+    write_object(folder / _INDEX, index)
   hf = config_to_hf(config)
   if tokenizer is not None:
     tokenizer.save(folder)
@@ -305,20 +308,3 @@ def _to_hf(row: tensor_names.Name, array: Any) -> np.ndarray:
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
   return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _bytes(row: tensor_names.Name) -> int:
-  return 4 * int(np.prod(row.shape))
-
-
-def _shards(joint: Mapping[str, list[tensor_names.Name]], limit: int) -> Iterator[list[str]]:
-  shard: list[str] = []
-  size = 0
-  for name, rows in joint.items():
-    own = sum(map(_bytes, rows))
-    if shard and size + own > limit:
-      yield shard
-      shard, size = [], 0
-    shard.append(name)
-    size += own
-  yield shard
