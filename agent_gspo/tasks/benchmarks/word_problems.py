@@ -176,9 +176,8 @@ class MultiArith(WordProblems):
 def _number_text(value: float | str) -> str:
   """Formats a number as '42', '2.5', or '5/6' for the file's 0.8333333333333334."""
   exact = Fraction(str(value))
-  for digits in range(5):
-    if round(exact, digits) == exact:
-      return f'{float(exact):.{digits}f}' if digits else str(int(exact))
+  if text := equations.written(exact):
+    return text
   near = exact.limit_denominator(1000)
   return str(near) if abs(near - exact) < Fraction(1, 100_000) else f'{float(exact):.6f}'
 

@@ -128,7 +128,6 @@ class DealtTask(FileTask):
     self._also_from = [BENCHMARKS[name](**files) for name in self.also_from]
     self.graders = self._official.graders
     self._deal = functools.cache(self._dealt)
-    self._further = functools.cache(self._dealt_further)
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._deal(split)
@@ -138,8 +137,8 @@ class DealtTask(FileTask):
     return self._official.gold_messages(question)
 
   def further_demonstrations(self) -> Sequence[Question]:
-    """Returns the training problems of `also_from`, dealt."""
-    return self._further()
+    """Returns the training problems of `also_from`, with irrelevant notes of the same benchmark."""
+    return self._further
 
   def score(self, question: Question, answer_text: str) -> float:
     """Returns 1.0 if the grader accepts the answer, else 0.0."""
@@ -200,8 +199,8 @@ class DealtTask(FileTask):
       problems += self._redrawn(problems)
     return self._with_notes(split, problems)
 
-  def _dealt_further(self) -> list[Question]:
-    """Deals the training problems of `also_from`, with irrelevant notes of the same benchmark."""
+  @functools.cached_property
+  def _further(self) -> list[Question]:
     other = [self._official.questions(split) for split in base.SPLITS]
     other += [task.questions('test') for task in self._apart_from]
     found = []
