@@ -31,15 +31,10 @@ def ask(
   policy: Policy,
   listener: Callable[[Message], None],
 ) -> tuple[RolloutBatch, list[str | None]]:
-  """Samples one episode about each of `B` questions, as one batch.
+  """Samples one episode about each question (see `asked`), as one batch.
 
-  Args:
-    team: Team of agents.
-    task: Task that defines the form of an answer.
-    tokenizer: Tokenizer of the policy.
-    questions: `B` questions, see `asked`.
-    policy: Policy that writes the messages.
-    listener: Callback for each message, as soon as its layer is complete.
+  `task` defines the form of an answer. `listener` is called with each message as soon as its layer
+  is complete.
 
   Returns:
     The episodes, and each answer in its canonical form; None if it has none.
@@ -54,13 +49,7 @@ def ask(
 def as_text(
   team: Team, tokenizer: Tokenizer, listener: Callable[[int, int, str], Any]
 ) -> Callable[[Turn, np.ndarray], None]:
-  """Returns a listener of a policy that passes on each message so far as text.
-
-  Args:
-    team: Team of agents.
-    tokenizer: Tokenizer of the policy.
-    listener: Callback with agent, round and the text so far.
-  """
+  """Returns a listener of a policy that passes on agent, round and the text of a message so far."""
   writers = team.prompt_writers(tokenizer)
 
   def hear(turn: Turn, ids: np.ndarray) -> None:

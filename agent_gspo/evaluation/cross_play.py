@@ -28,11 +28,7 @@ class CrossPlay:
 
 
 def partner_agents(names: Sequence[str], chosen: Sequence[str]) -> tuple[int, ...]:
-  """Returns the indices of the agents that a partner plays.
-
-  Args:
-    names: Names of the team's agents.
-    chosen: Names of some of them, such as 'solver' or 'informant2'.
+  """Returns the indices of the `chosen` agents, which a partner plays.
 
   Raises:
     ValueError: None is chosen, or one is no agent of the team.

@@ -36,17 +36,10 @@ def evaluate(
   batch_questions: int = 64,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, Any], RolloutBatch]:
-  """Evaluates a team on `samples` episodes per question.
+  """Evaluates a team on `samples` episodes per question; processes share the questions.
 
-  Args:
-    team: Team of agents.
-    task: Task that grades the answers.
-    tokenizer: Tokenizer of the policy.
-    questions: Held-out questions, divided among processes.
-    policy: Policy that writes the messages.
-    samples: Episodes of each question.
-    batch_questions: Episodes per batch; affects memory and speed alone.
-    progress: Callback with (questions done, questions in total).
+  `batch_questions`, the episodes of a batch, affects memory and speed alone. `progress` is called
+  with (questions done, questions in total).
 
   Returns:
     The record for `eval.jsonl` (see `results.figures`) and its episodes.
@@ -81,9 +74,7 @@ def converse(
 ) -> tuple[list[dict[str, Any]], RolloutBatch]:
   """Samples the episodes of some questions in one batch; returns a record of each, and the batch.
 
-  Args:
-    team, task, tokenizer, questions, policy, samples: See `evaluate`.
-    **head: `step`, `split` and `label` of the records, see `results.of_questions`.
+  `head` has `step`, `split` and `label` of the records, see `results.of_questions`.
   """
   batch = rollout(team, task, tokenizer, questions, samples, policy)
   return results.of_questions(batch, team, task, tokenizer, **head), batch
@@ -159,38 +150,23 @@ def sample_batches(
 def evaluated_questions(
   task: Task, options: EvaluationOptions, count: int, split: str = ''
 ) -> list[Question]:
-  """Returns up to `count` questions for an evaluation.
-
-  Args:
-    task: Task with the questions.
-    options: Section `evaluation` of the config.
-    count: Number of questions.
-    split: Split of the questions; that of the options by default.
-  """
+  """Returns up to `count` questions of a split, by default that of the options."""
   found = task.questions(split or options.split)
   return [found[i] for i in question_indices(len(found), count, spread=options.spread)]
 
 
 def question_indices(size: int, count: int, *, spread: bool) -> list[int]:
-  """Returns the indices of up to `count` questions of a split.
+  """Returns the indices of up to `count` questions of a split of `size`.
 
-  Args:
-    size: Number of questions in the split.
-    count: Number of questions to take, limited by `size`.
-    spread: Whether to take them evenly from the whole split instead of its beginning (the files
-      of MMLU are sorted by subject).
+  With `spread` they are taken evenly from the whole split instead of its beginning (the files of
+  MMLU are sorted by subject).
   """
   count = min(count, size)
   return [i * size // count if spread else i for i in range(count)]
 
 
 def constant_answer(questions: Sequence[Question], split: str) -> dict[str, Any]:
-  """Returns the record of a silent team that always gives the most common gold answer.
-
-  Args:
-    questions: Evaluated questions.
-    split: Split of the questions.
-  """
+  """Returns the record of a silent team that always gives the most common gold answer."""
   return {
     'label': 'constant answer',
     'split': split,

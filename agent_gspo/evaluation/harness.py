@@ -134,12 +134,6 @@ class Harness:
     A batch with a missing answer is sampled as a whole, so answers are bit-identical to those of an
     uninterrupted evaluation. With `alone`, only missing questions are sampled.
 
-    Args:
-      label: Label of the record.
-      variant: Team to evaluate.
-      temperature: Sampling temperature; the harness's by default.
-      probe: Intervention on the policy.
-
     Returns:
       The figures over all answered questions, and a record of each episode. `failed` maps
       questions without a record to the reason.

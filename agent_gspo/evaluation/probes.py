@@ -144,10 +144,8 @@ def run_all(
 ) -> list[dict[str, Any]]:
   """Runs every probe: agents muted in turn; messages blanked, shuffled, emptied; errors planted.
 
-  Args:
-    harness: Team, see `check`, and questions.
-    whole: Figures of the team.
-    records: Records of the team, one per question.
+  The team is as `check` requires; `whole` and `records` are its figures and records, one per
+  question.
 
   Returns:
     `value` of each agent, `loss` of the other probes, and `spread` of each planted error; probes
@@ -219,12 +217,7 @@ def spread(
 ) -> dict[str, float | None]:
   """Returns how often an error was planted in a turn, and how often the answer changed with it.
 
-  Args:
-    whole: Records of the team.
-    probed: Records of the same episodes with the error.
-    agent: Author of the turn.
-    round_: Round of the turn.
-    canonical: Normalizes answers, see `Task.canonical`.
+  `probed` has the episodes of `whole` with the error; `canonical` is `Task.canonical`.
   """
 
   def text(record: results.Record) -> str | None:
@@ -244,10 +237,7 @@ def loss(
 ) -> dict[str, Any]:
   """Returns the accuracy lost under a probe: whole team minus probed team, paired.
 
-  Args:
-    name: Name of the probe.
-    whole: Records of the team, one per question.
-    probed: Records of the probed team on the same questions, in the same order.
+  Records are one per question, in the same order.
   """
   score = lambda records: results.by_question(records, [r['task_score'] for r in records])
   mean, low, high = statistics.paired_bootstrap(score(whole), score(probed))

@@ -58,13 +58,7 @@ def random_edges(team: Team, written: Mapping[str, float], target: float, seed: 
   """Returns random edges whose written tokens come closest to a target.
 
   Edges are removed in random order, with the agents that no longer reach the answer. Tokens are
-  estimated as those that the remaining agents write in the whole team.
-
-  Args:
-    team: Whole team.
-    written: Mean tokens per question of each agent, by name.
-    target: Tokens per question to match.
-    seed: Seed of the order.
+  estimated as those that the remaining agents write in the whole team, `written` per question.
 
   Returns:
     Indices into `variants.edges(team)`; among ties the choice with most edges.
@@ -103,16 +97,7 @@ def agent_prune(
   with Adam and no baseline; every `prune_every` batches the `round(alive * rate)` lowest logits
   (at least one) are pruned for good. The remaining graph is fixed, where the original keeps
   sampling. Probabilities start at 0.5, as in the original's mesh; its low-rank term is left out.
-
-  Args:
-    play: Function that scores graphs on training questions.
-    num_edges: Number of edges, `K`.
-    seed: Seed of the sampled graphs.
-    batches: Number of batches.
-    batch: Questions per batch.
-    prune_every: Batches between prunings.
-    rate: Share of the remaining edges pruned at a time.
-    learning_rate: Learning rate of Adam.
+  A batch has `batch` training questions.
   """
   learner = _Logits(num_edges, learning_rate, seed)
   for done in range(batches):
@@ -142,23 +127,10 @@ def agent_dropout(
   Node stage: `agent_prune`'s ascent; then the agent whose edges have the lowest sum of
   probabilities is dropped (never the last one, which decides). Edge stage: fresh logits,
   the ascent minus `nuclear * |P|_*` (low rank) and `hinge * max(0, |P - A|_F - 1)`, where `P`
-  and `A` `[N, N]` are edge probabilities and the whole graph; the lowest logits are pruned twice.
+  and `A` `[N, N]` are edge probabilities and the whole graph; a share `rate` of the lowest logits
+  is pruned twice. Stages have `*_batches` batches of `*_batch` training questions.
   Our own choices: both weights, the slack of 1, and one agent for all rounds instead of one per
   round, as the rounds of a topology are alike here.
-
-  Args:
-    play: Function that scores graphs on training questions.
-    edges: Edges `[K]`, see `variants.edges`.
-    num_agents: Number of agents, `N`.
-    seed: Seed of the sampled graphs.
-    node_batches: Batches of the node stage.
-    node_batch: Questions per batch of the node stage.
-    edge_batches: Batches of the edge stage.
-    edge_batch: Questions per batch of the edge stage.
-    rate: Share of the remaining edges pruned at a time.
-    learning_rate: Learning rate of Adam.
-    nuclear: Weight of the nuclear norm.
-    hinge: Weight of the distance.
 
   Returns:
     The ranking, with the agent to drop (None in a team of one or two).

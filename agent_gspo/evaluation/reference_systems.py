@@ -25,12 +25,8 @@ def baseline(
 ) -> dict[str, Any]:
   """Evaluates a baseline and returns its record.
 
-  Args:
-    harness: Team and questions.
-    name: Baseline, one of `BASELINES`.
-    whole: Figures of the team.
-    matched: Figures of an evaluation whose tokens baselines at equal tokens match; the team's own
-      by default.
+  Baselines at equal tokens match those of `matched`, figures of an evaluation; by default those of
+  the team, `whole`.
 
   Raises:
     ValueError: The name is unknown, or the team has nothing to prune.
@@ -70,13 +66,10 @@ def _random(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, An
 
 
 def _learned(rule: str, name: str, at_equal_tokens: bool = False) -> Baseline:
-  """Returns the baseline of a rule that ranks edges on training questions.
+  """Returns the baseline of a rule, key of `_RULES`, that ranks edges on training questions.
 
-  Args:
-    rule: Key of `_RULES`.
-    name: Label of the baseline.
-    at_equal_tokens: Whether to keep as many of its best edges as match the received tokens,
-      instead of those that the rule keeps.
+  With `at_equal_tokens` as many of its best edges stay as match the received tokens, instead of
+  those that the rule keeps.
   """
 
   def choose(harness: Harness, whole: Mapping[str, Any], matched: Mapping[str, Any]) -> Chosen:

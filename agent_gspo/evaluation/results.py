@@ -43,12 +43,7 @@ def of_questions(
 ) -> list[dict[str, Any]]:
   """Returns a record per episode: its transcript (see `transcripts.records`) with all counts.
 
-  Args:
-    batch: Episodes.
-    team: Team of the episodes.
-    task: Task, whose other graders' scores are recorded too.
-    tokenizer: Tokenizer of the policy.
-    **head: `step`, `split` and `label` of the records.
+  Scores by the task's other graders are among them. `head` has `step`, `split` and `label`.
   """
   read, written = np.reshape(text_counts.count(team, tokenizer, batch), (-1, 2)).T
   columns = {'text_read': read, 'text_written': written}
@@ -74,10 +69,6 @@ def of_records(records: Sequence[Record], names: Sequence[str]) -> RolloutBatch:
   """Returns the table of recorded episodes; record `i` is question and episode `i`.
 
   It has neither questions nor token ids.
-
-  Args:
-    records: Records, see `of_questions`.
-    names: Names of the agents.
   """
   number = {name: i for i, name in enumerate(names)}
   rows = [
@@ -120,11 +111,8 @@ def figures(
 ) -> dict[str, Any]:
   """Returns the figures of an evaluation (95 % intervals: Wilson for accuracy, else bootstrap).
 
-  Args:
-    records: Records, one per episode, at least one; see `of_questions`. Samples of a question are
-      averaged before intervals are computed, which are over questions.
-    names: Names of the agents.
-    prices: Prices of tokens, for the figures in money.
+  Samples of a question are averaged before intervals are computed, which are over questions.
+  Figures in money need `prices`.
   """
   batch = of_records(records, names)
   scores = batch.task_scores
@@ -183,10 +171,6 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Record], list
 
 def differences(a: Sequence[Record], b: Sequence[Record]) -> list[dict[str, Any]]:
   """Returns means and paired differences `a - b` of accuracy, Ctok and Ptok, with 95 % intervals.
-
-  Args:
-    a: Records of one system.
-    b: Records of the other one, in any order.
 
   Returns:
     `measure`, `a`, `b`, `difference`, `difference_low`, `difference_high` of each measure, and
@@ -277,11 +261,7 @@ def votes(
   voter without an answer errs. `votes/channels` is K*, the mean of `statistics.effective_channels`
   over episodes with an answer.
 
-  Args:
-    records: Records of the team, one per episode.
-    team: Team of the episodes.
-    task: Task, which grades and normalizes each vote.
-    questions: Question by id.
+  `task` grades and normalizes each vote; `questions` are by id.
   """
   if team.decision != 'majority' or team.num_agents < 2 or task.converse:
     return {}

@@ -135,24 +135,19 @@ def questions_to_see(effect: float, gaps: np.ndarray, power: float = 0.8) -> int
 
 
 def paired_bootstrap(
-  a: Sequence[float] | np.ndarray,
-  b: Sequence[float] | np.ndarray,
-  confidence: float = 0.95,
-  resamples: int = 10_000,
-  seed: int = 0,
+  a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray
 ) -> tuple[float, float, float]:
   """Returns the difference of the means of two systems on the same questions, with its interval.
 
   Whole pairs are resampled, so the difficulty of a question that both systems share cancels. If
-  the interval excludes 0, the systems differ at that confidence.
+  the interval excludes 0, the systems differ at a confidence of 95 %.
 
   Args:
     a: One value per question, `[n]`.
     b: The other system's values on the same questions, in the same order, `[n]`.
-    confidence, resamples, seed: See `bootstrap_interval`.
 
   Returns:
     `(mean(a) - mean(b), low, high)`.
   """
   gap = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-  return float(gap.mean()), *bootstrap_interval(gap, confidence, resamples, seed)
+  return float(gap.mean()), *bootstrap_interval(gap)

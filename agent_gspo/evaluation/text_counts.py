@@ -29,11 +29,6 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   differ from those of the joined text by a token per seam. BOS and EOS are not counted.
   Messages of a word-level tokenizer count as sampled: pieces in an order that spells no word
   ('door', '##shells') cannot be tokenized again.
-
-  Args:
-    team: Team of the episodes.
-    tokenizer: Tokenizer of the policy.
-    batch: Episodes.
   """
   writers = team.prompt_writers(tokenizer)
   sizes = {writer.role: (writer.tokenizer.guarded, _size(writer.tokenizer)) for writer in writers}

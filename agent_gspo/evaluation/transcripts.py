@@ -31,9 +31,7 @@ def records(
     batch: All episodes.
     episodes: Indices of the episodes to record.
     tokenizers: Tokenizer of each agent, see `Team.tokenizers_of_agents`.
-    step: Finished training steps of the policy.
-    split: Split of the questions.
-    label: Label of the evaluation, or 'train'.
+    step, split, label: Head of each record; `step` counts finished training steps.
     columns: Further fields of each message by name, `[M]`; NaN if unknown, then left out.
   """
   head = {'step': step, 'split': split, 'label': label}
