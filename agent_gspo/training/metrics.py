@@ -170,10 +170,6 @@ def clip_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
   Before the first mini-batch nothing was updated, so all ratios should be 1. Clipping there, on
   one side of the band, measures the numerical gap between the update and the old log-probs. A
   band of two standard deviations of a message's mean clips 2 %.
-
-  Args:
-    config: Resolved run configuration.
-    metrics: Metrics of a step.
   """
   clipped = metrics.get('policy/clip_fraction_first_minibatch', 0.0)
   options, learner = config.objective, config.learner
@@ -193,12 +189,7 @@ def clip_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
 
 
 def price_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
-  """Returns a warning if most relevant notes gain less than they cost, None otherwise.
-
-  Args:
-    config: Resolved run configuration.
-    metrics: Metrics of a step.
-  """
+  """Returns a warning if most relevant notes gain less than they cost, None otherwise."""
   pays = metrics.get('worth/relevant_plain_pays', 1.0)
   if pays >= _RELEVANT_PAYS:
     return None
@@ -211,12 +202,7 @@ def price_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
 
 
 def no_update_warning(config: Config, metrics: Mapping[str, float]) -> str | None:
-  """Returns a warning if a step updated nothing, None otherwise.
-
-  Args:
-    config: Resolved run configuration.
-    metrics: Metrics of a step.
-  """
+  """Returns a warning if a step updated nothing, None otherwise."""
   if 'policy/objective' in metrics:
     return None
   return (

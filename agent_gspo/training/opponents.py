@@ -145,9 +145,7 @@ def _filled(options: RolloutOptions, step: int) -> int:
 def kept(options: RolloutOptions, state: TrainState) -> tuple[Flat, ...] | None:
   """Returns the pool after a step: every `pool_every` steps a copy replaces the oldest member.
 
-  Args:
-    options: Section `rollout` of the config.
-    state: State with the updated parameters; `step` counts the steps before this one.
+  `state` has the updated parameters; its `step` counts the steps before this one.
   """
   copies, rest = divmod(int(state.step) + 1, options.pool_every)
   if state.pool is None or options.opponents_run or rest:

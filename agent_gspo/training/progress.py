@@ -19,21 +19,10 @@ class Progress:
     pass
 
   def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-    """Reports progress within a step; called from inner loops.
-
-    Args:
-      name: Phase name, such as "rollout".
-      done: Finished parts of the phase.
-      total: All of its parts.
-    """
+    """Reports `done` of `total` parts of a phase, such as "rollout"; called from inner loops."""
 
   def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Reports a finished step.
-
-    Args:
-      step: Number of the step.
-      metrics: `group/name` -> number, any of which may be missing.
-    """
+    """Reports a finished step; any metric, `group/name` -> number, may be missing."""
 
   def note(self, text: str) -> None:
     """Shows a message to the user."""
@@ -41,9 +30,7 @@ class Progress:
   def ended(self, workdir: pathlib.Path, trained: Mapping[str, Any]) -> None:
     """Reports the end of a run that did all its steps; must not raise.
 
-    Args:
-      workdir: Folder of the run, with all of its records.
-      trained: Evaluation of the trained team, as in `eval.jsonl`.
+    `trained` is the evaluation of the trained team, as in `eval.jsonl`.
     """
 
 

@@ -83,10 +83,7 @@ def of_rollout(rewards: RewardTerms, rollout: RolloutBatch) -> RewardTerms:
 def metrics(rollout: RolloutBatch, learned: RolloutBatch, step: int) -> dict[str, float]:
   """Returns the share of tied groups, and number, share and mean age of borrowed episodes.
 
-  Args:
-    rollout: New episodes, with the scores that training sees.
-    learned: Result of `extended`.
-    step: Finished training steps.
+  `learned` is the result of `extended` for the new episodes, `rollout`.
   """
   borrowed = learned.num_episodes - rollout.num_episodes
   found = {

@@ -46,11 +46,7 @@ def questions(
 ) -> list[Question]:
   """Returns `count` evaluation questions, of the configured split by default.
 
-  Args:
-    setup: Run setup.
-    count: Number of questions.
-    split: Split of the questions.
-    told: Price or budget of a conditioned team; None for that of evaluations.
+  A conditioned team is told `told`, a price or budget, by default that of evaluations.
   """
   found = evaluation.evaluated_questions(setup.task, setup.config.evaluation, count, split)
   terms = setup.terms(told)
@@ -210,15 +206,7 @@ def policy_figures(setup: Setup, scorer: Learner, policy: PolicyParams) -> Mappi
 
 
 class RunEvaluations:
-  """Makes each evaluation once, however often the run is stopped.
-
-  Args:
-    setup: Run setup.
-    workdir: Run folder.
-    writer: Writer of the run's records.
-    interruption: Signal handling of the run.
-    progress: Progress display.
-  """
+  """Makes each evaluation once, however often the run is stopped."""
 
   def __init__(
     self,
@@ -241,11 +229,7 @@ class RunEvaluations:
   ) -> dict[str, Any]:
     """Returns the record of an evaluation, made unless `eval.jsonl` has it from before a stop.
 
-    Args:
-      params: Parameters of the team.
-      step: Training step of the parameters.
-      label: Label of the evaluation, see `records`.
-      told: Price or budget of a conditioned team; None for that of evaluations.
+    `params` are those of training step `step`; for `told` see `questions`.
     """
     found, asked = self._found(step, label), self._asked(label)
     if found is not None and _serves(found, asked):
@@ -294,9 +278,7 @@ class RunEvaluations:
   def make_untrained(self, params: Params, step: int) -> None:
     """Evaluates the team that the run began with, or notes that it is gone.
 
-    Args:
-      params: Current parameters of the team.
-      step: Training step of the parameters; above 0 if the run resumed from a checkpoint.
+    `params` are those of training step `step`, above 0 if the run resumed from a checkpoint.
     """
     if not step:
       self.make(params, 0, records.UNTRAINED)
