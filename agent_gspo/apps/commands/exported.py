@@ -131,14 +131,8 @@ def write_team(
 ) -> None:
   """Writes `team.json` and an example question beside exported weights.
 
-  Other models that learned are in `members/<name>`, see `Team.trained`.
-
-  Args:
-    folder: Folder of the weights.
-    parts: Parts of the run.
-    source: Source of the weights, relative to the folder.
-    step: Finished steps.
-    adapters: Folder of each adapter; empty if the weights are whole.
+  Other models that learned are in `members/<name>`, see `Team.trained`. `source`, that of the
+  weights, and the folder of each adapter (none if the weights are whole) are relative to `folder`.
   """
   from agent_gspo.models.io.fields import write_object
 

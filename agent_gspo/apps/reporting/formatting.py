@@ -11,18 +11,17 @@ from agent_gspo.values import finite
 MISSING = '-'
 
 
-def number(value: Any, digits: int = 3, signed: bool = False) -> str:
+def number(value: Any, digits: int = 3) -> str:
   """Returns `value` with `digits` significant digits; thousands are written in full."""
   x = finite(value)
   if x is None:
     return MISSING
-  sign = '+' if signed else ''
   if x == 0:
-    return format(0.0, f'{sign}.{digits - 1}f')
+    return format(0.0, f'.{digits - 1}f')
   exponent = math.floor(math.log10(abs(x)))
   if exponent < -4:
-    return format(x, f'{sign}.{max(digits - 2, 0)}e')
-  return format(x, f'{sign}.{max(digits - 1 - exponent, 0)}f')
+    return format(x, f'.{max(digits - 2, 0)}e')
+  return format(x, f'.{max(digits - 1 - exponent, 0)}f')
 
 
 def fixed(value: Any, decimals: int, scale: float = 1, signed: bool = False) -> str:

@@ -215,11 +215,8 @@ def header(width: int) -> str:
 def line(step: int, metrics: Mapping[str, Any], left: str, width: int) -> str:
   """Returns the line of one step, with "-" for missing metrics.
 
-  Args:
-    step: Number of the step.
-    metrics: Metrics of the step.
-    left: Time to the end of the run.
-    width: Characters of the longest line; columns that do not fit are left out.
+  `left` is the time to the end of the run. Columns that do not fit into `width` characters are left
+  out.
   """
   cells = [f'{write(metrics.get(key)):>{cell}}' for _, cell, key, write in _COLUMNS]
   return _joined([f'{step:>7}', *cells, f'{left:>8}'], width)

@@ -20,14 +20,10 @@ _WIDEST = 10_000  # columns of text that no table needs
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
-  """Compares two evaluations, as in `eval.jsonl`.
+  """Compares the evaluations of the untrained and the trained team, as in `eval.jsonl`.
 
   Fractions change by points, amounts by percent. Missing figures are "-". Print the table with
   `print_whole` or `Progress.note`, or see `render_text`.
-
-  Args:
-    before: Evaluation of the untrained team.
-    after: Evaluation of the trained team.
   """
   return _figures([before, after], ['untrained', 'trained'], with_change=True)
 
@@ -208,7 +204,7 @@ def probe_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     silent = [f'silence_rate_{kind}' for kind in ('relevant', 'irrelevant')]
     table.add_row(
       Text(str(row['probe'])),
-      formatting.interval({'x': row['task/accuracy']}, 'x', 1, 100),
+      formatting.fixed(row['task/accuracy'], 1, 100),
       formatting.interval(row, 'task/accuracy_lost', 1, 100),
       formatting.fixed(row.get('agent_written_per_question'), 1),
       formatting.fixed(row.get('points_per_100_tokens'), 1),

@@ -58,13 +58,7 @@ class Engine:
   """Samples what waits as one batch; noise depends on each request's seed alone."""
 
   def __init__(self, served: TeamOfRun, name: str, speaker: ThreadPoolExecutor):
-    """Prepares the queue.
-
-    Args:
-      served: Team whose model samples.
-      name: Name of the model in the protocol.
-      speaker: The one thread that uses the model.
-    """
+    """Prepares the queue; `speaker` is the one thread that uses the model."""
     self.served, self.name = served, name
     self._speaker = speaker
     self._waiting: list[tuple[_Row, asyncio.Future[dict[str, Any]]]] = []
