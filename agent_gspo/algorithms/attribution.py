@@ -68,13 +68,7 @@ ATTRIBUTIONS: dict[str, Callable[[Values, Coalition, Sequence[int]], list[float]
 
 
 def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coalition]:
-  """Returns the coalitions whose values an attribution reads, the full one first.
-
-  Args:
-    name: Key of `ATTRIBUTIONS`.
-    said: Slots whose message was read.
-    slots: All slots in reading order.
-  """
+  """Returns the coalitions whose values an attribution reads, the full one, `said`, first."""
   prefixes = lambda: [said & {*slots[:place]} for place in range(len(slots))]
   found = {
     'leave_one_out': lambda: [said - {slot} for slot in slots],

@@ -278,9 +278,7 @@ def prices(
 def metrics(charged: Mapping[str, Any], after: BudgetState) -> dict[str, float]:
   """Returns the prices charged in a step and the state after it, for `metrics.jsonl`.
 
-  Args:
-    charged: Result of `prices`; `lambda_tok` is averaged over episodes.
-    after: State after the step.
+  `charged` is the result of `prices`; `lambda_tok` is averaged over episodes.
   """
   found = {
     'budget/lambda_tok': charged['lambda_tok'].mean(),

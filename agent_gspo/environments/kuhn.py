@@ -134,16 +134,9 @@ class Kuhn(Environment):
     terse_probability: float,
     silence_probability: float,
   ) -> str:
-    """Writes a uniformly random move, or talk.
+    """Writes a uniformly random move, or talk unless silent by `silence_probability`.
 
-    Args:
-      question: Question of the episode.
-      agent: Author.
-      delivered: Last message of each agent that the author has received.
-      rng: Random generator.
-      state: Cards and moves.
-      terse_probability: Unused.
-      silence_probability: Probability that the author does not talk.
+    Arguments are those of `HalfMaze.demonstration`.
     """
     if agent in state.untold:
       return '' if rng.random() < silence_probability else f'I have {rng.choice(CARDS)}'

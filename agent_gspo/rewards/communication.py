@@ -199,11 +199,6 @@ def summary(options: RewardOptions, terms: RewardTerms, rollout: RolloutBatch) -
   """Averages each term over messages (task, length) or episodes (costs), for `metrics.jsonl`.
 
   Candidates count where they were not taken as messages, but not as costs.
-
-  Args:
-    options: Reward options.
-    terms: Reward terms, `[M]`.
-    rollout: `E` episodes.
   """
   # With credit 'episode' every message has the episode's whole cost: count one message each.
   carriers = np.flatnonzero(rollout.taken)

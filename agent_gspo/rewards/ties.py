@@ -64,11 +64,7 @@ class Ties:
 
 
 def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
-  """Returns the advantage `name` for a batch of one message per episode.
-
-  Args:
-    name, costs, **options: See `estimators.advantage`.
-  """
+  """Returns `estimators.advantage` for a batch of one message per episode."""
 
   def estimate(terms: RewardTerms, rollout: RolloutBatch) -> chex.Array:
     question, ones = rollout.question, np.ones(len(rollout.question))

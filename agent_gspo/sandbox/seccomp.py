@@ -132,11 +132,7 @@ def machines() -> tuple[str, ...]:
 
 
 def filter_program(machine: str) -> bytes:
-  """Returns the filter as an array of `struct sock_filter`.
-
-  Args:
-    machine: One of `machines()`.
-  """
+  """Returns the filter of one of `machines()` as an array of `struct sock_filter`."""
   column, architecture = _MACHINES[machine]
   code = [
     (_LOAD, 0, 0, 4),

@@ -105,10 +105,7 @@ def divided(
 ) -> list[Reply]:
   """Returns the replies of several policies, called in their order, each once if it has a turn.
 
-  Args:
-    turns: Turns that are taken at once.
-    author: Maps a turn to the key of the policy that takes it.
-    policies: Policies by key.
+  `author` maps a turn to the key of the policy that takes it.
   """
   places: dict[Hashable, list[int]] = {}
   for i, turn in enumerate(turns):

@@ -147,12 +147,7 @@ class _Running:
 
 
 class _OneAtATime:
-  """Policy shared by several threads, called by one at a time.
-
-  Args:
-    policy: Policy that writes the messages.
-    progress: Callback with the number of finished layers over all threads.
-  """
+  """Policy shared by several threads, called by one at a time; counts their finished layers."""
 
   def __init__(self, policy: Policy, progress: Callable[[int], None]):
     self._policy, self._progress = policy, progress

@@ -231,12 +231,8 @@ class Toolbox:
 def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -> list[Reply]:
   """Samples a message for each turn, with results of tools inserted.
 
-  An agent with tools stops at each mark; what follows the result is sampled with a key of its own.
-
-  Args:
-    policy: Policy that writes the messages.
-    turns: Turns that are taken at once.
-    toolboxes: Tools of each agent of the team.
+  An agent with tools (`toolboxes` has those of each agent) stops at each mark; what follows the
+  result is sampled with a key of its own.
   """
   if not any(toolboxes[turn.agent] for turn in turns):
     return policy(turns)

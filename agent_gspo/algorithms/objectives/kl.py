@@ -2,7 +2,8 @@
 
 `d = log pi(y_t) - log pi_ref(y_t)` for tokens sampled from the policy (Schulman 2020,
 "Approximating KL Divergence"). All three estimate the same number; as terms of a loss their
-gradients differ, and that of `k1` is useless.
+gradients differ, and that of `k1` is useless. Log-probs are float32 `[T]`; the reference gets no
+gradient.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ def k1(logprobs: jax.Array, reference_logprobs: jax.Array) -> jax.Array:
 
   As a term of a loss its gradient is that of `log pi`, whose on-policy expectation is zero for any
   reference: pure noise. Inside a reward, where it is a constant, it is correct.
-
-  Args:
-    logprobs: Log-probs of tokens sampled from the policy, float32 `[T]`.
-    reference_logprobs: Log-probs under the reference, without gradient, float32 `[T]`.
   """
   return _difference(logprobs, reference_logprobs)
 
@@ -34,10 +31,6 @@ def k2(logprobs: jax.Array, reference_logprobs: jax.Array) -> jax.Array:
   """Computes `d ** 2 / 2`: biased, non-negative.
 
   As a term of a loss its expected gradient on-policy is that of `KL(pi || pi_ref)`.
-
-  Args:
-    logprobs: Log-probs of tokens sampled from the policy, float32 `[T]`.
-    reference_logprobs: Log-probs under the reference, without gradient, float32 `[T]`.
   """
   return 0.5 * _difference(logprobs, reference_logprobs) ** 2
 
@@ -46,10 +39,6 @@ def k3(logprobs: jax.Array, reference_logprobs: jax.Array) -> jax.Array:
   """Computes `exp(-d) - 1 + d`: unbiased, non-negative; as in GRPO (arXiv 2402.03300, eq. 4).
 
   As a term of a loss its expected gradient on-policy is that of `KL(pi_ref || pi)`.
-
-  Args:
-    logprobs: Log-probs of tokens sampled from the policy, float32 `[T]`.
-    reference_logprobs: Log-probs under the reference, without gradient, float32 `[T]`.
   """
   # Bounded below: tokens with almost no probability under the policy would give infinity.
   d = jnp.maximum(_difference(logprobs, reference_logprobs), -20.0)

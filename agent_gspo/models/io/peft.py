@@ -76,11 +76,7 @@ def export_peft(
 
 
 def read_peft(config: ModelConfig, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-  """Returns an exported adapter by path, `lora_a` `[in, rank]` and `lora_b` `[rank, out]`.
-
-  Args:
-    config: Architecture of the base model.
-    path: Folder that `export_peft` wrote.
+  """Returns what `export_peft` wrote by path, `lora_a` `[in, rank]` and `lora_b` `[rank, out]`.
 
   Raises:
     FileNotFoundError, ValueError: The adapter is missing or damaged.

@@ -38,12 +38,8 @@ def misled(question: Question, things: Sequence[str], rng: random.Random) -> Que
   """Adds numbers of another thing to a problem; equation and answer stay the same.
 
   If the question asks for marbles, "Dan has 64 marbles." becomes "Dan has 64 marbles and 23
-  pears.", or "Dan has 23 pears." is inserted after it.
-
-  Args:
-    question: Whole problem.
-    things: Plural names of things; one that the problem does not mention is chosen.
-    rng: Random generator.
+  pears.", or "Dan has 23 pears." is inserted after it. The thing is one of `things`, plural names,
+  that the problem does not mention.
 
   Returns:
     The problem, or None if it asks for no thing, gives no number of it, or has a number without a

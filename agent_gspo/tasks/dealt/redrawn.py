@@ -23,10 +23,6 @@ def redrawn(question: Question, rng: random.Random) -> Question | None:
   All occurrences of a number change alike, and different numbers stay different. An intermediate
   result is whole or positive in the new problem if and only if it is in the original.
 
-  Args:
-    question: Whole problem whose derivation is an equation.
-    rng: Random generator.
-
   Returns:
     The problem, or None if it has no equation or no such numbers, or none were found.
   """

@@ -30,8 +30,7 @@ def message(
   """Writes a message about a note, in one of three lengths; "" is silence.
 
   Args:
-    note: Note of the informant.
-    relevant: Whether the note is relevant; relevant notes are always sent.
+    note, relevant: Note of the informant, always sent if it is relevant.
     rng: Random generator.
     terse_probability: Share of messages with only the numbers and their words ("had 26 salty
       cookies, 17 sweet cookies"); of the others, half are the note itself and half the note in a

@@ -136,12 +136,8 @@ def idle_notes(
 ) -> list[str]:
   """Draws irrelevant sentences in 'words' style, frames without replacement while there are any.
 
-  Args:
-    split: Split of the frames.
-    count: Number of sentences.
-    names: People that the question does not mention, at least two.
-    max_count: Largest number; numbers are `1 .. max_count`.
-    rng: Random generator.
+  They are about `names`, at least two people that the question does not mention, and numbers from
+  1 to `max_count`.
   """
   frames = IDLE_FRAMES[split]
   chosen: list[str] = []
