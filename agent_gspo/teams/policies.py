@@ -162,14 +162,8 @@ class ModelPolicy:
     if self.others:
       own = dataclasses.replace(self, others={})
       return divided(turns, lambda turn: turn.model, {'': own, **self.others})
-    groups: dict[Any, list[int]] = {}  # one call of the sampler for equal stop tokens
-    for i, turn in enumerate(turns):
-      groups.setdefault((turn.stop_ids, turn.silence_ids), []).append(i)
-    replies: dict[int, Reply] = {}
-    for members in groups.values():
-      sampled = self._sample([turns[i] for i in members])
-      replies.update(zip(members, sampled, strict=True))
-    return [replies[i] for i in range(len(turns))]
+    stops = lambda turn: (turn.stop_ids, turn.silence_ids)  # one call of the sampler for equal ones
+    return divided(turns, stops, dict.fromkeys(map(stops, turns), self._sample))
 
   def _sample(self, turns: Sequence[Turn]) -> list[Reply]:
     adapters = None
