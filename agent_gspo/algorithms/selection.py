@@ -99,17 +99,13 @@ def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.nd
   """Samples by SPO (arXiv 2509.13232): without replacement, with weights `spo_weights(p)`."""
   weights = spo_weights(np.asarray(probability(state.posterior), np.float64))
   chances = np.where(free, weights, 0.0) / weights[free].sum()
-  return _generator(state, seed).choice(len(weights), count, replace=False, p=chances)
+  rng = streams.generator(seed, streams.SELECTION, int(state.drawn))
+  return rng.choice(len(weights), count, replace=False, p=chances)
 
 
 def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
   """Computes `sqrt(p (1 - p)) + floor`, so that every question keeps a chance."""
   return np.sqrt(probability * (1 - probability)) + floor
-
-
-def _generator(state: SelectionState, seed: int) -> np.random.Generator:
-  """Returns the random generator of this draw, seeded by `drawn`."""
-  return streams.generator(seed, streams.SELECTION, int(state.drawn))
 
 
 # `rule(state, free [Q] bool, count, seed)` returns distinct free questions.

@@ -180,7 +180,8 @@ def _best_response(bets: Mapping[str, float], player: int) -> float:
 
   def value(moves: tuple[str, ...], card: str, others: Mapping[str, float]) -> float:
     """Sums chips over `others`: the other's card -> probability that it has it and moved so."""
-    results = {other: payoff(_seated(card, other, player), moves) for other in others}
+    seated = lambda other: (other, card) if player else (card, other)
+    results = {other: payoff(seated(other), moves) for other in others}
     if all(results.values()):
       return sum((1 - 2 * player) * results[other] * reach for other, reach in others.items())
     if len(moves) % 2 == player:  # one move for all cards that the other may hold
@@ -191,7 +192,3 @@ def _best_response(bets: Mapping[str, float], player: int) -> float:
 
   deal = 1 / len(DEALS)
   return sum(value((), card, {o: deal for o in CARDS if o != card}) for card in CARDS)
-
-
-def _seated(card: str, other: str, player: int) -> tuple[str, str]:
-  return (other, card) if player else (card, other)

@@ -87,7 +87,7 @@ def kimi(scores: Array, lengths: Array, questions: Array, *, weight: float = 0.4
   `f = 0.5 - (l - min) / (max - min)` over the group; right episodes get `w f`, wrong ones
   `w min(0, f)`, all 0 where the lengths of a group are equal.
   """
-  low, high = _group_min(lengths, questions), _group_max(lengths, questions)
+  low, high = -_group_max(-lengths, questions), _group_max(lengths, questions)
   factor = 0.5 - _ratio(lengths - low, high - low)
   factor = np.where(scores >= 1, factor, np.minimum(factor, 0.0))
   return np.where(high > low, weight * factor, 0.0)
@@ -243,7 +243,3 @@ def _group_max(values: Array, questions: Array) -> Array:
   top = np.full(dense.max(initial=-1) + 1, -np.inf)
   np.maximum.at(top, dense, values)
   return top[dense]
-
-
-def _group_min(values: Array, questions: Array) -> Array:
-  return -_group_max(-np.asarray(values, float), questions)

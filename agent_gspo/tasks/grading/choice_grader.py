@@ -120,7 +120,8 @@ def grade_choice(text: str, gold: str, letters: str = 'ABCDE') -> float:
 def _candidates(text: str) -> Iterator[str | None]:
   """Yields the letter that each rule finds, best rule first."""
   bare, begun = (lambda line, form=form: form.match(_plain(line)) for form in (_ALONE, _START))
-  for passage, is_sentence in answer_marks.marked(text, bare, begun, _sentences):
+  sentences = lambda text: answer_marks.answer_sentences(_plain(text), _MARK, _SENTENCE_END)
+  for passage, is_sentence in answer_marks.marked(text, bare, begun, sentences):
     yield _stated(passage if is_sentence else _plain(passage))
   text = _plain(text)
   for match in answer_marks.last(_CHOSEN, text):
@@ -135,10 +136,6 @@ def _candidates(text: str) -> Iterator[str | None]:
     listed = {_group(match).upper() for match in _LISTED.finditer(text)}
     yield _group(opening).upper() if len(listed) < 2 else None
   yield _only(text)
-
-
-def _sentences(text: str) -> Iterator[str]:
-  return answer_marks.answer_sentences(_plain(text), _MARK, _SENTENCE_END)
 
 
 def _plain(text: str) -> str:
