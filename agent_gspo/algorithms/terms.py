@@ -51,12 +51,7 @@ class TermSheet:
     return share if self.kind == 'price' else 1 - share
 
   def draw(self, count: int, seed: Sequence[int]) -> list[Terms]:
-    """Draws stratified terms in random order: one from each of `count` equal quantile ranges.
-
-    Args:
-      count: Number of questions.
-      seed: Seed of the draw.
-    """
+    """Draws stratified terms in random order: one from each of `count` equal quantile ranges."""
     rng = np.random.default_rng(seed)
     quantiles = (rng.permutation(count) + rng.random(count)) / count
     return [self.of(self._at(float(quantile))) for quantile in quantiles]

@@ -52,12 +52,6 @@ def changes(
 ) -> list[dict[str, Any]]:
   """Returns the changes since a checkpoint: `step`, `field`, `old` and `new` value of each.
 
-  Args:
-    saved: Config of the run that saved the checkpoint.
-    step: Step of the checkpoint.
-    config: Config of the run that resumes.
-    allowed: Fields that may differ.
-
   Raises:
     ValueError: Another field differs, one that matters for resuming.
   """

@@ -29,12 +29,6 @@ def taught(
 
   The team talks once about each question; all answers to it are scored in that context.
 
-  Args:
-    setup: Setup of the student.
-    learner: Scores messages, at the temperature of the rollout.
-    state: Training state; its reference policy teaches.
-    rollout: Answers of the student.
-
   Raises:
     ValueError: The team's task asks other questions.
   """

@@ -39,11 +39,7 @@ def extended(
 ) -> tuple[RolloutBatch, dict[str, float]]:
   """Publishes a rollout and adds groups of other nodes behind it.
 
-  Args:
-    setup: Team, task and resolved config.
-    learner: Scores the messages of others.
-    state: Training state, whose weights count as those that wrote them.
-    rollout: New episodes of this node, with the scores that training sees.
+  The messages of others count as written by the weights of `state`.
 
   Returns:
     The rollout with at most `rollout.shared` more questions; and the groups that were found, could

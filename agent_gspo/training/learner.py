@@ -247,11 +247,6 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
 
   This is the readability term of Optima (arXiv 2410.08115). Silent messages are left out.
 
-  Args:
-    learner: Scores messages, at the temperature of the rollout.
-    state: Training state, with the reference policy of each model that learns.
-    batch: `E` episodes.
-
   Returns:
     float64 `[E]`, nats per token; infinite where all messages were silent.
   """

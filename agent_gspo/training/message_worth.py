@@ -91,15 +91,7 @@ def of_step(
 ) -> MessageWorth | None:
   """Returns the worth of a rollout's messages under the current policy.
 
-  Args:
-    setup: Run setup; its estimator says how values are divided.
-    learner: Scores messages at the temperature of the rollout.
-    state: Training state.
-    batch: Episodes of its policy.
-    prices: Prices, see `communication.reward_terms`.
-
-  Returns:
-    None where the estimator reads no gains.
+  None where the estimator reads no gains. `prices` are those of `communication.reward_terms`.
   """
   estimator = setup.config.advantage.name
   name = estimators.GAINS.get(estimator)
@@ -144,13 +136,7 @@ def of_evaluation(
   """Returns what messages were worth in the first episodes of an evaluation.
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
-  see `_frontier`. Nothing is sampled.
-
-  Args:
-    setup: Run setup; `evaluation.worth_questions` episodes are measured.
-    learner: Scores messages at temperature 1.
-    policy: Parameters of the team.
-    batch: One episode per question.
+  see `_frontier`. Nothing is sampled; `learner` scores at temperature 1.
   """
   count = min(setup.config.evaluation.worth_questions, len(batch.questions))
   if not count:

@@ -107,12 +107,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = {
 
 
 def odd_field(file: str, record: Mapping[str, Any]) -> str:
-  """Returns the first field of a line that no run writes, '' if there is none.
-
-  Args:
-    file: File of the line, a key of `SCHEMA`.
-    record: Object of the line.
-  """
+  """Returns the first field of a line that no run writes, '' if there is none."""
   fields = SCHEMA[file]
   fits = lambda name: _fits(record.get(name), fields.get(name, _plain))
   return next((name for name in {**fields, **record} if not fits(name)), '')
@@ -299,12 +294,7 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
 
 
 def _read(workdir: PathLike, file: str, schema: str = '') -> Iterator[dict[str, Any]]:
-  """Yields the records of a file; warns of lines that no run writes, which are left out.
-
-  Args:
-    workdir, file: Folder and name of the file.
-    schema: Key of `SCHEMA`, by default the file's name.
-  """
+  """Yields the records of a file; warns of lines that no run writes, which are left out."""
   path = pathlib.Path(workdir) / file
   left_out: list[str] = []
   for number, record in json_lines.numbered(path):

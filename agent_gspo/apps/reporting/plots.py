@@ -38,10 +38,6 @@ def learning_curves(
   A line is the mean over the runs of a label, its band spans the lowest to the highest run. If a
   label's runs do not record relevance, the silence rate of all turns is drawn.
 
-  Args:
-    workdirs_by_label: Label -> workdirs of its seeds.
-    out_png: File to write.
-
   Raises:
     ValueError: No run has metrics.
     FileNotFoundError: A workdir has no run.

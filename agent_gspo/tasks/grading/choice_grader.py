@@ -91,12 +91,7 @@ class _NoAnswer(Exception):
 
 
 def extract_choice(text: str, letters: str = 'ABCDE') -> str | None:
-  """Returns the option that `text` chooses, a capital letter, or None (rules: see the module).
-
-  Args:
-    text: Answer in free text.
-    letters: Options of the task.
-  """
+  """Returns the option that `text` chooses, a capital letter, or None (rules: see the module)."""
   try:
     for found in _candidates(answer_marks.passage(text)):
       if found is not None:

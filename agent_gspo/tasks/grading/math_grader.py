@@ -129,11 +129,7 @@ def extract_math(text: str) -> str | None:
 
 
 def grade_math(text: str, gold: str) -> float:
-  """Returns 1.0 if `text` answers with the gold expression, else 0.0.
-
-  Args:
-    text: Answer in free text.
-    gold: Gold expression, LaTeX.
+  """Returns 1.0 if `text` answers with the gold expression (LaTeX), else 0.0.
 
   Raises:
     ValueError: if `gold` is empty.
