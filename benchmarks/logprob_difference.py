@@ -79,7 +79,7 @@ def main() -> None:
   state = state_lib.init(params, optimizer)
   packed = train_batches.pack_messages(messages, pack_length=384, micro_batch_size=2)
   sampler = train_batches.with_values(packed, advantages=signs)
-  trainer = train_batches.with_old_logprobs(sampler, programs.logprobs(state, sampler))
+  trainer = train_batches.with_old_logprobs(sampler, programs.scored(state, sampler))
   rows = []
   for name, batches in (('sampler', sampler), ('trainer', trainer)):
     state, metrics = programs.optimizer_step(state, batches)

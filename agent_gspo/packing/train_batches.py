@@ -129,11 +129,13 @@ def with_factors(micro_batches: Sequence[TrainBatch], factors: np.ndarray) -> li
 
 
 def with_old_logprobs(
-  micro_batches: Sequence[TrainBatch], logprobs: Sequence[np.ndarray]
+  micro_batches: Sequence[TrainBatch],
+  scored: Sequence[tuple[np.ndarray, np.ndarray | None]],
 ) -> list[TrainBatch]:
-  """Returns micro-batches with other `old_logprobs`, float32 `[R, L]` each."""
+  """Returns micro-batches with the log-probs and experts of `Programs.scored` as the old ones."""
   return [
-    dataclasses.replace(b, old_logprobs=x) for b, x in zip(micro_batches, logprobs, strict=True)
+    dataclasses.replace(b, old_logprobs=logprobs, old_experts=experts)
+    for b, (logprobs, experts) in zip(micro_batches, scored, strict=True)
   ]
 
 

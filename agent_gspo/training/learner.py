@@ -155,7 +155,8 @@ class Learner:
     multipliers = ORDERS[self.config.learner.order].multipliers
     progress.phase('update', 0, len(minibatches))
     if self.config.learner.old_logprobs == 'trainer':  # else the sampler's, as packed
-      minibatches = [self._with_old_logprobs(state, minibatch) for minibatch in minibatches]
+      scored = self.programs.scored
+      minibatches = [train_batches.with_old_logprobs(x, scored(state, x)) for x in minibatches]
     ratio = np.ones(len(rollout.episode))  # [M] pi_new / pi_old, 1 for turns not yet finished
     factors = ratio.astype(np.float32)  # [M] of the advantages
     turn, of_turn = -1, list[Minibatch]()  # the turn being trained, and its mini-batches so far
@@ -210,14 +211,6 @@ class Learner:
       of_turn = kept if turn is None else kept & (rollout.turn == turn)
       for some in np.array_split(questions, options.minibatches):
         yield np.flatnonzero(of_turn & np.isin(rollout.question, some))
-
-  def _with_old_logprobs(self, state: TrainState, minibatch: Minibatch) -> Minibatch:
-    """Replaces the sampler's old log-probs by the trainer's; adds the experts of mixtures."""
-    scored = self.programs.scored(state, minibatch)
-    return [
-      dataclasses.replace(batch, old_logprobs=logprobs, old_experts=experts)
-      for batch, (logprobs, experts) in zip(minibatch, scored, strict=True)
-    ]
 
   def _with_spans(
     self, state: TrainState, micro_batches: Minibatch, rollout: RolloutBatch

@@ -72,7 +72,7 @@ def _pack(rows: int = 2, messages=None, advantages=None):
 
 def _scored(programs, batches):
   """The batches with the trainer's own log-probs as the old ones."""
-  return train_batches.with_old_logprobs(batches, programs.logprobs(_state(), batches))
+  return train_batches.with_old_logprobs(batches, programs.scored(_state(), batches))
 
 
 # The reference: every message in a row of its own.
@@ -461,7 +461,7 @@ def test_the_reference_of_adapters_is_where_they_began():
   params, _ = _adapted()
   state = state_lib.init(params, optax.sgd(1.0), lora=True, keep_reference=True)
   updater, batches = _updater(_LORA, _KL), _pack()
-  scored = train_batches.with_old_logprobs(batches, updater.logprobs(state, batches))
+  scored = train_batches.with_old_logprobs(batches, updater.scored(state, batches))
   state, first = updater.optimizer_step(state, scored)
   assert first['policy/kl'] < 1e-9
   _, second = updater.optimizer_step(state, batches)
