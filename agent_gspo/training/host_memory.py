@@ -62,5 +62,33 @@ def resident() -> int:
   return int(pages) * os.sysconf('SC_PAGE_SIZE')
 
 
+def available(root: pathlib.Path = pathlib.Path('/')) -> int:
+  """Returns the memory that the process may hold, bytes: the host's, or the limit of its cgroups.
+
+  Containers and batch systems limit a process by cgroups, of version 1 or 2.
+
+  Args:
+    root: Folder of `proc` and `sys`.
+  """
+  limits = [os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')]
+  try:
+    groups = (root / 'proc/self/cgroup').read_text().splitlines()
+  except OSError:
+    return limits[0]
+  for group in groups:  # number:controllers:/path; version 2 names no controllers
+    _, controllers, path = group.split(':', 2)
+    top, file = root / 'sys/fs/cgroup', 'memory.max'
+    if controllers:
+      top, file = top / 'memory', 'memory.limit_in_bytes'
+      if 'memory' not in controllers.split(','):
+        continue
+    inner = top / path.lstrip('/')  # in a container the path may be that outside of it
+    for folder in (inner, *inner.parents):
+      if folder.is_relative_to(top) and (folder / file).is_file():
+        text = (folder / file).read_text().strip()
+        limits += [int(text)] if text.isdecimal() else []  # else "max"
+  return min(limits)
+
+
 def _of_glibc(name: str) -> Callable[..., int] | None:
   return getattr(ctypes.CDLL(None), name, None) if sys.platform == 'linux' else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
-from agent_gspo.training import costs
+from agent_gspo.training import costs, host_memory
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -413,13 +412,13 @@ def _sizes(tree: Any, shardings: Any) -> Any:
 
 
 def _memory() -> int | None:
-  """Returns the memory of a local device, bytes, None if unknown; on CPU a share of the host's."""
+  """Returns the memory of a local device, bytes, None if unknown; on CPU a share of the process."""
   device = jax.local_devices()[0]
   if stats := device.memory_stats():
     return stats.get('bytes_limit')
   if device.platform != 'cpu':
     return None
-  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // jax.local_device_count()
+  return host_memory.available() // jax.local_device_count()
 
 
 def _size(size: float) -> str:

@@ -70,3 +70,25 @@ def test_memory_is_given_back_when_a_loop_holds_more_than_its_first_turn(monkeyp
     ceiling.check()
     counts.append(len(given))
   assert counts == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+  ('group', 'limits', 'expected'),
+  [
+    ('0::/', {}, None),
+    ('0::/job', {'job/memory.max': '3000'}, 3000),
+    ('0::/job/step', {'job/step/memory.max': 'max', 'job/memory.max': '2000'}, 2000),
+    ('0::/outside/of/the/container', {'memory.max': '1000'}, 1000),
+    ('4:cpu,memory:/job', {'memory/job/memory.limit_in_bytes': '500'}, 500),
+    ('4:cpuset:/job', {'memory/job/memory.limit_in_bytes': '500'}, None),
+  ],
+)
+def test_a_cgroup_limits_the_memory(tmp_path, group, limits, expected):
+  for file, text in {'proc/self/cgroup': group + '\n'}.items() | {
+    (f'sys/fs/cgroup/{name}', value) for name, value in limits.items()
+  }:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+  host = host_memory.available(tmp_path / 'nothing')
+  assert host > 2**28
+  assert host_memory.available(tmp_path) == (expected or host)
