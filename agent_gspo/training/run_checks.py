@@ -13,32 +13,26 @@ from agent_gspo.sharding.placement import Placement
 from agent_gspo.teams import endpoint
 
 
-def check(parts: config_lib.Parts, placement: Placement) -> None:
-  """Raises ValueError or FileNotFoundError for a training run that cannot work.
-
-  Args:
-    parts: Result of `config.check`.
-    placement: Placement of parameters and batch rows on the devices that learn.
-  """
+def check(parts: config_lib.Parts) -> None:
+  """Raises ValueError or FileNotFoundError for a training run that works on no devices."""
   config = parts.config
   teacher.resolve(parts)
-  config_lib.check_micro_batch(config, placement.row_shards)
-  _check_ahead(config, placement)
+  if config.mesh.actors and not config.rollout.ahead:
+    raise ValueError(
+      f'mesh.actors={config.mesh.actors} with rollout.ahead=0: devices would sample and learn in '
+      'turns. Set rollout.ahead=1 or more, or mesh.actors=0.'
+    )
   _check_added(config, 'replay')
   _check_added(config, 'share')
   _check_share(parts)
   _check_engine(parts)
 
 
-def _check_ahead(config: Config, placement: Placement) -> None:
-  """Checks that rollouts ahead have devices of their own, or one device a process."""
-  actors, ahead = config.mesh.actors, config.rollout.ahead
-  if actors and not ahead:
-    raise ValueError(
-      f'mesh.actors={actors} with rollout.ahead=0: devices would sample and learn in turns. Set '
-      'rollout.ahead=1 or more, or mesh.actors=0.'
-    )
-  if ahead and not actors and placement.devices > hosts.count():
+def check_placement(config: Config, placement: Placement) -> None:
+  """Raises ValueError if the rows or the rollouts ahead do not suit the devices that learn."""
+  config_lib.check_micro_batch(config, placement.row_shards)
+  ahead = config.rollout.ahead
+  if ahead and not config.mesh.actors and placement.devices > hosts.count():
     raise ValueError(
       f'rollout.ahead={ahead} on {placement.devices} devices: two threads of a process cannot '
       'share programs that span its devices. Set mesh.actors to the devices that sample (one '

@@ -196,11 +196,13 @@ class _Found:
 
 def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config.model
+  if parts.training:
+    run_checks.check(parts)
   actors = config.mesh.actors if parts.training else 0
   placement = make_placement(config.mesh.to_dict(), actors)
   check_attention(options.attention, options.dtype)
   if parts.training:
-    run_checks.check(parts, placement)
+    run_checks.check_placement(config, placement)
   opened = functools.partial(_opened, parts)
   model = opened(options.source, config.seed)
   old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'
