@@ -90,6 +90,8 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=20, help='steps of a run')
   parser.add_argument('--trace', type=pathlib.Path, help='folder for a trace')
   options = parser.parse_args()
+  if options.steps <= _SKIPPED:
+    parser.error(f'--steps={options.steps} must be more than the {_SKIPPED} that compile')
   host_memory.keep()  # as all commands do
   command.use_compilation_cache()
   if options.trace:

@@ -21,7 +21,7 @@ _WHERE = '_called_in_messages'
 
 
 class Task(Protocol):
-  """What is checked of a `base.Task`, which calls this module."""
+  """Declares what is checked of a `base.Task`, whose module imports this one."""
 
   name: str
   graders: Sequence[str]

@@ -84,7 +84,7 @@ def available(root: pathlib.Path = pathlib.Path('/')) -> int:
         continue
     inner = top / path.lstrip('/')  # in a container the path may be that outside of it
     for folder in (inner, *inner.parents):
-      if folder.is_relative_to(top) and (folder / file).is_file():
+      if folder.is_relative_to(top) and os.access(folder / file, os.R_OK):
         text = (folder / file).read_text().strip()
         limits += [int(text)] if text.isdecimal() else []  # else "max"
   return min(limits)
