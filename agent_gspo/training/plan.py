@@ -26,6 +26,9 @@ from agent_gspo.training.prompt_checks import PromptLengths
 
 # Relative margin by which an estimate may exceed the compiler's need before a run is refused.
 _TOLERANCE = 0.15
+# Memory of a CPU, relative to the plan, from which freed memory is kept: the process then holds
+# 1.25 times the plan.
+_ROOM_TO_KEEP = 1.5
 # Bytes of libraries and compiled programs, which share a CPU's memory with the arrays.
 _PROCESS = 1 << 30
 _SMALLER = (
@@ -91,6 +94,10 @@ class Plan:
   def has_room_for(self, program: Program) -> bool:
     """Returns whether a program fits; True if the device memory is unknown."""
     return self.memory is None or self._with(program) <= self.memory
+
+  def keeps_freed(self) -> bool:
+    """Returns whether a CPU has room for freed memory, see `host_memory.keep`."""
+    return self.memory is None or self.bytes * _ROOM_TO_KEEP <= self.memory
 
   def check(self) -> None:
     """Checks that the run fits on a device.

@@ -28,7 +28,7 @@ from agent_gspo.tasks import base
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
-from agent_gspo.training import members, prompt_checks, run_checks
+from agent_gspo.training import host_memory, members, prompt_checks, run_checks
 from agent_gspo.training import plan as plan_lib
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.learner import Learner
@@ -153,6 +153,8 @@ def build(parts: config_lib.Parts, *, only_weights: bool = False) -> Setup:
   found = _find(parts)
   if not only_weights:
     found.plan.check()
+    if jax.default_backend() == 'cpu' and not found.plan.keeps_freed():
+      host_memory.release()
   config, placement = found.sampler.config, found.placement
   params = found.model.params
   if config.lora_rank:

@@ -13,8 +13,10 @@ _PROGRAM = """
 import resource, sys, threading
 from agent_gspo.training import host_memory
 
-if sys.argv[1] == 'keep':
+if sys.argv[1] in ('keep', 'release'):
   host_memory.keep()
+if sys.argv[1] == 'release':
+  host_memory.release()
 
 def pages():
   before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -39,6 +41,11 @@ def _pages(how: str) -> int:
 @pytest.mark.skipif(sys.platform != 'linux', reason='only glibc is told')
 def test_freed_memory_serves_the_next_thread():
   assert _pages('keep') < 100 < 2000 < _pages('default')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only glibc is told')
+def test_released_memory_returns_to_the_system():
+  assert _pages('release') > 2000
 
 
 _SCATTERED = """

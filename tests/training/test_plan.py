@@ -15,7 +15,7 @@ from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.training import costs, loop, plan
+from agent_gspo.training import costs, host_memory, loop, plan
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 from benchmarks.model_shapes import MODELS
@@ -161,6 +161,16 @@ def test_what_cannot_fit_is_refused_before_weights_are_read(monkeypatch, tmp_pat
   monkeypatch.setattr(plan, '_memory', lambda: 2**20)
   with pytest.raises(ValueError, match=r'Raise mesh\.fsdp, or train adapters alone'):
     loop.train(micro_run.changed(), tmp_path)
+
+
+@pytest.mark.parametrize('of_plan', [1.4, 1.6])
+def test_freed_memory_is_kept_only_with_half_as_much_to_spare(monkeypatch, of_plan):
+  told, parts = [], config_lib.check(micro_run.changed())
+  needed = setup_lib.plan(parts).bytes
+  monkeypatch.setattr(host_memory, 'release', lambda: told.append('release'))
+  monkeypatch.setattr(plan, '_memory', lambda: int(needed * of_plan))
+  setup_lib.build(parts)
+  assert told == ['release'] * (of_plan < 1.5)
 
 
 def test_an_export_needs_no_memory_of_a_run(monkeypatch):
