@@ -119,11 +119,14 @@ def baselines(
 ) -> list[dict[str, Any]]:
   """Returns records of `BASELINES`: a constant answer, and one agent without its teammates.
 
-  A team of one has no single-agent baseline, nor has a task with an episode of its own.
+  A team of one has no single-agent baseline, a task with an episode of its own neither: what is
+  graded there is no text that an agent could give at once.
   """
+  if setup.task.converse:
+    return []
   constant = evaluation.constant_answer(questions(setup, count), setup.config.evaluation.split)
   found = [{'step': 0, **constant}]
-  if setup.team.num_agents > 1 and not setup.task.converse:
+  if setup.team.num_agents > 1:
     label = BASELINES[1]
     alone, _ = evaluate(
       setup, scorer, params, label=label, step=0, count=count, alone=True, show=show

@@ -124,7 +124,8 @@ def main() -> None:
     told = dataclasses.replace(run, terms=setup.terms(value))
     name = workdir_records.told(told.terms, label)
     found.append(told.run(name, variants.itself(setup.team))[0])
-  found.append(evaluate.constant_answer(run.asked, run.split))
+  if not setup.task.converse:
+    found.append(evaluate.constant_answer(run.asked, run.split))
   left_out = {}
   for name in names:
     try:
