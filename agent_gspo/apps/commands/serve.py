@@ -22,6 +22,7 @@ send it as their API key, and the page asks for it.
     python launch/serve.py --config=configs/tiny.py --engine
     python launch/train.py --config=configs/tiny.py --workdir=runs/tiny \
       --config.rollout.engine=http://127.0.0.1:8000/v1#team
+    python launch/serve.py --config=configs/quickstart.py --tinker=runs/adapters  # see `tinker_api`
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ _KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by 
 _ENGINE = flags.DEFINE_bool(
   'engine', False, 'Also sample for runs with rollout.engine, which load weights from folders here.'
 )
+_TINKER = flags.DEFINE_string(
+  'tinker',
+  '',
+  "Folder of the weights of `tinker` clients, which train adapters of the team's model.",
+)
 _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it.')
 
 
@@ -49,8 +55,12 @@ def main() -> None:
   _TEAM.check()
   try:
     from agent_gspo.apps.serving import app, guard
+
+    if _TINKER.value:
+      import tinker  # noqa: F401
   except ImportError as error:
-    raise ImportError(f'{error}: pip install "agent_gspo[serve]"') from error
+    extra = 'tinker' if _TINKER.value else 'serve'
+    raise ImportError(f'{error}: pip install "agent_gspo[{extra}]"') from error
 
   served = team_of_run.TeamOfRun(_TEAM)
   with _listen(_HOST.value, _PORT.value) as listening:  # before the slow model load
@@ -63,7 +73,12 @@ def main() -> None:
       f'{_NAME.value}: {", ".join(served.team.names)}, step {served.step}, at {address}', flush=True
     )
     web = app.make_app(
-      served, _NAME.value, listens=(_HOST.value, host), api_key=key, engine=_ENGINE.value
+      served,
+      _NAME.value,
+      listens=(_HOST.value, host),
+      api_key=key,
+      engine=_ENGINE.value,
+      tinker=_TINKER.value,
     )
     server = app.server(web, log_level='info')
     with contextlib.suppress(KeyboardInterrupt):  # the server has shut down

@@ -38,6 +38,7 @@ def make_app(
   listens: Sequence[str] = ('127.0.0.1',),
   api_key: str = '',
   engine: bool = False,
+  tinker: str = '',
 ) -> Starlette:
   """Returns the application of one team, which answers one request at a time.
 
@@ -46,6 +47,10 @@ def make_app(
     name: Name of the team as a model.
     listens, api_key: See `Guard`.
     engine: Also sample for runs that train elsewhere, see `engine`.
+    tinker: Folder of weights that `tinker` clients save, see `tinker_api`; '' for no such clients.
+
+  Raises:
+    ImportError: There is a folder, but no package `tinker`.
   """
 
   async def models(http: Request) -> Response:
@@ -83,6 +88,11 @@ def make_app(
     Route('/v1/completions', sampling.complete, methods=['POST']),
     Route('/v1/weights', sampling.load_weights, methods=['POST']),
   ]
+  of_tinker: list[Route] = []
+  if tinker:
+    from agent_gspo.apps.serving import tinker_api
+
+    of_tinker = tinker_api.TinkerApi(served, name, talk.speaker, tinker).routes()
   return Starlette(
     routes=[
       Route('/', page),
@@ -92,6 +102,7 @@ def make_app(
       Route('/v1/models/{model}', models),
       Route('/v1/chat/completions', talk, methods=['POST']),
       *(of_engine if engine else ()),
+      *of_tinker,
     ],
     middleware=[Middleware(Guard, listens=listens, api_key=api_key)],
     exception_handlers={HTTPException: errors.of_route, Exception: errors.of_route},

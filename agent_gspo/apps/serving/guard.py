@@ -15,6 +15,7 @@ from agent_gspo.apps.serving import errors
 
 _HOST = re.compile(r'(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:\d{1,5})?')
 
+_KINDS = ('application/json', 'application/x-protobuf')  # a page needs permission to send them
 HEALTH = '/health'  # needs no key, as `/`
 KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 
@@ -70,7 +71,7 @@ class Guard:
       message = 'the API key is missing or wrong; send it as "Authorization: Bearer KEY".'
       return message, 401, {'WWW-Authenticate': 'Bearer'}
     kind = headers.get('content-type', '').partition(';')[0].strip().lower()
-    if scope['method'] == 'POST' and kind != 'application/json':
+    if scope['method'] == 'POST' and kind not in _KINDS:
       return f'Content-Type is {kind[:80]!r}; must be application/json.', 415, {}
     return None
 
@@ -90,7 +91,8 @@ class Guard:
 
   def _has_key(self, headers: Headers) -> bool:
     scheme, _, given = headers.get('authorization', '').partition(' ')
-    return hmac.compare_digest(given.strip().encode(), self._key) and scheme.lower() == 'bearer'
+    bearer = hmac.compare_digest(given.strip().encode(), self._key) and scheme.lower() == 'bearer'
+    return bearer or hmac.compare_digest(headers.get('x-api-key', '').encode(), self._key)
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
