@@ -249,7 +249,7 @@ class Adapters:
       positions = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32), (rows, columns))
       mask = masks.causal(batch['length'], columns)
       hidden, _ = model.apply({'params': params}, batch['tokens'], positions, mask)  # [R, T, D]
-      used = jnp.arange(columns) < batch['length'][:, None]  # [R, T]
+      used = positions < batch['length'][:, None]  # [R, T]
       logprobs, _ = lm_head.token_logprobs(
         hidden.reshape(rows * columns, -1),
         head_kernel(head_params(params)),
@@ -289,7 +289,7 @@ def _adam(options: Mapping[str, Any]) -> optax.GradientTransformation:
 
 def _stepped(trainable: Flat, moments: Any, gradient: Flat, options: Options) -> Any:
   """Returns updated parameters and moments, and the norm of the gradient."""
-  norm, bound = optax.global_norm(gradient), options['grad_clip_norm']
+  norm, bound = optax.tree.norm(gradient), options['grad_clip_norm']
   scale = jnp.where((bound > 0) & (norm > bound), bound / norm, 1)
   gradient = jax.tree.map(lambda x: x * scale, gradient)
   updates, moments = _adam(options).update(gradient, moments, trainable)

@@ -111,7 +111,9 @@ class TinkerApi:
     models = {'supported_models': [{'model_name': self._name}]}
     for name, fixed in (('get_server_capabilities', models), ('healthz', {'status': 'ok'})):
       found.append(Route(f'/api/v1/{name}', functools.partial(_fixed_page, fixed)))
-    return found
+    sampler, finish = (functools.partial(_answered, x) for x in (self._sampler, self._finish))
+    found.append(Route('/api/v1/samplers/{id}', sampler))
+    return [*found, Route('/api/v1/sessions/{id}/finish', finish, methods=['POST'])]
 
   @staticmethod
   def _fixed(found: dict[str, Any]) -> Callable[[Any], Awaitable[dict[str, Any]]]:
@@ -153,6 +155,14 @@ class TinkerApi:
 
   async def _create_session(self, body: Any) -> dict[str, Any]:
     return {'session_id': secrets.token_hex(8), 'warning_message': _NOT_ADAPTED}
+
+  async def _finish(self, http: Request) -> Response:
+    """Forgets the adapters and results of a session."""
+    held: tuple[dict[str, Any], ...] = (self._training, self._sampling, self._results)
+    for of_all in held:
+      for id_ in [x for x in of_all if x.startswith(f'{http.path_params["id"]}:')]:
+        del of_all[id_]
+    return JSONResponse({})
 
   async def _create_model(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.CreateModelRequest, body)
@@ -243,12 +253,21 @@ class TinkerApi:
       self._sampling[id_] = await loop.run_in_executor(self._speaker, self._loaded, file)
     return {'sampling_session_id': id_}
 
+  async def _sampler(self, http: Request) -> Response:
+    id_ = http.path_params['id']
+    self._sampled(id_)
+    return JSONResponse({'sampler_id': id_, 'base_model': self._name})
+
+  def _sampled(self, id_: str) -> Adapter | None:
+    """Returns the adapter of a sampling session, None for the model alone."""
+    if id_ not in self._sampling:
+      raise RequestError(f'sampling_session_id={id_[:80]!r} is unknown.', status=404)
+    return self._sampling[id_]
+
   async def _sample(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.SampleRequest, body)
     session, params = request.sampling_session_id or '', request.sampling_params
-    if session not in self._sampling:
-      raise RequestError(f'sampling_session_id={session[:80]!r} is unknown.', status=404)
-    adapter, given = self._sampling[session], request.model_dump()
+    adapter, given = self._sampled(session), request.model_dump()
     for field, neutral in _NEUTRAL.items():
       if given[field] != neutral:
         raise RequestError(f'{field}={shown(given[field])} must be left out.', field)
