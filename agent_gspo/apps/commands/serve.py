@@ -53,6 +53,8 @@ _NAME = flags.DEFINE_string('name', 'team', 'Of the model, as clients ask for it
 def main() -> None:
   """Runs the command."""
   _TEAM.check()
+  if _ENGINE.value and _TINKER.value:
+    raise ValueError('--engine replaces the weights that --tinker adapts. Serve them apart.')
   try:
     from agent_gspo.apps.serving import app, guard
 

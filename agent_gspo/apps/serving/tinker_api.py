@@ -51,6 +51,7 @@ _NEUTRAL = {
   'target_prompt_logprobs': None,
   'prompt_alt_tokens_k': 0,
   'prompt_logprobs_last_n': None,
+  'record_stability_info': None,
 }
 
 Result = bytes | dict[str, Any]
@@ -139,7 +140,7 @@ class TinkerApi:
     return {'request_id': id_}
 
   async def _retrieve(self, http: Request) -> Response:
-    id_ = _parsed(types.FutureRetrieveRequest, await _json_of(http)).request_id
+    id_ = _parsed(types.FutureRetrieveRequest, requests.decode(await body_of(http))).request_id
     if id_ not in self._results:
       raise RequestError(f'no request {id_[:80]!r} is known; send it again.', status=410)
     try:
@@ -215,7 +216,8 @@ class TinkerApi:
         f'loss_fn={name!r} must be one of {", ".join(LOSSES)}; others: forward_backward_custom.',
         'loss_fn',
       )
-    options = _options(name, request.loss_fn_config)
+    texts = [key for key, value in request.loss_fn_config_v2.items() if value.HasField('text')]
+    options = _options(name, {**request.loss_fn_config, **dict.fromkeys(texts, math.nan)})
     data = [self._datum(datum, LOSSES[name].inputs) for datum in request.data]
 
     def work() -> Result:
@@ -223,7 +225,7 @@ class TinkerApi:
       found = self._adapters.forward_backward(adapter, data, name, options, backward=backward)
       return _loss_outputs(found)
 
-    return JSONResponse(self._promise(f'{request.model_id}:{request.seq_id}', work))
+    return JSONResponse(self._promise(_id(request.model_id, request.seq_id), work))
 
   async def _optim_step(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.OptimStepRequest, body)
@@ -239,7 +241,7 @@ class TinkerApi:
         raise RequestError('there is no gradient: call forward_backward before optim_step.')
       return {'metrics': {'grad_norm:mean': self._adapters.step(adapter, given)}}
 
-    return self._promise(f'{request.model_id}:{request.seq_id}', work)
+    return self._promise(_id(request.model_id, request.seq_id), work)
 
   async def _create_sampling_session(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.CreateSamplingSessionRequest, body)
@@ -269,7 +271,7 @@ class TinkerApi:
     session, params = request.sampling_session_id or '', request.sampling_params
     adapter, given = self._sampled(session), request.model_dump()
     for field, neutral in _NEUTRAL.items():
-      if given[field] != neutral:
+      if (given[field] or neutral) != neutral:
         raise RequestError(f'{field}={shown(given[field])} must be left out.', field)
     config = self._served.loaded[0].sampler.config
     prompt, count = self._prompt(request.prompt), request.num_samples
@@ -304,7 +306,7 @@ class TinkerApi:
         reply.prompt_logprobs = np.asarray(scored, np.float32).tobytes()
       return reply.SerializeToString()
 
-    id_ = f'{session}:{request.seq_id}'
+    id_ = _id(session, request.seq_id)
     ids = [f'{id_}:{i}' for i in range(count)]
     return {**self._promise(id_, work), 'sample_sequence_ids': ids}
 
@@ -316,6 +318,8 @@ class TinkerApi:
     request = _parsed(types.SaveWeightsForSamplerRequest, body)
     if request.path is not None:
       return self._saving(request, 'sampler_weights', 'save_weights_for_sampler', overwrite=True)
+    if request.kind != 'snapshot':
+      raise RequestError(f'kind={request.kind!r} must be snapshot.', 'kind')
     adapter = self._adapter(request.model_id)
     session = f'{request.model_id}:sample:{request.sampling_session_seq_id}'
 
@@ -323,7 +327,7 @@ class TinkerApi:
       self._sampling[session] = Adapter(adapter.config, adapter.trainable, None)
       return {'sampling_session_id': session, 'type': 'save_weights_for_sampler'}
 
-    return self._promise(f'{request.model_id}:{request.seq_id}', work)
+    return self._promise(_id(request.model_id, request.seq_id), work)
 
   def _saving(self, request: Any, kind: str, type_: str, *, overwrite: bool) -> dict[str, Any]:
     adapter, seq = self._adapter(request.model_id), request.seq_id
@@ -338,7 +342,7 @@ class TinkerApi:
       adapters.save(file, adapter, moments=kind == 'weights')
       return {'path': path, 'type': type_}
 
-    return self._promise(f'{request.model_id}:{seq}', work)
+    return self._promise(_id(request.model_id, seq), work)
 
   async def _load(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.LoadWeightsRequest, body)
@@ -354,7 +358,7 @@ class TinkerApi:
       adapters.load(file, self._training[id_], moments=request.optimizer)
       return {'path': request.path, 'model_id': id_, 'type': 'load_weights'}
 
-    return self._promise(id_ if new else f'{id_}:{request.seq_id}', work)
+    return self._promise(id_ if new else _id(id_, request.seq_id), work)
 
   async def _weights_info(self, body: Any) -> dict[str, Any]:
     path = body.get('tinker_path') if isinstance(body, Mapping) else None
@@ -452,8 +456,9 @@ async def _fixed_page(found: dict[str, Any], http: Request) -> Response:
   return JSONResponse(found)
 
 
-async def _json_of(http: Request) -> Any:
-  return requests.decode(await body_of(http))
+def _id(of: str, seq: int | None) -> str:
+  """Returns the id of a request, the same if it is sent again."""
+  return f'{of}:{secrets.token_hex(8) if seq is None else seq}'
 
 
 def _parsed(kind: type[Any], body: Any) -> Any:

@@ -169,6 +169,10 @@ def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
       'learning_rate=-1.*0 or more',
     ),
     (lambda t: t.optim_step(tinker.types.AdamParams()), 'call forward_backward before'),
+    (
+      lambda t: t.forward([_datum()], 'ppo', {'clip_low_threshold': 'x'}),
+      'must be a finite number',
+    ),
     (lambda t: t.save_state('../../x'), r'path=.* must be tinker://'),
   ],
 )
