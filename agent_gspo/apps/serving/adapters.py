@@ -1,4 +1,7 @@
-"""Trains and samples LoRA adapters of one frozen model; data and losses are those of clients."""
+"""Trains and samples LoRA adapters of one frozen model; data and losses are those of clients.
+
+Sequences come whole, one by one, so a row holds one: no prefix tree and no `Learner`.
+"""
 
 from __future__ import annotations
 
