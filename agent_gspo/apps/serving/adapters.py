@@ -145,14 +145,13 @@ class Adapters:
     self._frozen: Flat = flax.traverse_util.flatten_dict(params)
     self._samplers: dict[tuple[int, int], Sampler] = {}
     self._gradients = functools.cache(self._compile)
+    self._initial = functools.cache(self._compile_initial)
     self._stepped = jax.jit(_stepped)
 
   def make(self, rank: int, seed: int) -> Adapter:
     """Returns a new adapter, which does not change the model yet."""
     config = self.config.replace(lora_rank=rank)
-    drawn = flax.traverse_util.flatten_dict(
-      jax.jit(lambda key: _adapters(init_params(config, key)))(jax.random.key(seed))
-    )
+    drawn = flax.traverse_util.flatten_dict(self._initial(config)(jax.random.key(seed)))
     return Adapter(config, drawn, _adam(_ADAM).init(drawn))
 
   def forward_backward(
@@ -241,6 +240,10 @@ class Adapters:
     datum = Datum(prompt[:-1], inputs)
     ((logprobs, _),) = self.forward_backward(adapter, [datum], 'cross_entropy', {}, backward=False)
     return np.concatenate([[np.float32(np.nan)], logprobs])
+
+  @staticmethod
+  def _compile_initial(config: ModelConfig) -> Callable[[jax.Array], Params]:
+    return jax.jit(lambda key: _adapters(init_params(config, key)))
 
   def _compile(self, config: ModelConfig, loss: str, backward: bool) -> Callable[..., Any]:
     """Returns a program from parameters, a batch and options to `((total, outputs), gradient)`."""

@@ -161,7 +161,7 @@ class TinkerApi:
     """Forgets the adapters and results of a session."""
     held: tuple[dict[str, Any], ...] = (self._training, self._sampling, self._results)
     for of_all in held:
-      for id_ in [x for x in of_all if x.startswith(f'{http.path_params["id"]}:')]:
+      for id_ in [x for x in list(of_all) if x.startswith(f'{http.path_params["id"]}:')]:
         del of_all[id_]
     return JSONResponse({})
 
@@ -353,9 +353,9 @@ class TinkerApi:
       self._adapter(id_)
 
     def work() -> Result:
-      if new:
-        self._training[id_] = self._adapters.make(adapters.rank_of(file), seed=0)
-      adapters.load(file, self._training[id_], moments=request.optimizer)
+      adapter = self._adapters.make(adapters.rank_of(file), seed=0) if new else self._training[id_]
+      adapters.load(file, adapter, moments=request.optimizer)
+      self._training[id_] = adapter
       return {'path': request.path, 'model_id': id_, 'type': 'load_weights'}
 
     return self._promise(id_ if new else _id(id_, request.seq_id), work)
@@ -379,7 +379,7 @@ class TinkerApi:
         f'path={path[:200]!r} must be tinker://MODEL_ID/weights/NAME or .../sampler_weights/NAME, '
         'NAME of letters, digits, "_", "." and "-".'
       )
-    file = self._folder.joinpath(*found.groups()).with_suffix('.safetensors')
+    file = self._folder / found[1] / found[2] / f'{found[3]}.safetensors'
     if there and not file.exists():
       raise RequestError(f'{path} does not exist here.', status=404)
     return file

@@ -132,10 +132,13 @@ def test_saved_state_goes_on_where_it_was(service, taught, folder):
   assert scores[0] == scores[1]
   with pytest.raises(tinker.RequestFailedError, match='half-way exists'):
     training.save_state('half-way').result()
-  saved = training.save_weights_for_sampler('to-sample').result().path
+  saved = training.save_weights_for_sampler('v0.1').result().path
+  training.save_weights_for_sampler('v0.2').result()
+  with pytest.raises(tinker.RequestFailedError, match='no optimizer state'):
+    service.create_training_client_from_state_with_optimizer(saved).result()
   client = service.create_sampling_client(model_path=saved)
   assert _sample(client, temperature=0.0).sequences[0].tokens == ANSWER
-  assert len(list(folder.rglob('*.safetensors'))) == 2
+  assert len(list(folder.rglob('*.safetensors'))) == 3
 
 
 def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
