@@ -42,37 +42,37 @@ _COLUMNS = 64  # fewest columns of one
 _NEW_TOKENS = 16  # fewest columns for sampled tokens
 
 Inputs = Mapping[str, jax.Array]
-Options = Mapping[str, jax.Array]
+Settings = Mapping[str, jax.Array]
 
 
 def _ratio(logprobs: jax.Array, x: Inputs) -> jax.Array:
   return jnp.exp(logprobs - x['logprobs'])
 
 
-def _clipped(ratio: jax.Array, options: Options) -> jax.Array:
-  return jnp.clip(ratio, options['clip_low_threshold'], options['clip_high_threshold'])
+def _clipped(ratio: jax.Array, settings: Settings) -> jax.Array:
+  return jnp.clip(ratio, settings['clip_low_threshold'], settings['clip_high_threshold'])
 
 
-def _cross_entropy(logprobs: jax.Array, x: Inputs, options: Options) -> jax.Array:
+def _cross_entropy(logprobs: jax.Array, x: Inputs, settings: Settings) -> jax.Array:
   return -logprobs * x['weights']
 
 
-def _importance_sampling(logprobs: jax.Array, x: Inputs, options: Options) -> jax.Array:
+def _importance_sampling(logprobs: jax.Array, x: Inputs, settings: Settings) -> jax.Array:
   return -_ratio(logprobs, x) * x['advantages']
 
 
-def _ppo(logprobs: jax.Array, x: Inputs, options: Options) -> jax.Array:
+def _ppo(logprobs: jax.Array, x: Inputs, settings: Settings) -> jax.Array:
   ratio = _ratio(logprobs, x)
-  return -jnp.minimum(ratio * x['advantages'], _clipped(ratio, options) * x['advantages'])
+  return -jnp.minimum(ratio * x['advantages'], _clipped(ratio, settings) * x['advantages'])
 
 
-def _cispo(logprobs: jax.Array, x: Inputs, options: Options) -> jax.Array:
-  weight = jax.lax.stop_gradient(_clipped(_ratio(logprobs, x), options))
+def _cispo(logprobs: jax.Array, x: Inputs, settings: Settings) -> jax.Array:
+  weight = jax.lax.stop_gradient(_clipped(_ratio(logprobs, x), settings))
   return -weight * logprobs * x['advantages']
 
 
-def _dro(logprobs: jax.Array, x: Inputs, options: Options) -> jax.Array:
-  penalty = 0.5 * options['beta'] * (logprobs - x['logprobs']) ** 2
+def _dro(logprobs: jax.Array, x: Inputs, settings: Settings) -> jax.Array:
+  penalty = 0.5 * settings['beta'] * (logprobs - x['logprobs']) ** 2
   return -(logprobs * x['advantages'] - penalty)
 
 
@@ -90,7 +90,7 @@ class Loss:
     options: Options with their defaults; None for one that must be given.
   """
 
-  function: Callable[[jax.Array, Inputs, Options], jax.Array]
+  function: Callable[[jax.Array, Inputs, Settings], jax.Array]
   inputs: tuple[str, ...] = _OF_POLICY
   options: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
@@ -283,22 +283,22 @@ _ADAM = {
 }
 
 
-def _adam(options: Mapping[str, Any]) -> optax.GradientTransformation:
+def _adam(settings: Mapping[str, Any]) -> optax.GradientTransformation:
   return optax.adamw(
-    options['learning_rate'],
-    b1=options['beta1'],
-    b2=options['beta2'],
-    eps=options['eps'],
-    weight_decay=options['weight_decay'],
+    settings['learning_rate'],
+    b1=settings['beta1'],
+    b2=settings['beta2'],
+    eps=settings['eps'],
+    weight_decay=settings['weight_decay'],
   )
 
 
-def _stepped(trainable: Flat, moments: Any, gradient: Flat, options: Options) -> Any:
+def _stepped(trainable: Flat, moments: Any, gradient: Flat, settings: Settings) -> Any:
   """Returns updated parameters and moments, and the norm of the gradient."""
-  norm, bound = optax.tree.norm(gradient), options['grad_clip_norm']
+  norm, bound = optax.tree.norm(gradient), settings['grad_clip_norm']
   scale = jnp.where((bound > 0) & (norm > bound), bound / norm, 1)
   gradient = jax.tree.map(lambda x: x * scale, gradient)
-  updates, moments = _adam(options).update(gradient, moments, trainable)
+  updates, moments = _adam(settings).update(gradient, moments, trainable)
   return optax.apply_updates(trainable, updates), moments, norm
 
 
