@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agent_gspo.models import rope
+from agent_gspo.models import lora, rope
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.ops import experts as experts_lib
 from agent_gspo.ops import lm_head, soft_cap
@@ -447,6 +448,13 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     key, one, one, masks.causal(jnp.ones(1), 1), method='init_everything'
   )
   return variables['params']
+
+
+@functools.partial(jax.jit, static_argnums=0)  # XLA drops the other parameters: none is drawn
+def init_adapters(config: ModelConfig, key: jax.Array) -> dict[tuple[str, ...], jax.Array]:
+  """Returns the adapters of `init_params`, a flat dict by path."""
+  flat = flax.traverse_util.flatten_dict(init_params(config, key))
+  return {path: x for path, x in flat.items() if lora.is_adapter(path[-1])}
 
 
 def routing(sown: Mapping[str, Any]) -> dict[str, jax.Array]:

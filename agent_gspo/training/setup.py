@@ -15,11 +15,11 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import teacher as teacher_lib
-from agent_gspo.models import lora, partition
+from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
-from agent_gspo.models.transformer import Params, Transformer, init_params
+from agent_gspo.models.transformer import Params, Transformer, init_adapters
 from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
@@ -392,12 +392,5 @@ def place_state(setup: Setup, state: TrainState) -> TrainState:
 
 def _with_adapters(model_config, params: Params, seed: int) -> Params:
   """Adds freshly initialized adapters to the loaded weights."""
-
-  @jax.jit  # XLA drops the unused base parameters, so only the adapters are drawn
-  def adapters(key: jax.Array) -> dict[str, jax.Array]:
-    flat = flax.traverse_util.flatten_dict(init_params(model_config, key), sep='/')
-    return {path: x for path, x in flat.items() if lora.is_adapter(path.rpartition('/')[2])}
-
-  fresh = adapters(jax.random.key(seed))
-  loaded = flax.traverse_util.flatten_dict(params, sep='/')
-  return flax.traverse_util.unflatten_dict({**loaded, **fresh}, sep='/')
+  fresh = init_adapters(model_config, jax.random.key(seed))
+  return flax.traverse_util.unflatten_dict({**flax.traverse_util.flatten_dict(params), **fresh})

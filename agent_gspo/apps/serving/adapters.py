@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from agent_gspo.models.transformer import (
   Transformer,
   head_kernel,
   head_params,
-  init_params,
+  init_adapters,
 )
 from agent_gspo.ops import lm_head
 from agent_gspo.ops.attention import masks
@@ -110,7 +109,7 @@ class Datum:
 
   Attributes:
     tokens: Tokens that are read, int32 `[T]`.
-    inputs: `target_tokens`, int64 `[T]`, and the inputs of the loss, float32 `[T]` each.
+    inputs: `target_tokens`, int32 `[T]`, and the inputs of the loss, float32 `[T]` each.
   """
 
   tokens: np.ndarray
@@ -145,14 +144,13 @@ class Adapters:
     self._frozen: Flat = flax.traverse_util.flatten_dict(params)
     self._samplers: dict[tuple[int, int], Sampler] = {}
     self._gradients = functools.cache(self._compile)
-    self._initial = functools.cache(self._compile_initial)
     self._stepped = jax.jit(_stepped)
 
   def make(self, rank: int, seed: int) -> Adapter:
     """Returns a new adapter, which does not change the model yet."""
     config = self.config.replace(lora_rank=rank)
-    drawn = flax.traverse_util.flatten_dict(self._initial(config)(jax.random.key(seed)))
-    return Adapter(config, drawn, _adam(_ADAM).init(drawn))
+    drawn = init_adapters(config, jax.random.key(seed))
+    return Adapter(config, drawn, _adamw(_INITIAL).init(drawn))
 
   def forward_backward(
     self,
@@ -241,10 +239,6 @@ class Adapters:
     ((logprobs, _),) = self.forward_backward(adapter, [datum], 'cross_entropy', {}, backward=False)
     return np.concatenate([[np.float32(np.nan)], logprobs])
 
-  @staticmethod
-  def _compile_initial(config: ModelConfig) -> Callable[[jax.Array], Params]:
-    return jax.jit(lambda key: _adapters(init_params(config, key)))
-
   def _compile(self, config: ModelConfig, loss: str, backward: bool) -> Callable[..., Any]:
     """Returns a program from parameters, a batch and options to `((total, outputs), gradient)`."""
     model, function = Transformer(config), LOSSES[loss].function
@@ -274,40 +268,34 @@ class Adapters:
     return jax.jit(lambda *arguments: (total(*arguments), None))
 
 
-_ADAM = {
+_INITIAL = {
   'learning_rate': 0.0,
   'beta1': 0.9,
   'beta2': 0.95,
   'eps': 1e-12,
   'weight_decay': 0.0,
+  'grad_clip_norm': 0.0,
 }
 
 
-def _adam(settings: Mapping[str, Any]) -> optax.GradientTransformation:
-  return optax.adamw(
-    settings['learning_rate'],
-    b1=settings['beta1'],
-    b2=settings['beta2'],
-    eps=settings['eps'],
-    weight_decay=settings['weight_decay'],
+def _adamw(settings: Mapping[str, Any]) -> optax.GradientTransformation:
+  bound = settings['grad_clip_norm']
+  return optax.chain(
+    optax.clip_by_global_norm(jnp.where(bound > 0, bound, jnp.inf)),
+    optax.adamw(
+      settings['learning_rate'],
+      b1=settings['beta1'],
+      b2=settings['beta2'],
+      eps=settings['eps'],
+      weight_decay=settings['weight_decay'],
+    ),
   )
 
 
 def _stepped(trainable: Flat, moments: Any, gradient: Flat, settings: Settings) -> Any:
   """Returns updated parameters and moments, and the norm of the gradient."""
-  norm, bound = optax.tree.norm(gradient), settings['grad_clip_norm']
-  scale = jnp.where((bound > 0) & (norm > bound), bound / norm, 1)
-  gradient = jax.tree.map(lambda x: x * scale, gradient)
-  updates, moments = _adam(settings).update(gradient, moments, trainable)
-  return optax.apply_updates(trainable, updates), moments, norm
-
-
-def _adapters(params: Params) -> dict[str, Any]:
-  """Returns the subtree of adapters."""
-  flat = flax.traverse_util.flatten_dict(params)
-  return flax.traverse_util.unflatten_dict(
-    {path: x for path, x in flat.items() if lora.is_adapter(path[-1])}
-  )
+  updates, moments = _adamw(settings).update(gradient, moments, trainable)
+  return optax.apply_updates(trainable, updates), moments, optax.tree.norm(gradient)
 
 
 def _padded(data: Sequence[Datum], inputs: Sequence[str]) -> dict[str, np.ndarray]:
@@ -331,14 +319,14 @@ def save(file: pathlib.Path, adapter: Adapter, *, moments: bool) -> None:
     flat |= {f'moments/{i}': np.asarray(x) for i, x in enumerate(jax.tree.leaves(adapter.moments))}
   file.parent.mkdir(parents=True, exist_ok=True)
   part = file.with_suffix('.part')
-  safetensors.numpy.save_file(flat, part, {'rank': json.dumps(adapter.config.lora_rank)})
+  safetensors.numpy.save_file(flat, part, {'rank': str(adapter.config.lora_rank)})
   part.replace(file)
 
 
 def rank_of(file: pathlib.Path) -> int:
   """Returns the rank of a saved adapter."""
   with safetensors.safe_open(file, 'numpy') as opened:
-    return json.loads(opened.metadata()['rank'])
+    return int(opened.metadata()['rank'])
 
 
 def load(file: pathlib.Path, like: Adapter, *, moments: bool) -> None:
@@ -362,5 +350,5 @@ def load(file: pathlib.Path, like: Adapter, *, moments: bool) -> None:
     raise ValueError(f'{file.stem} holds no optimizer state; load it without.')
   like.trainable, like.gradient = found, None
   like.moments = (
-    jax.tree.unflatten(tree, map(jnp.asarray, saved)) if moments else _adam(_ADAM).init(found)
+    jax.tree.unflatten(tree, map(jnp.asarray, saved)) if moments else _adamw(_INITIAL).init(found)
   )
