@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -94,6 +94,11 @@ class Completions:
       pass  # the client has disconnected
     finally:
       self._in_hand -= 1
+
+
+async def answer_json(answer: Callable[[Any], Awaitable[Any]], http: Request) -> Response:
+  """Returns what `answer` makes of the JSON of a body."""
+  return JSONResponse(await answer(requests.decode(await body_of(http))))
 
 
 async def body_of(http: Request) -> bytes:

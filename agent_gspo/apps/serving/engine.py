@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from agent_gspo.apps.serving import errors, requests
-from agent_gspo.apps.serving.completions import body_of
+from agent_gspo.apps.serving.completions import answer_json
 from agent_gspo.apps.serving.errors import RequestError
 from agent_gspo.sampling import keys
 from agent_gspo.training import state as state_lib
@@ -66,20 +66,11 @@ class Engine:
 
   async def complete(self, http: Request) -> Response:
     """Answers `/v1/completions`."""
-    return await self._answered(http, self._complete)
+    return await errors.answered(functools.partial(answer_json, self._complete), http)
 
   async def load_weights(self, http: Request) -> Response:
     """Answers `/v1/weights`: the parameters in `folder`, of `step`, replace those served."""
-    return await self._answered(http, self._load_weights)
-
-  @staticmethod
-  async def _answered(http: Request, answer: Any) -> Response:
-    try:
-      return JSONResponse(await answer(requests.decode(await body_of(http))))
-    except ClientDisconnect:
-      return Response(status_code=499)  # nobody reads it
-    except Exception as error:
-      return errors.response(*errors.of_fault(error))
+    return await errors.answered(functools.partial(answer_json, self._load_weights), http)
 
   async def _load_weights(self, body: Any) -> dict[str, Any]:
     fields = requests.fields_of(body, self.name, {})

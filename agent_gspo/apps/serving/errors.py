@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 _LOG = logging.getLogger('uvicorn.error')
 _LONGEST = 500  # characters: a request of megabytes is not sent back
@@ -53,6 +53,16 @@ def of_fault(error: Exception) -> tuple[str, int, str]:
     return str(error), 400, ''
   _LOG.error('A conversation failed.', exc_info=error)
   return f'the server failed: {type(error).__name__}: {error}', 500, ''
+
+
+async def answered(answer: Callable[[Request], Awaitable[Response]], http: Request) -> Response:
+  """Returns the answer to a request, or that of its error."""
+  try:
+    return await answer(http)
+  except ClientDisconnect:
+    return Response(status_code=499)  # nobody reads it
+  except Exception as error:
+    return response(*of_fault(error))
 
 
 async def of_route(http: Request, error: Exception) -> JSONResponse:

@@ -15,7 +15,8 @@ from agent_gspo.apps.serving import errors
 
 _HOST = re.compile(r'(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:\d{1,5})?')
 
-_KINDS = ('application/json', 'application/x-protobuf')  # a page needs permission to send them
+PROTOBUF = 'application/x-protobuf'
+_KINDS = ('application/json', PROTOBUF)  # a page needs permission to send them
 HEALTH = '/health'  # needs no key, as `/`
 KEY_VARIABLE = 'AGENT_GSPO_API_KEY'
 

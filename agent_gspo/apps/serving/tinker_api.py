@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pydantic
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
@@ -29,15 +29,15 @@ from tinker.proto import tinker_public_pb2 as proto
 
 from agent_gspo.apps.serving import adapters, errors, requests
 from agent_gspo.apps.serving.adapters import LOSSES, Adapter, Adapters, Datum
-from agent_gspo.apps.serving.completions import MAX_BYTES, body_of
+from agent_gspo.apps.serving.completions import MAX_BYTES, answer_json, body_of
 from agent_gspo.apps.serving.errors import RequestError
+from agent_gspo.apps.serving.guard import PROTOBUF
 from agent_gspo.training import state as state_lib
 from agent_gspo.values import shown
 
 if TYPE_CHECKING:
   from agent_gspo.apps.commands.team_of_run import TeamOfRun
 
-PROTOBUF = 'application/x-protobuf'
 _WAIT_S = 20.0  # a client that waits longer asks again
 _KEPT = 4096  # results
 _PATH = re.compile(r'tinker://([0-9a-f]+:train:\d+)/(weights|sampler_weights)/([\w.-]+)')
@@ -102,17 +102,17 @@ class TinkerApi:
       'unload_model': self._unload,
     }
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-      name: functools.partial(self._answer_json, answer) for name, answer in answers.items()
+      name: functools.partial(answer_json, answer) for name, answer in answers.items()
     }
     posts |= {'forward_backward': self._forward_backward, 'retrieve_future': self._retrieve}
     found = [
-      Route(f'/api/v1/{name}', functools.partial(_answered, post), methods=['POST'])
+      Route(f'/api/v1/{name}', functools.partial(errors.answered, post), methods=['POST'])
       for name, post in posts.items()
     ]
     models = {'supported_models': [{'model_name': self._name}]}
     for name, fixed in (('get_server_capabilities', models), ('healthz', {'status': 'ok'})):
       found.append(Route(f'/api/v1/{name}', functools.partial(_fixed_page, fixed)))
-    sampler, finish = (functools.partial(_answered, x) for x in (self._sampler, self._finish))
+    sampler, finish = (functools.partial(errors.answered, x) for x in (self._sampler, self._finish))
     found.append(Route('/api/v1/samplers/{id}', sampler))
     return [*found, Route('/api/v1/sessions/{id}/finish', finish, methods=['POST'])]
 
@@ -122,12 +122,6 @@ class TinkerApi:
       return found
 
     return answer
-
-  @staticmethod
-  async def _answer_json(
-    answer: Callable[[Any], Awaitable[dict[str, Any]]], http: Request
-  ) -> Response:
-    return JSONResponse(await answer(requests.decode(await body_of(http))))
 
   def _promise(self, id_: str, work: Callable[[], Result]) -> dict[str, Any]:
     """Queues work unless a request of this id did; returns what names its result."""
@@ -353,9 +347,10 @@ class TinkerApi:
       self._adapter(id_)
 
     def work() -> Result:
-      adapter = self._adapters.make(adapters.rank_of(file), seed=0) if new else self._training[id_]
-      adapters.load(file, adapter, moments=request.optimizer)
-      self._training[id_] = adapter
+      if new:
+        self._training[id_] = self._loaded(file, moments=request.optimizer)
+      else:
+        adapters.load(file, self._training[id_], moments=request.optimizer)
       return {'path': request.path, 'model_id': id_, 'type': 'load_weights'}
 
     return self._promise(id_ if new else _id(id_, request.seq_id), work)
@@ -365,10 +360,10 @@ class TinkerApi:
     rank = adapters.rank_of(self._file(path if isinstance(path, str) else ''))
     return {'base_model': self._name, 'is_lora': True, 'lora_rank': rank}
 
-  def _loaded(self, file: pathlib.Path) -> Adapter:
-    """Returns a saved adapter to sample from."""
+  def _loaded(self, file: pathlib.Path, moments: bool = False) -> Adapter:
+    """Returns a saved adapter, with the state of its optimizer if `moments`."""
     adapter = self._adapters.make(adapters.rank_of(file), seed=0)
-    adapters.load(file, adapter, moments=False)
+    adapters.load(file, adapter, moments=moments)
     return adapter
 
   def _file(self, path: str, there: bool = True) -> pathlib.Path:
@@ -441,15 +436,6 @@ class TinkerApi:
         )
     inputs['target_tokens'] = self._tokens('target_tokens', inputs['target_tokens'])
     return Datum(tokens, inputs)
-
-
-async def _answered(post: Callable[[Request], Awaitable[Response]], http: Request) -> Response:
-  try:
-    return await post(http)
-  except ClientDisconnect:
-    return Response(status_code=499)  # nobody reads it
-  except Exception as error:
-    return errors.response(*errors.of_fault(error))
 
 
 async def _fixed_page(found: dict[str, Any], http: Request) -> Response:

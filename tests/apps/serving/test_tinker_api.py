@@ -142,7 +142,7 @@ def test_saved_state_goes_on_where_it_was(service, taught, folder):
 
 
 def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
-  torch = pytest.importorskip('torch')
+  pytest.importorskip('torch')
   training = service.create_lora_training_client(base_model='team', rank=2, seed=1).result()
 
   def squared(data, logprobs):
@@ -153,7 +153,6 @@ def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
   after = training.forward_backward_custom([_datum()], squared).result()
   total = lambda found: sum((x['logprobs'].to_numpy() ** 2).sum() for x in found.loss_fn_outputs)
   assert total(after) < total(before)
-  assert torch.is_tensor(torch.zeros(1))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +211,9 @@ def test_a_request_that_is_sent_again_is_not_run_again(folder):
     training.forward_backward([_datum()], 'cross_entropy').result()
     step = {'model_id': training.get_info().model_id, 'seq_id': 99, 'adam_params': {}}
     post = lambda path, body: httpx.post(f'{address}/api/v1/{path}', json=body).json()
-    ids = {post('optim_step', step)['request_id'] for _ in range(2)}
-    assert len(ids) == 1
+    (id_,) = {post('optim_step', step)['request_id'] for _ in range(2)}
     for _ in range(2):  # without a gradient a second step would fail
-      assert post('retrieve_future', {'request_id': ids.copy().pop()})['metrics']
+      assert post('retrieve_future', {'request_id': id_})['metrics']
     client.close('success').result()
     assert 'is unknown; create it' in post('optim_step', step)['error']['message']
 
