@@ -16,6 +16,7 @@ writes benchmarks/results/multi_agent.json.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import pathlib
 import sys
@@ -53,6 +54,9 @@ _TEAMS = {
 
 def main() -> None:
   """Runs the benchmark."""
+  argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  ).parse_args()
   host_memory.keep()  # as all commands do
   rows, figures = [], {}
   for name, team in _TEAMS.items():

@@ -70,6 +70,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'rewards/options.py': ('rewards/test_rewards.py',),
   'rewards/length_rewards.py': ('rewards/test_length_rewards.py',),
   'rewards/returns.py': ('environments/test_environment.py',),
+  'rewards/scores.py': ('rewards/test_scores.py',),
   'rewards/ties.py': ('rewards/test_ties.py',),
 }
 
@@ -376,13 +377,19 @@ def _prepare(cache: str) -> None:
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
-def _check_tables() -> None:
-  """Every module has its tests, and every reason its mutant."""
+def check_tables() -> None:
+  """Checks that every module has its tests, and every reason its mutant.
+
+  Raises:
+    SystemExit: A table names too little or too much.
+  """
   package = ROOT / 'agent_gspo'
   found = [f for room in ('algorithms', 'rewards') for f in (package / room).rglob('[!_]*.py')]
   files = {file.relative_to(package).as_posix() for file in found}
   if missing := sorted(files ^ set(TESTS)):
     raise SystemExit(f'TESTS and the modules differ: {", ".join(missing)}.')
+  if missing := [t for tests in TESTS.values() for t in tests if not (ROOT / 'tests' / t).exists()]:
+    raise SystemExit(f'TESTS names files that there are not: {", ".join(missing)}.')
   found = {m.key for module in {key[0] for key in EQUIVALENT} for m in mutants(module)}
   if stale := sorted(set(EQUIVALENT) - found):
     raise SystemExit(f'EQUIVALENT names mutants that there are not: {stale}.')
@@ -419,7 +426,7 @@ def main() -> None:
   parser.add_argument('--survivors', action='store_true', help='only those of the last run')
   parser.add_argument('--list', action='store_true', help='show the mutants, run none')
   options = parser.parse_args()
-  _check_tables()
+  check_tables()
   if options.list:
     for module in options.modules:
       for mutant in mutants(module):

@@ -396,8 +396,10 @@ class TinkerApi:
 
   def _tokens(self, field: str, ids: np.ndarray) -> np.ndarray:
     config = self._served.loaded[0].sampler.config
-    if not ids.size or ids.min() < 0 or ids.max() >= config.vocab_size:
-      raise RequestError(f'{field} must hold ids of the vocabulary (0 to {config.vocab_size - 1}).')
+    if ids.dtype.kind != 'i' or not ids.size or ids.min() < 0 or ids.max() >= config.vocab_size:
+      raise RequestError(
+        f'{field} must hold ids of the vocabulary, integers of 0 to {config.vocab_size - 1}.'
+      )
     if len(ids) > config.max_positions:
       raise RequestError(f'{field} has {len(ids)} tokens; the model reads {config.max_positions}.')
     return ids.astype(np.int32)

@@ -165,6 +165,7 @@ def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
     (lambda t: t.forward([_datum(weights=None)], 'cross_entropy'), r"'weights'\] is missing"),
     (lambda t: t.forward([_datum(weights=[1.0])], 'cross_entropy'), 'must hold 6 finite numbers'),
     (lambda t: t.forward([_datum(target_tokens=[10**6] * 6)], 'cross_entropy'), 'ids of the vocab'),
+    (lambda t: t.forward([_datum(target_tokens=[1.5] * 6)], 'cross_entropy'), 'integers of 0 to'),
     (lambda t: t.forward([_datum()], 'cross_entropy', {'beta': 1.0}), 'no such option'),
     (
       lambda t: t.optim_step(tinker.types.AdamParams(learning_rate=-1)),
