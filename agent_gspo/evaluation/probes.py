@@ -29,17 +29,18 @@ class Muted:
   Attributes:
     policy: Policy of the other agents.
     agents: Muted agents: their messages are a stop token alone, without a prefill.
-    stop_id: Stop token, valid for every role, such as EOS.
+    stop_ids: A stop token of each agent, such as the EOS of its vocabulary.
   """
 
   policy: Policy
   agents: Collection[int]
-  stop_id: int
+  stop_ids: Sequence[int]
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     others = [turn for turn in turns if turn.agent not in self.agents]
     replies = iter(self.policy(others) if others else ())
-    return [_silence(self.stop_id) if t.agent in self.agents else next(replies) for t in turns]
+    silence = lambda agent: _silence(self.stop_ids[agent])
+    return [silence(t.agent) if t.agent in self.agents else next(replies) for t in turns]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,13 @@ class Shuffled:
     policy: Policy of the team.
     partners: Id of the partner by question id.
     team: Team, which determines the turns that are answers.
-    stop_id: Message for a partner without one, see `Muted`.
+    stop_ids: Message for a partner without one, see `Muted`.
   """
 
   policy: Policy
   partners: Mapping[str, str]
   team: Team
-  stop_id: int
+  stop_ids: Sequence[int]
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
     place = lambda turn, question: (question, turn.sample, turn.agent, turn.round)
@@ -71,7 +72,7 @@ class Shuffled:
       if not self._answers(turn):
         # Silence if the partner's episode has reached its token cap.
         partner = place(turn, self.partners[turn.question.id])
-        own = _delivered(by_place.get(partner, _silence(self.stop_id)), turn, own)
+        own = _delivered(by_place.get(partner, _silence(self.stop_ids[turn.agent])), turn, own)
       replies.append(own)
     return replies
 
@@ -126,13 +127,10 @@ def check(team: Team, task: Task, split: str) -> None:
   """Checks that a team can be probed on a split, without sampling.
 
   Raises:
-    ValueError: The team has no edges or several models, or the split has no second question to
-      shuffle with.
+    ValueError: The team has no edges, or the split has no second question to shuffle with.
   """
   if not variants.edges(team):
     raise ValueError('no agent of this team reads another; give it edges (config.team.topology).')
-  if team.others:
-    raise ValueError('probes edit token ids of one vocabulary; this team has several models.')
   if can_shuffle(team) and len(task.questions(split)) < 2:
     raise ValueError(
       f'split {split!r} has one question; messages are shuffled between two, so take another split.'
@@ -152,7 +150,9 @@ def run_all(
     of messages that are not answers are left out if there are none.
   """
   team = harness.team
-  rows, same, stop_id = [], variants.itself(team), harness.tokenizer.eos_id
+  rows, same = [], variants.itself(team)
+  tokenizers = team.tokenizers_of_agents(harness.tokenizer)
+  stop_ids = [tokenizer.eos_id for tokenizer in tokenizers]
 
   def paired(name: str, variant: variants.Variant = same, probe: Probe | None = None):
     figures, probed = harness.run(name, variant, probe=probe)
@@ -163,7 +163,7 @@ def run_all(
   lost = lambda *args, **fields: paired(*args, **fields)[0]
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
-    probe = Probe(name, functools.partial(Muted, agents=(i,), stop_id=stop_id))
+    probe = Probe(name, functools.partial(Muted, agents=(i,), stop_ids=stop_ids))
     rows.append(value(lost(name, probe=probe), agent))
   rows.append(lost('messages blanked', variant=variants.unheard(team)))
   if can_shuffle(team):
@@ -171,18 +171,20 @@ def run_all(
     for question, other in harness.partners().items():
       partners[question] = other.id
       partners.setdefault(other.id, question)
-    shuffled = lambda policy: Shuffled(policy, partners, team, stop_id)
+    shuffled = lambda policy: Shuffled(policy, partners, team, stop_ids)
     probe = Probe(name, shuffled, with_partners=True)
     rows.append(lost(name, probe=probe))
-  read, tokenizer = sorted(_read_turns(team)), harness.tokenizer
-  if read and not tokenizer.unknown_words('.'):
-    dot = tokenizer.encode('.')[-1:]
-    empty = lambda turn, ids: dot * len(ids) if (turn.round, turn.agent) in read else None
+  read = sorted(_read_turns(team))
+  if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
+    dots = [tokenizer.encode('.')[-1:] for tokenizer in tokenizers]
+    empty = lambda turn, ids: (
+      dots[turn.agent] * len(ids) if (turn.round, turn.agent) in read else None
+    )
     name = 'messages emptied'
     rows.append(lost(name, probe=Probe(name, functools.partial(Reworded, change=empty))))
   for place in read:
     wrong = lambda turn, ids, place=place: (
-      falsified(tokenizer, ids) if (turn.round, turn.agent) == place else None
+      falsified(tokenizers[turn.agent], ids) if (turn.round, turn.agent) == place else None
     )
     round_, agent = place[0], team.names[place[1]]
     name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.rewards import communication
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
+from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values, scored_message
@@ -131,19 +132,22 @@ def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> Rollout
 
 
 def of_evaluation(
-  setup: Setup, learner: Learner, policy: PolicyParams, batch: RolloutBatch
+  setup: Setup, learner: Learner, policy: Callable[[str], PolicyParams], batch: RolloutBatch
 ) -> dict[str, Any]:
   """Returns what messages were worth in the first episodes of an evaluation.
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
-  see `_frontier`. Nothing is sampled; `learner` scores at temperature 1.
+  see `_frontier`. Nothing is sampled; `learner` scores at temperature 1. Empty if the answering
+  agent is behind an endpoint. Arguments as of `run_evaluations.judgement_figures`.
   """
   count = min(setup.config.evaluation.worth_questions, len(batch.questions))
-  if not count:
+  if not count or setup.team.roles[-1].model.startswith(ENDPOINT):
     return {}
   batch = batches.select(batch, range(count))
   parts = setup.team, setup.task, setup.tokenizer, batch
-  values = GoldAnswers(*parts, functools.partial(learner.score, policy))
+  answers = learner.author(setup.team.num_agents - 1)
+  scored = learner.frozen_answers or functools.partial(answers.score, policy(answers.name))
+  values = GoldAnswers(*parts, scored)
   reader = _Reader(*parts, values)
   found, of_prompts = _measured(reader, 'leave_one_out', values)
   told, by_agent = ~np.isnan(found.gain) & ~batch.silent, []

@@ -72,9 +72,10 @@ class PolicyParams(NamedTuple):
   frozen: Any
 
   @classmethod
-  def of(cls, params: Params) -> PolicyParams:
-    """Returns nested parameters of `model.source` in that form."""
-    return cls(flax.traverse_util.flatten_dict(state_lib.without_members(params)), {})
+  def of(cls, params: Params, name: str = '') -> PolicyParams:
+    """Returns those of a model by its name in the state, of a team's nested parameters."""
+    own = params[state_lib.MEMBERS][name] if name else state_lib.without_members(params)
+    return cls(flax.traverse_util.flatten_dict(own), {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,11 +100,11 @@ def evaluate(
     progress=show,
   )
   if not alone:
-    scored = PolicyParams.of(params)
-    figures |= judgement_figures(setup.team, setup.tokenizer, scorer, scored, batch)
+    of_model = functools.partial(PolicyParams.of, params)
+    figures |= judgement_figures(setup.team, setup.tokenizer, scorer, of_model, batch)
+    figures |= message_worth.of_evaluation(setup, scorer, of_model, batch)
     if not setup.team.others:
-      figures |= message_worth.of_evaluation(setup, scorer, scored, batch)
-      figures |= policy_figures(setup, scorer, scored)
+      figures |= policy_figures(setup, scorer, of_model(''))
   head = {
     'step': step,
     'label': label,
@@ -147,9 +147,9 @@ def log_probability(
 
   Args:
     team: Team of the authors.
-    tokenizer: Tokenizer of the policy.
+    tokenizer: Tokenizer of `model.source`.
     learner: Scores messages.
-    policy: Parameters of the authors.
+    policy: Parameters of the authors, who share a model.
     messages: Messages whose prompts are read; equal prompts of an agent are computed once.
     text: Whole message; '' for silence.
   """
@@ -179,21 +179,32 @@ def judgement_figures(
   team: Team,
   tokenizer: Tokenizer,
   learner: Learner,
-  policy: TrainState | PolicyParams,
+  policy: Callable[[str], TrainState | PolicyParams],
   batch: RolloutBatch,
 ) -> dict[str, float]:
   """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
 
-  The first message of each author counts, in the first `JUDGED` episodes. Empty for tasks without
-  known relevance. Arguments as of `log_probability`.
+  The first message of each author counts, in the first `JUDGED` episodes, but for authors with a
+  frozen model of their own. Empty for tasks without known relevance.
+
+  Args:
+    team: Team of the authors.
+    tokenizer: Tokenizer of `model.source`.
+    learner: Scores messages.
+    policy: Maps the name of a model in the state to its parameters.
+    batch: Episodes.
   """
-  ours = team.written_by('')
-  counted = lambda m: not m.round and m.episode < JUDGED and m.agent in ours
+  frozen = {agent for agent in team.others if not team.roles[agent].trains}
+  counted = lambda m: not m.round and m.episode < JUDGED and m.agent not in frozen
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:
     return {}
-  found = log_probability(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
+  found = np.zeros(len(first))
+  for one in learner.models:
+    own = [i for i, m in enumerate(first) if learner.author(batch.messages[m].agent) is one]
+    said = [batch.messages[first[i]] for i in own]
+    found[own] = log_probability(team, tokenizer, one, policy(one.name), said)
   return judgement.figures(found, relevant == 1)
 
 

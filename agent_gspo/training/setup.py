@@ -295,26 +295,38 @@ def make_optimizer(parts: config_lib.Parts, name: str = '') -> optax.GradientTra
 
 def make_learner(setup: Setup) -> Learner:
   """Returns the learner of a run, with the config's objective and optimizer for each model."""
+  programs = functools.partial(_programs, setup)
+  return _learner(setup, programs, setup.config.rollout.temperature)
+
+
+def make_scorer(setup: Setup) -> Learner:
+  """Returns a learner that scores messages at temperature 1 and is never updated."""
+  return _learner(setup, lambda model, _: _scoring(setup, model, 1.0), 1.0)
+
+
+def _learner(
+  setup: Setup, programs: Callable[[Transformer, str], Programs], temperature: float
+) -> Learner:
+  """Returns a learner of all models; `programs` maps a decoder and its name in the state."""
   decoders = setup.decoders
   main, *others = (
-    Learner(_programs(setup, decoders[name], name), setup.config, sharing, name)
+    Learner(programs(decoders[name], name), setup.config, sharing, name)
     for name, sharing in members.sharings(setup).items()
   )
-  return dataclasses.replace(main, others=tuple(others), frozen_answers=_frozen_answers(setup))
+  frozen_answers = _frozen_answers(setup, temperature)
+  return dataclasses.replace(main, others=tuple(others), frozen_answers=frozen_answers)
 
 
-def _frozen_answers(setup: Setup) -> Callable[[Sequence[Message]], list[np.ndarray]] | None:
-  """Returns `Learner.frozen_answers`, at the temperature of the rollout."""
+def _frozen_answers(
+  setup: Setup, temperature: float
+) -> Callable[[Sequence[Message]], list[np.ndarray]] | None:
+  """Returns `Learner.frozen_answers`."""
   role = setup.team.roles[-1]
   member = setup.members.get(role.model)
   if member is None or role.trains:
     return None
-  scorer = _scorer(
-    setup,
-    _decoder(member.sampler.config, setup.placement),
-    Sharing(),
-    setup.config.rollout.temperature,
-  )
+  model = _decoder(member.sampler.config, setup.placement)
+  scorer = Learner(_scoring(setup, model, temperature), setup.config, Sharing())
 
   def score(messages: Sequence[Message]) -> list[np.ndarray]:
     params = partition.place(member.params, member.sampler.config, setup.placement)
@@ -341,13 +353,9 @@ def _programs(setup: Setup, model: Transformer, name: str) -> Programs:
   )
 
 
-def make_scorer(setup: Setup) -> Learner:
-  """Returns a learner that scores messages at temperature 1 and is never updated."""
-  return _scorer(setup, setup.model, setup.sharing, temperature=1.0)
-
-
-def _scorer(setup: Setup, model: Transformer, sharing: Sharing, temperature: float) -> Learner:
-  programs = Programs(
+def _scoring(setup: Setup, model: Transformer, temperature: float) -> Programs:
+  """Returns the programs of a model that is never updated."""
+  return Programs(
     model,
     losses.imitation,
     optax.identity(),
@@ -355,7 +363,6 @@ def _scorer(setup: Setup, model: Transformer, sharing: Sharing, temperature: flo
     entropy=False,
     placement=setup.placement,
   )
-  return Learner(programs, setup.config, sharing)
 
 
 def init_state(setup: Setup, params: Params) -> TrainState:

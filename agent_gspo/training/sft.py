@@ -253,7 +253,7 @@ class _Stage:
         self.setup.team,
         self.setup.tokenizer,
         self.learner,
-        state_lib.of_model(self.state, ''),
+        functools.partial(state_lib.of_model, self.state),
         unsaid,
       ),
     }

@@ -17,6 +17,7 @@ from agent_gspo.teams.rollout import rollout
 TOKENIZER = st.numbers_tokenizer(60)
 FIRST = TOKENIZER.backend.token_to_id('0')
 EOS = TOKENIZER.eos_id
+STOPS = (EOS,) * 3  # of three agents
 
 
 class Notes(Task):
@@ -37,7 +38,7 @@ class Notes(Task):
     return float(question.notes[0] in answer_text.split())
 
 
-def relay(turn):
+def relay(turn, tokenizer=TOKENIZER):
   """Agents 1 and 2 tell their notes (2 only on even questions), agent 3 repeats what it hears."""
   if turn.agent < 2:
     said = turn.question.notes[turn.agent]
@@ -45,7 +46,7 @@ def relay(turn):
       said = ''
   else:
     said = ' '.join(turn.delivered[a] for a in sorted(turn.delivered)).strip()
-  return [*TOKENIZER.encode(said), TOKENIZER.eos_id], True
+  return [*tokenizer.encode(said), tokenizer.eos_id], True
 
 
 def make(team=None, size=7, **fields):
@@ -65,7 +66,7 @@ def make(team=None, size=7, **fields):
 def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
   team, asked = st.team('star'), Notes().questions('test')
   inner = st.IdsPolicy(relay)
-  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.Muted(inner, (0,), EOS))
+  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.Muted(inner, (0,), STOPS))
   assert all(turn.agent != 0 for turn in inner.turns)
   for m in batch.messages:
     if m.agent == 0:
@@ -80,7 +81,7 @@ def test_a_muted_agent_with_a_calculator_falls_silent():
   tokenizer = st.byte_tokenizer()  # whose "=" comes before all that ends a message
   team = st.team('star', tools=('calculator',))
   inner = st.IdsPolicy(lambda turn: ([*tokenizer.encode('hi'), tokenizer.eos_id], True))
-  muted = probes.Muted(inner, (0,), tokenizer.eos_id)
+  muted = probes.Muted(inner, (0,), (tokenizer.eos_id,) * 3)
   batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 1, muted)
   assert [m.text for m in batch.messages if m.agent != 0] == ['hi'] * 4
   own = [m for m in batch.messages if m.agent == 0]
@@ -104,7 +105,7 @@ def counted(policy):
 
 @pytest.mark.parametrize('name', ['star', 'chain'])  # beside others in its layer, and alone
 def test_what_an_endpoint_has_counted_counts_beside_a_muted_agent(name):
-  muted = probes.Muted(counted(st.IdsPolicy(relay)), (0,), EOS)
+  muted = probes.Muted(counted(st.IdsPolicy(relay)), (0,), STOPS)
   asked = Notes(2).questions('test')
   batch = rollout(st.team(name), Notes(2), TOKENIZER, asked, 1, muted)
   for m in batch.messages:
@@ -116,7 +117,7 @@ def test_what_an_endpoint_has_counted_counts_of_shuffled_messages():
   team, asked = st.team('star', max_message_tokens=6), Notes(2).questions('test')
   # More of our tokens than the cap, fewer of the endpoint's.
   long = counted(st.IdsPolicy(lambda turn: ([*[FIRST + int(turn.question.text)] * 8, EOS], True)))
-  policy = probes.Shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, EOS)
+  policy = probes.Shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, STOPS)
   batch = rollout(team, Notes(2), TOKENIZER, asked, 1, policy)
   for m in batch.messages:
     author = m.episode if m.agent == 2 else 1 - m.episode
@@ -129,7 +130,7 @@ def test_what_a_tool_wrote_stays_nobodys_in_probes():
   team, asked = st.team('star'), st.questions(2)
   script = ScriptedPolicy(lambda turn: '7 7', TOKENIZER, lambda turn, ids: np.arange(len(ids)) == 1)
   partners = {'q0': 'q1', 'q1': 'q0'}
-  for policy in (probes.Muted(script, (0,), EOS), probes.Shuffled(script, partners, team, EOS)):
+  for policy in (probes.Muted(script, (0,), STOPS), probes.Shuffled(script, partners, team, STOPS)):
     batch = rollout(team, st.Echo(), TOKENIZER, asked, 1, policy)
     assert {m.written for m in batch.messages if m.agent == 1} == {1}
 
@@ -142,7 +143,7 @@ def test_everybody_muted_asks_nobody():
     TOKENIZER,
     Notes().questions('test'),
     1,
-    probes.Muted(inner, (0, 1, 2), EOS),
+    probes.Muted(inner, (0, 1, 2), STOPS),
   )
   assert inner.calls == []
   assert all(m.silent for m in batch.messages)
@@ -151,7 +152,7 @@ def test_everybody_muted_asks_nobody():
 def test_shuffled_messages_are_the_partners_and_answers_stay():
   team, asked = st.team('star'), Notes(4).questions('test')
   partners = {'q0': 'q1', 'q1': 'q0', 'q2': 'q3', 'q3': 'q2'}
-  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team, EOS)
+  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team, STOPS)
   batch = rollout(team, Notes(4), TOKENIZER, asked, 1, policy)
   text = {(m.episode, m.agent): m.text for m in batch.messages}
   for episode, other in enumerate((1, 0, 3, 2)):
@@ -170,7 +171,7 @@ def test_shuffled_in_two_rounds_and_by_vote():
     return [FIRST + 10 * turn.round + 3 * int(turn.question.text) + turn.agent], False
 
   tight = st.team('debate', rounds=2, decision='majority', max_message_tokens=1)
-  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight, EOS)
+  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight, STOPS)
   batch = rollout(tight, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
   for m in batch.messages:
     asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
@@ -195,7 +196,7 @@ def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   )()  # fmt: skip
   a, b, c = st.questions(3)
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
-  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, 1)
+  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, STOPS)
   out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
   assert [reply.token_ids.tolist() for reply in out] == [
     [FIRST, FIRST + 1],
@@ -282,6 +283,32 @@ def test_emptied_messages_cost_as_much_and_say_nothing():
   assert row['tokens/written_per_question'] == whole['tokens/written_per_question']
 
 
+def test_agents_of_two_vocabularies_lose_as_much_as_those_of_one():
+  words = [*'. Q note : from say agent1 agent2 agent3'.split(), *map(str, range(30))]
+  here, there = word_level(words), word_level(words[::-1])
+  alone = st.team('star')
+  first, second, third = alone.roles
+  mixed = dataclasses.replace(
+    alone,
+    roles=(first, dataclasses.replace(second, model='other'), third),
+    tokenizers={'other': there},
+  )
+  found = []
+  for team in (alone, mixed):
+    own = team.tokenizers_of_agents(here)
+
+    def tells(turn, own=own):
+      tokenizer = own[turn.agent]
+      return [*tokenizer.encode(here.decode(relay(turn, here)[0][:-1])), tokenizer.eos_id], True
+
+    policy = st.IdsPolicy(tells)
+    run = dataclasses.replace(make(team), tokenizer=here, policy=lambda *_, policy=policy: policy)
+    found.append(probes.run_all(run, *run.run('team', variants.itself(team))))
+  assert found[0] == found[1]
+  errors = [row['planted'] for row in found[0] if row['probe'].startswith('wrong number')]
+  assert errors == [1.0, pytest.approx(4 / 7)]
+
+
 def test_an_agent_that_says_nothing_has_no_price():
   row = {
     'name': 'a',
@@ -331,7 +358,7 @@ def test_others_draw_the_same_noise_when_one_is_muted():
     (m.episode, m.agent): m.token_ids.tolist()
     for m in rollout(team, st.Echo(), tokenizer, asked, 1, voice).messages
   }
-  whole, muted = say(policy), say(probes.Muted(policy, (0,), tokenizer.eos_id))
+  whole, muted = say(policy), say(probes.Muted(policy, (0,), (tokenizer.eos_id,) * 3))
   for e in range(4):
     assert muted[e, 1] == whole[e, 1]
     assert len(muted[e, 0]) == 1

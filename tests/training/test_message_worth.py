@@ -306,7 +306,9 @@ def test_silence_is_the_probability_of_stopping_at_once():
     alone = [x.sum() for x in scorer.score(params, ends)]
     assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
   batch = dataclasses.replace(batch, relevant=np.full(len(batch.messages), -1))
-  assert run_evaluations.judgement_figures(setup.team, setup.tokenizer, scorer, params, batch) == {}
+  of_model = {'': params}.__getitem__
+  parts = setup.team, setup.tokenizer, scorer, of_model, batch
+  assert run_evaluations.judgement_figures(*parts) == {}
 
 
 def test_metrics_tell_relevant_from_irrelevant():

@@ -88,6 +88,30 @@ def test_gains_are_those_of_the_solver_whose_model_is_another(permuted, trains):
   np.testing.assert_array_equal(other.plain_written, one.plain_written)
 
 
+@pytest.mark.parametrize(
+  ('role', 'trains'), [(SOLVER, False), (SOLVER, True), ('informant', True), ('informant', False)]
+)
+def test_an_evaluation_measures_the_same_in_another_vocabulary(permuted, role, trains):
+  records = []
+  for source in ('', permuted):
+    values = {'evaluation__worth_questions': 3, 'evaluation__temperature': 0.0}
+    config = changed(source, bool(source) and trains, role, **values)
+    setup = setup_lib.build(config_lib.check(config))
+    scorer = setup_lib.make_scorer(setup)
+    record, _ = run_evaluations.evaluate(
+      setup, scorer, setup.params, label='untrained', step=0, count=4
+    )
+    records.append(record)
+  one, other = ({k: v for k, v in r.items() if k.startswith('worth/')} for r in records)
+  assert {'worth/agents', 'worth/frontier'} <= set(one)
+  near = lambda x: pytest.approx(x, abs=1e-4) if isinstance(x, float) else x
+  assert jax.tree.leaves(other) == [near(x) for x in jax.tree.leaves(one)]
+  judged = [{k: v for k, v in r.items() if k.startswith('judgement/')} for r in records]
+  frozen = role == 'informant' and not trains  # no model that the run trains writes notes
+  assert judged[0]
+  assert judged[1] == ({} if frozen else pytest.approx(judged[0]))
+
+
 def test_each_model_takes_the_gradient_of_its_own_messages(same, monkeypatch):
   monkeypatch.setattr(setup_lib, 'make_optimizer', lambda *_: optax.sgd(1.0))
   setup = built(same, learner__minibatches=1, objective__kl_coef=0.1)
