@@ -45,15 +45,16 @@ from benchmarks import common
 from benchmarks.common import ROOT
 
 # Which tests speak for which module; those that fail soonest come first.
+_ALL = 'algorithms/test_advantages.py'  # what holds for every estimator
 TESTS: dict[str, tuple[str, ...]] = {
-  'algorithms/advantages/estimators.py': ('algorithms/test_advantages.py',),
+  'algorithms/advantages/estimators.py': (_ALL,),
   'algorithms/advantages/group_baselines.py': ('algorithms/test_group_baselines.py',),
-  'algorithms/advantages/hierarchical.py': ('algorithms/test_hierarchical.py',),
-  'algorithms/advantages/message_worth.py': ('algorithms/test_worth_advantages.py',),
+  'algorithms/advantages/hierarchical.py': ('algorithms/test_hierarchical.py', _ALL),
+  'algorithms/advantages/message_worth.py': ('algorithms/test_worth_advantages.py', _ALL),
   'algorithms/attribution.py': ('algorithms/test_attribution.py',),
   'algorithms/budgets.py': ('algorithms/test_budgets.py',),
-  'algorithms/advantages/inputs.py': ('algorithms/test_advantages.py',),
-  'algorithms/advantages/groups.py': ('algorithms/test_groups.py',),
+  'algorithms/advantages/inputs.py': (_ALL,),
+  'algorithms/advantages/groups.py': ('algorithms/test_groups.py', _ALL),
   'algorithms/objectives/kl.py': ('algorithms/test_kl.py',),
   'algorithms/objectives/off_policy.py': ('algorithms/test_off_policy.py',),
   'algorithms/objectives/losses.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
@@ -63,7 +64,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/objectives/minibatch_order.py': ('algorithms/test_minibatch_order.py',),
   'algorithms/selection.py': ('algorithms/test_selection.py',),
   'algorithms/objectives/spans.py': ('algorithms/test_spans.py',),
-  'algorithms/advantages/turn_level.py': ('algorithms/test_turn_level.py',),
+  'algorithms/advantages/turn_level.py': ('algorithms/test_turn_level.py', _ALL),
   'algorithms/terms.py': ('algorithms/test_terms.py',),
   'rewards/bounds.py': ('rewards/test_rewards.py',),
   'rewards/communication.py': ('rewards/test_rewards.py',),
@@ -76,9 +77,22 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 # (module, function, mutation) that no test can tell from the original, and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-  ('rewards/length_rewards.py', 'efficient', '30.0 -> 30000.0'): (
-    'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0'
-  ),
+  (
+    'algorithms/advantages/group_baselines.py',
+    'rloo',
+    'np.maximum(others, 1.0) -> np.maximum(others, 0.0)',
+  ): ('where nothing is left to compare with, the quotient is not taken'),
+  (
+    'algorithms/advantages/message_worth.py',
+    'worth',
+    'np.maximum(total(measured), 1.0) -> np.maximum(total(measured), 0.0)',
+  ): ('of a group in which nothing was measured, no mean is read'),
+  (
+    'rewards/length_rewards.py',
+    'efficient',
+    'np.clip(_ratio(lengths - mean, std), -30.0, 30.0) -> '
+    'np.clip(_ratio(lengths - mean, std), -30.0, 30000.0)',
+  ): 'above 30 the sigmoid is 1 to 1e-13, and exp(-z) only underflows to 0',
   ('rewards/ties.py', 'estimator.estimate', 'ones / 2 -> ones'): (
     'read by spo_single alone, whose whitening takes a constant out'
   ),
@@ -148,9 +162,11 @@ def mutants(module: str) -> Iterator[Mutant]:
   tree = ast.parse((ROOT / 'agent_gspo' / module).read_text(encoding='utf-8'))
   for function, parent, field, index in _places(tree):
     old = getattr(parent, field) if index is None else getattr(parent, field)[index]
-    for new in _mistakes(old, _is_floor(parent, field, index)):
+    floor = _is_floor(parent, field, index)
+    right = ast.unparse(parent if floor else old)
+    for new in _mistakes(old, floor):
       _put(parent, field, index, new)
-      change = f'{ast.unparse(old)} -> {ast.unparse(new)}'
+      change = f'{right} -> {ast.unparse(parent if floor else new)}'
       yield Mutant(module, function, old.lineno, change, ast.unparse(tree))
       _put(parent, field, index, old)
 

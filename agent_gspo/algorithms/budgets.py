@@ -212,8 +212,8 @@ def accuracy_floor(options: BudgetOptions, state: BudgetState, seen: Observation
   """Updates the price by proportional-integral control of the accuracy above a floor.
 
   The floor `f` is the higher of `floor` and `floor_of_best * best running accuracy`, so that it
-  rises with a team that improves. With `m = (running accuracy - f) / b`, clipped to [-1, 1], and
-  `b = min(band, (1 - f) / 2)`:
+  rises with a team that improves. With `b = min(band, (1 - f) / 2)` and
+  `m = max(-1, (running accuracy - f) / b)`:
 
     share <- clip(share + eta m, 0, 1)
     lambda = clip(share + m, 0, 1) * min(lambda_max, 1 / cost)
@@ -229,7 +229,7 @@ def accuracy_floor(options: BudgetOptions, state: BudgetState, seen: Observation
   lambda_max = options.lambda_max
   kept = jnp.maximum(options.floor, options.floor_of_best * state.best_accuracy)
   width = jnp.maximum(jnp.minimum(options.floor_band, (1 - kept) / 2), _NO_ROOM)
-  margin = jnp.clip((state.running_accuracy - kept) / width, -1.0, 1.0)
+  margin = jnp.maximum((state.running_accuracy - kept) / width, -1.0)
   share = jnp.clip(state.integral_tok / lambda_max, 0.0, 1.0)
   wound_up = share + margin >= 1
   share = jnp.where(wound_up, share, jnp.clip(share + options.eta * margin, 0.0, 1.0))

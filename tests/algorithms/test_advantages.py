@@ -303,6 +303,34 @@ def test_batches_that_tie_give_exactly_0(name, size):
     np.testing.assert_array_equal(lib.advantage(x, name, **options).values, 0.0)
 
 
+# Compared with a posterior and with a virtual reward, which have a scale of their own.
+_SCALED = [n for n in lib.ADVANTAGES if 'eps' in lib.options_of(n)]
+_SCALED = [n for n in _SCALED if n not in ('spo_single', 'ngrpo')]
+
+
+@pytest.mark.parametrize('name', _SCALED)
+def test_small_spreads_count_as_much_as_large_ones(name):
+  x = some_inputs(4)
+  x = x.replace(costs=x.costs * 0, gain=np.full_like(x.gain, np.nan))
+  found = lib.advantage(x, name)
+  small = lib.advantage(x.replace(task=x.task * np.float32(1e-4)), name)
+  np.testing.assert_allclose(small.values, found.values, atol=1e-5)
+
+
+def test_rewards_of_messages_and_of_episodes_by_hand():
+  """One agent with two turns, one with one, in one episode."""
+  zeros, costs = np.zeros(3, int), np.float32([0.1, 0.2, 0.3])
+  x = lib.AdvantageInputs(
+    task=np.ones(3, np.float32), costs=costs, groups=zeros, question=zeros, episode=zeros,
+    agent=np.array([0, 1, 0]), turn=np.array([0, 0, 1]),
+  )  # fmt: skip
+  np.testing.assert_allclose(x.own_rewards, [-0.1, 0.8, 0.7], rtol=1e-6)
+  np.testing.assert_allclose(x.episode_rewards, [0.9, 0.8, 0.7], rtol=1e-6)
+  x = x.replace(reward=np.float32([5, 6, 7]))
+  np.testing.assert_allclose(x.own_rewards, [4.9, 5.8, 6.7], rtol=1e-6)
+  np.testing.assert_allclose(x.episode_rewards, [11.9, 5.8, 11.7], rtol=1e-6)
+
+
 def test_a_reward_at_the_mean_of_its_group_has_advantage_0():
   rewards, groups = np.float32([0.25, 0.5, 0.75, 1, 0, 0.5, 0.5]), np.array([0, 0, 0, 1, 1, 1, 1])
   for name in (
@@ -368,6 +396,21 @@ def test_solved_groups_still_feel_a_price_under_costs_apart():
   found = lib.advantage(solved, 'ngrpo', costs='apart')
   assert np.asarray(found.kept).all()
   np.testing.assert_allclose(found.values, solved.costs.mean() - solved.costs, atol=1e-6)
+
+
+def test_a_price_brings_back_only_what_was_dropped_for_a_tie(monkeypatch):
+  """An estimator of one's own may drop a message that has an advantage."""
+  drops = lambda rewards: lib.Advantage(
+    values=np.float32([0, 0.5, 0.5]), kept=np.float32([0, 0, 1])
+  )
+  monkeypatch.setitem(lib.ADVANTAGES, 'drops', drops)
+  columns = ('groups', 'question', 'agent', 'turn', 'episode')
+  x = lib.AdvantageInputs(
+    task=np.ones(3, np.float32),
+    costs=np.float32([0.1, 0.2, 0.3]),
+    **dict.fromkeys(columns, np.zeros(3, int)),
+  )
+  np.testing.assert_array_equal(lib.advantage(x, 'drops', costs='apart').kept, [1, 0, 1])
 
 
 def test_equal_costs_bring_nothing_back():

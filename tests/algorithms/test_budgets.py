@@ -54,8 +54,9 @@ def by_hand(costs, budget, eta, lookahead, lambda_max, start=0.0, lambda_min=0.0
 @pytest.mark.parametrize('lookahead', [0.0, 6.0, 20.0])
 @pytest.mark.parametrize(('start', 'lowest'), [(0.0, 0.0), (0.02, 0.0), (0.02, -0.03)])
 def test_dual_equals_its_formula(lookahead, start, lowest):
-  costs = np.random.default_rng(0).uniform(5, 40, 30)
+  costs = np.random.default_rng(0).uniform(5, 40, 50)
   costs[[7, 20]] = 0.0  # everybody silent
+  costs[30:40] *= 5  # up to the highest price, and back
   options = BudgetOptions(
     mode='dual',
     budget_episode=15.0,

@@ -67,15 +67,15 @@ def test_hiper_credits_subgoals_and_what_follows_them(lam, grouping):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_hiper_by_hand():
+@pytest.mark.parametrize('step', [1, -1])
+def test_hiper_by_hand(step):
   """Two episodes; the planner sets two subgoals in the first, one in the second."""
   agent, turn = np.array([0, 1, 0, 1] * 2), np.array([0, 0, 1, 1] * 2)
   episode, zeros = np.repeat([0, 1], 4), np.zeros(8, int)
   silent = np.array([False] * 6 + [True, False])
   rewards = np.float32([0, 0, 1, 1, 0, 0, 0, 0])
-  found = hierarchical.hiper(
-    rewards, zeros, zeros, episode, agent, turn, silent, 2 * turn + agent, lam=0.5
-  )
+  columns = (rewards, zeros, zeros, episode, agent, turn, silent, 2 * turn + agent)
+  found = hierarchical.hiper(*(column[::step] for column in columns), lam=0.5)[::step]
   # V_high: 1/2 at the start, 1 at the second subgoal, which is alone in its group of three:
   # (1 + 1 + 0) / 3. U of the executors: 2/3, 1; 0, 0.
   second = 1 - 2 / 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import chex
 import jax
@@ -25,8 +26,15 @@ from packed_cases import (
   with_options,
 )
 
+from agent_gspo import plugins
 from agent_gspo.algorithms.objectives import losses
-from agent_gspo.algorithms.objectives.losses import OBJECTIVES, PackedTokens, imitation, make
+from agent_gspo.algorithms.objectives.losses import (
+  OBJECTIVES,
+  PackedTokens,
+  imitation,
+  make,
+  reverse_kl,
+)
 from agent_gspo.algorithms.options import ObjectiveOptions
 
 _NAMES = (*OBJECTIVES, 'imitation')
@@ -417,3 +425,63 @@ def test_an_objective_without_spans_is_refused_them(span):
     ValueError, match=f"objective.ratio_span='{span}': 'gmpo' takes messages only"
   ):
     losses.from_config(ObjectiveOptions('gmpo', ratio_span=span), max_length=7)
+
+
+def test_reverse_kl_pulls_each_token_to_the_teacher():
+  x = case(1)
+  total = lambda logprobs: reverse_kl(x.replace(logprobs=logprobs)).total
+  found, gradient = jax.value_and_grad(total)(x.logprobs)
+  apart = np.where(x.token_mask > 0, x.old_logprobs - x.logprobs, 0)
+  assert found == pytest.approx(-0.5 * np.sum(apart**2), rel=1e-5)
+  np.testing.assert_allclose(gradient, apart, rtol=1e-5, atol=1e-6)
+
+
+_OWN = """
+import agent_gspo.algorithms as a
+def good(x, *, scale=1.0): return a.gspo(x)
+def nothing(): return 0
+def anything(*x): return 0
+def number(x): return 0.0
+def per_message(x): return a.gspo(x).replace(total=x.advantages)
+def per_token(x): return a.gspo(x).replace(ratio=x.logprobs)
+def word(x): return a.gspo(x).replace(count='six')
+def spans(x): return a.gspo(x.replace(advantages=x.advantages * x.span_share))
+"""
+
+
+@pytest.mark.parametrize(
+  ('name', 'told'),
+  [
+    ('good', None),
+    ('nothing', 'must take PackedTokens, then each option'),
+    ('anything', 'must take PackedTokens, then each option'),
+    ('number', r'returned a float, 0\.0; must return an agent_gspo\.algorithms\.Objective'),
+    ('per_message', r'total is float32 of shape \(3,\); must be real numbers of shape \(\)'),
+    ('per_token', r'ratio is float32 of shape \(6,\); must be real numbers of shape \(3,\)'),
+    ('word', r"count is a str, 'six'; must be real numbers"),
+    ('spans', None),
+  ],
+)
+def test_an_objective_of_ones_own_is_tried_before_a_run(name, told, tmp_path, monkeypatch):
+  (tmp_path / 'own_losses.py').write_text(_OWN)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'own_losses', raising=False)
+  name = f'own_losses:{name}'
+
+  def trial():
+    losses.trace(name, make(name), given=('span_log_ratio', 'span_share'))
+
+  if told is None:
+    trial()
+  else:
+    with pytest.raises(plugins.PluginError, match=told):
+      trial()
+
+
+def test_bounds_of_the_clip_are_those_that_are_set_or_the_objectives():
+  usual = losses.clip_band(ObjectiveOptions(name='gspo'))
+  assert usual == {'clip_low': 3e-4, 'clip_high': 4e-4}
+  assert losses.clip_band(ObjectiveOptions(name='gspo', clip_low=0.1)) == usual | {'clip_low': 0.1}
+  assert losses.clip_band(ObjectiveOptions(name='reinforce')) == {}
+  with pytest.raises(ValueError, match=r"clip_low=0\.1: objective 'reinforce' takes no clip_low"):
+    losses.clip_band(ObjectiveOptions(name='reinforce', clip_low=0.1))

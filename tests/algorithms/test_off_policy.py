@@ -48,11 +48,12 @@ def test_opsm_measures_from_the_behavior_policy():
   """Also where ratios start from the trainer's log-probs of the newest weights."""
   x = case(1)
   x = x.replace(advantages=-jnp.abs(x.advantages), sampler_logprobs=jnp.asarray(_sampler(x)))
-  masked = _stale(x, 0.1)
-  assert 0 < masked.sum() < MESSAGES
-  assert (masked != _stale(x.replace(sampler_logprobs=None), 0.1)).any()
-  expected = np.where(masked, 0.0, np.asarray(x.advantages))
-  np.testing.assert_array_equal(opsm(x, threshold=0.1).advantages, expected)
+  for threshold in np.linspace(0.05, 0.5, 10).tolist():
+    masked = _stale(x, threshold)
+    assert 0 < masked.sum() < MESSAGES
+    expected = np.where(masked, 0.0, np.asarray(x.advantages))
+    np.testing.assert_array_equal(opsm(x, threshold=threshold).advantages, expected)
+  assert (_stale(x, 0.1) != _stale(x.replace(sampler_logprobs=None), 0.1)).any()
 
 
 def test_opsm_defaults_to_half_a_nat_and_spares_the_positive():

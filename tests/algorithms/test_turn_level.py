@@ -98,14 +98,14 @@ def test_matchtir_of_matched_tool_calls():
 
 
 def _tree(seed: int) -> lib.AdvantageInputs:
-  """Trees of three questions: two episodes, two agents in turn and both at last, candidates."""
+  """Trees of three questions: two episodes, some begun later, two agents in turn, candidates."""
   rng = np.random.default_rng(seed)
   rows = []
   for episode in range(6):
-    for turn in range(int(rng.integers(1, 4))):
+    for turn in range(int(rng.integers(2)), int(rng.integers(2, 5))):
       count = int(rng.integers(1, 4))
       goes_on = rng.integers(count)
-      for agent in ([0], [1], [0, 1])[turn]:
+      for agent in ([0], [1], [0, 1], [1])[turn]:
         rows += [(episode // 2, episode, agent, turn, k == goes_on) for k in range(count)]
   question, episode, agent, turn, taken = rng.permutation(np.array(rows)).T
   reward = rng.random(len(rows)).astype(np.float32)
@@ -125,16 +125,15 @@ def test_mars2_compares_with_parents_and_siblings(gamma, mix):
     reward, shaped = e['reward'] - e['costs'], np.zeros(len(e['task']))
     rows = [*zip(*(e[k].tolist() for k in ('question', 'episode', 'agent', 'turn')), strict=True)]
     for m, (question, episode, agent, turn) in enumerate(rows):
-      if turn:
-        up = (e['episode'] == episode) & (e['turn'] == turn - 1) & e['taken']
-        others = [i for i, row in enumerate(rows) if i != m and row == rows[m]]
-      else:  # the root of all episodes about the question
-        up = np.zeros(len(rows), bool)
-        others = [
-          i
-          for i, row in enumerate(rows)
-          if i != m and row[0::2] == (question, agent) and not row[3]
-        ]
+      up = (e['episode'] == episode) & (e['turn'] == turn - 1) & e['taken']
+      begun = {at: min(row[3] for row in rows if row[1] == at) for at in e['episode'].tolist()}
+      # Without a parent, the others are those of all episodes that begin in this turn.
+      others = [
+        i
+        for i, row in enumerate(rows)
+        if i != m and (row == rows[m] if up.any() else row[0::2] == (question, agent)
+                       and row[3] == turn == begun[row[1]])
+      ]  # fmt: skip
       kinds.add((bool(up.any()), bool(others)))
       baseline = reward[m]
       if up.any() and others:
@@ -155,6 +154,14 @@ def test_mars2_by_hand():
   found = turn_level.mars2(reward, zeros, zeros, zeros, turn, taken)
   # Baselines: 0.6; 0.2; (0.6 + 0) / 2; (0.6 + 1) / 2.
   np.testing.assert_allclose(found, standardised(np.array([0, 0.8, 1.35, -0.4])), rtol=1e-5)
+
+
+def test_mars2_of_one_chain():
+  """The first answer has neither parent nor sibling, the next two have a parent."""
+  reward = np.float32([0.2, 0.6, 0.1])
+  zeros = np.zeros(3, int)
+  found = turn_level.mars2(reward, zeros, zeros, zeros, np.arange(3), zeros == 0)
+  np.testing.assert_allclose(found, standardised(np.array([0.2, 0.8, -0.15])), rtol=1e-5)
 
 
 @pytest.mark.parametrize('alpha', [1.0, 0.0, 2.0])
@@ -194,20 +201,6 @@ def test_hgpo_does_not_count_a_level_that_ties():
   history = np.stack([np.zeros(14, int), np.repeat([0, 1], 7)])
   found = turn_level.hgpo(rewards, np.zeros(14, int), history)
   np.testing.assert_allclose(found, np.repeat([-1, 1], 7), rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-  ('function', 'factor'),
-  [
-    (lambda r, z: turn_level.agent_turn(r, 0 * r, np.arange(4), z, z), 1),
-    (lambda r, z: turn_level.gigpo(r, z, z, z, r), 2),
-    (lambda r, z: turn_level.hgpo(r, z, z[None]), 1),
-  ],
-)
-def test_default_eps_lets_small_spreads_count_and_ties_be_zero(function, factor):
-  rewards, zeros = np.float32([0, 1e-4, 0, 1e-4]), np.zeros(4, int)
-  np.testing.assert_allclose(function(rewards, zeros), factor * np.array([-1, 1, -1, 1]), rtol=1e-3)
-  np.testing.assert_array_equal(function(np.zeros(4, np.float32), zeros), 0)
 
 
 def test_counterfactual_compares_with_the_authors_silence(x):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.algorithms.advantages.group_baselines import per_component
-from agent_gspo.algorithms.advantages.message_worth import worth
+from agent_gspo.algorithms.advantages.message_worth import spo_segment, worth
 
 NAN = np.float32(np.nan)
 
@@ -25,14 +25,57 @@ def _worth(gain, costs, plain_gain=NAN, plain_costs=0.0, task=0.0, gold=False, *
   )
 
 
-def test_against_a_loop():
-  """Two samples of a message, a plain note of 4 nats for 0.1; silence is worse than their mean."""
-  found = _worth([6.0, 0.0], [0.2, 0.0], plain_gain=[4.0, np.nan], plain_costs=0.1)
-  rewards = [0.6 - 0.2, 0.0, 0.4 - 0.1]  # the last one is virtual
-  centred = np.array(rewards[:2]) - np.mean(rewards)
-  np.testing.assert_allclose(found, centred, atol=1e-6)
-  scaled = _worth([6.0, 0.0], [0.2, 0.0], [4.0, np.nan], 0.1, std_floor=0.01)
-  np.testing.assert_allclose(scaled, centred / np.std(rewards), rtol=1e-5)
+def _columns(seed: int) -> dict[str, np.ndarray]:
+  """Messages of eight groups in no order: measured or not, with a plain note or without."""
+  rng = np.random.default_rng(seed)
+  group = rng.permutation(np.repeat(np.arange(8), 6))
+  known = (rng.random(48) < 0.7) & (group != 7)
+  plain = (rng.random(48) < 0.4) & (group % 2 == 0)
+  number = lambda of, low, high: np.where(of, rng.uniform(low, high, 48), np.nan)
+  floats = {
+    'task': rng.integers(0, 2, 48),
+    'costs': rng.uniform(0, 0.8, 48),
+    'gain': number(known, -4, 14),
+    'plain_gain': number(plain, -4, 14),
+    'plain_costs': rng.uniform(0, 0.5, 48),
+  }
+  return {**{k: np.float32(v) for k, v in floats.items()}, 'groups': group}
+
+
+@pytest.mark.parametrize('virtual', [True, False])
+@pytest.mark.parametrize('outcome', [0.0, 0.5])
+def test_against_a_loop(virtual, outcome):
+  x, better = _columns(int(2 * outcome)), 0
+  paid = lambda gain: min(max(gain / 10, -1), 1)
+  expected = per_component(x['task'], x['costs'], x['groups'])
+  for group in range(7):
+    own = np.flatnonzero((x['groups'] == group) & ~np.isnan(x['gain']))
+    told = np.flatnonzero((x['groups'] == group) & ~np.isnan(x['plain_gain']))
+    mean_outcome = outcome * x['task'][own].mean()
+    rewards = [paid(x['gain'][m]) + outcome * x['task'][m] - x['costs'][m] for m in own]
+    actions = [mean_outcome]  # of silence, and of the plain note
+    if len(told):
+      notes = [paid(x['plain_gain'][m]) - x['plain_costs'][m] for m in told]
+      actions.append(np.mean(notes) + mean_outcome)
+    above = [a for a in actions if a > np.mean(rewards)] if virtual else []
+    better += len(above)
+    every = [*rewards, *above]
+    expected[own] = (rewards - np.mean(every)) / max(np.std(every), 0.3)
+  assert better == 0 if not virtual else 3 < better < 11
+  gold = np.zeros(48, bool)
+  found = worth(**x, gold=gold, virtual=virtual, outcome=outcome)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_segment_is_credited_with_its_gain_minus_what_it_cost_more_than_others():
+  x = _columns(2)
+  found = spo_segment(x['task'], x['costs'], x['groups'], x['gain'])
+  for m, (group, gain) in enumerate(zip(x['groups'], x['gain'], strict=True)):
+    if np.isnan(gain):
+      assert found[m] == per_component(x['task'], x['costs'], x['groups'])[m]
+    else:
+      usual = x['costs'][x['groups'] == group].mean()
+      assert found[m] == pytest.approx(gain - (x['costs'][m] - usual), abs=1e-5)
 
 
 def test_a_spread_below_the_floor_is_not_blown_up():
@@ -73,26 +116,3 @@ def test_units_and_clipping():
   )
   mixed = _worth([0.0, 0.0], 0.0, task=[1, 0], outcome=0.5, virtual=False)
   np.testing.assert_allclose(mixed, [0.25, -0.25], atol=1e-6)
-
-
-def test_what_was_not_measured_has_the_advantage_of_its_outcome():
-  rng = np.random.default_rng(1)
-  task = rng.integers(0, 2, 8).astype(np.float32)
-  costs = rng.random(8).astype(np.float32)
-  groups = np.repeat([0, 4], 4)
-  gain = np.where(np.arange(8) < 4, rng.normal(0, 5, 8), np.nan).astype(np.float32)
-  found = worth(task, costs, groups, gain, np.full(8, NAN), np.zeros(8, np.float32), groups < 0)
-  np.testing.assert_allclose(found[4:], per_component(task, costs, groups)[4:])
-  assert np.isfinite(found).all()
-
-
-@pytest.mark.parametrize('virtual', [True, False])
-def test_a_group_does_not_depend_on_others(virtual):
-  rng = np.random.default_rng(2)
-  columns = [rng.random(8).astype(np.float32) for _ in range(5)]
-  groups = np.repeat([0, 4], 4)
-  gold = np.arange(8) % 4 == 3
-  whole = worth(*columns[:2], groups, *columns[2:], gold, virtual=virtual)
-  task, costs, *gains = (c[:4] for c in (*columns, gold))
-  part = worth(task, costs, groups[:4], *gains, virtual=virtual)
-  np.testing.assert_allclose(whole[:4], part, rtol=1e-5)

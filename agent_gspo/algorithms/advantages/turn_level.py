@@ -175,7 +175,7 @@ def mars2(
   """
   own_rewards = np.asarray(own_rewards, np.float64)
   layers = group_lib.joint_ids(turn, episode)  # episode by episode, in order of turns
-  earned, episode_of = np.zeros(len(layers)), np.full(len(layers), -1)
+  earned, episode_of = np.zeros(len(layers)), np.zeros(len(layers), int)
   earned[layers] = group_lib.mean(own_rewards, layers, taken)
   episode_of[layers] = episode
   follows = (layers > 0) & (episode_of[layers - 1] == episode)
