@@ -67,6 +67,11 @@ ATTRIBUTIONS: dict[str, Callable[[Values, Coalition, Sequence[int]], list[float]
 }
 
 
+def most_coalitions(name: str, slots: int) -> int:
+  """Returns the number of coalitions whose values an attribution reads where nobody is silent."""
+  return 2**slots if name == 'shapley' else slots + 1
+
+
 def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coalition]:
   """Returns the coalitions whose values an attribution reads, the full one, `said`, first."""
   prefixes = lambda: [said & {*slots[:place]} for place in range(len(slots))]

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from agent_gspo.algorithms import attribution
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops
@@ -27,6 +29,7 @@ from agent_gspo.teams.team import Team
 from agent_gspo.training.prompt_checks import PromptLengths
 
 _FLOAT = 4  # bytes
+_QUESTIONS = 256  # whose gold answers are counted
 Models = Mapping[str, ModelConfig]
 """Config of each model of a team by `Role.model`, '' for that of `model.source`; no endpoints."""
 
@@ -104,6 +107,39 @@ def update(
   return Work('update', questions, positions, work)
 
 
+def worth(
+  parts: config_lib.Parts,
+  models: Models,
+  prompts: Sequence[PromptLengths],
+  questions: int,
+  group: int,
+) -> Work:
+  """Returns the work of valuing the messages of such episodes, see `training.message_worth`.
+
+  Each coalition of messages is a prompt of the answering agent; the question is read once. The
+  first questions tell how many gold answers there are of each. No work where the estimator reads
+  no gains, or an endpoint answers.
+  """
+  config, team, task = parts.config, parts.team, parts.task
+  name, model = config.advantage.name, models.get(team.roles[-1].model)
+  if name not in estimators.GAINS or model is None:
+    return Work('worth', questions, 0, 0.0)
+  known = {**estimators.options_of(name), **config.advantage.options}
+  reader, reads = team.num_agents - 1, team.topology.reads
+  read = [reads(reader, round_) for round_, _, layer in team.turns if reader in layer]
+  slots = sum(author != reader for turn in read for author, _ in turn)
+  kind = estimators.GAINS[name]
+  with_plain = slots if kind == 'leave_one_out' else 0
+  valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
+  asked = base.asked(task, config.sft.held_back)[:_QUESTIONS]
+  forms = int(known.get('samples', 0)) or max(len(task.gold_messages(q)) for q in asked)
+  lengths, answer = prompts[reader], forms * team.message_cap(reader)
+  positions = questions * lengths.opening
+  positions += valued * (lengths.turns[-1] - lengths.opening + answer)
+  work = flops.forward(model, positions, lengths.turns[-1], valued * answer)
+  return Work('worth', questions, positions, work)
+
+
 def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> Work:
   """Returns the work of a training step."""
   config = parts.config
@@ -122,7 +158,9 @@ def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLength
   added = min(questions, config.rollout.replay)  # at most, as the next line
   learned = questions + (config.rollout.shared if config.rollout.share else added)
   learning = update(parts, models, prompts, learned, group, scored)
-  return Work('step', questions, talk.positions + learning.positions, talk.flops + learning.flops)
+  of_step = (talk, learning, worth(parts, models, prompts, learned, group))
+  positions, work = sum(one.positions for one in of_step), sum(one.flops for one in of_step)
+  return Work('step', questions, positions, work)
 
 
 def of_run(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLengths]) -> list[Work]:

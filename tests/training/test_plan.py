@@ -9,15 +9,26 @@ import numpy as np
 import pytest
 import tiny
 
+from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops, load
 from agent_gspo.models.transformer import Transformer
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
-from agent_gspo.training import costs, host_memory, loop, plan
+from agent_gspo.teams.rollout import rollout
+from agent_gspo.training import (
+  answer_values,
+  costs,
+  host_memory,
+  loop,
+  message_worth,
+  plan,
+  prompt_checks,
+)
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.prompt_checks import PromptLengths
+from agent_gspo.types import Message
 from benchmarks.model_shapes import MODELS
 
 
@@ -244,6 +255,33 @@ def test_a_role_that_is_trained_less_costs_less(setup):
   assert whole.positions == 8 * 3 * 24
   assert half.positions == 8 * 2 * 24
   assert half.flops < whole.flops
+
+
+@pytest.mark.parametrize('name', ['worth', 'potential', 'shapley', 'spo_segment'])
+def test_the_plan_bounds_what_is_read_to_value_messages(name):
+  config = micro_run.changed(rollout__questions=3)
+  config['advantage'].update(name=name, costs='inside')
+  setup = setup_lib.build(config_lib.check(config))
+  read: list[Message] = []
+
+  def logprobs(messages):
+    read.extend(messages)
+    return [np.zeros(message.sampled.sum()) for message in messages]
+
+  policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
+  parts = setup.team, setup.task, setup.tokenizer
+  batch = rollout(*parts, setup.questions[:3], 2, policy)
+  values = answer_values.GoldAnswers(*parts, batch, logprobs)
+  message_worth.measure(*parts, batch, estimators.GAINS[name], values)
+  whole = [(*m.prompt_ids.tolist(), *m.token_ids.tolist()) for m in read]
+  done = len({ids[:end] for ids in whole for end in range(1, len(ids) + 1)})  # of a prefix tree
+  contexts = {'': setup.model.config.max_positions}
+  prompts = prompt_checks.check(setup, setup.tokenizer, contexts)
+  bound = costs.worth(setup, {'': setup.model.config}, prompts, 3, 2)
+  assert 0.4 * bound.positions < done <= bound.positions
+  plain = setup_lib.build(config_lib.check(micro_run.changed(rollout__questions=3)))
+  assert setup.plan.positions == plain.plan.positions + bound.positions
+  assert setup.plan.flops == pytest.approx(plain.plan.flops + bound.flops)
 
 
 def test_the_measured_rate_is_one_of_this_machine():
