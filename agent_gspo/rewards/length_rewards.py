@@ -240,6 +240,6 @@ def _group_mean(values: Array, questions: Array, where: Array | None = None) -> 
 
 def _group_max(values: Array, questions: Array) -> Array:
   dense = _dense(questions)
-  top = np.full(dense.max(initial=-1) + 1, -np.inf)
+  top = np.full(len(dense), -np.inf)
   np.maximum.at(top, dense, values)
   return top[dense]

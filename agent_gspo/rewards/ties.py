@@ -80,7 +80,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       silent=rollout.silent,
       observation=question,
       history=question[None],
-      taken=ones > 0,
+      taken=ones.astype(bool),
       probability=ones / 2,
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),
       gold=np.zeros(len(ones), bool),

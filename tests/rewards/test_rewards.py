@@ -169,6 +169,8 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
     with np.errstate(all='raise'):
       terms = terms_of(options, batch, own, 0.1)
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
+  open_ = communication.gate(options, dataclasses.replace(full, task_scores=more))
+  assert open_.tolist() == [False] * 4 + [True] * 8 + [False]
 
 
 def test_a_price_of_zero_costs_nothing():
@@ -452,7 +454,7 @@ def test_bound(fields, price, given, found):
     ('optima', 'min_tokens=5', 'min_tokens=19'),
     ('optima', 'min_tokens=0', 'min_tokens=0, token_weight=1'),
     ('kimi', 'weight=0.4', 'weight=2'),
-    ('efficient', 'alpha=0.5', None),
+    ('efficient', 'alpha=0.5', 'alpha=1.2'),  # above 1 where the others are right and short
     ('laser', 'target=5', None),
     ('laser', 'target=5, weight=1.5', None),  # a bonus for right answers alone
     ('overlong', 'limit=18, buffer=5', 'limit=18, buffer=5, weight=1'),
@@ -497,6 +499,8 @@ def test_what_the_bound_refuses_does_prefer_a_wrong_silence():
   ('fields', 'message'),
   [
     ({'cost': 'time'}, "reward.cost='time' is unknown; use one of tokens"),
+    ({'prices': {'a': -1.0}}, 'reward.prices holds -1.0; must be numbers, 0 or more'),
+    ({'prices': {'a': 'x'}}, "reward.prices holds 'x'; must be numbers"),
     ({'gate': 'never'}, "reward.gate='never' is unknown; use one of always"),
     ({'credit': 'all'}, "reward.credit='all' is unknown; use one of own_cost"),
     ({'gate_fraction': 0.0}, r'reward.gate_fraction=0.0 must be above 0 and at most 1'),

@@ -127,6 +127,27 @@ def test_confidence_outweighs_numbers():
   assert scores.vote(['1', '1', '2'], weights).tolist() == [0, 0, 1]
 
 
+def test_confidence_is_the_mean_of_the_log_probs_that_were_sampled():
+  """Not their sum: a long sure answer outweighs a short one in doubt. Tools' tokens are sure."""
+  batch = _batch([[('1', 1, 0.0, -1.0), ('2', 1, 0.0, -1.5)]])
+  long, short = batch.messages
+  assert len(long.token_ids) > 1
+  short = dataclasses.replace(short, token_ids=short.token_ids[:1], logprobs=short.logprobs[:1])
+  options = RewardOptions(score='weighted_vote')
+  found = scores.scored(options, dataclasses.replace(batch, messages=(long, short)), _canonical)
+  assert found.task_scores.tolist() == [1, 0]
+  by_tool = dataclasses.replace(short, inserted=np.ones(1, bool))
+  found = scores.scored(options, dataclasses.replace(batch, messages=(long, by_tool)), _canonical)
+  assert found.task_scores.tolist() == [0, 1]
+
+
+def test_labels_and_scores_agree_where_both_call_it_right_or_wrong():
+  labels, seen = np.float64([1, 1, 0, 0.5, 0]), np.float64([1, 0, 0.2, 0.7, 0.4])
+  found = scores.label_agreement(RewardOptions(score='vote'), labels, seen)
+  assert found == {'reward/label_agreement': 0.8}
+  assert scores.label_agreement(RewardOptions(score='tournament'), labels, seen) == {}
+
+
 def test_right_comes_first_then_cheaper():
   found = scores.tournament(np.asarray([1.0, 1, 0, 0]), np.asarray([9.0, 2, 0, 0]))
   assert found.tolist() == pytest.approx([2 / 3, 1, 1 / 6, 1 / 6])

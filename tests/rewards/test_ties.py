@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.algorithms.advantages.inputs import Advantage
 from agent_gspo.rewards import communication, ties
 from agent_gspo.rewards.options import RewardOptions
 
@@ -87,6 +88,11 @@ def test_a_target_can_prefer_talk():
   assert 'prefers talk by 0.2' in found.all_right.text
 
 
+def test_half_of_the_talk_as_a_told_budget_prefers_neither():
+  found = learned({'length_reward': 'told_budget'}, 'per_component', lambda_tok=0.0)
+  assert found.all_right.silence == found.all_wrong.silence == 0
+
+
 def test_hinge_charges_long_episodes_only():
   options = {'length_reward': 'hinge', 'length_reward_options': 'limit=15'}
   assert learned(options, 'per_component', length=15).all_right.silence == 0
@@ -102,6 +108,12 @@ def test_there_is_an_answer_for_every_advantage(name):
   assert found.right > 0
   if name in ('group_std', 'group_mean', 'per_component', 'rloo'):
     assert found.all_wrong.silence == 0
+
+
+def test_what_an_estimator_drops_teaches_nothing(monkeypatch):
+  drops = lambda rewards: Advantage(values=rewards, kept=0 * rewards)
+  monkeypatch.setitem(estimators.ADVANTAGES, 'drops', drops)
+  assert learned({}, 'drops').right == 0
 
 
 def test_half_as_strong_as_a_right_answer_is_a_collapse():
