@@ -72,7 +72,11 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/terms.py': ('algorithms/test_terms.py',),
   'rewards/bounds.py': ('rewards/test_rewards.py',),
   'rewards/communication.py': ('rewards/test_rewards.py', 'teams/test_tools.py'),
-  'rewards/options.py': ('rewards/test_rewards.py', 'rewards/test_scores.py'),
+  'rewards/options.py': (
+    'rewards/test_rewards.py',
+    'rewards/test_scores.py',
+    'config/test_config.py',
+  ),
   'rewards/length_rewards.py': ('rewards/test_length_rewards.py', 'rewards/test_rewards.py'),
   'rewards/returns.py': ('environments/test_environment.py',),
   'rewards/scores.py': ('rewards/test_scores.py',),

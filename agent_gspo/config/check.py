@@ -186,7 +186,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
     _check_branches(config, task)
-    episode_scores.check(config, task)
+    episode_scores.check(config, task, team)
     available = len(asked(task, config.sft.held_back))
     if available > _MAX_TRAINING_QUESTIONS:
       raise ValueError(

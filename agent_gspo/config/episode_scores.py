@@ -5,9 +5,10 @@ from __future__ import annotations
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.team import Team
 
 
-def check(config: Config, task: Task) -> None:
+def check(config: Config, task: Task, team: Team) -> None:
   """Raises ValueError if training would not see the scores of `reward.score`, or no signal."""
   reward, name = config.reward, config.advantage.name
   if reward.score == 'task':
@@ -26,6 +27,13 @@ def check(config: Config, task: Task) -> None:
   if config.rollout.group_size == 1:
     raise ValueError(
       f'{where} compares episodes about one question; rollout.group_size=1 must be 2 or more.'
+    )
+  if reward.score == 'collective_vote' and (
+    team.decision != 'majority' or team.topology.rounds > 1 or team.topology.edges
+  ):
+    raise ValueError(
+      f'{where} compares answers that agents give alone. Set team.decision="majority", '
+      'team.topology="debate" and team.rounds=1.'
     )
   if reward.score != 'tournament':
     return

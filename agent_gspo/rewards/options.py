@@ -11,7 +11,7 @@ from agent_gspo.values import is_number, shown
 COSTS = ('tokens', 'critical_path', 'money')
 GATES = ('always', 'correct', 'group_accuracy', 'top_groups')
 CREDITS = ('own_cost', 'episode')
-SCORES = ('task', 'vote', 'weighted_vote', 'consistency', 'tournament')
+SCORES = ('task', 'vote', 'weighted_vote', 'consistency', 'collective_vote', 'tournament')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class RewardOptions(Section, name='reward'):
     score: Score of an episode in training, see `scores`. task: by the task's labels; vote: 1 for
       the answer that most episodes of the question give; weighted_vote: votes weighed by the
       probability of their tokens; consistency: share of the episodes with the same answer;
+      collective_vote: each agent's answer alone, by the weighted vote of all agents;
       tournament: share of them that are beaten, right first, then cheaper, without a price. Gates
       read it too.
     cost: tokens: `p_write * written + p_read * written * readers + p_tool * inserted`;

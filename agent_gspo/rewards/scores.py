@@ -41,6 +41,22 @@ def consistency(answers: Sequence[str | None]) -> np.ndarray:
   return _same(answers).mean(axis=1)
 
 
+def collective_vote(answers: Sequence[str | None], authors: np.ndarray) -> np.ndarray:
+  """Computes RLCCF's reward (arXiv 2508.12338): `vote` over the answers of all authors, `[M]`.
+
+  An author's votes weigh its self-consistency, the share of its most common answer.
+
+  Args:
+    answers: Answers about one question in canonical form, `[M]`.
+    authors: Author of each answer, int `[M]`.
+  """
+  weights = np.zeros(len(answers))
+  for author in np.unique(authors):
+    own = np.flatnonzero(authors == author)
+    weights[own] = consistency([answers[m] for m in own]).max()
+  return vote(answers, weights)
+
+
 def tournament(scores: np.ndarray, costs: np.ndarray) -> np.ndarray:
   """Computes the share of its round robin that each episode wins, float64 `[G]`.
 
@@ -71,12 +87,36 @@ def scored(
   """
   if options.score == 'task':
     return rollout
+  if options.score == 'collective_vote':
+    return _collectively_scored(rollout, canonical)
   of_group = _scorer(options, rollout, canonical)
   scores = np.zeros(rollout.num_episodes)
   for question in range(len(rollout.questions)):
     group = np.flatnonzero(rollout.episode_question == question)
     scores[group] = of_group(group)
   return dataclasses.replace(rollout, task_scores=scores)
+
+
+def _collectively_scored(
+  rollout: RolloutBatch, canonical: Callable[[str], str | None]
+) -> RolloutBatch:
+  """Returns the rollout with `collective_vote` of each message as its author's reward.
+
+  Each agent writes one message, its answer. The team's answer scores as an equal one of an agent.
+  """
+  said = [canonical(message.text) for message in rollout.messages]
+  rewards, scores = np.zeros(len(said)), np.zeros(rollout.num_episodes)
+  for question in range(len(rollout.questions)):
+    own = np.flatnonzero(rollout.question == question)
+    rewards[own] = collective_vote([said[m] for m in own], rollout.agent[own])
+    right = {said[m] for m in own if rewards[m]}
+    for episode in np.flatnonzero(rollout.episode_question == question):
+      scores[episode] = canonical(rollout.answers[episode]) in right
+  messages = tuple(
+    dataclasses.replace(message, reward=float(reward))
+    for message, reward in zip(rollout.messages, rewards, strict=True)
+  )
+  return dataclasses.replace(rollout, messages=messages, task_scores=scores)
 
 
 def _scorer(

@@ -148,6 +148,32 @@ def test_labels_and_scores_agree_where_both_call_it_right_or_wrong():
   assert scores.label_agreement(RewardOptions(score='tournament'), labels, seen) == {}
 
 
+def test_the_vote_of_all_authors_weighs_who_agrees_with_himself():
+  answers = ['1', '1', '1', '2', '2', '3', '2', None, '4']
+  authors = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+  # Self-consistency 1, 2/3 and 1/3: three votes for 1, 2 * 2/3 + 1/3 for 2.
+  assert scores.collective_vote(answers, authors).tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+  assert scores.vote(answers).any() == 0  # undecided without the weights
+  order = np.random.default_rng(0).permutation(9)
+  again = scores.collective_vote([answers[i] for i in order], authors[order])
+  assert again.tolist() == np.array([1, 1, 1, 0, 0, 0, 0, 0, 0])[order].tolist()
+  assert not scores.collective_vote([None, None], np.array([0, 1])).any()
+
+
+def test_each_agent_is_rewarded_for_its_own_answer():
+  tokenizer = st.numbers_tokenizer(50)
+  first = tokenizer.backend.token_to_id('0')
+  # Question 0: agents 1 and 2 say 7, agent 3 says 9 and, in one of two samples, 7.
+  number = lambda turn: 7 if turn.agent < 2 or turn.sample else 9
+  policy = st.IdsPolicy(lambda turn: ([first + number(turn), tokenizer.eos_id], True))
+  team = st.team('debate', decision='majority')
+  batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 2, policy)
+  found = scores.scored(RewardOptions(score='collective_vote'), batch, _canonical)
+  expected = [float(m.agent < 2 or batch.sample[m.episode] > 0) for m in batch.messages]
+  assert [m.reward for m in found.messages] == expected
+  assert found.task_scores.tolist() == [1.0] * 4  # the team's answer is the majority's
+
+
 def test_right_comes_first_then_cheaper():
   found = scores.tournament(np.asarray([1.0, 1, 0, 0]), np.asarray([9.0, 2, 0, 0]))
   assert found.tolist() == pytest.approx([2 / 3, 1, 1 / 6, 1 / 6])
@@ -160,6 +186,7 @@ def test_right_comes_first_then_cheaper():
     ({'advantage__name': 'worth'}, "advantage.name='worth', which reads gold answers"),
     ({'rollout__group_size': 1, 'advantage__name': 'reinforce_pp'}, 'group_size=1 must be 2'),
     ({'reward__score': 'tournament'}, 'budget.lambda_tok=0.02 and'),
+    ({'reward__score': 'collective_vote'}, 'compares answers that agents give alone'),
     ({'reward__score': 'majority'}, "reward.score='majority'"),
   ],
 )

@@ -131,12 +131,15 @@ def _collected(**values):
   return collect(setup, _state(setup), _Progress())
 
 
-@pytest.mark.parametrize('score', ['vote', 'weighted_vote', 'consistency'])
+@pytest.mark.parametrize('score', ['vote', 'weighted_vote', 'consistency', 'collective_vote'])
 def test_without_labels_training_does_not_read_them(score):
   """Without any right label no token, draw, price or advantage is another; transcripts have it."""
 
+  alone = {'team__topology': 'debate', 'team__decision': 'majority'}
+
   def steps(grade):
     setup = _setup(
+      **(alone if score == 'collective_vote' else {}),
       reward__score=score,
       reward__gate='group_accuracy',
       reward__length_reward='kimi',
