@@ -59,6 +59,7 @@ TESTS: dict[str, tuple[str, ...]] = {
   'algorithms/objectives/off_policy.py': ('algorithms/test_off_policy.py',),
   'algorithms/objectives/losses.py': ('algorithms/test_objectives.py', 'algorithms/test_spans.py'),
   'algorithms/options.py': (
+    'algorithms/test_objectives.py',
     'algorithms/test_budgets.py',
     'algorithms/test_terms.py',
     'config/test_config.py',

@@ -478,6 +478,13 @@ def test_an_objective_of_ones_own_is_tried_before_a_run(name, told, tmp_path, mo
       trial()
 
 
+@pytest.mark.parametrize('fields', [{'kl_coef': 0.1}, {'ratio_span': 'episode'}])
+def test_a_teacher_replaces_the_objective(fields):
+  assert ObjectiveOptions(teacher='team.json').needs_reference
+  with pytest.raises(ValueError, match=r"teacher='team\.json' replaces the objective: set .*kl_c"):
+    ObjectiveOptions(teacher='team.json', **fields)
+
+
 def test_bounds_of_the_clip_are_those_that_are_set_or_the_objectives():
   usual = losses.clip_band(ObjectiveOptions(name='gspo'))
   assert usual == {'clip_low': 3e-4, 'clip_high': 4e-4}
