@@ -47,6 +47,12 @@ def test_mean_and_centred(batch, weighted):
   np.testing.assert_allclose(lib.centred(values, groups, weights), values - expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('size', [3, 7, 24])
+def test_equal_values_are_exactly_0_when_centred(size):
+  for value in (0.1, 1 / 3, 0.976):  # float64, in which a mean of equal values may be rounded
+    np.testing.assert_array_equal(lib.centred(np.full(size, value), np.zeros(size, int)), 0)
+
+
 def test_total_size_and_deviation(batch):
   values, groups = batch[:2]
   total, size, deviation = np.zeros((3, len(values)))

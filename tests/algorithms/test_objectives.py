@@ -480,7 +480,8 @@ def test_an_objective_of_ones_own_is_tried_before_a_run(name, told, tmp_path, mo
 
 @pytest.mark.parametrize('fields', [{'kl_coef': 0.1}, {'ratio_span': 'episode'}])
 def test_a_teacher_replaces_the_objective(fields):
-  assert ObjectiveOptions(teacher='team.json').needs_reference
+  needs = lambda **given: ObjectiveOptions(**given).needs_reference
+  assert [needs(), needs(kl_coef=0.1), needs(teacher='team.json')] == [False, True, True]
   with pytest.raises(ValueError, match=r"teacher='team\.json' replaces the objective: set .*kl_c"):
     ObjectiveOptions(teacher='team.json', **fields)
 

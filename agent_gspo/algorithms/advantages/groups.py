@@ -97,7 +97,7 @@ def whitened(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
   return scaled(centred(values, np.zeros(len(values), int)), eps=eps)
 
 
-def scaled(values: chex.Array, *, eps: float = 1e-6) -> np.ndarray:
+def scaled(values: chex.Array, *, eps: float) -> np.ndarray:
   """Computes `values / max(root mean square, eps)` over all messages, `[M]`.
 
   Whitens values that sum to 0 in each group: subtracting their mean, which is a rounding error,
