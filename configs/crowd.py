@@ -34,11 +34,11 @@ def get_config() -> config_dict.ConfigDict:
 
   config.objective.clip_low = 0.2
   config.objective.clip_high = 0.3
-  config.learner.learning_rate = 3e-4
+  config.learner.learning_rate = 1e-4
   config.learner.pack_length = 192
   config.learner.micro_batch_size = 6
 
-  config.sft.steps = 150
+  config.sft.steps = 230
   config.sft.questions = 16
   config.sft.learning_rate = 5e-3
 

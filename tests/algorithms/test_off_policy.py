@@ -47,7 +47,8 @@ def test_opsm_drops_what_is_negative_and_has_left_the_policy(spans):
 def test_opsm_measures_from_the_behavior_policy():
   """Also where ratios start from the trainer's log-probs of the newest weights."""
   x = case(1)
-  x = x.replace(advantages=-jnp.abs(x.advantages), sampler_logprobs=jnp.asarray(_sampler(x)))
+  sampler = jnp.asarray(_sampler(x))
+  x = x.replace(advantages=-1 - jnp.abs(x.advantages), sampler_logprobs=sampler)
   for threshold in np.linspace(0.05, 0.5, 10).tolist():
     masked = _stale(x, threshold)
     assert 0 < masked.sum() < MESSAGES
