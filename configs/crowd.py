@@ -1,4 +1,13 @@
-"""Three models learn from one another's answers, without labels (RLCCF, arXiv 2508.12338)."""
+"""Three models learn from one another's answers, without labels (RLCCF, arXiv 2508.12338).
+
+Each adds two numbers alone; their votes, weighed by self-consistency, are the label of all. SFT
+is short, so that there is something to learn. Two of the models are dense, one a mixture.
+
+  python launch/train.py --config=configs/crowd.py --workdir=runs/crowd
+
+Figures: docs/results/learning.md. Votes need models that are mostly right: from 67 % (seed 0, 200
+SFT steps) and at a learning rate of 3e-4 they ended at 57 %, agreeing with 31 % of the labels.
+"""
 
 from ml_collections import config_dict
 
