@@ -53,7 +53,7 @@ def collective_vote(answers: Sequence[str | None], authors: np.ndarray) -> np.nd
   weights = np.zeros(len(answers))
   for author in np.unique(authors):
     own = np.flatnonzero(authors == author)
-    weights[own] = consistency([answers[m] for m in own]).max()
+    weights[own] = consistency([answers[m] for m in own.tolist()]).max()
   return vote(answers, weights)
 
 
