@@ -108,3 +108,10 @@ def test_the_optimum_without_a_price_is_that_of_the_value(name):
     gradient += chance * score * values[frozenset(players)]
     credited += chance * score * np.array(_divide(name, values, players, [0, 1]))
   np.testing.assert_allclose(credited, gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
+@pytest.mark.parametrize('slots', [1, 3])
+def test_no_more_coalitions_than_are_planned_for(name, slots):
+  found = attribution.coalitions(name, frozenset(range(slots)), range(slots))
+  assert len(found) == attribution.most_coalitions(name, slots)

@@ -121,3 +121,9 @@ def test_brevity_is_asked_for_by_high_prices_and_small_budgets():
 def test_bad_options(values, message):
   with pytest.raises(ValueError, match=message):
     make(**values)
+
+
+def test_evaluations_tell_the_budget_or_the_price():
+  told = BudgetOptions(**BUDGET, told_words=('few', 'many')).evaluated_terms
+  assert told == BUDGET['budget_episode']
+  assert BudgetOptions(**OPTIONS, lambda_tok=0.03).evaluated_terms == 0.03

@@ -158,13 +158,16 @@ def test_the_vote_of_all_authors_weighs_who_agrees_with_himself():
   again = scores.collective_vote([answers[i] for i in order], authors[order])
   assert again.tolist() == np.array([1, 1, 1, 0, 0, 0, 0, 0, 0])[order].tolist()
   assert not scores.collective_vote([None, None], np.array([0, 1])).any()
+  # The share of the most common answer: 3 * 3/4 against 2.
+  found = scores.collective_vote(['1', '1', '1', '5', '2', '2'], np.array([0, 0, 0, 0, 1, 1]))
+  assert found.tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_each_agent_is_rewarded_for_its_own_answer():
   tokenizer = st.numbers_tokenizer(50)
   first = tokenizer.backend.token_to_id('0')
-  # Question 0: agents 1 and 2 say 7, agent 3 says 9 and, in one of two samples, 7.
-  number = lambda turn: 7 if turn.agent < 2 or turn.sample else 9
+  # Agents 1 and 2 say 7 (about the other question 8), agent 3 says 9 and, in one sample, 7 (8).
+  number = lambda turn: 9 if turn.agent == 2 and not turn.sample else 7 + (turn.question.id == 'q1')
   policy = st.IdsPolicy(lambda turn: ([first + number(turn), tokenizer.eos_id], True))
   team = st.team('debate', decision='majority')
   batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 2, policy)
