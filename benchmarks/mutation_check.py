@@ -90,12 +90,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     'algorithms/advantages/group_baselines.py',
     'rloo',
     'np.maximum(others, 1.0) -> np.maximum(others, 0.0)',
-  ): ('where nothing is left to compare with, the quotient is not taken'),
+  ): 'where nothing is left to compare with, the quotient is not taken',
   (
     'algorithms/advantages/message_worth.py',
     'worth',
     'np.maximum(total(measured), 1.0) -> np.maximum(total(measured), 0.0)',
-  ): ('of a group in which nothing was measured, no mean is read'),
+  ): 'of a group in which nothing was measured, no mean is read',
+  ('rewards/bounds.py', '_length_reward_gap', 'max -> min'): (
+    'a told budget below half of the cost punishes both ends alike, too'
+  ),
   (
     'rewards/length_rewards.py',
     'efficient',

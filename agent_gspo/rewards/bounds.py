@@ -118,7 +118,7 @@ def _length_reward_gap(options: RewardOptions, cost: float) -> float:
     scores=scores,
     lengths=lengths,
     questions=question.astype(int),
-    budgets=np.ones(len(lengths)),  # read with budget conditioning only
+    budgets=np.full(len(lengths), max(cost, 1.0) / 2),  # read with budget conditioning only
   )
   if options.gate == 'correct':
     term = np.where(scores >= 1, term, 0.0)

@@ -408,6 +408,9 @@ LIMIT = {'mode': 'dual', 'budget_message': 4.0, 'tolerance': 0.0}
     (shaped('l1_exact', 'target=5, alpha=0.125'), 0.01, {}, 'Soften'),
     (shaped('l1_exact', f'target=5, alpha={(1 - 1e-12) / 8!r}'), 0.01, {}, 'Soften'),
     (shaped('l1_exact', f'target=5, alpha={(1 - 1e-7) / 8!r}'), 0.01, {}, 'Keep lambda_tok below'),
+    # A told budget of half the cost punishes silence as much as the dearest episode.
+    (shaped('told_budget', 'weight=0.5'), (1 - 1e-12) / 18, {}, '>= 1, so'),
+    ({**shaped('told_budget', 'weight=0.5'), 'p_write': 0.0}, 0.05, {}, ''),  # nothing costs
     # Remedies.
     ({}, 0.06, {}, r'Keep lambda_tok below 0\.056, or set reward\.gate="correct"'),
     ({}, 0.0, {'lambda_turn': 0.5}, r'Lower budget\.lambda_turn, budget\.lambda_rep or'),
