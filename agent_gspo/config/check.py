@@ -477,7 +477,7 @@ def _check_worth(config: Config, task: Task, team: Team) -> None:
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
-  samples = {**estimators.options_of(name), **config.advantage.options}.get('samples', 0)
+  samples = estimators.settings(config.advantage).get('samples', 0)
   if samples != int(samples):
     raise ValueError(
       f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'

@@ -45,7 +45,7 @@ def check(config: Config, team: Team) -> None:
         'together. Set mesh.tensor=1, or trains=False.'
       )
   name, answering = config.advantage.name, team.roles[-1]
-  options = {**estimators.options_of(name), **config.advantage.options}
+  options = estimators.settings(config.advantage)
   if name not in estimators.GAINS or not answering.model:
     return
   where = f'advantage.name={name!r} with team.roles.{answering.name}.model={answering.model!r}'

@@ -124,7 +124,7 @@ def worth(
   name, model = config.advantage.name, models.get(team.roles[-1].model)
   if name not in estimators.GAINS or model is None:
     return Work('worth', questions, 0, 0.0)
-  known = {**estimators.options_of(name), **config.advantage.options}
+  known = estimators.settings(config.advantage)
   reader, reads = team.num_agents - 1, team.topology.reads
   read = [reads(reader, round_) for round_, _, layer in team.turns if reader in layer]
   slots = sum(author != reader for turn in read for author, _ in turn)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -26,6 +27,7 @@ from agent_gspo.rewards.scores import scored
 from agent_gspo.teams import batches
 from agent_gspo.teams import rollout as rollout_lib
 from agent_gspo.teams.policies import Reply, Turn
+from agent_gspo.training import state as state_lib
 from agent_gspo.training.answer_values import with_logprobs
 from agent_gspo.training.learner import Learner
 from agent_gspo.training.setup import Setup
@@ -72,7 +74,9 @@ def extended(
   joined = batches.join(added)
   messages = list(joined.messages)
   own = [i for i, message in enumerate(messages) if message.learns]
-  logprobs = learner.score_authors(state, [messages[i] for i in own])
+  logprobs = learner.score_authors(
+    functools.partial(state_lib.of_model, state), [messages[i] for i in own]
+  )
   for i, values in zip(own, logprobs, strict=True):
     messages[i] = dataclasses.replace(with_logprobs(messages[i], values), version=step)
   joined = dataclasses.replace(joined, messages=tuple(messages))

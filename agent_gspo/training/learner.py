@@ -96,22 +96,19 @@ class Learner:
 
   def score_authors(
     self,
-    state: TrainState,
+    policy: Callable[[str], TrainState | PolicyParams],
     messages: Sequence[Message],
-    params: Callable[[TrainState], TrainState | PolicyParams] = lambda own: own,
   ) -> list[np.ndarray]:
     """Returns `score` of each message by the model that wrote it, which must learn.
 
     Args:
-      state: Training state of all models.
+      policy: Maps the name of a model in the state to the parameters that score.
       messages: `M` messages.
-      params: Maps the state of one model to the parameters that score.
     """
     found = dict[int, np.ndarray]()
     for one in self.models:
       own = [i for i, m in enumerate(messages) if self.author(m.agent) is one]
-      policy = params(state_lib.of_model(state, one.name))
-      found |= zip(own, one.score(policy, [messages[i] for i in own]), strict=True)
+      found |= zip(own, one.score(policy(one.name), [messages[i] for i in own]), strict=True)
     return [found[i] for i in range(len(messages))]
 
   def pack(self, rollout: RolloutBatch, advantages: Advantage, step: int) -> list[Minibatch]:
@@ -243,9 +240,13 @@ def reference_nll(learner: Learner, state: TrainState, batch: RolloutBatch) -> n
   Returns:
     float64 `[E]`, nats per token; infinite where all messages were silent.
   """
+
+  def first(name: str) -> PolicyParams:
+    own = state_lib.of_model(state, name)
+    return PolicyParams(own.reference, own.frozen)
+
   said = [m for m in batch.messages if not m.silent and m.learns]
-  first = lambda own: PolicyParams(own.reference, own.frozen)
-  mean = [-x.sum() / len(x) for x in learner.score_authors(state, said, first)]
+  mean = [-x.sum() / len(x) for x in learner.score_authors(first, said)]
   highest = np.full(batch.num_episodes, -np.inf)
   np.maximum.at(highest, np.asarray([m.episode for m in said], int), np.asarray(mean, float))
   return np.where(np.isneginf(highest), np.inf, np.maximum(highest, 0.0))

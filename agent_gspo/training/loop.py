@@ -318,7 +318,7 @@ class Run:
     if options.name in estimators.GAINS:
       if not price:
         return ''
-      known = {**estimators.options_of(options.name), **options.options}
+      known = estimators.settings(options)
       least = f'{price:g} of task score'
       if 'nats' in known:
         least = f'{price * known["nats"]:g} nats of the gold answer'

@@ -98,7 +98,7 @@ def of_step(
   name = estimators.GAINS.get(estimator)
   if name is None:
     return None
-  known = {**estimators.options_of(estimator), **setup.config.advantage.options}
+  known = estimators.settings(setup.config.advantage)
   parts = setup.team, setup.task, setup.tokenizer, batch
   values: Values
   if known.get('samples'):
@@ -107,7 +107,9 @@ def of_step(
     policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
     values = Replays(*parts, policy, int(known['samples']))
   else:
-    scored = learner.frozen_answers or functools.partial(learner.score_authors, state)
+    scored = learner.frozen_answers or functools.partial(
+      learner.score_authors, functools.partial(state_lib.of_model, state)
+    )
     values = GoldAnswers(*parts, scored)
   found = measure(*parts, name, values)
   written = found.plain_written
@@ -124,7 +126,7 @@ def learned(config: Config, batch: RolloutBatch, worth: MessageWorth) -> Rollout
 
   Under an estimator with imitation gold answers replace those of the answering agent.
   """
-  known = {**estimators.options_of(config.advantage.name), **config.advantage.options}
+  known = estimators.settings(config.advantage)
   if not known.get('imitation'):
     return batch
   messages = tuple(worth.gold.get(m, message) for m, message in enumerate(batch.messages))
@@ -138,15 +140,14 @@ def of_evaluation(
 
   Besides `MessageWorth.metrics`: `worth/agents`, mean gains of each author, and `worth/frontier`,
   see `_frontier`. Nothing is sampled; `learner` scores at temperature 1. Empty if the answering
-  agent is behind an endpoint. Arguments as of `run_evaluations.judgement_figures`.
+  agent is behind an endpoint. `policy` maps the name of a model in the state to its parameters.
   """
   count = min(setup.config.evaluation.worth_questions, len(batch.questions))
   if not count or setup.team.roles[-1].model.startswith(ENDPOINT):
     return {}
   batch = batches.select(batch, range(count))
   parts = setup.team, setup.task, setup.tokenizer, batch
-  answers = learner.author(setup.team.num_agents - 1)
-  scored = learner.frozen_answers or functools.partial(answers.score, policy(answers.name))
+  scored = learner.frozen_answers or functools.partial(learner.score_authors, policy)
   values = GoldAnswers(*parts, scored)
   reader = _Reader(*parts, values)
   found, of_prompts = _measured(reader, 'leave_one_out', values)

@@ -73,9 +73,8 @@ class PolicyParams(NamedTuple):
 
   @classmethod
   def of(cls, params: Params, name: str = '') -> PolicyParams:
-    """Returns those of a model by its name in the state, of a team's nested parameters."""
-    own = params[state_lib.MEMBERS][name] if name else state_lib.without_members(params)
-    return cls(flax.traverse_util.flatten_dict(own), {})
+    """Returns `state.params_of` in that form."""
+    return cls(flax.traverse_util.flatten_dict(state_lib.params_of(params, name)), {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,7 +104,7 @@ def evaluate(
     figures |= judgement_figures(setup.team, setup.tokenizer, scorer, of_model, batch)
     figures |= message_worth.of_evaluation(setup, scorer, of_model, batch)
     if not setup.team.others:
-      figures |= policy_figures(setup, scorer, of_model(''))
+      figures |= policy_figures(setup, scorer, of_model)
   head = {
     'step': step,
     'label': label,
@@ -139,7 +139,7 @@ def log_probability(
   team: Team,
   tokenizer: Tokenizer,
   learner: Learner,
-  policy: TrainState | PolicyParams,
+  policy: Callable[[str], TrainState | PolicyParams],
   messages: Sequence[Message],
   text: str = '',
 ) -> np.ndarray:
@@ -149,7 +149,7 @@ def log_probability(
     team: Team of the authors.
     tokenizer: Tokenizer of `model.source`.
     learner: Scores messages.
-    policy: Parameters of the authors, who share a model.
+    policy: Maps the name of a model in the state to its parameters.
     messages: Messages whose prompts are read; equal prompts of an agent are computed once.
     text: Whole message; '' for silence.
   """
@@ -170,7 +170,7 @@ def log_probability(
       ]
     index[m] = place[key]
   totals = np.full(len(place), -np.inf)
-  logprobs = [tokens.sum() for tokens in learner.score(policy, ends)]
+  logprobs = [tokens.sum() for tokens in learner.score_authors(policy, ends)]
   np.logaddexp.at(totals, [end.episode for end in ends], logprobs)
   return totals[index]
 
@@ -185,14 +185,8 @@ def judgement_figures(
   """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
 
   The first message of each author counts, in the first `JUDGED` episodes, but for authors with a
-  frozen model of their own. Empty for tasks without known relevance.
-
-  Args:
-    team: Team of the authors.
-    tokenizer: Tokenizer of `model.source`.
-    learner: Scores messages.
-    policy: Maps the name of a model in the state to its parameters.
-    batch: Episodes.
+  frozen model of their own. Empty for tasks without known relevance. Arguments as of
+  `log_probability`.
   """
   frozen = {agent for agent in team.others if not team.roles[agent].trains}
   counted = lambda m: not m.round and m.episode < JUDGED and m.agent not in frozen
@@ -200,15 +194,13 @@ def judgement_figures(
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:
     return {}
-  found = np.zeros(len(first))
-  for one in learner.models:
-    own = [i for i, m in enumerate(first) if learner.author(batch.messages[m].agent) is one]
-    said = [batch.messages[first[i]] for i in own]
-    found[own] = log_probability(team, tokenizer, one, policy(one.name), said)
+  found = log_probability(team, tokenizer, learner, policy, [batch.messages[m] for m in first])
   return judgement.figures(found, relevant == 1)
 
 
-def policy_figures(setup: Setup, scorer: Learner, policy: PolicyParams) -> Mapping[str, float]:
+def policy_figures(
+  setup: Setup, scorer: Learner, policy: Callable[[str], PolicyParams]
+) -> Mapping[str, float]:
   """Returns the figures of `Task.policy_figures`. Arguments as of `evaluate`."""
   task, team, tokenizer = setup.task, setup.team, setup.tokenizer
   play = lambda script, questions: (

@@ -122,7 +122,7 @@ class Setup(config_lib.Parts):
     others: dict[str, Policy] = {
       source: of(
         sampler=member.sampler,
-        params=params[state_lib.MEMBERS][member.name] if member.name else member.params,
+        params=state_lib.params_of(params, member.name) if member.name else member.params,
         must_speak=must_speak if member.name else None,
       )
       for source, member in self.members.items()

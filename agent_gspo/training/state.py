@@ -147,6 +147,11 @@ def _own(flat: Flat, name: str) -> Flat:
   return {path[2:]: x for path, x in flat.items() if path[:2] == (MEMBERS, name)}
 
 
+def params_of(params: Params, name: str) -> Params:
+  """Returns the nested parameters of one model that learns, '' for that of `model.source`."""
+  return params[MEMBERS][name] if name else without_members(params)
+
+
 def without_members(params: Params) -> Params:
   """Returns the parameters of `model.source` alone."""
   return {key: x for key, x in params.items() if key != MEMBERS}

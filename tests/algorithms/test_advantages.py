@@ -304,8 +304,8 @@ def test_batches_that_tie_give_exactly_0(name, size):
 
 
 # Compared with a posterior and with a virtual reward, which have a scale of their own.
-_SCALED = [n for n in lib.ADVANTAGES if 'eps' in lib.options_of(n)]
-_SCALED = [n for n in _SCALED if n not in ('spo_single', 'ngrpo')]
+_OWN_SCALE = ('spo_single', 'ngrpo')
+_SCALED = [n for n in lib.ADVANTAGES if 'eps' in lib.options_of(n) and n not in _OWN_SCALE]
 
 
 @pytest.mark.parametrize('name', _SCALED)

@@ -294,8 +294,9 @@ def test_silence_is_the_probability_of_stopping_at_once():
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
   batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:3], 2, policy)
   params, scorer = PolicyParams.of(setup.params), setup_lib.make_scorer(setup)
+  of_model = {'': params}.__getitem__
   found = run_evaluations.log_probability(
-    setup.team, setup.tokenizer, scorer, params, batch.messages
+    setup.team, setup.tokenizer, scorer, of_model, batch.messages
   )
   writers = setup.team.prompt_writers(setup.tokenizer)
   for m, message in enumerate(batch.messages):
@@ -306,7 +307,6 @@ def test_silence_is_the_probability_of_stopping_at_once():
     alone = [x.sum() for x in scorer.score(params, ends)]
     assert found[m] == pytest.approx(np.logaddexp.reduce(alone), abs=1e-4)
   batch = dataclasses.replace(batch, relevant=np.full(len(batch.messages), -1))
-  of_model = {'': params}.__getitem__
   parts = setup.team, setup.tokenizer, scorer, of_model, batch
   assert run_evaluations.judgement_figures(*parts) == {}
 

@@ -42,7 +42,7 @@ from agent_gspo.algorithms.advantages.turn_level import (
   mars2,
   matchtir,
 )
-from agent_gspo.algorithms.options import COSTS
+from agent_gspo.algorithms.options import COSTS, AdvantageOptions
 
 ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'per_component': per_component,
@@ -161,6 +161,11 @@ def fields_of(name: str) -> tuple[str, ...]:
 def options_of(name: str) -> dict[str, Any]:
   """Returns the options of an estimator with their defaults."""
   return plugins.options_of(estimator(name))
+
+
+def settings(section: AdvantageOptions) -> dict[str, Any]:
+  """Returns the options of a section's estimator, with their defaults where it has none."""
+  return {**options_of(section.name), **section.options}
 
 
 def _check(inputs: AdvantageInputs) -> None:
