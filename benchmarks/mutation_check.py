@@ -6,8 +6,8 @@
 Makes one small mistake at a time in each function of agent_gspo/algorithms and agent_gspo/rewards
 (a sign, a side of a clip, a mask, a mean for a sum, an epsilon, a stop-gradient, a comparison) and
 runs the tests of that module on it. Prints the share of mistakes that they catch and each one
-that survives, and writes benchmarks/results/mutation_check.json. --survivors runs only those that
-survived the last time (after tests were added); --list shows the mistakes and runs none.
+that survives, and writes benchmarks/results/mutation_check.json. --list shows the mistakes and runs
+none.
 
 A mutant is a forked child of one process that has imported jax and pytest: it puts the changed
 source in the place of the module and runs the tests in itself, until the first failure; those
@@ -355,8 +355,8 @@ def seconds(tests: tuple[str, ...]) -> float:
   return time.monotonic() - start
 
 
-def check(module: str, only: Sequence[str] | None = None) -> dict[str, Any]:
-  """Runs all mutants of a module, or takes all but `only` (texts) as caught.
+def check(module: str) -> dict[str, Any]:
+  """Runs all mutants of a module.
 
   Returns:
     `mutants`, `caught`, `equivalent` (counts) and `survivors` (lines of text).
@@ -368,8 +368,6 @@ def check(module: str, only: Sequence[str] | None = None) -> dict[str, Any]:
   limit_s = int(60 + 5 * seconds(tests)) if found else 0
   survivors = []
   for mutant in found:
-    if only is not None and str(mutant) not in only:
-      continue
     if tests_pass(mutant, tests, limit_s):
       survivors.append(str(mutant))
       print(f'  survives: {mutant}', flush=True)
@@ -451,7 +449,6 @@ def main() -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
   parser.add_argument('--modules', nargs='+', choices=sorted(TESTS), default=sorted(TESTS))
-  parser.add_argument('--survivors', action='store_true', help='only those of the last run')
   parser.add_argument('--list', action='store_true', help='show the mutants, run none')
   options = parser.parse_args()
   check_tables()
@@ -464,9 +461,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as fresh:
     _prepare(os.environ.get('JAX_COMPILATION_CACHE_DIR', fresh))
     for module in options.modules:
-      only = _known().get(module, {}).get('survivors') if options.survivors else None
-      if only != []:
-        _save(module, check(module, only))
+      _save(module, check(module))
   _print_table()
 
 
