@@ -106,21 +106,29 @@ class Reworded:
     return replies
 
 
-def falsified(tokenizer: Tokenizer, ids: np.ndarray) -> list[int] | None:
+def falsified(team: Team, tokenizer: Tokenizer, ids: np.ndarray) -> list[int] | None:
   """Returns a message whose first number is wrong by one; None without a number.
 
   Args:
+    team: Team, which determines where a message begins behind its addressees.
     tokenizer: Tokenizer of the message; the wrong number must be in its vocabulary.
     ids: Message, int32 `[W]`.
   """
   text = tokenizer.decode(ids.tolist())
-  number = re.search(r'[0-9]+', text)
+  number = re.compile('[0-9]+').search(text, len(text) - len(team.body(text)))
   if number is None:
     return None
   right = int(number[0])
   wrong = [str(n) for n in (right + 1, right - 1) if n >= 0]
   texts = [f'{text[: number.start()]}{n}{text[number.end() :]}' for n in wrong]
   return next((tokenizer.encode(t) for t in texts if not tokenizer.unknown_words(t)), None)
+
+
+def emptied(team: Team, tokenizer: Tokenizer, ids: np.ndarray) -> list[int]:
+  """Returns a message to the same addressees, of as many tokens, all of them full stops."""
+  text = tokenizer.decode(ids.tolist())
+  kept = tokenizer.encode(text[: len(text) - len(team.body(text))].rstrip())
+  return [*kept, *tokenizer.encode('.')[-1:] * (len(ids) - len(kept))]
 
 
 def check(team: Team, task: Task, split: str) -> None:
@@ -131,7 +139,7 @@ def check(team: Team, task: Task, split: str) -> None:
   """
   if not variants.edges(team):
     raise ValueError('no agent of this team reads another; give it edges (config.team.topology).')
-  if can_shuffle(team) and len(task.questions(split)) < 2:
+  if read_turns(team, task) and len(task.questions(split)) < 2:
     raise ValueError(
       f'split {split!r} has one question; messages are shuffled between two, so take another split.'
     )
@@ -147,7 +155,7 @@ def run_all(
 
   Returns:
     `value` of each agent, `loss` of the other probes, and `spread` of each planted error; probes
-    of messages that are not answers are left out if there are none.
+    of messages that are neither answers nor actions are left out if there are none.
   """
   team = harness.team
   rows, same = [], variants.itself(team)
@@ -166,7 +174,8 @@ def run_all(
     probe = Probe(name, functools.partial(Muted, agents=(i,), stop_ids=stop_ids))
     rows.append(value(lost(name, probe=probe), agent))
   rows.append(lost('messages blanked', variant=variants.unheard(team)))
-  if can_shuffle(team):
+  read = sorted(read_turns(team, harness.task))
+  if read:
     name, partners = 'messages shuffled', {}
     for question, other in harness.partners().items():
       partners[question] = other.id
@@ -174,17 +183,15 @@ def run_all(
     shuffled = lambda policy: Shuffled(policy, partners, team, stop_ids)
     probe = Probe(name, shuffled, with_partners=True)
     rows.append(lost(name, probe=probe))
-  read = sorted(_read_turns(team))
   if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
-    dots = [tokenizer.encode('.')[-1:] for tokenizer in tokenizers]
     empty = lambda turn, ids: (
-      dots[turn.agent] * len(ids) if (turn.round, turn.agent) in read else None
+      emptied(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) in read else None
     )
     name = 'messages emptied'
     rows.append(lost(name, probe=Probe(name, functools.partial(Reworded, change=empty))))
   for place in read:
     wrong = lambda turn, ids, place=place: (
-      falsified(tokenizers[turn.agent], ids) if (turn.round, turn.agent) == place else None
+      falsified(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) == place else None
     )
     round_, agent = place[0], team.names[place[1]]
     name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)
@@ -193,8 +200,13 @@ def run_all(
   return rows
 
 
-def _read_turns(team: Team) -> set[tuple[int, int]]:
-  """Returns `(round, author)` of each turn that a teammate reads and that is not an answer."""
+def read_turns(team: Team, task: Task) -> set[tuple[int, int]]:
+  """Returns `(round, author)` of each turn that a teammate reads and that is not an answer.
+
+  None in episodes of the task's own: every message there may be an action.
+  """
+  if task.converse:
+    return set()
   last = team.topology.rounds - 1
   return {
     (author_round, author)
@@ -203,11 +215,6 @@ def _read_turns(team: Team) -> set[tuple[int, int]]:
     for author, author_round in team.topology.reads(agent, round_)
     if author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
   }
-
-
-def can_shuffle(team: Team) -> bool:
-  """Returns whether any turn that a teammate reads is not also an answer."""
-  return bool(_read_turns(team))
 
 
 def spread(

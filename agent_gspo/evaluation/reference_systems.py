@@ -29,10 +29,16 @@ def baseline(
   the team, `whole`.
 
   Raises:
-    ValueError: The name is unknown, or the team has nothing to prune.
+    ValueError: The name is unknown, the team has nothing to prune, or the task's own episodes need
+      each agent in its place.
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
+  if harness.task.converse and name not in variants.SHAPES:
+    raise ValueError(
+      f'baseline {name!r}: task {harness.task.name!r} has episodes of its own, in which each agent '
+      f'has its place. Use {", ".join(variants.SHAPES)}.'
+    )
   prunes = name not in ('single', 'self_consistency', *variants.SHAPES)
   if prunes and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
@@ -80,8 +86,11 @@ def _learned(rule: str, name: str, at_equal_tokens: bool = False) -> Baseline:
     if at_equal_tokens:
       label, target = f'{name} at equal tokens', {'target_tokens_heard': matched[_HEARD]}
       tokens = {(edge['author'], edge['reader']): edge['tokens'] for edge in whole['edges']}
-      pairs = [(team.names[i], team.names[j]) for i, j in variants.edges(team)]
-      kept = found.closest([tokens.get(pair, 0.0) for pair in pairs], matched[_HEARD])
+      edges = variants.edges(team)
+      stays = [found.dropped not in edge for edge in edges]
+      pairs = [(team.names[i], team.names[j]) for i, j in edges]
+      heard = [tokens.get(pair, 0.0) * stay for pair, stay in zip(pairs, stays, strict=True)]
+      kept = [edge for edge in found.closest(heard, matched[_HEARD]) if stays[edge]]
     out = [] if found.dropped is None else [found.dropped]
     told = {**_graph(team, kept), 'dropped': [team.names[agent] for agent in out]}
     return label, variants.pruned(team, kept, out), {**told, **target}

@@ -116,11 +116,8 @@ def figures(
   """
   batch = of_records(records, names)
   scores = batch.task_scores
-  questions = len({record['question_id'] for record in records})
-  if questions == len(records):
-    low, high = statistics.wilson_interval(float(scores.sum()), len(scores))
-  else:
-    low, high = statistics.bootstrap_interval(by_question(records, scores))
+  means = by_question(records, scores)  # [B]
+  low, high = statistics.wilson_interval(float(means.sum()), len(means))
   written, solved = counts.by_episode(batch, batch.written), float(scores.sum())
   text = {
     key: np.asarray([m[key] for r in records for m in r['messages']], np.int64)
@@ -128,7 +125,7 @@ def figures(
   }
   everybody, edges = np.ones(len(batch.agent), bool), counts.edges(batch)
   return {
-    'questions': questions,
+    'questions': len(means),
     'task/accuracy': float(scores.mean()),
     'task/accuracy_low': low,
     'task/accuracy_high': high,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scripted_teams as st
 
+from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.evaluation import harness, probes, results, variants
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
@@ -177,15 +178,17 @@ def test_shuffled_in_two_rounds_and_by_vote():
     asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
     assert m.token_ids.tolist() == [FIRST + 10 * m.round + 3 * asked + m.agent]
     assert not m.ended
-  assert probes.can_shuffle(team)
+  assert probes.read_turns(team, Notes(2))
 
 
-def test_what_can_be_shuffled():
-  assert probes.can_shuffle(st.team('star'))
-  assert probes.can_shuffle(st.team('complete', decision='judge'))
-  assert not probes.can_shuffle(st.team('complete', decision='majority'))  # votes are all there is
-  assert not probes.can_shuffle(st.team('single'))
-  assert not probes.can_shuffle(st.team('debate'))  # one round: nobody reads
+def test_which_messages_are_neither_answers_nor_actions():
+  turns = lambda *args, **fields: probes.read_turns(st.team(*args, **fields), Notes(2))
+  assert turns('star') == {(0, 0), (0, 1)}
+  assert turns('complete', decision='judge')
+  assert not turns('complete', decision='majority')  # votes are all there is
+  assert not turns('single')
+  assert not turns('debate')  # one round: nobody reads
+  assert not probes.read_turns(st.team('star'), Kuhn())  # any message may be an action
 
 
 def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
@@ -246,15 +249,26 @@ def test_all_probes_by_hand():
   [('7', '8'), ('59 3', '58 3'), ('0', '1'), ('', None), ('note :', None)],
 )
 def test_a_planted_error_is_one_off_and_in_the_vocabulary(said, wrong):
-  found = probes.falsified(TOKENIZER, np.asarray(TOKENIZER.encode(said), np.int32))
+  ids = np.asarray(TOKENIZER.encode(said), np.int32)
+  found = probes.falsified(st.team('star'), TOKENIZER, ids)
   assert found == (None if wrong is None else TOKENIZER.encode(wrong))
+
+
+def test_addressees_are_no_part_of_what_is_falsified_or_emptied():
+  tokenizer, team = st.byte_tokenizer(), st.team('star', addressing=True)
+  said = np.asarray(tokenizer.encode('@agent3 7 pens'), np.int32)
+  assert tokenizer.decode(probes.falsified(team, tokenizer, said)) == '@agent3 8 pens'
+  empty = probes.emptied(team, tokenizer, said)
+  assert len(empty) == len(said)
+  assert tokenizer.decode(empty) == '@agent3' + '.' * 7
+  assert team.addressees(tokenizer.decode(empty)) == {2}
 
 
 def test_an_error_is_planted_in_one_turn_and_heard_from_there():
   team = st.team('debate', rounds=2, decision='judge')
   number = lambda turn: ([FIRST + 10 * turn.round + 2 * turn.agent, EOS], True)
   wrong = lambda turn, ids: (
-    probes.falsified(TOKENIZER, ids) if (turn.round, turn.agent) == (0, 1) else None
+    probes.falsified(team, TOKENIZER, ids) if (turn.round, turn.agent) == (0, 1) else None
   )
   policy = probes.Reworded(st.IdsPolicy(number), wrong)
   batch = rollout(team, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)

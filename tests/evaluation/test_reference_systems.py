@@ -9,6 +9,7 @@ import pytest
 import scripted_teams as st
 
 from agent_gspo.apps.reporting import tables
+from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.evaluation import harness, pruning, reference_systems, variants
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.rollout import rollout
@@ -409,6 +410,23 @@ def test_what_does_not_fit_is_refused():
       reference_systems.baseline(alone, name, whole)
   with pytest.raises(ValueError, match="baseline 'nothing' is unknown; use single, "):
     reference_systems.baseline(alone, 'nothing', whole)
+
+
+@pytest.mark.parametrize('name', ['single', 'self_consistency', 'agent_prune'])
+def test_agents_of_an_environment_keep_their_places(name):
+  run = dataclasses.replace(make(st.team('star')), task=Kuhn())
+  with pytest.raises(ValueError, match=r"'kuhn' has episodes of its own.*Use chain, star, "):
+    reference_systems.baseline(run, name, {})
+
+
+def test_edges_of_a_dropped_agent_are_not_kept(monkeypatch):
+  run = make(st.team('complete'))
+  whole, edges = asked_of(run), variants.edges(run.team)
+  dropped = pruning.Ranking(order=[*range(len(edges))], kept=len(edges), dropped=0)
+  monkeypatch.setattr(pruning, 'agent_dropout', lambda *args, **fields: dropped)
+  found = reference_systems.baseline(run, 'agent_dropout_equal', whole)
+  assert found['dropped'] == ['agent1']
+  assert found['edges_kept'] == [['agent2', 'agent3']]
 
 
 def test_every_baseline_runs_on_a_team_with_a_judge():

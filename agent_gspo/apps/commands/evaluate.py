@@ -76,7 +76,8 @@ def main() -> None:
   _check_endpoint(parts.team)
   _check_probes(parts.team, parts.task, parts.config.evaluation.split)
   partner = _partner(parts)
-  names = _names(reference_systems.BASELINES, len(parts.config.team.agents))
+  has_single = len(parts.config.team.agents) > 1 and not parts.task.converse
+  names = _names(reference_systems.BASELINES, has_single)
   if _DRY_RUN.value:
     from agent_gspo.training import loop
 
@@ -163,13 +164,14 @@ def _failed(figures) -> str:
   return f'{told}. The first one: {" ".join(next(iter(failed.values())).split())}'
 
 
-def _names(known, agents: int) -> list[str]:
-  """Returns the requested baselines, without `single` for a team of one."""
+def _names(known, has_single: bool) -> list[str]:
+  """Returns the requested baselines; `single` where there is one, or it is named."""
   names = list(known) if _BASELINE.value == ['all'] else [n for n in _BASELINE.value if n]
   for name in names:
     if name not in known:
       raise ValueError(f'--baseline={name} is unknown; use {", ".join(known)}, or all.')
-  return [name for name in names if agents > 1 or name != 'single']
+  named = flags.FLAGS['baseline'].present and 'single' in _BASELINE.value
+  return [name for name in names if has_single or named or name != 'single']
 
 
 def _check_endpoint(team) -> None:
