@@ -110,6 +110,7 @@ def what_ties_teach(
     length: Tokens written in a talkative episode.
     lambda_turn: Price of a message that is not silent.
   """
+  options = dataclasses.replace(options, payers=(), prices={})  # of an agent that pays
   rollout = _rollout(length)
   if options.score == 'tournament':  # others give answers these scores
     rollout = scored(options, rollout, str)

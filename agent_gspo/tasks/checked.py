@@ -84,7 +84,7 @@ def _score(task: Task, what: str, value: Any) -> float:
     raise plugins.PluginError(
       f'{_where(task)}: {what} is {shown(value)}; must be a number in [0, 1].'
     )
-  return min(max(number, 0.0), 1.0)
+  return 1.0 if number >= 1 - _ROUNDING else max(number, 0.0)  # gates ask for 1
 
 
 def questions(task: Task, found: Any, split: str) -> Sequence[Question]:

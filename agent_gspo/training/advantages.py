@@ -92,7 +92,7 @@ def estimator_inputs(
     probability: Success probability of each question before this rollout, float `[B]`.
   """
   observation, history = _what_was_seen(rollout)
-  earned = [m.reward for m in rollout.messages]
+  earned = [m.reward or 0.0 for m in rollout.messages] if _is_paid(rollout) else None
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
@@ -108,7 +108,7 @@ def estimator_inputs(
     silent=rollout.silent,
     observation=observation,
     history=history,
-    reward=None if None in earned else np.asarray(earned, np.float32),
+    reward=None if earned is None else np.asarray(earned, np.float32),
     taken=rollout.taken,
     probability=np.asarray(probability, np.float32)[rollout.question],
   )
@@ -122,12 +122,12 @@ def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   teammate's message that its prompt shows: none where that message was silent or addressed to
   others.
   """
+  acts = _is_paid(rollout)
   said = {(m.episode, m.agent, m.round): m for m in rollout.messages}
   steps: dict[tuple[int, int], list[Hashable]] = {}
   histories: list[list[Hashable]] = [[] for _ in range(HISTORY)]
   for m in rollout.messages:
     own = steps.setdefault((m.episode, m.agent), [])
-    acts = m.reward is not None
     if acts:
       own.append(m.told)
     for author, round_ in () if acts else m.read_from:
@@ -138,10 +138,13 @@ def _what_was_seen(rollout: RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
       histories[k].append((m.agent, *own[-(k + 1) :]))
     if not acts:
       own.append((m.agent, m.token_ids.tobytes()))
-  seen = [
-    m.prompt_ids.tobytes() if m.reward is None else (m.agent, m.told) for m in rollout.messages
-  ]
+  seen = [(m.agent, m.told) if acts else m.prompt_ids.tobytes() for m in rollout.messages]
   return _ids(seen), np.stack([_ids(h) for h in histories])
+
+
+def _is_paid(rollout: RolloutBatch) -> bool:
+  """Returns whether messages earn rewards of their own; one without any earned 0."""
+  return any(m.reward is not None for m in rollout.messages)
 
 
 def _ids(values: Iterable[Hashable]) -> np.ndarray:

@@ -112,9 +112,15 @@ def of_step(
     )
     values = GoldAnswers(*parts, scored)
   found = measure(*parts, name, values)
-  written = found.plain_written
-  notes = dataclasses.replace(
-    batch, written=written, silent=written == 0, text=('',) * len(written)
+  written, topology = found.plain_written, setup.team.topology
+  notes = dataclasses.replace(  # what plain notes cost, whatever was written in their place
+    batch,
+    written=written,
+    silent=written == 0,
+    text=('',) * len(written),
+    tool_tokens=np.zeros_like(batch.tool_tokens),
+    read=batch.read - batch.tool_tokens,
+    readers=np.asarray([topology.readers(m.agent, m.round) for m in batch.messages], int),
   )
   plain = communication.reward_terms(setup.config.reward, notes, **prices)
   unit = np.float32(known.get('nats', 1.0))

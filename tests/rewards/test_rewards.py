@@ -328,8 +328,11 @@ def test_silent_groups_and_silent_agents_have_finite_rewards_and_advantages(name
 @pytest.mark.parametrize('name', sorted(st.TOPOLOGIES))
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path'])
 @pytest.mark.parametrize(('p_read', 'cap'), [(0.0, 0), (0.5, 0), (0.5, 9)])
-def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
-  options = options_of(cost=cost, p_read=p_read)
+@pytest.mark.parametrize(
+  'charged', [{}, {'prices': {'agent1': 3.0}}, {'payers': ('agent1',), 'prices': {'agent1': 0.5}}]
+)
+def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap, charged):
+  options = options_of(cost=cost, p_read=p_read, **charged)
   team = st.team(name, rounds=2, max_episode_tokens=cap)
   bound = bounds.max_episode_cost(options, team)
   for seed in range(3):
@@ -338,7 +341,7 @@ def test_no_episode_costs_more_than_the_bound_says(name, cost, p_read, cap):
     assert np.bincount(batch.episode, costs).max() <= bound + 1e-9
   everything = talk(team, lambda turn: turn.limit, samples=1)
   reached = np.bincount(everything.episode, communication.message_costs(options, everything)).max()
-  if not cap:
+  if not cap and not (charged and cost == 'critical_path'):
     assert reached == pytest.approx(bound)
 
 
@@ -349,6 +352,13 @@ def test_capped_episode_costs_at_most_its_cap_in_the_dearest_tokens():
     assert len(set(readers)) > 1
     found = bounds.max_episode_cost(options_of(p_read=p_read), team)
     assert found == pytest.approx(40 * (1 + p_read * max(readers)))
+
+
+def test_bound_counts_those_that_pay_alone():
+  team, budget = st.team('star'), BudgetOptions(lambda_turn=0.4)
+  with pytest.raises(ValueError, match=r'budget\.lambda_turn times its 3 turns'):
+    bounds.check_bound(options_of(), budget, team)
+  assert bounds.check_bound(options_of(payers=('agent1', 'agent3')), budget, team) == ''
 
 
 @pytest.mark.parametrize('cost', ['tokens', 'critical_path'])

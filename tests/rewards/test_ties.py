@@ -50,6 +50,11 @@ def test_costs_apart_keep_the_price(name, costs):
   assert 'collapse' not in found.text
 
 
+def test_groups_of_those_that_pay_are_told_of():
+  one_side = {'payers': ('solver',), 'prices': {'solver': 3.0}}
+  assert learned(one_side, 'group_std').text == learned({}, 'group_std').text
+
+
 @pytest.mark.parametrize('gate', ['correct', 'group_accuracy', 'top_groups'])
 @pytest.mark.parametrize('name', ['group_std', 'per_component'])
 def test_gates_spare_the_all_wrong_groups(gate, name):

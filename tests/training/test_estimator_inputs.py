@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import scripted_teams
 
 from agent_gspo.rewards import communication
 from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams import batches
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training.advantages import estimator_inputs
+from agent_gspo.types import Message
 
 TOKENIZER = scripted_teams.byte_tokenizer()
 
@@ -49,3 +53,40 @@ def test_what_is_for_others_is_no_part_of_an_agents_history():
   for ids, steps in zip(found.history[:, last], (1, 2, 3), strict=True):
     expected = [0, 0, 0, 0, 0, 0] if steps == 1 else [0, 0, 0, 1, 2, 1]  # the last one is 'gamma'
     assert np.unique(ids, return_inverse=True)[1].tolist() == expected
+
+
+def test_a_message_that_earned_nothing_earned_0():
+  """A task with episodes of its own may pay some messages only."""
+  found = []
+  for nothing in (None, 0.0):
+    rewards = iter((1.0, nothing, nothing, nothing))
+    talk = [
+      Message(
+        episode=episode,
+        agent=0,
+        round=round_,
+        layer=0,
+        prompt_ids=np.asarray([3 + round_], np.int32),
+        token_ids=np.asarray([5 + episode, 1], np.int32),
+        logprobs=np.zeros(2, np.float32),
+        ended=True,
+        text='x',
+        reward=next(rewards),
+      )
+      for round_ in range(2)
+      for episode in range(2)
+    ]
+    batch = batches.from_messages(
+      talk,
+      questions=scripted_teams.questions(1),
+      agent_names=('agent',),
+      episode_question=[0, 0],
+      sample=[0, 1],
+      answers=['', ''],
+      task_scores=[0.0, 0.0],
+    )
+    terms = communication.reward_terms(RewardOptions(), batch, 0.0)
+    found.append(estimator_inputs(batch, terms, grouping='question', probability=np.ones(1)))
+  for some, every in zip(*map(dataclasses.astuple, found), strict=True):
+    np.testing.assert_array_equal(some, every)
+  np.testing.assert_array_equal(found[0].own_rewards, [1, 0, 0, 0])

@@ -289,6 +289,32 @@ def test_a_price_above_what_relevant_notes_gain_is_told(price, told):
     assert 'at budget.lambda_tok=0.08 only 0% of the relevant notes' in text
 
 
+def test_plain_notes_cost_the_same_whatever_was_said_in_their_place():
+  config = micro_run.changed(
+    algorithm='worth',
+    reward__p_read=1.0,
+    reward__p_tool=1.0,
+    budget__lambda_tok=0.001,
+    team__max_message_tokens=16,
+    learner__pack_length=160,
+  )
+  setup = setup_lib.build(config_lib.check(config))
+  learner = setup_lib.make_learner(setup)
+  state = setup_lib.init_state(setup, setup.params)
+  found = []
+  for said in ('', None):
+    tells = lambda turn, said=said: (
+      setup.task.plain_message(turn.question, turn.agent) if said is None else said
+    )
+    policy = ScriptedPolicy(tells, setup.tokenizer)
+    batch = rollout(setup.team, setup.task, setup.tokenizer, setup.questions[:1], 2, policy)
+    called = dataclasses.replace(batch, tool_tokens=batch.written // 2)
+    found.append(message_worth.of_step(setup, learner, state, called, {'lambda_tok': 0.5}))
+  first = ~np.isnan(found[0].plain_gain)
+  assert found[0].plain_costs[first].min() > 0
+  np.testing.assert_allclose(found[0].plain_costs[first], found[1].plain_costs[first])
+
+
 def test_silence_is_the_probability_of_stopping_at_once():
   setup = setup_lib.build(config_lib.check(micro_run.changed()))
   policy = setup.policy(setup.params, stream='train', step=0, temperature=1.0)
