@@ -6,6 +6,7 @@ import json
 import pathlib
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.tasks import base
 
 
 def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
@@ -29,12 +30,14 @@ def resolve(parts: config_lib.Parts) -> config_lib.Parts | None:
     raise ValueError(f'{where} is no config of a team: {error}') from error
   ours, theirs = parts.team, found.team
   end = lambda team: (team.roles[-1].style, team.roles[-1].separator)
+  asked = [len(base.asked(of.task, config.sft.held_back)) for of in (parts, found)]
   for wrong, remedy in (
     (ours.num_agents > 1, "teaches one agent: set team.topology='single' and one of team.agents"),
     (theirs.others, 'has several models: give a team of one'),
     (theirs.decision == 'majority', 'is a team that votes: give one whose last agent answers'),
     (found.task.converse, 'is a team in an environment: give one that talks by its topology'),
     (found.sharing.adapters, 'has a policy for each agent: give a team that shares one'),
+    (asked[0] != asked[1], 'is a team with other questions: take its `task`'),
     (end(ours) != end(theirs), 'ends answers otherwise: take its style and separator'),
     (
       ours.max_message_tokens < theirs.max_message_tokens,

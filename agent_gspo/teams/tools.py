@@ -281,4 +281,5 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     inserted=np.concatenate([draft.inserted_mask, more.inserted_mask]),
     learns=draft.learns and more.learns,
     log_speak=more.log_speak if draft.log_speak is None else draft.log_speak,
+    usage=more.usage if draft.usage is None else draft.usage,  # of an endpoint, without tools
   )

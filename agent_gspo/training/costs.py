@@ -147,7 +147,8 @@ def step(parts: config_lib.Parts, models: Models, prompts: Sequence[PromptLength
   scored = sum(
     (
       config.learner.old_logprobs == 'trainer',
-      config.objective.kl_coef > 0,
+      config.objective.needs_reference,
+      config.reward.needs_reference,
       config.objective.ratio_span != 'message',
       ORDERS[config.learner.order].multipliers is not None,
     )

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import optax
 
-from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
@@ -20,7 +19,7 @@ from agent_gspo.models.transformer import init_params
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
-from agent_gspo.training import costs, host_memory
+from agent_gspo.training import costs, host_memory, prompt_checks
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.prompt_checks import PromptLengths
 
@@ -230,7 +229,7 @@ def make(
       model = recomputing(one.config)
       updates += learner_programs(model, placement, own, rows=rows, length=length)
     answering = frozen.get(team.roles[-1].model)
-    if answering and config.advantage.name in estimators.GAINS:
+    if answering and prompt_checks.scores_gold_answers(config):
       moved = answering.placement != placement
       arrays = {'its parameters': moved * _weight_bytes(answering.config, placement)}
       estimate = costs.score_bytes(answering.config, placement, rows, length)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
@@ -247,8 +248,8 @@ def _check_lengths(
   read: dict[str, tuple[int, str]] = {}  # likewise, by model
   longest = functools.cache(functools.partial(_longest, questions))
   noted = max((len(q.notes) for q in questions), default=0)
-  gains = parts.config.advantage.name in estimators.GAINS
-  valued = team.num_agents - 1 if gains else None  # scored where its model is frozen, too
+  # Scored where its model is frozen, too.
+  valued = team.num_agents - 1 if scores_gold_answers(parts.config) else None
   for agent, writer in enumerate(writers):
     lengths = functools.partial(_prompt_lengths, team, agent, writers, left)
     # Later turns add the same tokens for every question, and agents of a role without a note have
@@ -262,7 +263,8 @@ def _check_lengths(
     # The sampler's rows have room for the team's longest message.
     model = writer.role.model if writer.role.model in contexts else ''
     read[model] = max(read.get(model, (0, '')), (max(turns) + cap, question.id))
-    if writer.role.trains or agent not in team.others or agent == valued:
+    scored = agent == valued and writer.role.model in contexts
+    if writer.role.trains or agent not in team.others or scored:
       learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
   leads = 'question {1} can lead to a prompt and message of {0} tokens'.format
   for model, most in read.items():
@@ -279,6 +281,11 @@ def _check_lengths(
       f'learner.pack_length={-(-learned[0] // 64) * 64} or more.'
     )
   return tuple(found)
+
+
+def scores_gold_answers(config: Config) -> bool:
+  """Returns whether gold answers are scored at the prompts of the answering agent."""
+  return config.advantage.name in estimators.GAINS or config.evaluation.worth_questions > 0
 
 
 def _longest(questions: Sequence[Question], writer: PromptWriter, agent: int) -> list[Question]:

@@ -81,6 +81,8 @@ def test_a_segment_is_credited_with_its_gain_minus_what_it_cost_more_than_others
 def test_a_spread_below_the_floor_is_not_blown_up():
   found = _worth([0.1, 0.0], 0.0, std_floor=0.1, virtual=False)
   np.testing.assert_allclose(found, [0.05, -0.05], atol=1e-6)
+  tied = _worth([0.1, 0.1], 0.0, std_floor=0.0, virtual=False)
+  np.testing.assert_array_equal(tied, [0.0, 0.0])
 
 
 def test_the_gold_answer_is_learned_in_the_place_of_an_answer():

@@ -26,7 +26,7 @@ from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.teams import counts, tools
-from agent_gspo.teams.policies import ModelPolicy, ScriptedPolicy, Turn
+from agent_gspo.teams.policies import ModelPolicy, Reply, ScriptedPolicy, Turn
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.tools import Tool, Toolbox, speak
 from agent_gspo.training import state as state_lib
@@ -348,6 +348,15 @@ def test_a_tool_of_ones_own_stands_beside_the_others(monkeypatch):
   assert texts(batch.messages[0], batch.messages[0].inserted) == ' 7 rain'
   with pytest.raises(ValueError, match=r"'test_tools:BROKEN'.*ZeroDivisionError"):
     converse(writer('why?', '.'), tools=('test_tools:BROKEN',))
+
+
+def test_an_endpoints_count_of_tokens_outlasts_the_tools_of_others():
+  team = st.team('debate', tools=('calculator',))
+  counted = lambda turns: [Reply.given([TOKENIZER.eos_id], True, usage=(9, 3)) for _ in turns]
+  prompt, stops = np.arange(5, dtype=np.int32), (TOKENIZER.eos_id,)
+  turns = [Turn(QUESTION, 0, agent, 0, prompt, {}, 9, stops) for agent in range(2)]
+  found = speak(counted, turns, [Toolbox((), TOKENIZER), team.toolboxes(TOKENIZER)[1]])
+  assert found[0].usage == (9, 3)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_another_team_is_refused(tmp_path):
     ({'team__max_message_tokens': 3}, 'set team.max_message_tokens=4'),
     ({'team__agents': team['team']['agents'], 'team__topology': 'star'}, 'teaches one agent'),
     ({'learner__old_logprobs': 'trainer'}, "needs learner.old_logprobs='sampler'"),
+    ({'task__options__train_size': 40}, 'is a team with other questions'),
     ({'objective__kl_coef': 0.1}, 'replaces the objective: set objective.kl_coef=0'),
   ):
     with pytest.raises(ValueError, match=error):

@@ -242,9 +242,10 @@ def test_a_dry_run_counts_whatever_is_scored_or_asked_again():
   }
   assert positions(**told)['evaluations'] > 1.2 * plain['evaluations']
   assert positions(selection__resample=2)['training steps'] > plain['training steps']
-  again = setup_lib.build(config_lib.check(micro_run.changed(objective__ratio_span='episode')))
-  once = setup_lib.build(config_lib.check(micro_run.changed()))
-  assert again.plan.flops > once.plan.flops
+  flops = lambda **fields: setup_lib.build(config_lib.check(micro_run.changed(**fields))).plan.flops
+  assert flops(objective__ratio_span='episode') > flops()
+  optima = {'reward__length_reward': 'optima', 'reward__gate': 'correct'}
+  assert flops(**optima) == pytest.approx(flops(objective__kl_coef=0.1))
 
 
 def test_a_role_that_is_trained_less_costs_less(setup):

@@ -81,3 +81,21 @@ def test_of_a_split_without_end_some_are_looked_at():
   assert len(parts.task.questions('train')) == 10**6
   assert len(asked) < 10**4
   assert max(asked) > 9 * 10**5
+
+
+@pytest.mark.parametrize('counted', [True, False])
+def test_prompts_at_which_an_evaluation_scores_gold_answers_fit_a_row(counted):
+  """The answering agent's own model learns nothing, and its prompts are the longest."""
+  config = micro_run.changed(sft__steps=0, evaluation__worth_questions=2 * counted)
+  config['team']['roles']['solver'].update(
+    model='hf:other', trains=False, system='the answer ' * 30
+  )
+  parts = config_lib.check(config)
+  tokenizer = prompt_checks.tokenizer_from_scratch(parts)
+  team = dataclasses.replace(parts.team, tokenizers={'hf:other': tokenizer})
+  parts, contexts = dataclasses.replace(parts, team=team), {'': 2048, 'hf:other': 2048}
+  if counted:
+    with pytest.raises(ValueError, match=r'learner\.pack_length=64 is too short'):
+      prompt_checks.check(parts, tokenizer, contexts)
+  else:
+    prompt_checks.check(parts, tokenizer, contexts)

@@ -57,7 +57,7 @@ def worth(
     imitation: Advantage of the gold answer.
     std_floor: Smallest deviation that is divided by, in units of task score. Far below the usual
       one, a token saved would weigh as much as an answer lost, whatever the price.
-    eps: Passed to `per_component`.
+    eps: Smallest divisor, also of `per_component`.
   """
   measured = ~np.isnan(gain)
   paid = lambda gained: np.clip(np.nan_to_num(gained) / nats, -1.0, 1.0)
@@ -77,7 +77,7 @@ def worth(
       squares = squares + better * action**2
   mean = sums / count
   deviation = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
-  credited = (rewards - mean) / np.maximum(deviation, std_floor)
+  credited = (rewards - mean) / np.maximum(deviation, max(std_floor, eps))
   others = per_component(task, costs, groups, eps=eps)
   if imitation:
     others = np.where(gold, imitation, others)
