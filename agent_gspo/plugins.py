@@ -207,7 +207,7 @@ def check_options(
     known: Options of the entry with their defaults; None for required ones.
 
   Raises:
-    ValueError: An option is unknown, missing, of a wrong type or out of range.
+    ValueError: An option is unknown, missing, of a wrong type or, of our own entries, out of range.
   """
   for option, value in given.items():
     field = f'{where}.{option}'
@@ -219,7 +219,7 @@ def check_options(
         raise ValueError(f'{field}={shown(value)}: its default is {known[option]!r}.')
     elif not is_number(value):
       raise ValueError(f'{field}={shown(value)} must be a finite number.')
-    elif value < 0 or (value == 0 and option in _POSITIVE):
+    elif not is_plugin(name) and (value < 0 or (value == 0 and option in _POSITIVE)):
       raise ValueError(
         f'{field}={value} must be {"above 0" if option in _POSITIVE else "0 or more"}.'
       )
@@ -289,6 +289,8 @@ def digest(config: Any) -> str:
 def _named(config: Any) -> set[str]:
   """Returns the plugin names in a config whose modules are imported."""
   if isinstance(config, Mapping):
-    return set().union(*map(_named, config.values()))
+    return _named([*config.values()])
+  if isinstance(config, list | tuple):
+    return set().union(*map(_named, config))
   loaded = isinstance(config, str) and config.partition(':')[0] in sys.modules
   return {config} if loaded and is_plugin(config) else set()

@@ -19,7 +19,7 @@ from agent_gspo.environments.base import Environment
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound
-from agent_gspo.tasks.base import Task, asked, demonstrated
+from agent_gspo.tasks.base import Task, asked, demonstrated, note_holders
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.exploration import audible_turns
 from agent_gspo.teams.sharing import Sharing, make_sharing
@@ -176,7 +176,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   task = make_task(config.task.name, **config.task.options)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
   for split in splits:
-    holders = len(task.questions(split)[0].notes)
+    holders = note_holders(task.questions(split))
     if holders > team.num_agents:
       raise ValueError(
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
@@ -373,11 +373,13 @@ def _check_terms(config: Config, team: Team) -> None:
         )
     return
   if kind == 'budget' and any(role.shows_left for role in team.roles):
-    if (reward.cost, reward.p_write, reward.p_read, reward.p_tool) != ('tokens', 1.0, 0.0, 0.0):
+    unit = (reward.cost, reward.p_write, reward.p_read, reward.p_tool, reward.prices, reward.payers)
+    if unit != ('tokens', 1.0, 0.0, 0.0, {}, ()):
       raise ValueError(
         f'team.roles.*.cue tells {{left}} of a budget in tokens written; the budget is in another '
         f'unit with reward.cost={reward.cost!r}, p_write={reward.p_write}, '
-        f"p_read={reward.p_read}, p_tool={reward.p_tool}. Set 'tokens', 1, 0 and 0, or leave out "
+        f'p_read={reward.p_read}, p_tool={reward.p_tool}, prices={reward.prices}, '
+        f"payers={reward.payers}. Set 'tokens', 1, 0, 0, no prices and no payers, or leave out "
         '{left}.'
       )
   if not any(role.shows_terms(kind) for role in team.roles):

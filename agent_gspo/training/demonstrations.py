@@ -66,7 +66,7 @@ class Demonstrations:
   @functools.cached_property
   def note_holders(self) -> int:
     """Returns the number of agents with a note; these are the first ones."""
-    return len(self.questions[0].notes)
+    return base.note_holders(self.questions)
 
   @property
   def seed(self) -> int:

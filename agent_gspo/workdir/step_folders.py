@@ -148,8 +148,9 @@ def _seal(folder: pathlib.Path) -> None:
 
 def _names(folder: pathlib.Path) -> list[str]:
   """Returns a checkpoint's files except checksums and hidden files (of file systems, desktops)."""
-  found = (path for path in folder.rglob('*') if path.is_file() and path.name[0] != '.')
-  return sorted(str(p.relative_to(folder)) for p in found if p != folder / SUMS)
+  found = (path.relative_to(folder) for path in folder.rglob('*') if path.is_file())
+  hidden = lambda path: any(part.startswith('.') for part in path.parts)
+  return sorted(str(path) for path in found if str(path) != SUMS and not hidden(path))
 
 
 def _digests(folder: pathlib.Path, names: list[str], sync: bool = False) -> list[str]:

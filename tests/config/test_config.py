@@ -12,11 +12,14 @@ import pytest
 import scripted_teams as st
 from micro_run import changed
 
+from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
+from agent_gspo.config import saved
 from agent_gspo.models import load, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import init_params
+from agent_gspo.tasks import base
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import loop, prompt_checks
 from agent_gspo.training import setup as setup_lib
@@ -507,3 +510,47 @@ def test_numbers_of_tokens_left_are_in_the_vocabulary(one_model):
   setup = build(config)
   numbers = range(setup.team.max_tokens + 1)
   assert not setup.tokenizer.unknown_words(' '.join(['left', *map(str, numbers)]))
+
+
+@pytest.mark.parametrize('algorithm', sorted(PRESETS))
+def test_a_saved_config_follows_another_algorithm_and_dtype(algorithm):
+  """As the config that it was resolved from does, where that one sets a field itself, too."""
+  values = changed(algorithm=algorithm, advantage__name='rloo', objective__clip_low=0.07)
+  resolved = config_lib.resolve(values)
+  bare = saved.emptied(resolved)
+  assert config_lib.resolve(bare.to_dict()) == resolved
+  other = {'algorithm': 'dapo', 'model': {**values['model'], 'dtype': 'bfloat16'}}
+  expected = config_lib.resolve({**values, **other})
+  found = config_lib.resolve({**bare.to_dict(), **other})
+  assert (found.objective, found.learner, found.selection) == (
+    expected.objective,
+    expected.learner,
+    expected.selection,
+  )
+  assert found.advantage.costs == expected.advantage.costs
+
+
+def test_notes_of_any_question_are_dealt_to_agents_that_there_are(tmp_path):
+  file = tmp_path / 'questions.jsonl'
+  notes = [['a'], ['a', 'b', 'c', 'd']]
+  rows = [
+    {'question': f'{split} {i} ?', 'answer': i, 'notes': of, 'split': split}
+    for split in ('train', 'validation', 'test')
+    for i, of in enumerate(notes)
+  ]
+  file.write_text('\n'.join(map(json.dumps, rows)))
+  with pytest.raises(ValueError, match='deals notes to 4 agents, but the team has 3'):
+    config_lib.check(changed(task__name='questions', task__options={'file': str(file)}))
+
+
+def test_a_generated_split_is_parted_without_building_it():
+  start = time.monotonic()
+  parts = config_lib.check(changed(sft__held_back=0.25))
+  assert time.monotonic() - start < 5
+  size = len(parts.task.questions('train'))
+  assert size == 10**6
+  assert len(base.asked(parts.task, 0.25)) == size / 4
+  shown = base.demonstrated(parts.task, 0.25)
+  assert [shown[-1].id, base.asked(parts.task, 0.25)[0].id] == [
+    parts.task.questions('train')[size * 3 // 4 + i].id for i in (-1, 0)
+  ]

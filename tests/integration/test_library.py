@@ -166,7 +166,8 @@ def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
   for text in ('A = 1', 'A = 1', 'A = 2'):
     file.write_text(text)
     plugins.load('changing:A', 'team.role_set')
-    found.append(plugins.digest({'team': {'role_set': 'changing:A', 'topology': 'star'}}))
+    found.append(plugins.digest({'team': {'tools': ('calculator', 'changing:A')}}))
+    assert found[-1] == plugins.digest({'team': {'role_set': 'changing:A', 'topology': 'star'}})
   assert found[0] == found[1] != found[2]
 
 

@@ -290,6 +290,29 @@ def test_user_defined_and_unused_tokens_of_gguf():
   assert tokenizer.pad_id == tokenizer.eos_id == 257
 
 
+@pytest.mark.parametrize(
+  ('pre', 'told', 'begins'),
+  [
+    ('llama-bpe', {}, True),
+    ('llama-bpe', {'tokenizer.ggml.add_bos_token': False}, False),
+    ('qwen2', {}, False),
+    ('qwen2', {'tokenizer.ggml.add_bos_token': True}, True),
+  ],
+)
+def test_llama3_begins_with_bos_unless_its_file_says_otherwise(pre, told, begins):
+  symbols = [symbol for _, symbol in sorted(_byte_symbols().items())]
+  metadata = {
+    'tokenizer.ggml.model': 'gpt2',
+    'tokenizer.ggml.pre': pre,
+    'tokenizer.ggml.tokens': [*symbols, 'ab', '<|begin|>', '<|end|>'],
+    'tokenizer.ggml.token_type': [1] * 257 + [3, 3],
+    'tokenizer.ggml.merges': ['a b'],
+    'tokenizer.ggml.bos_token_id': 257,
+    'tokenizer.ggml.eos_token_id': 258,
+  }
+  assert Tokenizer.from_gguf({**metadata, **told}).begins_with == ((257,) if begins else ())
+
+
 def test_llama3_takes_a_whole_word_of_the_vocabulary_that_no_merge_reaches():
   tokens, types, merges = ['ab', '<|end|>', 'abc'], [1, 3, 1], ['a b']
   assert _small('llama-bpe', tokens, types, merges).encode('abc') == [258]

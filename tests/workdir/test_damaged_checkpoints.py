@@ -98,6 +98,8 @@ def test_a_damaged_one_twice_is_kept_once(folder):
 
 def test_files_of_others_are_no_damage(folder):
   (folder / '2' / '.nfs0001').touch()
+  (folder / '2' / '.ipynb_checkpoints').mkdir()
+  (folder / '2' / '.ipynb_checkpoints' / 'notes').touch()
   (folder / 'notes.txt').touch()
   (folder / '007').mkdir()
   assert small_checkpoints.open_(folder).latest_step == 2

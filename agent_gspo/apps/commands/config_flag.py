@@ -15,6 +15,7 @@ from ml_collections import config_dict, config_flags
 
 from agent_gspo.apps.commands import exported
 from agent_gspo.config import fields as fields_lib
+from agent_gspo.config import saved
 from agent_gspo.config.defaults import SECTIONS, Config, changeable
 from agent_gspo.models.io import fields as fields_io
 from agent_gspo.options import did_you_mean, types_of
@@ -102,7 +103,8 @@ def _of_run(file: pathlib.Path) -> config_dict.ConfigDict:
     values = json.loads(file.read_text(encoding='utf-8'))
     if 'exported' in values:
       values = exported.located(fields_io.Fields(values, str(file)), file.parent)
-    return changeable(Config.from_dict({k: v for k, v in values.items() if k in types_of(Config)}))
+    known = {k: v for k, v in values.items() if k in types_of(Config)}
+    return changeable(saved.emptied(Config.from_dict(known)))
   except (OSError, ValueError, AttributeError, KeyError) as error:
     raise ValueError(f'no config of a run ({error}).') from error
 

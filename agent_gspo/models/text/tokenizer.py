@@ -115,8 +115,10 @@ class Tokenizer:
       if metadata.get(field) is not None or ours == 'eos_token':
         names[ours] = tokens[fields.whole(field, low=0, high=len(tokens) - 1)]
     template = _text(fields, 'tokenizer.chat_template')
-    sentencepiece = metadata.get('tokenizer.ggml.model') == 'llama'
-    begins = metadata.get('tokenizer.ggml.add_bos_token', sentencepiece)
+    # Llama's tokenizers, SentencePiece and byte-level, begin with BOS if the file does not say.
+    llama = 'llama' == metadata.get('tokenizer.ggml.model')
+    llama |= 'llama-bpe' == metadata.get('tokenizer.ggml.pre')
+    begins = metadata.get('tokenizer.ggml.add_bos_token', llama)
     if begins is True and names.get('bos_token'):
       tokenizer_backends.begin_with(backend, names['bos_token'])
     return named(where, lambda: cls(backend, chat_template=template, **names))
