@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent_gspo.tasks.grading.math_grader import grade_math, same_expression
+from agent_gspo.tasks.grading.math_grader import extract_math, grade_math, same_expression
 
 # Each holds in both directions.
 EXACT = [
@@ -62,6 +62,15 @@ NAMED = [
   ('x=5', 'y=5', False),
   ('x=5', '5', True),
   ('f(x)=2x+1', 'y=2x+1', True),
+  # An equation in x is not the value of x.
+  ('3x=9', 'x=9', False),
+  ('x^2=9', 'x=9', False),
+  ('x+1=6', 'x=5', False),
+  ('-y=2x+3', 'y=2x+3', False),
+  ('2x-y=-3', 'y=2x+3', True),
+  ('2x+3=f(x)', 'f(x)=2x+3', True),
+  ('5=x', 'x=5', True),
+  ('5=x', 'x=6', False),
   # One name with several values is a set, several names that come again are points.
   (r'x=1\text{ or }x=2', 'x=2, x=1', True),
   ('x=1 or x=2', r'\{1,2\}', True),
@@ -157,10 +166,32 @@ def test_both_directions(one, other, same):
     ('x=y=3', '3', True),
     ('x=k=15', 'k=15', True),
     ('x=15', 'x=15,k=15', False),
+    ('3+2=5', 'x=5', True),
+    (r'\exp(2)=9', 'x=9', True),
+    ('x=10/2=5', 'x=5', True),
   ],
 )
 def test_the_gold_expression_decides_on_order_and_names(answer, gold, same):
   assert same_expression(answer, gold) is same
+
+
+@pytest.mark.parametrize(
+  ('text', 'expression'),
+  [
+    ('The final answer is\n$$\n\\frac{3}{4}\n$$', r'\frac{3}{4}'),
+    ('We add $1$. The answer is:\n\\[\nx = 5\n\\]\nand not $6$.', 'x = 5'),
+    ('**Answer:**\n\n$x$ of $y$', 'x'),
+    ('**Final Answer:**\n\n\\[\n\\frac34\n\\]', r'\frac34'),
+    ('The answer is: \\(\\frac{1+\n2}{4}\\), not $2$', '\\frac{1+\n2}{4}'),
+    ('The answer is the sum\n$x$', 'the sum'),
+    ('The answer is $5. Bob has $3', '$5'),
+    ('The answer is $$\n1$$ and $$2$$, so $$3$$. Not $4$', '3'),
+    ('The answer is ∞.\nAnswer: ** .', '∞'),
+    ('The answer is **5** because it is.', '**5**'),
+  ],
+)
+def test_a_formula_on_its_own_lines_is_the_answer(text, expression):
+  assert extract_math(text) == expression
 
 
 def test_a_marked_answer_is_compared_so():

@@ -49,7 +49,7 @@ _CONCLUSION = re.compile(CONCLUSION, re.IGNORECASE)
 _JOIN = re.compile(
   r'(?:(?P<list>\band|&)|(?P<operator>\b(?:plus|times|x)|[-+*/×÷])|[,=])[\s$€£(}]*$'
 )
-_SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
+SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
 _BOXED = re.compile(r'\\boxed\b')
 _HASHES = re.compile(r'(?<!#)####(?!#)([^\n#]*[^\s#][^\n#]*)')
 # "1. Add", "b) Add": a heading, whatever follows.
@@ -86,7 +86,7 @@ def boxed(text: str) -> Iterator[str]:
 
 
 def answer_sentences(
-  text: str, marker: re.Pattern[str] = _ANSWER, end: re.Pattern[str] = _SENTENCE_END
+  text: str, marker: re.Pattern[str] = _ANSWER, end: re.Pattern[str] = SENTENCE_END
 ) -> Iterator[str]:
   """Yields the text after "the answer is" in its sentence, last one first."""
   for match in last(marker, text):

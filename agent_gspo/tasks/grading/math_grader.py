@@ -33,7 +33,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from agent_gspo.tasks.grading import answer_marks, numeric, statements
 
@@ -45,6 +45,8 @@ _FORMULA = re.compile(
   r'|\\\(((?:[^\\]|\\[^()]){1,1000}+)\\\)|\\\[((?:[^\\]|\\[^\[\]]){1,1000}+)\\\]',
   re.DOTALL,
 )
+# Colons, line breaks and the end of bold type between "the answer is" and the answer.
+_LEAD = re.compile(r'\A(?:[\s:=]|[*_`]++(?=\s|$))*')
 _ITEM = re.compile(_FORMULA.pattern + r'|(?<![\w.])\\?\$?[0-9][0-9.,/]*(?<![.,])', re.DOTALL)
 _REASON = re.compile(r',?\s+(?:because|since|so|as|which|when|where|if)\b.*', re.DOTALL)
 _PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
@@ -99,6 +101,7 @@ _LOOKS = tuple(
   )
 )
 _NAME = re.compile(r'^\\?[A-Za-z](?:\([a-z]\))?=(?!=)')
+_LETTER = re.compile(r'(?<![\\A-Za-z])[A-Za-z]')
 _THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?')
 _NUMBER = re.compile(
   r'-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[0-9]+/[0-9]+|\\frac\{-?[0-9]+\}\{[0-9]+\})'
@@ -115,7 +118,7 @@ def extract_math(text: str) -> str | None:
   text = answer_marks.passage(text)
   begun = lambda line: _is_expression(line) and not answer_marks.NUMBERED.match(line)
   bare = lambda line: begun(line) and not _HEADING.match(line)
-  for passage, is_sentence in answer_marks.marked(text, bare, begun):
+  for passage, is_sentence in answer_marks.marked(text, bare, begun, _sentences):
     found = _stated(_conclusion(passage)) if is_sentence else passage.strip()
     if found:
       return found
@@ -151,6 +154,12 @@ def same_expression(answer: str, gold: str) -> bool:
   named = statements.same_values(*seen, same_expression)
   if named is not None:
     return named
+  full = tuple(map(statements.without_spaces, seen))
+  for equation, solved in (full, full[::-1]):
+    name = _unsolved(equation, solved)
+    if name:
+      wanted = equation.endswith('=' + name) or _LETTER.search(_bare(solved))
+      return bool(wanted) and _same(*full)
   if _same(*bare, sets=seen if any(map(statements.has_relation, seen)) else None):
     return True
   signs = [bool(_DEGREE.search(text[:_MAX_TEXT])) for text in (answer, gold)]
@@ -223,6 +232,27 @@ def _bare(latex: str) -> str:
   """Returns the expression without spaces and without "x =" in front."""
   latex = _NAME.sub('', statements.without_spaces(latex))
   return latex.replace(',', '') if _THOUSANDS.fullmatch(latex) else latex
+
+
+def _unsolved(equation: str, solved: str) -> str:
+  r"""Returns x if one expression is like x^2 = 9 or 9 = x, and the other like x = 9; else ''."""
+  name = _NAME.match(solved)
+  if not name or equation.count('=') != 1 or _NAME.match(equation):
+    return ''
+  return name[0][:-1] if name[0][:-1] in re.sub(r'\\[A-Za-z]+', '', equation) else ''
+
+
+def _sentences(text: str) -> Iterator[str]:
+  """Yields the text after "the answer is" in its sentence, which a formula may continue."""
+  for passage in answer_marks.answer_sentences(text, end=re.compile(r'\Z')):
+    passage = _LEAD.sub('', passage)
+    stop, formula = answer_marks.SENTENCE_END.search(passage), _FORMULA.search(passage)
+    # A single dollar may be a currency.
+    if stop and formula and formula.start() < stop.start() and not formula[2]:
+      stop = answer_marks.SENTENCE_END.search(passage, formula.end())
+    sentence = passage[: stop.start()] if stop else passage
+    if re.search(r'[^\W_]|[^\x00-\x7f]', sentence):
+      yield sentence
 
 
 def _stated(sentence: str) -> str:
