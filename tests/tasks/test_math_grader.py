@@ -144,10 +144,31 @@ REPEATING = [
   (r'0.\overline{34}', r'0.\overline{43}', False),
   (r'\overline{34}', '34', False),
 ]
+TYPED = [
+  (r'\frac{12}{5525}', r'\frac{12}{5,\!525}', True),
+  (r'\frac{1}{29322216}', r'\dfrac{1}{29,\!322,\! 216}', True),
+  (r'(1,\!000,2)', '(1000,2)', True),
+  (r'1{,}200x', '1200x', True),
+  (r'1,000\pi', r'1000\pi', True),
+  (r'1,200\sqrt{2}', r'1200\sqrt2', True),
+  (r'\{1,200\pi,5\}', r'\{1200\pi,5\}', False),
+  (r'\frac \pi4 + 2 - \sqrt2', r'\frac{\pi}{4}+2-\sqrt{2}', True),
+  (r'\frac\pi{2x}', r'\frac{\pi}{2x}', True),
+  (r'\frac{1}b', r'\frac1{b}', True),
+  (r'\sqrt[3]2', r'\sqrt[3]{2}', True),
+  (r'\sqrt[3]2', r'\sqrt{2}', False),
+  (r'\sqrt\pi', r'\sqrt{\pi}', True),
+  ('2√3', r'2\sqrt{3}', True),
+  ('√12', r'2√3', True),
+  ('√(x+1)', r'\sqrt{x+1}', True),
+  ('x²+x³', 'x^2+x^3', True),
+  ('2·3·x', '6x', True),
+  ('½', '0.5', True),
+]
 
 
 @pytest.mark.parametrize(
-  ('one', 'other', 'same'), [*EXACT, *NAMED, *SETS, *DEGREES, *REPEATING], ids=str
+  ('one', 'other', 'same'), [*EXACT, *NAMED, *SETS, *DEGREES, *REPEATING, *TYPED], ids=str
 )
 def test_both_directions(one, other, same):
   assert same_expression(one, other) is same

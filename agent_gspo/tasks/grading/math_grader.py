@@ -55,6 +55,7 @@ _HEADING = re.compile(r'[^\\\w]*(?:[A-Za-z]{3}|[A-Z][a-z]\b)|[^\d\\$=+^/<>-]*$|\
 
 _UNICODE = str.maketrans(
   {'≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '∞': r'\infty ', '∪': r'\cup ', '∈': r'\in '}
+  | {'²': '^2', '³': '^3', '·': r'\cdot ', '½': r'\frac{1}{2}'}
 )
 _FUNCTION = r'(?:sin|cos|tan|cot|csc)'
 _DEGREE = re.compile(r'(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree(?![a-z])|[°º])')
@@ -68,6 +69,8 @@ _SIGNS = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
     (r'\\(?:left|right|displaystyle|limits|big|Big|bigg|Bigg)(?![a-zA-Z])', ''),
+    (r'(?<=[0-9])(?:,\\!\s*|\{,\})(?=[0-9]{3}(?![0-9]))', ''),
+    (r'√\s*(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))', r'\\sqrt{\1\2}'),
     (r'(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])', ' '),
     (r'\*\*|\\?\$|(?<!\\)\\[()\[\]]', ''),
     (r'\\[dt]frac(?![a-zA-Z])', r'\\frac'),
@@ -83,6 +86,8 @@ _SIGNS = tuple(
     (r'\s+', ' '),
   )
 )
+# An argument without braces.
+_TOKEN = r'([0-9A-Za-z]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))'
 _LOOKS = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
@@ -93,16 +98,16 @@ _LOOKS = tuple(
       r'(?<=[0-9])\s*(?!pi\b|or\b|and\b)[a-z]{2,}(?:[\s/]+[a-z]+){0,2}(?:\s*\^\s*\{?[23]\}?)?\s*$',
       '',
     ),
-    (r'\\frac\s*([0-9])\s*([0-9])', r'\\frac{\1}{\2}'),
-    (r'\\frac\s*([0-9])\s*(?=\{)', r'\\frac{\1}'),
-    (r'\\sqrt\s*([0-9a-z])', r'\\sqrt{\1}'),
+    (rf'\\frac(?![A-Za-z])\s*{_TOKEN}\s*(?=[\\{{0-9A-Za-z])', r'\\frac{\1} '),
+    (rf'\\frac\s*(\{{[^{{}}]*\}})\s*{_TOKEN}', r'\\frac\1{\2}'),
+    (rf'\\sqrt(?![A-Za-z])\s*(\[[^\[\]]*\])?\s*{_TOKEN}', r'\\sqrt\1{\2}'),
     (r'(?<![\w./^])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![\w/])', r'\1\\frac{\2}{\3}'),
     (r'[.,;:]\s*$', ''),
   )
 )
 _NAME = re.compile(r'^\\?[A-Za-z](?:\([a-z]\))?=(?!=)')
 _LETTER = re.compile(r'(?<![\\A-Za-z])[A-Za-z]')
-_THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?')
+_THOUSANDS = re.compile(r'-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?:\\pi|\\sqrt\{\w+\}|[a-z])*')
 _NUMBER = re.compile(
   r'-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[0-9]+/[0-9]+|\\frac\{-?[0-9]+\}\{[0-9]+\})'
 )
