@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from fractions import Fraction
 
 import hypothesis
@@ -107,6 +108,13 @@ def test_a_gold_answer_without_a_number():
 )
 def test_what_a_calculator_completes(text, expected):
   assert equations.completion(text) == expected
+
+
+def test_a_calculator_is_quick():
+  start = time.process_time()
+  assert equations.completion('so\n' + '\n' * 20_000 + 'x =') is None
+  assert equations.completion('so' + ' \n' * 20_000 + '2 + 3 =') == '5'
+  assert time.process_time() - start < 2  # quadratic work took a minute
 
 
 @hypothesis.given(hs.text(alphabet='0123456789+-*/=., \n$x', max_size=60))

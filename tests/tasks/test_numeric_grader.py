@@ -25,6 +25,7 @@ CASES = [
   ('2.5e-1', '1/4'),
   ('2 x 10^3', 2000),
   (r'1.2 \times 10^{2}', 120),
+  (r'\boxed{2.5\times10^{3}}', 2500),
   ('１２', 12),
   # Signs.
   ('–3', -3),
@@ -38,6 +39,12 @@ CASES = [
   ('from 3-4 hours', 4),
   ('COVID-19', 19),
   ('- 5 apples', 5),
+  ('**Answer:**\n- 18 apples', 18),
+  ('The answer is:\n  – 5 red', 5),
+  ('Answer:\n-18', -18),
+  ('total:\n\t- 5', 5),
+  (r'\boxed{- 18}', -18),
+  ('#### - 18', -18),
   # Fractions.
   ('-3/4', '-3/4'),
   ('3 / 4', '3/4'),
@@ -278,6 +285,8 @@ CHAINS = [
   ('The answer is 7 days/week * 4 weeks = 28 days', 28),
   ('The answer is 60 km per hour * 3 hours = 180 km', 180),
   (r'\boxed{2^3 = 8}', 8),
+  (r'\boxed{3\cdot4=12}', 12),
+  (r'\boxed{12\div4=3}', 3),
   ('#### 40% of 50 = 20', 20),
   # No chain.
   ('The answer is 40 of the 60 pens', 40),

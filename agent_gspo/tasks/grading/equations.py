@@ -37,7 +37,7 @@ _LONGEST = 500  # characters of a chain; no question needs more
 _NUMBER = r'-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,12}+)(?:\.[0-9]{1,12}+)?+'
 _LEFT = rf'({_NUMBER})\s*([-+*/x×÷−–])\s*({_NUMBER})\s*='
 _STEP = re.compile(rf'{_LEFT}\s*({_NUMBER})\s*(?:[,;\n]\s*(?=\S)|\.?\s*$)')
-_OPEN_STEP = re.compile(rf'(?:^|[,;\n]|\s)\s*{_LEFT}\s*$')
+_OPEN_STEP = re.compile(rf'(?<![^,;\s]){_LEFT}\s*$')
 # Signs that a step's left number belongs to a longer sum: an operator before it (an x that ends
 # no word), or a number whose operator was parsed as its sign.
 _OPERATOR = re.compile(r'(?:[-+*/^×÷−–]|(?<![^\W\d_])x)\s*$')

@@ -91,12 +91,13 @@ _REWRITES = tuple(
   for pattern, replacement in (
     (r'[\u00a0\u2002-\u200a\u202f]', ' '),
     (r'[\u2212\u2010-\u2013\uff0d]', '-'),
+    (r'\n[^\S\n]*-[^\S\n]+', '\n'),  # the bullet of a list
     (r'\*\*|__|`', ' '),
     (r'\\([$%])', r'\1'),
     (r'\{,\}', ','),
     (r'\\[!,]', ''),
-    (r'\\(?:times|cdot)\b', '×'),
-    (r'\\div\b', '÷'),
+    (r'\\(?:times|cdot)(?![A-Za-z])', '×'),
+    (r'\\div(?![A-Za-z])', '÷'),
     (r'(?<=[0-9])(?:\\[:; ]|~)(?=[0-9])', ' '),
     (_THOUSANDS, lambda match: match.group().replace(' ', '')),
     # A fraction after a digit is the second half of a mixed number.
@@ -109,7 +110,7 @@ _REWRITES = tuple(
   )
 )
 # Fast path: texts without any of this, which are most, need no rewriting.
-_REWRITTEN = re.compile(r'[^\x00-\x7f]|[\\*_`{~]|[0-9] [0-9]|\.\.\.')
+_REWRITTEN = re.compile(r'[^\x00-\x7f]|[\\*_`{~]|[0-9] [0-9]|\.\.\.|\n[^\S\n]*-[^\S\n]')
 _FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
 # Possessive quantifiers: no backtracking into digits to satisfy a lookahead.
@@ -215,9 +216,9 @@ def grade_number(text: str, gold: str) -> float:
 @functools.lru_cache(maxsize=4096)  # reads gold answers, and those that a group shares, once
 def _extract(text: str) -> _Found | None:
   text = _rewritten(answer_marks.passage(text))
-  for passage, is_sentence in answer_marks.marked(text, _is_bare, _begins):
-    # "=" replaces the "is" before it, so that a minus is a sign.
-    found = _first('= ' + passage if is_sentence else passage)
+  for passage, _ in answer_marks.marked(text, _is_bare, _begins):
+    # "=" replaces the mark before it, so that a minus is a sign.
+    found = _first('= ' + passage)
     if found is not None:
       return found
   matches = list(_NUMBER.finditer(text))
