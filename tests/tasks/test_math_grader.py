@@ -130,6 +130,15 @@ DEGREES = [
   (r'x=45^\circ', '45', True),
   (r'(6,235^\circ)', '(6,235)', True),
 ]
+REPEATED = [
+  ('1,1,2', '1,2,2', False),
+  ('1,1,2', r'2,\frac22,1', True),
+  ('1,1,2', '1,2', True),
+  ('x=1, x=1, x=2', '1,2,2', False),
+  ('1:3:2', '1:2:3', False),
+  (r'\frac12:1:3', '0.5 : 1 : 3', True),
+  ('1:2', '2:4', True),
+]
 REPEATING = [
   (r'0.\overline{3}', r'\frac13', True),
   (r'0.1\overline{6}', '1/6', True),
@@ -168,7 +177,9 @@ TYPED = [
 
 
 @pytest.mark.parametrize(
-  ('one', 'other', 'same'), [*EXACT, *NAMED, *SETS, *DEGREES, *REPEATING, *TYPED], ids=str
+  ('one', 'other', 'same'),
+  [*EXACT, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
+  ids=str,
 )
 def test_both_directions(one, other, same):
   assert same_expression(one, other) is same

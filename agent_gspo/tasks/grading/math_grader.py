@@ -159,7 +159,7 @@ def same_expression(answer: str, gold: str) -> bool:
   named = statements.same_values(*seen, same_expression)
   if named is not None:
     return named
-  full = tuple(map(statements.without_spaces, seen))
+  full = statements.without_spaces(seen[0]), statements.without_spaces(seen[1])
   for equation, solved in (full, full[::-1]):
     name = _unsolved(equation, solved)
     if name:
@@ -188,6 +188,14 @@ def _same(answer: str, gold: str, sets: tuple[str, str] | None = None) -> bool:
     return words[0] == words[1]
   if any(_SET.fullmatch(a) and _TUPLE.fullmatch(b) for a, b in ((answer, gold), (gold, answer))):
     return False
+  # math-verify compares lists as sets, and 1:2:3 as one quotient.
+  lists = [statements.split(text, ',') for text in (answer, gold)]
+  if len(lists[0]) == len(lists[1]) > min(len({*items}) for items in lists) and not sets:
+    have, want = ([{'': item} for item in items] for items in lists)
+    return statements.same_records(have, want, same_expression)
+  ratios = [statements.split(text, ':') for text in (answer, gold)]
+  if len(ratios[0]) == len(ratios[1]) > 2:
+    return all(map(same_expression, *ratios))
   request: dict[str, object] = {'gold': gold, 'answer': answer}
   if sets:
     request['conditions'] = [statements.conditions(text) for text in reversed(sets)]

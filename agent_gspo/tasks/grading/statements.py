@@ -84,7 +84,7 @@ def same_values(answer: str, gold: str, same: Callable[[str, str], bool]) -> boo
       return same(','.join(values), gold) if len(split(gold, ',')) == len(values) else None
   elif have is None:
     have = _points(answer, names) or _points(f'({answer})', names)
-  return have is not None and want is not None and _same_records(have, want, same)
+  return have is not None and want is not None and same_records(have, want, same)
 
 
 def _same_values_of_one_name(
@@ -106,9 +106,11 @@ def _same_values_of_one_name(
   return same(*values)
 
 
-def _same_records(
+def same_records(
   have: Sequence[_Record], want: Sequence[_Record], same: Callable[[str, str], bool]
 ) -> bool:
+  """Returns whether both have the same records, in any order."""
+
   def equal(one: _Record, other: _Record) -> bool:
     return one.keys() == other.keys() and all(same(one[name], other[name]) for name in other)
 
