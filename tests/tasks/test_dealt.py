@@ -9,7 +9,7 @@ import pytest
 from official_files import DATA, digest, needs_data
 
 from agent_gspo.tasks import base
-from agent_gspo.tasks.benchmarks.word_problems import WordProblems
+from agent_gspo.tasks.benchmarks.word_problems import GSM8K, WordProblems
 from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.dealt import script
 from agent_gspo.tasks.dealt import task as dealt
@@ -56,6 +56,10 @@ class Small(WordProblems):
     self._questions = {'train': _problems('train', 96), 'test': _problems('test', 48)}
 
 
+class Rationales(Small, GSM8K):
+  """A benchmark whose solutions are rationales."""
+
+
 def demonstration(task, question, agent, heard):
   """The plainest demonstration of a message."""
   return task.demonstration(
@@ -66,6 +70,7 @@ def demonstration(task, question, agent, heard):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
   monkeypatch.setitem(dealt.BENCHMARKS, 'small', Small)
+  monkeypatch.setitem(dealt.BENCHMARKS, 'rationales', Rationales)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,10 @@ def test_grades_the_equation_and_tells_what_the_others_say():
       {'benchmark': 'gsm8k', 'redrawn_copies': 1},
       'redrawn_copies=1 needs gold equations, and gsm8k has rationales; set it to 0',
     ),
+    (
+      {'benchmark': 'gsm8k'},
+      "grader='equation' needs gold equations, and gsm8k has rationales; set it to 'strict'",
+    ),
   ],
 )
 def test_bad_options(options, message):
@@ -231,9 +240,12 @@ def test_informants_speak_in_several_lengths_and_never_keep_a_needed_note_back()
   assert abs(share - 0.25) < 0.04
 
 
-def test_a_solver_shows_the_chain_of_numbers_that_it_has_heard_or_nothing():
-  task = make_task('dealt', benchmark='small')
-  for question in task.questions('train'):
+@pytest.mark.parametrize(
+  'options', [{'benchmark': 'small'}, {'benchmark': 'rationales', 'grader': 'strict'}]
+)
+def test_a_solver_shows_the_chain_of_numbers_that_it_has_heard_or_nothing(options):
+  task = make_task('dealt', **options)
+  for question in make_task('dealt', benchmark='small').questions('train'):
     assert task.score(question, demonstration(task, question, 3, ['said'] * 3)) == 1.0
     for silent, needed in enumerate(question.relevant):
       heard = ['' if i == silent else 'said' for i in range(3)]
@@ -244,13 +256,15 @@ def test_a_solver_shows_the_chain_of_numbers_that_it_has_heard_or_nothing():
 
 # The official files.
 
+GRADERS = {'svamp': 'equation', 'multiarith': 'equation', 'gsm8k': 'strict'}
+
 
 @pytest.fixture(scope='module')
 def official(tmp_path_factory):
   cache = tmp_path_factory.mktemp('cache')
   return {
-    name: make_task('dealt', benchmark=name, data_dir=DATA, cache_dir=cache)
-    for name in ('svamp', 'multiarith', 'gsm8k')
+    name: make_task('dealt', benchmark=name, grader=grader, data_dir=DATA, cache_dir=cache)
+    for name, grader in GRADERS.items()
   }
 
 
@@ -338,7 +352,7 @@ def test_gold_messages_are_the_solution_with_its_operands_exchanged(equation, an
 
 
 @needs_data
-@pytest.mark.parametrize('name', ['svamp', 'multiarith', 'gsm8k'])
+@pytest.mark.parametrize('name', GRADERS)
 def test_official_problems(official, name):
   """Each place is needed equally often; every demonstration is right; nothing is in two splits."""
   task = official[name]
@@ -347,10 +361,9 @@ def test_official_problems(official, name):
     shares = [sum(q.relevant[i] for q in asked) / len(asked) for i in range(3)]
     assert max(shares) - min(shares) < 0.02
     assert all(any(q.relevant) for q in asked)
-  grader = 'strict' if name == 'gsm8k' else 'equation'
   shown = [(q, demonstration(task, q, 3, q.notes)) for q in task.questions('train')]
   told = [(q, text) for q, text in shown if text is not None]
   assert len(told) > 0.97 * len(shown)
-  assert all(task.graded_by(grader, q, text) for q, text in told)
+  assert all(task.score(q, text) for q, text in told)
   ids = [{q.id for q in task.questions(split)} for split in base.SPLITS]
   assert len(set().union(*ids)) == sum(map(len, ids))

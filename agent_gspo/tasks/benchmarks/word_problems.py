@@ -87,7 +87,12 @@ class GSM8K(WordProblems):
 
   @classmethod
   def solution(cls, question: Question) -> str:
-    """Returns the official rationale in one line, without calculator annotations."""
+    """Returns the official rationale in one line, without calculator annotations.
+
+    A question of another benchmark (`DealtTask.also_from`) may have an equation: returns its chain.
+    """
+    if equations.from_infix(question.derivation) is not None:
+      return super().solution(question)
     return equations.without_annotations(question.derivation)
 
   @classmethod

@@ -117,11 +117,15 @@ class DealtTask(FileTask):
         f'task.options.misleading_share={self.misleading_share!r} is a share of the redrawn '
         'copies, and redrawn_copies=0 makes none; set it to 1 or more'
       )
-    if self.redrawn_copies and self.benchmark == 'gsm8k':
-      raise ValueError(
-        f'task.options.redrawn_copies={self.redrawn_copies!r} needs gold equations, and gsm8k has '
-        'rationales; set it to 0'
-      )
+    for field, needs, remedy in (
+      ('redrawn_copies', self.redrawn_copies > 0, '0'),
+      ('grader', self.grader == 'equation', "'strict'"),
+    ):
+      if needs and self.benchmark == 'gsm8k':
+        raise ValueError(
+          f'task.options.{field}={getattr(self, field)!r} needs gold equations, and gsm8k has '
+          f'rationales; set it to {remedy}'
+        )
     files = {field.name: getattr(self, field.name) for field in dataclasses.fields(FileTask)}
     self._official = BENCHMARKS[self.benchmark](**files)
     self._apart_from = [BENCHMARKS[name](**files) for name in self.apart_from]
