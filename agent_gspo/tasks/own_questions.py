@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_gspo import plugins
-from agent_gspo.options import check_choice
+from agent_gspo.options import check_choice, check_fields
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import draws
 from agent_gspo.tasks.grading import answer_marks, choice_grader, graders
 from agent_gspo.tasks.options import SPLITS
 from agent_gspo.types import Question
-from agent_gspo.values import shown
+from agent_gspo.values import is_text, shown
 
 _HELD_OUT = 0.1  # share of the questions in each of validation and test, if the file names no split
+_FLAGS = {'1': True, 'true': True, '0': False, 'false': False, '': False}
 
 
 def _text(text: str) -> str:
@@ -63,6 +64,7 @@ class OwnQuestions(base.Task):
   grader: str = 'number'
 
   def __post_init__(self):
+    check_fields(self, 'task.options')
     if plugins.is_plugin(self.grader):
       self._grade = plugins.load_function(self.grader, 'task.options.grader')
     else:
@@ -138,19 +140,25 @@ class OwnQuestions(base.Task):
 
   def _question(self, where: str, line: str, fields: Mapping[str, Any]) -> Question:
     text = functools.partial(_required, where, fields)
-    dealt, documents = notes(fields), fields.get('documents', [])
+    dealt, documents = notes(fields), fields.get('documents') or []
     for name, texts in (('notes', dealt), ('documents', documents)):
-      if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+      if not isinstance(texts, list) or not all(map(is_text, texts)):
         raise ValueError(f'{where}: {name}={shown(texts)} must be a list of texts.')
-    flags = fields.get('relevant', [x in ('1', 'true') for x in _numbered(fields, 'relevant')])
+    flags = fields.get('relevant') or _flags(where, _numbered(fields, 'relevant'))
     if not isinstance(flags, list) or not all(isinstance(flag, bool) for flag in flags):
       raise ValueError(f'{where}: relevant={shown(flags)} must be a list of true and false.')
     if flags and len(flags) != len(dealt):
       raise ValueError(f'{where}: relevant={shown(flags)} must have one entry for each note.')
+    gold = text(self.answer)
+    if not plugins.is_plugin(self.grader):
+      try:
+        GRADERS[self.grader].grade('', gold)
+      except ValueError as error:
+        raise ValueError(f'{where}: {self.answer}: {error}') from error
     return Question(
       id=line if fields.get('id') in (None, '') else str(fields['id']),
       text=text(self.question),
-      answer=text(self.answer),
+      answer=gold,
       notes=tuple(dealt),
       relevant=tuple(flags),
       documents=tuple(documents),
@@ -167,7 +175,7 @@ def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]
 
   Raises:
     FileNotFoundError: There is no such file or data set.
-    ValueError: A line is no JSON object, or the file is not UTF-8.
+    ValueError: A line is no JSON object or CSV row, or the file is not UTF-8.
   """
   if file.startswith('hf:'):
     yield from _of_data_set(file, field)
@@ -189,6 +197,8 @@ def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]
           yield where, str(number), _object(where, text)
   except UnicodeDecodeError as error:
     raise ValueError(f'{file} is not UTF-8 ({error}); save it as UTF-8.') from error
+  except csv.Error as error:  # such as a field of more than 131,072 characters
+    raise ValueError(f'{file}, line {rows.line_num}: {error}; save it as JSONL.') from error
 
 
 def _object(where: str, line: str) -> Mapping[str, Any]:
@@ -224,7 +234,7 @@ def _required(where: str, fields: Mapping[str, Any], name: str) -> str:
   value = fields.get(name)
   if isinstance(value, int | float) and not isinstance(value, bool):
     value = str(value)
-  if not isinstance(value, str) or not value.strip():
+  if not is_text(value) or not value.strip():
     raise ValueError(
       f'{where}: {name}={shown(value)} must be a text; there are {", ".join(fields)}. If the field '
       'has another name, set task.options.question or task.options.answer.'
@@ -234,7 +244,7 @@ def _required(where: str, fields: Mapping[str, Any], name: str) -> str:
 
 def notes(fields: Mapping[str, Any]) -> Any:
   """Returns the field `notes`, unchecked; in CSV the columns note1, note2, ..."""
-  return fields['notes'] if 'notes' in fields else _numbered(fields, 'note')
+  return fields.get('notes') or _numbered(fields, 'note')
 
 
 def _numbered(fields: Mapping[str, Any], name: str) -> list[str]:
@@ -243,6 +253,14 @@ def _numbered(fields: Mapping[str, Any], name: str) -> list[str]:
   while fields.get(column := f'{name}{len(found) + 1}') is not None:
     found.append(str(fields[column]).strip())
   return found
+
+
+def _flags(where: str, texts: Sequence[str]) -> list[bool]:
+  """Reads the columns relevant1, relevant2, ... of a CSV file."""
+  for number, text in enumerate(texts, 1):
+    if text.casefold() not in _FLAGS:
+      raise ValueError(f'{where}: relevant{number}={shown(text)} must be 1, 0, true or false.')
+  return [_FLAGS[text.casefold()] for text in texts]
 
 
 def _drawn(question: Question) -> str:

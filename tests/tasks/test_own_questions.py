@@ -59,6 +59,24 @@ def test_a_table_with_names_of_its_own(tmp_path):
   assert [task.score(question, text) for text in ('yes.', 'no')] == [1.0, 0.0]
 
 
+def test_relevance_in_a_table_is_written_by_pandas_or_a_spreadsheet(tmp_path):
+  header = 'question,answer,split,note1,note2,note3,relevant1,relevant2,relevant3\n'
+  for row in ('True,False,', 'TRUE,FALSE,0', 'true,false,', '1,0,False'):
+    task = make_task('questions', file=_file(tmp_path, f'{header}q,1,test,a,b,c,{row}\n', 'o.csv'))
+    assert task.questions('test')[0].relevant == (True, False, False)
+  file = _file(tmp_path, f'{header}q,1,test,a,b,c,1,yes,\n', 'o.csv')
+  message = r"o.csv, line 2: relevant2='yes' must be 1, 0, true or false\."
+  with pytest.raises(ValueError, match=message):
+    make_task('questions', file=file)
+
+
+def test_optional_fields_may_be_null(tmp_path):
+  optional = dict.fromkeys(('id', 'split', 'notes', 'relevant', 'documents'))
+  task = make_task('questions', file=_file(tmp_path, [{**row, **optional} for row in ROWS]))
+  question = task.questions('train')[0]
+  assert (question.notes, question.relevant, question.documents) == ((), (), ())
+
+
 def test_an_id_of_zero_and_an_empty_note(tmp_path):
   """Ids may be counted from 0; who has an empty note says nothing, not the answer."""
   rows = [{'id': n, 'question': f'q{n}', 'answer': '1', 'notes': ['', 'b']} for n in range(2)]
@@ -135,6 +153,9 @@ def test_a_data_set_that_cannot_be_had(monkeypatch):
     ({'question': 'q'}, r'line 1: answer=None must be a text; there are question'),
     ({'question': '', 'answer': '1'}, r"line 1: question='' must be a text"),
     ({'question': 'q', 'answer': '1', 'notes': 'n'}, r"notes='n' must be a list of texts"),
+    ({'question': 'q\ud800', 'answer': '1'}, r"question='q\\ud800' must be a text"),
+    ({'question': 'q', 'answer': '1', 'notes': ['\ud800']}, r'must be a list of texts'),
+    ({'question': 'q', 'answer': 'n/a'}, r"line 1: answer: gold answer 'n/a' holds no number"),
     ({'question': 'q', 'answer': '1', 'documents': [1]}, r'documents=\[1\] must be a list'),
     ({'question': 'q', 'answer': '1', 'relevant': [1]}, r'relevant=\[1\] must be a list of true'),
     ({'question': 'q', 'answer': '1', 'relevant': [True]}, r'must have one entry for each note'),
@@ -154,6 +175,15 @@ def test_faulty_files(tmp_path):
     make_task('questions', file='none.jsonl')
   with pytest.raises(ValueError, match='grader'):
     make_task('questions', file=_file(tmp_path), grader='numbr')
+  letter = [{'question': 'q', 'answer': 'c'}]
+  with pytest.raises(ValueError, match=r"line 1: answer: gold answer 'c' is not one of .* ABCDE"):
+    make_task('questions', file=_file(tmp_path, letter), grader='letter')
+  for name in ('file', 'question', 'answer', 'grader'):
+    with pytest.raises(ValueError, match=rf'task\.options\.{name}=3 must be text'):
+      make_task('questions', **{'file': _file(tmp_path), name: 3})
+  long = _file(tmp_path, f'question,answer\nq,1\n{"q" * 200_000},2\n', 'long.csv')
+  with pytest.raises(ValueError, match=r'long.csv, line \d: field larger .*; save it as JSONL\.'):
+    make_task('questions', file=long)
   same = [{'question': 'q', 'answer': '1', 'split': split} for split in ('train', 'test')]
   with pytest.raises(
     ValueError, match=r"line 2: split='test', but the same question is in 'train'"
