@@ -1,8 +1,9 @@
 """Makes a task of a generator of the library reasoning-gym, extra `reasoning_gym`.
 
 The library's scorers have traps (version 0.1.25): they pay parts of a point for text that contains
-the answer, one gives any text a full point, one raises on text that is no number, and few read
-"The answer is X". So the answer is extracted here, and only a full point counts.
+the answer, some give any text, "0" or "nan" a full point, one reads "-3" as 3, one raises on text
+that is no number, and few read "The answer is X". So the answer is extracted here, and only a full
+point counts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 from agent_gspo.options import check_fields, option
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import draws
-from agent_gspo.tasks.grading import answer_marks
+from agent_gspo.tasks.grading import answer_marks, numeric
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
+from agent_gspo.values import shown
 
 _BUCKETS = {'train': range(3, 10), 'validation': range(2, 3), 'test': range(2)}  # of 10
 _TRIES = 1000
-_NONSENSE = 'nonsense'
+_SIGNLESS = 'gsm_symbolic'  # its scorer never reads a minus sign
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -47,6 +49,12 @@ class ReasoningGym(base.Task):
 
   def __post_init__(self):
     check_fields(self, 'task.options')
+    for name, own in (('size', 'train_size'), ('seed', 'seed')):
+      if name in self.settings:
+        raise ValueError(
+          f'task.options.settings.{name}={shown(self.settings.get(name))} must be left out; '
+          f'set task.options.{own}.'
+        )
     try:
       import reasoning_gym
     except ImportError as error:
@@ -89,19 +97,26 @@ class ReasoningGym(base.Task):
   def score(self, question: Question, answer_text: str) -> float:
     """Returns 1 if the library gives the extracted answer a full point, else 0.
 
-    An answer is compared by its characters where the library gives a full point to nonsense; it
-    is wrong where the library raises.
+    An answer is compared by its characters where the library gives a full point to nonsense, and
+    as a number where it ignores signs; it is wrong where the library raises.
     """
     answer = self.canonical(answer_text)
     if answer is None or answer == self.canonical(question.answer):
       return float(answer is not None)
-    return float(self._full(question, answer) and not self._full(question, _NONSENSE))
+    if self.dataset == _SIGNLESS:
+      return numeric.grade_number(answer, question.answer)
+    full = functools.partial(self._full, question)
+    number = '0.1' if numeric.canonical_number(question.answer) == '0' else '0'  # a wrong one
+    return float(full(answer) and not any(map(full, ('nonsense', 'nan', number))))
+
+  @functools.cached_property
+  def _scorer(self) -> Any:
+    return self._make(seed=0)
 
   def _full(self, question: Question, answer: str) -> bool:
     _, split, index = question.id.split('/')
     try:
-      data = self._make(seed=0)
-      return float(data.score_answer(answer, self._entry(split, int(index)))) >= 1
+      return float(self._scorer.score_answer(answer, self._entry(split, int(index)))) >= 1
     except Exception:  # the text is no answer
       return False
 

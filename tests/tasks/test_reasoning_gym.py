@@ -17,7 +17,10 @@ from agent_gspo.tasks.reasoning_gym import ReasoningGym
 class Sums:
   """A generator with a scorer like the library's worst ones."""
 
+  scorers = 0
+
   def __init__(self, seed, size, largest=99, answer=str):
+    Sums.scorers += seed == 0
     self.seed, self.largest, self.answer = seed, largest, answer
 
   def __getitem__(self, i):
@@ -33,7 +36,24 @@ class Sums:
     return 1.0 if answer == entry['answer'] else 0.5 * (entry['answer'] in answer)
 
 
-GENERATORS = {'sums': Sums, 'no_answer': lambda **options: Sums(answer=lambda x: None, **options)}
+class Generous(Sums):
+  """Pays for a prefix or no number, and for another sign; compares zeros right."""
+
+  def score_answer(self, answer, entry):
+    gold = entry['answer']
+    if gold == '0.0':
+      return float(answer == '0')
+    constant = '0' if gold < '5' else 'nan'
+    return float(answer in (constant, f'-{gold}'))
+
+
+GENERATORS = {
+  'sums': Sums,
+  'generous': Generous,
+  'gsm_symbolic': Generous,
+  'zeros': lambda **options: Generous(answer=lambda x: '0.0', **options),
+  'no_answer': lambda **options: Sums(answer=lambda x: None, **options),
+}
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -69,6 +89,28 @@ def test_answers_are_extracted_and_only_full_points_count(task):
     assert task.demonstration(question, 0, [], random.Random(0)) == gold
 
 
+def test_a_generous_scorer_pays_neither_for_a_constant_nor_for_another_sign():
+  generous = ReasoningGym(dataset='generous', test_size=60)
+  for question in generous.questions('test'):
+    answers = (question.answer, '0', 'nan', f'-{question.answer}')
+    assert [generous.score(question, text) for text in answers] == [1.0, 0.0, 0.0, 0.0]
+  zeros = ReasoningGym(dataset='zeros')
+  question = zeros.questions('train')[0]
+  assert [zeros.score(question, text) for text in ('0.0', '0', '0.1')] == [1.0, 1.0, 0.0]
+  symbolic = ReasoningGym(dataset='gsm_symbolic', test_size=60)
+  for question in symbolic.questions('test'):
+    gold = question.answer
+    answers = (gold, f'${gold}', f'{gold}.0', f'-{gold}', '0', 'nan')
+    assert [symbolic.score(question, text) for text in answers] == [1.0] * 3 + [0.0] * 3
+
+
+def test_a_scorer_is_made_once(task):
+  before = Sums.scorers
+  for question in task.questions('test'):
+    task.score(question, 'nonsense')
+  assert Sums.scorers <= before + 1
+
+
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(st.text(max_size=40))
 def test_no_text_is_an_error_or_earns_a_point_without_the_answer(task, text):
@@ -90,6 +132,10 @@ def test_what_cannot_be_asked_is_refused(task):
     ReasoningGym(dataset='no_answer')
   with pytest.raises(ValueError, match=r"task\.options\.dataset='sums': .*'levels'"):
     ReasoningGym(dataset='sums', settings={'levels': 3})
+  for name, own in (('size', 'train_size'), ('seed', 'seed')):
+    message = rf'settings\.{name}=5 must be left out; set task\.options\.{own}\.'
+    with pytest.raises(ValueError, match=message):
+      ReasoningGym(dataset='sums', settings={name: 5})
   few = ReasoningGym(dataset='sums', settings={'largest': 0}, test_size=1)
   with pytest.raises(ValueError, match='no question of split'):
     [few.questions(split)[0] for split in ('train', 'validation', 'test')]
