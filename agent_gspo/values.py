@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 _FLOAT32 = np.finfo(np.float32)
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Any) -> TypeGuard[str]:
   """Returns whether a value is text that UTF-8 can encode (no lone surrogates)."""
   if not isinstance(value, str):
     return False

@@ -15,6 +15,7 @@ from agent_gspo import plugins
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.types import Question
 
 _SILENT = lambda turn: ([turn.stop_ids[0]], True)
 
@@ -84,6 +85,21 @@ def test_a_verifier_that_raises_is_named_with_its_question_and_line():
   told = str(error.value)
   assert told.startswith("task 'echo', score of question 'q0': KeyError: 'nothing' at test_plugins")
   assert told.endswith(f'test_plugins.py:{Own.score.__code__.co_firstlineno + 1}.')
+
+
+@pytest.mark.parametrize(
+  ('field', 'value'),
+  [('answer', 1), ('notes', 'ab'), ('documents', 'ab'), ('documents', (1,)), ('relevant', 'ab')],
+)
+def test_a_question_with_a_field_of_another_type_is_refused(field, value):
+  class Own(Echo):
+    def _split(self, split):
+      fields = {'text': 'How many?', 'answer': '1', 'notes': ('a', 'b'), field: value}
+      return [Question('q', **fields)]
+
+  with pytest.raises(plugins.PluginError) as error:
+    Own().questions('train')
+  assert f'question 0: {field} is {value!r}; must be a t' in str(error.value)
 
 
 @pytest.mark.parametrize('raised', [SystemExit(0), SystemExit('done'), GeneratorExit(), OSError()])

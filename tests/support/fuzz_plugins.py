@@ -216,6 +216,7 @@ _QUESTIONS = (
   f'[{_QUESTION}, notes=("a",), relevant=("no",))]', f'[{_QUESTION}, notes=None)]',
   f'[{_QUESTION}, notes=("a",), relevant=([],))]', f'[{_QUESTION}, notes=("a",), relevant=None)]',
   f'[{_QUESTION}, notes=("a",), relevant=(True, True))]', f'[{_QUESTION}, story=None)]',
+  f'[{_QUESTION}, documents="ab")]',
   f'[{_QUESTION}, derivation=3)]', '[Question("1", "1 + ?", 1)]', '[Question("1", 3, "1")]',
   '[Question(1, "1", "1")]', '[Question("", "1", "1")]', '[Question(["1"], "1", "1")]',
   '[Question("1", "\\ud800", "1")]', '[Question("1", None, "1")]',

@@ -53,6 +53,18 @@ class FileTask(base.Task):
     check_fields(self, 'task.options')
     check_choice('task.options.grader', self.grader, tuple(self.GRADERS))
 
+  def canonical(self, answer_text: str) -> str | None:
+    """Returns the answer that the grader extracts from the text, normalized; None without one."""
+    return self.GRADERS[self.grader].extract(answer_text)
+
+  def score(self, question: Question, answer_text: str) -> float:
+    """Returns 1.0 if the grader accepts the answer, else 0.0."""
+    return self.graded_by(self.grader, question, answer_text)
+
+  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
+    """Returns an answer's score by one of `graders`."""
+    return self.GRADERS[grader].grade(answer_text, question.answer)
+
   def _fetch(self, source: sources.Source) -> pathlib.Path:
     return sources.fetch(
       source, data_dir=self.data_dir, cache_dir=self.cache_dir, base_url=self.base_url
@@ -90,15 +102,3 @@ class OfficialTask(FileTask):
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions.get(split, ())
-
-  def canonical(self, answer_text: str) -> str | None:
-    """Returns the answer that the grader extracts from the text, normalized; None without one."""
-    return self.GRADERS[self.grader].extract(answer_text)
-
-  def score(self, question: Question, answer_text: str) -> float:
-    """Returns 1.0 if the grader accepts the answer, else 0.0."""
-    return self.graded_by(self.grader, question, answer_text)
-
-  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
-    """Returns an answer's score by one of `graders`."""
-    return self.GRADERS[grader].grade(answer_text, question.answer)

@@ -144,18 +144,6 @@ class DealtTask(FileTask):
     """Returns the training problems of `also_from`, with irrelevant notes of the same benchmark."""
     return self._further
 
-  def score(self, question: Question, answer_text: str) -> float:
-    """Returns 1.0 if the grader accepts the answer, else 0.0."""
-    return self._official.score(question, answer_text)
-
-  def canonical(self, answer_text: str) -> str | None:
-    """Returns the answer that the grader extracts from the text, normalized."""
-    return self._official.canonical(answer_text)
-
-  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
-    """Returns the score by another grader."""
-    return self._official.graded_by(grader, question, answer_text)
-
   def note(self, splits: Sequence[str]) -> str:
     """Returns a notice with the number of problems left out."""
     told = [
