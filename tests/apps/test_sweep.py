@@ -127,6 +127,9 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--vary=budget.lambda_tk=1', '--config=tiny'], 'Did you mean --config.budget.lambda_tok?'),
     (['--lambdas=0', '--config.lr=1', '--config=tiny'], 'Did you mean --config.learner.learning_'),
     (['--lambdas=0', '--config=tinny'], '--config=tinny: no such file or name; there are'),
+    (['--vary=seed=5,6'], 'seed is set by --seeds; give the values there'),
+    (['--setting=a: seed=7'], 'seed is set by --seeds'),
+    (['--lambdas=0', '--config.seed=7'], 'seed is set by --seeds'),
     (['--setting=a: x.y=1 x.y=2'], '--setting=a: x.y=1 x.y=2: x.y stands there twice'),
   ],
 )

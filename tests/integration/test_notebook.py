@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import io
 import json
 import pathlib
@@ -60,17 +61,29 @@ def test_the_first_cell_finds_the_clone(monkeypatch):
 
 
 @pytest.mark.parametrize('file', _NOTEBOOKS, ids=lambda file: file.stem)
-def test_cells_compile_and_name_what_exists(file):
+def test_cells_compile_and_call_what_exists(file):
   cells = json.loads(file.read_text(encoding='utf-8'))['cells']
   code = [cell for cell in cells if cell['cell_type'] == 'code']
   assert code
+  imported, called = {}, []
   for cell in code:
-    tree = ast.parse(python_of(cell))
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(python_of(cell))):
       if isinstance(node, ast.ImportFrom) and node.module.startswith('agent_gspo'):
         package = importlib.import_module(node.module)
         for alias in node.names:
           if not hasattr(package, alias.name):
             importlib.import_module(f'{node.module}.{alias.name}')
+          imported[alias.name] = getattr(package, alias.name)
+      if isinstance(node, ast.Call):
+        called.append(node)
     for named in re.findall(r'(?:launch|configs)/\w+\.py', ''.join(cell['source'])):
       assert (_ROOT / named).is_file(), named
+  bound = 0
+  for call in called:
+    name, _, attribute = ast.unparse(call.func).partition('.')
+    if name in imported:
+      function = getattr(imported[name], attribute) if attribute else imported[name]
+      keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+      inspect.signature(function).bind(*call.args, **keywords)
+      bound += 1
+  assert bound

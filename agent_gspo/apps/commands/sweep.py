@@ -48,6 +48,8 @@ def cli() -> NoReturn:
     seeds = _numbers('seeds', options.seeds, int)
     fields = [argument.removeprefix('--config.').partition('=')[0] for argument in overrides]
     fields += [field for setting in settings for field in setting.fields]
+    if 'seed' in fields:
+      raise ValueError('seed is set by --seeds; give the values there.')
     config_flag.check_fields(options.config, fields)
     todo = sweep.points(options.workdir, settings, seeds)
     if options.jobs < 1:
