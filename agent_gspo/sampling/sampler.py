@@ -317,9 +317,9 @@ class Sampler:
       state = dataclasses.replace(state, cache=tuple(cache))
 
   def _check(self, prompts, limits, temperature, adapters) -> None:
-    if not 0 <= temperature < np.inf:
+    if not 0 <= temperature <= float(np.finfo(np.float32).max):
       raise ValueError(
-        f'temperature={temperature} must be 0 (greedy) or above; 1 is the model itself.'
+        f'temperature={temperature} must be 0 (greedy) to 3e38; 1 is the model itself.'
       )
     if limits.min() < 1 or limits.max() > self.max_new_tokens:
       raise ValueError(

@@ -393,6 +393,8 @@ def test_a_compilation_would_have_been_noticed(caplog):
   ('options', 'message'),
   [
     ({'temperature': -0.1}, r'temperature=-0\.1'),
+    ({'temperature': 1e39}, r'temperature=1e\+39 must be 0'),  # inf as float32
+    ({'temperature': float('nan')}, r'temperature=nan'),
     ({'limits': np.array([0])}, r'limits span 0\.\.0'),
     ({'limits': np.array([_NEW + 1])}, r'max_new_tokens=8'),
   ],

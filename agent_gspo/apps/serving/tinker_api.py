@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _WAIT_S = 20.0  # a client that waits longer asks again
 _KEPT = 4096  # results
+_SNAPSHOTS = 32  # adapters to sample of each client, the last used
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PATH = re.compile(r'tinker://([0-9a-f]+:train:\d+)/(weights|sampler_weights)/([\w.-]+)')
 _NUMPY = {proto.DTYPE_FLOAT32: np.float32, proto.DTYPE_INT64: np.int64}
 _CLIENT = {'parallel_fwdbwd_chunks': False, 'fwdbwd_max_chunk_bytes_count': MAX_BYTES // 2}
@@ -170,7 +172,7 @@ class TinkerApi:
     if not 1 <= lora.rank <= self._served.loaded[0].sampler.config.embed_dim:
       raise RequestError(f'rank={lora.rank} must be 1 to the width of the model.', 'rank')
     id_ = f'{request.session_id}:train:{request.model_seq_id}'
-    seed = secrets.randbits(31) if lora.seed is None else lora.seed
+    seed = secrets.randbits(31) if lora.seed is None else lora.seed % 2**63
 
     def work() -> Result:
       self._training[id_] = self._adapters.make(lora.rank, seed)
@@ -227,8 +229,12 @@ class TinkerApi:
     if not isinstance(options, types.AdamParams):
       raise RequestError('optim_params must be AdamParams.')
     given = options.model_dump()
-    if bad := [name for name, value in given.items() if not (math.isfinite(value) and value >= 0)]:
-      raise RequestError(f'{bad[0]}={given[bad[0]]} must be finite, 0 or more.', bad[0])
+    for name, value in given.items():
+      end = 1 if name in ('beta1', 'beta2') else math.inf
+      if not 0 <= value <= _FLOAT32_MAX or np.float32(value) >= end:
+        raise RequestError(f'{name}={value} must be 0 or more and below {end} (float32).', name)
+    if not np.float32(options.eps):
+      raise RequestError(f'eps={options.eps} must be above 0 (float32).', 'eps')
 
     def work() -> Result:
       if adapter.gradient is None:
@@ -245,8 +251,9 @@ class TinkerApi:
       self._sampling[id_] = None
     elif id_ not in self._sampling:
       file = self._file(request.model_path)
-      loop = asyncio.get_running_loop()
-      self._sampling[id_] = await loop.run_in_executor(self._speaker, self._loaded, file)
+      loaded = await asyncio.get_running_loop().run_in_executor(self._speaker, self._loaded, file)
+      self._make_room(request.session_id)
+      self._sampling[id_] = loaded
     return {'sampling_session_id': id_}
 
   async def _sampler(self, http: Request) -> Response:
@@ -257,8 +264,16 @@ class TinkerApi:
   def _sampled(self, id_: str) -> Adapter | None:
     """Returns the adapter of a sampling session, None for the model alone."""
     if id_ not in self._sampling:
-      raise RequestError(f'sampling_session_id={id_[:80]!r} is unknown.', status=404)
-    return self._sampling[id_]
+      raise RequestError(f'sampling_session_id={id_[:80]!r} is unknown: save again.', status=404)
+    self._sampling[id_] = adapter = self._sampling.pop(id_)  # now the last one
+    return adapter
+
+  def _make_room(self, client: str) -> None:
+    """Forgets adapters to sample that a client used longest ago, so that one more fits."""
+    mine = f'{client}:sample:'
+    held = [x for x, adapter in list(self._sampling.items()) if adapter and x.startswith(mine)]
+    for id_ in held[: 1 - _SNAPSHOTS]:
+      del self._sampling[id_]
 
   async def _sample(self, body: Any) -> dict[str, Any]:
     request = _parsed(types.SampleRequest, body)
@@ -267,14 +282,13 @@ class TinkerApi:
     for field, neutral in _NEUTRAL.items():
       if (given[field] or neutral) != neutral:
         raise RequestError(f'{field}={shown(given[field])} must be left out.', field)
-    config = self._served.loaded[0].sampler.config
     prompt, count = self._prompt(request.prompt), request.num_samples
-    room = config.max_positions - len(prompt)
+    room = self._served.loaded[0].sampler.config.max_positions - len(prompt)
     limit = min(room, 1024) if params.max_tokens is None else params.max_tokens
     for field, value, fits, must in (
       ('num_samples', count, 1 <= count <= 1024, 'be 1 to 1024'),
       ('max_tokens', limit, 1 <= limit <= room, f'be 1 to {room}, the room after the prompt'),
-      ('temperature', params.temperature, 0 <= params.temperature < math.inf, 'be 0 or more'),
+      ('temperature', params.temperature, 0 <= params.temperature <= _FLOAT32_MAX, 'be 0 to 3e38'),
       ('top_k', params.top_k, params.top_k == -1, 'be -1'),
       ('top_p', params.top_p, params.top_p == 1, 'be 1'),
     ):
@@ -316,6 +330,7 @@ class TinkerApi:
       raise RequestError(f'kind={request.kind!r} must be snapshot.', 'kind')
     adapter = self._adapter(request.model_id)
     session = f'{request.model_id}:sample:{request.sampling_session_seq_id}'
+    self._make_room(request.model_id)
 
     def work() -> Result:
       self._sampling[session] = Adapter(adapter.config, adapter.trainable, None)
@@ -408,13 +423,13 @@ class TinkerApi:
     tokenizer = self._served.loaded[0].tokenizer
     if stop is None:
       return [tokenizer.eos_id]
-    found = []
+    found: list[int] = []
     for one in [stop] if isinstance(stop, str) else stop:
-      ids = [one] if isinstance(one, int) else tokenizer.encode(one)
+      ids = tokenizer.encode(one) if isinstance(one, str) else [one]
       if len(ids) != 1:
         raise RequestError(f'stop={shown(one)} must be one token, here it is {len(ids)}.', 'stop')
       found += ids
-    return found
+    return self._tokens('stop', np.asarray(found)).tolist() if found else []
 
   def _datum(self, given: Any, names: tuple[str, ...]) -> Datum:
     """Returns a sequence of a request."""

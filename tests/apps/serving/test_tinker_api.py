@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from served_team import Served, serving
 
+from agent_gspo.apps.serving import tinker_api
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 
@@ -171,6 +172,10 @@ def test_a_loss_of_the_clients_own_is_differentiated_by_the_server(service):
       lambda t: t.optim_step(tinker.types.AdamParams(learning_rate=-1)),
       'learning_rate=-1.*0 or more',
     ),
+    (lambda t: t.optim_step(tinker.types.AdamParams(eps=1e39)), r'eps=1e\+39 .* below inf'),
+    (lambda t: t.optim_step(tinker.types.AdamParams(beta1=1)), 'beta1=1.*and below 1 '),
+    (lambda t: t.optim_step(tinker.types.AdamParams(beta2=1 - 1e-12)), 'beta2=.*and below 1 '),
+    (lambda t: t.optim_step(tinker.types.AdamParams(eps=1e-50)), 'eps=1e-50 must be above 0'),
     (lambda t: t.optim_step(tinker.types.AdamParams()), 'call forward_backward before'),
     (
       lambda t: t.forward([_datum()], 'ppo', {'clip_low_threshold': 'x'}),
@@ -191,12 +196,33 @@ def test_what_cannot_be_done_is_said(service, ask, error):
     ({'top_p': 0.9}, 'top_p=0.9 must be 1'),
     ({'max_tokens': 10**6}, 'the room after the prompt'),
     ({'stop': ['answer answer']}, 'must be one token'),
+    *(({'stop': [3, id_]}, 'stop must hold ids of the vocab') for id_ in (-1, 999_999, 2**40)),
+    ({'temperature': 1e39}, r'temperature=1e\+39 must be 0 to 3e38'),
   ],
 )
 def test_sampling_that_is_not_offered_is_refused(service, params, error):
   client = service.create_sampling_client(base_model='team')
   with pytest.raises(tinker.BadRequestError, match=error):
     _sample(client, **params)
+
+
+def test_a_client_keeps_the_adapters_that_it_used_last(service, monkeypatch):
+  monkeypatch.setattr(tinker_api, '_SNAPSHOTS', 2)
+  training = service.create_lora_training_client(base_model='team', rank=1, seed=2**63).result()
+  saved = lambda: training.save_weights_and_get_sampling_client()
+  untouched = service.create_sampling_client(base_model='team')
+  path = training.save_weights_for_sampler('mine').result().path
+  used, unused = saved(), saved()
+  for _ in range(2):
+    _sample(used)
+    newest = saved()
+    _sample(newest)
+  loaded = [service.create_sampling_client(model_path=path) for _ in range(3)]
+  for client in (used, newest, untouched, *loaded[1:]):
+    assert _sample(client).sequences
+  for client in (unused, loaded[0]):
+    with pytest.raises(tinker.NotFoundError, match='is unknown: save again'):
+      _sample(client)
 
 
 def test_another_model_is_not_served(service):
