@@ -142,26 +142,39 @@ def run_missing(
     arguments[point] = own
   missing = [point for point in todo if point.result is None]
   note(f'{len(todo) - len(missing)} of {len(todo)} runs have ended, {len(missing)} to go')
+  running: set[subprocess.Popen[bytes]] = set()
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-    ended = list(pool.map(lambda point: _run(point, arguments[point], note), missing))
+    try:
+      ended = list(pool.map(lambda point: _run(point, arguments[point], note, running), missing))
+    except SystemExit:  # of a signal to this process alone; Ctrl-C reaches the runs as well
+      for child in list(running):
+        child.terminate()
+      raise
   return [point for point, fine in zip(missing, ended, strict=True) if not fine]
 
 
-def _run(point: Point, arguments: Sequence[str], note: Callable[[str], None]) -> bool:
+def _run(
+  point: Point,
+  arguments: Sequence[str],
+  note: Callable[[str], None],
+  running: set[subprocess.Popen[bytes]],
+) -> bool:
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
   json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
   note(f'begin {name}')
   path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
-    status = subprocess.run(
+    child = subprocess.Popen(
       [*_TRAIN, f'--workdir={point.workdir}', *arguments],
       stdin=subprocess.DEVNULL,
       stdout=log,
       stderr=subprocess.STDOUT,
       env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path))},
-      check=False,
-    ).returncode
+    )
+    running.add(child)
+    status = child.wait()
+    running.remove(child)
   if status:
     note(f'FAILED {name} with status {status}: see {point.workdir / LOG}')
     return False
@@ -184,6 +197,7 @@ def summary(done: Sequence[Point]) -> list[dict[str, Any]]:
       'name': name,
       'fields': dict(members[0].setting.fields),
       'seeds': [point.seed for point in members],
+      'planned': sum(point.setting.name == name for point in done),
       'workdirs': [point.workdir.name for point in members],
       'untrained': _measures(members, 'untrained'),
       'trained': _measures(members, 'trained'),
@@ -203,11 +217,22 @@ def _measures(members: Sequence[Point], label: str) -> dict[str, list[float | No
 def table(settings: Sequence[Mapping[str, Any]]) -> str:
   """Returns a Markdown table: a row per setting of `summary`, mean over seeds [lowest, highest].
 
-  The first row is the untrained team, if all settings share it.
+  The first row is the untrained team, if the settings share it at each seed.
   """
-  rows = [(setting['name'], setting['trained']) for setting in settings]
-  first = settings[0]['untrained']
-  if all(setting['untrained'] == first for setting in settings):
+  rows, starts = [], dict[tuple[str, int], Any]()
+  for setting in settings:
+    name, ended, planned = setting['name'], len(setting['seeds']), setting['planned']
+    told = name if ended == planned else f'{name} ({ended} of {planned} seeds)'
+    rows.append((told, setting['trained']))
+  begun = [
+    ((key, seed), value)
+    for setting in settings
+    for key, values in setting['untrained'].items()
+    for seed, value in zip(setting['seeds'], values, strict=True)
+  ]
+  if all(starts.setdefault(where, value) == value for where, value in begun):
+    keys = settings[0]['untrained']
+    first = {key: [value for (of, _), value in starts.items() if of == key] for key in keys}
     rows.insert(0, ('untrained', first))
   known = lambda values, key: [v for v in values.get(key, ()) if v is not None]
   shown = [m for m in MEASURES if any(known(values, m[1]) for _, values in rows)]

@@ -1,9 +1,12 @@
 """Sweeps: what is run, what is left alone, what a failure costs, what is written."""
 
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -29,6 +32,19 @@ seen = {'label': 'trained, training split', 'step': 1, 'comm/silence_rate_irrele
 lines = (json.dumps(r) + '\\n' for r in (start, record, seen))
 (workdir / 'eval.jsonl').write_text(''.join(lines))
 (workdir / 'done').write_text('1\\n')
+"""
+
+# Runs until a signal comes.
+_WAITING = """
+import pathlib, signal, sys, time
+workdir = pathlib.Path(sys.argv[1].removeprefix('--workdir='))
+def end(*_):
+  (workdir / 'ended').touch()
+  sys.exit(1)
+for number in (signal.SIGINT, signal.SIGTERM):
+  signal.signal(number, end)
+(workdir / 'begun').touch()
+time.sleep(60)
 """
 
 
@@ -85,6 +101,29 @@ def test_a_run_that_still_has_to_evaluate_has_not_ended(tmp_path, script):
   assert '0 of 1 runs have ended, 1 to go' == notes[-3]
   assert len((todo[0].workdir / 'calls').read_text().splitlines()) == 2
   assert [s['seeds'] for s in sweep.summary(todo)] == [[0]]
+
+
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_sweep_and_its_runs(tmp_path, number, status):
+  script = tmp_path / 'train.py'
+  script.write_text(_WAITING)
+  text = (
+    'import sys; from agent_gspo.apps import sweep; from agent_gspo.apps.commands.sweep import cli;'
+    f'sweep._TRAIN = (sys.executable, {str(script)!r}); cli()'
+  )
+  arguments = ['--config=c.py', f'--workdir={tmp_path}/s', '--lambdas=0,1', '--seeds=0']
+  command = [sys.executable, '-c', text, *arguments]
+  pipe = subprocess.PIPE
+  with subprocess.Popen(command, stderr=pipe, text=True, start_new_session=True) as begun:
+    while not (tmp_path / 's/lambda_tok=0_seed_0/begun').exists():
+      assert begun.poll() is None
+      time.sleep(0.05)
+    # A terminal interrupts the whole group; a scheduler may end this process alone.
+    (os.killpg if number == signal.SIGINT else os.kill)(begun.pid, number)
+    _, told = begun.communicate(timeout=30)
+  assert (begun.returncode, told) == (status, '')
+  assert (tmp_path / 's/lambda_tok=0_seed_0/ended').exists()
+  assert not (tmp_path / 's/lambda_tok=1_seed_0').exists()
 
 
 def test_summary_and_table(tmp_path, script):
@@ -160,4 +199,18 @@ def test_settings_that_begin_elsewhere_have_no_row_for_the_start(tmp_path, scrip
   settings = sweep.summary(_points(tmp_path, ('0', '1')))
   assert '| untrained |' in sweep.table(settings)
   settings[1]['untrained']['task/accuracy'][0] = 0.5
+  assert '| untrained |' not in sweep.table(settings)
+
+
+def test_missing_seeds_are_told_and_the_start_is_compared_by_seed(tmp_path, script):
+  todo = _points(tmp_path, ('0', '1'))
+  sweep.run_missing(todo, 'c.py', [], note=lambda text: None)
+  (todo[2].workdir / 'done').unlink()  # lambda_tok=0, seed 1
+  settings = sweep.summary(todo)
+  settings[1]['untrained']['task/accuracy'][1] = 0.75
+  _, _, start, missing, whole = sweep.table(settings).splitlines()
+  assert start.startswith('| untrained | 50.0 [25.0, 75.0] |')
+  assert missing.startswith('| lambda_tok=0 (1 of 2 seeds) | 90.0 |')
+  assert whole.startswith('| lambda_tok=1 | 80.5 [80.0, 81.0] |')
+  settings[1]['untrained']['task/accuracy'][0] = 0.75
   assert '| untrained |' not in sweep.table(settings)

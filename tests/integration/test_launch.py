@@ -59,6 +59,7 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
   """Name -> (command line, what its one line of error holds)."""
   new = f'--workdir={folder}/new'
   train = lambda *arguments: ['train', MICRO, new, *arguments]
+  several = ['--config.model.lora_rank=2', '--config.policy.sharing=adapters']
   bad = lambda name: ['train', f'--config={folder}/{name}.py', new]
   return {
     'field of a number': (train('--config.steps.foo=1'), '--config: KeyError: Attribute'),
@@ -162,6 +163,21 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       ['serve', MICRO, f'--port={_taken().getsockname()[1]}'],
       f'--host=127.0.0.1 --port={_taken().getsockname()[1]}: Address already in use',
     ),
+    'serve several policies to runs': (
+      ['serve', MICRO, '--port=0', '--engine', *several],
+      "--engine serves one policy, but with policy.sharing='adapters' the team has several.",
+    ),
+    'serve several policies to tinker': (
+      ['serve', MICRO, '--port=0', f'--tinker={folder}/adapters', *several],
+      '--tinker serves one policy, but with policy.sharing=',
+    ),
+    'fields of no config': (
+      ['evaluate', f'--workdir={folder}/other', '--config.evaluation.questions=4'],
+      "flag 'config.evaluation.questions'. Give --config as well (of a run: --config=WORKDIR/conf",
+    ),
+    'fields of a command without configs': (['export', '--config.steps=4'], "flag 'config.steps'"),
+    'price below 0': (['evaluate', MICRO, '--price_written=-5'], 'must be a finite number, 0 or'),
+    'price that is none': (['evaluate', MICRO, '--price_read=nan'], '--price_read=nan: must be'),
     'export without folders': (['export'], 'give both --workdir (of a run) and --out'),
   }
 

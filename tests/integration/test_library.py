@@ -171,6 +171,15 @@ def test_another_source_of_a_part_is_another_warm_start(tmp_path, monkeypatch):
   assert found[0] == found[1] != found[2]
 
 
+_COMMANDS = sorted(file.stem for file in (micro_run.ROOT / 'launch').glob('*.py'))
+
+
+@pytest.mark.parametrize('command', _COMMANDS)
+def test_a_command_is_a_module_that_runs(command, tmp_path):
+  done = _python('-m', f'agent_gspo.apps.commands.{command}', '--help', cwd=tmp_path)
+  assert f'python launch/{command}.py' in done.stdout
+
+
 @pytest.mark.parametrize(
   ('command', 'names'),
   [

@@ -150,6 +150,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 def _told(text: str) -> str:
   """Returns the last line of a flag's error, which may be a traceback from the config file."""
   last = config_flag.last_line(text)
+  if "flag 'config." in last and 'config' in flags.FLAGS:
+    return f'{last}. Give --config as well (of a run: --config=WORKDIR/config.json).'
   behind = re.match(r'flag (--config=[^\n]*(:[^:\n]*)): Error', text)
   if behind and 'get_config() takes 0 positional arguments' in last:
     return f'{behind[1]}: this config takes nothing behind a colon; leave out {behind[2]!r}.'

@@ -45,3 +45,7 @@ def _read(system: str):
     return evaluation_folder.read(system)
   folder, _, label = system.rpartition(':')
   return evaluation_folder.read(folder or system, label if folder else '')
+
+
+if __name__ == '__main__':
+  cli()

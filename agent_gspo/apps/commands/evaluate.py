@@ -45,6 +45,10 @@ _PROBES = flags.DEFINE_bool('probes', False, 'Mute agents, blank and shuffle mes
 _DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Print what the evaluation costs, and end.')
 _WRITTEN = flags.DEFINE_float('price_written', None, 'Money a million tokens written.')
 _READ = flags.DEFINE_float('price_read', None, 'Money a million tokens read.')
+for _price in (_WRITTEN, _READ):
+  flags.register_validator(
+    _price, lambda x: x is None or 0 <= x < math.inf, 'must be a finite number, 0 or more.'
+  )
 
 _SILENCE = 10.0  # seconds between lines of progress in a log
 
@@ -295,3 +299,7 @@ def _shower() -> Callable[[str], None]:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

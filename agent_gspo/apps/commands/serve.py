@@ -65,6 +65,11 @@ def main() -> None:
     raise ImportError(f'{error}: pip install "agent_gspo[{extra}]"') from error
 
   served = team_of_run.TeamOfRun(_TEAM)
+  if len(set(served.parts.sharing.adapters or ())) > 1 and (_ENGINE.value or _TINKER.value):
+    raise ValueError(
+      f'--{"engine" if _ENGINE.value else "tinker"} serves one policy, but with policy.sharing='
+      f'{served.parts.config.policy.sharing!r} the team has several. Serve a team that shares one.'
+    )
   with _listen(_HOST.value, _PORT.value) as listening:  # before the slow model load
     host, port = listening.getsockname()[:2]
     key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value
@@ -101,3 +106,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def cli() -> None:
   """Parses the flags and runs the command."""
   command.run(main)
+
+
+if __name__ == '__main__':
+  cli()

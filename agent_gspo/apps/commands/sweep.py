@@ -17,6 +17,7 @@ import functools
 import json
 import math
 import pathlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -40,6 +41,7 @@ def cli() -> NoReturn:
   parser.add_argument('--seeds', default='0,1,2', help='comma between them')
   parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
   options, overrides = parser.parse_known_args()
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   try:
     for argument in overrides:
       if not argument.startswith('--config.') or '=' not in argument:
@@ -58,6 +60,8 @@ def cli() -> NoReturn:
       status = _sweep(options, overrides, todo)
   except (ValueError, OSError) as error:
     command.fail(str(error), error)
+  except KeyboardInterrupt:
+    raise SystemExit(130) from None
   sys.exit(status)
 
 
@@ -119,3 +123,7 @@ def _numbers(flag: str, text: str, kind: Callable[[str], _Number]) -> list[_Numb
       raise ValueError(f'--{flag}={text}: {part!r} stands there twice; give each number once.')
     found.append(number)
   return found
+
+
+if __name__ == '__main__':
+  cli()
