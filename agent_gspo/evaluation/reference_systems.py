@@ -10,6 +10,7 @@ import numpy as np
 
 from agent_gspo.evaluation import pruning, variants
 from agent_gspo.evaluation.harness import Harness, digest
+from agent_gspo.models.text.tokenizer import UnknownWordError
 from agent_gspo.teams.team import Team
 
 Told = dict[str, Any]
@@ -29,8 +30,8 @@ def baseline(
   the team, `whole`.
 
   Raises:
-    ValueError: The name is unknown, the team has nothing to prune, or the task's own episodes need
-      each agent in its place.
+    ValueError: The name is unknown, the team has nothing to prune, agents of an environment lose
+      their places, or messages are framed in words that a vocabulary lacks.
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
@@ -43,8 +44,20 @@ def baseline(
   if prunes and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
   label, variant, told = BASELINES[name](harness, whole, whole if matched is None else matched)
-  figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
+  try:
+    figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
+  except UnknownWordError as error:
+    new = _readers(variant.team) - _readers(harness.team)
+    fields = ' and '.join(f'team.roles.{role}.incoming' for role in sorted(new))
+    remedy = f' Give {fields} known words with spaces around.' if new else ''
+    raise ValueError(f'baseline {name!r}: {error}{remedy}') from error
   return {**figures, **told}
+
+
+def _readers(team: Team) -> set[str]:
+  """Returns the roles whose agents read teammates."""
+  turns = [(agent, round_) for round_, _, layer in team.turns for agent in layer]
+  return {team.roles[agent].name for agent, at in turns if team.topology.reads(agent, at)}
 
 
 def _self_consistency(

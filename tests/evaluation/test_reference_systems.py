@@ -217,6 +217,16 @@ def test_roles_of_the_team_in_another_topology(shape, edges, rounds):
   assert found['task/accuracy'] == 1.0  # the note arrives by every way
 
 
+def test_an_unreadable_frame_of_new_readers_is_named():
+  team = st.team('star')
+  silent = dataclasses.replace(team.roles[0], name='informant', incoming='{sender}:{message}\n')
+  run = make(dataclasses.replace(team, roles=(silent, silent, team.roles[2])))
+  with pytest.raises(
+    ValueError, match=r"'chain': unknown word 'agent1:' .* Give team\.roles\.informant\.incoming kn"
+  ):
+    reference_systems.baseline(run, 'chain', asked_of(run))
+
+
 def test_a_judge_stays_a_judge():
   team = st.team('star', decision='judge', rounds=2)
   again = variants.rewired(team, 'chain').team

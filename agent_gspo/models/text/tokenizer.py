@@ -24,6 +24,10 @@ WORD_LEVEL_SPECIAL = ('<pad>', '<eos>')
 """Tokens of a word-level vocabulary besides its words and the newline."""
 
 
+class UnknownWordError(ValueError):
+  """Tells that a word-level tokenizer does not know a word."""
+
+
 class Tokenizer:
   """A vocabulary with its special tokens and chat template.
 
@@ -146,9 +150,9 @@ class Tokenizer:
   def _ids(self, text: str, special: bool) -> tuple[int, ...]:
     text = text if special else self.guarded(text)
     if unknown := self.unknown_words(text, special):
-      raise ValueError(
+      raise UnknownWordError(
         f'unknown word {unknown[0]!r} ({len(unknown)} in this text): the word-level vocabulary '
-        f'has {self.vocab_size} tokens. Add it to the list of words.'
+        f'has {self.vocab_size} tokens; must be one of its words.'
       )
     try:
       return tuple(self._control.encode(text))
