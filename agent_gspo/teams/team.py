@@ -82,6 +82,11 @@ class Team:
     by_message = sum(self.message_cap(agent) for _, _, layer in self.turns for agent in layer)
     return min(by_message, self.max_episode_tokens or by_message)
 
+  def capped(self, most: int) -> Team:
+    """Returns the team with at most `most` tokens in an episode; 0 leaves its own cap."""
+    caps = [cap for cap in (most, self.max_episode_tokens) if cap]
+    return dataclasses.replace(self, max_episode_tokens=min(caps, default=0))
+
   def tokens_left(self, spent: int) -> int:
     """Returns the most tokens an episode can still write after `spent`, stop tokens included."""
     return max(self.max_tokens - spent, 0)  # an endpoint may exceed its cap

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ class Served:
     fails: what a conversation raises, if anything.
     before: called before each turn.
     between: called before each token that a stream tells of.
+    task: asks the team.
     solution: what the solver says; by default how many characters it has heard.
   """
 
@@ -44,7 +44,7 @@ class Served:
     self.fails: BaseException | None = None
     self.before: Callable[[Turn], Any] = lambda turn: None
     self.between: Callable[[Turn], Any] = lambda turn: None
-    self.solution = ''
+    self.task, self.solution = make_task('relay'), ''
 
   def terms(self, **unused_told):
     return None
@@ -71,8 +71,8 @@ class Served:
     if begun is not None:
       hear = asking.as_text(self.team, TOKENIZER, begun)
       policy = scripted_teams.told(policy, lambda turn, ids: (self.between(turn), hear(turn, ids)))
-    team = dataclasses.replace(self.team, max_episode_tokens=max_tokens)
-    return asking.ask(team, make_task('relay'), TOKENIZER, questions, policy, listener)
+    team = self.team.capped(max_tokens)
+    return asking.ask(team, self.task, TOKENIZER, questions, policy, listener)
 
 
 @contextlib.contextmanager

@@ -172,6 +172,5 @@ class TeamOfRun:
     if begun is not None:
       listening = asking.as_text(setup.team, setup.tokenizer, begun)
       policy = dataclasses.replace(policy, listener=listening)
-    caps = [cap for cap in (max_tokens, self.team.max_episode_tokens) if cap]
-    team = dataclasses.replace(setup.team, max_episode_tokens=min(caps, default=0))
+    team = setup.team.capped(max_tokens)
     return asking.ask(team, setup.task, setup.tokenizer, questions, policy, listener)

@@ -154,6 +154,7 @@ class _Exchange:
   async def _response(self) -> Response:
     try:
       request, question = await self._run(self._desk.reader, lambda: self._desk.read(self._body))
+      self._team = self._team.capped(request.max_tokens)
       if request.stream:
         return StreamingResponse(self._events(request, question), media_type='text/event-stream')
       return JSONResponse(self._completion(*await self._begin(request, question)))
@@ -280,8 +281,11 @@ def _trimmed(text: str) -> str:
 
 
 def _finish(team: Team, batch: RolloutBatch) -> str:
-  turns = sum(len(layer) for _, _, layer in team.turns)
-  return 'stop' if len(batch.messages) == turns and batch.messages[-1].ended else 'length'
+  """Returns 'length' if the episode's cap ended it or its last message was cut off, else 'stop'."""
+  turns, spent = sum(len(layer) for _, _, layer in team.turns), sum(m.spent for m in batch.messages)
+  # A task's own episode may end before all turns.
+  whole = len(batch.messages) == turns or not team.max_episode_tokens or team.tokens_left(spent)
+  return 'stop' if whole and all(m.ended for m in batch.messages[-1:]) else 'length'
 
 
 def _usage(batch: RolloutBatch) -> dict[str, int]:

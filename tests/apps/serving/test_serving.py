@@ -62,6 +62,31 @@ def test_a_stream_holds_the_same(client):
   assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == 'stop'
 
 
+@pytest.mark.parametrize(
+  ('own', 'max_tokens', 'reason'),
+  [
+    (False, 2, 'length'),  # two silent messages
+    (False, 11, 'stop'),  # and the nine tokens of the answer
+    (True, None, 'stop'),
+    (True, 3, 'stop'),
+    (True, 1, 'length'),
+  ],
+)
+def test_the_finish_reason_tells_whether_a_cap_ended_the_episode(
+  served, client, own, max_tokens, reason
+):
+  if own:
+
+    def converse(talk):  # two of three turns
+      yield from talk.layer((0,), 0)
+      yield from talk.layer((1,), 0)
+      return 'It is 3.'
+
+    served.task.converse = converse
+  found = client.chat.completions.create(model='team', messages=USER, max_tokens=max_tokens)
+  assert found.choices[0].finish_reason == reason
+
+
 def test_a_stream_tells_of_messages_while_they_are_written(served, client):
   served.solution = 'It is 3 € 👍.'
   chunks = list(
