@@ -134,16 +134,17 @@ class Environment(Task):
     """Returns the checked result of `act`, with the reward of each agent.
 
     Raises:
-      TypeError: It is no state, rewards and flag, or a reward is no finite number.
+      TypeError: It is no state, rewards and flag, or a reward is no finite number of an agent.
     """
     found = self.act(state, texts)
     if isinstance(found, tuple) and len(found) == 3:
       state, rewards, done = found
+      agents = range(num_agents)
       if not isinstance(rewards, Mapping):
-        rewards = dict.fromkeys(range(num_agents), rewards)
-      if all(map(is_number, rewards.values())):
+        rewards = dict.fromkeys(agents, rewards)
+      if all(agent in agents and is_number(reward) for agent, reward in rewards.items()):
         return state, rewards, done
     raise TypeError(
-      f'act returned {shown(found)}; must return (state, finite rewards by agent or one for all, '
-      'done)'
+      f'act returned {shown(found)}; must return (state, rewards, done): finite rewards by agent, '
+      f'0..{num_agents - 1}, or one for all'
     )

@@ -32,6 +32,7 @@ from agent_gspo.teams.policies import Reply, Turn
 from agent_gspo.teams.prompts import PromptWriter
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question
+from agent_gspo.values import is_number, shown
 
 ENVIRONMENT = 'environment'
 """Sender of what an episode tells an agent, see `Conversation.tell`."""
@@ -96,7 +97,7 @@ class Conversation:
     the episode's cap leaves no token.
 
     Raises:
-      ValueError: if the topology has no such turn, or it was taken before.
+      ValueError: if the topology has no such turn, it was taken before, or is named twice.
     """
     (written,) = yield from self.candidates(agents, round_, 1)
     self.take(written)
@@ -110,6 +111,8 @@ class Conversation:
     All candidates have the same prompts. The conversation goes on from the one that `take` is
     called with.
     """
+    if len(set(agents)) < len(agents):
+      raise ValueError(f'the episode lets agents {agents} write at once; each must be named once.')
     place = max(self._place(agent, round_) for agent in agents)
     limits = [self.team.message_cap(agent) for agent in agents]
     if self.team.max_episode_tokens:
@@ -137,7 +140,15 @@ class Conversation:
 
     Messages with a reward are credited with it and later ones of their author, in place of the
     task score.
+
+    Raises:
+      TypeError: There is no such agent, or the reward is no finite number.
     """
+    if agent not in range(self.team.num_agents) or not is_number(value):
+      raise TypeError(
+        f'talk.reward({shown(agent)}, {shown(value)}): must be an agent, '
+        f'0..{self.team.num_agents - 1}, and a finite number.'
+      )
     own = [i for i, message in enumerate(self.written) if message.agent == agent]
     if own:
       self._rewards[own[-1]] = (self._rewards[own[-1]] or 0.0) + value

@@ -91,8 +91,8 @@ def metrics(rollout: RolloutBatch, learned: RolloutBatch, step: int) -> dict[str
     'replay/episodes': float(borrowed),
     'replay/share': borrowed / learned.num_episodes,
   }
-  if borrowed:
-    versions = learned.version[len(rollout.messages) :]
+  versions = learned.version[learned.learns][rollout.learns.sum() :]
+  if versions.size:
     found['replay/age'] = float(step - versions.mean())
   return found
 
@@ -107,5 +107,5 @@ def _differ(rollout: RolloutBatch) -> np.ndarray:
 def _recent(options: RolloutOptions, memory: Memory, step: int) -> Iterator[RolloutBatch]:
   """Yields the groups whose weights are at most `rollout.replay_age` steps old."""
   for group in memory:
-    if step - group.version.min(initial=step) <= options.replay_age:
+    if step - group.version[group.learns].min(initial=step) <= options.replay_age:
       yield group

@@ -39,7 +39,7 @@ from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
 from agent_gspo.training.run_evaluations import judgement_figures
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
-from agent_gspo.types import Message, RolloutBatch
+from agent_gspo.types import Message, Question, RolloutBatch
 from agent_gspo.workdir import checkpoints as checkpoints_lib
 from agent_gspo.workdir.checkpoints import Checkpoints
 
@@ -294,7 +294,9 @@ class _Stage:
     self.checkpoints.wait()
 
 
-def cache_file(config: Config, sources: Sequence[str], vocabulary: str) -> pathlib.Path:
+def cache_file(
+  config: Config, sources: Sequence[str], vocabulary: str, questions: Sequence[Question] = ()
+) -> pathlib.Path:
   """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
 
   Runs of a sweep with the same SFT share it. Call this before SFT starts: weight files may be
@@ -304,6 +306,7 @@ def cache_file(config: Config, sources: Sequence[str], vocabulary: str) -> pathl
     config: Resolved run configuration.
     sources: Source of each model, see `Model.source`, that of `model.source` first.
     vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
+    questions: Training questions. A list counts by its contents; others follow from the options.
   """
   told: dict[str, Any] = {'vocabulary': vocabulary}
   told |= {name: getattr(config, name).to_dict() for name in _SECTIONS}
@@ -314,8 +317,10 @@ def cache_file(config: Config, sources: Sequence[str], vocabulary: str) -> pathl
     told['seed'] = config.seed  # parameters are drawn
   if sheet := terms.make(config.budget):
     told['terms'] = dataclasses.asdict(sheet)
-  files = [pathlib.Path(x) for x in config.task.options.values() if isinstance(x, str) and x]
+  files = [pathlib.Path(x).expanduser() for x in config.task.options.values() if isinstance(x, str)]
   told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
+  if isinstance(questions, list):  # read from a file or a data set
+    told['questions'] = hashlib.sha256(repr(questions).encode()).hexdigest()
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]

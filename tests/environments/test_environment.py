@@ -189,6 +189,8 @@ def test_equal_observations_are_anchors_whatever_the_prompts_are():
     (((0, 0), {0: math.nan}, False), 'must return'),
     (((0, 0), {0: '1'}, False), 'must return'),
     (((0, 0), math.inf, False), 'must return'),
+    (((0, 0), {'a1': 5.0}, False), r'finite rewards by agent, 0\.\.1, or one for all'),
+    (((0, 0), {2: 1.0}, False), 'must return'),
   ],
 )
 def test_a_faulty_environment_is_named(found, message):

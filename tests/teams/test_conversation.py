@@ -103,6 +103,20 @@ def _twice(talk):
   return ''
 
 
+def _at_once(talk):
+  yield from talk.layer((0, 0), 0)
+  return ''
+
+
+def _rewards(agent, value):
+  def episode(talk):
+    yield from talk.turn(0, 0)
+    talk.reward(agent, value)
+    return ''
+
+  return episode
+
+
 def _no_answer(talk):
   yield from talk.turn(0, 0)
 
@@ -117,6 +131,9 @@ def _faulty(talk):
   [
     (_too_late, r'takes a turn of agent 0 in round 2, .* with team.rounds=2 does not'),
     (_twice, 'agent 0 in round 0, which was taken before'),
+    (_at_once, r'lets agents \(0, 0\) write at once; each must be named once'),
+    (_rewards(0, float('nan')), r'TypeError: talk.reward\(0, nan\): must be an agent, 0\.\.1, and'),
+    (_rewards(2, 1.0), r'talk.reward\(2, 1.0\): must be'),
     (_no_answer, 'converse: TypeError: returned None; must return a text'),
     (_faulty, "converse: AttributeError: .* has no attribute 'nothing'"),
   ],

@@ -83,6 +83,21 @@ def test_tied_groups_borrow_the_other_outcome_or_learn_from_another_group():
   assert replay.remembered(_options(replay=0), memory, second, 1) == ()
 
 
+def test_messages_of_a_frozen_model_have_no_age():
+  frozen = lambda m: dataclasses.replace(m, learns=False, version=-1) if m.token_ids[2] % 2 else m
+  first, second = (
+    dataclasses.replace(batch, messages=tuple(map(frozen, batch.messages)))
+    for batch in (_rollout({'a': [1, 0, 0, 1]}, 6), _rollout({'a': [1, 1, 1, 1]}, 7))
+  )
+  options = _options(group_size=4, replay_age=1)
+  memory = replay.remembered(options, (), first, 6)
+  found = replay.extended(options, memory, second, 7)
+  metrics = replay.metrics(second, found, 7)
+  assert (metrics['replay/episodes'], metrics['replay/age']) == (2, 1)
+  assert replay.remembered(options, memory, second, 7) == memory
+  assert replay.extended(options, memory, second, 8) is second
+
+
 @hypothesis.given(
   st.lists(
     st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=3), min_size=1, max_size=4),

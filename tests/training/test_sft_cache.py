@@ -11,6 +11,7 @@ import safetensors.numpy
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import sft
+from agent_gspo.types import Question
 
 _PARAMS = {'a': {'kernel': np.arange(6, dtype=np.float32).reshape(2, 3)}, 'b': np.float32(3)}
 
@@ -93,6 +94,12 @@ def test_overwritten_weights_are_others(tmp_path, monkeypatch, source, weights):
   file.write_bytes(b'related')
   os.utime(file, ns=(0, 0))
   assert len({begun, longer, _file(source)}) == 3
+
+
+def test_questions_that_a_task_has_read_count_by_their_contents():
+  config = config_lib.resolve(micro_run.changed())
+  of = lambda answer: sft.cache_file(config, ['random:micro'], '', [Question('q', 'text', answer)])
+  assert of('1') == of('1') != of('2')
 
 
 def test_the_same_file_elsewhere_is_another(tmp_path):
