@@ -14,12 +14,12 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.config import Config, episode_scores, learned_topology, models
+from agent_gspo.config import Config, episode_scores, learned_topology, models, team_size
 from agent_gspo.environments.base import Environment
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
 from agent_gspo.rewards.bounds import check_bound
-from agent_gspo.tasks.base import Task, asked, demonstrated, note_holders
+from agent_gspo.tasks.base import Task, asked, demonstrated
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.teams.exploration import audible_turns
 from agent_gspo.teams.sharing import Sharing, make_sharing
@@ -175,13 +175,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   note = check_bound(config.reward, config.budget, team)
   task = make_task(config.task.name, **config.task.options)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
-  for split in splits:
-    holders = note_holders(task.questions(split))
-    if holders > team.num_agents:
-      raise ValueError(
-        f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
-        f'{team.num_agents}.'
-      )
+  team_size.check(task, team, splits)
   if training:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
@@ -411,7 +405,7 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
   for role in options.role_shares:
     if role not in roles:
       raise ValueError(f'sft.role_shares.{role}: the team has the roles {", ".join(roles)}.')
-  if not any(options.role_shares.get(role, 1) for role in roles):
+  if not any(options.role_shares.get(r.name, 1) for r in team.roles if r.learns):
     raise ValueError(f'sft.role_shares={dict(options.role_shares)} trains no role.')
   if options.addressed_probability and not team.addressing:
     raise ValueError(

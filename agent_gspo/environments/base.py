@@ -51,6 +51,11 @@ class Environment(Task):
 
   hears_silence = False
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns the least agents and rounds with which episodes can succeed."""
+    return 1, 1
+
   @abc.abstractmethod
   def begin(self, question: Question, sample: int) -> Any:
     """Returns the first state of an episode; `sample` is its index in the question's group."""

@@ -73,6 +73,11 @@ class CommonPool(DrawnWorld):
         f'{self.capacity}.'
       )
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns all who harvest, for two rounds a month."""
+    return self.agents, 2 * self.months
+
   def draw(self, rng: random.Random, split: str) -> tuple[Pool, str, str, Pool]:
     """Draws stock, weather and forecaster."""
     stock = rng.randint(self.capacity // 2, self.capacity)

@@ -69,6 +69,11 @@ class Kuhn(Environment):
   def __post_init__(self):
     check_fields(self, 'task.options')
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns two players, for the longest game."""
+    return 2, 3 if self.talk else 2
+
   def _split(self, split: str) -> Sequence[Question]:
     make = lambda i: Question(f'{split}/{i}', ' '.join(DEALS[i % len(DEALS)]), 'win')
     return LazyQuestions(getattr(self, f'{split}_size'), make)

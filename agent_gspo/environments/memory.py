@@ -93,6 +93,11 @@ class Memory(NumberWorld):
         f'task.options.asked={self.asked} must be at most task.options.facts={self.facts}.'
       )
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns three agents, for a round a visit."""
+    return 3, self.facts + self.chatter
+
   def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Visits]:
     """Draws facts, chatter and the owners that are asked for."""
     owners = rng.sample(OWNERS, self.facts)

@@ -70,6 +70,11 @@ class Saboteur(NumberWorld):
   max_count: int = option(5, least=2, most=1000)  # counts are 1 .. max_count
   train_size: int = option(10_000, least=0, most=10**6)  # as many more are for SFT alone
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns witnesses and solver, for one round."""
+    return self.witnesses + 1, 1
+
   def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Testimony]:
     """Draws a fact, and whether a witness is the saboteur."""
     owner, thing, count = rng.choice(OWNERS), rng.choice(_THINGS), rng.randint(1, self.max_count)

@@ -51,6 +51,11 @@ class TextGame(DrawnWorld):
     super().__post_init__()
     self._factory = plugins.load_function(self.game, 'task.options.game')
 
+  @property
+  def least_team(self) -> tuple[int, int]:
+    """Returns the players, for one round."""
+    return self.players, 1
+
   def draw(self, rng: random.Random, split: str) -> tuple[int, str, str, Played]:
     """Draws a seed."""
     seed = rng.randrange(2**31)

@@ -176,8 +176,7 @@ def _check_words(parts: config_lib.Parts, tokenizer: Tokenizer, questions: list[
     # Words of the demonstrations.
     words: list[str] = getattr(parts.task, 'vocabulary', list)()
     for writer in parts.team.prompt_writers(tokenizer):
-      learns = writer.role.trains or not writer.role.model
-      if learns and (unknown := writer.tokenizer.unknown_words(' '.join(words))):
+      if writer.role.learns and (unknown := writer.tokenizer.unknown_words(' '.join(words))):
         raise ValueError(
           f'{sft.length}: the word {unknown[0]!r} of task {parts.task.name!r} is not in the '
           f'vocabulary of {_source(parts, writer.role)}. Use a model that knows it.'
@@ -248,13 +247,18 @@ def _check_lengths(
   read: dict[str, tuple[int, str]] = {}  # likewise, by model
   longest = functools.cache(functools.partial(_longest, questions))
   noted = max((len(q.notes) for q in questions), default=0)
+  told = parts.config.budget.told_words or ('',)
   # Scored where its model is frozen, too.
   valued = team.num_agents - 1 if scores_gold_answers(parts.config) else None
   for agent, writer in enumerate(writers):
     lengths = functools.partial(_prompt_lengths, team, agent, writers, left)
     # Later turns add the same tokens for every question, and agents of a role without a note have
     # the same opening.
-    candidates = longest(writer, min(agent, noted))
+    candidates = [
+      dataclasses.replace(question, terms=Terms('', 0.0, words))
+      for question in longest(writer, min(agent, noted))
+      for words in told
+    ]
     question = max(candidates, key=lambda q: next(lengths(q)))
     opening, blank = (writer.begin(q, agent).prompt([], left) for q in (question, _EMPTY))
     turns = tuple(lengths(question))

@@ -202,7 +202,8 @@ def policy_figures(
   setup: Setup, scorer: Learner, policy: Callable[[str], PolicyParams]
 ) -> Mapping[str, float]:
   """Returns the figures of `Task.policy_figures`. Arguments as of `evaluate`."""
-  task, team, tokenizer = setup.task, setup.team, setup.tokenizer
+  task, tokenizer = setup.task, setup.tokenizer
+  team = dataclasses.replace(setup.team, max_episode_tokens=0)  # every script ends
   play = lambda script, questions: (
     rollout(team, task, tokenizer, questions, 1, ScriptedPolicy(script, tokenizer)).messages
   )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import importlib.util
 import json
 import time
@@ -69,6 +71,32 @@ def test_configs_of_the_repository_are_valid(file):
     config_lib.check(config.to_dict())
   except FileNotFoundError as error:
     pytest.skip(str(error)[:100])
+
+
+@pytest.mark.parametrize(
+  ('name', 'values', 'message'),
+  [
+    (
+      'saboteur',
+      {'task__options__witnesses': 4},
+      r"team.agents: the team has 4 agents, but task 'saboteur' .* must have 5 or more\. Add some",
+    ),
+    ('memory', {'task__options__facts': 4}, r'team.rounds: the team has 4 rounds, .* have 5'),
+    ('memory', {'task__options__chatter': 2}, r'team.rounds: .* 4 rounds, .* have 5'),
+    ('memory', {'team__agents': ('scribe', 'solver')}, r'team.agents: .* 2 agents, .* have 3'),
+    ('kuhn', {'task__options__talk': True}, r'team.rounds: .* 2 rounds, .* have 3'),
+    ('kuhn', {'team__rounds': 1}, r'team.rounds: .* 1 rounds, .* have 2'),
+    ('common_pool', {'task__options__months': 4}, r'team.rounds: .* 6 rounds, .* have 8'),
+    ('common_pool', {'task__options__agents': 5}, r'team.agents: .* 4 agents, .* have 5'),
+  ],
+)
+def test_a_team_too_small_for_a_world_is_refused(name, values, message):
+  config = importlib.import_module(f'configs.{name}').get_config().to_dict()
+  for path, value in values.items():
+    *sections, field = path.split('__')
+    functools.reduce(dict.__getitem__, sections, config)[field] = value
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(config)
 
 
 @pytest.mark.parametrize(

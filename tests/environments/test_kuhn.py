@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.teams.team import make_team
+from agent_gspo.training import run_evaluations
 
 TOKENIZER = word_level([*kuhn.Kuhn().vocabulary(), ';', 'move', 'call', 'please'])
 
 
-def play(script, **options):
-  game = kuhn.Kuhn(**options)
-  team = make_team(
+def team(game, **options):
+  return make_team(
     {
       'agents': ('player', 'player'),
       'roles': {'player': {'opening': '', 'incoming': '{message} ; ', 'cue': 'move :'}},
@@ -27,10 +28,15 @@ def play(script, **options):
       'rounds': 3 if game.talk else 2,
       'max_message_tokens': 4,
       'sides': {'first': ('player1',), 'second': ('player2',)},
+      **options,
     }
   )
+
+
+def play(script, **options):
+  game = kuhn.Kuhn(**options)
   policy = ScriptedPolicy(script, TOKENIZER)
-  return rollout(team, game, TOKENIZER, game.questions('test')[:6], 1, policy)
+  return rollout(team(game), game, TOKENIZER, game.questions('test')[:6], 1, policy)
 
 
 def earned(batch, episode=0):
@@ -124,6 +130,17 @@ def family(alpha):
 def test_an_equilibrium_cannot_be_exploited(alpha):
   assert kuhn.exploitability(family(alpha)) == pytest.approx(0, abs=1e-12)
   assert kuhn.exploitability({**family(alpha), 'Q : bet': 0}) > 0.01
+
+
+def test_figures_are_of_whole_games_whatever_the_cap_is(monkeypatch):
+  half = lambda *args: np.log(np.full(len(args[4]), 0.5))
+  monkeypatch.setattr(run_evaluations, 'log_probability', half)
+  game = kuhn.Kuhn()
+  setup = types.SimpleNamespace(
+    task=game, team=team(game, max_episode_tokens=5), tokenizer=TOKENIZER
+  )
+  found = run_evaluations.policy_figures(setup, None, None)
+  assert found == {'game/exploitability': pytest.approx(11 / 24), 'game/legal': 1}
 
 
 def test_uniform_play_by_hand():

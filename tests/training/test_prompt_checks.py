@@ -57,6 +57,17 @@ def test_a_question_may_be_the_longest_anywhere_and_not_by_characters(place):
     _check(parts, tokenizer, needed - 1)
 
 
+def test_of_the_told_words_those_of_most_tokens_count():
+  def longest(*words):
+    told = {'budget__mode': 'conditioned', 'budget__told_words': words}
+    opening = {'team__roles__informant__opening': '{price} {question} note : {note}'}
+    parts = config_lib.check(micro_run.changed(sft__steps=0, **told, **opening))
+    found = _check(parts, prompt_checks.tokenizer_from_scratch(parts), 10**4)
+    return max(lengths.turns[-1] for lengths in found[:2])
+
+  assert longest('extraordinarily', 'a b c d') == longest('extraordinarily', 'a') + 3
+
+
 def test_of_a_split_without_end_some_are_looked_at():
   """Generated questions are made as they are asked for."""
   parts = config_lib.check(micro_run.changed(sft__steps=0))

@@ -372,6 +372,10 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
     ),
     ({'sft__role_shares': {'solver': 2}}, r'sft\.role_shares\.solver=2 must be a number from 0'),
     ({'sft__role_shares': {'solver': 0, 'informant': 0}}, r'trains no role'),
+    (
+      {'sft__role_shares': {'informant': 0}, 'team__roles__solver__model': 'hf:frozen'},
+      r"role_shares=\{'informant': 0\} trains no role",
+    ),
     ({'sft__patience': 1}, r'sft\.patience=1 needs a loss to look at: set sft\.validation_q'),
     ({'evaluation__untrained': 'last'}, r"untrained='last' with sft\.steps=2: the team"),
     (

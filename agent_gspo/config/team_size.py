@@ -1,0 +1,29 @@
+"""Checks that a team has the agents and rounds that a task needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_gspo.environments.base import Environment
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.team import Team
+
+
+def check(task: Task, team: Team, splits: Sequence[str]) -> None:
+  """Raises ValueError for a team too small for the notes of some splits, or for a world."""
+  for split in splits:
+    holders = len(task.questions(split)[0].notes)
+    if holders > team.num_agents:
+      raise ValueError(
+        f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
+        f'{team.num_agents}.'
+      )
+  if not isinstance(task, Environment):
+    return
+  has = {'agents': team.num_agents, 'rounds': team.topology.rounds}
+  for (field, count), least in zip(has.items(), task.least_team, strict=True):
+    if count < least:
+      raise ValueError(
+        f'team.{field}: the team has {count} {field}, but task {task.name!r} with its '
+        f'task.options must have {least} or more. Add some, or change task.options.'
+      )
