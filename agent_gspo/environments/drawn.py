@@ -24,6 +24,8 @@ _BUCKETS = {  # of 10
   'test': range(1),
 }
 
+_MOST_DRAWS = 10_000  # of which about one in ten or more belongs to a split
+
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class DrawnWorld(Environment, abc.ABC):
@@ -74,10 +76,17 @@ class DrawnWorld(Environment, abc.ABC):
         f'question {id_!r} has no {self.noun}: {self.noun}s are drawn for the questions of splits'
       )
     rng = draws.rng(self.seed, *(getattr(self, name) for name in self.drawn_by), id_)
-    while True:
+    for _ in range(_MOST_DRAWS):
       key, text, answer, state = self.draw(rng, split)
       if draws.rng(key).randrange(10) in _BUCKETS[split]:
         return Question(id_, text, answer), state
+    shared = {field.name for field in dataclasses.fields(DrawnWorld)}
+    names = [field.name for field in dataclasses.fields(self) if field.name not in shared]
+    own = ', '.join(f'{name}={getattr(self, name)!r}' for name in names)
+    raise ValueError(
+      f'task.options: {own} must allow more {self.noun}s; of {_MOST_DRAWS} draws none is for '
+      f'split {split!r}. Widen them.'
+    )
 
 
 class NumberWorld(DrawnWorld, abc.ABC):

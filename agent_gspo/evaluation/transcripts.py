@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ def records(
   split: str,
   label: str = 'train',
   columns: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+  learners: Collection[int] = (),
 ) -> list[dict[str, Any]]:
   """Returns the records of some episodes for `transcripts.jsonl`.
 
@@ -33,6 +34,8 @@ def records(
     tokenizers: Tokenizer of each agent, see `Team.tokenizers_of_agents`.
     step, split, label: Head of each record; `step` counts finished training steps.
     columns: Further fields of each message by name, `[M]`; NaN if unknown, then left out.
+    learners: In training the agents whose model learns: a message of theirs that does not count is
+      an opponent's.
   """
   head = {'step': step, 'split': split, 'label': label}
   said: dict[int, list[dict[str, Any]]] = {e: [] for e in episodes}
@@ -43,10 +46,11 @@ def records(
       new = message.prompt_ids[known.get(author, 0) :]
       if message.taken:
         known[author] = len(message.path)
+      side = ', opponent' * (message.agent in learners and not message.learns)
       measured = {key: x[m].item() for key, x in columns.items() if not np.isnan(x[m])}
       said[message.episode].append(
         {
-          **_message(batch, message),
+          **_message(batch, message, side),
           'prompt': tokenizers[message.agent].decode(new.tolist()),
           **_tokens(message, tokenizers[message.agent]),
           **measured,
@@ -55,14 +59,14 @@ def records(
   return [{**head, **_episode(batch, e), 'messages': messages} for e, messages in said.items()]
 
 
-def _message(batch: RolloutBatch, message: Message) -> dict[str, Any]:
+def _message(batch: RolloutBatch, message: Message, side: str) -> dict[str, Any]:
   question = batch.questions[batch.episode_question[message.episode]]
   names, to = batch.agent_names, message.addressees
   environment: dict[str, Any] = {'observed': list(message.told)} if message.told else {}
   if message.reward is not None:
     environment['earned'] = message.reward
   if batch.sides:
-    environment['side'] = batch.sides[message.agent] + ', opponent' * (not message.learns)
+    environment['side'] = batch.sides[message.agent] + side
   if not message.taken:
     environment['taken'] = False  # another candidate for the turn
   return {

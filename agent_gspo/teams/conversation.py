@@ -256,7 +256,7 @@ class Conversation:
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
-      learns=reply.learns and (writer.role.trains or not turn.model),
+      learns=reply.learns and writer.role.learns,
       log_speak=reply.log_speak,
     )
 

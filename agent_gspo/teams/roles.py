@@ -64,6 +64,11 @@ class Role:
   trains: bool = False
 
   @property
+  def learns(self) -> bool:
+    """Returns whether the model that writes for the role is trained."""
+    return self.trains or not self.model
+
+  @property
   def shows_note(self) -> bool:
     """Returns whether the prompt shows the agent's note."""
     return '{note}' in self.opening
@@ -134,6 +139,8 @@ class Role:
         "its own, such as 'hf:FOLDER' (model.source always learns). Set another, or trains=False."
       )
     for tool in self.tools:
+      if not is_text(tool):
+        raise ValueError(f'{where}.tools={shown(self.tools)} must be names of tools.')
       tools.find(tool, f'{where}.tools')
 
 

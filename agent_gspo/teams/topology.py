@@ -47,11 +47,12 @@ class Topology:
         f'{self.num_agents} agents (team.agents) and team.rounds={self.rounds}: a team needs at '
         'least one of each.'
       )
-    for i, j in sorted(self.edges | self.previous_round):
-      if i == j or not (0 <= i < self.num_agents and 0 <= j < self.num_agents):
-        raise ValueError(
-          f'team.edges: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
-        )
+    for field, edges in (('edges', self.edges), ('back_edges', self.previous_round)):
+      for i, j in sorted(edges):
+        if i == j or not (0 <= i < self.num_agents and 0 <= j < self.num_agents):
+          raise ValueError(
+            f'team.{field}: ({i}, {j}) does not join two of the agents 0..{self.num_agents - 1}.'
+          )
     if strangers := sorted(self.last_round_only - set(range(self.num_agents))):
       raise ValueError(
         f'last_round_only={strangers} must be of the agents 0..{self.num_agents - 1}.'

@@ -36,6 +36,22 @@ from agent_gspo.types import Question, RolloutBatch
 from agent_gspo.workdir import json_lines
 
 
+def open_folder(folder: str) -> None:
+  """Makes the folder of `rollout.share`, if it is set.
+
+  Raises:
+    ValueError: It cannot be made.
+  """
+  if not folder:
+    return
+  try:
+    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+      f"rollout.share={folder!r} must be a folder to write to ({error}). Set another one, or ''."
+    ) from error
+
+
 def extended(
   setup: Setup, learner: Learner, state: TrainState, rollout: RolloutBatch
 ) -> tuple[RolloutBatch, dict[str, float]]:
@@ -114,7 +130,7 @@ def _encoded(setup: Setup, record: Mapping[str, Any]) -> RolloutBatch | None:
   """Returns a group of another node as if this team had written it, None if it cannot have."""
   try:
     place, said = int(record['question']), _Said(setup, record['episodes'])
-  except (KeyError, TypeError, ValueError):  # no record of a node
+  except (KeyError, OverflowError, TypeError, ValueError):  # no record of a node
     return None
   if not 0 <= place < len(setup.questions) or not said.episodes:
     return None

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from agent_gspo import plugins, provenance
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
@@ -18,7 +20,7 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import encoding, hosts, partners
-from agent_gspo.training import costs, opponents, replay, sft
+from agent_gspo.training import costs, exchange, opponents, replay, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -137,6 +139,7 @@ class Run:
       workdir / 'checkpoints', config, saving.keep, allow_changes, saving.keep_best
     )
     self._check_steps()
+    exchange.open_folder(config.rollout.share)
     if self.checkpoints.latest_step is None:
       opponents.frozen_checkpoint(config)  # raises before a model is loaded
     self.setup = setup_lib.build(parts)
@@ -280,7 +283,10 @@ class Run:
 
   def _call(self, name: str, callback: Callable[..., Any] | None, *values: Any) -> None:
     """Calls a user's callback; True from any process ends training in all of them."""
-    if callback is not None and hosts.any_of(callback(*values) is True):
+    if callback is None:
+      return
+    found = callback(*values)
+    if hosts.any_of(isinstance(found, bool | np.bool_) and bool(found)):
       self.stopped = f'{name} returned True'
 
   def _look_for_plateau(self) -> None:
@@ -461,7 +467,13 @@ class Run:
     kept = range(min(self.config.logging.transcripts, result.rollout.num_episodes))
     self.writer.transcripts(
       transcripts.records(
-        result.rollout, kept, self.setup.tokenizers, step=step, split='train', columns=columns
+        result.rollout,
+        kept,
+        self.setup.tokenizers,
+        step=step,
+        split='train',
+        columns=columns,
+        learners=[agent for agent, role in enumerate(self.setup.team.roles) if role.learns],
       )
     )
     self.writer.metrics(step, result.metrics)

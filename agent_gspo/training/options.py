@@ -141,4 +141,4 @@ class SFTOptions(Section, name='sft'):
 
   def steps_of(self, questions: int) -> int:
     """Returns the SFT steps for a training split of `questions` questions."""
-    return self.steps or math.ceil(self.epochs * questions / self.questions)
+    return self.steps or math.ceil(round(self.epochs * questions / self.questions, 9))

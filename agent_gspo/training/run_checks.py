@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 from agent_gspo import plugins
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config, teacher
@@ -59,7 +57,7 @@ def _check_added(config: Config, field: str) -> None:
 
 
 def _check_share(parts: config_lib.Parts) -> None:
-  """Checks that the run can exchange episodes with others, and makes their folder."""
+  """Checks that the run can exchange episodes with others."""
   folder = parts.config.rollout.share
   if not folder:
     return
@@ -73,7 +71,6 @@ def _check_share(parts: config_lib.Parts) -> None:
   ):
     if wrong:
       raise ValueError(f"rollout.share={folder!r} with {what}. Set rollout.share=''.")
-  pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 def _check_engine(parts: config_lib.Parts) -> None:

@@ -188,7 +188,7 @@ def judgement_figures(
   frozen model of their own. Empty for tasks without known relevance. Arguments as of
   `log_probability`.
   """
-  frozen = {agent for agent in team.others if not team.roles[agent].trains}
+  frozen = {agent for agent, role in enumerate(team.roles) if not role.learns}
   counted = lambda m: not m.round and m.episode < JUDGED and m.agent not in frozen
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]

@@ -14,7 +14,14 @@ from agent_gspo.environments.common_pool import CommonPool, Pool
 from agent_gspo.types import Question
 
 TASK = CommonPool(months=2)
+FEW = CommonPool(agents=1, capacity=2, collapse=1, months=1)
 BEGUN = Pool(stock=16, weather=('fair', 'wet'), forecaster=3)
+
+
+def test_too_few_worlds_for_three_splits_are_refused():
+  message = r'task.options: agents=1, capacity=2, .* must allow more worlds; .* Widen them'
+  with pytest.raises(ValueError, match=message):
+    [FEW.questions(split)[0] for split in ('train', 'validation', 'test')]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.teams.rollout import rollout
 
 
-def records(batch, tokenizer, episodes=(0,)):
+def records(batch, tokenizer, episodes=(0,), **options):
   return transcripts.records(
-    batch, episodes, [tokenizer] * len(batch.agent_names), step=0, split='test'
+    batch, episodes, [tokenizer] * len(batch.agent_names), step=0, split='test', **options
   )
 
 
@@ -61,3 +61,13 @@ def test_tokens_have_their_log_probs():
   assert by_tool['logprob'] == pytest.approx(message.logprobs[1:].sum(), abs=5e-4)
   assert not {'tokens', 'logprob'} & remote.keys()
   assert remote['prompt'] == whole['prompt']
+
+
+def test_who_learns_elsewhere_is_an_opponent_and_a_frozen_teammate_is_none():
+  tokenizer = st.byte_tokenizer()
+  policy = st.IdsPolicy(lambda turn: ([*tokenizer.encode('a'), tokenizer.eos_id], True))
+  batch = rollout(st.team('debate'), st.Echo(), tokenizer, st.questions(1), 1, policy)
+  fixed = [dataclasses.replace(m, learns=m.agent == 0) for m in batch.messages]
+  batch = dataclasses.replace(batch, messages=tuple(fixed), sides=('x', 'y', 'y'))
+  (record,) = records(batch, tokenizer, learners=(0, 1))
+  assert [m['side'] for m in record['messages']] == ['x', 'y, opponent', 'y']

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -129,6 +130,7 @@ def test_groups_that_tie_or_that_this_team_cannot_have_written_are_left(tmp_path
     {'digest': 'x'},
     {'question': 10**9},
     {'question': -1},
+    {'question': math.inf},
     {'episodes': []},
     *({'episodes': [x, *good['episodes'][1:]]} for x in (without_last, another_turn, unknown_word)),
   ):
@@ -139,7 +141,7 @@ def test_groups_that_tie_or_that_this_team_cannot_have_written_are_left(tmp_path
 
 
 _JSON = st.recursive(
-  st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+  st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
   lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=5), x, max_size=3),
   max_leaves=8,
 )
@@ -171,6 +173,15 @@ def test_two_runs_exchange_and_leave_their_own_figures(tmp_path):
   assert alone['share/found'] == 0
   assert found['share/found'] == 2
   assert (tmp_path / 'shared' / '1.jsonl').exists()
+
+
+def test_a_folder_is_made_by_the_run_or_named(tmp_path):
+  (tmp_path / 'file').touch()
+  told = rf"rollout.share='{tmp_path}/file' must be a folder .*exists.* Set another one, or ''"
+  with pytest.raises(ValueError, match=told):
+    loop.train(micro_run.changed(rollout__share=f'{tmp_path}/file'), tmp_path / 'run')
+  setup_lib.plan(config_lib.check(micro_run.changed(rollout__share=f'{tmp_path}/planned')))
+  assert not (tmp_path / 'planned').exists()
 
 
 _TOLD = {

@@ -1,5 +1,11 @@
-"""Checks the plain lines that a library's user sees of a run."""
+"""Checks the plain lines that a library's user sees of a run, and how a callback ends one."""
 
+import types
+
+import numpy as np
+import pytest
+
+from agent_gspo.training import loop
 from agent_gspo.training.progress import PlainLog
 
 
@@ -11,3 +17,14 @@ def test_a_line_for_the_title_each_step_and_each_note(capsys):
     log.ended('run', {'label': 'trained'})
   lines = ['relay, 3 agents', 'step 3 of 7: accuracy 0.75, seconds 1.235', 'checkpoint saved']
   assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+  ('returned', 'ends'),
+  [(True, True), (np.True_, True), (False, False), (np.False_, False), (None, False), (1, False)],
+)
+def test_true_alone_ends_training_whichever_type_it_has(returned, ends):
+  run = types.SimpleNamespace(stopped='')
+  loop.Run._call(run, 'on_step', lambda step: returned, 1)
+  assert run.stopped == 'on_step returned True' * ends
+  loop.Run._call(run, 'on_step', None, 1)

@@ -20,6 +20,7 @@ from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.training.options import SFTOptions
 from agent_gspo.types import Question, Terms
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
@@ -387,6 +388,12 @@ def test_demonstrations_that_no_message_can_hold(monkeypatch):
 def test_bad_options(values, message):
   with pytest.raises(ValueError, match=message):
     config_lib.check(micro_run.changed(**values))
+
+
+@pytest.mark.parametrize(('epochs', 'steps'), [(1.1, 11), (1.11, 12), (1e-9, 1), (0.5, 5)])
+def test_epochs_end_with_the_first_step_that_completes_them(epochs, steps):
+  options = dataclasses.replace(SFTOptions(), epochs=epochs, questions=10)
+  assert options.steps_of(100) == steps
 
 
 @pytest.mark.parametrize('share', [0.0, 0.5, 1.0])
