@@ -45,8 +45,10 @@ class Environment(Task):
     hears_silence: Whether silence is an action too: `act` then gets '' for it, and a silent round
       does not end the episode.
 
-  For SFT a `demonstration` gets the state as a keyword (`state`), and in `delivered` the last
-  message of every agent.
+  For SFT `demonstration(question, agent, delivered, rng, *, state, terse_probability,
+  silence_probability)` returns the text of an agent that observes `state`. `delivered` holds the
+  last message of each agent that it has received, '' for none; the probabilities are those of the
+  section `sft`, of a text that is terse, and of silence where it does no harm.
   """
 
   hears_silence = False

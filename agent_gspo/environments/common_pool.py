@@ -17,11 +17,11 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from agent_gspo.environments.drawn import DrawnWorld
 from agent_gspo.options import option
-from agent_gspo.types import Question
 
 _GROWTH = {'dry': 0, 'fair': 1, 'wet': 2}  # halves of the stock
 _TAKE = re.compile(r'\btake (\d{1,4})\b', re.ASCII)
@@ -121,15 +121,7 @@ class CommonPool(DrawnWorld):
     return 'kept' if state.stock >= self.collapse else 'collapsed'
 
   def demonstration(
-    self,
-    question: Question,
-    agent: int,
-    delivered: Sequence[str],
-    rng: random.Random,
-    *,
-    state: Pool,
-    silence_probability: float,
-    **unused_probabilities: float,
+    self, question, agent, delivered, rng, *, state, silence_probability, **_: Any
   ) -> str:
     """Tells the weather or proposes a harvest, then takes about its share of a third."""
     month, harvest = divmod(state.step, 2)

@@ -15,11 +15,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from agent_gspo.environments.drawn import DrawnWorld
 from agent_gspo.options import option
-from agent_gspo.types import Question
 
 _TALK = ('my walls are', 'I see walls', 'please note the walls', 'hello , I can see the walls')
 
@@ -132,26 +131,11 @@ class HalfMaze(DrawnWorld):
     return state.cell
 
   def demonstration(
-    self,
-    question: Question,
-    agent: int,
-    delivered: Sequence[str],
-    rng: random.Random,
-    *,
-    state: Piece,
-    terse_probability: float,
-    silence_probability: float,
+    self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
     """Writes a wall list, or as the last agent a shortest path by the walls seen and told.
 
-    Args:
-      question: Question of the episode.
-      agent: Author.
-      delivered: Last message of each agent that the author has received.
-      rng: Random generator.
-      state: Piece and maze.
-      terse_probability: Share of wall lists without a phrase.
-      silence_probability: Share of walls that are not told.
+    `silence_probability` is the share of walls that are not told.
     """
     known = self.known(state, agent)
     if agent == len(delivered) - 1:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -129,20 +128,9 @@ class Kuhn(Environment):
     return {'game/exploitability': exploitability(bets), 'game/legal': float(legal.mean())}
 
   def demonstration(
-    self,
-    question: Question,
-    agent: int,
-    delivered: Sequence[str],
-    rng: random.Random,
-    *,
-    state: Hand,
-    terse_probability: float,
-    silence_probability: float,
+    self, question, agent, delivered, rng, *, state, silence_probability, **_: Any
   ) -> str:
-    """Writes a uniformly random move, or talk unless silent by `silence_probability`.
-
-    Arguments are those of `HalfMaze.demonstration`.
-    """
+    """Writes a uniformly random move, or talk unless silent by `silence_probability`."""
     if agent in state.untold:
       return '' if rng.random() < silence_probability else f'I have {rng.choice(CARDS)}'
     return rng.choice(MOVES)

@@ -23,7 +23,6 @@ from agent_gspo.options import option
 from agent_gspo.tasks.grading.numeric import grade_number
 from agent_gspo.tasks.relay import grammar
 from agent_gspo.tasks.relay.script import facts_in
-from agent_gspo.types import Question
 
 _SCRIBE, _FINDER, _SOLVER = range(3)
 _NOTES = ('{} .', 'please note that {} .', 'I was told that {} , and I think that we may need it .')
@@ -146,20 +145,9 @@ class Memory(NumberWorld):
     return state, {_SCRIBE: scribe, _FINDER: finder, _SOLVER: right}, True
 
   def demonstration(
-    self,
-    question: Question,
-    agent: int,
-    delivered: Sequence[str],
-    rng: random.Random,
-    *,
-    state: Visits,
-    terse_probability: float,
-    silence_probability: float,
+    self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
-    """Notes a fact and some chatter, searches for what is asked, or adds up what was found.
-
-    Arguments are those of `HalfMaze.demonstration`.
-    """
+    """Notes a fact and some chatter, searches for what is asked, or adds up what was found."""
     terse = rng.random() < terse_probability
     if agent == _SCRIBE:
       visit = state.visits[state.step]

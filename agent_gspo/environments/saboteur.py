@@ -111,20 +111,9 @@ class Saboteur(NumberWorld):
     return dataclasses.replace(state, answer=text), rewards, True
 
   def demonstration(
-    self,
-    question: Question,
-    agent: int,
-    delivered: Sequence[str],
-    rng: random.Random,
-    *,
-    state: Testimony,
-    terse_probability: float,
-    silence_probability: float,
+    self, question, agent, delivered, rng, *, state, terse_probability, silence_probability
   ) -> str:
-    """Tells the fact or another count, or answers with the count that most witnesses tell.
-
-    Arguments are those of `HalfMaze.demonstration`.
-    """
+    """Tells the fact or another count, or answers with the count that most witnesses tell."""
     terse = rng.random() < terse_probability
     if agent >= self.witnesses:
       told = [facts_in(text, [state.owner]) for text in delivered[: self.witnesses]]
