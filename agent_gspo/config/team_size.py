@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_gspo.environments.base import Environment
-from agent_gspo.tasks.base import Task
+from agent_gspo.tasks.base import Task, note_holders
 from agent_gspo.teams.team import Team
 
 
 def check(task: Task, team: Team, splits: Sequence[str]) -> None:
   """Raises ValueError for a team too small for the notes of some splits, or for a world."""
   for split in splits:
-    holders = len(task.questions(split)[0].notes)
+    holders = note_holders(task.questions(split))
     if holders > team.num_agents:
       raise ValueError(
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
