@@ -29,7 +29,10 @@ CHANGEABLE = (
 # Fields that determine the parameters. The vocabulary of a model from scratch consists of the words
 # of its task and prompts.
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'policy.frozen')
-_VOCABULARY = ('task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set')
+_VOCABULARY = (
+  'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set', 'team.decision',
+  'team.addressing', 'budget.told_words'
+)  # fmt: skip
 
 
 def as_json(config: Config) -> dict[str, Any]:

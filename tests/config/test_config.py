@@ -16,7 +16,7 @@ from micro_run import changed
 
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.config import check as config_lib
-from agent_gspo.config import saved
+from agent_gspo.config import compatibility, saved
 from agent_gspo.models import load, presets
 from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import Tokenizer, word_level
@@ -582,3 +582,20 @@ def test_a_generated_split_is_parted_without_building_it():
   assert [shown[-1].id, base.asked(parts.task, 0.25)[0].id] == [
     parts.task.questions('train')[size * 3 // 4 + i].id for i in (-1, 0)
   ]
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'team__addressing': True},
+    {'team__decision': 'judge'},
+    {'budget__told_words': ('a', 'b'), 'budget__mode': 'conditioned'},
+  ],
+)
+def test_a_vocabulary_from_scratch_is_that_of_the_checkpoint(changes):
+  resolve = lambda **fields: config_lib.resolve(changed(**fields))
+  saved_as = compatibility.as_json(resolve())
+  compatibility.check_model(saved_as, 1, resolve(seed=3))
+  field = next(iter(changes)).replace('__', '.')
+  with pytest.raises(ValueError, match=rf'made with another config \({field}: '):
+    compatibility.check_model(saved_as, 1, resolve(**changes))
