@@ -197,9 +197,9 @@ class Sampler:
       limits: Most tokens each row may write, int `[N]`, 1 to `max_new_tokens` (the default).
       adapters: Adapter of each row, int `[N]`, -1 for none; by default the model's only one.
         New ids do not recompile.
-      listener: Called after each token with a prompt's index and the tokens written for it so far,
-        by one thread per batch. It compiles nothing and changes no token; decoding pauses for it,
-        which costs 5 % with SmolLM2-135M on a CPU. What it raises ends sampling.
+      listener: Called after each token from the second on with the index of each prompt of a batch
+        and the tokens written for it so far, by one thread per batch. It changes no token; decoding
+        pauses for it, which costs 5 % with SmolLM2-135M on a CPU. What it raises ends sampling.
       must_speak: Rows that may not begin with one of `silence_ids`, bool `[N]`; log-probs stay
         those of the model. New rows do not recompile.
       silence_ids: The stop ids that leave no text.

@@ -14,6 +14,10 @@ _INTEGERS = (
   'episode', 'agent', 'round', 'layer', 'written', 'read', 'readers', 'tool_calls', 'tool_tokens'
 )  # fmt: skip
 _SEQUENCES = ('text', 'read_from', 'addressees')
+_EPISODES = (
+  'questions', 'agent_names', 'episode_question', 'sample', 'answers', 'task_scores', 'sides',
+  'drawn',
+)  # fmt: skip
 
 
 def from_messages(
@@ -26,12 +30,13 @@ def from_messages(
   answers: Sequence[str],
   task_scores: Sequence[float] | np.ndarray,
   sides: Sequence[str] = (),
+  drawn: Sequence[int] | np.ndarray = (),
 ) -> RolloutBatch:
   """Builds the table of `M` messages.
 
   Args:
     messages: Messages in the order in which they were written.
-    questions, agent_names, episode_question, sample, answers, task_scores, sides: Fields of
+    questions, agent_names, episode_question, sample, answers, task_scores, sides, drawn: Fields of
       `RolloutBatch` that no message has.
   """
   rows = []
@@ -53,6 +58,7 @@ def from_messages(
     task_scores=np.asarray(task_scores, float),
     messages=tuple(messages),
     sides=tuple(sides),
+    drawn=np.asarray(drawn, int),
     **columns(rows),
   )
 
@@ -94,7 +100,7 @@ def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBat
     episode_question.append(batch.episode_question + len(questions))
     questions += batch.questions
     episodes += batch.num_episodes
-  joined = from_messages(
+  return from_messages(
     in_order(messages) if as_one else messages,
     questions=questions,
     agent_names=batches[0].agent_names,
@@ -103,8 +109,8 @@ def join(batches: Sequence[RolloutBatch], *, as_one: bool = False) -> RolloutBat
     answers=[answer for batch in batches for answer in batch.answers],
     task_scores=np.concatenate([batch.task_scores for batch in batches]),
     sides=batches[0].sides,
+    drawn=np.concatenate([batch.drawn for batch in batches]),
   )
-  return dataclasses.replace(joined, drawn=np.concatenate([batch.drawn for batch in batches]))
 
 
 def in_order(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -121,38 +127,29 @@ def select(
   among = range(len(asked)) if episodes is None else sorted(episodes)
   kept = sorted((e for e in among if asked[e] in place), key=lambda e: place[asked[e]])
   number = {e: i for i, e in enumerate(kept)}
-  selected = from_messages(
-    [
-      dataclasses.replace(m, episode=number[m.episode])
-      for m in batch.messages
-      if m.episode in number
-    ],
+  messages = [m for m in batch.messages if m.episode in number]
+  return _changed(
+    batch,
+    [dataclasses.replace(m, episode=number[m.episode]) for m in messages],
     questions=[batch.questions[q] for q in place],
-    agent_names=batch.agent_names,
     episode_question=[place[asked[e]] for e in kept],
-    sample=[batch.sample[e] for e in kept],
+    sample=batch.sample[kept],
     answers=[batch.answers[e] for e in kept],
-    task_scores=[batch.task_scores[e] for e in kept],
-    sides=batch.sides,
+    task_scores=batch.task_scores[kept],
+    drawn=batch.drawn[list(place)] if len(batch.drawn) else (),
   )
-  drawn = batch.drawn[list(place)] if len(batch.drawn) else batch.drawn
-  return dataclasses.replace(selected, drawn=drawn)
 
 
 def taken(batch: RolloutBatch) -> RolloutBatch:
   """Returns the conversations, without the candidates that were not taken."""
   if batch.taken.all():
     return batch
-  path = from_messages(
-    [message for message in batch.messages if message.taken],
-    questions=batch.questions,
-    agent_names=batch.agent_names,
-    episode_question=batch.episode_question,
-    sample=batch.sample,
-    answers=batch.answers,
-    task_scores=batch.task_scores,
-  )
-  return dataclasses.replace(path, drawn=batch.drawn)
+  return _changed(batch, [message for message in batch.messages if message.taken])
+
+
+def _changed(batch: RolloutBatch, messages: Sequence[Message], **fields: Any) -> RolloutBatch:
+  """Returns the table of other messages, with those fields that no message has."""
+  return from_messages(messages, **{name: getattr(batch, name) for name in _EPISODES} | fields)
 
 
 def written_and_read(batch: RolloutBatch) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,20 +47,26 @@ def with_logprobs(message: Message, logprobs: np.ndarray) -> Message:
   return dataclasses.replace(message, logprobs=values)
 
 
-class Values(Protocol):
-  """Values prompts of the answering agent."""
+class Values(abc.ABC):
+  """Values prompts of the answering agent; here in units of task score, without a gold text."""
 
-  def covers(self, question: int) -> bool:
-    """Returns whether answers to this question have a value."""
-
+  @abc.abstractmethod
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the value of each prompt, float64 `[n]`."""
 
+  def covers(self, question: int) -> bool:
+    """Returns whether answers to this question have a value."""
+    del question
+    return True
+
   def scores(self, values: np.ndarray) -> np.ndarray:
     """Returns values as expected task scores, float64 like `values`."""
+    return values
 
   def gold(self, place: int) -> Message | None:
     """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
+    del place
+    return None
 
 
 class _Form(NamedTuple):
@@ -76,7 +83,7 @@ class _Form(NamedTuple):
   whole: bool
 
 
-class GoldAnswers:
+class GoldAnswers(Values):
   """Log-probability of the gold answer in nats: the log-sum over `Task.gold_messages`.
 
   Each form is ended as the answering agent ends its messages in the batch.
@@ -147,7 +154,7 @@ class GoldAnswers:
     return self._forms[question]
 
 
-class Replays:
+class Replays(Values):
   """Mean task score of answers sampled anew (as C3, arXiv 2603.06859, does with rollouts).
 
   For tasks without a gold text. Each process samples its share of the prompts.
@@ -167,11 +174,6 @@ class Replays:
     self._writer = team.prompt_writers(tokenizer)[self._agent]
     self._toolboxes = team.toolboxes(tokenizer)
 
-  def covers(self, question: int) -> bool:
-    """Returns True: every answer can be graded."""
-    del question
-    return True
-
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
     first = self._batch.num_episodes  # keys of replays are no episode's
@@ -188,14 +190,6 @@ class Replays:
       scores = checked.scores(self._task, [turn.question for turn in turns], answers)
     gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
     return gathered.reshape(len(prompts), self._samples).mean(axis=1)
-
-  def scores(self, values: np.ndarray) -> np.ndarray:
-    """Returns the values, which are scores."""
-    return values
-
-  def gold(self, place: int) -> None:
-    """Returns None: no text is known to be right."""
-    del place
 
   def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
     return Turn(
