@@ -405,7 +405,8 @@ def _check_sft(config: Config, task: Task, team: Team) -> None:
   for role in options.role_shares:
     if role not in roles:
       raise ValueError(f'sft.role_shares.{role}: the team has the roles {", ".join(roles)}.')
-  if not any(options.role_shares.get(r.name, 1) for r in team.roles if r.learns):
+  shares = [options.role_shares.get(role.name, 1) for role in team.roles if role.learns]
+  if shares and not any(shares):
     raise ValueError(f'sft.role_shares={dict(options.role_shares)} trains no role.')
   if options.addressed_probability and not team.addressing:
     raise ValueError(
