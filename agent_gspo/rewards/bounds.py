@@ -23,15 +23,14 @@ def max_episode_cost(options: RewardOptions, team: Team) -> float:
 
   Not valid for cost 'money', which depends on prompt lengths.
   """
-  pays = lambda agent: team.names[agent] in (options.payers or team.names)
-  factor = lambda agent: options.prices.get(team.names[agent], 1.0) * pays(agent)
+  factors = [options.prices.get(name, 1.0) * options.pays(name) for name in team.names]
   total, dearest = 0.0, 0.0
   for round_, _, layer in team.turns:
     written = lambda agent, round_=round_: (
       options.p_write + options.p_read * team.topology.readers(agent, round_)
     )
     inserted = lambda agent: options.p_tool if team.roles[agent].tools else 0.0
-    prices = [factor(agent) * max(written(agent), inserted(agent)) for agent in layer]
+    prices = [factors[agent] * max(written(agent), inserted(agent)) for agent in layer]
     costs = [team.message_cap(agent) * price for agent, price in zip(layer, prices, strict=True)]
     alone = options.cost == 'critical_path' and not options.p_tool
     total += max(costs) if alone else sum(costs)
@@ -64,8 +63,7 @@ def check_bound(options: RewardOptions, budget: BudgetOptions, team: Team) -> st
   free = options.length_reward_arguments['limit'] if options.length_reward == 'hinge' else 0.0
   cost = max(dearest - free, 0.0)
   turns = [agent for _, _, layer in team.turns for agent in layer]
-  payers = [a for a in turns if team.names[a] in (options.payers or team.names)]
-  caps = np.asarray([team.message_cap(agent) for agent in payers])
+  caps = np.asarray([team.message_cap(agent) for agent in turns if options.pays(team.names[agent])])
   over = float(np.maximum(caps - budget.message_limit, 0.0).sum())
   tokens = f'lambda_tok={lambda_max:g} times {cost:g}, the highest cost of an episode'
   shape = f'reward.length_reward={options.length_reward!r}'

@@ -131,9 +131,7 @@ def message_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
 
 def _pays(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   """Returns whether the author of each message pays prices, bool `[M]`."""
-  if not options.payers:
-    return np.ones(len(rollout.agent), bool)
-  return np.isin(rollout.agent_names, options.payers)[rollout.agent]
+  return np.asarray([options.pays(name) for name in rollout.agent_names], bool)[rollout.agent]
 
 
 def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:

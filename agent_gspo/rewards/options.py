@@ -85,6 +85,10 @@ class RewardOptions(Section, name='reward'):
     """Returns whether scores in training depend on the task's."""
     return self.score in ('task', 'tournament')
 
+  def pays(self, name: str) -> bool:
+    """Returns whether an agent pays prices, see `payers`."""
+    return not self.payers or name in self.payers
+
   @property
   def length_reward_arguments(self) -> dict[str, float]:
     """Returns `length_reward_options`, parsed."""

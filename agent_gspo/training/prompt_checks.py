@@ -268,7 +268,7 @@ def _check_lengths(
     model = writer.role.model if writer.role.model in contexts else ''
     read[model] = max(read.get(model, (0, '')), (max(turns) + cap, question.id))
     scored = agent == valued and writer.role.model in contexts
-    if writer.role.trains or agent not in team.others or scored:
+    if writer.role.learns or scored:
       learned = max(learned, (max(turns) + team.message_cap(agent), question.id))
   leads = 'question {1} can lead to a prompt and message of {0} tokens'.format
   for model, most in read.items():

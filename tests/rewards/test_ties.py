@@ -161,7 +161,7 @@ def test_lengths_count_the_stop_token():
   rollout = types.SimpleNamespace(
     episode=np.arange(2), question=zeros, agent=zeros, round=zeros, written=written,
     readers=zeros, tool_tokens=zeros, silent=written == 0, task_scores=np.array([1.0, 0.0]),
-    num_episodes=2,
+    num_episodes=2, agent_names=('agent',),
   )  # fmt: skip
   terms = communication.reward_terms(RewardOptions(), rollout, 0.0)
   found = ties.estimator('opo')(terms, rollout)
