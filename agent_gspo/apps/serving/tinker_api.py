@@ -113,7 +113,7 @@ class TinkerApi:
     ]
     models = {'supported_models': [{'model_name': self._name}]}
     for name, fixed in (('get_server_capabilities', models), ('healthz', {'status': 'ok'})):
-      found.append(Route(f'/api/v1/{name}', functools.partial(_fixed_page, fixed)))
+      found.append(Route(f'/api/v1/{name}', lambda http, fixed=fixed: JSONResponse(fixed)))
     sampler, finish = (functools.partial(errors.answered, x) for x in (self._sampler, self._finish))
     found.append(Route('/api/v1/samplers/{id}', sampler))
     return [*found, Route('/api/v1/sessions/{id}/finish', finish, methods=['POST'])]
@@ -252,8 +252,9 @@ class TinkerApi:
     elif id_ not in self._sampling:
       file = self._file(request.model_path)
       loaded = await asyncio.get_running_loop().run_in_executor(self._speaker, self._loaded, file)
-      self._make_room(request.session_id)
-      self._sampling[id_] = loaded
+      if id_ not in self._sampling:  # nor meanwhile, by the same request sent again
+        self._make_room(request.session_id)
+        self._sampling[id_] = loaded
     return {'sampling_session_id': id_}
 
   async def _sampler(self, http: Request) -> Response:
@@ -330,13 +331,15 @@ class TinkerApi:
       raise RequestError(f'kind={request.kind!r} must be snapshot.', 'kind')
     adapter = self._adapter(request.model_id)
     session = f'{request.model_id}:sample:{request.sampling_session_seq_id}'
-    self._make_room(request.model_id)
+    id_ = _id(request.model_id, request.seq_id)
+    if id_ not in self._results:
+      self._make_room(request.model_id)
 
     def work() -> Result:
       self._sampling[session] = Adapter(adapter.config, adapter.trainable, None)
       return {'sampling_session_id': session, 'type': 'save_weights_for_sampler'}
 
-    return self._promise(_id(request.model_id, request.seq_id), work)
+    return self._promise(id_, work)
 
   def _saving(self, request: Any, kind: str, type_: str, *, overwrite: bool) -> dict[str, Any]:
     adapter, seq = self._adapter(request.model_id), request.seq_id
@@ -453,10 +456,6 @@ class TinkerApi:
         )
     inputs['target_tokens'] = self._tokens('target_tokens', inputs['target_tokens'])
     return Datum(tokens, inputs)
-
-
-async def _fixed_page(found: dict[str, Any], http: Request) -> Response:
-  return JSONResponse(found)
 
 
 def _id(of: str, seq: int | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import micro_run
 import numpy as np
 import pytest
@@ -217,12 +219,40 @@ def test_a_client_keeps_the_adapters_that_it_used_last(service, monkeypatch):
     _sample(used)
     newest = saved()
     _sample(newest)
-  loaded = [service.create_sampling_client(model_path=path) for _ in range(3)]
+  loaded = []
+  for _ in range(3):
+    loaded.append(service.create_sampling_client(model_path=path))
+    loaded[-1].result()  # those that wait together arrive in any order
   for client in (used, newest, untouched, *loaded[1:]):
     assert _sample(client).sequences
   for client in (unused, loaded[0]):
     with pytest.raises(tinker.NotFoundError, match='is unknown: save again'):
       _sample(client)
+
+
+def test_a_sampler_that_is_asked_for_again_takes_the_place_of_no_other(folder, monkeypatch):
+  monkeypatch.setattr(tinker_api, '_SNAPSHOTS', 2)
+  with serving(_Model(), tinker=str(folder)) as address:
+    post = lambda path, body: httpx.post(f'{address}/api/v1/{path}', json=body).json()
+    client = tinker.ServiceClient(base_url=address, api_key='tml-any')
+    training = client.create_lora_training_client(base_model='team', rank=1, seed=0).result()
+    first = training.save_weights_and_get_sampling_client()
+    save = {'model_id': training.get_info().model_id, 'seq_id': 99, 'sampling_session_seq_id': 99}
+    for _ in range(2):
+      promised = post('save_weights_for_sampler', save)
+      post('retrieve_future', {'request_id': promised['request_id']})
+    assert _sample(first).sequences
+    path = training.save_weights_for_sampler('mine').result().path
+    body = {'session_id': 'any', 'model_path': path}
+    create = lambda i: post('create_sampling_session', body | {'sampling_session_seq_id': i})
+    made = [create(0)]
+    with ThreadPoolExecutor(8) as pool:
+      made += pool.map(create, [1] * 8)
+    ids = {answer['sampling_session_id'] for answer in made}
+    assert len(ids) == 2
+    for id_ in ids:
+      assert httpx.get(f'{address}/api/v1/samplers/{id_}').status_code == 200
+    client.close('success').result()
 
 
 def test_another_model_is_not_served(service):
