@@ -7,6 +7,7 @@ resumed run repeats them. Evidence ages as the policy changes, so each update fi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import chex
@@ -90,9 +91,13 @@ def choose(
 
 def uniform(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Chooses each question once per epoch, in one random order."""
-  order = streams.generator(seed, streams.SELECTION_ORDER).permutation(len(free))
-  order = np.roll(order, -int(state.drawn))
+  order = np.roll(_random_order(seed, len(free)), -int(state.drawn))
   return order[free[order]][:count]
+
+
+@functools.lru_cache(maxsize=1)
+def _random_order(seed: int, questions: int) -> np.ndarray:
+  return streams.generator(seed, streams.SELECTION_ORDER).permutation(questions)
 
 
 def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.ndarray:

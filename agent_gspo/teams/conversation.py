@@ -120,7 +120,8 @@ class Conversation:
     turns = [
       self._turn(agent, round_, limit) for agent, limit in zip(agents, limits, strict=True) if limit
     ]
-    turns = [dataclasses.replace(turn, branch=i) for turn in turns for i in range(count)]
+    if count > 1:
+      turns = [dataclasses.replace(turn, branch=i) for turn in turns for i in range(count)]
     replies = yield turns
     written = [self._message(*pair, place) for pair in zip(turns, replies, strict=True)]
     return [written[i::count] for i in range(count)]

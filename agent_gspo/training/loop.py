@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pathlib
 import shutil
 import time
@@ -20,7 +21,7 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import encoding, hosts, partners
-from agent_gspo.training import costs, exchange, opponents, replay, sft
+from agent_gspo.training import costs, exchange, host_memory, opponents, replay, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -165,6 +166,7 @@ class Run:
 
   def close(self) -> None:
     """Ends the rollouts ahead, waits for in-flight saves and closes the writer."""
+    gc.unfreeze()
     try:
       if self.ahead:
         self.ahead.close()
@@ -255,6 +257,8 @@ class Run:
             break
           with self.interruption.deferred('this update'):
             state = self._step(state, progress)
+            if step == start:
+              host_memory.settle()
             if self._is_saved(step + 1):
               self._save(state)
           self.interruption.meet()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
+import micro_run
 import pytest
 
-from agent_gspo.training import host_memory
+from agent_gspo.training import host_memory, loop
 
 _PROGRAM = """
 import resource, sys, threading
@@ -99,3 +101,12 @@ def test_a_cgroup_limits_the_memory(tmp_path, group, limits, expected):
   host = host_memory.available(tmp_path / 'nothing')
   assert host > 2**28
   assert host_memory.available(tmp_path) == (expected or host)
+
+
+def test_a_run_keeps_its_programs_from_the_garbage_collector(tmp_path):
+  kept = []
+  tell = lambda step, metrics: kept.append(gc.get_freeze_count())
+  loop.train(micro_run.changed(steps=2), tmp_path, on_step=tell)
+  assert kept[0] == 0
+  assert kept[1] > 10_000
+  assert gc.get_freeze_count() == 0
