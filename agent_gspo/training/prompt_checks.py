@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -242,26 +242,17 @@ def _check_lengths(
   contexts: Mapping[str, int],
 ) -> tuple[PromptLengths, ...]:
   """Checks the longest prompts that the questions can lead to, all messages at their caps."""
-  team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
+  team, cap = parts.team, parts.team.max_message_tokens
   learned, found = (0, ''), []  # most tokens, and the question
   read: dict[str, tuple[int, str]] = {}  # likewise, by model
+  # Agents of a role without a note have the same opening.
   longest = functools.cache(functools.partial(_longest, questions))
-  noted = max((len(q.notes) for q in questions), default=0)
-  told = parts.config.budget.told_words or ('',)
   # Scored where its model is frozen, too.
   valued = team.num_agents - 1 if scores_gold_answers(parts.config) else None
   for agent, writer in enumerate(writers):
-    lengths = functools.partial(_prompt_lengths, team, agent, writers, left)
-    # Later turns add the same tokens for every question, and agents of a role without a note have
-    # the same opening.
-    candidates = [
-      dataclasses.replace(question, terms=Terms('', 0.0, words))
-      for question in longest(writer, min(agent, noted))
-      for words in told
-    ]
-    question = max(candidates, key=lambda q: next(lengths(q)))
+    question, turns = _longest_turns(parts, writers, agent, questions, longest)
+    left = _most_left(parts)
     opening, blank = (writer.begin(q, agent).prompt([], left) for q in (question, _EMPTY))
-    turns = tuple(lengths(question))
     common = prefix_tree.shared_prefix(*map(np.asarray, (opening, blank)))
     found.append(PromptLengths(len(opening), turns, common))
     # The sampler's rows have room for the team's longest message.
@@ -285,6 +276,49 @@ def _check_lengths(
       f'learner.pack_length={-(-learned[0] // 64) * 64} or more.'
     )
   return tuple(found)
+
+
+def check_teacher(parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer: Tokenizer) -> None:
+  """Checks that a packed row holds an answer at the longest prompt of the team that teaches.
+
+  Raises:
+    ValueError: It does not.
+  """
+  writers = teacher.team.prompt_writers(tokenizer)
+  train = teacher.task.questions('train')
+  questions = [train[i] for i in _measured(dataclasses.replace(parts, task=teacher.task))]
+  longest = functools.partial(_longest, questions)
+  agent = teacher.team.num_agents - 1
+  question, turns = _longest_turns(teacher, writers, agent, questions, longest)
+  row, needed = parts.config.learner.pack_length, max(turns) + parts.team.message_cap(0)
+  if needed > row:
+    raise ValueError(
+      f'learner.pack_length={row} is too short: the team of objective.teacher='
+      f'{parts.config.objective.teacher!r} can read {needed} tokens about question {question.id}, '
+      f'the answer included. Set learner.pack_length={-(-needed // 64) * 64} or more.'
+    )
+
+
+def _longest_turns(
+  parts: config_lib.Parts,
+  writers: Sequence[PromptWriter],
+  agent: int,
+  questions: Sequence[Question],
+  longest: Callable[[PromptWriter, int], list[Question]],
+) -> tuple[Question, tuple[int, ...]]:
+  """Returns the question of an agent's longest first prompt, and the tokens in each turn.
+
+  Later turns add the same tokens for every question.
+  """
+  lengths = functools.partial(_prompt_lengths, parts.team, agent, writers, _most_left(parts))
+  noted = max((len(q.notes) for q in questions), default=0)
+  candidates = [
+    dataclasses.replace(question, terms=Terms('', 0.0, words))
+    for question in longest(writers[agent], min(agent, noted))
+    for words in parts.config.budget.told_words or ('',)
+  ]
+  question = max(candidates, key=lambda q: next(lengths(q)))
+  return question, tuple(lengths(question))
 
 
 def scores_gold_answers(config: Config) -> bool:

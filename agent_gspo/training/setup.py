@@ -220,6 +220,8 @@ def _find(parts: config_lib.Parts) -> _Found:
   prompts = prompt_checks.check(
     parts, model.tokenizer, {'': model.config.max_positions, **contexts}
   )
+  if parts.training and (teacher := teacher_lib.resolve(parts)):
+    prompt_checks.check_teacher(parts, teacher, model.tokenizer)
   optimizer = make_optimizer(parts)
   with_adapters = _as_run(parts, model.config).replace(
     lora_rank=options.lora_rank,

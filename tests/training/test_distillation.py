@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.config import teacher
 from agent_gspo.models.transformer import Params
 from agent_gspo.teams.rollout import rollout
-from agent_gspo.training import distillation
+from agent_gspo.training import distillation, prompt_checks
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
@@ -96,6 +97,27 @@ def test_the_student_approaches_its_teacher():
     state = result.state
     gaps.append(-result.metrics['policy/objective'])
   assert np.mean(gaps[-4:]) < 0.8 * np.mean(gaps[:4]), gaps
+
+
+def test_what_the_teacher_reads_must_fit_into_a_packed_row():
+  setup, params = student()
+
+  def check(row: int) -> None:
+    learner = dataclasses.replace(setup.config.learner, pack_length=row)
+    parts = dataclasses.replace(setup, config=dataclasses.replace(setup.config, learner=learner))
+    prompt_checks.check_teacher(parts, setup.teacher, setup.tokenizer)
+
+  with pytest.raises(ValueError, match='pack_length=16 is too short') as refused:
+    check(16)
+  needed = int(re.search(r'can read (\d+) tokens', str(refused.value))[1])
+  check(needed)
+  with pytest.raises(ValueError, match=f'can read {needed} tokens'):
+    check(needed - 1)
+  policy = setup.policy(params, stream='teacher', step=0, temperature=1.0)
+  asked = setup.teacher.task.questions('train')[:64]
+  talk = rollout(setup.teacher.team, setup.teacher.task, setup.tokenizer, asked, 1, policy)
+  read = max(len(m.prompt_ids) for m in talk.messages if m.agent == 2)
+  assert 0 <= needed - setup.team.message_cap(0) - read <= 2  # unless each talked up to its cap
 
 
 def test_another_team_is_refused(tmp_path):
