@@ -8,9 +8,11 @@ import itertools
 import os
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ _TRAIN = (sys.executable, '-P', '-m', 'agent_gspo.apps.commands.train')
 _PACKAGE = pathlib.Path(__file__).resolve().parents[2]
 LOG = 'train.log'
 _ARGUMENTS = 'sweep_arguments.txt'
+_INTERRUPTED = 130  # status of a run that Ctrl-C ended
 
 _SEEN = f'{records.SEEN}: '  # prefix of the keys of that evaluation
 
@@ -142,39 +145,70 @@ def run_missing(
     arguments[point] = own
   missing = [point for point in todo if point.result is None]
   note(f'{len(todo) - len(missing)} of {len(todo)} runs have ended, {len(missing)} to go')
-  running: set[subprocess.Popen[bytes]] = set()
+  processes = _Processes()
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     try:
-      ended = list(pool.map(lambda point: _run(point, arguments[point], note, running), missing))
-    except SystemExit:  # of a signal to this process alone; Ctrl-C reaches the runs as well
-      for child in list(running):
-        child.terminate()
+      ended = list(pool.map(lambda point: _run(point, arguments[point], note, processes), missing))
+    except KeyboardInterrupt:  # Ctrl-C reaches the runs as well
+      processes.stop()
+      raise
+    except SystemExit:  # of a signal to this process alone
+      processes.stop(terminate=True)
       raise
   return [point for point, fine in zip(missing, ended, strict=True) if not fine]
 
 
+class _Processes:
+  """Processes of the runs, none of which begins once the sweep is stopped."""
+
+  def __init__(self) -> None:
+    self._starting, self._stopped = threading.Lock(), threading.Event()
+    self._running: set[subprocess.Popen[bytes]] = set()
+
+  @property
+  def stopped(self) -> bool:
+    """Returns whether `stop` was called."""
+    return self._stopped.is_set()
+
+  def stop(self, terminate: bool = False) -> None:
+    """Lets no other process begin; tells those that run to end if `terminate`."""
+    with self._starting:
+      self._stopped.set()
+      for child in list(self._running) if terminate else ():
+        child.terminate()
+
+  def run(self, arguments: Sequence[str], **options: Any) -> int:
+    """Runs a process to its end; returns its status, that of an interruption if stopped before."""
+    with self._starting:
+      if self.stopped:
+        return _INTERRUPTED
+      child = subprocess.Popen(arguments, **options)
+      self._running.add(child)
+    status = child.wait()
+    self._running.remove(child)
+    if status in (_INTERRUPTED, -signal.SIGINT):
+      self._stopped.wait(5)  # Ctrl-C may reach the run first
+    return status
+
+
 def _run(
-  point: Point,
-  arguments: Sequence[str],
-  note: Callable[[str], None],
-  running: set[subprocess.Popen[bytes]],
+  point: Point, arguments: Sequence[str], note: Callable[[str], None], processes: _Processes
 ) -> bool:
+  if processes.stopped:
+    return False
   name = f'{point.setting.name}, seed {point.seed}'
   point.workdir.mkdir(parents=True, exist_ok=True)
   json_lines.replace(point.workdir / _ARGUMENTS, [('\n'.join(arguments) + '\n').encode()])
   note(f'begin {name}')
   path = [str(_PACKAGE), os.environ.get('PYTHONPATH')]
   with (point.workdir / LOG).open('a', encoding='utf-8') as log:
-    child = subprocess.Popen(
+    status = processes.run(
       [*_TRAIN, f'--workdir={point.workdir}', *arguments],
       stdin=subprocess.DEVNULL,
       stdout=log,
       stderr=subprocess.STDOUT,
       env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path))},
     )
-    running.add(child)
-    status = child.wait()
-    running.remove(child)
   if status:
     note(f'FAILED {name} with status {status}: see {point.workdir / LOG}')
     return False

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -40,7 +41,7 @@ import pathlib, signal, sys, time
 workdir = pathlib.Path(sys.argv[1].removeprefix('--workdir='))
 def end(*_):
   (workdir / 'ended').touch()
-  sys.exit(1)
+  sys.exit(130)  # as launch/train.py
 for number in (signal.SIGINT, signal.SIGTERM):
   signal.signal(number, end)
 (workdir / 'begun').touch()
@@ -124,6 +125,18 @@ def test_a_signal_ends_the_sweep_and_its_runs(tmp_path, number, status):
   assert (begun.returncode, told) == (status, '')
   assert (tmp_path / 's/lambda_tok=0_seed_0/ended').exists()
   assert not (tmp_path / 's/lambda_tok=1_seed_0').exists()
+
+
+def test_an_interrupted_run_waits_for_what_becomes_of_the_sweep():
+  processes, after = sweep._Processes(), []
+  status = lambda: processes.run([sys.executable, '-c', 'raise SystemExit(130)'])
+  thread = threading.Thread(target=lambda: after.append((status(), processes.stopped)))
+  thread.start()
+  time.sleep(0.5)  # as if Ctrl-C reached the run half a second before
+  processes.stop()
+  thread.join()
+  assert after == [(130, True)]
+  assert processes.run(['no such program']) == 130
 
 
 def test_summary_and_table(tmp_path, script):
