@@ -242,7 +242,7 @@ def _check_lengths(
   contexts: Mapping[str, int],
 ) -> tuple[PromptLengths, ...]:
   """Checks the longest prompts that the questions can lead to, all messages at their caps."""
-  team, cap = parts.team, parts.team.max_message_tokens
+  team, cap, left = parts.team, parts.team.max_message_tokens, _most_left(parts)
   learned, found = (0, ''), []  # most tokens, and the question
   read: dict[str, tuple[int, str]] = {}  # likewise, by model
   # Agents of a role without a note have the same opening.
@@ -251,7 +251,6 @@ def _check_lengths(
   valued = team.num_agents - 1 if scores_gold_answers(parts.config) else None
   for agent, writer in enumerate(writers):
     question, turns = _longest_turns(parts, writers, agent, questions, longest)
-    left = _most_left(parts)
     opening, blank = (writer.begin(q, agent).prompt([], left) for q in (question, _EMPTY))
     common = prefix_tree.shared_prefix(*map(np.asarray, (opening, blank)))
     found.append(PromptLengths(len(opening), turns, common))
@@ -269,12 +268,8 @@ def _check_lengths(
         f"{leads(*most)}, but the model's context{of} is {contexts[model]}. Shorten the roles' "
         f'examples, lower team.rounds or team.max_message_tokens={cap}.'
       )
-  row = parts.config.learner.pack_length
-  if parts.training and learned[0] > row:
-    raise ValueError(
-      f'learner.pack_length={row} is too short: {leads(*learned)}. Set '
-      f'learner.pack_length={-(-learned[0] // 64) * 64} or more.'
-    )
+  if parts.training:
+    _check_row(parts, learned[0], leads(*learned))
   return tuple(found)
 
 
@@ -290,12 +285,18 @@ def check_teacher(parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer:
   longest = functools.partial(_longest, questions)
   agent = teacher.team.num_agents - 1
   question, turns = _longest_turns(teacher, writers, agent, questions, longest)
-  row, needed = parts.config.learner.pack_length, max(turns) + parts.team.message_cap(0)
+  needed, name = max(turns) + parts.team.message_cap(0), parts.config.objective.teacher
+  reads = f'can read {needed} tokens about question {question.id}, the answer included'
+  _check_row(parts, needed, f'the team of objective.teacher={name!r} {reads}')
+
+
+def _check_row(parts: config_lib.Parts, needed: int, cause: str) -> None:
+  """Raises ValueError if a packed row holds fewer tokens than needed."""
+  row = parts.config.learner.pack_length
   if needed > row:
     raise ValueError(
-      f'learner.pack_length={row} is too short: the team of objective.teacher='
-      f'{parts.config.objective.teacher!r} can read {needed} tokens about question {question.id}, '
-      f'the answer included. Set learner.pack_length={-(-needed // 64) * 64} or more.'
+      f'learner.pack_length={row} is too short: {cause}. Set '
+      f'learner.pack_length={-(-needed // 64) * 64} or more.'
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_gspo import plugins
 from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.config import Config, teacher
+from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
@@ -12,9 +12,8 @@ from agent_gspo.teams import endpoint
 
 
 def check(parts: config_lib.Parts) -> None:
-  """Raises ValueError or FileNotFoundError for a training run that works on no devices."""
+  """Raises ValueError for a training run that works on no devices."""
   config = parts.config
-  teacher.resolve(parts)
   if config.mesh.actors and not config.rollout.ahead:
     raise ValueError(
       f'mesh.actors={config.mesh.actors} with rollout.ahead=0: devices would sample and learn in '

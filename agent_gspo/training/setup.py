@@ -198,6 +198,7 @@ class _Found:
 
 def _find(parts: config_lib.Parts) -> _Found:
   config, options = parts.config, parts.config.model
+  teacher = teacher_lib.resolve(parts) if parts.training else None
   if parts.training:
     run_checks.check(parts)
   actors = config.mesh.actors if parts.training else 0
@@ -220,7 +221,7 @@ def _find(parts: config_lib.Parts) -> _Found:
   prompts = prompt_checks.check(
     parts, model.tokenizer, {'': model.config.max_positions, **contexts}
   )
-  if parts.training and (teacher := teacher_lib.resolve(parts)):
+  if teacher:
     prompt_checks.check_teacher(parts, teacher, model.tokenizer)
   optimizer = make_optimizer(parts)
   with_adapters = _as_run(parts, model.config).replace(
