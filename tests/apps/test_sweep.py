@@ -109,7 +109,8 @@ def test_a_signal_ends_the_sweep_and_its_runs(tmp_path, number, status):
   script = tmp_path / 'train.py'
   script.write_text(_WAITING)
   text = (
-    'import sys; from agent_gspo.apps import sweep; from agent_gspo.apps.commands.sweep import cli;'
+    'import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN);'  # as in the background
+    'from agent_gspo.apps import sweep; from agent_gspo.apps.commands.sweep import cli;'
     f'sweep._TRAIN = (sys.executable, {str(script)!r}); cli()'
   )
   arguments = ['--config=c.py', f'--workdir={tmp_path}/s', '--lambdas=0,1', '--seeds=0']

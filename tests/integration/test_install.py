@@ -10,13 +10,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _OF_EXTRAS = (
   'tensorflow_datasets', 'array_record', 'math_verify', 'transformers', 'torch', 'peft', 'wandb',
-  'pytest', 'hypothesis', 'mkdocs',
+  'pytest', 'hypothesis', 'mkdocs', 'tinker',
 )  # fmt: skip
 _NEEDING_THEM = (
   'agent_gspo.tasks.benchmarks',
   'agent_gspo.tasks.dealt.task',
   'agent_gspo.tasks.data.prepared',
   'agent_gspo.tasks.grading.math_worker',
+  'agent_gspo.apps.serving.tinker_api',
 )
 _WITHOUT_EXTRAS = f"""
 import importlib, pathlib, sys

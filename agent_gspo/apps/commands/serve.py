@@ -55,6 +55,12 @@ def main() -> None:
   _TEAM.check()
   if _ENGINE.value and _TINKER.value:
     raise ValueError('--engine replaces the weights that --tinker adapts. Serve them apart.')
+  served = team_of_run.TeamOfRun(_TEAM)
+  if len(set(served.parts.sharing.adapters or ())) > 1 and (_ENGINE.value or _TINKER.value):
+    raise ValueError(
+      f'--{"engine" if _ENGINE.value else "tinker"} serves one policy, but with policy.sharing='
+      f'{served.parts.config.policy.sharing!r} the team has several. Serve a team that shares one.'
+    )
   try:
     from agent_gspo.apps.serving import app, guard
 
@@ -63,13 +69,6 @@ def main() -> None:
   except ImportError as error:
     extra = 'tinker' if _TINKER.value else 'serve'
     raise ImportError(f'{error}: pip install "agent_gspo[{extra}]"') from error
-
-  served = team_of_run.TeamOfRun(_TEAM)
-  if len(set(served.parts.sharing.adapters or ())) > 1 and (_ENGINE.value or _TINKER.value):
-    raise ValueError(
-      f'--{"engine" if _ENGINE.value else "tinker"} serves one policy, but with policy.sharing='
-      f'{served.parts.config.policy.sharing!r} the team has several. Serve a team that shares one.'
-    )
   with _listen(_HOST.value, _PORT.value) as listening:  # before the slow model load
     host, port = listening.getsockname()[:2]
     key = os.environ.get(guard.KEY_VARIABLE, '') if _KEY.value is None else _KEY.value

@@ -42,6 +42,8 @@ def cli() -> NoReturn:
   parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
   options, overrides = parser.parse_known_args()
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  # A shell's background job ignores it, but the runs do not.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     for argument in overrides:
       if not argument.startswith('--config.') or '=' not in argument:

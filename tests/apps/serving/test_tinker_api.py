@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from served_team import Served, serving
 
-from agent_gspo.apps.serving import tinker_api
 from agent_gspo.config import check as config_lib
 from agent_gspo.training import setup as setup_lib
 
 httpx = pytest.importorskip('httpx')
 tinker = pytest.importorskip('tinker')
+tinker_api = pytest.importorskip('agent_gspo.apps.serving.tinker_api')
 
 PROMPT, ANSWER = [5, 6, 7], [9, 3, 9, 4]
 
