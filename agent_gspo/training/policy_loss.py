@@ -38,8 +38,6 @@ Sums = dict[str, jax.Array]
 Totals = tuple[Flat, Sums]
 """Gradients and sums, `[replicas, ...]` each."""
 
-# Half-open ranges of message length (stop token included) with a clip fraction of their own.
-LENGTH_RANGES = ((1, 8), (8, 16), (16, 32), (32, 10**9))
 _SUMS = (
   'objective',
   'count',
@@ -243,7 +241,6 @@ class PolicyLoss:
   def no_sums(self) -> dict[str, Any]:
     """Returns zero-initialized accumulators for the sums of `__call__`."""
     names = _SUMS + (('tis_weight', 'tis_truncated') if self.tis_cap else ())
-    names += tuple(f'{kind}_{low}' for low, _ in LENGTH_RANGES for kind in ('clipped', 'count'))
     found: dict[str, Any] = dict.fromkeys(names, np.float32(0))
     if experts := self.model.config.num_experts:
       zeros = np.zeros(experts, np.float32)
@@ -430,11 +427,6 @@ def metrics_of_sums(sums: Mapping[str, Any], grad_norm: float) -> dict[str, floa
     shares = sums['chosen'] / total, sums['probability'] / total
     metrics['router/balance'] = len(sums['chosen']) * float(np.sum(shares[0] * shares[1]))
     metrics['router/changed_update'] = sums['rerouted'] / tokens
-  for low, high in LENGTH_RANGES:
-    if sums[f'count_{low}']:
-      name = f'{low}' if high == low + 1 else f'{low}_up' if high > 1e6 else f'{low}-{high - 1}'
-      share = sums[f'clipped_{low}'] / sums[f'count_{low}']
-      metrics[f'policy/clip_fraction_length_{name}'] = share
   return metrics
 
 
@@ -445,10 +437,9 @@ def _merge(sums: Sums) -> Sums:
 
 def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
   """Returns sums over messages and tokens, and maxima, from which metrics are computed."""
-  tokens = x.token_mask  # [N] tokens; ratio, clipped and length are [M] messages
+  tokens = x.token_mask  # [N] tokens; ratio and clipped are [M] messages
   # A custom objective may return anything for padding, NaN as well.
   ratio, clipped = (jnp.where(x.message_mask > 0, v, 0) for v in (result.ratio, result.clipped))
-  length = jax.ops.segment_sum(tokens, x.message_ids, x.advantages.shape[0])
   sums = {
     'objective': result.total,
     'count': result.count,
@@ -459,10 +450,6 @@ def _sums(x: PackedTokens, result: Objective, entropy: jax.Array) -> Sums:
     'clipped': clipped.sum(),
     'entropy': jnp.sum(entropy.reshape(-1) * tokens),
   }
-  for low, high in LENGTH_RANGES:
-    inside = x.message_mask * (length >= low) * (length < high)
-    sums[f'clipped_{low}'] = jnp.sum(clipped * inside)
-    sums[f'count_{low}'] = jnp.sum(inside)
   return jax.tree.map(jax.lax.stop_gradient, sums)
 
 
