@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_CHUNK = 1 << 20  # drawn indices per chunk, so that memory does not grow with `resamples`
+_CONFIDENCE = 0.95
+_RESAMPLES = 10_000
+_CHUNK = 1 << 20  # drawn indices per chunk, so that memory does not grow with `_RESAMPLES`
 
 
-def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-  """Returns the score interval of a proportion (Wilson 1927).
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
+  """Returns the 95 % score interval of a proportion, `(low, high)` (Wilson 1927).
 
   The interval contains every `p` with `(p_hat - p)^2 <= z^2 p (1 - p) / n`. Unlike the normal
   approximation it stays inside `[0, 1]` and has a width at `p_hat` of 0 and 1.
@@ -22,17 +24,13 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
     successes: Number of successes, in `[0, n]`; a sum of scores in `[0, 1]` is accepted and
       gives a conservative interval, as such scores vary less than a coin of the same mean.
     n: Number of trials, at least 1.
-    confidence: Coverage, in `(0, 1)`.
-
-  Returns:
-    `(low, high)`.
 
   Raises:
     ValueError: `n` or `successes` is out of range.
   """
   if not 0 <= successes <= n or n < 1:
     raise ValueError(f'{successes} of {n} trials: give a number of at least one')
-  z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+  z = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
   p = successes / n
   scale = 1 + z * z / n
   centre = (p + z * z / (2 * n)) / scale
@@ -43,29 +41,20 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple
   return low, high
 
 
-def bootstrap_interval(
-  values: Sequence[float] | np.ndarray,
-  confidence: float = 0.95,
-  resamples: int = 10_000,
-  seed: int = 0,
-) -> tuple[float, float]:
-  """Returns the percentile bootstrap interval of the mean (Efron 1979).
+def bootstrap_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+  """Returns the 95 % percentile bootstrap interval of the mean, `(low, high)` (Efron 1979).
+
+  The same values give the same interval on every machine.
 
   Args:
     values: Independent observations, `[n]`, `n >= 1`.
-    confidence: Coverage, in `(0, 1)`.
-    resamples: Number of samples of size `n` drawn with replacement.
-    seed: Seed of the draws; the same arguments give the same interval on every machine.
-
-  Returns:
-    `(low, high)`.
   """
   data = np.asarray(values, np.float64)
-  rng, size = np.random.default_rng(seed), max(1, _CHUNK // data.size)
-  sizes = [min(size, resamples - start) for start in range(0, resamples, size)]
+  rng, size = np.random.default_rng(0), max(1, _CHUNK // data.size)
+  sizes = [min(size, _RESAMPLES - start) for start in range(0, _RESAMPLES, size)]
   draws = (data[rng.integers(data.size, size=(k, data.size))] for k in sizes)
   means = np.concatenate([draw.mean(axis=1) for draw in draws])
-  tail = (1 - confidence) / 2
+  tail = (1 - _CONFIDENCE) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
   return float(low), float(high)
 
@@ -121,16 +110,17 @@ def effective_channels(answers: Sequence[str]) -> float:
   return math.exp(-float(share @ np.log(share)))
 
 
-def questions_to_see(effect: float, gaps: np.ndarray, power: float = 0.8) -> int:
+def questions_to_see(effect: float, gaps: np.ndarray) -> int:
   """Returns how many questions show a mean difference at 95 % confidence (normal approximation).
+
+  They show it with a probability of 80 %.
 
   Args:
     effect: Mean difference to be seen, above 0.
     gaps: Differences of the two systems on some questions, `[n]`, `n >= 2`.
-    power: Probability of seeing it.
   """
   normal = statistics.NormalDist()
-  z = normal.inv_cdf(0.975) + normal.inv_cdf(power)
+  z = normal.inv_cdf(0.975) + normal.inv_cdf(0.8)
   return math.ceil((z * float(np.std(gaps, ddof=1)) / effect) ** 2)
 
 
