@@ -44,7 +44,7 @@ def publish(setup: Setup, state: TrainState) -> None:
   options = setup.config.rollout
   if not options.engine:
     return
-  params = state_lib.without_members(state_lib.merge(state.trainable, state.frozen))
+  params = state_lib.without_members(state.params)
   params = lora.merge_adapters(setup.model.config, lora.one_adapter(params, 0))
   step = int(state.step)
   if options.publish:

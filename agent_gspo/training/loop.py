@@ -240,7 +240,7 @@ class Run:
         untrained = config.evaluation.untrained
         self._remove_sft_checkpoints()
         if untrained == 'first':
-          evaluations.make_untrained(_params(state), int(state.step))
+          evaluations.make_untrained(state.params, int(state.step))
         if config.rollout.ahead:
           self.ahead = Ahead(self.setup, self.checkpoints.restore_rollouts('rollouts'))
         if found := self.checkpoints.restore_rollouts('remembered'):
@@ -250,7 +250,7 @@ class Run:
           if self._is_evaluated(step):
             if self.ahead:  # evaluations have the sampler and its memory for themselves
               self.ahead.wait()
-            record = evaluations.make(_params(state), step, records.DURING)
+            record = evaluations.make(state.params, step, records.DURING)
             self._call('on_evaluation', self.on_evaluation, record)
             self._look_for_plateau()
           if self.stopped:
@@ -264,7 +264,7 @@ class Run:
           self.interruption.meet()
         with self.interruption.deferred('this save'):
           self._save(state)
-        params, step = _params(state), int(state.step)
+        params, step = state.params, int(state.step)
         record = evaluations.make(params, step, 'trained')
         self._call('on_evaluation', self.on_evaluation, record)
         for value in config.evaluation.told:
@@ -481,8 +481,3 @@ class Run:
       )
     )
     self.writer.metrics(step, result.metrics)
-
-
-def _params(state: TrainState) -> Params:
-  """Returns all parameters of the team, nested."""
-  return state_lib.merge(state.trainable, state.frozen)

@@ -102,9 +102,10 @@ def of_step(
   parts = setup.team, setup.task, setup.tokenizer, batch
   values: Values
   if known.get('samples'):
-    params = state_lib.merge(state.trainable, state.frozen)
     temperature = setup.config.rollout.temperature
-    policy = setup.policy(params, stream='train', step=int(state.step), temperature=temperature)
+    policy = setup.policy(
+      state.params, stream='train', step=int(state.step), temperature=temperature
+    )
     values = Replays(*parts, policy, int(known['samples']))
   else:
     scored = learner.frozen_answers or functools.partial(

@@ -269,7 +269,7 @@ class _Stage:
 
   def result(self) -> Params:
     """Returns the final parameters, with `sft.patience` those of the best step."""
-    params = state_lib.merge(self.state.trainable, self.state.frozen)
+    params = self.state.params
     if self.options.patience and self._best != int(self.state.step):
       self.checkpoints.wait()
       folder = self.checkpoints.directory

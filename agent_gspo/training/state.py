@@ -50,6 +50,11 @@ class TrainState:
   pool: Any = None
   baselines: Any = None
 
+  @property
+  def params(self) -> Params:
+    """Returns all parameters, nested."""
+    return merge(self.trainable, self.frozen)
+
 
 def init(
   params: Params,

@@ -152,7 +152,7 @@ def _state(config=tiny.CONFIG, params=None):
 
 
 def _params(state):
-  return jax.tree.map(np.asarray, state_lib.merge(state.trainable, state.frozen))
+  return jax.tree.map(np.asarray, state.params)
 
 
 def _close(found, expected, atol=1e-5):
