@@ -78,10 +78,6 @@ class Demonstrations:
     """Returns the number of SFT steps."""
     return self.options.steps_of(len(self.questions))
 
-  def epoch(self, step: int) -> float:
-    """Returns the passes through the questions after `step` steps."""
-    return step * self.options.questions / len(self.questions)
-
   def of_step(self, step: int) -> tuple[list[Message], float]:
     """Returns the messages of a step, and the share of its messages that was left out."""
     shown, left_out = self.shown(step)

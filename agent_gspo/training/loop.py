@@ -394,7 +394,7 @@ class Run:
     saves = self.sft_checkpoints = Checkpoints(
       self.workdir / _SFT_FOLDER, self.config, allow_changes=compatibility.CHANGEABLE
     )
-    params, steps = sft.imitate(setup, saves, self._sft_hooks(progress))
+    params, steps = sft.imitate(setup, saves, self.writer, self.interruption, progress)
     saves.wait()
     if hosts.count() == 1:  # else no process has all parameters
       sft.save_cached(file, params)
@@ -405,26 +405,6 @@ class Run:
     self.checkpoints.wait()
     if hosts.is_first():
       shutil.rmtree(self.workdir / _SFT_FOLDER, ignore_errors=True)
-
-  def _sft_hooks(self, progress: Progress) -> sft.Hooks:
-    """Returns the callbacks of SFT."""
-
-    def records_so_far(step: int) -> list[dict[str, Any]]:
-      for line in self.writer.truncate_supervised_after(step):
-        progress.note(line)
-      if step:
-        progress.note(f'resumed from step {step} of SFT')
-      return hosts.agreed(lambda: records.supervised(self.workdir))
-
-    return sft.Hooks(
-      progress=lambda done, total, nats: progress.phase(
-        f'SFT, {nats:.3f} nats a token', done, total
-      ),
-      record=self.writer.supervised,
-      records=records_so_far,
-      deferred=lambda: self.interruption.deferred('this step of SFT'),
-      meet=self.interruption.meet,
-    )
 
   def _step(self, state: TrainState, progress: Progress) -> TrainState:
     """Runs a training step, writes its records and returns the placed state."""

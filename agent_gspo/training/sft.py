@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -11,7 +10,7 @@ import os
 import pathlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -29,19 +28,24 @@ from agent_gspo.models import load as models
 from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
 from agent_gspo.packing import train_batches
+from agent_gspo.sharding import hosts
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import members
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.learner import Learner, Minibatch
 from agent_gspo.training.options import LearnerOptions
 from agent_gspo.training.policy_loss import NonFiniteLossError, Programs
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.run_evaluations import judgement_figures
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
 from agent_gspo.types import Message, Question, RolloutBatch
 from agent_gspo.workdir import checkpoints as checkpoints_lib
+from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
+from agent_gspo.workdir.writers import RunWriter
 
 VALIDATION = 'sft/validation_nats'
 # Sections that the parameters after SFT depend on, beside the code itself.
@@ -49,26 +53,13 @@ _SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
 _LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
 
 
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-  """Callbacks of SFT.
-
-  Attributes:
-    progress: Called with (finished steps, total steps, loss in nats per token).
-    record: Called with a finished step and its metrics.
-    records: Called with the number of saved steps, 0 at the start; returns their metrics.
-    deferred: Returns a context that defers signals.
-    meet: Called after each step; raises if a signal has arrived.
-  """
-
-  progress: Callable[[int, int, float], None] = lambda done, total, nats: None
-  record: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
-  records: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: ()
-  deferred: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-  meet: Callable[[], None] = lambda: None
-
-
-def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Params, int]:
+def imitate(
+  setup: Setup,
+  checkpoints: Checkpoints,
+  writer: RunWriter,
+  interruption: Interruption,
+  progress: Progress,
+) -> tuple[Params, int]:
   """Returns the parameters after SFT on the training split, and the number of steps taken.
 
   Starts from the parameters of the setup. Demonstrations use the team's own prompts, so training
@@ -80,14 +71,16 @@ def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Param
     setup: Run setup.
     checkpoints: SFT checkpoints; resumes from the newest one. On an interruption the last finished
       step is saved. With `sft.patience` the best step is kept, however old it is.
-    hooks: Callbacks.
+    writer: Writer of the run; records after the newest checkpoint are dropped.
+    interruption: Signals, which are deferred to the end of a step.
+    progress: Progress display.
 
   Raises:
     NonFiniteLossError: Non-finite loss; names the step.
     ValueError: The checkpoint of the best step is gone or damaged.
     KeyboardInterrupt: Interrupted, after saving.
   """
-  stage = _Stage(setup, checkpoints, hooks)
+  stage = _Stage(setup, checkpoints, writer, interruption, progress)
   try:
     stage.go()
   except KeyboardInterrupt:
@@ -99,10 +92,18 @@ def imitate(setup: Setup, checkpoints: Checkpoints, hooks: Hooks) -> tuple[Param
 class _Stage:
   """State of one SFT run."""
 
-  def __init__(self, setup: Setup, checkpoints: Checkpoints, hooks: Hooks):
+  def __init__(
+    self,
+    setup: Setup,
+    checkpoints: Checkpoints,
+    writer: RunWriter,
+    interruption: Interruption,
+    progress: Progress,
+  ):
     config, model, placement = setup.config, setup.model, setup.placement
     params = setup.params
-    self.setup, self.checkpoints, self.hooks = setup, checkpoints, hooks
+    self.setup, self.checkpoints, self.writer = setup, checkpoints, writer
+    self.interruption, self.progress = interruption, progress
     adapted = config.model.lora_rank > 0
     self._aside: Flat = {}
     if adapted and config.model.source.startswith('random:'):
@@ -157,9 +158,16 @@ class _Stage:
     else:
       shapes = partition.shapes(make, params, model.config, placement)
       self.state = checkpoints.restore(shapes)
+    start = int(self.state.step)
+    for line in writer.truncate_supervised_after(start):
+      progress.note(line)
+    if start:
+      progress.note(f'resumed from step {start} of SFT')
+    # Of all processes the first one alone has records.
+    so_far = hosts.agreed(lambda: records.supervised(checkpoints.directory.parent))
     self.validations = {  # step -> nats per token
       int(record['step']): record[VALIDATION]
-      for record in hooks.records(int(self.state.step))
+      for record in so_far
       if record.get(VALIDATION) is not None
     }
     self._validation: tuple[dict[str, tuple[Learner, Minibatch]], RolloutBatch] | None = None
@@ -174,15 +182,14 @@ class _Stage:
         now = shown
         if step + 1 < self.steps:  # written while devices update
           shown = host.submit(self.demonstrations.of_step, step + 1)
-        with self.hooks.deferred():
+        with self.interruption.deferred('this step of SFT'):
           self._step(step, now)
-        self.hooks.meet()
+        self.interruption.meet()
 
   def _step(self, step: int, shown: futures.Future[tuple[list[Message], float]]) -> None:
     start, done = time.monotonic(), step + 1
     messages, left_out = shown.result()
-    state, nats, positions = self.state, list[float](), 0
-    figures = {'sft/epoch': self.demonstrations.epoch(done), 'sft/left_out_rate': left_out}
+    state, nats, figures = self.state, list[float](), {'sft/left_out_rate': left_out}
     for one in self.learner.models:
       micro_batches = self._micro_batches(one, messages)
       if not micro_batches:  # no message of its agents: its parameters and moments stay
@@ -200,17 +207,16 @@ class _Stage:
       nats.append(-metrics['policy/objective'])
       figures |= {f'sft/loss_nats{of}': nats[-1]}
       figures |= {f'sft/grad_norm{of}': metrics['policy/grad_norm']}
-      positions += sum(b.tokens.size for b in micro_batches)
     self.state = dataclasses.replace(state, step=state.step + 1)
-    figures['sft/positions'] = float(positions)
     saves, is_last = done % self.options.save_every == 0, done == self.steps
     if (saves or is_last) and self.options.validation_questions:
       figures |= self._validate()
       self.validations[done] = figures[VALIDATION]
-    self.hooks.record(done, {**figures, 'time/step_s': time.monotonic() - start})
+    self.writer.supervised(done, {**figures, 'time/step_s': time.monotonic() - start})
     if saves and not is_last:  # the final parameters are the run's own first checkpoint
       self._save()
-    self.hooks.progress(done, self.steps, sum(nats) / max(len(nats), 1))
+    mean = sum(nats) / max(len(nats), 1)
+    self.progress.phase(f'SFT, {mean:.3f} nats a token', done, self.steps)
 
   def _micro_batches(self, one: Learner, messages: Sequence[Message]) -> Minibatch:
     """Packs the messages of a model's agents."""

@@ -732,7 +732,7 @@ def test_what_the_warm_start_does_not_read_may_change_during_it(tmp_path, monkey
   class Reached(Exception):
     pass
 
-  def imitate(setup, saves, hooks):
+  def imitate(setup, saves, *unused):
     raise Reached(saves.latest_step)
 
   monkeypatch.setattr(sft, 'imitate', imitate)

@@ -20,11 +20,13 @@ from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
 from agent_gspo.training.demonstrations import Demonstrations
+from agent_gspo.training.interruption import Interruption
 from agent_gspo.training.options import SFTOptions
+from agent_gspo.training.progress import Progress
 from agent_gspo.types import Question, Terms
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
-from agent_gspo.workdir.writers import RunWriter
+from agent_gspo.workdir.writers import RunWriter, SilentWriter
 
 ROUNDS = {
   'team__topology': 'complete',
@@ -43,13 +45,33 @@ def demonstrations(setup: setup_lib.Setup) -> Demonstrations:
   return Demonstrations(setup.task, setup.team, setup.tokenizer, setup.config, setup.term_sheet)
 
 
-def go(setup, folder, hooks=None):
-  """A stage from the newest checkpoint in a folder to its end."""
-  saves = Checkpoints(folder, setup.config)
+def go(setup, workdir, meet=lambda: None, progress=None):
+  """A stage from the newest checkpoint in a workdir to its end."""
+  saves, interruption = Checkpoints(workdir / 'sft', setup.config), Interruption()
+  interruption.meet = meet
   try:
-    return sft.imitate(setup, saves, hooks or sft.Hooks())[0]
+    with RunWriter(workdir) as writer:
+      return sft.imitate(setup, saves, writer, interruption, progress or Seen())[0]
   finally:
     saves.wait()
+
+
+def stage_of(setup, folder) -> sft._Stage:
+  saves = Checkpoints(folder, setup.config)
+  return sft._Stage(setup, saves, SilentWriter(), Interruption(), Progress())
+
+
+class Seen(Progress):
+  """A display that remembers finished steps and notes."""
+
+  def __init__(self):
+    self.steps, self.notes = [], []
+
+  def phase(self, name, done=None, total=None):
+    self.steps.append((done, total))
+
+  def note(self, text):
+    self.notes.append(text)
 
 
 def same(a, b) -> bool:
@@ -73,7 +95,7 @@ def test_the_decision_to_speak_weighs_more(tmp_path):
   """The first token of each informant's message, and of no other, has the weight."""
 
   def packed(setup):
-    stage = sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
+    stage = stage_of(setup, tmp_path)
     return stage._micro_batches(stage.learner, stage.demonstrations.of_step(0)[0])
 
   heavy = build(sft__decision_weight=5.0)
@@ -119,7 +141,6 @@ def test_an_epoch_shows_every_question_once_and_the_next_in_another_order():
   order = [shown._drawn(place) for place in range(40)]
   assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
   assert order[:20] != order[20:]
-  assert shown.epoch(8) == 2.0
   part = {'sft__steps': 0, 'sft__epochs': 0.3, 'task__options__train_size': 20}
   assert demonstrations(build(**part, sft__questions=5)).steps == 2  # of 1.2
 
@@ -199,8 +220,8 @@ def test_under_a_cap_of_the_whole_episode_those_that_fit_are_shown(monkeypatch):
 
 def test_its_moments_take_as_much_memory_as_those_of_training(tmp_path):
   setup = build(learner__b1_dtype='bfloat16')
-  stage = sft._Stage(setup, Checkpoints(tmp_path, setup.config), sft.Hooks())
-  dtypes = {x.dtype for x in jax.tree.leaves(stage.state.opt_state) if x.ndim}
+  state = stage_of(setup, tmp_path).state
+  dtypes = {x.dtype for x in jax.tree.leaves(state.opt_state) if x.ndim}
   assert dtypes == {np.dtype('float32'), jax.numpy.dtype('bfloat16')}
 
 
@@ -257,13 +278,10 @@ def test_demonstrations_follow_the_price_that_is_told(share):
 
 def test_it_learns_and_tells(tmp_path):
   setup = build(sft__steps=30, sft__save_every=10, sft__validation_questions=20)
-  told, seen = [], []
-  hooks = sft.Hooks(
-    record=lambda step, figures: told.append({'step': step, **figures}),
-    progress=lambda done, total, nats: seen.append((done, total)),
-  )
-  go(setup, tmp_path, hooks)
-  assert seen == [(i, 30) for i in range(1, 31)]
+  seen = Seen()
+  go(setup, tmp_path, progress=seen)
+  assert seen.steps == [(i, 30) for i in range(1, 31)]
+  told = records.supervised(tmp_path)
   losses = [record['sft/loss_nats'] for record in told]
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
   validated = {record['step']: record for record in told if sft.VALIDATION in record}
@@ -275,26 +293,22 @@ def test_it_learns_and_tells(tmp_path):
 
 def test_it_goes_on_where_it_was_stopped(tmp_path):
   setup = build(sft__steps=6, sft__save_every=2)
-  whole = go(setup, tmp_path / 'whole')
-  with RunWriter(tmp_path) as writer:
+  whole, cut, seen = go(setup, tmp_path / 'whole'), tmp_path / 'cut', Seen()
 
-    def meet():
-      if len(records.supervised(tmp_path)) == 3:
-        raise KeyboardInterrupt
+  def meet():
+    if len(records.supervised(cut)) == 3:
+      raise KeyboardInterrupt
 
-    hooks = sft.Hooks(record=writer.supervised, meet=meet)
-    with pytest.raises(KeyboardInterrupt):
-      go(setup, tmp_path / 'cut', hooks)
-    resumed = []
-
-    def records_so_far(step):
-      resumed.append(step)
-      writer.truncate_supervised_after(step)
-      return records.supervised(tmp_path)
-
-    again = go(setup, tmp_path / 'cut', sft.Hooks(record=writer.supervised, records=records_so_far))
-  assert resumed == [3]
-  assert [record['step'] for record in records.supervised(tmp_path)] == [1, 2, 3, 4, 5, 6]
+  with pytest.raises(KeyboardInterrupt):
+    go(setup, cut, meet)
+  with (cut / records.SFT).open('a') as file:  # of a step that was not saved
+    file.write('{"step": 4}\nbroken\n')
+  again = go(setup, cut, progress=seen)
+  assert seen.notes == [
+    f'{cut / records.SFT}: dropped 1 lines that held no whole record',
+    'resumed from step 3 of SFT',
+  ]
+  assert [record['step'] for record in records.supervised(cut)] == [1, 2, 3, 4, 5, 6]
   assert same(whole, again)
 
 
@@ -302,7 +316,7 @@ class Patient:
   """A stage with losses 3, 1, 2, 2: with patience 2 it ends after the fourth, with the second."""
 
   def __init__(self, folder, monkeypatch):
-    self.folder, self.told = folder, []
+    self.workdir = folder
     self.at = {}  # step -> parameters
     self.setup = build(
       sft__steps=40, sft__save_every=2, sft__validation_questions=4, sft__patience=2
@@ -320,15 +334,10 @@ class Patient:
     """To the end, or until it is interrupted after a step."""
 
     def meet():
-      if self.told[-1]['step'] == stop:
+      if records.supervised(self.workdir)[-1]['step'] == stop:
         raise KeyboardInterrupt
 
-    hooks = sft.Hooks(
-      record=lambda step, figures: self.told.append({'step': step, **figures}),
-      records=lambda step: [r for r in self.told if r['step'] <= step],
-      meet=meet,
-    )
-    return go(self.setup, self.folder, hooks)
+    return go(self.setup, self.workdir, meet)
 
 
 @pytest.mark.parametrize('stops', [(), (7,), (5, 7), (4, 5, 6, 7, 8), range(1, 9)])
@@ -338,7 +347,7 @@ def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
       stage.go(stop)
   params = stage.go()
-  assert [record['step'] for record in stage.told] == list(range(1, 9))
+  assert [record['step'] for record in records.supervised(tmp_path)] == list(range(1, 9))
   assert same(params, flax.traverse_util.unflatten_dict(stage.at[4]))
   assert not same(params, flax.traverse_util.unflatten_dict(stage.at[8]))
 
@@ -347,7 +356,7 @@ def test_without_the_best_it_says_how_to_begin_anew(tmp_path, monkeypatch):
   stage = Patient(tmp_path, monkeypatch)
   with pytest.raises(KeyboardInterrupt):
     stage.go(stop=7)
-  shutil.rmtree(tmp_path / '4')
+  shutil.rmtree(tmp_path / 'sft' / '4')
   with pytest.raises(
     ValueError, match=r'sft\.patience=2: .* best step, 4, .* gone .* Remove .*: the'
   ):

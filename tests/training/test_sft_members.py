@@ -17,8 +17,12 @@ from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import sft
+from agent_gspo.training.interruption import Interruption
+from agent_gspo.training.progress import Progress
 from agent_gspo.training.state import MEMBERS, without_members
+from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
+from agent_gspo.workdir.writers import RunWriter
 
 SOLVER = 'solver'
 SFT = {'sft__steps': 4, 'sft__save_every': 2, 'sft__validation_questions': 4}
@@ -32,18 +36,19 @@ def built(solver: str = '', trains: bool = False, **values) -> setup_lib.Setup:
 
 def taught(setup: setup_lib.Setup, folder, stop: int = 0):
   """Parameters after SFT from the newest checkpoint, and the records of its steps."""
-  saves, told = Checkpoints(folder, setup.config), []
+  saves, interruption = Checkpoints(folder / 'sft', setup.config), Interruption()
 
   def meet():
-    if len(told) == stop:
+    if len(records.supervised(folder)) == stop:
       raise KeyboardInterrupt
 
-  record = lambda step, figures: told.append(dict(figures))
+  interruption.meet = meet
   try:
-    params, _ = sft.imitate(setup, saves, sft.Hooks(record=record, meet=meet))
+    with RunWriter(folder) as writer:
+      params, _ = sft.imitate(setup, saves, writer, interruption, Progress())
   finally:
     saves.wait()
-  return jax.tree.map(np.asarray, params), told
+  return jax.tree.map(np.asarray, params), records.supervised(folder)
 
 
 def flat(params) -> dict:
@@ -95,10 +100,10 @@ def test_it_goes_on_where_it_was_stopped(permuted, tmp_path, values):
   whole, told = taught(built(permuted, True, **values), tmp_path / 'whole')
   with pytest.raises(KeyboardInterrupt):
     taught(built(permuted, True, **values), tmp_path / 'cut', stop=3)
-  again, rest = taught(built(permuted, True, **values), tmp_path / 'cut')
+  again, retold = taught(built(permuted, True, **values), tmp_path / 'cut')
   assert_equal(whole, again)
   untimed = lambda records: [{**r, 'time/step_s': 0} for r in records]
-  assert untimed(rest) == untimed(told[3:])
+  assert untimed(retold) == untimed(told)
 
 
 def test_a_frozen_member_and_one_without_a_share_stay(permuted, tmp_path):
