@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from agent_gspo.algorithms.selection import SelectionState
 from agent_gspo.sharding import encoding, hosts
-from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
@@ -140,9 +139,12 @@ class Ahead:
     return self._meetings.gather(own, lambda: self._silence.phase('wait'))
 
   def metrics(self, rollout: RolloutBatch, step: int) -> dict[str, float]:
-    """Returns staleness, and the seconds of the rollouts that ended since the last call."""
+    """Returns the mean age of messages in steps, and seconds of rollouts since the last call."""
     last, self._reported = self._reported, self._sampled
-    return {**metrics_lib.staleness(rollout, step), 'time/actors_s': self._reported - last}
+    return {
+      'rollout/staleness': float(step - rollout.version[rollout.learns].mean()),
+      'time/actors_s': self._reported - last,
+    }
 
   def wait(self) -> None:
     """Waits until nothing is under way.

@@ -205,8 +205,9 @@ def lines(found: Sequence[Work], rate: float, devices: int) -> list[str]:
   return told
 
 
-def measured_rate(dtype: str, size: int = 2048, seconds: float = 1.0) -> float:
+def measured_rate(dtype: str) -> float:
   """Measures the FLOPs per second of square matrix products on the first device."""
+  size, seconds = 2048, 1.0
   square = jnp.ones((size, size), dtype)
   product = jax.jit(jnp.dot)
   product(square, square).block_until_ready()  # compiles

@@ -35,7 +35,7 @@ class Interruption:
       any_of: Logical "or" of a flag over all processes; None with one process.
     """
     self._any_of = any_of
-    self._deferring = self._patient = any_of is not None
+    self._deferring = any_of is not None
     self._pending = self._signaled = False
     self._what = 'what is under way'
     self._previous: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class Interruption:
   @contextlib.contextmanager
   def deferred(self, what: str) -> Iterator[None]:
     """Defers the first signal to the end of the block; `what` names it for `tell`."""
-    if self._patient:
+    if self._any_of is not None:
       with self.named(what):
         yield
       return
@@ -95,7 +95,7 @@ class Interruption:
 
     Several processes synchronize at its end.
     """
-    if self._patient:
+    if self._any_of is not None:
       with self.named(what):
         yield
       self.meet()

@@ -15,10 +15,8 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model
-from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params
 from agent_gspo.sampling.sampler import Sampler
-from agent_gspo.teams import endpoint
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
 
@@ -85,12 +83,3 @@ def sharings(parts: config_lib.Parts) -> dict[str, Sharing]:
   ours = frozenset(filter(parts.sharing.learns, team.written_by('')))
   of = {name: Sharing(trained=team.written_by(source)) for source, name in team.trained.items()}
   return {'': dataclasses.replace(parts.sharing, trained=ours), **of}
-
-
-def endpoint_policy(
-  source: str, tokenizer: Tokenizer, temperature: float
-) -> endpoint.EndpointPolicy:
-  """Returns the policy of a role behind a server; `tokenizer` is that of `model.source`."""
-  return endpoint.EndpointPolicy(
-    *endpoint.parse(source), tokenizer, temperature, endpoint.api_key()
-  )

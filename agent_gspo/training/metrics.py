@@ -116,11 +116,6 @@ def of_candidates(rollout: RolloutBatch) -> dict[str, float]:
   return {'tokens/candidates_per_question': counts.per_question(rollout, rollout.written)}
 
 
-def staleness(rollout: RolloutBatch, step: int) -> dict[str, float]:
-  """Returns the mean steps between the weights that wrote a message and those it updates."""
-  return {'rollout/staleness': float(step - rollout.version[rollout.learns].mean())}
-
-
 def of_graph(rollout: RolloutBatch) -> dict[str, float]:
   """Returns metrics of the addressing graph: for each edge, the share of possible messages sent.
 
@@ -145,7 +140,6 @@ def of_updates(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
   metrics = {k: float(np.mean([r[k] for r in results if k in r])) for k in keys if '_gap_' not in k}
   first = results[0]
   return metrics | {
-    'policy/grad_norm_max': max(r['policy/grad_norm'] for r in results),
     'policy/clip_fraction_first_minibatch': first['policy/clip_fraction'],
     'policy/ratio_first_minibatch_mean': first['policy/ratio_mean'],
     'policy/ratio_first_minibatch_error_max': first['policy/ratio_error_max'],

@@ -227,10 +227,6 @@ class RunEvaluations:
     self._scorer = setup_lib.make_scorer(setup)  # one, so that it is compiled once
     self._interruption, self._progress = interruption, progress
 
-  def made(self) -> list[dict[str, Any]]:
-    """Returns all records of `eval.jsonl`."""
-    return hosts.agreed(lambda: records.evaluations(self._workdir))
-
   def make(
     self, params: Params, step: int, label: str, told: float | None = None
   ) -> dict[str, Any]:
@@ -317,7 +313,7 @@ class RunEvaluations:
 
   def _found(self, step: int, label: str) -> dict[str, Any] | None:
     """Returns the newest record of an evaluation in `eval.jsonl`, None without one."""
-    found = reversed(self.made())
+    found = reversed(hosts.agreed(lambda: records.evaluations(self._workdir)))
     return next((r for r in found if (r.get('step'), r.get('label')) == (step, label)), None)
 
 

@@ -25,6 +25,7 @@ from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
+from agent_gspo.teams import endpoint
 from agent_gspo.teams.policies import ModelPolicy, Policy, Turn
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.sharing import Sharing
@@ -129,7 +130,9 @@ class Setup(config_lib.Parts):
     }
     for role in self.team.roles:
       if role.model.startswith(ENDPOINT):
-        others[role.model] = members.endpoint_policy(role.model, self.tokenizer, temperature)
+        others[role.model] = endpoint.EndpointPolicy(
+          *endpoint.parse(role.model), self.tokenizer, temperature, endpoint.api_key()
+        )
     return of(
       sampler=self.sampler,
       params=state_lib.without_members(params),

@@ -286,5 +286,5 @@ def test_the_plan_bounds_what_is_read_to_value_messages(name):
 
 
 def test_the_measured_rate_is_one_of_this_machine():
-  rate = costs.measured_rate('float32', size=64, seconds=0.05)
+  rate = costs.measured_rate('float32')
   assert 1e6 < rate < 1e16
