@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from agent_gspo.evaluation import evaluate, pruning, results
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
@@ -73,14 +74,9 @@ class Harness:
     task: Task that grades the answers.
     tokenizer: Tokenizer of the policy.
     policy: Function (temperature, name of the noise stream) -> the team's policy.
-    split: Split of the questions.
-    questions: Number of questions.
-    samples: Episodes of each question.
-    spread: See `evaluate.question_indices`.
-    temperature: Sampling temperature.
+    options: Questions and sampling.
     diverse_temperature: Temperature for samples that must differ, above 0.
     seed: Seed of random choices.
-    batch_questions: Episodes per batch.
     step: Finished training steps of the policy, for records.
     prices: Prices of tokens in money, or None.
     terms: Price or budget stated with each question, or None.
@@ -94,14 +90,9 @@ class Harness:
   task: Task
   tokenizer: Tokenizer
   policy: Callable[[float, str], Policy]
-  split: str
-  questions: int
-  temperature: float
-  samples: int = 1
+  options: EvaluationOptions
   diverse_temperature: float = 1.0
   seed: int = 0
-  batch_questions: int = 64
-  spread: bool = False
   step: int = 0
   prices: results.Prices | None = None
   terms: Terms | None = None
@@ -112,14 +103,11 @@ class Harness:
   @property
   def asked(self) -> list[Question]:
     """Returns the questions, with their terms."""
-    split = self.task.questions(self.split)
-    return [self._on_terms(split[i]) for i in self._question_indices(len(split))]
+    found = evaluate.evaluated_questions(self.task, self.options, self.options.questions)
+    return [self._on_terms(question) for question in found]
 
   def _on_terms(self, question: Question) -> Question:
     return dataclasses.replace(question, terms=self.terms)
-
-  def _question_indices(self, size: int) -> list[int]:
-    return evaluate.question_indices(size, self.questions, spread=self.spread)
 
   def run(
     self,
@@ -141,24 +129,25 @@ class Harness:
     Raises:
       EndpointError: No question was answered, or see `evaluate.sample_batches`.
     """
-    temperature = self.temperature if temperature is None else temperature
+    options, samples = self.options, self.options.samples
+    temperature = options.temperature if temperature is None else temperature
     told = [dataclasses.asdict(self.terms)] if self.terms else []
     key = digest([describe(variant), temperature, probe.name if probe else '', *told])
     policy = variant.policy(self.policy(temperature, 'eval'))
     policy = probe.wrap(policy) if probe else policy
     asked, failed = self.asked, dict[str, str]()
     partners = self.partners() if probe and probe.with_partners else {}
-    held = lambda question: self.answers.get(key, question.id, self.samples)
-    missing = {q.id for q in asked if len(held(q)) < self.samples}
+    held = lambda question: self.answers.get(key, question.id, samples)
+    missing = {q.id for q in asked if len(held(q)) < samples}
     answered = len(asked) - len(missing)
 
     def ask(part: Sequence[Question]) -> list[dict[str, Any]]:
       others = {partners[q.id].id: partners[q.id] for q in part if partners}
       beside = [q for q in others.values() if q not in part]
       dealt, start = [variant.question(q) for q in (*part, *beside)], time.monotonic()
-      head = {'step': self.step, 'split': self.split, 'label': label}
+      head = {'step': self.step, 'split': options.split, 'label': label}
       found, _ = evaluate.converse(
-        variant.team, self.task, self.tokenizer, dealt, policy, self.samples, **head
+        variant.team, self.task, self.tokenizer, dealt, policy, samples, **head
       )
       more = {'seconds': (time.monotonic() - start) / len(found), 'variant': key}
       had = {(r['question_id'], r['sample']) for q in part for r in held(q)}
@@ -180,13 +169,13 @@ class Harness:
       raise EndpointError(
         f'none of {len(asked)} questions was answered: {next(iter(failed.values()))}'
       )
-    head = {'step': self.step, 'label': label, 'split': self.split, 'temperature': temperature}
+    head = {'step': self.step, 'label': label, 'split': options.split, 'temperature': temperature}
     figures = results.figures(records, variant.team.names, self.prices)
     figures |= results.votes(records, variant.team, self.task, {q.id: q for q in asked})
     if failed:  # failed questions count as wrong in this figure alone
       right = sum(record['task_score'] for record in records)
       figures |= {
-        'task/accuracy_over_all': right / (len(asked) * self.samples),
+        'task/accuracy_over_all': right / (len(asked) * samples),
         'failed': failed,
       }
     return {**head, 'variant': key, **figures}, records
@@ -196,7 +185,8 @@ class Harness:
   ) -> list[Sequence[Question]]:
     """Returns the batches of questions that lack an answer."""
     if not self.alone:
-      batches = evaluate.in_batches(asked, max(1, self.batch_questions // self.samples))
+      size = max(1, self.options.batch_questions // self.options.samples)
+      batches = evaluate.in_batches(asked, size)
       return [batch for batch in batches if missing.intersection(q.id for q in batch)]
     alone: dict[frozenset[str], list[Question]] = {}
     for question in (q for q in asked if q.id in missing):
@@ -209,15 +199,14 @@ class Harness:
 
     An odd last question gets the one before; the split has at least two questions.
     """
-    split = self.task.questions(self.split)
+    split, options = self.task.questions(self.options.split), self.options
+    asked = evaluate.question_indices(len(split), options.questions, spread=options.spread)
     other = lambda i: i ^ 1 if i ^ 1 < len(split) else i - 1
-    return {
-      split[i].id: self._on_terms(split[other(i)]) for i in self._question_indices(len(split))
-    }
+    return {split[i].id: self._on_terms(split[other(i)]) for i in asked}
 
   def play(self, graph: Callable[[np.ndarray], Variant]) -> pruning.Play:
     """Returns a function that scores graphs, each on one training question; batches equal ones."""
-    policy, train = self.policy(self.temperature, 'masks'), self.task.questions('train')
+    policy, train = self.policy(self.options.temperature, 'masks'), self.task.questions('train')
 
     def scores(first: int, masks: np.ndarray) -> np.ndarray:
       found = np.zeros(len(masks))

@@ -65,7 +65,7 @@ def _self_consistency(
 ) -> Chosen:
   """Chooses self-consistency with the single agent at the team's written tokens."""
   # Greedy samples are identical.
-  temperature = harness.temperature or harness.diverse_temperature
+  temperature = harness.options.temperature or harness.diverse_temperature
   target = matched[_WRITTEN]
   single = variants.self_consistency(harness.team, 1)
   one, _ = harness.run('one sample', single, temperature=temperature)

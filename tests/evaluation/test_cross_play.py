@@ -9,8 +9,7 @@ import micro_run
 import numpy as np
 import pytest
 
-from agent_gspo.evaluation import cross_play
-from agent_gspo.teams.policies import Reply, Turn
+from agent_gspo.teams.policies import Reply, Turn, divided
 from agent_gspo.types import Question
 
 
@@ -24,7 +23,8 @@ def test_each_policy_is_asked_for_its_agents_alone():
 
     return speak
 
-  policy = cross_play.CrossPlay(player(7), player(9), (1, 3))
+  players = {False: player(7), True: player(9)}
+  policy = lambda turns: divided(turns, lambda turn: turn.agent in (1, 3), players)
   turn = lambda agent: Turn(Question('q', '', ''), 0, agent, 0, np.arange(3), {}, 4, (0,))
   replies = policy([turn(agent) for agent in (3, 0, 1, 2)])
   assert [r.token_ids.tolist() for r in replies] == [[9, 3], [7, 0], [9, 1], [7, 2]]

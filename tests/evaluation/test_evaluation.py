@@ -11,6 +11,7 @@ import pytest
 import scripted_teams as st
 
 from agent_gspo.evaluation import evaluate, harness, results, statistics, text_counts
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.evaluation.variants import itself
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
@@ -225,18 +226,16 @@ def test_reported_tokens_are_the_samplers_own_on_200_episodes():
 # Interruptions
 
 
-def make(policy, answers=None, **fields):
+def make(policy, answers=None, **options):
   tokenizer = st.numbers_tokenizer(40)
-  fields = {'questions': 9, 'batch_questions': 2, **fields}
+  options = {'questions': 9, 'batch_questions': 2, 'temperature': 1.0, **options}
   return harness.Harness(
     team=st.team('star'),
     task=Numbers(),
     tokenizer=tokenizer,
     policy=lambda temperature, stream: policy,
-    split='test',
-    temperature=0.0,
+    options=EvaluationOptions(**options),
     answers=answers or harness.Answers(),
-    **fields,
   )
 
 
@@ -291,7 +290,7 @@ def test_another_team_or_temperature_is_another_answer():
   keys = set()
   for team in (run.team, st.team('chain'), st.team('star', cue='note :')):
     keys.add(run.run('x', itself(team))[0]['variant'])
-  keys.add(run.run('x', itself(run.team), temperature=1.0)[0]['variant'])
+  keys.add(run.run('x', itself(run.team), temperature=0.5)[0]['variant'])
   assert len(keys) == 4
   assert len(calls) == 4 * 3
 
@@ -361,7 +360,7 @@ def test_questions_evenly_from_the_whole_split():
     'q4': 'q5',
     'q6': 'q7',
   }
-  assert len(dataclasses.replace(run, questions=50).asked) == 9
+  assert len(make(recite(st.numbers_tokenizer(40)), questions=50).asked) == 9
 
 
 def test_digest_of_weights_sees_names_types_and_values():

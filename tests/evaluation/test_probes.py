@@ -10,6 +10,7 @@ import scripted_teams as st
 
 from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.evaluation import harness, probes, results, variants
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import ScriptedPolicy
@@ -50,16 +51,13 @@ def relay(turn, tokenizer=TOKENIZER):
   return [*tokenizer.encode(said), tokenizer.eos_id], True
 
 
-def make(team=None, size=7, **fields):
+def make(team=None, size=7, questions=None, batch_questions=2, **fields):
   return harness.Harness(
     team=team or st.team('star'),
     task=Notes(size),
     tokenizer=TOKENIZER,
     policy=lambda temperature, stream: st.IdsPolicy(relay),
-    split='test',
-    questions=fields.pop('questions', size),
-    temperature=0.0,
-    batch_questions=fields.pop('batch_questions', 2),
+    options=EvaluationOptions(questions=questions or size, batch_questions=batch_questions),
     **fields,
   )
 

@@ -11,6 +11,7 @@ import scripted_teams as st
 from agent_gspo.apps.reporting import tables
 from agent_gspo.environments.kuhn import Kuhn
 from agent_gspo.evaluation import harness, pruning, reference_systems, variants
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Terms
@@ -62,14 +63,13 @@ class Recorder:
     return [turn for _, s, policy in self.made if s == stream for turn in policy.turns]
 
 
-def make(team=None, policy=None, task=None, **fields):
-  fields = {'temperature': 0.0, 'questions': 4, **fields}
+def make(team=None, policy=None, task=None, temperature=0.0, questions=4, **fields):
   return harness.Harness(
     team=team or st.team('star'),
     task=task or Notes(),
     tokenizer=TOKENIZER,
     policy=policy or Recorder(),
-    split='test',
+    options=EvaluationOptions(temperature=temperature, questions=questions),
     **fields,
   )
 

@@ -18,6 +18,7 @@ tokenizer is used. See docs/evaluation.md.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -63,15 +64,8 @@ def main() -> None:
   from agent_gspo.apps.commands import evaluation_folder
   from agent_gspo.apps.reporting import formatting, tables
   from agent_gspo.config import check as config_lib
-  from agent_gspo.evaluation import (
-    cross_play,
-    evaluate,
-    harness,
-    probes,
-    reference_systems,
-    variants,
-  )
-  from agent_gspo.teams import endpoint
+  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
+  from agent_gspo.teams import endpoint, policies
   from agent_gspo.training import setup as setup_lib
   from agent_gspo.workdir import records as workdir_records
 
@@ -110,12 +104,17 @@ def main() -> None:
     policy = lambda t, stream: setup.policy(params, stream=stream, step=0, temperature=t)
     if partner:
       theirs = setup.own_copy(partner.restore_params(parts.config, setup.params))
-      agents = cross_play.partner_agents(setup.team.names, _PARTNER_AGENTS.value)
+      agents = _partner_agents(setup.team)
       speaker = f'{speaker}, {agents}: {harness.digest_of_weights(theirs)}'
       label = f'{label}, {" and ".join(_PARTNER_AGENTS.value)} of {_PARTNER.value}'
       ours = policy
-      policy = lambda t, stream: cross_play.CrossPlay(
-        ours(t, stream), setup.policy(theirs, stream=stream, step=0, temperature=t), agents
+      policy = lambda t, stream: functools.partial(
+        policies.divided,
+        author=lambda turn: turn.agent in agents,
+        policies={
+          False: ours(t, stream),
+          True: setup.policy(theirs, stream=stream, step=0, temperature=t),
+        },
       )
   run = _harness(setup, policy, step, alone)
   fingerprint = _fingerprint(setup, speaker, step)
@@ -130,7 +129,7 @@ def main() -> None:
     name = workdir_records.told(told.terms, label)
     found.append(told.run(name, variants.itself(setup.team))[0])
   if not setup.task.converse:
-    found.append(evaluate.constant_answer(run.asked, run.split))
+    found.append(evaluate.constant_answer(run.asked, run.options.split))
   left_out = {}
   for name in names:
     try:
@@ -194,7 +193,6 @@ def _check_endpoint(team) -> None:
 def _partner(parts):
   """Returns the saved team of --partner, which must be the team of the config; None without one."""
   from agent_gspo.config import compatibility
-  from agent_gspo.evaluation import cross_play
 
   if not _PARTNER.value:
     if _PARTNER_AGENTS.value:
@@ -202,7 +200,7 @@ def _partner(parts):
     return None
   if _ENDPOINT.value:
     raise ValueError('--endpoint speaks for the team: leave out --partner.')
-  cross_play.partner_agents(parts.team.names, _PARTNER_AGENTS.value)
+  _partner_agents(parts.team)
   partner = command.saved_team(_PARTNER.value)
   try:
     partner.check_params(parts.config)
@@ -210,6 +208,17 @@ def _partner(parts):
   except ValueError as error:
     raise ValueError(f'--partner={_PARTNER.value} has another team: {error}') from error
   return partner
+
+
+def _partner_agents(team) -> tuple[int, ...]:
+  """Returns the indices of --partner_agents, which the partner plays."""
+  chosen = _PARTNER_AGENTS.value
+  if not chosen or not {*chosen} <= {*team.names}:
+    raise ValueError(
+      f'--partner_agents={",".join(chosen)}: must name agents of the team that --partner plays; '
+      f'there are {", ".join(team.names)}.'
+    )
+  return tuple(map(team.names.index, chosen))
 
 
 def _check_probes(team, task, split: str) -> None:
@@ -226,20 +235,14 @@ def _check_probes(team, task, split: str) -> None:
 def _harness(setup, policy, step: int, alone: int):
   from agent_gspo.evaluation.harness import Harness
 
-  options = setup.config.evaluation
   return Harness(
     team=setup.team,
     task=setup.task,
     tokenizer=setup.tokenizer,
     policy=policy,
-    split=options.split,
-    questions=options.questions,
-    samples=options.samples,
-    temperature=options.temperature,
+    options=setup.config.evaluation,
     diverse_temperature=setup.config.rollout.temperature,
     seed=setup.config.seed,
-    batch_questions=options.batch_questions,
-    spread=options.spread,
     step=step,
     prices=_prices(setup),
     terms=setup.terms(),

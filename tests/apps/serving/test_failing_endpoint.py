@@ -19,6 +19,7 @@ from raw_endpoint import drips, endless, http, reply, replying, sends, serve
 from agent_gspo.apps.commands import evaluation_folder
 from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import harness, probes, variants
+from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.teams import endpoint
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.types import Question
@@ -282,9 +283,7 @@ def evaluation(url: str, answers=None, **options) -> harness.Harness:
     task=_Task(),
     tokenizer=TOKENIZER,
     policy=lambda temperature, stream: policy(url),
-    split='test',
-    questions=20,
-    temperature=0.0,
+    options=EvaluationOptions(questions=20),
     answers=answers or harness.Answers(),
     alone=4,
     **options,
