@@ -18,29 +18,21 @@ from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn, divided
 from agent_gspo.teams.team import Team
 
 
-@dataclasses.dataclass(frozen=True)
-class Muted:
-  """A policy under which some agents are silent, without notice to the others.
+def muted(policy: Policy, agents: Collection[int], stop_ids: Sequence[int]) -> Policy:
+  """Returns a policy under which some agents are silent, without notice to the others.
 
-  Attributes:
+  Args:
     policy: Policy of the other agents.
     agents: Muted agents: their messages are a stop token alone, without a prefill.
     stop_ids: A stop token of each agent, such as the EOS of its vocabulary.
   """
-
-  policy: Policy
-  agents: Collection[int]
-  stop_ids: Sequence[int]
-
-  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    others = [turn for turn in turns if turn.agent not in self.agents]
-    replies = iter(self.policy(others) if others else ())
-    silence = lambda agent: _silence(self.stop_ids[agent])
-    return [silence(t.agent) if t.agent in self.agents else next(replies) for t in turns]
+  silent = lambda turns: [_silence(stop_ids[turn.agent]) for turn in turns]
+  policies = {False: policy, True: silent}
+  return functools.partial(divided, author=lambda turn: turn.agent in agents, policies=policies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Shuffled:
     policy: Policy of the team.
     partners: Id of the partner by question id.
     team: Team, which determines the turns that are answers.
-    stop_ids: Message for a partner without one, see `Muted`.
+    stop_ids: Message for a partner without one, see `muted`.
   """
 
   policy: Policy
@@ -171,7 +163,7 @@ def run_all(
   lost = lambda *args, **fields: paired(*args, **fields)[0]
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
-    probe = Probe(name, functools.partial(Muted, agents=(i,), stop_ids=stop_ids))
+    probe = Probe(name, functools.partial(muted, agents=(i,), stop_ids=stop_ids))
     rows.append(value(lost(name, probe=probe), agent))
   rows.append(lost('messages blanked', variant=variants.unheard(team)))
   read = sorted(read_turns(team, harness.task))

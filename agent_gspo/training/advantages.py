@@ -46,13 +46,11 @@ def message_advantages(
     grouping=options.grouping,
     probability=np.asarray(selection_lib.probability(selection.posterior))[rollout.drawn],
   )
+  more = {'baselines': baselines}
   if worth is not None:
-    fields = ('gain', 'plain_gain', 'plain_costs')
-    gold = np.isin(np.arange(len(rollout.messages)), [*worth.gold])
-    inputs = dataclasses.replace(
-      inputs, gold=gold, **{field: getattr(worth, field) for field in fields}
-    )
-  inputs = dataclasses.replace(inputs, baselines=baselines)
+    more |= {field: getattr(worth, field) for field in ('gain', 'plain_gain', 'plain_costs')}
+    more['gold'] = np.isin(np.arange(len(rollout.messages)), [*worth.gold])
+  inputs = dataclasses.replace(inputs, **more)
   own = rollout.learns
   found = estimators.advantage(
     inputs if own.all() else _selected(inputs, own),

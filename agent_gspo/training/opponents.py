@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.traverse_util
@@ -38,33 +38,6 @@ class Match(NamedTuple):
 
   side: str
   member: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class MatchPolicy:
-  """Policy of episodes in which opponents write the messages of all sides but one.
-
-  Attributes:
-    sides: Side of each agent, `[N]`.
-    matches: Assignment of each question, by its id.
-    learner: Policy that is trained.
-    members: Policy of each pool member that plays.
-  """
-
-  sides: Sequence[str]
-  matches: Mapping[str, Match]
-  learner: Policy
-  members: Mapping[int, Policy]
-
-  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    replies = divided(turns, self._author, {None: self.learner, **self.members})
-    authors = map(self._author, turns)
-    return [r._replace(learns=author is None) for r, author in zip(replies, authors, strict=True)]
-
-  def _author(self, turn: Turn) -> int | None:
-    """Returns the pool member that takes a turn, None for the learner."""
-    side, member = self.matches[turn.question.id]
-    return None if self.sides[turn.agent] == side else member
 
 
 def policy(
@@ -98,8 +71,19 @@ def policy(
   found = matches(setup, step, questions, asked, int(state.step))
   # In one order in all processes, which exchange parameters here.
   playing = {match.member for match in found.values() if match.member is not None}
-  members = {m: of(state.pool[m]) for m in sorted(playing)}
-  return MatchPolicy(setup.team.sides, found, learner, members)
+  members: dict[int | None, Policy] = {m: of(state.pool[m]) for m in sorted(playing)}
+  policies = {None: learner, **members}
+
+  def author(turn: Turn) -> int | None:
+    """Returns the pool member that takes a turn, None for the learner."""
+    side, member = found[turn.question.id]
+    return None if setup.team.sides[turn.agent] == side else member
+
+  def speak(turns: Sequence[Turn]) -> list[Reply]:
+    replies = divided(turns, author, policies)
+    return [r._replace(learns=author(t) is None) for r, t in zip(replies, turns, strict=True)]
+
+  return speak
 
 
 def matches(

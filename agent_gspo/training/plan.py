@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from agent_gspo.config import check as config_lib
@@ -402,18 +402,16 @@ def _pool_bytes(sampler: Sampler, rows: int, width: int) -> tuple[int, int]:
 
 
 def _bytes(tree: Any, shardings: Any) -> int:
-  """Returns the bytes of a device's shard of the arrays."""
-  return sum(jax.tree.leaves(_sizes(tree, shardings)))
+  """Returns the bytes of a device's shard of the arrays.
 
-
-def _sizes(tree: Any, shardings: Any) -> Any:
-  if shardings is None or isinstance(shardings, jax.sharding.Sharding):
-    one = shardings
-    shardings = jax.tree.map(lambda x: one, tree)
-    if one is None:
-      return jax.tree.map(lambda x: x.size * np.dtype(x.dtype).itemsize, tree)
-  return jax.tree.map(
-    lambda x, s: int(np.prod(s.shard_shape(x.shape))) * np.dtype(x.dtype).itemsize, tree, shardings
+  `shardings` has one for each array, or is one for all, or None where arrays are whole.
+  """
+  arrays = jax.tree.leaves(tree)
+  alike = shardings is None or isinstance(shardings, jax.sharding.Sharding)
+  each = [shardings] * len(arrays) if alike else jax.tree.leaves(shardings)
+  return sum(
+    math.prod(s.shard_shape(x.shape) if s else x.shape) * x.dtype.itemsize
+    for x, s in zip(arrays, each, strict=True)
   )
 
 
