@@ -282,7 +282,7 @@ class Run:
       progress.ended(self.workdir, record)
       self.writer.figure(step)
     if hosts.is_first():
-      json_lines.replace(self.workdir / records.DONE, [f'{config.steps}\n'.encode()])
+      json_lines.replace(self.workdir / records.DONE, [f'{step}\n'.encode()])
     return record
 
   def _call(self, name: str, callback: Callable[..., Any] | None, *values: Any) -> None:

@@ -30,6 +30,7 @@ def test_a_run_ends_on_a_plateau_and_a_resumed_one_at_the_same_step(tmp_path, ca
   assert len(points) == last['step'] == _plateau(points, 2) < 16
   told = f'training ended after step {last["step"]} of 16: 2 evaluations with neither a higher'
   assert told in capsys.readouterr().out
+  assert int((whole / 'done').read_text()) == last['step']
 
   loop.train(values | {'steps': last['step'] - 1}, resumed)
   for _ in range(2):  # resumed where it was stopped, then where it had ended
