@@ -121,7 +121,7 @@ def questions_to_see(effect: float, gaps: np.ndarray) -> int:
   """
   normal = statistics.NormalDist()
   z = normal.inv_cdf(0.975) + normal.inv_cdf(0.8)
-  return math.ceil((z * float(np.std(gaps, ddof=1)) / effect) ** 2)
+  return max(1, math.ceil((z * float(np.std(gaps, ddof=1)) / effect) ** 2))  # 1 if all are equal
 
 
 def paired_bootstrap(

@@ -116,6 +116,7 @@ def test_as_many_questions_as_needed_show_an_effect_four_times_in_five():
   draws = draw(4000, n)
   seen = draws.mean(axis=1) > Z95 * draws.std(axis=1) / np.sqrt(n)
   assert seen.mean() == pytest.approx(0.8, abs=0.03)
+  assert statistics.questions_to_see(2.0, np.full(9, 2.0)) == 1  # not 0 where all gaps are alike
 
 
 @pytest.mark.parametrize(
