@@ -6,7 +6,6 @@ team.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,67 +34,57 @@ def muted(policy: Policy, agents: Collection[int], stop_ids: Sequence[int]) -> P
   return functools.partial(divided, author=lambda turn: turn.agent in agents, policies=policies)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shuffled:
-  """A policy under which messages are swapped between partner questions, but answers are not.
+def shuffled(
+  policy: Policy, partners: Mapping[str, str], team: Team, stop_ids: Sequence[int]
+) -> Policy:
+  """Returns a policy that swaps messages between partner questions, but not answers.
 
   The message of a turn is the one that the same agent wrote in the same round about the
   partner of its question, which must be in the batch. An author's own transcript contains the
   delivered message.
 
-  Attributes:
+  Args:
     policy: Policy of the team.
     partners: Id of the partner by question id.
     team: Team, which determines the turns that are answers.
     stop_ids: Message for a partner without one, see `muted`.
   """
+  place = lambda turn, question: (question, turn.sample, turn.agent, turn.round)
 
-  policy: Policy
-  partners: Mapping[str, str]
-  team: Team
-  stop_ids: Sequence[int]
-
-  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    place = lambda turn, question: (question, turn.sample, turn.agent, turn.round)
-    said = self.policy(turns)
-    by_place = {place(t, t.question.id): reply for t, reply in zip(turns, said, strict=True)}
-    replies = []
-    for turn, own in zip(turns, said, strict=True):
-      if not self._answers(turn):
+  def speak(turns: Sequence[Turn]) -> list[Reply]:
+    replies = [*policy(turns)]
+    said = {place(t, t.question.id): reply for t, reply in zip(turns, replies, strict=True)}
+    for i, turn in enumerate(turns):
+      if not _answers(team, turn.round, turn.agent):
         # Silence if the partner's episode has reached its token cap.
-        partner = place(turn, self.partners[turn.question.id])
-        own = _delivered(by_place.get(partner, _silence(self.stop_ids[turn.agent])), turn, own)
-      replies.append(own)
+        silence = _silence(stop_ids[turn.agent])
+        other = said.get(place(turn, partners[turn.question.id]), silence)
+        replies[i] = _delivered(other, turn, replies[i])
     return replies
 
-  def _answers(self, turn: Turn) -> bool:
-    last = turn.round == self.team.topology.rounds - 1
-    return last and (self.team.decision == 'majority' or turn.agent == self.team.num_agents - 1)
+  return speak
 
 
-@dataclasses.dataclass(frozen=True)
-class Reworded:
-  """A policy under which some messages are delivered with other tokens, also to their authors.
+def reworded(policy: Policy, change: Callable[[Turn, np.ndarray], Sequence[int] | None]) -> Policy:
+  """Returns a policy that delivers some messages with other tokens, also to their authors.
 
-  Attributes:
+  Args:
     policy: Policy of the team.
     change: Maps a turn and the tokens of its message, int32 `[W]` without the stop token, to those
       delivered; None for its own.
   """
 
-  policy: Policy
-  change: Callable[[Turn, np.ndarray], Sequence[int] | None]
-
-  def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
-    replies = []
-    for turn, own in zip(turns, self.policy(turns), strict=True):
+  def speak(turns: Sequence[Turn]) -> list[Reply]:
+    replies = [*policy(turns)]
+    for i, (turn, own) in enumerate(zip(turns, replies, strict=True)):
       said, stop = np.split(own.token_ids, [len(own.token_ids) - own.ended])
-      other = self.change(turn, said)
+      other = change(turn, said)
       if other is not None:
         reply = Reply.given([*other, *stop], own.ended, usage=own.usage)
-        own = _delivered(reply, turn, own)
-      replies.append(own)
+        replies[i] = _delivered(reply, turn, own)
     return replies
+
+  return speak
 
 
 def falsified(team: Team, tokenizer: Tokenizer, ids: np.ndarray) -> list[int] | None:
@@ -172,22 +161,22 @@ def run_all(
     for question, other in harness.partners().items():
       partners[question] = other.id
       partners.setdefault(other.id, question)
-    shuffled = lambda policy: Shuffled(policy, partners, team, stop_ids)
-    probe = Probe(name, shuffled, with_partners=True)
+    swap = functools.partial(shuffled, partners=partners, team=team, stop_ids=stop_ids)
+    probe = Probe(name, swap, with_partners=True)
     rows.append(lost(name, probe=probe))
   if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
     empty = lambda turn, ids: (
       emptied(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) in read else None
     )
     name = 'messages emptied'
-    rows.append(lost(name, probe=Probe(name, functools.partial(Reworded, change=empty))))
+    rows.append(lost(name, probe=Probe(name, functools.partial(reworded, change=empty))))
   for place in read:
     wrong = lambda turn, ids, place=place: (
       falsified(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) == place else None
     )
     round_, agent = place[0], team.names[place[1]]
     name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)
-    row, (ours, probed) = paired(name, probe=Probe(name, functools.partial(Reworded, change=wrong)))
+    row, (ours, probed) = paired(name, probe=Probe(name, functools.partial(reworded, change=wrong)))
     rows.append(row | spread(ours, probed, agent, round_, harness.task.canonical))
   return rows
 
@@ -199,14 +188,19 @@ def read_turns(team: Team, task: Task) -> set[tuple[int, int]]:
   """
   if task.converse:
     return set()
-  last = team.topology.rounds - 1
   return {
     (author_round, author)
     for round_, _, layer in team.turns
     for agent in layer
     for author, author_round in team.topology.reads(agent, round_)
-    if author_round < last or (team.decision != 'majority' and author != team.num_agents - 1)
+    if not _answers(team, author_round, author)
   }
+
+
+def _answers(team: Team, round_: int, agent: int) -> bool:
+  """Returns whether the message of an agent in a round is an answer."""
+  last = round_ == team.topology.rounds - 1
+  return last and (team.decision == 'majority' or agent == team.num_agents - 1)
 
 
 def spread(

@@ -116,7 +116,7 @@ def test_what_an_endpoint_has_counted_counts_of_shuffled_messages():
   team, asked = st.team('star', max_message_tokens=6), Notes(2).questions('test')
   # More of our tokens than the cap, fewer of the endpoint's.
   long = counted(st.IdsPolicy(lambda turn: ([*[FIRST + int(turn.question.text)] * 8, EOS], True)))
-  policy = probes.Shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, STOPS)
+  policy = probes.shuffled(long, {'q0': 'q1', 'q1': 'q0'}, team, STOPS)
   batch = rollout(team, Notes(2), TOKENIZER, asked, 1, policy)
   for m in batch.messages:
     author = m.episode if m.agent == 2 else 1 - m.episode
@@ -129,7 +129,7 @@ def test_what_a_tool_wrote_stays_nobodys_in_probes():
   team, asked = st.team('star'), st.questions(2)
   script = ScriptedPolicy(lambda turn: '7 7', TOKENIZER, lambda turn, ids: np.arange(len(ids)) == 1)
   partners = {'q0': 'q1', 'q1': 'q0'}
-  for policy in (probes.muted(script, (0,), STOPS), probes.Shuffled(script, partners, team, STOPS)):
+  for policy in (probes.muted(script, (0,), STOPS), probes.shuffled(script, partners, team, STOPS)):
     batch = rollout(team, st.Echo(), TOKENIZER, asked, 1, policy)
     assert {m.written for m in batch.messages if m.agent == 1} == {1}
 
@@ -151,7 +151,7 @@ def test_everybody_muted_asks_nobody():
 def test_shuffled_messages_are_the_partners_and_answers_stay():
   team, asked = st.team('star'), Notes(4).questions('test')
   partners = {'q0': 'q1', 'q1': 'q0', 'q2': 'q3', 'q3': 'q2'}
-  policy = probes.Shuffled(st.IdsPolicy(relay), partners, team, STOPS)
+  policy = probes.shuffled(st.IdsPolicy(relay), partners, team, STOPS)
   batch = rollout(team, Notes(4), TOKENIZER, asked, 1, policy)
   text = {(m.episode, m.agent): m.text for m in batch.messages}
   for episode, other in enumerate((1, 0, 3, 2)):
@@ -170,7 +170,7 @@ def test_shuffled_in_two_rounds_and_by_vote():
     return [FIRST + 10 * turn.round + 3 * int(turn.question.text) + turn.agent], False
 
   tight = st.team('debate', rounds=2, decision='majority', max_message_tokens=1)
-  policy = probes.Shuffled(st.IdsPolicy(ids), partners, tight, STOPS)
+  policy = probes.shuffled(st.IdsPolicy(ids), partners, tight, STOPS)
   batch = rollout(tight, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
   for m in batch.messages:
     asked = 1 - m.episode if m.round == 0 else m.episode  # the last round holds the votes
@@ -197,7 +197,7 @@ def test_a_shuffled_message_keeps_to_the_limit_of_its_turn():
   )()  # fmt: skip
   a, b, c = st.questions(3)
   long = lambda t: ([FIRST, FIRST + 1, 1], True)
-  policy = probes.Shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, STOPS)
+  policy = probes.shuffled(st.IdsPolicy(long), {'q0': 'q1', 'q1': 'q0', 'q2': 'q9'}, team, STOPS)
   out = policy([turn(a, 2), turn(b, 3), turn(c, 3)])
   assert [reply.token_ids.tolist() for reply in out] == [
     [FIRST, FIRST + 1],
@@ -268,7 +268,7 @@ def test_an_error_is_planted_in_one_turn_and_heard_from_there():
   wrong = lambda turn, ids: (
     probes.falsified(team, TOKENIZER, ids) if (turn.round, turn.agent) == (0, 1) else None
   )
-  policy = probes.Reworded(st.IdsPolicy(number), wrong)
+  policy = probes.reworded(st.IdsPolicy(number), wrong)
   batch = rollout(team, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, policy)
   for m in batch.messages:
     assert m.text == str(10 * m.round + 2 * m.agent + ((m.round, m.agent) == (0, 1)))
