@@ -68,7 +68,8 @@ def extended(
     return rollout, {}
   folder = pathlib.Path(config.rollout.share)
   json_lines.replace(folder / f'{config.seed}.jsonl', _lines(setup, rollout))
-  found = [group for path in _others(folder, config.seed) for group in json_lines.iterate(path)]
+  others = sorted(path for path in folder.glob('*.jsonl') if path.stem != str(config.seed))
+  found = [group for path in others for group in json_lines.iterate(path)]
   order = streams.generator(config.seed, streams.SHARED_EPISODES, step).permutation(len(found))
   added: list[RolloutBatch] = []
   refused = 0
@@ -97,11 +98,6 @@ def extended(
     messages[i] = dataclasses.replace(with_logprobs(messages[i], values), version=step)
   joined = dataclasses.replace(joined, messages=tuple(messages))
   return batches.join([rollout, joined]), metrics
-
-
-def _others(folder: pathlib.Path, seed: int) -> list[pathlib.Path]:
-  """Returns the files of the other nodes, sorted."""
-  return sorted(path for path in folder.glob('*.jsonl') if path.stem != str(seed))
 
 
 def _lines(setup: Setup, rollout: RolloutBatch) -> Iterator[bytes]:

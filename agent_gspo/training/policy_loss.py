@@ -39,20 +39,9 @@ Totals = tuple[Flat, Sums]
 """Gradients and sums, `[replicas, ...]` each."""
 
 _SUMS = (
-  'objective',
-  'count',
-  'messages',
-  'tokens',
-  'ratio',
-  'ratio_error_max',
-  'clipped',
-  'entropy',
-  'gap',
-  'gap_max',
-  'sampler_gap',
-  'sampler_gap_max',
-  'kl',
-)
+  'objective', 'count', 'messages', 'tokens', 'ratio', 'ratio_error_max', 'clipped', 'entropy',
+  'gap', 'gap_max', 'sampler_gap', 'sampler_gap_max', 'kl',
+)  # fmt: skip
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -252,11 +241,10 @@ class Programs:
   """Compiled programs that learn from packed messages; immutable.
 
   Attributes:
-    optimizer: Optimizer of the trainable parameters.
     loss: Loss of a micro-batch.
     accumulate: Compiled; adds gradients and sums of one micro-batch.
     apply: Compiled; takes the optimizer step on the accumulated gradients.
-    placement: Placement of parameters, gradients and micro-batch rows.
+    optimizer, placement: See `__init__`.
   """
 
   def __init__(
