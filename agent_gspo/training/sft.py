@@ -323,8 +323,8 @@ def cache_file(
     told['seed'] = config.seed  # parameters are drawn
   if sheet := terms.make(config.budget):
     told['terms'] = dataclasses.asdict(sheet)
-  files = [pathlib.Path(x).expanduser() for x in config.task.options.values() if isinstance(x, str)]
-  told['files'] = [_stamp(file) for file in files if file.is_file()]  # of questions
+  texts = [os.path.expanduser(x) for x in config.task.options.values() if isinstance(x, str)]
+  told['files'] = [_stamp(pathlib.Path(x)) for x in texts if os.path.isfile(x)]  # of questions
   if isinstance(questions, list):  # read from a file or a data set
     told['questions'] = hashlib.sha256(repr(questions).encode()).hexdigest()
   own = plugins.digest(told)

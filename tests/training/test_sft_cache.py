@@ -102,6 +102,15 @@ def test_questions_that_a_task_has_read_count_by_their_contents():
   assert of('1') == of('1') != of('2')
 
 
+@pytest.mark.parametrize('text', ['long ' * 100, '~no such user'])
+def test_an_option_that_cannot_be_a_path_is_a_text(text):
+  config = config_lib.resolve(micro_run.changed())
+  of = lambda: sft.cache_file(config, ['random:micro'], '')
+  before = of()
+  config.task.options['text'] = text
+  assert of() != before
+
+
 def test_the_same_file_elsewhere_is_another(tmp_path):
   for folder in ('a', 'b'):
     (tmp_path / folder).mkdir()
