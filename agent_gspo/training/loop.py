@@ -61,7 +61,7 @@ def train(
       default. Only the first of several processes has one.
     on_step: Called in each process with the number and metrics of a finished step. It, or
       `on_evaluation`, ends training if it returns True: the team is then evaluated as trained.
-    on_evaluation: Called with the record of each evaluation during and after training.
+    on_evaluation: Called with the record of each evaluation between steps and of the trained team.
 
   Returns:
     The record of the trained team's evaluation, as in `eval.jsonl`.
@@ -394,7 +394,7 @@ class Run:
     saves = self.sft_checkpoints = Checkpoints(
       self.workdir / _SFT_FOLDER, self.config, allow_changes=compatibility.CHANGEABLE
     )
-    params, steps = sft.imitate(setup, saves, self.writer, self.interruption, progress)
+    params, steps = sft.Stage(setup, saves, self.writer, self.interruption, progress).imitate()
     saves.wait()
     if hosts.count() == 1:  # else no process has all parameters
       sft.save_cached(file, params)

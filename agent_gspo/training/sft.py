@@ -53,44 +53,14 @@ _SECTIONS = ('model', 'task', 'team', 'policy', 'sft')
 _LEARNER = ('pack_length', 'micro_batch_size', 'b1_dtype')
 
 
-def imitate(
-  setup: Setup,
-  checkpoints: Checkpoints,
-  writer: RunWriter,
-  interruption: Interruption,
-  progress: Progress,
-) -> tuple[Params, int]:
-  """Returns the parameters after SFT on the training split, and the number of steps taken.
+class Stage:
+  """SFT on the training split, from the parameters of the setup.
 
-  Starts from the parameters of the setup. Demonstrations use the team's own prompts, so training
-  inputs match those of the rollout. In a pretrained model with adapters only these are trained; in
-  a model from scratch everything else, so that the adapters start from a trained base. Each model
-  that learns takes one step a step, on the messages of its own agents; frozen ones stay.
-
-  Args:
-    setup: Run setup.
-    checkpoints: SFT checkpoints; resumes from the newest one. On an interruption the last finished
-      step is saved. With `sft.patience` the best step is kept, however old it is.
-    writer: Writer of the run; records after the newest checkpoint are dropped.
-    interruption: Signals, which are deferred to the end of a step.
-    progress: Progress display.
-
-  Raises:
-    NonFiniteLossError: Non-finite loss; names the step.
-    ValueError: The checkpoint of the best step is gone or damaged.
-    KeyboardInterrupt: Interrupted, after saving.
+  Demonstrations use the team's own prompts, so training inputs match those of the rollout. In a
+  pretrained model with adapters only these are trained; in a model from scratch everything else, so
+  that the adapters start from a trained base. Each model that learns takes one step a step, on the
+  messages of its own agents; frozen ones stay.
   """
-  stage = _Stage(setup, checkpoints, writer, interruption, progress)
-  try:
-    stage.go()
-  except KeyboardInterrupt:
-    stage.save_interrupted()
-    raise
-  return stage.result(), int(stage.state.step)
-
-
-class _Stage:
-  """State of one SFT run."""
 
   def __init__(
     self,
@@ -100,6 +70,16 @@ class _Stage:
     interruption: Interruption,
     progress: Progress,
   ):
+    """Builds the programs and the state.
+
+    Args:
+      setup: Run setup.
+      checkpoints: SFT checkpoints; resumes from the newest one. With `sft.patience` the best step
+        is kept, however old it is.
+      writer: Writer of the run; records after the newest checkpoint are dropped.
+      interruption: Signals, which are deferred to the end of a step.
+      progress: Progress display.
+    """
     config, model, placement = setup.config, setup.model, setup.placement
     params = setup.params
     self.setup, self.checkpoints, self.writer = setup, checkpoints, writer
@@ -172,7 +152,24 @@ class _Stage:
     }
     self._validation: tuple[dict[str, tuple[Learner, Minibatch]], RolloutBatch] | None = None
 
-  def go(self) -> None:
+  def imitate(self) -> tuple[Params, int]:
+    """Returns the parameters after SFT, and the number of steps taken.
+
+    Raises:
+      NonFiniteLossError: Non-finite loss; names the step.
+      ValueError: The checkpoint of the best step is gone or damaged.
+      KeyboardInterrupt: Interrupted, after saving the last finished step.
+    """
+    try:
+      self._go()
+    except KeyboardInterrupt:
+      if int(self.state.step) and state_lib.is_whole(self.state):  # else its buffers were donated
+        self._save()
+      self.checkpoints.wait()
+      raise
+    return self._result(), int(self.state.step)
+
+  def _go(self) -> None:
     """Runs all steps, or until the validation loss has stopped falling."""
     with futures.ThreadPoolExecutor(1, 'demonstrations') as host:
       shown = host.submit(self.demonstrations.of_step, int(self.state.step))
@@ -273,7 +270,7 @@ class _Stage:
     since = [step for step in self.validations if step > self._best]
     return self.options.patience > 0 and len(since) >= self.options.patience
 
-  def result(self) -> Params:
+  def _result(self) -> Params:
     """Returns the final parameters, with `sft.patience` those of the best step."""
     params = self.state.params
     if self.options.patience and self._best != int(self.state.step):
@@ -292,12 +289,6 @@ class _Stage:
       flat = flax.traverse_util.flatten_dict(params)
       params = flax.traverse_util.unflatten_dict({**flat, **self._aside})
     return params
-
-  def save_interrupted(self) -> None:
-    """Saves the last finished step, unless its buffers were donated."""
-    if int(self.state.step) and state_lib.is_whole(self.state):
-      self._save()
-    self.checkpoints.wait()
 
 
 def cache_file(

@@ -732,10 +732,10 @@ def test_what_the_warm_start_does_not_read_may_change_during_it(tmp_path, monkey
   class Reached(Exception):
     pass
 
-  def imitate(setup, saves, *unused):
+  def stage(setup, saves, *unused):
     raise Reached(saves.latest_step)
 
-  monkeypatch.setattr(sft, 'imitate', imitate)
+  monkeypatch.setattr(sft, 'Stage', stage)
   first = small_checkpoints.open_(
     tmp_path / 'sft', **config_lib.resolve(micro_run.changed()).to_dict()
   )

@@ -51,14 +51,14 @@ def go(setup, workdir, meet=lambda: None, progress=None):
   interruption.meet = meet
   try:
     with RunWriter(workdir) as writer:
-      return sft.imitate(setup, saves, writer, interruption, progress or Seen())[0]
+      return sft.Stage(setup, saves, writer, interruption, progress or Seen()).imitate()[0]
   finally:
     saves.wait()
 
 
-def stage_of(setup, folder) -> sft._Stage:
+def stage_of(setup, folder) -> sft.Stage:
   saves = Checkpoints(folder, setup.config)
-  return sft._Stage(setup, saves, SilentWriter(), Interruption(), Progress())
+  return sft.Stage(setup, saves, SilentWriter(), Interruption(), Progress())
 
 
 class Seen(Progress):
@@ -328,7 +328,7 @@ class Patient:
       self.at[step] = jax.tree.map(np.asarray, stage.state.trainable)
       return {sft.VALIDATION: losses[step]}
 
-    monkeypatch.setattr(sft._Stage, '_validate', validate)
+    monkeypatch.setattr(sft.Stage, '_validate', validate)
 
   def go(self, stop: int | None = None):
     """To the end, or until it is interrupted after a step."""

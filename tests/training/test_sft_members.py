@@ -45,7 +45,7 @@ def taught(setup: setup_lib.Setup, folder, stop: int = 0):
   interruption.meet = meet
   try:
     with RunWriter(folder) as writer:
-      params, _ = sft.imitate(setup, saves, writer, interruption, Progress())
+      params, _ = sft.Stage(setup, saves, writer, interruption, Progress()).imitate()
   finally:
     saves.wait()
   return jax.tree.map(np.asarray, params), records.supervised(folder)
