@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.config import Config
+from agent_gspo.teams.team import Team, make_team
 from agent_gspo.values import flatten
 
 # Fields that may differ between the run that saved and the one that resumes: they change neither
@@ -33,6 +34,8 @@ _VOCABULARY = (
   'task.name', 'task.options', 'team.agents', 'team.roles', 'team.role_set', 'team.decision',
   'team.addressing', 'budget.told_words'
 )  # fmt: skip
+# Fields that `largest_left` follows from; the vocabulary has each number up to it.
+_NUMBERS = ('team', 'budget.mode', 'budget.target_high', 'budget.budget_episode', 'evaluation.told')
 
 
 def as_json(config: Config) -> dict[str, Any]:
@@ -63,6 +66,7 @@ def changes(
     free = tuple(field for field in _FREE if field != 'steps')
   differing = _differences(saved, config, lambda field: not _under(field, free))
   _refuse(step, {field: pair for field, pair in differing.items() if field not in allowed})
+  _check_numbers(saved, step, config)
   return [
     {'step': step, 'field': field, 'old': old, 'new': new}
     for field, (old, new) in differing.items()
@@ -84,6 +88,29 @@ def check_model(saved: Mapping[str, Any], step: int, config: Config) -> None:
   if config.policy.sharing != 'shared':  # agents determine the order of adapters
     fields += ('team.agents',)
   _refuse(step, _differences(saved, config, lambda field: _under(field, fields)))
+  _check_numbers(saved, step, config)
+
+
+def largest_left(team: Team, budget: Mapping[str, Any], told: Sequence[float]) -> int:
+  """Returns the largest number that a cue can contain, see `Team.told_left`; -1 if none has any.
+
+  Args:
+    team: Team whose roles have the cues.
+    budget: Section `budget` of the config.
+    told: Prices or budgets of evaluations.
+  """
+  if not any(role.shows_left for role in team.roles):
+    return -1
+  if budget['mode'] != 'target':
+    return team.max_tokens
+  return round(max(budget['target_high'], budget['budget_episode'], *told))
+
+
+def _check_numbers(saved: Mapping[str, Any], step: int, config: Config) -> None:
+  """Raises ValueError if a vocabulary from scratch has other numbers than a checkpoint's."""
+  left = lambda of: largest_left(make_team(of['team']), of['budget'], of['evaluation']['told'])
+  if config.model.source.startswith('random:') and left(saved) != left(config.to_dict()):
+    _refuse(step, _differences(saved, config, lambda field: _under(field, _NUMBERS)))
 
 
 def check_team(saved: Mapping[str, Any], step: int, config: Config) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from agent_gspo.algorithms.advantages import estimators
-from agent_gspo.config import Config
+from agent_gspo.config import Config, compatibility
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import evaluate as evaluation
 from agent_gspo.models.text.tokenizer import WORD_LEVEL_SPECIAL, Tokenizer, word_level
@@ -67,11 +67,9 @@ def tokenizer_from_scratch(parts: config_lib.Parts) -> Tokenizer:
 
 
 def _most_left(parts: config_lib.Parts) -> int:
-  """Returns the largest number that a cue can contain, see `Team.told_left`."""
-  sheet, told = parts.term_sheet, parts.config.evaluation.told
-  if sheet is None or sheet.kind != 'budget':
-    return parts.team.max_tokens
-  return round(max(sheet.highest, parts.config.budget.evaluated_terms, *told))
+  """Returns the largest number that a cue can contain."""
+  config = parts.config
+  return compatibility.largest_left(parts.team, config.budget.to_dict(), config.evaluation.told)
 
 
 @dataclasses.dataclass(frozen=True)

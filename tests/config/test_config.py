@@ -599,3 +599,30 @@ def test_a_vocabulary_from_scratch_is_that_of_the_checkpoint(changes):
   field = next(iter(changes)).replace('__', '.')
   with pytest.raises(ValueError, match=rf'made with another config \({field}: '):
     compatibility.check_model(saved_as, 1, resolve(**changes))
+
+
+@pytest.mark.parametrize(
+  ('change', 'refused'),
+  [
+    ({'evaluation__told': (9, 61)}, 'evaluation.told'),
+    ({'evaluation__told': (9, 60)}, ''),
+    ({'evaluation__told': ()}, ''),
+    ({'budget__budget_episode': 90.0}, 'budget.budget_episode'),
+  ],
+)
+def test_numbers_in_a_vocabulary_from_scratch_are_those_of_the_checkpoint(change, refused):
+  budget = {'mode': 'target', 'budget_episode': 20.0, 'target_high': 60.0, 'told_words': ('a', 'b')}
+  fields = {f'budget__{field}': value for field, value in budget.items()}
+  config = changed(**fields, evaluation__told=(9,))
+  config['team']['roles']['solver']['cue'] = ' left {left} answer :'
+  saved_as = compatibility.as_json(config_lib.resolve(config))
+  section, field = next(iter(change)).split('__')
+  config[section][field] = change[f'{section}__{field}']
+  resolved = config_lib.resolve(config)
+  if not refused:
+    compatibility.check_model(saved_as, 1, resolved)
+    assert not compatibility.changes(saved_as, 1, resolved, ())
+    return
+  for compare in (compatibility.check_model, lambda *of: compatibility.changes(*of, ())):
+    with pytest.raises(ValueError, match=rf'made with another config \({refused}: '):
+      compare(saved_as, 1, resolved)
