@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import pathlib
 import re
@@ -466,7 +467,8 @@ def _id(of: str, seq: int | None) -> str:
 def _parsed(kind: type[Any], body: Any) -> Any:
   """Returns a request of the protocol."""
   try:
-    return kind.model_validate(body)
+    # Strict: true is no number. As JSON: its lists may be any sequence.
+    return kind.model_validate_json(json.dumps(body), strict=True)
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False)[0]
     field = '.'.join(map(str, first['loc']))

@@ -208,6 +208,15 @@ def test_sampling_that_is_not_offered_is_refused(service, params, error):
     _sample(client, **params)
 
 
+@pytest.mark.parametrize('params', [{'stop': [True]}, {'stop': [3, True]}, {'max_tokens': True}])
+def test_true_is_no_number(folder, params):
+  with serving(_Model(), tinker=str(folder)) as address:
+    body = {'prompt': {'chunks': [{'type': 'encoded_text', 'tokens': PROMPT}]}}
+    body |= {'sampling_session_id': 'any', 'seq_id': 0, 'sampling_params': params}
+    answer = httpx.post(f'{address}/api/v1/asample', json=body)
+  assert (answer.status_code, 'should be a valid' in answer.text) == (400, True)
+
+
 def test_a_client_keeps_the_adapters_that_it_used_last(service, monkeypatch):
   monkeypatch.setattr(tinker_api, '_SNAPSHOTS', 2)
   training = service.create_lora_training_client(base_model='team', rank=1, seed=2**63).result()
