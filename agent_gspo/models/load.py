@@ -13,6 +13,7 @@ import jax
 from agent_gspo.models import presets
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.io import hf, pypi_wheels, stored
+from agent_gspo.models.io.fields import named
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import init_params
 
@@ -50,10 +51,10 @@ def check_spec(spec: str, where: str = 'model.source') -> tuple[str, str]:
     write = '' if colon else f' Write {meant}:{spec}.'
     raise ValueError(f'{where}={spec!r} is not of the form {_FORMS}.{write}')
   if kind == 'pypi':
-    pypi_wheels.check_requirement(rest)
+    named(where, lambda: pypi_wheels.check_requirement(rest))
   if kind == 'random' and rest not in presets.PRESETS:
     raise ValueError(
-      f'model={spec!r}: no such preset; there are: {", ".join(sorted(presets.PRESETS))}.'
+      f'{where}={spec!r}: no such preset; there are: {", ".join(sorted(presets.PRESETS))}.'
     )
   return kind, rest
 

