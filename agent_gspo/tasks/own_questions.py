@@ -188,8 +188,12 @@ def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]
       if path.suffix.lower() == '.csv':
         rows = csv.DictReader(lines)
         for row in rows:
-          fields = {k: v for k, v in row.items() if k is not None}
-          yield f'{file}, line {rows.line_num}', str(rows.line_num), fields
+          where = f'{file}, line {rows.line_num}'
+          if any(beyond := row.pop(None, ())):  # cells that the header does not name
+            raise ValueError(
+              f'{where}: {shown(beyond)} is beyond the columns; put texts with commas in quotes.'
+            )
+          yield where, str(rows.line_num), row
         return
       for number, line in enumerate(lines, 1):
         text, where = line.lstrip('\ufeff'), f'{file}, line {number}'

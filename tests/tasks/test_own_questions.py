@@ -184,6 +184,9 @@ def test_faulty_files(tmp_path):
   long = _file(tmp_path, f'question,answer\nq,1\n{"q" * 200_000},2\n', 'long.csv')
   with pytest.raises(ValueError, match=r'long.csv, line \d: field larger .*; save it as JSONL\.'):
     make_task('questions', file=long)
+  wide = _file(tmp_path, 'question,answer\nWhat is 2,000 + 1?,2001\n', 'wide.csv')
+  with pytest.raises(ValueError, match=r"wide.csv, line 2: \['2001'\] is beyond the columns; put"):
+    make_task('questions', file=wide)
   same = [{'question': 'q', 'answer': '1', 'split': split} for split in ('train', 'test')]
   with pytest.raises(
     ValueError, match=r"line 2: split='test', but the same question is in 'train'"
