@@ -121,19 +121,16 @@ def overlong(lengths: Array, *, limit: float, buffer: float = 4096.0, weight: fl
 
 
 LENGTH_REWARDS: dict[str, Callable[..., Array]] = {
-  function.__name__: function
-  for function in (
-    linear,
-    hinge,
-    optima,
-    l1_exact,
-    told_budget,
-    l1_max,
-    kimi,
-    efficient,
-    laser,
-    overlong,
-  )
+  'linear': linear,
+  'hinge': hinge,
+  'optima': optima,
+  'l1_exact': l1_exact,
+  'told_budget': told_budget,
+  'l1_max': l1_max,
+  'kimi': kimi,
+  'efficient': efficient,
+  'laser': laser,
+  'overlong': overlong,
 }
 
 

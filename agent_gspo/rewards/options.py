@@ -80,11 +80,6 @@ class RewardOptions(Section, name='reward'):
         "reward.length_reward_options='min_tokens=...'."
       )
 
-  @property
-  def reads_labels(self) -> bool:
-    """Returns whether scores in training depend on the task's."""
-    return self.score in ('task', 'tournament')
-
   def pays(self, name: str) -> bool:
     """Returns whether an agent pays prices, see `payers`."""
     return not self.payers or name in self.payers
@@ -98,18 +93,3 @@ class RewardOptions(Section, name='reward'):
   def needs_reference(self) -> bool:
     """Returns whether the length reward reads the NLL under the reference policy."""
     return 'reference_nll' in length_rewards.read_by(self.length_reward)
-
-  @property
-  def unit(self) -> str:
-    """Describes one unit of cost, which is also that of a budget."""
-    if self.cost == 'money':
-      return 'money'
-    kind = 'tokens of the critical path' if self.cost == 'critical_path' else 'tokens'
-    if self.p_tool:
-      parts = f'{self.p_write:g} written + {self.p_read:g} read by others'
-      return f'{kind}: {parts} + {self.p_tool:g} inserted by tools'
-    if not self.p_read:
-      return f'{kind} written' if self.p_write == 1 else f'{kind} written, times {self.p_write:g}'
-    if not self.p_write:
-      return f'{kind} read by others' + ('' if self.p_read == 1 else f', times {self.p_read:g}')
-    return f'{kind}: {self.p_write:g} written + {self.p_read:g} read by others'

@@ -89,7 +89,17 @@ def scored(
     return rollout
   if options.score == 'collective_vote':
     return _collectively_scored(rollout, canonical)
-  of_group = _scorer(options, rollout, canonical)
+  if options.score == 'tournament':
+    costs = communication.gate(options, rollout) * communication.episode_costs(options, rollout)
+    of_group = lambda group: tournament(rollout.task_scores[group], costs[group])
+  else:
+    answers = [canonical(answer) for answer in rollout.answers]
+    weighted = options.score == 'weighted_vote'
+    weights = _confidence(rollout) if weighted else np.ones(rollout.num_episodes)
+    own = lambda group: [answers[e] for e in group]
+    of_group = lambda group: vote(own(group), weights[group])
+    if options.score == 'consistency':
+      of_group = lambda group: consistency(own(group))
   scores = np.zeros(rollout.num_episodes)
   for question in range(len(rollout.questions)):
     group = np.flatnonzero(rollout.episode_question == question)
@@ -119,23 +129,6 @@ def _collectively_scored(
   return dataclasses.replace(rollout, messages=messages, task_scores=scores)
 
 
-def _scorer(
-  options: RewardOptions, rollout: RolloutBatch, canonical: Callable[[str], str | None]
-) -> Callable[[np.ndarray], np.ndarray]:
-  """Returns the function from a group, episode indices int `[G]`, to its scores, float `[G]`."""
-  if options.score == 'tournament':
-    costs = communication.gate(options, rollout) * communication.episode_costs(options, rollout)
-    return lambda group: tournament(rollout.task_scores[group], costs[group])
-  answers = [canonical(answer) for answer in rollout.answers]
-  own = lambda group: [answers[e] for e in group]
-  if options.score == 'consistency':
-    return lambda group: consistency(own(group))
-  if options.score == 'vote':
-    return lambda group: vote(own(group))
-  confidence = _confidence(rollout)
-  return lambda group: vote(own(group), confidence[group])
-
-
 def label_agreement(
   options: RewardOptions, labels: np.ndarray, scores: np.ndarray
 ) -> dict[str, float]:
@@ -146,7 +139,7 @@ def label_agreement(
     labels: Task scores, float `[E]`.
     scores: Scores that training sees, float `[E]`; from 0.5 an answer counts as right.
   """
-  if options.reads_labels:
+  if options.score in ('task', 'tournament'):
     return {}
   return {'reward/label_agreement': float(((labels >= 0.5) == (scores >= 0.5)).mean())}
 

@@ -30,36 +30,18 @@ _NEGLIGIBLE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class Tie:
-  """Gradient signal of one kind of group.
-
-  Attributes:
-    silence: Advantage of a silent episode over a talkative one; positive if silence pays.
-    priced: True if `silence` depends on `lambda_tok` (over a tenth for twice the price).
-    text: Summary in one sentence.
-  """
-
-  silence: float
-  priced: bool
-  text: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Ties:
   """Gradient signals of groups with tied task scores, and of a mixed group.
 
   Attributes:
-    all_right, all_wrong: Groups with tied task scores.
+    silence: Advantage of silent episodes over talkative ones, by kind of group.
     right: Advantage of right episodes over wrong ones in a mixed group, half of each silent.
-    collapse: True if all-wrong groups teach silence more than half as strongly as `right`,
-      independent of the price: teams then fall silent for good.
-    text: Summary for the user.
+    text: Summary for the user. Teams collapse, that is fall silent for good, if all-wrong groups
+      teach silence more than half as strongly as `right`, independent of the price.
   """
 
-  all_right: Tie
-  all_wrong: Tie
+  silence: dict[str, float]
   right: float
-  collapse: bool
   text: str
 
 
@@ -115,7 +97,7 @@ def what_ties_teach(
   if options.score == 'tournament':  # others give answers these scores
     rollout = scored(options, rollout, str)
 
-  def gaps(price: float) -> dict[str, float]:
+  def signals(price: float) -> tuple[dict[str, float], float]:
     """Computes the advantage of silence over talk by kind of group, and of right over wrong."""
     terms = reward_terms(
       options,
@@ -126,29 +108,28 @@ def what_ties_teach(
     )
     found = np.asarray(estimate(terms, rollout), float).reshape(len(_SCORES), 4)
     mixed = found[-1]
-    silence = dict(zip(_SCORES, found[:, :2].mean(axis=1) - found[:, 2:].mean(axis=1), strict=True))
-    return silence | {'right': float(mixed[[0, 2]].mean() - mixed[[1, 3]].mean())}
+    silence = found[:, :2].mean(axis=1) - found[:, 2:].mean(axis=1)
+    right = mixed[[0, 2]].mean() - mixed[[1, 3]].mean()
+    return dict(zip(_SCORES, silence.tolist(), strict=True)), float(right)
 
-  at_price, at_twice = gaps(lambda_tok), gaps(2 * lambda_tok)
-  right = at_price['right']
-
-  def tie(kind: str) -> Tie:
-    gap = float(at_price[kind])
-    priced = abs(gap - at_twice[kind]) > _NEGLIGIBLE + 0.1 * abs(gap)
-    text = f'A group of answers {kind} teaches nothing about talk.'
-    if abs(gap) > _NEGLIGIBLE:
-      price = f'at lambda_tok={lambda_tok:g}, and changes with it'
-      text = (
-        f'A group of answers {kind} prefers {"silence" if gap > 0 else "talk"} by {abs(gap):.3g} '
-        f'{price if priced else "whatever lambda_tok is"} '
-        f'(a right answer over a wrong one: {right:.3g}).'
-      )
-    return Tie(silence=gap, priced=bool(priced), text=text)
-
-  all_right, all_wrong = tie('all right'), tie('all wrong')
-  collapse = not all_wrong.priced and all_wrong.silence > max(right / 2, _NEGLIGIBLE)
-  trap = ' Teams collapse into silence this way: see reward.gate, advantage.name.' * collapse
-  return Ties(all_right, all_wrong, right, collapse, f'{all_right.text} {all_wrong.text}{trap}')
+  (silence, right), (at_twice, _) = signals(lambda_tok), signals(2 * lambda_tok)
+  priced = {
+    kind: abs(gap - at_twice[kind]) > _NEGLIGIBLE + 0.1 * abs(gap) for kind, gap in silence.items()
+  }
+  texts = []
+  for kind in ('all right', 'all wrong'):
+    if abs(gap := silence[kind]) <= _NEGLIGIBLE:
+      texts.append(f'A group of answers {kind} teaches nothing about talk.')
+      continue
+    price = f'at lambda_tok={lambda_tok:g}, and changes with it'
+    texts.append(
+      f'A group of answers {kind} prefers {"silence" if gap > 0 else "talk"} by {abs(gap):.3g} '
+      f'{price if priced[kind] else "whatever lambda_tok is"} '
+      f'(a right answer over a wrong one: {right:.3g}).'
+    )
+  if not priced['all wrong'] and silence['all wrong'] > max(right / 2, _NEGLIGIBLE):
+    texts.append('Teams collapse into silence this way: see reward.gate, advantage.name.')
+  return Ties(silence, right, ' '.join(texts))
 
 
 def _rollout(length: int) -> RolloutBatch:

@@ -563,20 +563,6 @@ def test_length_reward_options_are_read_from_text(text, options):
   )
 
 
-@pytest.mark.parametrize(
-  ('fields', 'unit'),
-  [
-    ({}, 'tokens written'),
-    ({'p_write': 0.0, 'p_read': 1.0}, 'tokens read by others'),
-    ({'p_read': 0.5}, 'tokens: 1 written + 0.5 read by others'),
-    ({'cost': 'critical_path'}, 'tokens of the critical path written'),
-    ({'cost': 'money', 'p_read': 0.1}, 'money'),
-  ],
-)
-def test_a_cost_has_a_unit(fields, unit):
-  assert options_of(**fields).unit == unit
-
-
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_keeps_the_terms_apart(credit):
   batch = talk(st.team('star'), lambda turn: 2)

@@ -15,61 +15,42 @@ import chex
 import numpy as np
 
 from agent_gspo import plugins
-from agent_gspo.algorithms.advantages.group_baselines import (
-  batch_std,
-  group_mean,
-  group_std,
-  ngrpo,
-  opo,
-  per_component,
-  rae,
-  reinforce_pp,
-  reinforce_pp_baseline,
-  rloo,
-  seeupo,
-  spo_single,
+from agent_gspo.algorithms.advantages import (
+  group_baselines,
+  hierarchical,
+  message_worth,
+  turn_level,
 )
 from agent_gspo.algorithms.advantages.groups import centred
-from agent_gspo.algorithms.advantages.hierarchical import hiper
 from agent_gspo.algorithms.advantages.inputs import Advantage, AdvantageInputs
-from agent_gspo.algorithms.advantages.message_worth import replay, spo_segment, worth
-from agent_gspo.algorithms.advantages.turn_level import (
-  advantage_alignment,
-  agent_turn,
-  counterfactual,
-  gigpo,
-  hgpo,
-  mars2,
-  matchtir,
-)
 from agent_gspo.algorithms.options import COSTS, AdvantageOptions
 
 ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
-  'per_component': per_component,
-  'group_std': group_std,
-  'group_mean': group_mean,
-  'batch_std': batch_std,
-  'rloo': rloo,
-  'reinforce_pp': reinforce_pp,
-  'reinforce_pp_baseline': reinforce_pp_baseline,
-  'seeupo': seeupo,
-  'opo': opo,
-  'spo_single': spo_single,
-  'ngrpo': ngrpo,
-  'agent_turn': agent_turn,
-  'gigpo': gigpo,
-  'hgpo': hgpo,
-  'hiper': hiper,
-  'mars2': mars2,
-  'matchtir': matchtir,
-  'counterfactual': counterfactual,
-  'advantage_alignment': advantage_alignment,
-  'rae': rae,
-  'worth': worth,
-  'potential': worth,
-  'shapley': worth,
-  'replay': replay,
-  'spo_segment': spo_segment,
+  'per_component': group_baselines.per_component,
+  'group_std': group_baselines.group_std,
+  'group_mean': group_baselines.group_mean,
+  'batch_std': group_baselines.batch_std,
+  'rloo': group_baselines.rloo,
+  'reinforce_pp': group_baselines.reinforce_pp,
+  'reinforce_pp_baseline': group_baselines.reinforce_pp_baseline,
+  'seeupo': group_baselines.seeupo,
+  'opo': group_baselines.opo,
+  'spo_single': group_baselines.spo_single,
+  'ngrpo': group_baselines.ngrpo,
+  'agent_turn': turn_level.agent_turn,
+  'gigpo': turn_level.gigpo,
+  'hgpo': turn_level.hgpo,
+  'hiper': hierarchical.hiper,
+  'mars2': turn_level.mars2,
+  'matchtir': turn_level.matchtir,
+  'counterfactual': turn_level.counterfactual,
+  'advantage_alignment': turn_level.advantage_alignment,
+  'rae': group_baselines.rae,
+  'worth': message_worth.worth,
+  'potential': message_worth.worth,
+  'shapley': message_worth.worth,
+  'replay': message_worth.replay,
+  'spo_segment': message_worth.spo_segment,
 }
 
 # Estimator -> key of `ATTRIBUTIONS` by which the value of messages is divided.
