@@ -154,12 +154,9 @@ class Team:
     """Returns the team's answer from each agent's message in the last round."""
     if self.decision != 'majority':
       return last_messages[-1]
-    votes = [(canonical(text), text) for text in last_messages if canonical(text) is not None]
-    if not votes:
-      return ''
-    counts = collections.Counter(answer for answer, _ in votes)
-    best = max(counts.values())
-    return next(text for answer, text in votes if counts[answer] == best)
+    votes = [(vote, text) for text in last_messages if (vote := canonical(text)) is not None]
+    counts = collections.Counter(vote for vote, _ in votes)
+    return max(votes, key=lambda pair: counts[pair[0]], default=('', ''))[1]
 
 
 def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:

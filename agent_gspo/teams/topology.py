@@ -125,11 +125,10 @@ class Topology:
   def with_judge(self) -> Topology:
     """Adds one last agent, which reads everybody's last message."""
     judge = self.num_agents
-    return Topology(
+    return dataclasses.replace(
+      self,
       num_agents=judge + 1,
       edges=self.edges | {(i, judge) for i in range(judge)},
-      previous_round=self.previous_round,
-      rounds=self.rounds,
       last_round_only=self.last_round_only | {judge},
     )
 

@@ -18,7 +18,7 @@ from agent_gspo import cache
 from agent_gspo.options import check_choice, check_fields
 from agent_gspo.tasks import base
 from agent_gspo.tasks.data import sources
-from agent_gspo.tasks.data.near_duplicates import without_near_duplicates
+from agent_gspo.tasks.data.near_duplicates import far_from
 from agent_gspo.tasks.data.prepared import prepare_questions
 from agent_gspo.tasks.grading.graders import Grader
 from agent_gspo.types import Question
@@ -98,7 +98,8 @@ class OfficialTask(FileTask):
     splits: dict[str, list[Question]] = {split: [] for split in base.SPLITS}
     for split, question in self.read(*map(self._fetch, self.SOURCES)):
       splits[split].append(question)
-    return without_near_duplicates(splits)
+    kept = {split: far_from(splits[split], splits['test']) for split in ('train', 'validation')}
+    return {**splits, **kept}
 
   def _split(self, split: str) -> Sequence[Question]:
     return self._questions.get(split, ())

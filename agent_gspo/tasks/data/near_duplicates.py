@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from agent_gspo.types import Question
 
@@ -54,14 +54,3 @@ def far_from(questions: Iterable[Question], test: Iterable[Question]) -> list[Qu
     return any(n / (len(mine) + sizes[i] - n) >= _THRESHOLD for i, n in shared.items())
 
   return [question for question in questions if not near(question)]
-
-
-def without_near_duplicates(
-  splits: Mapping[str, Sequence[Question]],
-) -> dict[str, Sequence[Question]]:
-  """Removes near-duplicates of test questions from all other splits."""
-  test = splits['test']
-  return {
-    split: questions if split == 'test' else far_from(questions, test)
-    for split, questions in splits.items()
-  }
