@@ -45,12 +45,10 @@ class SelectionState:
   drawn: chex.Array
 
 
-def init(num_questions: int, prior: float = 1.0) -> SelectionState:
-  """Returns the initial state: Beta(prior, prior) for every question, and no question drawn."""
-  posterior = Posterior(
-    a=jnp.full(num_questions, prior, jnp.float32), b=jnp.full(num_questions, prior, jnp.float32)
-  )
-  return SelectionState(posterior=posterior, drawn=jnp.int32(0))
+def init(num_questions: int) -> SelectionState:
+  """Returns the initial state: Beta(1, 1) for every question, and no question drawn."""
+  ones = lambda: jnp.ones(num_questions, jnp.float32)  # apart: an update may donate the buffers
+  return SelectionState(posterior=Posterior(a=ones(), b=ones()), drawn=jnp.int32(0))
 
 
 def choose(
@@ -108,9 +106,9 @@ def spo(state: SelectionState, free: np.ndarray, count: int, seed: int) -> np.nd
   return rng.choice(len(weights), count, replace=False, p=chances)
 
 
-def spo_weights(probability: np.ndarray, floor: float = 0.05) -> np.ndarray:
-  """Computes `sqrt(p (1 - p)) + floor`, so that every question keeps a chance."""
-  return np.sqrt(probability * (1 - probability)) + floor
+def spo_weights(probability: np.ndarray) -> np.ndarray:
+  """Computes `sqrt(p (1 - p)) + 0.05`, so that every question keeps a chance."""
+  return np.sqrt(probability * (1 - probability)) + 0.05
 
 
 # `rule(state, free [Q] bool, count, seed)` returns distinct free questions.
@@ -121,19 +119,26 @@ SELECTIONS: dict[str, Callable[[SelectionState, np.ndarray, int, int], np.ndarra
 
 
 def observe(
-  state: SelectionState, question: np.ndarray, task: np.ndarray, *, divergence: float
+  state: SelectionState, question: chex.Array, task: chex.Array, *, divergence: float
 ) -> SelectionState:
-  """Updates the posterior after a rollout, as SPO does.
+  """Updates the posterior after a rollout, by SPO (arXiv 2509.13232).
+
+  `a <- rho a + sum r`, `b <- rho b + sum (1 - r)`; questions without an episode are unchanged.
+  The paper has one episode per question; here the sums are over all of them.
 
   Args:
-    state: Selection state.
+    state: State before the rollout.
     question: Question of each episode, int `[E]`.
     task: Task scores in `[0, 1]`, float `[E]`.
     divergence: Mean `abs(log pi - log pi_old)` over the mini-batches of the last update, each
-      before its own step; sets SPO's decay.
+      before its own step; sets `rho`, see `spo_decay`.
   """
-  rho = spo_decay(divergence)
-  new = observe_spo(state.posterior, question, task, rho=rho)
+  chex.assert_equal_shape([question, task])
+  old = state.posterior
+  count = lambda values: jax.ops.segment_sum(values, question, len(old.a))
+  task = jnp.asarray(task, jnp.float32)
+  keep = jnp.where(count(jnp.ones_like(task)) > 0, spo_decay(divergence), 1.0)
+  new = Posterior(a=keep * old.a + count(task), b=keep * old.b + count(1.0 - task))
   return dataclasses.replace(state, posterior=new)
 
 
@@ -142,38 +147,9 @@ def probability(state: Posterior) -> jax.Array:
   return state.a / (state.a + state.b)
 
 
-def spo_decay(
-  divergence: float, *, half: float = 0.06, low: float = 0.875, high: float = 0.96
-) -> jax.Array:
-  """Computes `rho = clip(2^(-D / half), low, high)` (SPO, arXiv 2509.13232), float32 scalar.
-
-  Args:
-    divergence: `D >= 0`, mean `abs(log pi - log pi_old)` of the updates since.
-    half: Divergence that halves the evidence.
-    low, high: Bounds of `rho`.
-  """
-  return jnp.clip(jnp.exp2(-jnp.float32(divergence) / half), low, high)
-
-
-def observe_spo(
-  state: Posterior, question: chex.Array, task: chex.Array, *, rho: chex.Numeric
-) -> Posterior:
-  """Updates by SPO (arXiv 2509.13232): `a <- rho a + sum r`, `b <- rho b + sum (1 - r)`.
-
-  Questions without an episode are unchanged. The paper has one episode per question; here the
-  sums are over all of them.
-
-  Args:
-    state: Posterior before the rollout.
-    question: Question of each episode, int `[E]`.
-    task: Task scores in `[0, 1]`, float `[E]`.
-    rho: Decay, see `spo_decay`.
-  """
-  chex.assert_equal_shape([question, task])
-  count = lambda values: jax.ops.segment_sum(values, question, len(state.a))
-  task = jnp.asarray(task, jnp.float32)
-  keep = jnp.where(count(jnp.ones_like(task)) > 0, rho, 1.0)
-  return Posterior(a=keep * state.a + count(task), b=keep * state.b + count(1.0 - task))
+def spo_decay(divergence: float) -> jax.Array:
+  """Computes `rho = clip(2^(-D / 0.06), 0.875, 0.96)` (SPO, arXiv 2509.13232), float32 scalar."""
+  return jnp.clip(jnp.exp2(-jnp.float32(divergence) / 0.06), 0.875, 0.96)
 
 
 def informative(task: np.ndarray, question: np.ndarray, num_questions: int) -> np.ndarray:

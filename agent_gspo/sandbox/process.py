@@ -159,11 +159,7 @@ def start(program: str, limits: Limits, peer: tuple[int, int] = (-1, -1)) -> Ite
       )
     finally:
       os.close(status_end)
-    assert popen.stdin is not None
-    assert popen.stdout is not None
-    assert popen.stderr is not None
-    stack.enter_context(contextlib.closing(popen.stdout))
-    stack.enter_context(contextlib.closing(popen.stderr))
+    stack.enter_context(popen)  # closes its pipes
     process = Process(popen, status, scratch)
     stack.callback(process.kill)
     spec = {
@@ -177,6 +173,7 @@ def start(program: str, limits: Limits, peer: tuple[int, int] = (-1, -1)) -> Ite
       'readable': _readable(),
       'filter': seccomp.filter_program(platform.machine()).hex(),
     }
+    assert popen.stdin is not None
     with contextlib.suppress(BrokenPipeError), popen.stdin:
       popen.stdin.write(json.dumps(spec).encode())
     yield process

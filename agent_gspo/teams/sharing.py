@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Sequence
 
 from agent_gspo.teams.options import PolicyOptions
+from agent_gspo.values import is_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _check(kind, frozen, rates, names, lora_rank) -> None:
     raise ValueError(
       "policy.sharing='mix' needs agents that are frozen: name them in policy.frozen."
     )
-  numbers = all(isinstance(rate, int | float) and 0 <= rate < math.inf for rate in rates)
+  numbers = all(is_number(rate) and rate >= 0 for rate in rates)
   if rates and (not numbers or len(rates) != len(names)):
     raise ValueError(
       f'policy.learning_rates={rates} must be {len(names)} rates that are not negative, one an '

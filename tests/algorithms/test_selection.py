@@ -19,10 +19,9 @@ def _state(a, b) -> selection.Posterior:
 
 
 def test_prior_and_mean():
-  state = selection.init(3, prior=0.5).posterior
-  np.testing.assert_array_equal(state.a, [0.5, 0.5, 0.5])
-  np.testing.assert_array_equal(state.b, [0.5, 0.5, 0.5])
-  np.testing.assert_array_equal(selection.init(2).posterior.a, [1, 1])
+  state = selection.init(3).posterior
+  np.testing.assert_array_equal(state.a, [1, 1, 1])
+  np.testing.assert_array_equal(state.b, [1, 1, 1])
   found = selection.probability(_state([1, 3, 0.5], [1, 1, 1.5]))
   np.testing.assert_allclose(found, [0.5, 0.75, 0.25])
   assert {leaf.dtype for leaf in state.values()} == {np.dtype('float32')}
@@ -39,8 +38,10 @@ def test_spo_decay_halves_within_bounds():
 
 
 def test_spo_update():
-  before = _state([2, 3, 4, 5], [1, 2, 3, 4])
-  after = selection.observe_spo(before, _QUESTION, _TASK, rho=0.9)
+  state = selection.init(4).replace(posterior=_state([2, 3, 4, 5], [1, 2, 3, 4]))
+  found = selection.observe(state, _QUESTION, _TASK, divergence=-0.06 * np.log2(0.9))
+  assert int(found.drawn) == 0
+  after = found.posterior
   np.testing.assert_allclose(after.a, [0.9 * 2, 0.9 * 3 + 0.25, 4, 0.9 * 5 + 2], rtol=1e-6)
   np.testing.assert_allclose(after.b, [0.9 + 1, 0.9 * 2 + 0.75, 3, 0.9 * 4 + 1], rtol=1e-6)
   assert after.a.dtype == after.b.dtype == np.float32
@@ -114,15 +115,6 @@ def test_what_a_step_has_asked_is_not_chosen_again(name, drawn):
     chosen, state = selection.choose(name, state, count, seed=4, asked=asked)
     asked += chosen.tolist()
   assert sorted(asked) == list(range(7))
-
-
-def test_observe_decays_by_the_divergence():
-  state = selection.init(4).replace(posterior=_state([2, 3, 4, 5], [1, 2, 3, 4]))
-  found = selection.observe(state, _QUESTION, _TASK, divergence=0.01)
-  expected = selection.observe_spo(state.posterior, _QUESTION, _TASK, rho=2 ** (-0.01 / 0.06))
-  np.testing.assert_allclose(found.posterior.a, expected.a, rtol=1e-6)
-  np.testing.assert_allclose(found.posterior.b, expected.b, rtol=1e-6)
-  assert int(found.drawn) == 0
 
 
 # Resampling.

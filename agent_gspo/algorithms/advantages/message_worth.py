@@ -107,15 +107,7 @@ def replay(
   """
   del samples  # read where answers are sampled, `training.answer_values`
   columns = task, costs, groups, gain, plain_gain, plain_costs, np.zeros(len(task), bool)
-  return worth(
-    *columns,
-    nats=1.0,
-    imitation=0.0,
-    outcome=outcome,
-    virtual=virtual,
-    std_floor=std_floor,
-    eps=eps,
-  )
+  return worth(*columns, nats=1.0, outcome=outcome, virtual=virtual, std_floor=std_floor, eps=eps)
 
 
 def spo_segment(

@@ -94,7 +94,6 @@ def hgpo(
     history: Ids of the last-`k` history in row `k - 1`, int `[K, M]`.
     alpha, std_floor, eps: Exponent of the weights; options of `group_std`.
   """
-  chex.assert_rank(history, 2)
   values, weights = [], []
   for k, ids in enumerate(history, start=1):
     level = group_lib.joint_ids(question, ids)
