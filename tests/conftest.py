@@ -35,9 +35,5 @@ def _jax_settings():
   settings = dict(_SETTINGS)
   if not jax.config.jax_compilation_cache_dir:
     settings |= {name.lower(): value for name, value in micro_run.programs().items()}
-  before = {name: getattr(jax.config, name) for name in settings}
   for name, value in settings.items():
-    jax.config.update(name, value)
-  yield
-  for name, value in before.items():
     jax.config.update(name, value)

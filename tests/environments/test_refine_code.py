@@ -81,6 +81,7 @@ def test_the_better_program_is_refined():
   assert taken[1].told[0].startswith(f'{TASK.observe(state, 0)} ; {taken[0].text} :')
 
 
+@pytest.mark.slow
 def test_a_step_learns_from_a_tree_of_programs():
   setup = setup_lib.build(config_lib.check(micro_run.changed(**CONFIG)))
   learner = setup_lib.make_learner(setup)

@@ -37,6 +37,7 @@ def _evaluate(*arguments: str):
   return micro_run.run(micro_run.command('evaluate', '--baseline=', *arguments))
 
 
+@pytest.mark.slow
 def test_two_runs_play_in_one_team(tmp_path):
   """Informant 1 writes as after the last step, the others as after SFT."""
   run = f'--workdir={micro_run.finished()}'

@@ -271,10 +271,8 @@ def _run(
   'name',
   [
     'gspo',
-    'gspo, adapters',
-    'gspo, experts',
     'gspo, experts, adapters',
-    pytest.param('dapo', marks=pytest.mark.slow),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ('gspo, adapters', 'gspo, experts', 'dapo')),
   ],
 )
 @pytest.mark.parametrize('mesh', MESHES)
@@ -379,9 +377,8 @@ def test_weights_are_published_from_device_to_device():
   }
 
 
-@pytest.mark.parametrize(
-  'name', ['per_component', pytest.param('spo_segment', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['per_component', 'spo_segment'])
 def test_actors_write_the_tokens_of_one_device_and_a_killed_run_ends_bit_for_bit(name):
   """Also while the learner samples for itself."""
   found = _run(_ACTORS, losses=(name,))

@@ -14,6 +14,7 @@ import test_resume
 _PAGE = (micro_run.ROOT / 'docs' / 'environments.md').read_text()
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_from_an_empty_folder(tmp_path):
   pennies, config = re.findall(r'```python\n(.*?)```', _PAGE, re.S)
   assert len(pennies.splitlines()) <= 60

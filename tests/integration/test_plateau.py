@@ -21,6 +21,7 @@ def _plateau(points: list[tuple[float, float]], patience: int) -> int:
   return 0
 
 
+@pytest.mark.slow
 def test_a_run_ends_on_a_plateau_and_a_resumed_one_at_the_same_step(tmp_path, capsys):
   values = micro_run.changed(evaluation__every=1, evaluation__patience=2, steps=16)
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'

@@ -13,6 +13,7 @@ def test_killed_at_random_moments(processes):
   assert made.delivered == {'SIGKILL': 3, 'SIGTERM': 1}
 
 
+@pytest.mark.slow
 def test_killed_while_rollouts_wait(tmp_path):
   assert queue_kills.trial(tmp_path, kills=2, terms=0, processes=1) == 1
 

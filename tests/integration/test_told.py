@@ -12,6 +12,8 @@ import pytest
 
 from agent_gspo.workdir import records
 
+pytestmark = pytest.mark.slow
+
 _WORDS = "('nothing', 'little', 'much')"
 _TOLD = [
   '--config.budget.mode=conditioned',

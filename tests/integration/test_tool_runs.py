@@ -7,10 +7,12 @@ import json
 import re
 
 import micro_run
+import pytest
 
 _PAGE = (micro_run.ROOT / 'docs' / 'usage.md').read_text()
 
 
+@pytest.mark.slow
 def test_a_tool_of_ones_own_beside_the_others_from_an_empty_folder(tmp_path):
   (config,) = re.findall(r'```python\n(from.*?)```', _PAGE, re.S)
   (tmp_path / 'config.py').write_text(config)

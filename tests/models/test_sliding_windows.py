@@ -68,8 +68,15 @@ def test_decode_equals_full_recomputation(name):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize('attention', ['reference', 'blockwise'])
-@pytest.mark.parametrize('name', ['gemma3', 'gemma2', 'mistral', 'qwen3_moe'])
+@pytest.mark.parametrize(
+  ('name', 'attention'),
+  [
+    ('gemma3', 'reference'),
+    ('gemma2', 'blockwise'),
+    ('mistral', 'reference'),
+    ('qwen3_moe', 'blockwise'),
+  ],
+)
 def test_gradient_of_a_packed_row_is_that_of_its_sequences(name, attention):
   """Branches lie between a prompt and its later samples: more columns than the window holds."""
   rng = np.random.default_rng(1)

@@ -99,8 +99,9 @@ def folder() -> pathlib.Path:
 
 
 def programs() -> dict[str, Any]:
-  """JAX's settings that share compiled programs, whatever they cost."""
+  """JAX's settings that compile in haste and share what is compiled, whatever it cost."""
   return {
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': True,  # compiling costs tests more than computing
     'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(os.environ[SESSION]) / 'compiled'),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': 0,
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': -1,

@@ -70,6 +70,7 @@ def _trained(workdir, monkeypatch, **values):
   return ids, np.concatenate(logprobs), run_comparison.records(workdir, 'metrics.jsonl')
 
 
+@pytest.mark.slow
 def test_a_run_through_our_server_writes_the_same_tokens(tmp_path, monkeypatch):
   direct = _trained(tmp_path / 'direct', monkeypatch)
   with _served(tmp_path) as address:

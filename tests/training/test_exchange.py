@@ -163,6 +163,7 @@ def test_no_record_is_an_error(node, record):
   assert exchange._encoded(setup, record) is None
 
 
+@pytest.mark.slow
 def test_two_runs_exchange_and_leave_their_own_figures(tmp_path):
   values = {'steps': 2, 'evaluation__every': 0, 'rollout__share': str(tmp_path / 'shared')}
   for seed in (0, 1):

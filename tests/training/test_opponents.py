@@ -151,6 +151,7 @@ def whole(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_a_resumed_run_meets_the_same_opponents(tmp_path, whole):
   """Stopped after each step that matters: with one copy in the pool, and with two."""
   for steps in (1, 3, STEPS):

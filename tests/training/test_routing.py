@@ -112,6 +112,7 @@ def test_replay_without_old_experts_is_refused():
     setup_lib.build(config_lib.check(micro_run.changed(**fields)))
 
 
+@pytest.mark.slow
 def test_a_mixture_trains(tmp_path):
   fields = {'model__source': 'random:micro_moe', 'evaluation__every': 0, 'steps': 2}
   loop.train(

@@ -72,7 +72,9 @@ def permuted() -> str:
   return micro_models.source(permuted=True)
 
 
-@pytest.mark.parametrize('values', [{}, {'sft__decision_weight': 3.0}])
+@pytest.mark.parametrize(
+  'values', [{}, pytest.param({'sft__decision_weight': 3.0}, marks=pytest.mark.slow)]
+)
 def test_each_model_learns_as_if_it_alone_were_taught(permuted, tmp_path, values):
   both, told = taught(built(permuted, True, **values), tmp_path / 'both')
   informants = built(sft__role_shares={SOLVER: 0.0}, **values)
@@ -94,7 +96,9 @@ def test_each_model_learns_as_if_it_alone_were_taught(permuted, tmp_path, values
   assert min(by_role) < told[-1][sft.VALIDATION] < max(by_role)
 
 
-@pytest.mark.parametrize('values', [{}, {'model__lora_rank': 2}])
+@pytest.mark.parametrize(
+  'values', [{}, pytest.param({'model__lora_rank': 2}, marks=pytest.mark.slow)]
+)
 def test_it_goes_on_where_it_was_stopped(permuted, tmp_path, values):
   values = {**values, 'model__source': micro_models.source(permuted=False)}
   whole, told = taught(built(permuted, True, **values), tmp_path / 'whole')
