@@ -208,7 +208,7 @@ def make_optimizer(
 
 
 def scale_adapters(factors: Sequence[float]) -> optax.GradientTransformation:
-  """Multiplies the update of adapter `n` by `factors[n]`; factor 0 keeps its weights bit for bit.
+  """Multiplies the update of adapter `n` by `factors[n]`; factor 0 keeps its weights.
 
   Goes after the learning rate and weight decay, for parameters that are all adapters: leaves
   `[N, ...]`, or of any shape with one factor.
@@ -216,7 +216,7 @@ def scale_adapters(factors: Sequence[float]) -> optax.GradientTransformation:
 
   def scaled(update: jax.Array) -> jax.Array:
     factor = jnp.asarray(factors, update.dtype).reshape((-1,) + (1,) * (update.ndim - 1))
-    # Adding -0.0 changes no number; adding 0.0 turns -0.0 into 0.0.
+    # Adding -0.0 changes no bit, but for denormals; adding 0.0 turns -0.0 into 0.0.
     return jnp.where(factor == 0, -0.0, factor * update)
 
   return optax.stateless(lambda updates, _: jax.tree.map(scaled, updates))

@@ -136,7 +136,7 @@ def test_cudnn_refuses_to_cap_scores():
     attend.attend(q, k, v, _mask('one text'), implementation='gpu', cap=50.0)
 
 
-@hypothesis.settings(deadline=None, max_examples=8)
+@hypothesis.settings(deadline=None, max_examples=5)
 @hypothesis.given(st.data())
 @pytest.mark.parametrize('name', ['blockwise', 'tpu'])
 def test_random_trees(name, data):
