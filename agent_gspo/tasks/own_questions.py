@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -187,6 +188,7 @@ def records(file: str, field: str) -> Iterator[tuple[str, str, Mapping[str, Any]
     with path.open(encoding='utf-8-sig', newline='') as lines:
       if path.suffix.lower() == '.csv':
         rows = csv.DictReader(lines)
+        _check_numbered(file, rows.fieldnames or ())
         for row in rows:
           where = f'{file}, line {rows.line_num}'
           if any(beyond := row.pop(None, ())):  # cells that the header does not name
@@ -257,6 +259,16 @@ def _numbered(fields: Mapping[str, Any], name: str) -> list[str]:
   while fields.get(column := f'{name}{len(found) + 1}') is not None:
     found.append(str(fields[column]).strip())
   return found
+
+
+def _check_numbered(file: str, columns: Sequence[str]) -> None:
+  """Raises ValueError if note3 or relevant3 stands without note2 or relevant2."""
+  for name in ('note', 'relevant'):
+    numbers = {int(x.removeprefix(name)) for x in columns if re.fullmatch(rf'{name}[1-9]\d*', x)}
+    if missing := set(range(1, len(numbers) + 1)) - numbers:
+      raise ValueError(
+        f'{file}: a column {name}{max(numbers)}, but none {name}{min(missing)}; number from 1 on.'
+      )
 
 
 def _flags(where: str, texts: Sequence[str]) -> list[bool]:

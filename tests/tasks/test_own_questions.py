@@ -187,6 +187,9 @@ def test_faulty_files(tmp_path):
   wide = _file(tmp_path, 'question,answer\nWhat is 2,000 + 1?,2001\n', 'wide.csv')
   with pytest.raises(ValueError, match=r"wide.csv, line 2: \['2001'\] is beyond the columns; put"):
     make_task('questions', file=wide)
+  (gap := tmp_path / 'gap.csv').write_text('question,answer,note1,note3\nq,1,a,b\n')
+  with pytest.raises(ValueError, match=r'gap.csv: a column note3, but none note2; number from 1'):
+    make_task('questions', file=str(gap))
   same = [{'question': 'q', 'answer': '1', 'split': split} for split in ('train', 'test')]
   with pytest.raises(
     ValueError, match=r"line 2: split='test', but the same question is in 'train'"
