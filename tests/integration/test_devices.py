@@ -270,9 +270,11 @@ def _run(
 @pytest.mark.parametrize(
   'name',
   [
-    'gspo',
     'gspo, experts, adapters',
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ('gspo, adapters', 'gspo, experts', 'dapo')),
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('gspo', 'gspo, adapters', 'gspo, experts', 'dapo')
+    ),
   ],
 )
 @pytest.mark.parametrize('mesh', MESHES)

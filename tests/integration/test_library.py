@@ -87,6 +87,7 @@ def test_parts_of_ones_own_from_an_empty_folder(tmp_path):
   assert not (tmp_path / 'r2').exists()
 
 
+@pytest.mark.slow
 def test_callbacks_see_steps_and_evaluations_and_end_a_run(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   shown: dict = {}

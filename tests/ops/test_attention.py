@@ -214,6 +214,7 @@ def test_queries_see_what_their_cache_mask_says():
       np.testing.assert_allclose(out[row], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_rows_read_a_cache_as_it_was(monkeypatch):
   """On a TPU; a step of the decoder gives what it gives where the cache is written first."""
   monkeypatch.setattr(own_column, 'ROWS', 4)

@@ -48,12 +48,20 @@ def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
 
 def logits(config: ModelConfig, tree, sequence) -> jax.Array:
   """Float32 `[T, V]` of one sequence in a row of its own: no cache, no tree, no padding."""
-  ids = jnp.asarray(sequence, jnp.int32)[None]
-  length = ids.shape[1]
+  return _logits(config)(tree, jnp.asarray(sequence, jnp.int32)[None])
+
+
+@functools.cache
+def _logits(config: ModelConfig):
   model = transformer.Transformer(config)
-  mask = masks.causal(jnp.array([length]), length)
-  hidden, _ = model.apply({'params': tree}, ids, jnp.arange(length)[None], mask)
-  return model.apply({'params': tree}, hidden, method='logits')[0]
+
+  def of(tree, ids):
+    length = ids.shape[1]
+    mask = masks.causal(jnp.array([length]), length)
+    hidden, _ = model.apply({'params': tree}, ids, jnp.arange(length)[None], mask)
+    return model.apply({'params': tree}, hidden, method='logits')[0]
+
+  return jax.jit(of)
 
 
 def message(prompt, sampled, logprobs=None, *, ended: bool = True, agent: int = 0) -> Message:

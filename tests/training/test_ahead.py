@@ -145,7 +145,7 @@ def test_closing_ends_the_rollout_under_way(monkeypatch):
 # Whole runs.
 
 
-@pytest.fixture(scope='module', params=[0, 1, 2])
+@pytest.fixture(scope='module', params=[0, pytest.param(1, marks=pytest.mark.slow), 2])
 def run(request, tmp_path_factory):
   """Staleness and folder of a run with random pauses."""
   folder = tmp_path_factory.mktemp('whole')

@@ -185,6 +185,7 @@ def test_transcripts_name_sides_and_opponents(whole):
   assert any('opponent' in side for side in found)
 
 
+@pytest.mark.slow
 def test_frozen_opponents_are_the_newest_checkpoint_of_another_run(tmp_path, whole):
   """And stay in the checkpoint: the other run may be gone when the run is resumed."""
   frozen = tmp_path / 'other'

@@ -183,7 +183,8 @@ def test_ratios_are_to_the_weights_that_wrote_it_and_metrics_are_of_the_new(monk
     )
 
 
-@pytest.mark.parametrize('ahead', [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize('ahead', [0, 1])
 def test_a_killed_run_ends_bit_for_bit(tmp_path, ahead):
   config = micro_run.changed(
     steps=6,

@@ -37,14 +37,18 @@ def _messages():
 
 def _routed(params, message) -> tuple[np.ndarray, np.ndarray]:
   """Experts `[n, layers, k]` and probabilities `[n, layers, E]` where its tokens are predicted."""
-  ids = jnp.asarray(message.path[:-1])[None]
+  found = _read(params, jnp.asarray(message.path[:-1])[None])
+  source = slice(len(message.prompt_ids) - 1, None)
+  return tuple(np.asarray(found[name][0, source]) for name in ('experts', 'probabilities'))
+
+
+@jax.jit
+def _read(params, ids):
   length = ids.shape[1]
   mask, positions = masks.causal(jnp.array([length]), length), jnp.arange(length)[None]
   model = Transformer(tiny.MIXTURE)
   _, sown = model.apply({'params': params}, ids, positions, mask, mutable=[ROUTING])
-  found = routing(sown)
-  source = slice(len(message.prompt_ids) - 1, None)
-  return tuple(np.asarray(found[name][0, source]) for name in ('experts', 'probabilities'))
+  return routing(sown)
 
 
 def test_metrics_equal_a_loop_over_messages():

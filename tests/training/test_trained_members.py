@@ -269,6 +269,7 @@ def test_a_killed_run_ends_as_one_that_nothing_interrupted(permuted, tmp_path):
   assert any(f'params/{MEMBERS}/{SOLVER}' in jax.tree_util.keystr(path) for path, _ in flat)
 
 
+@pytest.mark.slow
 def test_a_saved_team_is_used_with_the_weights_that_it_learned(permuted, tmp_path):
   workdir, record = finished(permuted)
   out = tmp_path / 'out'
