@@ -314,6 +314,7 @@ def test_no_number_is_without_a_range(field, value):
       config_lib.check(changed(**{field: 10**12}))
 
 
+@pytest.mark.slow
 def test_the_longest_conversations_are_looked_at_in_seconds():
   roles = changed()['team']['roles']
   roles['informant']['incoming'] = roles['solver']['incoming']

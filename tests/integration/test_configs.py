@@ -158,6 +158,7 @@ def shapes_of(config):
   return jax.eval_shape(functools.partial(transformer.init_params, config), jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_qwen_config_fits_the_published_model():
   config = config_of(_ROOT / 'configs' / 'qwen_gsm8k.py')
   model_config = hf_config.config_from_hf(_PUBLISHED).replace(
