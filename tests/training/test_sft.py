@@ -340,7 +340,15 @@ class Patient:
     return go(self.setup, self.workdir, meet)
 
 
-@pytest.mark.parametrize('stops', [(), (5, 7), range(1, 9)])
+@pytest.mark.parametrize(
+  'stops',
+  [
+    (),
+    (5, 7),
+    range(1, 9),
+    *(pytest.param(stops, marks=pytest.mark.slow) for stops in ((7,), (4, 5, 6, 7, 8))),
+  ],
+)
 def test_it_ends_with_the_best_once_the_loss_has_stopped_falling(tmp_path, monkeypatch, stops):
   stage = Patient(tmp_path, monkeypatch)
   for stop in stops:

@@ -88,7 +88,15 @@ def test_gains_are_those_of_the_solver_whose_model_is_another(permuted, trains):
   np.testing.assert_array_equal(other.plain_written, one.plain_written)
 
 
-@pytest.mark.parametrize(('role', 'trains'), [(SOLVER, True), ('informant', False)])
+@pytest.mark.parametrize(
+  ('role', 'trains'),
+  [
+    (SOLVER, True),
+    ('informant', False),
+    pytest.param(SOLVER, False, marks=pytest.mark.slow),
+    pytest.param('informant', True, marks=pytest.mark.slow),
+  ],
+)
 def test_an_evaluation_measures_the_same_in_another_vocabulary(permuted, role, trains):
   records = []
   for source in ('', permuted):
