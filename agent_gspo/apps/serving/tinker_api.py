@@ -465,9 +465,8 @@ def _id(of: str, seq: int | None) -> str:
 
 
 def _parsed(kind: type[Any], body: Any) -> Any:
-  """Returns a request of the protocol."""
+  """Returns a request, read strictly (true is no number) and as JSON (lists may be tuples)."""
   try:
-    # Strict: true is no number. As JSON: its lists may be any sequence.
     return kind.model_validate_json(json.dumps(body), strict=True)
   except pydantic.ValidationError as error:
     first = error.errors(include_url=False)[0]
