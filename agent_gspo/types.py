@@ -313,6 +313,8 @@ class TrainBatch:
       `[R, T, num_layers, k]`; None for dense models and the sampler's log-probs.
     span_log_ratio, span_share: float32 `[R, S]`, see `objectives.parts.PackedTokens`; None if
       each message is its own sequence.
+    loss_any: Ids that count as one target, int32 `[R, K]`, see `lm_head.any_logprobs`; None
+      without.
   """
 
   tokens: chex.Array  # [R, T]
@@ -332,3 +334,4 @@ class TrainBatch:
   old_experts: chex.Array | None = None  # [R, T, num_layers, k]
   span_log_ratio: chex.Array | None = None  # [R, S]
   span_share: chex.Array | None = None  # [R, S]
+  loss_any: chex.Array | None = None  # [R, K]

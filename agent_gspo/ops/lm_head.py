@@ -76,6 +76,30 @@ def token_logprobs(
   return back(logprobs), back(entropies)
 
 
+def any_logprobs(
+  logprobs: jax.Array,
+  hidden: jax.Array,
+  kernel: jax.Array,
+  targets: jax.Array,
+  ids: jax.Array,
+  *,
+  temperature: float = 1.0,
+  cap: float | None = None,
+) -> jax.Array:
+  """Returns log-probs `[N]` in which some ids count as one token: any of them.
+
+  Args:
+    logprobs: Result of `token_logprobs`, `[N]`; returned for other targets.
+    hidden, kernel, targets, temperature, cap: See `token_logprobs`.
+    ids: Different ids with a probability, int32 `[K]`.
+  """
+  kernel = operand(kernel[:, ids], hidden.dtype)  # [D, K]
+  logits = _logits(hidden, kernel, temperature, (), cap)  # [N, K]
+  same = targets[:, None] == ids[None, :]  # [N, K], at most one each
+  more = jax.nn.logsumexp(logits, axis=1) - jnp.where(same, logits, 0).sum(axis=1)
+  return logprobs + jnp.where(same.any(axis=1), more, 0)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
 def _padded(size, temperature, entropy, unsaid, cap, hidden, kernel, targets, used):
   """Computes `token_logprobs` of a multiple of `size` tokens, and their log-normalizers."""

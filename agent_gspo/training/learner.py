@@ -85,12 +85,21 @@ class Learner:
     )
 
   def score(
-    self, policy: TrainState | PolicyParams, messages: Sequence[Message]
+    self,
+    policy: TrainState | PolicyParams,
+    messages: Sequence[Message],
+    any_of: Sequence[int] = (),
   ) -> list[np.ndarray]:
-    """Returns log-probs of each message's sampled tokens, `M` float64 arrays, nats."""
+    """Returns log-probs of each message's sampled tokens, `M` float64 arrays, nats.
+
+    The ids `any_of` count as one token: each has the probability of them all.
+    """
     if not messages:
       return []
     micro_batches = self.rows(messages, train=False)
+    if any_of:
+      ids = np.tile(np.asarray(any_of, np.int32), (self.config.learner.micro_batch_size, 1))
+      micro_batches = [dataclasses.replace(b, loss_any=ids) for b in micro_batches]
     scored = [x.astype(np.float64) for x in self.programs.logprobs(policy, micro_batches)]
     return train_batches.message_tokens(micro_batches, scored, len(messages))
 
@@ -98,17 +107,20 @@ class Learner:
     self,
     policy: Callable[[str], TrainState | PolicyParams],
     messages: Sequence[Message],
+    any_of: Sequence[int] = (),
   ) -> list[np.ndarray]:
     """Returns `score` of each message by the model that wrote it, which must learn.
 
     Args:
       policy: Maps the name of a model in the state to the parameters that score.
       messages: `M` messages.
+      any_of: See `score`.
     """
     found = dict[int, np.ndarray]()
     for one in self.models:
       own = [i for i, m in enumerate(messages) if self.author(m.agent) is one]
-      found |= zip(own, one.score(policy(one.name), [messages[i] for i in own]), strict=True)
+      scored = one.score(policy(one.name), [messages[i] for i in own], any_of)
+      found |= zip(own, scored, strict=True)
     return [found[i] for i in range(len(messages))]
 
   def pack(self, rollout: RolloutBatch, advantages: Advantage, step: int) -> list[Minibatch]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -225,6 +226,12 @@ class PolicyLoss:
       cap=self.model.config.logit_cap,
     )
     logprobs, entropy = (x.reshape(rows, slots) for x in found)
+    if batch.loss_any is not None:
+      of_row = functools.partial(
+        lm_head.any_logprobs, temperature=self.temperature, cap=self.model.config.logit_cap
+      )
+      of_rows = jax.vmap(of_row, in_axes=(0, 0, None, 0, 0))
+      logprobs = of_rows(logprobs, hidden, head_kernel(head), batch.loss_target, batch.loss_any)
     return logprobs, entropy
 
   def no_sums(self) -> dict[str, Any]:

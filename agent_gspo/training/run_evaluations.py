@@ -154,25 +154,17 @@ def log_probability(
     text: Whole message; '' for silence.
   """
   writers = team.prompt_writers(tokenizer)
-  place: dict[tuple[int, bytes], int] = {}
-  ends: list[Message] = []
-  index = np.zeros(len(messages), int)
-  for m, message in enumerate(messages):
-    key = (message.agent, message.prompt_ids.tobytes())
-    if key not in place:
-      place[key] = len(place)
-      writer = writers[message.agent]
-      ids = writer.written_ids(text)
-      ends += [
-        scored_message(place[key], message.agent, message.prompt_ids, np.append(ids, stop))
-        for stop in writer.stop_ids
-        if not writer.tail(stop)
-      ]
-    index[m] = place[key]
-  totals = np.full(len(place), -np.inf)
-  logprobs = [tokens.sum() for tokens in learner.score_authors(policy, ends)]
-  np.logaddexp.at(totals, [end.episode for end in ends], logprobs)
-  return totals[index]
+  asked: dict[tuple[int, bytes], Message] = {}
+  keys = [(m.agent, m.prompt_ids.tobytes()) for m in messages]
+  for key, m in zip(keys, messages, strict=True):
+    ids = np.append(writers[m.agent].written_ids(text), writers[m.agent].silence_ids[0])
+    asked.setdefault(key, scored_message(m.episode, m.agent, m.prompt_ids, ids))
+  found: dict[tuple[int, bytes], float] = {}
+  for ends in dict.fromkeys(writers[m.agent].silence_ids for m in messages):
+    some = {key: m for key, m in asked.items() if writers[m.agent].silence_ids == ends}
+    scored = learner.score_authors(policy, list(some.values()), any_of=ends)
+    found |= {key: float(tokens.sum()) for key, tokens in zip(some, scored, strict=True)}
+  return np.asarray([found[key] for key in keys])
 
 
 def judgement_figures(

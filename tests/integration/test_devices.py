@@ -60,6 +60,8 @@ for mesh in MESHES:
       messages, pack_length=24, micro_batch_size=24, adapters=[0, 1] if adapted else None
     )
     batches = train_batches.with_values(packed, advantages=weights)
+    same = np.tile(np.arange(5, 105, dtype=np.int32), (24, 1))
+    batches = [dataclasses.replace(b, loss_any=same) for b in batches]
     scored, experts = zip(*updater.scored(state, batches))
     batches = [dataclasses.replace(b, old_experts=e) for b, e in zip(batches, experts)]
     state, metrics = updater.optimizer_step(state, batches)

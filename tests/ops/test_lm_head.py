@@ -64,6 +64,27 @@ def test_capped_logits_with_ids_that_are_never_said():
   chex.assert_trees_all_close(gradient(ours), gradient(plain), atol=1e-4)
 
 
+def test_ids_that_count_as_one_token_have_the_probability_of_them_all():
+  hidden, kernel, targets, weights = _inputs()
+  used, ids = jnp.ones(_N, bool), jnp.asarray([49, 3, 17])
+
+  def ours(h, k):
+    logprobs, _ = lm_head.token_logprobs(h, k, targets, used, temperature=0.7, cap=1.5)
+    return lm_head.any_logprobs(logprobs, h, k, targets, ids, temperature=0.7, cap=1.5)
+
+  def plain(h, k):
+    each = jnp.exp(jax.nn.log_softmax(1.5 * jnp.tanh(h @ k / 1.5) / 0.7))
+    own = each[jnp.arange(_N), targets]
+    return jnp.log(jnp.where(jnp.isin(targets, ids), each[:, ids].sum(axis=1), own))
+
+  chex.assert_trees_all_close(ours(hidden, kernel), plain(hidden, kernel), atol=1e-5)
+  total = lambda function, h, k: (function(h, k) * weights).sum()
+  found, expected = (
+    jax.grad(functools.partial(total, f), (0, 1))(hidden, kernel) for f in (ours, plain)
+  )
+  chex.assert_trees_all_close(found, expected, atol=1e-4)
+
+
 def test_chunks_that_nobody_uses_are_zeros_without_gradient():
   hidden, kernel, targets, _ = _inputs()
   used = jnp.arange(_N) < 100
