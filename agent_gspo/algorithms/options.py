@@ -69,7 +69,8 @@ class ObjectiveOptions(Section, name='objective'):
     kl_coef: Weight of the KL penalty towards the policy at the start of RL, after SFT.
     kl_estimator: Estimator of the KL divergence.
     teacher: Config file of a team to distill into one agent, such as `team.json` of an export whose
-      weights are `model.source`; replaces the objective, see `training.distillation`.
+      weights are `model.source`; replaces the objective with its name, clip, options and mask, see
+      `training.distillation`.
   """
 
   name: str = ''
