@@ -47,18 +47,23 @@ def params(config: ModelConfig = CONFIG, sharpness: float = 2.0):
 
 
 def logits(config: ModelConfig, tree, sequence) -> jax.Array:
-  """Float32 `[T, V]` of one sequence in a row of its own: no cache, no tree, no padding."""
-  return _logits(config)(tree, jnp.asarray(sequence, jnp.int32)[None])
+  """Float32 `[T, V]` of one sequence in a row of its own: no cache and no tree.
+
+  Its end is padded to few lengths, since each is compiled.
+  """
+  length = len(sequence)
+  ids = np.pad(np.asarray(sequence, np.int32), (0, -length % 16))
+  return _logits(config)(tree, ids[None], length)[:length]
 
 
 @functools.cache
 def _logits(config: ModelConfig):
   model = transformer.Transformer(config)
 
-  def of(tree, ids):
-    length = ids.shape[1]
-    mask = masks.causal(jnp.array([length]), length)
-    hidden, _ = model.apply({'params': tree}, ids, jnp.arange(length)[None], mask)
+  def of(tree, ids, length):
+    columns = ids.shape[1]
+    mask = masks.causal(length[None], columns)
+    hidden, _ = model.apply({'params': tree}, ids, jnp.arange(columns)[None], mask)
     return model.apply({'params': tree}, hidden, method='logits')[0]
 
   return jax.jit(of)
