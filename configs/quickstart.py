@@ -13,8 +13,8 @@ Measured with `python launch/sweep.py --config=configs/quickstart.py
 96.0 [91.5, 100.0]), with a relevant one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price:
 accuracy 90.0 [88.0, 92.0] %, 29.2 [22.4, 39.6] tokens, silent with an irrelevant note
 87.9 [72.5, 100.0] %. A step takes 11 s on the fastest machine that was tried and 26 s (rollout
-10 s, update 16 s; the first one 89 s) on the slowest, two idle cores each; 7 GB of memory,
-less than 6 where there are 6
+10 s, update 16 s; the first one 89 s) on the slowest, two idle cores each; 7 GB of memory, 4.7 and
+as many seconds in a container of 5 GB (2026-11-28)
 (`python benchmarks/quickstart_profile.py --config=configs/quickstart.py --steps=3`).
 """
 
