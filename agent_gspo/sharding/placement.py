@@ -72,7 +72,13 @@ class Placement:
     return self.sharding(ROWS)
 
   def put(self, tree: Any, shardings: Any) -> Any:
-    """Moves the arrays of a tree to `shardings`; NumPy arrays move one shard at a time."""
+    """Moves the arrays of a tree to `shardings`; NumPy arrays move one shard at a time.
+
+    Without a mesh arrays are committed to the first device, as those of checkpoints are: programs
+    of uncommitted ones have other keys in the compilation cache.
+    """
+    if self.mesh is None:
+      return jax.device_put(tree, jax.local_devices()[0])
     if not self.spans_processes:
       return jax.device_put(tree, shardings)
 

@@ -599,6 +599,28 @@ def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, c
   assert_same_run(tmp_path)
 
 
+def test_a_restored_state_needs_no_program_of_its_own(tmp_path):
+  setup = setup_lib.build(config_lib.check(micro_run.changed(sft__steps=0)))
+  learner = setup_lib.make_learner(setup)
+  saves = checkpoints.Checkpoints(tmp_path, setup.config)
+  state = setup_lib.init_state(setup, setup.params)
+  saves.save(state)
+  saves.wait()
+  restored = saves.restore(setup_lib.state_shapes(setup))
+  compiled = []
+  for of in (state, restored):
+    step_lib.train_step(setup, learner, of, Progress(1, 0, ''))
+    programs = learner.programs
+    compiled.append(
+      (
+        programs.accumulate._cache_size(),
+        programs.apply._cache_size(),
+        setup.sampler.compilations(),
+      )
+    )
+  assert compiled[0] == compiled[1]
+
+
 def test_checkpoints_hold_everything_and_keep_the_newest(tmp_path):
   checkpoints = small_checkpoints.open_(tmp_path / 'c', keep=2)
   assert checkpoints.latest_step is None
