@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -154,15 +155,18 @@ def log_probability(
     text: Whole message; '' for silence.
   """
   writers = team.prompt_writers(tokenizer)
-  asked: dict[tuple[int, bytes], Message] = {}
   keys = [(m.agent, m.prompt_ids.tobytes()) for m in messages]
+  # By the ids that end a message: one to score for each key.
+  asked = collections.defaultdict[tuple[int, ...], dict[tuple[int, bytes], Message]](dict)
   for key, m in zip(keys, messages, strict=True):
-    ids = np.append(writers[m.agent].written_ids(text), writers[m.agent].silence_ids[0])
-    asked.setdefault(key, scored_message(m.episode, m.agent, m.prompt_ids, ids))
+    writer = writers[m.agent]
+    some = asked[writer.silence_ids]
+    if key not in some:
+      ids = np.append(writer.written_ids(text), writer.silence_ids[0])
+      some[key] = scored_message(m.episode, m.agent, m.prompt_ids, ids)
   found: dict[tuple[int, bytes], float] = {}
-  for ends in dict.fromkeys(writers[m.agent].silence_ids for m in messages):
-    some = {key: m for key, m in asked.items() if writers[m.agent].silence_ids == ends}
-    scored = learner.score_authors(policy, list(some.values()), any_of=ends)
+  for ends, some in asked.items():
+    scored = learner.score_authors(policy, [*some.values()], any_of=ends)
     found |= {key: float(tokens.sum()) for key, tokens in zip(some, scored, strict=True)}
   return np.asarray([found[key] for key in keys])
 
