@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.transformer import Layout
 from agent_gspo.ops.precision import operand
-from agent_gspo.sharding.placement import AXES, ROWS, Placement
+from agent_gspo.sharding.placement import AXES, ROWS, Placement, own_devices
 
 _READERS = 4  # threads
 
@@ -128,21 +128,25 @@ def shapes(
 def own_copy(tree: Any, config: ModelConfig, own: Placement) -> Any:
   """Returns parameters on this process's own devices, `own`, from those of all processes.
 
-  Each process gets all parameters, sharded over its devices; shards already in place do not move.
-  Arrays local to this process are placed by `place`, from device to device.
+  Each process gets all parameters. Arrays that span processes are gathered over the devices of each
+  that hold a part; then arrays move from device to device, shards already in place do not.
   """
-  if all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in jax.tree.leaves(tree)):
-    return place(jax.tree.map(functools.partial(_as_cut, own), tree), config, own)
-  assert own.mesh is not None
-  devices = np.asarray(jax.devices()).reshape(-1, *own.mesh.devices.shape)
-  everywhere = Mesh(devices, ('process', *own.mesh.axis_names))
+  local = jax.tree_util.tree_map_with_path(functools.partial(_within_process, config), tree)
+  return place(jax.tree.map(functools.partial(_as_cut, own), local), config, own)
 
-  def of(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    moved = jax.device_put(x, NamedSharding(everywhere, sharding.spec))
-    parts = [shard.data for shard in moved.addressable_shards]
-    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
-  return jax.tree.map(of, tree, shardings(tree, config, own))
+def _within_process(config: ModelConfig, path: tuple[Any, ...], x: Any) -> Any:
+  """Gathers an array that spans processes on the devices of each; others pass."""
+  if not isinstance(x, jax.Array) or x.is_fully_addressable:
+    return x
+  whole = cast(Mesh, cast(NamedSharding, x.sharding).mesh)
+  own = cast(Mesh, own_devices(Placement(whole)).mesh)
+  devices = np.asarray(sorted(whole.devices.flat, key=lambda device: device.process_index))
+  everywhere = Mesh(devices.reshape(-1, *own.devices.shape), ('process', *own.axis_names))
+  spec = parameter_spec(_joined(path), x.shape, config, Placement(own))
+  moved = jax.device_put(x, NamedSharding(everywhere, spec))
+  parts = [shard.data for shard in moved.addressable_shards]
+  return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(own, spec), parts)
 
 
 def _as_cut(own: Placement, x: Any) -> Any:

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed  # coordination service, without a public name
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.sharding import encoding, partners, places
 
@@ -76,10 +78,10 @@ def gather(value: T) -> list[T]:
   if count() == 1:
     return [value]
   data = np.frombuffer(encoding.encode(value), np.uint8)
-  sizes = multihost_utils.process_allgather(np.asarray(data.size))
+  sizes = multihost_utils.process_allgather(_stacked(np.asarray(data.size, np.int32)), tiled=True)
   padded = np.zeros(int(sizes.max()), np.uint8)
   padded[: data.size] = data
-  found = multihost_utils.process_allgather(padded)
+  found = multihost_utils.process_allgather(_stacked(padded), tiled=True)
   return [encoding.decode(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
 
 
@@ -89,9 +91,9 @@ def agreed(decide: Callable[[], T]) -> T:
     return decide()
   data = np.frombuffer(encoding.encode(decide()) if is_first() else b'', np.uint8)
   # As two numbers: parameters may have more than 2**31 bytes.
-  high, low = multihost_utils.broadcast_one_to_all(np.asarray(divmod(data.size, 2**30), np.int32))
-  data = data if is_first() else np.zeros(int(high) * 2**30 + int(low), np.uint8)
-  return encoding.decode(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
+  high, low = _sum(np.asarray(divmod(data.size, 2**30), np.int32)).tolist()
+  data = data if is_first() else np.zeros(high * 2**30 + low, np.uint8)
+  return encoding.decode(_sum(data).tobytes())
 
 
 def barrier() -> None:
@@ -102,6 +104,22 @@ def barrier() -> None:
 def any_of(flag: bool) -> bool:
   """Returns whether `flag` is set in at least one process."""
   return any(gather(flag))
+
+
+def _stacked(own: np.ndarray) -> jax.Array:
+  """Returns the arrays of all processes as one, `[processes, ...]`.
+
+  Each is on the first device of its process, since the last ones may be sampling (`mesh.actors`).
+  """
+  devices = np.asarray(jax.devices()).reshape(count(), -1)[:, 0]
+  sharding = NamedSharding(Mesh(devices, 'process'), PartitionSpec('process'))
+  return jax.make_array_from_callback((count(), *own.shape), sharding, lambda _: own[None])
+
+
+def _sum(own: np.ndarray) -> np.ndarray:
+  """Returns the sum of the arrays of all processes."""
+  total = jnp.sum(_stacked(own), axis=0, dtype=own.dtype)
+  return multihost_utils.process_allgather(total, tiled=True)
 
 
 class ThreadMeetings:

@@ -15,7 +15,7 @@ class MeshOptions(Section, name='mesh'):
     data: Data parallelism: shards rows of the sampler and of micro-batches, replicates parameters.
     fsdp: FSDP: shards rows and parameters.
     tensor: Tensor parallelism: shards heads, MLP width and vocabulary.
-    actors: Devices that only sample, with `rollout.ahead`: the last ones of the host. The axes
+    actors: Devices that only sample, with `rollout.ahead`: the last ones of each process. The axes
       share out the others, which learn; actors keep `fsdp` and `tensor` if these divide them.
   """
 

@@ -29,8 +29,8 @@ class Placement:
 
   Attributes:
     mesh: Mesh of devices; None leaves everything on the default device.
-    turn: Held by a thread while it samples, where several do: threads whose programs span devices
-      would start them in different orders, and wait for each other.
+    turn: Held by a thread while its programs span these devices, where several threads have such
+      programs: started in different orders on two devices, they would wait for each other.
   """
 
   mesh: Mesh | None = None
@@ -218,26 +218,21 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
 
   Args:
     shape: Size of each axis.
-    actors: Devices left out, the last ones, see `own_devices`.
+    actors: Devices of each process left out, its last ones, see `own_devices`.
 
   Raises:
     ValueError: There are too few devices, or -1 does not divide evenly.
   """
-  devices = jax.devices()
+  devices, own = np.asarray(jax.devices()), jax.local_device_count()
   where = devices[0].platform
   if actors:
-    if jax.process_count() > 1:
+    if actors >= own:
       raise ValueError(
-        f'mesh.actors={actors} in {jax.process_count()} processes must be 0: weights are published '
-        'within one process. Set mesh.actors=0 (rollout.ahead needs one device a process), or '
-        'start one process.'
+        f'mesh.actors={actors} must leave each process a device that learns, of {own} ({where}). '
+        f'Set mesh.actors={own - 1}.'
       )
-    if actors >= len(devices):
-      raise ValueError(
-        f'mesh.actors={actors} must leave a device that learns, of {len(devices)} ({where}). Set '
-        f'mesh.actors={len(devices) - 1}.'
-      )
-    devices, where = devices[:-actors], f'{where}, beside mesh.actors={actors}'
+    devices = devices.reshape(-1, own)[:, :-actors].ravel()
+    where = f'{where}, beside mesh.actors={actors}'
   sizes = _sizes(shape, len(devices), where)
   total = math.prod(sizes)
   if jax.process_count() > 1 and total < len(devices):
@@ -247,7 +242,7 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
     )
   if total == 1:
     return ONE_DEVICE
-  return Placement(Mesh(np.asarray(devices[:total]).reshape(sizes), AXES))
+  return Placement(Mesh(devices[:total].reshape(sizes), AXES))
 
 
 def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:
@@ -268,9 +263,12 @@ def own_devices(placement: Placement, actors: int = 0) -> Placement:
   It keeps as much of `tensor` and `fsdp` as fits (actors: both or neither, see
   `models.partition.own_copy`), and shards rows over the remaining devices.
   """
-  if not (actors or placement.spans_processes):
+  if actors:
+    own = jax.local_devices()[-actors:]
+  elif placement.mesh is not None and placement.spans_processes:
+    own = placement.mesh.local_devices
+  else:
     return placement
-  own = jax.local_devices()[-actors:]  # all if `actors` is 0
   tensor = math.gcd(placement.size('tensor'), len(own))
   fsdp = math.gcd(placement.size('fsdp'), len(own) // tensor)
   if actors and (tensor, fsdp) != (placement.size('tensor'), placement.size('fsdp')):

@@ -1,7 +1,7 @@
 """Rolls out ahead of the learner: one thread samples with older weights during the updates.
 
-With `mesh.actors` it samples on devices of its own, to which each version is copied. With several
-processes the threads exchange episodes without devices, which may be busy with an update.
+With `mesh.actors` it samples on devices of its own, to which each version is copied. The threads of
+several processes exchange episodes without devices, which may be busy with an update.
 
 The rollout of step `t` is sampled with the weights after step `max(t - rollout.ahead, start)`, is
 learned from in its turn and never dropped. So tokens do not depend on which thread is faster:

@@ -350,7 +350,8 @@ class Run:
       'rollouts': self.ahead.waiting(int(state.step)) if self.ahead else b'',
       'remembered': encoding.encode(self.memory) if self.memory else b'',
     }
-    self.checkpoints.save(state, rollouts=rollouts)
+    with self.setup.sampler.placement.turn:  # its barriers span all devices, actors too
+      self.checkpoints.save(state, rollouts=rollouts)
 
   def _save_interrupted(self, state: TrainState | None, progress: Progress) -> None:
     """Saves the last finished step, unless its buffers were donated."""

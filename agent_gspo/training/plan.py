@@ -239,7 +239,7 @@ def make(
       updates = tuple(dataclasses.replace(p, arrays={**p.arrays, **beside}) for p in updates)
     work = costs.step(parts, models, prompts)
   plan = Plan(
-    devices=placement.devices + actors,
+    devices=placement.devices + actors * hosts.count(),
     state=state,
     programs=programs + updates,
     memory=_memory(),

@@ -32,8 +32,8 @@ def check_placement(config: Config, placement: Placement) -> None:
   if ahead and not config.mesh.actors and placement.devices > hosts.count():
     raise ValueError(
       f'rollout.ahead={ahead} on {placement.devices} devices: two threads of a process cannot '
-      'share programs that span its devices. Set mesh.actors to the devices that sample (one '
-      'process), or rollout.ahead=0, or use one device a process (in one process mesh.data=1, '
+      'share programs that span its devices. Set mesh.actors to the devices of a process that '
+      'sample, or rollout.ahead=0, or use one device a process (in one process mesh.data=1, '
       'mesh.fsdp=1, mesh.tensor=1).'
     )
 

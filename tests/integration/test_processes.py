@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import micro_run
 import pytest
 import several_processes
 import tiny
@@ -40,15 +41,20 @@ def test_a_run_of_eight_devices_goes_on_with_others(tmp_path, processes, devices
 
 
 @pytest.mark.slow
-def test_two_processes_roll_out_ahead_as_one(tmp_path):
+@pytest.mark.parametrize(('devices', 'actors'), [(1, 0), (3, 1), (4, 2)])
+def test_two_processes_roll_out_ahead_as_one(tmp_path, devices, actors):
   """The actors of two processes have their own collectives beside those of the learners."""
-  for processes in (1, 2):
-    started = several_processes.start(
-      tmp_path / str(processes), processes, 1, options=lambda _: ['--config.rollout.ahead=2']
-    )
-    for status, output in several_processes.ends(started):
-      assert status == 0, output[-3000:]
-  several_processes.assert_same_figures(tmp_path / '2', tmp_path / '1')
+  alone = micro_run.shared('ahead', lambda workdir: _run_ahead(workdir, 1, 1, 0))
+  _run_ahead(tmp_path / 'run', 2, devices, actors)
+  several_processes.assert_same_figures(tmp_path / 'run', alone)
+
+
+def _run_ahead(workdir, processes, devices, actors) -> None:
+  options = ['--config.rollout.ahead=2', f'--config.mesh.actors={actors}']
+  for status, output in several_processes.ends(
+    several_processes.start(workdir, processes, devices, options=lambda _: options)
+  ):
+    assert status == 0, output[-3000:]
 
 
 _GATHER = """

@@ -19,6 +19,7 @@ def test_killed_while_rollouts_wait(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('processes', [1, 2])
-def test_killed_often_while_rollouts_wait(tmp_path, processes):
-  assert queue_kills.trial(tmp_path, kills=20, terms=5, processes=processes, seed=1) == 5
+@pytest.mark.parametrize(('processes', 'actors'), [(1, 0), (2, 0), (2, 1)])
+def test_killed_often_while_rollouts_wait(tmp_path, processes, actors):
+  found = queue_kills.trial(tmp_path, kills=20, terms=5, processes=processes, seed=1, actors=actors)
+  assert found == 5

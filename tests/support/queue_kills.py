@@ -43,8 +43,13 @@ POINTS = {
 }
 
 
-def trial(folder: pathlib.Path, kills: int, terms: int, processes: int, seed: int = 0) -> int:
-  """Delivers so many signals in mid-queue; returns the number of runs, all of which are equal."""
+def trial(
+  folder: pathlib.Path, kills: int, terms: int, processes: int, seed: int = 0, actors: int = 0
+) -> int:
+  """Delivers so many signals in mid-queue; returns the number of runs, all of which are equal.
+
+  Each process has `actors` devices and one that learns.
+  """
   rng = random.Random(seed)
   signals = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
   rng.shuffle(signals)
@@ -57,12 +62,13 @@ def trial(folder: pathlib.Path, kills: int, terms: int, processes: int, seed: in
     plan.append((f'run{first}', None))
   commands = []
   for run, stop in plan:
-    made = several_processes.commands(folder / run, processes, 1, _OPTIONS)
+    options = [*_OPTIONS, f'--config.mesh.actors={actors}']
+    made = several_processes.commands(folder / run, processes, 1 + actors, options)
     for index, command in enumerate(made):
       stops = stop is not None and index == stop[0]
       command[:2] = ['@'.join(map(str, ['train', *stop[1:]])) if stops else 'train']
     commands.append(made)
-  for (run, stop), ends in zip(plan, _ends(commands), strict=True):
+  for (run, stop), ends in zip(plan, _ends(commands, 1 + actors), strict=True):
     statuses, told = [status for status, *_ in ends], [error[-2000:] for *_, error in ends]
     if stop is None:
       assert not any(statuses), (run, told)
@@ -83,14 +89,14 @@ def trial(folder: pathlib.Path, kills: int, terms: int, processes: int, seed: in
   return len(runs)
 
 
-def _ends(commands: list[list[list[str]]]) -> list[tuple[tuple[int, str, str], ...]]:
+def _ends(commands: list[list[list[str]]], devices: int) -> list[tuple[tuple[int, str, str], ...]]:
   """Runs commands of several processes, one after another: their statuses and outputs."""
   servers = [
     subprocess.Popen(
       [sys.executable, str(micro_run.CONFIG.parent / 'forked_commands.py')],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      env=several_processes.environment(1),
+      env=several_processes.environment(devices),
       cwd=micro_run.folder(),
       text=True,
     )
