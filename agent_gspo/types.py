@@ -114,6 +114,8 @@ class Message:
     log_speak: Log-prob that the message is not silent; None if not measured, see `exploration`.
     weight: Importance weight of the episode, see `exploration`.
     version: Finished steps of the weights that wrote it in training; -1 for an opponent's message.
+    experts: Experts of the tokens of `path` that a mixture read as it sampled in training, all but
+      the last or a tool's last result, int8 or int16 `[n, num_layers, k]`; None if unknown.
   """
 
   episode: int
@@ -138,6 +140,7 @@ class Message:
   log_speak: float | None = None
   weight: float = 1.0
   version: int = -1
+  experts: np.ndarray | None = None
 
   @property
   def length(self) -> int:
@@ -311,6 +314,8 @@ class TrainBatch:
     token_weights: Weight of each loss token, float32 `[R, L]`; None for 1.
     old_experts: Experts of each token under the policy of the trainer's `old_logprobs`, int32
       `[R, T, num_layers, k]`; None for dense models and the sampler's log-probs.
+    sampler_experts: Experts of each token in the sampler, int8 or int16 like `old_experts`, -1
+      where unknown; None if no message has any.
     span_log_ratio, span_share: float32 `[R, S]`, see `objectives.parts.PackedTokens`; None if
       each message is its own sequence.
     loss_any: Ids that count as one target, int32 `[R, K]`, see `lm_head.any_logprobs`; None
@@ -332,6 +337,7 @@ class TrainBatch:
   advantages: chex.Array  # [R, S]
   token_weights: chex.Array | None = None  # [R, L]
   old_experts: chex.Array | None = None  # [R, T, num_layers, k]
+  sampler_experts: chex.Array | None = None  # [R, T, num_layers, k]
   span_log_ratio: chex.Array | None = None  # [R, S]
   span_share: chex.Array | None = None  # [R, S]
   loss_any: chex.Array | None = None  # [R, K]

@@ -221,11 +221,9 @@ class _Target:
     )
 
   def pool(self, sampler: Sampler, rows: int, width: int) -> Any:
-    kv, hidden = jax.eval_shape(lambda: sampler.pool(rows, width))
-    return (
-      self.abstract(kv, sampler.decoding.cache),
-      self.abstract(hidden, self.placement.rows),
-    )
+    kv, *others = jax.eval_shape(lambda: sampler.pool(rows, width))
+    of_rows = self.abstract(others, self.placement.rows)
+    return self.abstract(kv, sampler.decoding.cache), *of_rows
 
 
 def _update(target: _Target) -> Any:

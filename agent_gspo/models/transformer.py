@@ -281,7 +281,7 @@ class Mixture(nn.Module):
 
   Sows the experts that the router chooses, int32 `[B, T, k]`, and the probabilities of all, float32
   `[B, T, E]`, as `experts` and `probabilities` of the collection `ROUTING`. Tokens go through the
-  `experts` of the call instead, unless they are None.
+  `experts` of the call instead, unless they are None or negative.
   """
 
   config: ModelConfig
@@ -305,7 +305,7 @@ class Mixture(nn.Module):
 
     def mix(x, experts, router, *kernels):
       chosen, probabilities = experts_lib.route(x, router, c.experts_per_token)
-      experts = chosen if experts is None else experts
+      experts = chosen if experts is None else jnp.where(experts < 0, chosen, experts)
       weights = experts_lib.weights_of(experts, probabilities, normalize=c.norm_topk)
       flat = lambda of_token: of_token.reshape(-1, of_token.shape[-1])
       found = experts_lib.apply(
@@ -387,8 +387,8 @@ class Transformer(nn.Module):
         `write_at .. write_at + T - 1` before they are read.
       write_at: First column to write, scalar.
       adapter: Adapter of each token, int32 `[B, T]`, -1 for none; optional with one adapter.
-      experts: Experts of each token in a mixture, int32 `[B, T, num_layers, k]`; by default those
-        that the router chooses.
+      experts: Experts of each token in a mixture, int `[B, T, num_layers, k]`; by default, and
+        where negative, those that the router chooses.
 
     Returns:
       Hidden states after the final norm `[B, T, D]`, in `config.dtype`, and the cache (without

@@ -79,6 +79,10 @@ def pack_messages(
     'advantages': np.zeros(shape, np.float32),
     'message_mask': np.zeros(shape, np.float32),
   }
+  for experts in (messages[m].experts for m in sampled):
+    if experts is not None:
+      batch['sampler_experts'] = np.full((*shape, *experts.shape[1:]), -1, experts.dtype)
+      break
   loss_used = np.zeros(total, int)
   slots_used = np.zeros(total, int)
   for m, row, columns in zip(sampled, tree.row, tree.columns, strict=True):
@@ -96,6 +100,8 @@ def pack_messages(
     batch['sampler_logprobs'][row, span] = batch['old_logprobs'][row, span] = logprobs
     batch['message'][row, slot] = m
     batch['message_mask'][row, slot] = 1.0
+    if message.experts is not None:
+      batch['sampler_experts'][row, columns[: len(message.experts)]] = message.experts
     loss_used[row] += count
     slots_used[row] += 1
   if adapters is not None:

@@ -18,17 +18,15 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
-from agent_gspo.models.transformer import KVCache, Params, Transformer
-from agent_gspo.ops.attention import masks
+from agent_gspo.models.transformer import Params, Transformer
 from agent_gspo.packing import prefix_tree
-from agent_gspo.sampling import categorical, loop_weights, shapes
+from agent_gspo.sampling import categorical, decoding, loop_weights, shapes
 from agent_gspo.sampling import keys as keys_lib
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.sharding.placement import ONE_DEVICE, Placement
@@ -44,6 +42,8 @@ class Samples:
     ended: True if a stop token was sampled, False if truncated at the limit, bool `[N]`.
     prefill_positions: Token positions computed in prefill.
     log_speak: Log-prob that a row does not begin with a silence id, float32 `[N]`; None without.
+    experts: Experts of each token but the last, prompt first, in a mixture: `N` int8 or
+      int16 arrays `[P + W - 1, num_layers, k]`. None for a dense model.
   """
 
   token_ids: list[np.ndarray]
@@ -51,24 +51,7 @@ class Samples:
   ended: np.ndarray
   prefill_positions: int
   log_speak: np.ndarray | None = None
-
-
-@chex.dataclass(frozen=True)
-class _Decoding:
-  """State of the decode loop; `N` rows, `C` cache columns, `W` new tokens at most."""
-
-  cache: KVCache  # keys and values [N, K, C, d] of each layer
-  seen: chex.Array  # bool [N, C]: cache columns the row attends to
-  length: chex.Array  # int32 [N]: prompt tokens
-  limit: chex.Array  # int32 [N]: most tokens the row may write
-  keys: chex.Array  # [N]
-  tokens: chex.Array  # int32 [N, W]
-  logprobs: chex.Array  # float32 [N, W]
-  adapter: chex.Array | None  # int32 [N]: adapter of the row
-  log_speak: chex.Array | None  # float32 [N]
-  count: chex.Array  # int32 [N]: tokens written so far
-  live: chex.Array  # bool [N]
-  t: chex.Array  # int32 scalar: tokens written by the live rows
+  experts: list[np.ndarray] | None = None
 
 
 class Sampler:
@@ -124,25 +107,33 @@ class Sampler:
     layout = partition.layout(config, placement, rows)
     model = Transformer(config, layout)
     cache = partition.cache_sharding(config, placement)
-    shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(_Decoding)}
-    state = self.decoding = _Decoding(**(shardings | {'cache': cache, 't': placement.replicated}))
+    shardings: dict[str, Any] = {f.name: rows for f in dataclasses.fields(decoding.Decoding)}
+    state = self.decoding = decoding.Decoding(
+      **(shardings | {'cache': cache, 't': placement.replicated})
+    )
     # Rows per shard of the largest pool by (prompts, columns); reused, since another shape would
     # be compiled.
     self._largest_pool: dict[tuple[int, int], int] = {}
     self.pool = jax.jit(
-      functools.partial(_empty_pool, config), static_argnums=(0, 1), out_shardings=(cache, rows)
+      functools.partial(decoding.empty_pool, config),
+      static_argnums=(0, 1),
+      out_shardings=(cache, rows, rows),
     )
     program = lambda function, *fixed, **options: jax.jit(
       functools.partial(function, *fixed, self.shards), **options
     )
-    self.prefill = program(_prefill, model, donate_argnums=1, out_shardings=(cache, rows))
+    self.prefill = program(
+      decoding.prefill, model, donate_argnums=1, out_shardings=(cache, rows, rows)
+    )
     draw = functools.partial(categorical.draw, parts=placement.size('tensor'))
-    self.start = program(_start, model, draw, static_argnums=3, out_shardings=state)
+    self.start = program(decoding.start, model, draw, static_argnums=3, out_shardings=state)
     of_loop, weights = loop_weights.make(config, placement, layout, gather_once=gather_once)
     reader = Transformer(config, of_loop)
-    self.decode = program(_decode, reader, draw, weights, donate_argnums=1, out_shardings=state)
-    self.keep = program(_keep_rows, out_shardings=state)
-    self.take = program(_take_rows, out_shardings=cache)
+    self.decode = program(
+      decoding.decode, reader, draw, weights, donate_argnums=1, out_shardings=state
+    )
+    self.keep = program(decoding.keep_rows, out_shardings=state)
+    self.take = program(decoding.take_rows, out_shardings=cache)
 
   def compilations(self) -> int:
     """Counts the programs that this sampler has compiled so far."""
@@ -233,6 +224,9 @@ class Sampler:
     }
     if silence is not None:
       out['log_speak'] = np.zeros(n, np.float32)  # [N]
+    if k := self.config.experts_per_token:
+      shape = (n, self.max_new_tokens, self.config.num_layers, k)
+      out['experts'] = np.zeros(shape, decoding.expert_dtype(self.config))
     longest_block = len(blocks[0])
     finish = functools.partial(self._finish, params, control, out, listener)
     with self.placement.turn:
@@ -247,21 +241,34 @@ class Sampler:
           inputs = (*rows, silence, *control)
           batches.append((self.start(params, pool, inputs, self.max_new_tokens), owner))
         if last == longest_block:
+          of_prompts = self._of_prompts(trees, pool[-1])[:n] if 'experts' in out else ()
           del pool
         with futures.ThreadPoolExecutor(len(batches)) as threads:
           list(threads.map(finish, *zip(*batches, strict=True)))
     tokens, logprobs, count = out['tokens'], out['logprobs'], out['count']
     final = tokens[np.arange(n), np.maximum(count - 1, 0)]
+    of_new = [x[: c - 1] for x, c in zip(out.get('experts', ()), count, strict=False)]
+    experts = [np.concatenate(pair) for pair in zip(of_prompts, of_new, strict=True)]
     return Samples(
       token_ids=[row[:c] for row, c in zip(tokens, count, strict=True)],
       logprobs=[row[:c] for row, c in zip(logprobs, count, strict=True)],
       ended=np.isin(final, np.asarray(stop_ids)) & (count > 0),
       prefill_positions=sum(tree.used for tree in trees),
       log_speak=out.get('log_speak'),
+      experts=experts or None,
     )
 
+  def _of_prompts(self, trees, pooled: jax.Array) -> list[np.ndarray]:
+    """Returns the experts of each prompt, `[P, num_layers, k]`, those of empty shards last."""
+    blocks = np.split(np.asarray(pooled), self.shards)  # [R, T, num_layers, k] of each shard
+    return [
+      block[row, at]
+      for block, tree in zip(blocks, trees, strict=True)
+      for row, at in zip(tree.row, tree.columns, strict=True)
+    ]
+
   def _rows(self, trees, owner: np.ndarray, first: int, columns, limits, keys, adapters, speak):
-    """Builds inputs of `_start` for the prompts `owner` `[shards, rows]`, from `first` per tree."""
+    """Builds inputs of `start` for the prompts `owner` `[shards, rows]`, from `first` per tree."""
     source = np.zeros((*owner.shape, columns), np.int32)  # pool position [shards, rows, columns]
     length = np.ones(owner.shape, np.int32)  # [shards, rows]
     for shard, tree in enumerate(trees):
@@ -284,7 +291,9 @@ class Sampler:
     ends = np.linspace(first, last, count + 1).astype(int)
     return list(itertools.pairwise(ends.tolist()))
 
-  def _finish(self, params, control, out, listener, state: _Decoding, owner: np.ndarray) -> None:
+  def _finish(
+    self, params, control, out, listener, state: decoding.Decoding, owner: np.ndarray
+  ) -> None:
     """Decodes until each row has ended; writes fields of the state into `out`."""
     tokens, count = out['tokens'], out['count']
     while True:
@@ -362,139 +371,3 @@ class Sampler:
       inputs = (tokens, positions, subtree_end, adapter if adapted else None)
       pool = self.prefill(params, pool, self.placement.shard_rows(inputs), first)
     return pool
-
-
-def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
-  """Maps `function` over the block of rows of each shard."""
-  if shards == 1:
-    return function
-  split = lambda x: x.reshape(shards, -1, *x.shape[1:])
-  join = lambda x: x.reshape(-1, *x.shape[2:])
-  mapped = jax.vmap(function)
-  return lambda *args: jax.tree.map(join, mapped(*jax.tree.map(split, args)))
-
-
-def _empty_pool(c: ModelConfig, rows: int, width: int):
-  kv = lambda: jnp.zeros((rows, c.num_kv_heads, width, c.head_dim), c.dtype)  # [R, K, T, d]
-  return (
-    tuple((kv(), kv()) for _ in range(c.num_layers)),
-    jnp.zeros((rows, width, c.embed_dim), c.dtype),  # hidden states [R, T, D]
-  )
-
-
-def _prefill(model, shards, params, pool, inputs, first):
-  tokens, positions, subtree_end, adapter = inputs
-  mask = masks.TreeMask(subtree_end)
-  # hidden [R, T, D]; keys and values [R, K, T, d] of each layer
-  hidden, kv = model.apply({'params': params}, tokens, positions, mask, adapter=adapter)
-  write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=0)
-  return jax.tree.map(_by_block(write, shards), pool, (kv, hidden))
-
-
-def _start(model, draw, shards, params, pool, rows, max_new_tokens) -> _Decoding:
-  """Gathers each row's cache from the pool and samples its first token."""
-  source, length, limit, keys, adapter, speak, silence, temperature, stops = rows
-  if silence is not None:
-    draw = functools.partial(categorical.draw_first, draw, speak, silence)
-  n, columns = source.shape  # [N, P], P prompt columns of the C = P + W cache columns
-  kv, hidden = pool  # [R, K, T, d] of each layer, [R, T, D]
-  row, column = source // hidden.shape[1], source % hidden.shape[1]
-  widen = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0))
-
-  def gather(x, row, column):
-    # [N, P, K, d] -> [N, K, P, d] -> [N, K, C, d]
-    return jnp.pad(x[row, :, column].swapaxes(1, 2), widen)
-
-  cache = jax.tree.map(lambda x: _by_block(gather, shards)(x, row, column), kv)
-  seen = jnp.arange(columns)[None, :] < length[:, None]  # [N, P]
-  state = _Decoding(
-    cache=cache,
-    seen=jnp.pad(seen, ((0, 0), (0, max_new_tokens))),
-    length=length,
-    limit=limit,
-    keys=keys,
-    tokens=jnp.zeros((n, max_new_tokens), jnp.int32),
-    logprobs=jnp.zeros((n, max_new_tokens), jnp.float32),
-    adapter=adapter,
-    log_speak=None,
-    count=jnp.zeros(n, jnp.int32),
-    live=limit > 0,
-    t=jnp.int32(0),
-  )
-  last = jnp.arange(n), length - 1  # last prompt token of each row
-  ends = _by_block(lambda x, row, column: x[row, column], shards)
-  return _write(
-    model, draw, params, state, ends(hidden, row[last], column[last]), temperature, stops
-  )
-
-
-def _write(model, draw, params, state, hidden, temperature, stops) -> _Decoding:
-  """Samples token `t` of the live rows from the hidden states `[N, D]` before it."""
-  logits = model.apply({'params': params}, hidden, method='logits')  # [N, V]
-  at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.t)
-  uniforms = jax.vmap(jax.random.uniform)(at)
-  token, logprob, *log_speak = draw(logits, uniforms, temperature)  # [N] each
-  put = lambda table, new: jax.lax.dynamic_update_slice_in_dim(
-    table,
-    jnp.where(state.live, new, jax.lax.dynamic_slice_in_dim(table, state.t, 1, 1)[:, 0])[:, None],
-    state.t,
-    axis=1,
-  )
-  count = state.count + state.live
-  stopped = (token[:, None] == stops[None, :]).any(axis=-1)  # [N]
-  return state.replace(
-    tokens=put(state.tokens, token),
-    logprobs=put(state.logprobs, logprob),
-    log_speak=log_speak[0] if log_speak else state.log_speak,
-    count=count,
-    live=state.live & ~stopped & (count < state.limit),
-    t=state.t + 1,
-  )
-
-
-def _decode(model, draw, weights, shards, params, state: _Decoding, control) -> _Decoding:
-  """Decodes until at most `shrink_at` rows per shard are live, or `pause_at` tokens are written.
-
-  With `shrink_at` 0 it decodes until all rows have ended.
-  """
-  shrink_at, pause_at, temperature, stops = control
-  weights_at = weights(params)
-  columns = state.seen.shape[1] - state.tokens.shape[1]  # prompt columns of the cache
-  column = jnp.arange(state.seen.shape[1])[None, :]
-  written = state.length[:, None] + column - columns
-  positions = jnp.where(column < columns, column, written)  # [N, C]
-
-  def more(state):
-    enough_live = state.live.reshape(shards, -1).sum(axis=1).max() > shrink_at
-    return enough_live & (state.t < pause_at)
-
-  def step(state):
-    at = state.t - 1  # the token to read: the last one written
-    of_tokens, of_logits = weights_at(at)
-    token = jax.lax.dynamic_slice_in_dim(state.tokens, at, 1, axis=1)  # [N, 1]
-    seen = state.seen | (jnp.arange(state.seen.shape[1]) == columns + at)[None, :]
-    # hidden [N, 1, D]; the token's keys and values are written to cache column `columns + at`
-    hidden, cache = model.apply(
-      {'params': of_tokens},
-      token,
-      (state.length + at)[:, None],
-      masks.CacheMask(seen, state.seen, positions),
-      state.cache,
-      columns + at,
-      None if state.adapter is None else state.adapter[:, None],
-    )
-    state = dataclasses.replace(state, cache=cache, seen=seen)
-    return _write(model, draw, of_logits, state, hidden[:, 0], temperature, stops)
-
-  return jax.lax.while_loop(more, step, state)
-
-
-def _keep_rows(shards, state: _Decoding, kept, real) -> _Decoding:
-  """Selects rows `kept` of each block of the decode state; rows not `real` are padding."""
-  state = jax.tree.map(lambda x: _take_rows(shards, x, kept) if x.ndim else x, state)
-  return dataclasses.replace(state, live=state.live & real)
-
-
-def _take_rows(shards, tree, kept):
-  """Selects rows `kept` of each block of every array in a pytree."""
-  return jax.tree.map(lambda x: _by_block(lambda x, kept: x[kept], shards)(x, kept), tree)

@@ -259,6 +259,7 @@ class Conversation:
       told=turn.told,
       learns=reply.learns and writer.role.learns,
       log_speak=reply.log_speak,
+      experts=reply.experts,
     )
 
 

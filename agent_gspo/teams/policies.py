@@ -76,6 +76,7 @@ class Reply(NamedTuple):
     usage: Tokens `(read, written)` as counted by an endpoint; None if counted from the ids.
     learns: False for a message of an opponent.
     log_speak: Log-prob that the message is not silent, see `exploration`; None if not measured.
+    experts: See `Message.experts`.
   """
 
   token_ids: np.ndarray
@@ -85,6 +86,7 @@ class Reply(NamedTuple):
   usage: tuple[int, int] | None = None
   learns: bool = True
   log_speak: float | None = None
+  experts: np.ndarray | None = None
 
   @classmethod
   def given(cls, ids: ArrayLike, ended: bool, **fields: Any) -> Reply:
@@ -145,6 +147,7 @@ class ModelPolicy:
     listener: Called after each token with a turn and the ids `[W]` of its message so far, see
       `Sampler`.
     must_speak: Returns whether a turn's message may not be silent; None: all may.
+    experts: Include the experts of a mixture in replies.
     others: Policies of the other models that write for some roles, by `Turn.model`.
   """
 
@@ -156,6 +159,7 @@ class ModelPolicy:
   adapters: tuple[int, ...] | None = None
   listener: Callable[[Turn, np.ndarray], None] | None = None
   must_speak: Callable[[Turn], bool] | None = None
+  experts: bool = False
   others: Mapping[str, Policy] = dataclasses.field(default_factory=dict)
 
   def __call__(self, turns: Sequence[Turn]) -> list[Reply]:
@@ -190,9 +194,10 @@ class ModelPolicy:
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
     unmeasured = [None] * len(turns)
     log_speak = unmeasured if samples.log_speak is None else samples.log_speak.tolist()
+    experts = samples.experts if self.experts and samples.experts else unmeasured
     return [
-      Reply(ids, logprobs, ended, log_speak=p)
-      for ids, logprobs, ended, p in zip(*columns, log_speak, strict=True)
+      Reply(ids, logprobs, ended, log_speak=p, experts=chosen)
+      for ids, logprobs, ended, p, chosen in zip(*columns, log_speak, experts, strict=True)
     ]
 
   def row_keys(self, turns: Sequence[Turn]) -> jax.Array:

@@ -282,4 +282,6 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     learns=draft.learns and more.learns,
     log_speak=more.log_speak if draft.log_speak is None else draft.log_speak,
     usage=more.usage if draft.usage is None else draft.usage,  # of an endpoint, without tools
+    # What is sampled after a result has those of the draft, too, which is prefilled again.
+    experts=draft.experts if more.experts is None else more.experts,
   )

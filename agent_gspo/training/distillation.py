@@ -56,6 +56,8 @@ def taught(
   # The last prompt of the answering agent about each question.
   read = {m.episode: m.prompt_ids for m in talk.messages if m.agent == team.num_agents - 1}
   pairs = zip(rollout.messages, rollout.question.tolist(), strict=True)
-  answers = [dataclasses.replace(m, prompt_ids=read[question]) for m, question in pairs]
+  answers = [
+    dataclasses.replace(m, prompt_ids=read[question], experts=None) for m, question in pairs
+  ]
   scored = learner.score(PolicyParams(state.reference, state.frozen), answers)
   return dataclasses.replace(rollout, messages=tuple(map(with_logprobs, rollout.messages, scored)))

@@ -202,7 +202,7 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
     if name == 'segment':
       gain[read.answer] = batch.task_scores[read.episode] - of[read.said]
     if (answer := values.gold(read.places[read.said])) is not None:
-      fields = ('token_ids', 'logprobs', 'inserted', 'ended')
+      fields = ('token_ids', 'logprobs', 'inserted', 'ended', 'experts')
       changed = {field: getattr(answer, field) for field in fields}
       gold[read.answer] = dataclasses.replace(batch.messages[read.answer], text='', **changed)
   for slot, with_plain, without in reader.plain.values():

@@ -22,8 +22,9 @@ class LearnerOptions(Section, name='learner'):
       algorithm's.
     old_logprobs: Source of the old log-probs; trainer: recomputed before the first mini-batch.
       Empty: trainer in bfloat16, else sampler.
-    replay_routing: Route tokens to the experts that the old policy chose (R2, arXiv 2507.18071);
-      for mixtures of experts, with the trainer's old log-probs.
+    replay_routing: Experts of a mixture that tokens are routed to. trainer: those of the old policy
+      (R2, arXiv 2507.18071), with the trainer's old log-probs; sampler: those of the rollout (R3,
+      arXiv 2510.11370), for the old log-probs too. Empty: the router's.
     entropy: Measure the policy's entropy.
     learning_rate: Learning rate of RL, after warm-up.
     schedule: Decay of the learning rate over the run.
@@ -40,7 +41,7 @@ class LearnerOptions(Section, name='learner'):
   micro_batch_size: int = option(2, least=1, most=2**16)
   order: str = option('', choices=tuple(ORDERS))
   old_logprobs: str = option('', choices=('sampler', 'trainer'))
-  replay_routing: bool = False
+  replay_routing: str = option('', choices=('trainer', 'sampler'))
   entropy: bool = True
   learning_rate: float = option(1e-5, above=0)
   schedule: str = option('constant', choices=('constant', 'linear', 'cosine'))

@@ -396,9 +396,9 @@ def _weights(model: ModelConfig) -> int:
 
 
 def _pool_bytes(sampler: Sampler, rows: int, width: int) -> tuple[int, int]:
-  """Returns the bytes of keys and values, and of hidden states, for `rows` rows of a device."""
-  kv, hidden = jax.eval_shape(lambda: sampler.pool(rows * sampler.shards, width))
-  return _bytes(kv, sampler.decoding.cache), _bytes(hidden, sampler.placement.rows)
+  """Returns the bytes of keys and values, and of the rest of a pool of `rows` rows of a device."""
+  kv, *others = jax.eval_shape(lambda: sampler.pool(rows * sampler.shards, width))
+  return _bytes(kv, sampler.decoding.cache), _bytes(others, sampler.placement.rows)
 
 
 def _bytes(tree: Any, shardings: Any) -> int:

@@ -79,7 +79,7 @@ class PolicyLoss:
       `off_policy.truncated_weights`; 0 for no correction.
     tis_level: Key of `options.TIS_LEVELS`.
     entropy: Measure the policy's entropy.
-    replay_routing: Route the policy's tokens to their `old_experts`.
+    replay_routing: See `LearnerOptions`.
     placement: Placement of rows. All computation after the decoder is local to a device.
   """
 
@@ -91,7 +91,7 @@ class PolicyLoss:
   tis_cap: float = 0.0
   tis_level: str = 'message'
   entropy: bool = True
-  replay_routing: bool = False
+  replay_routing: str = ''
   placement: Placement = ONE_DEVICE
 
   def __call__(
@@ -113,7 +113,7 @@ class PolicyLoss:
         raise ValueError(f'kl_coef={self.kl_coef} needs a state that holds a reference policy.')
       policies.append(reference)
     # hidden: [R, T, D] of the policy, and of the reference policy under a KL penalty.
-    replayed = batch.old_experts if self.replay_routing else None
+    replayed = self._replayed(batch)
     heads, hidden, routed = zip(
       *(self._hidden(x, frozen, batch, replayed if x is trainable else None) for x in policies),
       strict=True,
@@ -181,10 +181,15 @@ class PolicyLoss:
 
     The experts are those of each token, int32 `[R, T, num_layers, k]`, None for a dense model.
     """
-    experts = batch.old_experts if self.replay_routing else None  # None in the old policy's pass
-    head, hidden, routed = self._hidden(trainable, frozen, batch, experts)
+    head, hidden, routed = self._hidden(trainable, frozen, batch, self._replayed(batch))
     logprobs, _ = self._by_rows(self._token_logprobs, head)(head, hidden, batch)
     return logprobs * batch.loss_mask, routed.get('experts')
+
+  def _replayed(self, batch: TrainBatch) -> jax.Array | None:
+    """Returns the experts that tokens are routed to; None for the router's own choice."""
+    # Of the trainer there are none in the old policy's pass.
+    known = {'': None, 'trainer': batch.old_experts, 'sampler': batch.sampler_experts}
+    return known[self.replay_routing]
 
   def _by_rows(self, function: Callable[..., Any], heads: Any) -> Callable[..., Any]:
     """Maps a function of LM heads and rows over devices, each on its own rows."""
@@ -240,7 +245,8 @@ class PolicyLoss:
     found: dict[str, Any] = dict.fromkeys(names, np.float32(0))
     if experts := self.model.config.num_experts:
       zeros = np.zeros(experts, np.float32)
-      found |= {'chosen': zeros, 'probability': zeros, 'rerouted': np.float32(0)}
+      found |= {'chosen': zeros, 'probability': zeros}
+      found |= dict.fromkeys(('rerouted', 'sampler_rerouted'), np.float32(0))
     return found
 
 
@@ -422,6 +428,7 @@ def metrics_of_sums(sums: Mapping[str, Any], grad_norm: float) -> dict[str, floa
     shares = sums['chosen'] / total, sums['probability'] / total
     metrics['router/balance'] = len(sums['chosen']) * float(np.sum(shares[0] * shares[1]))
     metrics['router/changed_update'] = sums['rerouted'] / tokens
+    metrics['router/changed_sampler'] = sums['sampler_rerouted'] / tokens
   return metrics
 
 
@@ -452,8 +459,9 @@ def _routing_sums(routed: Mapping[str, jax.Array], batch: TrainBatch) -> Sums:
   """Returns sums over loss tokens of what `transformer.routing` says of a mixture; else {}.
 
   Returns:
-    `chosen` and `probability` of each expert, `[E]`, over layers too; `rerouted`, the share of
-    layers in which the set of experts is not that of `old_experts`.
+    `chosen` and `probability` of each expert, `[E]`, over layers too; `rerouted` and
+    `sampler_rerouted`, the share of layers in which the set of experts is not that of `old_experts`
+    and of `sampler_experts`.
   """
   if not routed:
     return {}
@@ -462,14 +470,18 @@ def _routing_sums(routed: Mapping[str, jax.Array], batch: TrainBatch) -> Sums:
   # Loss tokens that each position predicts. [R, T]
   weight = jnp.zeros(batch.tokens.shape).at[rows, batch.loss_source].add(batch.loss_mask)
   of_choices = jnp.broadcast_to(weight[..., None, None], experts.shape)
-  rerouted = jnp.float32(0)
-  if batch.old_experts is not None:
-    differs = jnp.sort(experts) != jnp.sort(batch.old_experts)  # [R, T, num_layers, k]
-    rerouted = jnp.sum(weight * differs.any(axis=-1).mean(axis=-1))
+
+  def rerouted(others: jax.Array | None) -> jax.Array:
+    if others is None:
+      return jnp.float32(0)
+    differs = (jnp.sort(experts) != jnp.sort(others)) & (others >= 0)  # [R, T, num_layers, k]
+    return jnp.sum(weight * differs.any(axis=-1).mean(axis=-1))
+
   return {
     'chosen': jnp.zeros(probabilities.shape[-1]).at[experts].add(of_choices),
     'probability': jnp.einsum('rt,rtle->e', weight, probabilities),
-    'rerouted': rerouted,
+    'rerouted': rerouted(batch.old_experts),
+    'sampler_rerouted': rerouted(batch.sampler_experts),
   }
 
 

@@ -6,6 +6,7 @@ from agent_gspo import plugins
 from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
+from agent_gspo.models.config import ModelConfig
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
 from agent_gspo.teams import endpoint
@@ -36,6 +37,19 @@ def check_placement(config: Config, placement: Placement) -> None:
       'sample, or rollout.ahead=0, or use one device a process (in one process mesh.data=1, '
       'mesh.fsdp=1, mesh.tensor=1).'
     )
+
+
+def check_routing(config: Config, model: ModelConfig) -> None:
+  """Raises ValueError if there are no experts that `learner.replay_routing` could replay."""
+  replayed, old = config.learner.replay_routing, config.learner.old_logprobs
+  engine, where = config.rollout.engine, f'learner.replay_routing={replayed!r}'
+  for wrong, what in (
+    (not model.num_experts, f'model.source={config.model.source!r}, no mixture of experts'),
+    (replayed == 'trainer' != old, f'learner.old_logprobs={old!r}; must be trainer'),
+    (replayed == 'sampler' and engine, f'rollout.engine={engine!r}, which tells no experts'),
+  ):
+    if replayed and wrong:
+      raise ValueError(f"{where} with {what}. Else set learner.replay_routing=''.")
 
 
 def _check_added(config: Config, field: str) -> None:

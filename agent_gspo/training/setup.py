@@ -119,6 +119,7 @@ class Setup(config_lib.Parts):
       root=keys.stream(self.config.seed, stream),
       step=step,
       temperature=temperature,
+      experts=stream == 'train',
     )
     others: dict[str, Policy] = {
       source: of(
@@ -211,12 +212,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     run_checks.check_placement(config, placement)
   opened = functools.partial(_opened, parts)
   model = opened(options.source, config.seed)
-  old_experts = model.config.num_experts and config.learner.old_logprobs == 'trainer'
-  if config.learner.replay_routing and not old_experts:
-    raise ValueError(
-      "learner.replay_routing=True needs a mixture of experts and learner.old_logprobs='trainer', "
-      f'not {options.source} and {config.learner.old_logprobs!r}; else set it to False.'
-    )
+  run_checks.check_routing(config, model.config)
   own = own_devices(placement, actors)
   found = members.open_members(parts, opened, lambda m: _sampler(parts, _as_run(parts, m), own))
   parts = members.with_tokenizers(parts, found)

@@ -51,7 +51,7 @@ for mesh in MESHES:
     updater = Programs(
       Transformer(config, partition.layout(config, where, where.replica_rows)),
       losses.make(loss), optax.sgd(0.1), 0.8,
-      entropy=False, placement=where, replay_routing=True,
+      entropy=False, placement=where, replay_routing='trainer',
     )
     shardings = lambda tree: partition.shardings(tree, config, where)
     params = jax.tree.map(lambda x: x if x.any() else x + 0.1, tiny.params(config))  # of adapters
@@ -110,10 +110,12 @@ for mesh in MESHES:
     samples = sampler(
       params, prompts, noise, temperature=0.8, stop_ids=stops, must_speak=flags, silence_ids=stops
     )
+    few = sampler(params, prompts[:3], noise[:3], temperature=0.8, stop_ids=stops)
     gathers = [text.count(' all-gather(') for text in programs]
     found[f'{mesh} {"once" if once else "each token"}'] = {
       'tokens': [ids.tolist() for ids in samples.token_ids],
       'logprobs': [float(x.sum()) for x in [*samples.logprobs, samples.log_speak]],
+      'experts': [np.sort(x).tolist() for x in (samples.experts or []) + (few.experts or [])],
       'gathered first': sum(n for n, text in zip(gathers, programs) if '\\nENTRY' in text),
       'gathered': sum(gathers),
     }
@@ -298,7 +300,9 @@ def test_mesh_changes_no_sample(mesh, model):
     many = found[f'{mesh} {gather}']
     assert many['tokens'] == one['tokens'], gather
     assert many['logprobs'] == pytest.approx(one['logprobs'], abs=1e-4)
+    assert many['experts'] == one['experts']
   assert len({len(ids) for ids in one['tokens']}) > 5
+  assert bool(one['experts']) == bool(model)
 
 
 @pytest.mark.slow

@@ -208,10 +208,10 @@ def test_sampler_and_trainer_agree_about_what_follows_a_result(monkeypatch):
   )
   words = ['Q', 'note', ':', 'from', 'say', 'agent', '=', 'Ann', 'lives', 'in', 'Oslo.']
   tokenizer = word_level(words)
-  model = PRESETS['micro'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
-  params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(0))
-  sampler = Sampler(model, max_new_tokens=16)
-  policy = ModelPolicy(sampler, params, keys.stream(0, 'train'), step=0, temperature=1.0)
+  model = PRESETS['micro_moe'].replace(vocab_size=tokenizer.vocab_size, num_layers=1)
+  params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(3))
+  sampler, stream = Sampler(model, max_new_tokens=16), keys.stream(0, 'train')
+  policy = ModelPolicy(sampler, params, stream, step=0, temperature=1.0, experts=True)
   team = st.team('single', tools=('calculator',), max_message_tokens=16, opening='Q ')
   messages = rollout(team, st.Echo(), tokenizer, [QUESTION], 12, policy).messages
   assert sum(message.tool_calls for message in messages) > 4
@@ -224,10 +224,13 @@ def test_sampler_and_trainer_agree_about_what_follows_a_result(monkeypatch):
   )
   state = state_lib.init(params, programs.optimizer)
   micro = train_batches.pack_messages(messages, pack_length=512, micro_batch_size=1)
-  (found,) = programs.logprobs(state, micro)
+  ((found, experts),) = programs.scored(state, micro)
   mask = micro[0].loss_mask > 0
   assert mask.sum() == sum(message.sampled.sum() for message in messages)
   np.testing.assert_allclose(found[mask], micro[0].sampler_logprobs[mask], atol=2e-5)
+  known = (micro[0].sampler_experts >= 0).all(axis=(2, 3))  # [R, T]
+  assert known[0, micro[0].loss_source[mask]].all()
+  np.testing.assert_array_equal(*(np.sort(x[known]) for x in (experts, micro[0].sampler_experts)))
 
 
 _WORDS = ['note', 'Ann', 'lives', 'in', '3', '4', '81', '**', 'x', *tools.TOOLS['python'].words]

@@ -65,7 +65,7 @@ def test_pool_and_cache_are_those_of_the_sampler(setup):
   sampler = setup.sampler
   reading, writing = plan.rollout_programs(sampler, width=256, rows=3, columns=64, messages=8)
   pool = _nbytes(sampler.pool(3, 256))
-  cache, _ = sampler.pool(8, 64 + sampler.max_new_tokens)
+  cache, *_ = sampler.pool(8, 64 + sampler.max_new_tokens)
   assert sum(reading.arrays.values()) == pool
   assert sum(writing.arrays.values()) == pool + _nbytes(cache)
 

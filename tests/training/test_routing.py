@@ -17,6 +17,8 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models.transformer import ROUTING, Transformer, routing
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
+from agent_gspo.sampling import keys
+from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -81,15 +83,38 @@ def test_metrics_equal_a_loop_over_messages():
   assert found['router/balance'] == pytest.approx(float(balance), rel=1e-5)
 
 
-def test_replay_uses_the_experts_of_the_old_policy():
+def test_the_sampler_tells_the_experts_of_each_token_that_it_read():
+  """Of prompts that share a prefix, and of rows that leave the batch early."""
+  params, rng = tiny.params(tiny.MIXTURE), np.random.default_rng(2)
+  shared = rng.integers(5, 300, 3)
+  prompts = [np.concatenate([shared, rng.integers(5, 300, n)]) for n in (1, 4, 4, 2) * 6]
+  prompts[2] = prompts[1]
+  sampler = Sampler(tiny.MIXTURE, max_new_tokens=6, prefill_length=16, smallest_batch=4)
+  row_keys = keys.row_keys(keys.stream(0, 'train'), np.arange(len(prompts))[:, None])
+  stops = tuple(range(5, 300, 4))
+  found = sampler(params, prompts, row_keys, temperature=1.0, stop_ids=stops)
+  assert len({len(ids) for ids in found.token_ids}) > 3
+  for prompt, ids, experts in zip(prompts, found.token_ids, found.experts, strict=True):
+    path = np.concatenate([prompt, ids])
+    padded = np.pad(path[:-1], (0, 16 - len(path)))
+    expected = np.asarray(_read(params, jnp.asarray(padded)[None])['experts'][0, : len(path) - 1])
+    np.testing.assert_array_equal(np.sort(experts), np.sort(expected))
+
+
+@pytest.mark.parametrize('replay', ['trainer', 'sampler'])
+def test_replay_uses_the_experts_of_the_old_policy(replay):
   """The metric still compares what the router would choose."""
   old = tiny.params(tiny.MIXTURE)
   # Other routers: the old experts get other weights, and others would be chosen.
   new = jax.tree.map(lambda x: x[:, ::-1] if x.shape == (32, 6) else x, old)
-  batches = train_batches.pack_messages(_messages(), pack_length=24, micro_batch_size=2)
+  messages = _messages()
+  if replay == 'sampler':
+    told = lambda m: np.asarray(_read(old, jnp.asarray(m.path[:-1])[None])['experts'][0])
+    messages = [dataclasses.replace(m, experts=told(m).astype(np.int8)) for m in messages]
+  batches = train_batches.pack_messages(messages, pack_length=24, micro_batch_size=2)
   own, replaying = (
-    Programs(Transformer(tiny.MIXTURE), losses.gspo, optax.sgd(0.0), 1.0, replay_routing=replay)
-    for replay in (False, True)
+    Programs(Transformer(tiny.MIXTURE), losses.gspo, optax.sgd(0.0), 1.0, replay_routing=name)
+    for name in ('', replay)
   )
   state = lambda params: state_lib.init(params, optax.sgd(0.0))
   scored = replaying.scored(state(old), batches)
@@ -104,23 +129,48 @@ def test_replay_uses_the_experts_of_the_old_policy():
   np.testing.assert_allclose(logprobs(replaying, old), logprobs(own, old), atol=1e-6)
   assert np.abs(logprobs(replaying, new) - logprobs(own, new)).max() > 0.1
   _, metrics = replaying.optimizer_step(state(new), marked)
-  assert metrics['router/changed_update'] > 0.1
+  changed = metrics[f'router/changed_{"update" if replay == "trainer" else replay}']
+  assert changed > 0.1
   assert metrics['policy/logprob_gap_mean'] == pytest.approx(
     np.abs(logprobs(replaying, new)).sum() / sum(b.loss_mask.sum() for b in marked), rel=1e-5
   )  # the old log-probs of `_messages` are 0
 
+  if replay == 'sampler':  # unknown experts are the router's own
+    for batch in marked:
+      batch.sampler_experts[:] = -1
+    np.testing.assert_allclose(logprobs(replaying, new), logprobs(own, new), atol=1e-5)
 
-def test_replay_without_old_experts_is_refused():
-  fields = {'learner__replay_routing': True, 'learner__old_logprobs': 'trainer'}
-  with pytest.raises(ValueError, match=r'replay_routing=True .*, not random:micro and .trainer.'):
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({}, r"'trainer' with model.source='random:micro', no mixture of experts"),
+    (
+      {'model__source': 'random:micro_moe', 'learner__old_logprobs': 'sampler'},
+      r"'trainer' with learner.old_logprobs='sampler'; must be trainer",
+    ),
+    (
+      {
+        'model__source': 'random:micro_moe',
+        'learner__replay_routing': 'sampler',
+        'rollout__engine': 'http://localhost:1/v1#a',
+      },
+      r"'sampler' with rollout.engine='http://localhost:1/v1#a', which tells no experts",
+    ),
+  ],
+)
+def test_replay_without_known_experts_is_refused(fields, message):
+  fields = {'learner__replay_routing': 'trainer', 'learner__old_logprobs': 'trainer', **fields}
+  with pytest.raises(ValueError, match=message):
     setup_lib.build(config_lib.check(micro_run.changed(**fields)))
 
 
 @pytest.mark.slow
-def test_a_mixture_trains(tmp_path):
+@pytest.mark.parametrize('replay', ['trainer', 'sampler'])
+def test_a_mixture_trains(tmp_path, replay):
   fields = {'model__source': 'random:micro_moe', 'evaluation__every': 0, 'steps': 2}
   loop.train(
-    micro_run.changed(**fields, learner__old_logprobs='trainer', learner__replay_routing=True),
+    micro_run.changed(**fields, learner__old_logprobs='trainer', learner__replay_routing=replay),
     tmp_path / 'run',
   )
   steps = [*json_lines.iterate(tmp_path / 'run' / 'metrics.jsonl')]
@@ -129,4 +179,5 @@ def test_a_mixture_trains(tmp_path):
   for step in steps:
     assert 1.9 < step['router/balance'] < 8  # from balanced to one pair of experts for all
     assert 0 <= step['router/changed_update'] < 0.5
+    assert 0 <= step['router/changed_sampler'] < 0.5
     assert step['policy/sampler_trainer_diff_max'] < 1e-3
