@@ -15,7 +15,6 @@ from concurrent import futures
 from typing import Any, cast
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from agent_gspo.models.config import ModelConfig
@@ -23,7 +22,7 @@ from agent_gspo.models.io import tensor_names
 from agent_gspo.models.io.stored import StoredArray
 from agent_gspo.models.transformer import Layout
 from agent_gspo.ops.precision import operand
-from agent_gspo.sharding.placement import AXES, ROWS, Placement, own_devices
+from agent_gspo.sharding.placement import AXES, ROWS, Placement, by_process, own_devices
 
 _READERS = 4  # threads
 
@@ -141,8 +140,8 @@ def _within_process(config: ModelConfig, path: tuple[Any, ...], x: Any) -> Any:
     return x
   whole = cast(Mesh, cast(NamedSharding, x.sharding).mesh)
   own = cast(Mesh, own_devices(Placement(whole)).mesh)
-  devices = np.asarray(sorted(whole.devices.flat, key=lambda device: device.process_index))
-  everywhere = Mesh(devices.reshape(-1, *own.devices.shape), ('process', *own.axis_names))
+  devices = by_process(whole.devices.flat).reshape(-1, *own.devices.shape)
+  everywhere = Mesh(devices, ('process', *own.axis_names))
   spec = parameter_spec(_joined(path), x.shape, config, Placement(own))
   moved = jax.device_put(x, NamedSharding(everywhere, spec))
   parts = [shard.data for shard in moved.addressable_shards]

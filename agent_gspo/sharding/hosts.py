@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent_gspo.sharding import encoding, partners, places
+from agent_gspo.sharding.placement import by_process
 
 T = TypeVar('T')
 _MEETINGS = itertools.count()
@@ -111,8 +112,8 @@ def _stacked(own: np.ndarray) -> jax.Array:
 
   Each is on the first device of its process, since the last ones may be sampling (`mesh.actors`).
   """
-  devices = np.asarray(jax.devices()).reshape(count(), -1)[:, 0]
-  sharding = NamedSharding(Mesh(devices, 'process'), PartitionSpec('process'))
+  first = Mesh(by_process(jax.devices())[:, 0], 'process')
+  sharding = NamedSharding(first, PartitionSpec('process'))
   return jax.make_array_from_callback((count(), *own.shape), sharding, lambda _: own[None])
 
 

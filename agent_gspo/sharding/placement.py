@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -223,7 +223,7 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
   Raises:
     ValueError: There are too few devices, or -1 does not divide evenly.
   """
-  devices, own = np.asarray(jax.devices()), jax.local_device_count()
+  devices, own = jax.devices(), jax.local_device_count()
   where = devices[0].platform
   if actors:
     if actors >= own:
@@ -231,7 +231,7 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
         f'mesh.actors={actors} must leave each process a device that learns, of {own} ({where}). '
         f'Set mesh.actors={own - 1}.'
       )
-    devices = devices.reshape(-1, own)[:, :-actors].ravel()
+    devices = by_process(devices)[:, :-actors].flatten().tolist()
     where = f'{where}, beside mesh.actors={actors}'
   sizes = _sizes(shape, len(devices), where)
   total = math.prod(sizes)
@@ -242,7 +242,13 @@ def make_placement(shape: Mapping[str, int], actors: int = 0) -> Placement:
     )
   if total == 1:
     return ONE_DEVICE
-  return Placement(Mesh(devices[:total].reshape(sizes), AXES))
+  return Placement(Mesh(np.asarray(devices[:total]).reshape(sizes), AXES))
+
+
+def by_process(devices: Iterable[jax.Device]) -> np.ndarray:
+  """Returns devices by process, `[processes, devices of each]`; those of one keep their order."""
+  ordered = sorted(devices, key=lambda device: device.process_index)
+  return np.asarray(ordered).reshape(len({device.process_index for device in ordered}), -1)
 
 
 def on_this_machine(shape: Mapping[str, int]) -> dict[str, int]:

@@ -42,14 +42,19 @@ def check_placement(config: Config, placement: Placement) -> None:
 def check_routing(config: Config, model: ModelConfig) -> None:
   """Raises ValueError if there are no experts that `learner.replay_routing` could replay."""
   replayed, old = config.learner.replay_routing, config.learner.old_logprobs
-  engine, where = config.rollout.engine, f'learner.replay_routing={replayed!r}'
-  for wrong, what in (
-    (not model.num_experts, f'model.source={config.model.source!r}, no mixture of experts'),
-    (replayed == 'trainer' != old, f'learner.old_logprobs={old!r}; must be trainer'),
-    (replayed == 'sampler' and engine, f'rollout.engine={engine!r}, which tells no experts'),
-  ):
-    if replayed and wrong:
-      raise ValueError(f"{where} with {what}. Else set learner.replay_routing=''.")
+  engine, off = config.rollout.engine, "Set learner.replay_routing=''"
+  where = f'learner.replay_routing={replayed!r} with'
+  if not replayed:
+    return
+  if not model.num_experts:
+    source = config.model.source
+    raise ValueError(f'{where} model.source={source!r}, no mixture of experts. {off}.')
+  if replayed == 'trainer' != old:
+    raise ValueError(
+      f"{where} learner.old_logprobs={old!r}. {off} or learner.old_logprobs='trainer'."
+    )
+  if replayed == 'sampler' and engine:
+    raise ValueError(f"{where} rollout.engine={engine!r}. {off} or rollout.engine=''.")
 
 
 def _check_added(config: Config, field: str) -> None:

@@ -147,7 +147,7 @@ def test_replay_uses_the_experts_of_the_old_policy(replay):
     ({}, r"'trainer' with model.source='random:micro', no mixture of experts"),
     (
       {'model__source': 'random:micro_moe', 'learner__old_logprobs': 'sampler'},
-      r"'trainer' with learner.old_logprobs='sampler'; must be trainer",
+      r"'trainer' with learner.old_logprobs='sampler'. Set .* or learner.old_logprobs='trainer'",
     ),
     (
       {
@@ -155,7 +155,7 @@ def test_replay_uses_the_experts_of_the_old_policy(replay):
         'learner__replay_routing': 'sampler',
         'rollout__engine': 'http://localhost:1/v1#a',
       },
-      r"'sampler' with rollout.engine='http://localhost:1/v1#a', which tells no experts",
+      r"'sampler' with rollout.engine='http://localhost:1/v1#a'. Set .* or rollout.engine=''",
     ),
   ],
 )
