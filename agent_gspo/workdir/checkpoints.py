@@ -82,7 +82,7 @@ class Checkpoints:
       )
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'checkpoints')
     self._saving: concurrent.futures.Future[None] | None = None
-    self._taken_step = self.latest_step
+    self._taken_step, self._attempts = self.latest_step, 0
 
   def save(
     self,
@@ -115,16 +115,16 @@ class Checkpoints:
     }
     copied = _bytes_on_cpus(state) <= _LARGEST_COPY
     params, rest = _split(_unshared(state) if copied else state)
-    adding: contextlib.AbstractContextManager[pathlib.Path] = contextlib.nullcontext(
-      step_folders.staging(self.directory)
-    )
+    self._attempts += 1
+    folder = step_folders.staging(self.directory, self._attempts)
+    adding: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if hosts.is_first():
       kept = lambda steps: {*self._kept(steps), *also_keep}
-      adding = step_folders.adding(self.directory, step, kept)
+      adding = step_folders.adding(folder, step, kept)
     meetings = hosts.ThreadMeetings(_PATIENCE_SECONDS)
     with contextlib.ExitStack() as work:
       work.enter_context(disk.writing(f'checkpoint {step}', self.directory))
-      folder = work.enter_context(adding)
+      work.enter_context(adding)
       orbax = work.enter_context(_orbax(lambda: _async_checkpointer(meetings)))
       hosts.barrier()  # the first process cleans up before any other writes
       orbax.save(  # returns when arrays on accelerators are copied

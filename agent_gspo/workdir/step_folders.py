@@ -79,27 +79,30 @@ def problem(folder: pathlib.Path) -> str | None:
   return None
 
 
-def staging(directory: pathlib.Path) -> pathlib.Path:
-  """Returns the folder for an unfinished checkpoint."""
-  return directory / _UNFINISHED
+def staging(directory: pathlib.Path, attempt: int) -> pathlib.Path:
+  """Returns the folder for an unfinished checkpoint.
+
+  Each attempt has its own: writers of a failed one may still be running.
+  """
+  return directory / f'{_UNFINISHED}{attempt}'
 
 
 @contextlib.contextmanager
 def adding(
-  directory: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
+  folder: pathlib.Path, step: int, kept: Callable[[list[int]], Collection[int]]
 ) -> Iterator[pathlib.Path]:
-  """Yields a folder to write a checkpoint to; after the block it becomes that of `step`.
+  """Yields `folder` to write a checkpoint to; after the block it becomes that of `step`.
 
   If the block fails, earlier checkpoints are intact. Old ones are removed only after the new one
   is on disk.
 
   Args:
-    directory: Folder of the checkpoints.
+    folder: Folder of an unfinished checkpoint, see `staging`.
     step: Step of the new checkpoint, which must not exist.
     kept: Function from all steps, in rising order and with the new one, to those to keep.
   """
+  directory = folder.parent
   clean(directory)
-  folder = staging(directory)
   try:
     yield folder
     _seal(folder)

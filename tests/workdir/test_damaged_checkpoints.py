@@ -117,13 +117,13 @@ def test_checksums_are_those_of_sha256sum(folder):
   }
 
 
-_WRITTEN = ['1', '2', 'unfinished.orbax-checkpoint-tmp']
+_WRITTEN = ['1', '2', 'unfinished1.orbax-checkpoint-tmp']
 # Where a process is killed while it saves, and what is there then.
 _KILLED = {
   'while arrays are copied': ('checkpoints.ocp.AsyncCheckpointer.save', 0, ['1', '2']),
   'when arrays are written': ('checkpoints.ocp.CompositeCheckpointHandler.finalize', 0, _WRITTEN),
-  'before the checksums': ('step_folders._seal', 0, ['1', '2', 'unfinished']),
-  'before it gets its name': ('pathlib.Path.rename', 0, ['1', '2', 'unfinished']),
+  'before the checksums': ('step_folders._seal', 0, ['1', '2', 'unfinished1']),
+  'before it gets its name': ('pathlib.Path.rename', 0, ['1', '2', 'unfinished1']),
   'before the oldest goes': ('pathlib.Path.rename', 1, ['1', '2', '3']),
   'while the oldest goes': ('shutil.rmtree', 0, ['2', '3', 'removed']),
 }
