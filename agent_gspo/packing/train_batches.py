@@ -79,10 +79,9 @@ def pack_messages(
     'advantages': np.zeros(shape, np.float32),
     'message_mask': np.zeros(shape, np.float32),
   }
-  for experts in (messages[m].experts for m in sampled):
-    if experts is not None:
-      batch['sampler_experts'] = np.full((*shape, *experts.shape[1:]), -1, experts.dtype)
-      break
+  some = next((x for m in sampled if (x := messages[m].experts) is not None), None)
+  if some is not None:
+    batch['sampler_experts'] = np.full((*shape, *some.shape[1:]), -1, some.dtype)
   loss_used = np.zeros(total, int)
   slots_used = np.zeros(total, int)
   for m, row, columns in zip(sampled, tree.row, tree.columns, strict=True):

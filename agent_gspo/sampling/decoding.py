@@ -49,7 +49,7 @@ def _by_block(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
   return lambda *args: jax.tree.map(join, mapped(*jax.tree.map(split, args)))
 
 
-def expert_dtype(c: ModelConfig) -> Any:
+def _expert_dtype(c: ModelConfig) -> Any:
   """Returns the dtype of a mixture's expert ids, which leaves room for -1."""
   return jnp.int8 if c.num_experts <= 128 else jnp.int16
 
@@ -57,12 +57,12 @@ def expert_dtype(c: ModelConfig) -> Any:
 def _experts(c: ModelConfig, sown: Any) -> jax.Array | None:
   """Returns the experts of each token, `[B, T, num_layers, k]`; None for a dense model."""
   routed = routing(sown)
-  return routed['experts'].astype(expert_dtype(c)) if routed else None
+  return routed['experts'].astype(_expert_dtype(c)) if routed else None
 
 
 def _no_experts(c: ModelConfig, *shape: int) -> jax.Array | None:
   each = c.num_layers, c.experts_per_token
-  return jnp.zeros((*shape, *each), expert_dtype(c)) if c.num_experts else None
+  return jnp.zeros((*shape, *each), _expert_dtype(c)) if c.num_experts else None
 
 
 def empty_pool(c: ModelConfig, rows: int, width: int):

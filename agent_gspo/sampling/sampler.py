@@ -43,7 +43,7 @@ class Samples:
     prefill_positions: Token positions computed in prefill.
     log_speak: Log-prob that a row does not begin with a silence id, float32 `[N]`; None without.
     experts: Experts of each token but the last, prompt first, in a mixture: `N` int8 or
-      int16 arrays `[P + W - 1, num_layers, k]`. None for a dense model.
+      int16 arrays `[P + W - 1, num_layers, k]`. None for a dense model, or if not asked for.
   """
 
   token_ids: list[np.ndarray]
@@ -176,6 +176,7 @@ class Sampler:
     listener: Callable[[int, np.ndarray], None] | None = None,
     must_speak: np.ndarray | None = None,
     silence_ids: Sequence[int] = (),
+    experts: bool = False,
   ) -> Samples:
     """Samples one continuation for each of `N` prompts.
 
@@ -194,6 +195,7 @@ class Sampler:
       must_speak: Rows that may not begin with one of `silence_ids`, bool `[N]`; log-probs stay
         those of the model. New rows do not recompile.
       silence_ids: The stop ids that leave no text.
+      experts: Return the experts of a mixture.
 
     Raises:
       ValueError: A prompt and its limit exceed the model's context, or an adapter does not exist.
@@ -224,13 +226,13 @@ class Sampler:
     }
     if silence is not None:
       out['log_speak'] = np.zeros(n, np.float32)  # [N]
-    if k := self.config.experts_per_token:
-      shape = (n, self.max_new_tokens, self.config.num_layers, k)
-      out['experts'] = np.zeros(shape, decoding.expert_dtype(self.config))
     longest_block = len(blocks[0])
     finish = functools.partial(self._finish, params, control, out, listener)
     with self.placement.turn:
       pool = self._fill_pool(params, trees, n, adapters is not None)
+      if experts and pool[-1] is not None:
+        shape = (n, self.max_new_tokens, *pool[-1].shape[2:])  # [N, W, num_layers, k]
+        out['experts'] = np.zeros(shape, pool[-1].dtype)
       for first in range(0, longest_block, self.decode_rows):
         last = min(first + self.decode_rows, longest_block)
         batches = []
@@ -247,15 +249,17 @@ class Sampler:
           list(threads.map(finish, *zip(*batches, strict=True)))
     tokens, logprobs, count = out['tokens'], out['logprobs'], out['count']
     final = tokens[np.arange(n), np.maximum(count - 1, 0)]
-    of_new = [x[: c - 1] for x, c in zip(out.get('experts', ()), count, strict=False)]
-    experts = [np.concatenate(pair) for pair in zip(of_prompts, of_new, strict=True)]
+    routed = None
+    if 'experts' in out:
+      parts = zip(of_prompts, out['experts'], count, strict=True)
+      routed = [np.concatenate([read, new[: c - 1]]) for read, new, c in parts]
     return Samples(
       token_ids=[row[:c] for row, c in zip(tokens, count, strict=True)],
       logprobs=[row[:c] for row, c in zip(logprobs, count, strict=True)],
       ended=np.isin(final, np.asarray(stop_ids)) & (count > 0),
       prefill_positions=sum(tree.used for tree in trees),
       log_speak=out.get('log_speak'),
-      experts=experts or None,
+      experts=routed,
     )
 
   def _of_prompts(self, trees, pooled: jax.Array) -> list[np.ndarray]:

@@ -189,12 +189,13 @@ class ModelPolicy:
       limits=np.asarray([t.limit for t in turns]),
       adapters=adapters,
       listener=listener,
+      experts=self.experts,
       **first,
     )
     columns = (samples.token_ids, samples.logprobs, samples.ended.tolist())
     unmeasured = [None] * len(turns)
     log_speak = unmeasured if samples.log_speak is None else samples.log_speak.tolist()
-    experts = samples.experts if self.experts and samples.experts else unmeasured
+    experts = samples.experts or unmeasured
     return [
       Reply(ids, logprobs, ended, log_speak=p, experts=chosen)
       for ids, logprobs, ended, p, chosen in zip(*columns, log_speak, experts, strict=True)

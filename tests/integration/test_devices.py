@@ -108,9 +108,12 @@ for mesh in MESHES:
     params = partition.place(tiny.params(CONFIG), CONFIG, where)
     stops, flags = tuple(range(4, 300, 5)), np.arange(len(prompts)) % 3 == 0
     samples = sampler(
-      params, prompts, noise, temperature=0.8, stop_ids=stops, must_speak=flags, silence_ids=stops
+      params, prompts, noise, temperature=0.8, stop_ids=stops, must_speak=flags, silence_ids=stops,
+      experts=True,
     )
-    few = sampler(params, prompts[:3], noise[:3], temperature=0.8, stop_ids=stops)
+    few = sampler(
+      params, prompts[:3], noise[:3], temperature=0.8, stop_ids=stops, experts=True
+    )
     gathers = [text.count(' all-gather(') for text in programs]
     found[f'{mesh} {"once" if once else "each token"}'] = {
       'tokens': [ids.tolist() for ids in samples.token_ids],

@@ -84,7 +84,7 @@ def test_metrics_equal_a_loop_over_messages():
 
 
 def test_the_sampler_tells_the_experts_of_each_token_that_it_read():
-  """Of prompts that share a prefix, and of rows that leave the batch early."""
+  """Compares prompts that share a prefix, and rows that leave the batch early."""
   params, rng = tiny.params(tiny.MIXTURE), np.random.default_rng(2)
   shared = rng.integers(5, 300, 3)
   prompts = [np.concatenate([shared, rng.integers(5, 300, n)]) for n in (1, 4, 4, 2) * 6]
@@ -92,7 +92,7 @@ def test_the_sampler_tells_the_experts_of_each_token_that_it_read():
   sampler = Sampler(tiny.MIXTURE, max_new_tokens=6, prefill_length=16, smallest_batch=4)
   row_keys = keys.row_keys(keys.stream(0, 'train'), np.arange(len(prompts))[:, None])
   stops = tuple(range(5, 300, 4))
-  found = sampler(params, prompts, row_keys, temperature=1.0, stop_ids=stops)
+  found = sampler(params, prompts, row_keys, temperature=1.0, stop_ids=stops, experts=True)
   assert len({len(ids) for ids in found.token_ids}) > 3
   for prompt, ids, experts in zip(prompts, found.token_ids, found.experts, strict=True):
     path = np.concatenate([prompt, ids])
