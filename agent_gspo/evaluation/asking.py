@@ -13,7 +13,7 @@ from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks import own_questions
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import Policy, Turn
-from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.rollout import rollout, without_hints
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Message, Question, RolloutBatch, Terms
 from agent_gspo.values import is_text, shown
@@ -42,7 +42,8 @@ def ask(
   Raises:
     ValueError: A question is too long for the model, or (see `check_words`) cannot be encoded.
   """
-  batch = rollout(team, _Ungraded(task), tokenizer, questions, 1, policy, listener=listener)
+  voice = without_hints(policy, team, tokenizer)
+  batch = rollout(team, _Ungraded(task), tokenizer, questions, 1, voice, listener=listener)
   return batch, [task.canonical(answer) for answer in batch.answers]
 
 

@@ -16,7 +16,7 @@ from agent_gspo.sharding import hosts
 from agent_gspo.tasks.base import Task, most_common_share
 from agent_gspo.teams.batches import join
 from agent_gspo.teams.policies import EndpointError, Policy, RefusedError
-from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.rollout import rollout, without_hints
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, RolloutBatch
 
@@ -37,6 +37,8 @@ def evaluate(
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, Any], RolloutBatch]:
   """Evaluates a team on `samples` episodes per question; processes share the questions.
+
+  Agents that read the gold answer are silent, and count as such.
 
   `batch_questions`, the episodes of a batch, affects memory and speed alone. `progress` is called
   with (questions done, questions in total).
@@ -76,7 +78,8 @@ def converse(
 
   `head` has `step`, `split` and `label` of the records, see `results.of_questions`.
   """
-  batch = rollout(team, task, tokenizer, questions, samples, policy)
+  voice = without_hints(policy, team, tokenizer)
+  batch = rollout(team, task, tokenizer, questions, samples, voice)
   return results.of_questions(batch, team, task, tokenizer, **head), batch
 
 

@@ -19,7 +19,7 @@ from agent_gspo.evaluation.variants import Variant
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.policies import EndpointError, Policy
-from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.rollout import rollout, without_hints
 from agent_gspo.teams.team import Team
 from agent_gspo.types import Question, Terms
 
@@ -214,7 +214,7 @@ class Harness:
       for mask in np.unique(masks, axis=0):
         members = np.flatnonzero((masks == mask).all(axis=1))
         variant = graph(mask)
-        voice = variant.policy(policy)
+        voice = without_hints(variant.policy(policy), variant.team, self.tokenizer)
 
         def sample(part: np.ndarray, variant=variant, voice=voice) -> list[float]:
           drawn = (self._on_terms(train[(first + int(m)) % len(train)]) for m in part)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,8 @@ from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import Policy, Reply, Turn, divided
+from agent_gspo.teams.policies import Policy, Reply, Turn, muted
 from agent_gspo.teams.team import Team
-
-
-def muted(policy: Policy, agents: Collection[int], stop_ids: Sequence[int]) -> Policy:
-  """Returns a policy under which some agents are silent, without notice to the others.
-
-  Args:
-    policy: Policy of the other agents.
-    agents: Muted agents: their messages are a stop token alone, without a prefill.
-    stop_ids: A stop token of each agent, such as the EOS of its vocabulary.
-  """
-  silent = lambda turns: [_silence(stop_ids[turn.agent]) for turn in turns]
-  policies = {False: policy, True: silent}
-  return functools.partial(divided, author=lambda turn: turn.agent in agents, policies=policies)
 
 
 def shuffled(
@@ -57,7 +44,7 @@ def shuffled(
     for i, turn in enumerate(turns):
       if not _answers(team, turn.round, turn.agent):
         # Silence if the partner's episode has reached its token cap.
-        silence = _silence(stop_ids[turn.agent])
+        silence = Reply.silence(stop_ids[turn.agent])
         other = said.get(place(turn, partners[turn.question.id]), silence)
         replies[i] = _delivered(other, turn, replies[i])
     return replies
@@ -279,8 +266,3 @@ def _delivered(reply: Reply, turn: Turn, own: Reply) -> Reply:
   # Tokens read are those of its own prompt, whichever message is delivered.
   usage = (own.usage[0], written) if own.usage and reply.usage else None
   return reply._replace(usage=usage)
-
-
-def _silence(stop_id: int) -> Reply:
-  """Returns a stop token alone, without a model call."""
-  return Reply.given([stop_id], True, usage=(0, 0))

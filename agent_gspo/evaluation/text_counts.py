@@ -62,7 +62,8 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       carried[key] += sum(map(size, (frame + cue).split(SLOT)))
       carried[key] += sum(tokens for _, tokens in incoming)
       written = message.written if own.tokenizer.is_word_level else size(guard(message.text))
-      counts.append((carried[key], written))
+      muted = message.usage == (0, 0)
+      counts.append((0, 0) if muted else (carried[key], written))
       carried[key] += written
       spoken[(*key, message.round)] = message, written
     for message in simultaneous:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -94,6 +95,11 @@ class Reply(NamedTuple):
     token_ids = np.asarray(ids, np.int32)
     return cls(token_ids, np.zeros(len(token_ids), np.float32), ended, **fields)
 
+  @classmethod
+  def silence(cls, stop_id: int) -> Reply:
+    """Returns a stop token alone, without a model call."""
+    return cls.given([stop_id], True, usage=(0, 0))
+
   @property
   def inserted_mask(self) -> np.ndarray:
     """Returns `inserted`, all False without any."""
@@ -117,6 +123,19 @@ def divided(
     if own := places.get(key):
       replies |= zip(own, policy([turns[i] for i in own]), strict=True)
   return [replies[i] for i in range(len(turns))]
+
+
+def muted(policy: Policy, agents: Collection[int], stop_ids: Sequence[int]) -> Policy:
+  """Returns a policy under which some agents are silent, without notice to the others.
+
+  Args:
+    policy: Policy of the other agents.
+    agents: Muted agents: their messages are a stop token alone, without a prefill.
+    stop_ids: A stop token of each agent, such as the EOS of its vocabulary.
+  """
+  silent = lambda turns: [Reply.silence(stop_ids[turn.agent]) for turn in turns]
+  policies = {False: policy, True: silent}
+  return functools.partial(divided, author=lambda turn: turn.agent in agents, policies=policies)
 
 
 class EndpointError(ConnectionError):

@@ -29,8 +29,8 @@ class Role:
     system: System prompt.
     examples: `(context, message)` pairs before the conversation; an empty message demonstrates
       silence.
-    opening: Template of the text shown once; may use `{question}`, `{note}`, `{price}` and
-      `{budget}`.
+    opening: Template of the text shown once; may use `{question}`, `{note}`, `{price}`, `{budget}`
+      and `{answer}`, the gold answer: the role then gives hints, in training alone.
     incoming: Template of a teammate's message; must contain `{message}`, may use `{sender}`.
     cue: Text at the end of every turn's prompt; may use `{left}`, the remaining tokens of the
       question's budget or, without one, of the team's caps.
@@ -71,7 +71,12 @@ class Role:
   @property
   def shows_note(self) -> bool:
     """Returns whether the prompt shows the agent's note."""
-    return '{note}' in self.opening
+    return 'note' in _fields(self.opening)
+
+  @property
+  def shows_answer(self) -> bool:
+    """Returns whether the prompt shows the gold answer."""
+    return 'answer' in _fields(self.opening)
 
   @property
   def shows_left(self) -> bool:
@@ -95,13 +100,17 @@ class Role:
 
   def shows_terms(self, kind: str) -> bool:
     """Returns whether the prompt shows a question's terms, 'price' or 'budget'."""
-    return f'{{{kind}}}' in self.opening
+    return kind in _fields(self.opening)
 
   def opening_of(self, question: Question, agent: int, guard: Callable[[str], str] = str) -> str:
     """Returns the opening for a question; `guard` is applied to its texts."""
     terms = question.terms.words if question.terms else ''
     return self.opening.format(
-      question=guard(question.text), note=guard(question.note(agent)), price=terms, budget=terms
+      question=guard(question.text),
+      note=guard(question.note(agent)),
+      answer=guard(question.answer),
+      price=terms,
+      budget=terms,
     )
 
   def __post_init__(self):
@@ -113,7 +122,8 @@ class Role:
     # Config files may hold lists, which cannot be hashed.
     object.__setattr__(self, 'examples', tuple(map(tuple, self.examples)))
     object.__setattr__(self, 'tools', tuple(self.tools))
-    _template_fields(f'{where}.opening', self.opening, {'question', 'note', 'price', 'budget'})
+    known = {'question', 'note', 'answer', 'price', 'budget'}
+    _template_fields(f'{where}.opening', self.opening, known)
     fields = _template_fields(f'{where}.incoming', self.incoming, {'sender', 'message'})
     if fields.count('message') != 1:
       raise ValueError(f'{where}.incoming={self.incoming!r} must contain {{message}} once.')
@@ -163,6 +173,10 @@ def make_role(name: str, fields: Mapping[str, Any]) -> Role:
   return Role(name=name, **fields)
 
 
+def _fields(template: str) -> list[str]:
+  return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+
+
 def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
   """Returns a template's fields; raises `ValueError` for unknown or formatted ones."""
   try:
@@ -171,7 +185,7 @@ def _template_fields(where: str, template: str, known: set[str]) -> list[str]:
     raise ValueError(
       f'{where}={template!r} is no template: {error}. A brace that is meant is written twice.'
     ) from None
-  fields = [field for _, field, _, _ in parsed if field is not None]
+  fields = _fields(template)
   formats = [f':{form}' if form else f'!{kind}' for _, _, form, kind in parsed if form or kind]
   strange = sorted(set(fields) - known) + formats
   if strange:

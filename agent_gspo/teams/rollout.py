@@ -14,7 +14,7 @@ from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches
 from agent_gspo.teams.conversation import Conversation, converse
-from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn, muted
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.tools import speak
 from agent_gspo.types import Message, Question, RolloutBatch
@@ -71,6 +71,12 @@ def rollout(
     except BaseException:
       shared.stop()
       raise
+
+
+def without_hints(policy: Policy, team: Team, tokenizer: Tokenizer) -> Policy:
+  """Returns a policy under which agents that read the gold answer are silent."""
+  stop_ids = [own.eos_id for own in team.tokenizers_of_agents(tokenizer)]
+  return muted(policy, team.hinters, stop_ids) if team.hinters else policy
 
 
 def _run_episodes(

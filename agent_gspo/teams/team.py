@@ -63,6 +63,11 @@ class Team:
     """Returns the other models that learn: source to name, that of its first role."""
     return {role.model: role.name for role in reversed(self.roles) if role.trains}
 
+  @property
+  def hinters(self) -> frozenset[int]:
+    """Returns the agents that read the gold answer."""
+    return frozenset(agent for agent, role in enumerate(self.roles) if role.shows_answer)
+
   def written_by(self, model: str) -> frozenset[int]:
     """Returns the agents of a model, by `Role.model`."""
     return frozenset(agent for agent, role in enumerate(self.roles) if role.model == model)
@@ -195,6 +200,13 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
         f'team.roles.{member}.max_tokens={roles[member].max_tokens} is above '
         f'team.max_message_tokens={options.max_message_tokens}, which no message may exceed. Raise '
         "team.max_message_tokens or lower the role's, where 0 means the team's."
+      )
+  answering = members if options.decision == 'majority' else members[-1:]
+  for member in answering:
+    if roles[member].shows_answer:
+      raise ValueError(
+        f'team.roles.{member}.opening={roles[member].opening!r} shows the gold answer to an agent '
+        'that answers. Remove {answer}, or let another agent answer.'
       )
   names = unique_names(members)
   if len(set(names)) < len(names):

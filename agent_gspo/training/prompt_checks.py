@@ -27,7 +27,7 @@ _QUESTIONS_READ = 1000  # training questions checked for unknown words
 # run. A larger split is generated question by question, which takes longer, so it is sampled.
 _LARGEST_SPLIT, _OF_LARGER_SPLITS = 20_000, 2000
 # Blank question: fills a template so that only the role's own words remain.
-_EMPTY = Question('', ' ', '', notes=(' ',), terms=Terms('', 0.0, ' '))
+_EMPTY = Question('', ' ', ' ', notes=(' ',), terms=Terms('', 0.0, ' '))
 # Candidates for the longest question: the longest by characters, of these the longest by tokens.
 _LONGEST, _MOST_TOKENS = 500, 64
 
@@ -209,7 +209,8 @@ def _about_word(
   role = writer.role
   where = f'team.roles.{role.name}'
   lacks = f'which the vocabulary of {_source(parts, role)} lacks'
-  if question is not None and word in ' '.join([question.text, *question.notes]).split():
+  texts = [question.text, question.answer, *question.notes] if question else ()
+  if question is not None and word in ' '.join(texts).split():
     return (
       f'{where}.opening={role.opening!r}: question {question.id} of task {parts.task.name!r} holds '
       f'the word {word!r}, {lacks}. Use a model that knows it, or a task that writes its '

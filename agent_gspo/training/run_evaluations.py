@@ -180,12 +180,12 @@ def judgement_figures(
 ) -> dict[str, float]:
   """Returns how well authors tell relevant notes from irrelevant ones, see `judgement.figures`.
 
-  The first message of each author counts, in the first `JUDGED` episodes, but for authors with a
-  frozen model of their own. Empty for tasks without known relevance. Arguments as of
-  `log_probability`.
+  The first message of each author counts, in the first `JUDGED` episodes, but for authors that
+  read the gold answer or have a frozen model of their own. Empty for tasks without known relevance.
+  Arguments as of `log_probability`.
   """
-  frozen = {agent for agent, role in enumerate(team.roles) if not role.learns}
-  counted = lambda m: not m.round and m.episode < JUDGED and m.agent not in frozen
+  judges = {a for a, role in enumerate(team.roles) if role.learns} - team.hinters
+  counted = lambda m: not m.round and m.episode < JUDGED and m.agent in judges
   first = [m for m, x in enumerate(batch.messages) if counted(x) and batch.relevant[m] >= 0]
   relevant = batch.relevant[first]
   if not {0, 1} <= {*relevant.tolist()}:

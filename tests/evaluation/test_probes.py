@@ -13,6 +13,7 @@ from agent_gspo.evaluation import harness, probes, results, variants
 from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams import policies
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 
@@ -65,7 +66,7 @@ def make(team=None, size=7, questions=None, batch_questions=2, **fields):
 def test_a_muted_agent_writes_a_stop_token_and_is_heard_by_nobody():
   team, asked = st.team('star'), Notes().questions('test')
   inner = st.IdsPolicy(relay)
-  batch = rollout(team, Notes(), TOKENIZER, asked, 1, probes.muted(inner, (0,), STOPS))
+  batch = rollout(team, Notes(), TOKENIZER, asked, 1, policies.muted(inner, (0,), STOPS))
   assert all(turn.agent != 0 for turn in inner.turns)
   for m in batch.messages:
     if m.agent == 0:
@@ -80,7 +81,7 @@ def test_a_muted_agent_with_a_calculator_falls_silent():
   tokenizer = st.byte_tokenizer()  # whose "=" comes before all that ends a message
   team = st.team('star', tools=('calculator',))
   inner = st.IdsPolicy(lambda turn: ([*tokenizer.encode('hi'), tokenizer.eos_id], True))
-  muted = probes.muted(inner, (0,), (tokenizer.eos_id,) * 3)
+  muted = policies.muted(inner, (0,), (tokenizer.eos_id,) * 3)
   batch = rollout(team, st.Echo(), tokenizer, st.questions(2), 1, muted)
   assert [m.text for m in batch.messages if m.agent != 0] == ['hi'] * 4
   own = [m for m in batch.messages if m.agent == 0]
@@ -104,7 +105,7 @@ def counted(policy):
 
 @pytest.mark.parametrize('name', ['star', 'chain'])  # beside others in its layer, and alone
 def test_what_an_endpoint_has_counted_counts_beside_a_muted_agent(name):
-  muted = probes.muted(counted(st.IdsPolicy(relay)), (0,), STOPS)
+  muted = policies.muted(counted(st.IdsPolicy(relay)), (0,), STOPS)
   asked = Notes(2).questions('test')
   batch = rollout(st.team(name), Notes(2), TOKENIZER, asked, 1, muted)
   for m in batch.messages:
@@ -129,7 +130,10 @@ def test_what_a_tool_wrote_stays_nobodys_in_probes():
   team, asked = st.team('star'), st.questions(2)
   script = ScriptedPolicy(lambda turn: '7 7', TOKENIZER, lambda turn, ids: np.arange(len(ids)) == 1)
   partners = {'q0': 'q1', 'q1': 'q0'}
-  for policy in (probes.muted(script, (0,), STOPS), probes.shuffled(script, partners, team, STOPS)):
+  for policy in (
+    policies.muted(script, (0,), STOPS),
+    probes.shuffled(script, partners, team, STOPS),
+  ):
     batch = rollout(team, st.Echo(), TOKENIZER, asked, 1, policy)
     assert {m.written for m in batch.messages if m.agent == 1} == {1}
 
@@ -142,7 +146,7 @@ def test_everybody_muted_asks_nobody():
     TOKENIZER,
     Notes().questions('test'),
     1,
-    probes.muted(inner, (0, 1, 2), STOPS),
+    policies.muted(inner, (0, 1, 2), STOPS),
   )
   assert inner.calls == []
   assert all(m.silent for m in batch.messages)
@@ -370,7 +374,7 @@ def test_others_draw_the_same_noise_when_one_is_muted():
     (m.episode, m.agent): m.token_ids.tolist()
     for m in rollout(team, st.Echo(), tokenizer, asked, 1, voice).messages
   }
-  whole, muted = say(policy), say(probes.muted(policy, (0,), (tokenizer.eos_id,) * 3))
+  whole, muted = say(policy), say(policies.muted(policy, (0,), (tokenizer.eos_id,) * 3))
   for e in range(4):
     assert muted[e, 1] == whole[e, 1]
     assert len(muted[e, 0]) == 1

@@ -131,7 +131,7 @@ def test_no_message_is_read_twice_by_the_same_agent():
     ({'max_tokens': -1}, 'team.roles.x.max_tokens=-1 must be a whole number, 0 or more'),
     (
       {'opening': '{question} {hint}'},
-      r"uses 'hint'; it may use \{budget\}, \{note\}, \{price\}, \{question\}",
+      r"uses 'hint'; it may use \{answer\}, \{budget\}, \{note\}, \{price\}, \{question\}",
     ),
     ({'opening': '{question'}, 'team.roles.x.opening=.* is no template'),
     ({'opening': '{question!r}'}, "uses '!r'"),
