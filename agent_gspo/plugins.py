@@ -29,7 +29,7 @@ _MOST_TEXT = 300  # characters of a user error's text
 # Options of estimators, objectives and length rewards that are above 0; others may be 0.
 _POSITIVE = (
   'bound', 'buffer', 'eps', 'limit', 'loss_floor', 'max_length', 'nats', 'samples', 'target',
-  'tau_negative', 'tau_positive'
+  'tau_negative', 'tau_positive', 'temperature'
 )  # fmt: skip
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 

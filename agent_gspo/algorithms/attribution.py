@@ -73,9 +73,13 @@ def most_coalitions(name: str, slots: int) -> int:
 
 
 def coalitions(name: str, said: Coalition, slots: Sequence[int]) -> list[Coalition]:
-  """Returns the coalitions whose values an attribution reads, the full one, `said`, first."""
+  """Returns the coalitions whose values an attribution reads, the full one, `said`, first.
+
+  `name` is a key of `ATTRIBUTIONS`, or 'hint' (`training.hints`).
+  """
   prefixes = lambda: [said & {*slots[:place]} for place in range(len(slots))]
   found = {
+    'hint': lambda: [said - {slot} for slot in slots],
     'leave_one_out': lambda: [said - {slot} for slot in slots],
     'potential': prefixes,
     'segment': prefixes,

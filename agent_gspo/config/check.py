@@ -14,7 +14,7 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.config import Config, episode_scores, learned_topology, models, team_size
+from agent_gspo.config import Config, episode_scores, hints, learned_topology, models, team_size
 from agent_gspo.environments.base import Environment
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
@@ -179,6 +179,7 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   if training:
     _check_sft(config, task, team)
     _check_worth(config, task, team)
+    hints.check(config, task, team)
     _check_branches(config, task)
     episode_scores.check(config, task, team)
     available = len(asked(task, config.sft.held_back))
@@ -475,9 +476,11 @@ def _check_worth(config: Config, task: Task, team: Team) -> None:
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
   samples = estimators.settings(config.advantage).get('samples', 0)
-  if samples != int(samples):
+  least = 2 if name == 'hill' else 0
+  if samples != int(samples) or samples < least:
     raise ValueError(
-      f'advantage.options.samples={samples} must be a whole number: answers that {where} samples.'
+      f'advantage.options.samples={samples} must be a whole number of at least {least}: answers '
+      f'that {where} samples.'
     )
   if samples:
     return

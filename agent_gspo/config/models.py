@@ -49,9 +49,9 @@ def check(config: Config, team: Team) -> None:
   if name not in estimators.GAINS or not answering.model:
     return
   where = f'advantage.name={name!r} with team.roles.{answering.name}.model={answering.model!r}'
-  if answering.model.startswith(ENDPOINT) and not options.get('samples'):
+  if answering.model.startswith(ENDPOINT) and (name == 'hill' or not options.get('samples')):
     raise ValueError(
-      f"{where}: an endpoint scores no gold answers. Set advantage.name='replay', whose answers it "
+      f"{where}: an endpoint scores no given answers. Set advantage.name='replay', for which it "
       'samples.'
     )
   if options.get('imitation') and not answering.trains:

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from agent_gspo.algorithms import attribution
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.sharding import hosts
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
-from agent_gspo.teams.policies import Policy, Turn
+from agent_gspo.teams.policies import Policy, Reply, Turn
 from agent_gspo.teams.team import Team
 from agent_gspo.teams.tools import speak
 from agent_gspo.types import Message, RolloutBatch
 
 Prompt = tuple[int, np.ndarray]
 """Index of a question in its batch, and int32 ids `[P]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+  """An episode as the answering agent read it.
+
+  Attributes:
+    episode: Index in the batch.
+    answer: Index of the answering agent's last message.
+    said: Messages that were read.
+    slots: All slots in reading order, indices of messages.
+    places: Of the value of each coalition that an attribution reads.
+  """
+
+  episode: int
+  answer: int
+  said: attribution.Coalition
+  slots: list[int]
+  places: dict[attribution.Coalition, int]
 
 
 def scored_message(
@@ -67,6 +88,22 @@ class Values(abc.ABC):
     """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
     del place
     return None
+
+  def gains(self, name: str, reads: Sequence[Read], values: np.ndarray) -> list[Sequence[float]]:
+    """Returns the gain of each slot of some episodes.
+
+    Args:
+      name: See `attribution.coalitions`.
+      reads: Episodes.
+      values: Value of each place, float64 `[n]`.
+    """
+    divide = attribution.ATTRIBUTIONS[name]
+    of = lambda read: {coalition: values[place] for coalition, place in read.places.items()}
+    return [divide(of(read), read.said, read.slots) for read in reads]
+
+  def figures(self) -> dict[str, float]:
+    """Returns figures of the last gains, for metrics."""
+    return {}
 
 
 class _Form(NamedTuple):
@@ -169,37 +206,60 @@ class Replays(Values):
     policy: Policy,
     samples: int,
   ):
-    self._team, self._task, self._batch = team, task, batch
-    self._policy, self._samples, self._agent = policy, samples, team.num_agents - 1
+    self.team, self._task, self.batch = team, task, batch
+    self._policy, self.samples, self._agent = policy, samples, team.num_agents - 1
     self._writer = team.prompt_writers(tokenizer)[self._agent]
     self._toolboxes = team.toolboxes(tokenizer)
 
   def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
     """Returns the mean score of `samples` answers to each prompt, float64 `[n]`."""
-    first = self._batch.num_episodes  # keys of replays are no episode's
+    scores, _ = self._sampled(prompts)
+    return self._of_all(scores, len(prompts)).mean(axis=1)
+
+  def answers(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, list[list[Message]]]:
+    """Returns the scores of `samples` answers to each prompt, float64 `[n, samples]`, and these."""
+    scores, replies = self._sampled(prompts)
+    own = [(reply.token_ids, reply.inserted_mask) for reply in replies]
+    written = itertools.chain(*hosts.gather(own))  # in the order of prompts
+    answers = [
+      [
+        scored_message(0, self._agent, prompt, ids, inserted=inserted)
+        for ids, inserted in itertools.islice(written, self.samples)
+      ]
+      for _, prompt in prompts
+    ]
+    return self._of_all(scores, len(prompts)), answers
+
+  def _of_all(self, scores: Sequence[float], prompts: int) -> np.ndarray:
+    """Returns the scores of all processes, float64 `[prompts, samples]`."""
+    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
+    return gathered.reshape(prompts, self.samples)
+
+  def _sampled(self, prompts: Sequence[Prompt]) -> tuple[list[float], list[Reply]]:
+    """Returns scores and answers of this process's share of the prompts."""
+    first = self.batch.num_episodes  # keys of replays are no episode's
     own = range(len(prompts))[hosts.share(len(prompts))]
     turns = [
-      self._turn(*prompts[i], sample=first + i * self._samples + k)
+      self._turn(*prompts[i], sample=first + i * self.samples + k)
       for i in own
-      for k in range(self._samples)
+      for k in range(self.samples)
     ]
-    scores: list[float] = []
+    scores, replies = list[float](), list[Reply]()
     if turns:
       replies = speak(self._policy, turns, self._toolboxes)
-      answers = [self._team.body(self._writer.text(r.token_ids, r.ended)) for r in replies]
-      scores = checked.scores(self._task, [turn.question for turn in turns], answers)
-    gathered = np.concatenate([np.asarray(part, float) for part in hosts.gather(scores)])
-    return gathered.reshape(len(prompts), self._samples).mean(axis=1)
+      texts = [self.team.body(self._writer.text(r.token_ids, r.ended)) for r in replies]
+      scores = checked.scores(self._task, [turn.question for turn in turns], texts)
+    return scores, replies
 
   def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
     return Turn(
-      question=self._batch.questions[question],
+      question=self.batch.questions[question],
       sample=sample,
       agent=self._agent,
-      round=self._team.topology.rounds - 1,
+      round=self.team.topology.rounds - 1,
       prompt_ids=prompt,
       delivered={},
-      limit=self._team.message_cap(self._agent),
+      limit=self.team.message_cap(self._agent),
       stop_ids=self._writer.stop_ids,
       end_id=self._writer.end_id,
       model=self._writer.role.model,

@@ -131,6 +131,8 @@ def worth(
   kind = estimators.GAINS[name]
   with_plain = slots if kind == 'leave_one_out' else 0
   valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
+  if kind == 'hint':  # right answers, here all, are scored with each message and without it
+    valued += 2 * questions * group * slots
   asked = base.asked(task, config.sft.held_back)[:_QUESTIONS]
   forms = int(known.get('samples', 0)) or max(len(task.gold_messages(q)) for q in asked)
   lengths, answer = prompts[reader], forms * team.message_cap(reader)

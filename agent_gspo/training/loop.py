@@ -332,6 +332,8 @@ class Run:
       least = f'{price:g} of task score'
       if 'nats' in known:
         least = f'{price * known["nats"]:g} nats of the gold answer'
+      elif options.name == 'hill':  # divides hints' rewards, not their costs
+        least = f'{price * known["std_floor"]:g} of learning signal'
       return f'At lambda_tok={price:g} a token must gain the answering agent {least} to pay.'
     estimate = ties.estimator(options.name, costs=options.costs, **options.options)
     length = self.setup.team.max_message_tokens

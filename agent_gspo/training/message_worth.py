@@ -26,7 +26,15 @@ from agent_gspo.teams import batches, counts
 from agent_gspo.teams.roles import ENDPOINT
 from agent_gspo.teams.team import Team
 from agent_gspo.training import state as state_lib
-from agent_gspo.training.answer_values import GoldAnswers, Prompt, Replays, Values, scored_message
+from agent_gspo.training.answer_values import (
+  GoldAnswers,
+  Prompt,
+  Read,
+  Replays,
+  Values,
+  scored_message,
+)
+from agent_gspo.training.hints import Hints
 from agent_gspo.types import Message, Question, RolloutBatch
 
 if TYPE_CHECKING:
@@ -43,7 +51,9 @@ _KINDS = {'relevant': 1, 'irrelevant': 0}
 
 @dataclasses.dataclass(frozen=True)
 class MessageWorth:
-  """Worth of `M` messages; under 'replay' and 'spo_segment' nats are units of task score.
+  """Worth of `M` messages.
+
+  In nats; in units of task score under 'replay' and 'spo_segment'; of signal under 'hill'.
 
   Attributes:
     gain: float32 `[M]`, nats, NaN where it was not measured.
@@ -52,6 +62,7 @@ class MessageWorth:
     plain_written: int `[M]`, tokens of that note.
     plain_costs: float32 `[M]`, its costs, weights applied; None where nothing has a price.
     plain_needed: float32 `[M]`, nats that it must gain to be worth them; None likewise.
+    figures: Further metrics.
     gold: Gold answers that could replace the answering agent's last messages, by index; in the
       form that is likeliest at the same prompt, with its log-probabilities. Empty without a text,
       or where its wording is left to the agent.
@@ -62,6 +73,7 @@ class MessageWorth:
   plain_written: np.ndarray
   plain_costs: np.ndarray | None = None
   plain_needed: np.ndarray | None = None
+  figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
   gold: Mapping[int, Message] = dataclasses.field(default_factory=dict)
 
   def metrics(self, batch: RolloutBatch) -> dict[str, float]:
@@ -69,6 +81,7 @@ class MessageWorth:
     told = ~np.isnan(self.gain) & ~batch.silent
     kinds = {kind: self.gain[told & (batch.relevant == flag)] for kind, flag in _KINDS.items()}
     found = {f'worth/{kind}_nats': float(x.mean()) for kind, x in kinds.items() if len(x)}
+    found |= self.figures
     if self.plain_needed is not None:
       plain = ~np.isnan(self.plain_gain) & (batch.relevant == 1)
       if plain.any():
@@ -101,16 +114,17 @@ def of_step(
   known = estimators.settings(setup.config.advantage)
   parts = setup.team, setup.task, setup.tokenizer, batch
   values: Values
+  scored = learner.frozen_answers or functools.partial(
+    learner.score_authors, functools.partial(state_lib.of_model, state)
+  )
   if known.get('samples'):
     temperature = setup.config.rollout.temperature
     policy = setup.policy(
       state.params, stream='train', step=int(state.step), temperature=temperature
     )
-    values = Replays(*parts, policy, int(known['samples']))
+    replays = Replays(*parts, policy, int(known['samples']))
+    values = Hints(replays, scored, known['temperature']) if name == 'hint' else replays
   else:
-    scored = learner.frozen_answers or functools.partial(
-      learner.score_authors, functools.partial(state_lib.of_model, state)
-    )
     values = GoldAnswers(*parts, scored)
   found = measure(*parts, name, values)
   written, topology = found.plain_written, setup.team.topology
@@ -179,7 +193,7 @@ def measure(
     task: Task, with the plain notes.
     tokenizer: Tokenizer of the policy.
     batch: Episodes, `M` messages.
-    name: Key of `attribution.ATTRIBUTIONS`. The plain note is measured for 'leave_one_out' only.
+    name: See `attribution.coalitions`. The plain note is measured for 'leave_one_out' only.
     values: Values prompts of the answering agent.
   """
   return _measured(_Reader(team, task, tokenizer, batch, values), name, values)[0]
@@ -195,19 +209,20 @@ def _measured(reader: _Reader, name: str, values: Values) -> tuple[MessageWorth,
     of_prompts = values.scores(of_prompts)
   count, gold = len(batch.messages), {}
   gain, plain_gain = np.full(count, np.nan, np.float32), np.full(count, np.nan, np.float32)
-  divide = attribution.ATTRIBUTIONS[name]
-  for read in reader.episodes:
-    of = {coalition: of_prompts[place] for coalition, place in read.places.items()}
-    gain[read.slots] = divide(of, read.said, read.slots)
+  gains = values.gains(name, reader.episodes, of_prompts)
+  for read, of_slots in zip(reader.episodes, gains, strict=True):
+    gain[read.slots] = of_slots
     if name == 'segment':
-      gain[read.answer] = batch.task_scores[read.episode] - of[read.said]
+      gain[read.answer] = batch.task_scores[read.episode] - of_prompts[read.places[read.said]]
     if (answer := values.gold(read.places[read.said])) is not None:
       fields = ('token_ids', 'logprobs', 'inserted', 'ended', 'experts')
       changed = {field: getattr(answer, field) for field in fields}
       gold[read.answer] = dataclasses.replace(batch.messages[read.answer], text='', **changed)
   for slot, with_plain, without in reader.plain.values():
     plain_gain[slot] = of_prompts[with_plain] - of_prompts[without]
-  return MessageWorth(gain, plain_gain, reader.plain_written, gold=gold), of_prompts
+  figures = values.figures()
+  found = MessageWorth(gain, plain_gain, reader.plain_written, figures=figures, gold=gold)
+  return found, of_prompts
 
 
 def _frontier(
@@ -241,25 +256,6 @@ def _frontier(
   ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Read:
-  """An episode as the answering agent read it.
-
-  Attributes:
-    episode: Index in the batch.
-    answer: Index of the answering agent's last message.
-    said: Messages that were read.
-    slots: All slots in reading order, indices of messages.
-    places: Of the value of each coalition that an attribution reads.
-  """
-
-  episode: int
-  answer: int
-  said: attribution.Coalition
-  slots: list[int]
-  places: dict[attribution.Coalition, int]
-
-
 class _Reader:
   """The answering agent, with the prompts of every coalition of messages that it could read."""
 
@@ -278,7 +274,7 @@ class _Reader:
     self._plain_notes: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
     self._places: dict[Hashable, int] = {}
     self.prompts: list[Prompt] = []  # of each place
-    self.episodes: list[_Read] = []
+    self.episodes: list[Read] = []
     # Question, agent and round -> slot, and places of the values with the plain note and without.
     self.plain: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     self.plain_written = np.zeros(len(batch.messages), int)
@@ -297,7 +293,7 @@ class _Reader:
     coalitions = attribution.coalitions(name, everything, slots)
     places = {coalition: value(kept(coalition)) for coalition in coalitions}
     answer = self._by_turn[episode, agent, own[-1].round]
-    self.episodes.append(_Read(episode, answer, everything, slots, places))
+    self.episodes.append(Read(episode, answer, everything, slots, places))
     for slot in slots:
       written, note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = written
@@ -306,7 +302,7 @@ class _Reader:
         without = kept(everything - {slot})
         self.plain[key] = slot, value({**without, slot: note}), value(without)
 
-  def without(self, read: _Read, slots: Iterable[int]) -> int:
+  def without(self, read: Read, slots: Iterable[int]) -> int:
     """Returns the place of the value of an episode had some slots been silent."""
     messages = self.batch.messages
     kept = {slot: self._said(messages[slot]) for slot in sorted(read.said.difference(slots))}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.algorithms.advantages.group_baselines import per_component
-from agent_gspo.algorithms.advantages.message_worth import spo_segment, worth
+from agent_gspo.algorithms.advantages.message_worth import hill, spo_segment, worth
 
 NAN = np.float32(np.nan)
 
@@ -65,6 +65,20 @@ def test_against_a_loop(virtual, outcome):
   gold = np.zeros(48, bool)
   found = worth(**x, gold=gold, virtual=virtual, outcome=outcome)
   np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_hints_are_compared_by_their_rewards_and_answers_by_their_scores():
+  x = _columns(3)
+  measured = ~np.isnan(x['gain'])
+  x['task'] = x['task'] * np.float32(0.1)
+  found = hill(x['task'], x['costs'], x['groups'], x['gain'] / 10, std_floor=0.2)
+  for kind, value, floor in ((measured, x['gain'] / 10, 0.2), (~measured, x['task'], 0)):
+    for group in range(8):
+      own = kind & (x['groups'] == group)
+      if own.any():
+        scale = max(value[own].std(), floor, 1e-6)
+        expected = (value[own] - value[own].mean()) / scale - x['costs'][own]
+        np.testing.assert_allclose(found[own], expected + x['costs'][own].mean(), atol=1e-5)
 
 
 def test_a_segment_is_credited_with_its_gain_minus_what_it_cost_more_than_others():

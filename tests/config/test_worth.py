@@ -23,6 +23,14 @@ from agent_gspo.config import check as config_lib
       {'advantage__name': 'replay', 'advantage__options': {'samples': 0.5}},
       r'advantage.options.samples=0.5 must be a whole number',
     ),
+    (
+      {'advantage__name': 'hill', 'advantage__options': {'samples': 1.0}},
+      r'advantage.options.samples=1.0 must be a whole number of at least 2',
+    ),
+    (
+      {'advantage__name': 'hill', 'advantage__options': {'temperature': 0.0}},
+      r'advantage.options.temperature=0.0 must be above 0',
+    ),
     ({'advantage__costs': 'apart'}, r"advantage.costs='apart' with advantage.name='worth'"),
     ({'reward__credit': 'episode'}, r"Set reward.credit='own_cost'"),
   ],

@@ -36,6 +36,7 @@ _GENERATED = (
   'memory',
   'saboteur',
   'common_pool',
+  'configs.tasks.codes:Codes',
   'configs.tasks.guessing:Guessing',
   'configs.tasks.lookup:Lookup',
 )  # tasks without official files

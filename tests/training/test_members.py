@@ -129,7 +129,7 @@ def test_tokens_of_a_dearer_agent_cost_more():
     (
       'endpoint:http://h/v1#m',
       {'advantage__name': 'worth', 'advantage__costs': 'inside'},
-      r"model='endpoint:http://h/v1#m': an endpoint scores no gold answers",
+      r"model='endpoint:http://h/v1#m': an endpoint scores no given answers",
     ),
     (
       'hf:x',

@@ -285,6 +285,20 @@ def test_the_plan_bounds_what_is_read_to_value_messages(name):
   assert setup.plan.flops == pytest.approx(plain.plan.flops + bound.flops)
 
 
+def test_hints_are_read_three_times_where_all_answers_are_right():
+  works = []
+  for name in ('spo_segment', 'hill'):
+    fields = {'advantage__options': {'samples': 4}, 'advantage__costs': 'inside'}
+    fields['team__roles__informant__opening'] = '{question} note {note} {answer}'
+    setup = setup_lib.build(config_lib.check(micro_run.changed(advantage__name=name, **fields)))
+    prompts = prompt_checks.check(setup, setup.tokenizer, {'': setup.model.config.max_positions})
+    works.append(costs.worth(setup, {'': setup.model.config}, prompts, 3, 2))
+  coalitions = setup.team.num_agents  # of its messages: all, and all but one
+  opening = 3 * prompts[-1].opening
+  sampled, hints = (work.positions - opening for work in works)
+  assert hints / sampled == pytest.approx((coalitions + 2 * (coalitions - 1)) / coalitions)
+
+
 def test_the_measured_rate_is_one_of_this_machine():
   rate = costs.measured_rate('float32')
   assert 1e6 < rate < 1e16

@@ -51,15 +51,17 @@ ADVANTAGES: dict[str, Callable[..., np.ndarray | Advantage]] = {
   'shapley': message_worth.worth,
   'replay': message_worth.replay,
   'spo_segment': message_worth.spo_segment,
+  'hill': message_worth.hill,
 }
 
-# Estimator -> key of `ATTRIBUTIONS` by which the value of messages is divided.
+# Estimator -> rule by which the value of messages is divided, see `attribution.coalitions`.
 GAINS = {
   'worth': 'leave_one_out',
   'potential': 'potential',
   'shapley': 'shapley',
   'replay': 'leave_one_out',
   'spo_segment': 'segment',
+  'hill': 'hint',
 }
 
 # Estimators that compare or sum costs of single messages: episode costs would count twice.

@@ -110,6 +110,39 @@ def replay(
   return worth(*columns, nats=1.0, outcome=outcome, virtual=virtual, std_floor=std_floor, eps=eps)
 
 
+def hill(
+  task: chex.Array,
+  costs: chex.Array,
+  groups: chex.Array,
+  gain: chex.Array,
+  *,
+  samples: float = 8.0,
+  temperature: float = 0.3,
+  std_floor: float = 0.3,
+  eps: float = 1e-6,
+) -> np.ndarray:
+  """Computes `per_component` of a hint's reward (HiLL, arXiv 2604.00698) in the task score's place.
+
+  Messages without one, such as answers, keep the task score, and are compared with their like.
+
+  Args:
+    task: Task score of the message's episode, float32 `[M]`.
+    costs: Each message's own weighted costs, float32 `[M]`.
+    groups: int `[M]`.
+    gain: Reward of a hint, see `training.hints`, float32 `[M]`; NaN if not measured.
+    samples: Answers sampled for each set of messages.
+    temperature: A reliance of minus this many nats a token divides a hint's signal by e.
+    std_floor: Smallest deviation of hints that is divided by. Without it rewards of 0.001 would
+      weigh as much as rewards of 1.
+    eps: As of `per_component`.
+  """
+  del samples, temperature  # read where answers are sampled, `training.hints`
+  measured = ~np.isnan(gain)
+  kinds = group_lib.joint_ids(groups, measured)
+  hints = per_component(np.nan_to_num(gain), costs, kinds, std_floor=std_floor, eps=eps)
+  return np.where(measured, hints, per_component(task, costs, kinds, eps=eps))
+
+
 def spo_segment(
   task: chex.Array,
   costs: chex.Array,

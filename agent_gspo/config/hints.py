@@ -1,0 +1,43 @@
+"""Checks teams with agents that read the gold answer, and the estimator that pays them."""
+
+from __future__ import annotations
+
+from agent_gspo.config.defaults import Config
+from agent_gspo.tasks.base import Task, asked
+from agent_gspo.teams.team import Team
+
+
+def check(config: Config, task: Task, team: Team) -> None:
+  """Raises ValueError if nobody could learn to give hints, or to do without them."""
+  opening = {agent: f'team.roles.{team.roles[agent].name}.opening' for agent in team.hinters}
+  for where in opening.values():
+    if task.converse:
+      raise ValueError(
+        f'{where} shows the gold answer, and task {task.name!r} brings its own episode, where any '
+        'message may be graded. Remove {answer}.'
+      )
+    if not asked(task, config.sft.held_back)[0].answer.strip():
+      raise ValueError(
+        f'{where} shows the gold answer, and task {task.name!r} has none in words. Remove '
+        '{answer}.'
+      )
+  if config.advantage.name != 'hill':
+    return
+  where, reader = "advantage.name='hill'", team.num_agents - 1
+  rounds = range(team.topology.rounds)
+  read = {author for r in rounds for author, _ in team.topology.reads(reader, r)}
+  if not opening:
+    raise ValueError(
+      f'{where} pays agents that read the gold answer, and there is none. Add {{answer}} to the '
+      "opening of a role, or set advantage.name='worth'."
+    )
+  for agent in sorted(team.hinters - read):
+    raise ValueError(
+      f'{where}: {team.names[agent]!r} gives hints, but the last agent does not read it. Choose '
+      'another team.topology.'
+    )
+  if not team.roles[reader].learns:
+    raise ValueError(
+      f'{where} pays for what {team.names[reader]!r} can learn, whose model is frozen. Set '
+      f"team.roles.{team.roles[reader].name}.trains=True, or advantage.name='worth'."
+    )
