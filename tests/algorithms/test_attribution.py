@@ -110,7 +110,14 @@ def test_the_optimum_without_a_price_is_that_of_the_value(name):
   np.testing.assert_allclose(credited, gradient, atol=1e-12)
 
 
-@pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
+def test_a_hint_is_valued_with_the_others_and_without_it():
+  said = frozenset({0, 2})
+  found = attribution.coalitions('hint', said, [0, 1, 2])
+  assert found[0] == said
+  assert set(found) == {said, frozenset({0}), frozenset({2})}
+
+
+@pytest.mark.parametrize('name', [*attribution.ATTRIBUTIONS, 'hint'])
 @pytest.mark.parametrize('slots', [1, 3])
 def test_no_more_coalitions_than_are_planned_for(name, slots):
   found = attribution.coalitions(name, frozenset(range(slots)), range(slots))
