@@ -230,6 +230,8 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
   for name in LOSSES:
     options = {'samples': 2} if name != 'per_component' else {}  # which the learner samples
     kept = {**KEPT, 'advantage__name': name, 'advantage__options': options}
+    if name == 'hill':
+      kept['team__roles__informant__opening'] = '{question} note {note} {answer}'
     os.environ['AGENT_GSPO_CACHE'] = f'{folder}/{name}_cache'
     one, split, cut = (pathlib.Path(folder) / f'{name}_{run}' for run in ('one', 'split', 'cut'))
     loop.train(micro_run.changed(**kept), one)
