@@ -9,8 +9,9 @@ from agent_gspo.teams.team import Team
 
 def check(config: Config, task: Task, team: Team) -> None:
   """Raises ValueError if nobody could learn to give hints, or to do without them."""
-  opening = {agent: f'team.roles.{team.roles[agent].name}.opening' for agent in team.hinters}
-  for where in opening.values():
+  hinters = sorted(team.hinters)
+  if hinters:
+    where = f'team.roles.{team.roles[hinters[0]].name}.opening'
     if task.converse:
       raise ValueError(
         f'{where} shows the gold answer, and task {task.name!r} brings its own episode, where any '
@@ -26,14 +27,14 @@ def check(config: Config, task: Task, team: Team) -> None:
   where, reader = "advantage.name='hill'", team.num_agents - 1
   rounds = range(team.topology.rounds)
   read = {author for r in rounds for author, _ in team.topology.reads(reader, r)}
-  if not opening:
+  if not hinters:
     raise ValueError(
       f'{where} pays agents that read the gold answer, and there is none. Add {{answer}} to the '
       "opening of a role, or set advantage.name='worth'."
     )
-  for agent in sorted(team.hinters - read):
+  if unread := [team.names[agent] for agent in hinters if agent not in read]:
     raise ValueError(
-      f'{where}: {team.names[agent]!r} gives hints, but the last agent does not read it. Choose '
+      f'{where}: {unread[0]!r} gives hints, but the last agent does not read it. Choose '
       'another team.topology.'
     )
   if not team.roles[reader].learns:

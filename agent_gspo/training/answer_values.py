@@ -32,7 +32,7 @@ class Read:
     episode: Index in the batch.
     answer: Index of the answering agent's last message.
     said: Messages that were read.
-    slots: All slots in reading order, indices of messages.
+    slots: Slots with a gain in reading order, indices of messages.
     places: Of the value of each coalition that an attribution reads.
   """
 
@@ -88,6 +88,11 @@ class Values(abc.ABC):
     """Returns the likeliest whole gold answer to the prompt valued as number `place`, if any."""
     del place
     return None
+
+  def credits(self, agent: int) -> bool:
+    """Returns whether an author's messages have a gain."""
+    del agent
+    return True
 
   def gains(self, name: str, reads: Sequence[Read], values: np.ndarray) -> list[Sequence[float]]:
     """Returns the gain of each slot of some episodes.
@@ -206,7 +211,7 @@ class Replays(Values):
     policy: Policy,
     samples: int,
   ):
-    self.team, self._task, self.batch = team, task, batch
+    self.team, self._task, self._batch = team, task, batch
     self._policy, self.samples, self._agent = policy, samples, team.num_agents - 1
     self._writer = team.prompt_writers(tokenizer)[self._agent]
     self._toolboxes = team.toolboxes(tokenizer)
@@ -237,7 +242,7 @@ class Replays(Values):
 
   def _sampled(self, prompts: Sequence[Prompt]) -> tuple[list[float], list[Reply]]:
     """Returns scores and answers of this process's share of the prompts."""
-    first = self.batch.num_episodes  # keys of replays are no episode's
+    first = self._batch.num_episodes  # keys of replays are no episode's
     own = range(len(prompts))[hosts.share(len(prompts))]
     turns = [
       self._turn(*prompts[i], sample=first + i * self.samples + k)
@@ -253,7 +258,7 @@ class Replays(Values):
 
   def _turn(self, question: int, prompt: np.ndarray, sample: int) -> Turn:
     return Turn(
-      question=self.batch.questions[question],
+      question=self._batch.questions[question],
       sample=sample,
       agent=self._agent,
       round=self.team.topology.rounds - 1,

@@ -127,8 +127,9 @@ def worth(
   known = estimators.settings(config.advantage)
   reader, reads = team.num_agents - 1, team.topology.reads
   read = [reads(reader, round_) for round_, _, layer in team.turns if reader in layer]
-  slots = sum(author != reader for turn in read for author, _ in turn)
   kind = estimators.GAINS[name]
+  credited = team.hinters if kind == 'hint' else {*range(reader)}
+  slots = sum(author in credited for turn in read for author, _ in turn)
   with_plain = slots if kind == 'leave_one_out' else 0
   valued = questions * (group * attribution.most_coalitions(kind, slots) + with_plain)
   if kind == 'hint':  # right answers, here all, are scored with each message and without it

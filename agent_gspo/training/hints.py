@@ -60,20 +60,20 @@ class Hints(Values):
     ]
     return right.mean(axis=1)
 
+  def credits(self, agent: int) -> bool:
+    """Returns whether an author gives hints."""
+    return agent in self._replays.team.hinters
+
   def gains(self, name: str, reads: Sequence[Read], values: np.ndarray) -> list[Sequence[float]]:
     """Returns the gain of each slot, see the class."""
     del name
-    messages, hinters = self._replays.batch.messages, self._replays.team.hinters
     places = lambda read, slot: (read.places[read.said], read.places[read.said - {slot}])
-    hints = lambda read: [s for s in read.slots if messages[s].agent in hinters and s in read.said]
-    pairs = [places(read, slot) for read in reads for slot in hints(read)]
+    pairs = [places(read, slot) for read in reads for slot in read.slots if slot in read.said]
     reliance = self._reliance(sorted(set(pairs)))
     samples = self._replays.samples
     signal = 1 - values**samples - (1 - values) ** samples
 
     def gain(read: Read, slot: int) -> float:
-      if messages[slot].agent not in hinters:
-        return np.nan
       whole, without = places(read, slot)
       transfer = np.exp(min(reliance.get((whole, without), 0.0), 0.0) / self._temperature)
       return signal[whole] * transfer - signal[without]

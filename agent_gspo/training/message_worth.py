@@ -290,10 +290,11 @@ class _Reader:
     value = lambda told: self._place(own, question, told)
     kept = lambda coalition: {slot: said[slot] for slot in coalition}
     everything = frozenset(said)
-    coalitions = attribution.coalitions(name, everything, slots)
+    credited = [slot for slot in slots if self._values.credits(messages[slot].agent)]
+    coalitions = attribution.coalitions(name, everything, credited)
     places = {coalition: value(kept(coalition)) for coalition in coalitions}
     answer = self._by_turn[episode, agent, own[-1].round]
-    self.episodes.append(Read(episode, answer, everything, slots, places))
+    self.episodes.append(Read(episode, answer, everything, credited, places))
     for slot in slots:
       written, note = self._plain_note(messages[slot].agent, question)
       self.plain_written[slot] = written

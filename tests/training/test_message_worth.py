@@ -152,11 +152,15 @@ def test_replays_grade_answers_that_are_sampled_anew():
   assert len({sample for sample, _ in asked}) == len(asked) == 3 * len({p for _, p in asked})
 
 
-@pytest.mark.parametrize('name', attribution.ATTRIBUTIONS)
+@pytest.mark.parametrize('name', [*attribution.ATTRIBUTIONS, 'hint'])
 def test_of_a_real_rollout(name):
   """Values are the model's own, and an unread note has the worth of nothing."""
-  estimator = {'leave_one_out': 'worth', 'segment': 'spo_segment'}.get(name, name)
-  config = micro_run.changed(advantage__name=estimator, advantage__costs='inside')
+  others = {'leave_one_out': 'worth', 'segment': 'spo_segment', 'hint': 'hill'}
+  fields = {'advantage__name': others.get(name, name), 'advantage__costs': 'inside'}
+  if name == 'hint':
+    fields['advantage__options'] = {'samples': 3}
+    fields['team__roles__informant__opening'] = '{question} note {note} {answer}'
+  config = micro_run.changed(**fields)
   setup = setup_lib.build(config_lib.check(config))
   learner = setup_lib.make_learner(setup)
   state = setup_lib.init_state(setup, setup.params)
@@ -169,6 +173,9 @@ def test_of_a_real_rollout(name):
   assert np.isnan(found.gain[~asked]).all() != (name == 'segment')
   assert (found.gain[asked & batch.silent] == 0).all() or name == 'potential'
   np.testing.assert_allclose(found.plain_costs[asked], 0.02 * found.plain_written[asked], rtol=1e-5)
+  if name == 'hint':
+    assert (np.abs(found.gain[asked]) <= 1).all()
+    assert {'hint/success', 'hint/success_without'} <= set(found.metrics(batch))
   if name != 'leave_one_out':
     return
   m = next(m for m in np.flatnonzero(asked) if not batch.silent[m])
