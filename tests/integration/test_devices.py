@@ -264,10 +264,7 @@ def _run(
   head += f'MESHES, LOSSES = {[ONE, *meshes]}, {losses}\n'
   done = subprocess.run(
     [sys.executable, '-c', f'{head}{script}\nprint(json.dumps(found))'],
-    env={
-      **micro_run.environment(),
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=8',
-    },
+    env=micro_run.environment(devices=8),
     capture_output=True,
     text=True,
     check=False,
@@ -426,7 +423,7 @@ def test_a_mesh_that_is_not_here_cuts_over_what_is(shape, here):
 @pytest.mark.slow
 def test_a_team_of_two_devices_answers_on_one(tmp_path):
   workdir = tmp_path / 'run'
-  two = {**micro_run.environment(), 'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
+  two = micro_run.environment(devices=2)
   mesh = ['--config.mesh.data=2', '--config.learner.micro_batch_size=4', '--config.steps=1']
   subprocess.run(micro_run.train_command(workdir, *mesh), env=two, check=True)
   question = config_lib.check(micro_run.get_config().to_dict()).task.questions('test')[0]

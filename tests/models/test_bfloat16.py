@@ -64,8 +64,9 @@ def test_attention_rounds_its_weights_once(queries, apart):
   weights = np.exp(scores - highest)
   expected = np.einsum('bkgts,bksd->bkgtd', _rounded(weights), _rounded(v))
   expected /= weights.sum(axis=-1, keepdims=True)
-  # The result is rounded as well.
-  np.testing.assert_allclose(_rounded(found), expected, rtol=2**-8, atol=1e-5)
+  # The result is rounded as well. XLA's exp differs in its last bit, which may round a weight the
+  # other way; weights that are not rounded, or twice, change 17 % of the results.
+  assert np.isclose(_rounded(found), expected, rtol=2**-8, atol=1e-5).mean() > 0.97
 
 
 def test_routers_are_not_rounded_for_the_loop_of_tokens():

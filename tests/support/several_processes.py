@@ -47,8 +47,7 @@ def _mesh(devices: int) -> list[str]:
 def environment(devices: int) -> dict[str, str]:
   """Of a process with so many host devices."""
   return {
-    **micro_run.environment(),
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    **micro_run.environment(devices),
     # SFT is kept whatever the mesh, whose rounding it has: one device needs its own.
     'AGENT_GSPO_CACHE': str(micro_run.folder() / 'several_processes'),
   }
