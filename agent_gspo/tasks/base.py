@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,12 @@ def asked(task: Task, share: float) -> Sequence[Question]:
   sees few mistakes, and not the cost of silence on new stories.
   """
   return _parted(task, share)[1]
+
+
+def digest(questions: Sequence[Question]) -> str:
+  """Returns the SHA-256 (hex) of listed questions, '' for questions drawn from options."""
+  listed = isinstance(questions, list)
+  return hashlib.sha256(repr(questions).encode()).hexdigest() if listed else ''
 
 
 def _parted(task: Task, share: float) -> tuple[Sequence[Question], Sequence[Question]]:

@@ -21,6 +21,7 @@ from agent_gspo.evaluation import transcripts
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import encoding, hosts, partners
+from agent_gspo.tasks import base
 from agent_gspo.training import costs, exchange, host_memory, opponents, replay, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
@@ -209,7 +210,7 @@ class Run:
     start = self.checkpoints.latest_step or 0
     # Without a checkpoint all records are dropped, an evaluation at step 0 included.
     odd = self.writer.truncate_after(start if self.resumed else -1)
-    self.writer.started(start, provenance.start())
+    changed = self._record_start(start)
     title = f'{config.task.name}, {len(self.setup.team.names)} agents, {self.setup.source}'
     with self._progress(start, title) as progress:
       self.interruption.tell = lambda what: progress.note(
@@ -225,6 +226,7 @@ class Run:
           '\n'.join(self.setup.plan.lines(parts=False)) if self.setup.plan else '',
           self._ties(),
           f'resumed from the checkpoint at step {start}' if self.resumed else '',
+          changed,
           *odd,
           *(
             f'that of step {step} is damaged ({reason}): now {step}.damaged'
@@ -345,6 +347,18 @@ class Run:
       lambda_turn=self.config.budget.lambda_turn,
     )
     return f'Silence against {length} tokens where task scores tie. {taught.text}'
+
+  def _record_start(self, start: int) -> str:
+    """Records this start from step `start`; returns a note if other questions were asked before."""
+    splits = ('train', self.config.evaluation.split)
+    asked = [base.digest(self.setup.task.questions(split)) for split in splits]
+    earlier = [x for x in json_lines.iterate(self.workdir / records.STARTS) if 'questions' in x]
+    self.writer.started(start, {**provenance.start(), 'questions': asked})
+    if not earlier or earlier[-1]['questions'] == asked:
+      return ''
+    return (
+      f'the questions of task {self.config.task.name} have changed since step {start} or before'
+    )
 
   def _save(self, state: TrainState) -> None:
     """Saves a state with the rollouts that wait for it."""

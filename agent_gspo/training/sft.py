@@ -29,6 +29,7 @@ from agent_gspo.models import lora, partition
 from agent_gspo.models.transformer import Params
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding import hosts
+from agent_gspo.tasks import base
 from agent_gspo.teams.sharing import Sharing
 from agent_gspo.training import members
 from agent_gspo.training import state as state_lib
@@ -316,8 +317,8 @@ def cache_file(
     told['terms'] = dataclasses.asdict(sheet)
   texts = [os.path.expanduser(x) for x in config.task.options.values() if isinstance(x, str)]
   told['files'] = [_stamp(pathlib.Path(x)) for x in texts if os.path.isfile(x)]  # of questions
-  if isinstance(questions, list):  # read from a file or a data set
-    told['questions'] = hashlib.sha256(repr(questions).encode()).hexdigest()
+  if listed := base.digest(questions):
+    told['questions'] = listed
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]

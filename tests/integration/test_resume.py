@@ -198,6 +198,28 @@ def test_records_that_are_not_whole_are_told(tmp_path, capsys, compiled):
   assert {'jaxlib', 'flax', 'optax', 'python', 'code', 'commit', 'host'} <= second.keys()
 
 
+def test_questions_that_changed_between_starts_are_told(tmp_path, capsys):
+  file = tmp_path / 'own.jsonl'
+
+  def write(answer):
+    asked = [(split, i) for split in ('train', 'test') for i in range(2)]
+    questions = [
+      {'question': f'{split} {i}', 'notes': ['3 or 4', '', ''], 'answer': answer, 'split': split}
+      for split, i in asked
+    ]
+    file.write_text('\n'.join(map(json.dumps, questions)))
+
+  config = micro_run.changed(
+    task__name='questions', task__options={'file': str(file)}, sft__steps=0, steps=1
+  )
+  told = []
+  for answer in ('3', '3', '4'):
+    write(answer)
+    loop.train(config, tmp_path / 'run')
+    told.append('the questions of task questions have changed' in capsys.readouterr().out)
+  assert told == [False, False, True]
+
+
 def test_a_finished_run_asks_what_its_config_wants_now(tmp_path, monkeypatch, capsys, compiled):
   workdir, evaluate, asked = tmp_path / 'run', run_evaluations.evaluate, []
   shutil.copytree(micro_run.finished(), workdir)
