@@ -1,14 +1,11 @@
-"""Trains and samples LoRA adapters of one frozen model; data and losses are those of clients.
-
-Sequences come whole, one by one, so a row holds one: no prefix tree and no `Learner`.
-"""
+"""Trains and samples LoRA adapters of one frozen model; data and losses are those of clients."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
@@ -29,15 +26,16 @@ from agent_gspo.models.transformer import (
   init_adapters,
 )
 from agent_gspo.ops import lm_head
-from agent_gspo.ops.attention import masks
+from agent_gspo.ops.attention.masks import TreeMask
+from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.sampling.shapes import bucket
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
 
-_ROWS = 4  # sequences of a forward pass
-_COLUMNS = 64  # fewest columns of one
+_ROWS = 4  # most rows of a forward pass
+_COLUMNS = 64, 512  # of a row: fewest, and most unless a sequence is longer
 _NEW_TOKENS = 16  # fewest columns for sampled tokens
 
 Inputs = Mapping[str, jax.Array]
@@ -84,7 +82,7 @@ class Loss:
   """A loss of each token, summed over tokens and sequences.
 
   Attributes:
-    function: Maps target log-probs, inputs and options to losses, `[R, T]` each.
+    function: Maps target log-probs, inputs and options to losses, `[N]` each.
     inputs: Names of its inputs beside `target_tokens`.
     options: Options with their defaults; None for one that must be given.
   """
@@ -177,18 +175,15 @@ class Adapters:
     program = self._gradients(config, loss, backward)
     given = {name: jnp.float32(value) for name, value in options.items()}
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    order = sorted(range(len(data)), key=lambda i: len(data[i].tokens))
-    for first in range(0, len(order), _ROWS):
-      some = order[first : first + _ROWS]
-      batch = _padded([data[i] for i in some], LOSSES[loss].inputs)
+    for some, batch in _packed(data, LOSSES[loss].inputs):
       trainable = adapter.trainable if adapter else {}
-      (_, (logprobs, losses)), gradient = program(trainable, self._frozen, batch, given)
+      (_, outputs), gradient = program(trainable, self._frozen, batch, given)
       if adapter and backward:
         earlier = adapter.gradient
         adapter.gradient = gradient if earlier is None else jax.tree.map(jnp.add, earlier, gradient)
-      for row, i in enumerate(some):
-        length = len(data[i].tokens)
-        found[i] = np.asarray(logprobs)[row, :length], np.asarray(losses)[row, :length]
+      ends = np.cumsum([len(data[i].tokens) for i in some])
+      logprobs, losses = (np.split(np.asarray(x)[: ends[-1]], ends[:-1]) for x in outputs)
+      found |= dict(zip(some, zip(logprobs, losses, strict=True), strict=True))
     return [found[i] for i in range(len(data))]
 
   def step(self, adapter: Adapter, options: Mapping[str, float]) -> float:
@@ -209,25 +204,25 @@ class Adapters:
   def sample(
     self,
     adapter: Adapter | None,
-    prompt: np.ndarray,
+    prompts: Sequence[np.ndarray],
     seeds: Sequence[int],
     *,
     temperature: float,
     stop_ids: Sequence[int],
-    limit: int,
+    limits: Sequence[int],
   ) -> Samples:
-    """Samples continuations of a prompt `[P]`, of at most `limit` tokens, one for each seed."""
-    config, columns = adapter.config if adapter else self.config, bucket(limit, _NEW_TOKENS)
+    """Samples a continuation of each prompt `[P]`, with a seed and a limit in tokens of its own."""
+    config, columns = adapter.config if adapter else self.config, bucket(max(limits), _NEW_TOKENS)
     which = config.lora_rank, columns
     if which not in self._samplers:
       self._samplers[which] = Sampler(config, max_new_tokens=columns)
     return self._samplers[which](
       state_lib.merge(adapter.trainable if adapter else {}, self._frozen),
-      [prompt] * len(seeds),
+      prompts,
       keys.of_seeds(seeds),
       temperature=temperature,
       stop_ids=stop_ids,
-      limits=np.full(len(seeds), limit),
+      limits=np.asarray(limits),
     )
 
   def prompt_logprobs(self, adapter: Adapter | None, prompt: np.ndarray) -> np.ndarray:
@@ -245,22 +240,19 @@ class Adapters:
 
     def total(trainable, frozen, batch, options):
       params = state_lib.merge(trainable, frozen)
-      rows, columns = batch['tokens'].shape
-      positions = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32), (rows, columns))
-      mask = masks.causal(batch['length'], columns)
-      hidden, _ = model.apply({'params': params}, batch['tokens'], positions, mask)  # [R, T, D]
-      used = positions < batch['length'][:, None]  # [R, T]
+      mask = TreeMask(batch['subtree_end'])
+      hidden, _ = model.apply({'params': params}, batch['tokens'], batch['positions'], mask)
       logprobs, _ = lm_head.token_logprobs(
-        hidden.reshape(rows * columns, -1),
+        hidden.reshape(-1, hidden.shape[-1])[batch['source']],  # [R, T, D] -> [P, D]
         head_kernel(head_params(params)),
-        batch['target_tokens'].reshape(-1),
-        used.reshape(-1),
+        batch['target'],
+        batch['target'] >= 0,
         entropy=False,
         unsaid=config.unsaid,
         cap=config.logit_cap,
       )
-      logprobs = logprobs.reshape(rows, columns)
-      losses = jnp.where(used, function(logprobs, batch, options), 0)
+      logprobs = logprobs[batch['pair']]  # [P] -> [N]
+      losses = jnp.where(batch['used'], function(logprobs, batch, options), 0)
       return losses.sum(), (logprobs, losses)
 
     if backward:
@@ -298,18 +290,44 @@ def _stepped(trainable: Flat, moments: Any, gradient: Flat, settings: Settings) 
   return optax.apply_updates(trainable, updates), moments, optax.tree.norm(gradient)
 
 
-def _padded(data: Sequence[Datum], inputs: Sequence[str]) -> dict[str, np.ndarray]:
-  """Returns `_ROWS` rows of equal length; rows without a sequence have length 0."""
-  columns = bucket(max(len(datum.tokens) for datum in data), _COLUMNS)
-  batch: dict[str, Any] = {name: np.zeros((_ROWS, columns), np.float32) for name in inputs}
-  batch |= {name: np.zeros((_ROWS, columns), np.int32) for name in ('tokens', 'target_tokens')}
-  batch['length'] = np.zeros(_ROWS, np.int32)
-  for row, datum in enumerate(data):
-    length = batch['length'][row] = len(datum.tokens)
-    batch['tokens'][row, :length] = datum.tokens
-    for name in ('target_tokens', *inputs):
-      batch[name][row, :length] = datum.inputs[name]
-  return batch
+def _packed(
+  data: Sequence[Datum], inputs: Sequence[str]
+) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+  """Packs sequences into batches of rows; yields the indices of each batch's sequences, and it.
+
+  Sequences of a row share the columns of equal prefixes, and the log-probs of equal targets there:
+  `P` pairs of `source`, a column of the `R * T`, and `target` (-1 in padding). `pair` maps each of
+  `N` tokens, sequence by sequence, to its pair; `used` is False in padding.
+  """
+  fewest, most = _COLUMNS
+  sequences = [datum.tokens for datum in data]
+  tree = prefix_tree.pack(sequences, bucket(max(most, *map(len, sequences)), fewest))
+  rows, width = tree.tokens.shape
+  if rows == 1:
+    width = min(width, bucket(tree.used, fewest))
+  for first in range(0, rows, _ROWS):
+    some = np.flatnonzero((tree.row >= first) & (tree.row < first + _ROWS)).tolist()
+    count = bucket(min(rows - first, _ROWS), 1, halves=False)
+    place = np.minimum(np.arange(first, first + count), rows - 1), slice(width)
+    targets = np.concatenate([data[i].inputs['target_tokens'] for i in some])
+    sources = np.concatenate([(tree.row[i] - first) * width + tree.columns[i] for i in some])
+    pairs, pair = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
+    size, room = bucket(len(targets), fewest), bucket(pairs.shape[1], fewest)
+    padded = lambda x, to, value=0: np.pad(x, (0, to - len(x)), constant_values=value)
+    given = {name: np.concatenate([data[i].inputs[name] for i in some]) for name in inputs}
+    yield (
+      some,
+      {
+        'tokens': tree.tokens[place],
+        'positions': tree.positions[place],
+        'subtree_end': tree.subtree_end[place],
+        'source': padded(pairs[0].astype(np.int32), room),
+        'target': padded(pairs[1].astype(np.int32), room, -1),
+        'pair': padded(pair.reshape(-1).astype(np.int32), size),
+        'used': padded(np.ones(len(targets), bool), size, False),
+        **{name: padded(x.astype(np.float32), size) for name, x in given.items()},
+      },
+    )
 
 
 def save(file: pathlib.Path, adapter: Adapter, *, moments: bool) -> None:

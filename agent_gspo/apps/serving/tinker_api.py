@@ -33,6 +33,7 @@ from agent_gspo.apps.serving.adapters import LOSSES, Adapter, Adapters, Datum
 from agent_gspo.apps.serving.completions import MAX_BYTES, answer_json, body_of
 from agent_gspo.apps.serving.errors import RequestError
 from agent_gspo.apps.serving.guard import PROTOBUF
+from agent_gspo.apps.serving.sample_queue import Ask, SampleQueue
 from agent_gspo.training import state as state_lib
 from agent_gspo.values import shown
 
@@ -77,6 +78,7 @@ class TinkerApi:
     self._training: dict[str, Adapter] = {}
     self._sampling: dict[str, Adapter | None] = {}
     self._results: dict[str, asyncio.Future[Result]] = {}
+    self._queue = SampleQueue(lambda *given, **options: self._adapters.sample(*given, **options))
 
   @functools.cached_property
   def _adapters(self) -> Adapters:
@@ -147,9 +149,7 @@ class TinkerApi:
     except Exception as error:
       message, status, _ = errors.of_fault(error)
       return JSONResponse({'error': message, 'category': 'user' if status < 500 else 'server'})
-    if isinstance(found, bytes):
-      return Response(found, media_type=PROTOBUF)
-    return JSONResponse(found)
+    return Response(found, media_type=PROTOBUF) if isinstance(found, bytes) else JSONResponse(found)
 
   async def _create_session(self, body: Any) -> dict[str, Any]:
     return {'session_id': secrets.token_hex(8), 'warning_message': _NOT_ADAPTED}
@@ -296,16 +296,16 @@ class TinkerApi:
     ):
       if not fits:
         raise RequestError(f'{field}={value} must {must}.', field)
-    stops = self._stop_ids(params.stop)
+    stops = tuple(self._stop_ids(params.stop))
     seed = secrets.randbits(62) if params.seed is None else params.seed
     seeds = np.random.default_rng(seed % 2**64).integers(0, 2**63, count).tolist()
+    ask = Ask(adapter, prompt, seeds, limit, params.temperature, stops)
+    if (id_ := _id(session, request.seq_id)) not in self._results:
+      self._queue.add(ask)
 
     def work() -> Result:
-      found = self._adapters.sample(
-        adapter, prompt, seeds, temperature=params.temperature, stop_ids=stops, limit=limit
-      )
       reply = proto.SampleResponse()
-      for ids, logprobs, ended in zip(found.token_ids, found.logprobs, found.ended, strict=True):
+      for ids, logprobs, ended in self._queue.take(ask):
         reply.sequences.add(
           stop_reason=proto.STOP_REASON_STOP if ended else proto.STOP_REASON_LENGTH,
           tokens=np.asarray(ids, np.int32).tobytes(),
@@ -316,7 +316,6 @@ class TinkerApi:
         reply.prompt_logprobs = np.asarray(scored, np.float32).tobytes()
       return reply.SerializeToString()
 
-    id_ = _id(session, request.seq_id)
     ids = [f'{id_}:{i}' for i in range(count)]
     return {**self._promise(id_, work), 'sample_sequence_ids': ids}
 

@@ -112,19 +112,49 @@ def test_losses_are_those_of_the_formulas_and_gradients_those_of_differences(mod
   assert exact == pytest.approx(slope, rel=0.01, abs=0.01)
 
 
-def test_gradients_of_calls_add_up_and_padding_has_none(model):
-  data, one, parts = _data(model), _moved(model), _moved(model)
-  model.forward_backward(one, data, 'cross_entropy', {})
-  for datum in data:
-    model.forward_backward(parts, [datum], 'cross_entropy', {})
+def _samples_of_a_prompt(model: Adapters) -> list[Datum]:
+  """Returns sequences that begin alike, with equal targets there and other weights."""
+  prompt, *others = _data(model, (40, 9, 3, 9, 1, 1))
+  found = [prompt]
+  for other in others:
+    inputs = {
+      name: np.concatenate([(x + 0.5).astype(x.dtype)[:30], other.inputs[name]])
+      for name, x in prompt.inputs.items()
+    }
+    inputs['target_tokens'][:30] = prompt.inputs['target_tokens'][:30]
+    found.append(Datum(np.concatenate([prompt.tokens[:30], other.tokens]), inputs))
+  return [*found, found[1]]
+
+
+@pytest.mark.parametrize('columns', [adapters._COLUMNS, (8, 16)])  # one batch of rows, several
+@pytest.mark.parametrize('made', [_data, _samples_of_a_prompt])
+def test_sequences_learned_together_are_as_alone(model, made, columns, monkeypatch):
+  monkeypatch.setattr(adapters, '_COLUMNS', columns)
+  data, one, parts = made(model), _moved(model), _moved(model)
+  together = model.forward_backward(one, data, 'cross_entropy', {})
+  for datum, found in zip(data, together, strict=True):
+    (alone,) = model.forward_backward(parts, [datum], 'cross_entropy', {})
+    for x, expected in zip(found, alone, strict=True):
+      np.testing.assert_allclose(x, expected, atol=1e-4)
   for path, gradient in one.gradient.items():
     np.testing.assert_allclose(parts.gradient[path], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_is_computed_once(model):
+  data = _samples_of_a_prompt(model)
+  ((some, batch),) = adapters._packed(data, ['weights'])
+  assert sorted(some) == [*range(len(data))]
+  assert batch['tokens'].shape == (1, 64)
+  assert batch['used'].sum() == sum(len(datum.tokens) for datum in data)
+  assert len(batch['source']) == 64
 
 
 def test_a_new_adapter_changes_nothing_and_scores_what_was_sampled(model):
   prompt = np.arange(1, 8, dtype=np.int32)
   for adapter in (model.make(3, seed=1), _moved(model)):
-    sampled = model.sample(adapter, prompt, [1, 2], temperature=1.0, stop_ids=[], limit=5)
+    sampled = model.sample(
+      adapter, [prompt, prompt], [1, 2], temperature=1.0, stop_ids=[], limits=[5, 5]
+    )
     for ids, logprobs in zip(sampled.token_ids, sampled.logprobs, strict=True):
       scored = model.prompt_logprobs(adapter, np.concatenate([prompt, ids]))
       assert np.isnan(scored[0])

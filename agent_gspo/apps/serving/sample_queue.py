@@ -1,0 +1,79 @@
+"""Joins the prompts of concurrent requests, so that the sampler decodes them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from agent_gspo.apps.serving.adapters import Adapter
+from agent_gspo.sampling.sampler import Samples
+
+
+@dataclasses.dataclass(eq=False)
+class Ask:
+  """A prompt to continue.
+
+  Attributes:
+    adapter: Adapter of the model; None for the model alone.
+    prompt: Token ids, int32 `[P]`.
+    seeds: Seed of each continuation.
+    limit: Most tokens of a continuation.
+    temperature: Sampling temperature.
+    stop_ids: Tokens that end a continuation.
+    found: Token ids, log-probs and whether a stop token ended it, of each continuation.
+  """
+
+  adapter: Adapter | None
+  prompt: np.ndarray
+  seeds: list[int]
+  limit: int
+  temperature: float
+  stop_ids: tuple[int, ...]
+  found: list[tuple[np.ndarray, np.ndarray, bool]] | None = None
+
+  def is_like(self, other: Ask) -> bool:
+    """Returns whether one call of the sampler can continue both."""
+    settings = self.temperature, self.stop_ids
+    return self.adapter is other.adapter and settings == (other.temperature, other.stop_ids)
+
+
+class SampleQueue:
+  """Prompts that wait. Noise follows the seeds, so nothing depends on what is joined."""
+
+  def __init__(self, sample: Callable[..., Samples]):
+    """Initializes an empty queue.
+
+    Args:
+      sample: As `Adapters.sample`.
+    """
+    self._sample, self._waiting = sample, list[Ask]()
+
+  def add(self, ask: Ask) -> None:
+    """Adds a prompt, which must be taken later; from any thread."""
+    self._waiting.append(ask)
+
+  def take(self, ask: Ask) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+    """Returns the continuations of a prompt, sampled with all that wait and are like it."""
+    try:
+      if ask.found is None:
+        self._continue([one for one in list(self._waiting) if one.is_like(ask)])
+      assert ask.found is not None
+      return ask.found
+    finally:
+      self._waiting.remove(ask)
+
+  def _continue(self, asks: list[Ask]) -> None:
+    rows = [ask for ask in asks for _ in ask.seeds]
+    samples = self._sample(
+      asks[0].adapter,
+      [ask.prompt for ask in rows],
+      [seed for ask in asks for seed in ask.seeds],
+      temperature=asks[0].temperature,
+      stop_ids=asks[0].stop_ids,
+      limits=[ask.limit for ask in rows],
+    )
+    found = iter(zip(samples.token_ids, samples.logprobs, samples.ended.tolist(), strict=True))
+    for ask in asks:
+      ask.found = [next(found) for _ in ask.seeds]
