@@ -312,7 +312,8 @@ def _packed(
     targets = np.concatenate([data[i].inputs['target_tokens'] for i in some])
     sources = np.concatenate([(tree.row[i] - first) * width + tree.columns[i] for i in some])
     pairs, pair = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
-    size, room = bucket(len(targets), fewest), bucket(pairs.shape[1], fewest)
+    # Padding is skipped, and each size is compiled: few of them.
+    size, room = (bucket(n, most, halves=False) for n in (len(targets), pairs.shape[1]))
     padded = lambda x, to, value=0: np.pad(x, (0, to - len(x)), constant_values=value)
     given = {name: np.concatenate([data[i].inputs[name] for i in some]) for name in inputs}
     yield (

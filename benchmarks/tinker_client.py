@@ -1,0 +1,119 @@
+"""Times the loop of a `tinker` client on SmolLM2 behind `launch/serve.py --tinker`; it learns.
+
+    python benchmarks/tinker_client.py
+
+One agent reads quickstart's examples, a question and all its notes, and answers with an equation.
+The loop is a client's: it samples all questions of a step at once, scores them, and asks for
+gradients of `importance_sampling` with advantages centered by question, then for a step of AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tinker
+
+from agent_gspo.models import load
+from agent_gspo.tasks.registry import make_task
+from agent_gspo.teams.prompts import PromptWriter
+from agent_gspo.teams.team import make_team
+from configs import quickstart
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@contextlib.contextmanager
+def served(folder: str) -> Iterator[tinker.ServiceClient]:
+  """Starts the server in a process of its own and yields a client."""
+  with socket.socket() as some:
+    some.bind(('127.0.0.1', 0))
+    port = some.getsockname()[1]
+  command = [sys.executable, str(ROOT / 'launch' / 'serve.py'), f'--port={port}']
+  command += [f'--config={ROOT / "configs" / "quickstart.py"}', f'--tinker={folder}']
+  process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+  try:
+    while True:
+      if process.poll() is not None:
+        raise RuntimeError(f'the server ended with status {process.returncode}')
+      with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port)):
+        break
+      time.sleep(0.1)
+    yield tinker.ServiceClient(base_url=f'http://127.0.0.1:{port}', api_key='tml-any')
+  finally:
+    process.terminate()
+    process.wait()
+
+
+def main() -> None:
+  """Runs the benchmark."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--steps', type=int, default=12)
+  parser.add_argument('--questions', type=int, default=8)
+  parser.add_argument('--samples', type=int, default=8, help='of a question')
+  parser.add_argument('--learning_rate', type=float, default=1e-3)
+  options = parser.parse_args()
+  config = quickstart.get_config()
+  task = make_task('relay', **config.task.options.to_dict())
+  tokenizer = load.open_model(config.model.source).tokenizer
+  solver = PromptWriter(make_team(config.team.to_dict()).roles[-1], tokenizer)
+  stops = [*solver.stop_ids]
+  params = tinker.types.SamplingParams(max_tokens=12, temperature=1.0, stop=stops)
+
+  with tempfile.TemporaryDirectory() as folder, served(folder) as service:
+    training = service.create_lora_training_client(base_model='team', rank=16, seed=0).result()
+    print('step  right, %  sample, s  gradient, s  step, s')
+    for step in range(options.steps):
+      first = step * options.questions
+      asked = [task.questions('train')[first + i] for i in range(options.questions)]
+      notes = [[('', tokenizer.encode(f' {note}')) for note in q.notes if note] for q in asked]
+      prompts = [
+        solver.begin(question, 4).prompt(said).tolist()
+        for question, said in zip(asked, notes, strict=True)
+      ]
+      began = time.monotonic()
+      client = training.save_weights_and_get_sampling_client()
+      client = client.result() if hasattr(client, 'result') else client
+      futures = [
+        client.sample(tinker.types.ModelInput.from_ints(prompt), options.samples, params)
+        for prompt in prompts
+      ]
+      replies = [future.result() for future in futures]
+      sampled = time.monotonic()
+      data, right = [], []
+      for question, prompt, reply in zip(asked, prompts, replies, strict=True):
+        said = [solver.text(x.tokens, x.stop_reason == 'stop') for x in reply.sequences]
+        scores = np.asarray([task.score(question, text) for text in said])
+        right += scores.tolist()
+        for sequence, advantage in zip(reply.sequences, scores - scores.mean(), strict=True):
+          ids = [*prompt, *sequence.tokens]
+          blank = [0.0] * (len(prompt) - 1)
+          inputs = {
+            'target_tokens': np.asarray(ids[1:]),
+            'logprobs': np.asarray([*blank, *sequence.logprobs], np.float32),
+            'advantages': np.asarray([*blank, *[advantage] * len(sequence.tokens)], np.float32),
+          }
+          read = tinker.types.ModelInput.from_ints(ids[:-1])
+          data.append(tinker.types.Datum(model_input=read, loss_fn_inputs=inputs))
+      asked_at = time.monotonic()
+      training.forward_backward(data, 'importance_sampling').result()
+      graded = time.monotonic()
+      training.optim_step(tinker.types.AdamParams(learning_rate=options.learning_rate)).result()
+      took = (sampled - began, graded - asked_at, time.monotonic() - graded)
+      print(f'{step:4} {100 * np.mean(right):9.1f}', *(f'{x:10.2f}' for x in took), flush=True)
+
+
+if __name__ == '__main__':
+  main()
