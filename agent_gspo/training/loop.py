@@ -356,9 +356,7 @@ class Run:
     self.writer.started(start, {**provenance.start(), 'questions': asked})
     if not earlier or earlier[-1]['questions'] == asked:
       return ''
-    return (
-      f'the questions of task {self.config.task.name} have changed since step {start} or before'
-    )
+    return f'the questions of task {self.config.task.name} have changed since the last start'
 
   def _save(self, state: TrainState) -> None:
     """Saves a state with the rollouts that wait for it."""

@@ -10,6 +10,8 @@ import numpy as np
 from agent_gspo.apps.serving.adapters import Adapter
 from agent_gspo.sampling.sampler import Samples
 
+_ROWS = 96  # continuations of a call: the keys and values of all its prompts are kept at once
+
 
 @dataclasses.dataclass(eq=False)
 class Ask:
@@ -22,7 +24,8 @@ class Ask:
     limit: Most tokens of a continuation.
     temperature: Sampling temperature.
     stop_ids: Tokens that end a continuation.
-    found: Token ids, log-probs and whether a stop token ended it, of each continuation.
+    found: Token ids, log-probs and whether a stop token ended it, of each continuation; empty
+      until they are sampled.
   """
 
   adapter: Adapter | None
@@ -31,7 +34,7 @@ class Ask:
   limit: int
   temperature: float
   stop_ids: tuple[int, ...]
-  found: list[tuple[np.ndarray, np.ndarray, bool]] | None = None
+  found: list[tuple[np.ndarray, np.ndarray, bool]] = dataclasses.field(default_factory=list)
 
   def is_like(self, other: Ask) -> bool:
     """Returns whether one call of the sampler can continue both."""
@@ -55,14 +58,23 @@ class SampleQueue:
     self._waiting.append(ask)
 
   def take(self, ask: Ask) -> list[tuple[np.ndarray, np.ndarray, bool]]:
-    """Returns the continuations of a prompt, sampled with all that wait and are like it."""
+    """Returns the continuations of a prompt, sampled with others that wait and are like it."""
     try:
-      if ask.found is None:
-        self._continue([one for one in list(self._waiting) if one.is_like(ask)])
-      assert ask.found is not None
+      if not ask.found:
+        self._continue(self._joined(ask))
       return ask.found
     finally:
       self._waiting.remove(ask)
+
+  def _joined(self, ask: Ask) -> list[Ask]:
+    """Returns a prompt and others like it, of `_ROWS` continuations or its own."""
+    joined, rows = [ask], len(ask.seeds)
+    for one in list(self._waiting):
+      fits = rows + len(one.seeds) <= _ROWS
+      if fits and one is not ask and not one.found and one.is_like(ask):
+        joined.append(one)
+        rows += len(one.seeds)
+    return joined
 
   def _continue(self, asks: list[Ask]) -> None:
     rows = [ask for ask in asks for _ in ask.seeds]

@@ -56,6 +56,16 @@ def test_what_is_alike_is_sampled_at_once():
   assert sampler.calls[5:] == [1]  # nothing that was taken waits
 
 
+def test_a_call_has_as_many_rows_as_decode_together():
+  sampler = _Sampler()
+  queue = SampleQueue(sampler)
+  asks = [_ask(2, range(n)) for n in (40, 50, 10, 6, 100)]
+  for ask in asks:
+    queue.add(ask)
+  assert [len(queue.take(ask)) for ask in asks] == [40, 50, 10, 6, 100]
+  assert sampler.calls == [96, 10, 100]
+
+
 def test_a_fault_is_each_requests_own():
   sampler = _Sampler()
   queue = SampleQueue(sampler)
