@@ -109,12 +109,12 @@ def programs() -> dict[str, Any]:
 
 
 def xla_flags(flag: str) -> str:
-  """XLA's flags of this process and one more."""
+  """Returns XLA's flags of this process and one more."""
   return f'{os.environ.get("XLA_FLAGS", "")} {flag}'
 
 
 def environment(devices: int | None = None) -> dict[str, str]:
-  """Of a command, with so many host devices."""
+  """Returns the environment of a command, with so many host devices."""
   settings = {'AGENT_GSPO_CACHE': str(folder()), 'JAX_PLATFORMS': 'cpu'}
   if devices:
     settings['XLA_FLAGS'] = xla_flags(f'--xla_force_host_platform_device_count={devices}')

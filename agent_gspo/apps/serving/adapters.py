@@ -301,7 +301,7 @@ def _packed(
   """
   fewest, most = _COLUMNS
   sequences = [datum.tokens for datum in data]
-  tree = prefix_tree.pack(sequences, bucket(max(most, *map(len, sequences)), fewest))
+  tree = prefix_tree.pack(sequences, bucket(max([most, *map(len, sequences)]), fewest))
   rows, width = tree.tokens.shape
   if rows == 1:
     width = min(width, bucket(tree.used, fewest))

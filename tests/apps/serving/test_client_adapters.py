@@ -140,6 +140,12 @@ def test_sequences_learned_together_are_as_alone(model, made, columns, monkeypat
     np.testing.assert_allclose(parts.gradient[path], gradient, rtol=1e-4, atol=1e-3)  # up to 107
 
 
+def test_no_sequences_have_no_losses_and_no_gradient(model):
+  adapter = _moved(model)
+  assert model.forward_backward(adapter, [], 'cross_entropy', {}) == []
+  assert adapter.gradient is None
+
+
 def test_a_prompt_is_computed_once(model):
   data = _samples_of_a_prompt(model)
   ((some, batch),) = adapters._packed(data, ['weights'])
