@@ -359,9 +359,12 @@ class Run:
     return f'the questions of task {self.config.task.name} have changed since the last start'
 
   def _save(self, state: TrainState) -> None:
-    """Saves a state with the rollouts that wait for it."""
-    rollouts = lambda: {
-      'rollouts': self.ahead.waiting(int(state.step)) if self.ahead else b'',
+    """Saves a state with the rollouts that wait for it, if its step is not saved yet."""
+    step = int(state.step)
+    if step == self.checkpoints.taken_step:
+      return
+    rollouts = {  # before the actors' turn, which rollouts under way need
+      'rollouts': self.ahead.waiting(step) if self.ahead else b'',
       'remembered': encoding.encode(self.memory) if self.memory else b'',
     }
     with self.setup.sampler.placement.turn:  # its barriers span all devices, actors too

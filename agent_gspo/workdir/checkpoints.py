@@ -14,6 +14,7 @@ import pathlib
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import flax.traverse_util
@@ -82,13 +83,13 @@ class Checkpoints:
       )
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'checkpoints')
     self._saving: concurrent.futures.Future[None] | None = None
-    self._taken_step, self._attempts = self.latest_step, 0
+    self.taken_step, self._attempts = self.latest_step, 0
 
   def save(
     self,
     state: Any,
     also_keep: Collection[int] = (),
-    rollouts: Callable[[], Mapping[str, bytes]] = dict,
+    rollouts: Mapping[str, bytes] = MappingProxyType({}),
   ) -> None:
     """Copies the state, which the caller may then reuse, and writes it in the background.
 
@@ -98,19 +99,19 @@ class Checkpoints:
     Args:
       state: State to save.
       also_keep: Steps whose checkpoints stay.
-      rollouts: Returns encoded rollouts by name, b'' for none.
+      rollouts: Encoded rollouts by name, b'' for none.
 
     Raises:
       WriteError: The previous save, or what is written of this one before the call returns, could
         not be written; earlier checkpoints are intact.
     """
     step = int(state.step)
-    if step == self._taken_step:
+    if step == self.taken_step:
       return
     self.wait()
     further = {
       name: ocp.args.ArraySave(np.frombuffer(data, np.uint8))
-      for name, data in rollouts().items()
+      for name, data in rollouts.items()
       if data
     }
     copied = _bytes_on_cpus(state) <= _LARGEST_COPY
@@ -137,7 +138,7 @@ class Checkpoints:
         ),
       )
       rest_of_it = work.pop_all()
-    self._taken_step = step
+    self.taken_step = step
     self._saving = self._thread.submit(self._finish, step, orbax, rest_of_it, meetings)
     if not copied:
       self.wait()
@@ -154,7 +155,7 @@ class Checkpoints:
       try:
         saving.result()
       except Exception:
-        self._taken_step = self.latest_step
+        self.taken_step = self.latest_step
         raise
 
   def _finish(

@@ -120,6 +120,31 @@ def test_a_resumed_queue_goes_on(monkeypatch):
   assert [(step, version, drawn) for step, version, drawn, _ in rollouts.begun] == [(5, 3, 15)]
 
 
+def test_a_save_takes_the_devices_after_the_rollouts_are_written():
+  """Rollouts under way need the devices to end."""
+  turn, saved = threading.Lock(), []
+
+  def waiting(step: int) -> bytes:
+    assert not turn.locked()
+    return b'rollouts'
+
+  def save(state, rollouts):
+    assert turn.locked()
+    saved.append(rollouts['rollouts'])
+
+  run = types.SimpleNamespace(
+    checkpoints=types.SimpleNamespace(taken_step=1, save=save),
+    ahead=types.SimpleNamespace(waiting=waiting),
+    memory=(),
+    setup=types.SimpleNamespace(
+      sampler=types.SimpleNamespace(placement=types.SimpleNamespace(turn=turn))
+    ),
+  )
+  for step in (1, 2):  # the first one is saved already
+    loop.Run._save(run, _state(step))
+  assert saved == [b'rollouts']
+
+
 def test_an_error_of_a_later_rollout_is_raised_at_once(monkeypatch):
   rollouts = _Rollouts(monkeypatch, 2)
   rollouts.failing = 2
