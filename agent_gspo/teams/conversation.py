@@ -239,6 +239,7 @@ class Conversation:
     agent, ids, inserted = turn.agent, reply.token_ids, reply.inserted
     writer = self._writers[agent]
     text = writer.text(ids, reply.ended)
+    learns = reply.learns and writer.role.learns
     return Message(
       episode=self._episode,
       agent=agent,
@@ -257,7 +258,8 @@ class Conversation:
       usage=reply.usage,
       tail=writer.tail(int(ids[-1])) if reply.ended else (),
       told=turn.told,
-      learns=reply.learns and writer.role.learns,
+      learns=learns,
+      version=reply.version if learns else -1,
       log_speak=reply.log_speak,
       experts=reply.experts,
     )

@@ -89,9 +89,12 @@ class RolloutOptions(Section, name='rollout'):
     parts: Parts of the questions: while the device decodes one, the host prepares and grades the
       others. 0: two on an accelerator if each still fills its decode batches, else one. Results
       differ by rounding only.
-    ahead: Steps that rollouts run ahead of the updates, in a thread of their own, with weights that
-      many steps old (at first those of the start). Each takes the memory of the trained parameters.
-      0: no thread; the weights are the newest.
+    ahead: Steps that rollouts run ahead of the updates, in a thread of their own, with weights at
+      most that many steps old. Each takes the memory of the trained parameters. 0: no thread; the
+      weights are the newest.
+    schedule: fixed: with weights exactly `ahead` steps old (at first those of the start), so that
+      the run can be repeated. free: the newest weights write each layer, of episodes under way too.
+      They take the memory of at most two copies, and a save does not wait for rollouts.
     replay: Groups with unequal task scores to remember. Where a new group's scores tie, remembered
       episodes are learned from besides, see `training.replay`. 0: none.
     replay_age: Steps after which the weights that wrote a remembered episode are too old for it.
@@ -120,6 +123,7 @@ class RolloutOptions(Section, name='rollout'):
   must_speak: int = option(0, least=0)
   parts: int = option(0, least=0, most=64)
   ahead: int = option(0, least=0, most=64)
+  schedule: str = option('fixed', choices=('fixed', 'free'))
   replay: int = option(0, least=0, most=10**4)
   replay_age: int = option(1, least=1, most=1000)
   share: str = ''
@@ -135,6 +139,11 @@ class RolloutOptions(Section, name='rollout'):
     super().__post_init__()
     if not self.opponents_run:
       check_choice('rollout.opponents', self.opponents, (*OPPONENTS, f'{FROZEN}WORKDIR'))
+    if self.schedule == 'free' and not self.ahead:
+      raise ValueError(
+        "rollout.schedule='free' with rollout.ahead=0: no rollout runs ahead. Set rollout.ahead=1 "
+        "or more, or rollout.schedule='fixed'."
+      )
     if self.replay and self.replay_age <= self.ahead:
       raise ValueError(
         f'rollout.replay_age={self.replay_age} must be above rollout.ahead={self.ahead}: new '

@@ -78,6 +78,7 @@ class Reply(NamedTuple):
     learns: False for a message of an opponent.
     log_speak: Log-prob that the message is not silent, see `exploration`; None if not measured.
     experts: See `Message.experts`.
+    version: See `Message.version`.
   """
 
   token_ids: np.ndarray
@@ -88,6 +89,7 @@ class Reply(NamedTuple):
   learns: bool = True
   log_speak: float | None = None
   experts: np.ndarray | None = None
+  version: int = -1
 
   @classmethod
   def given(cls, ids: ArrayLike, ended: bool, **fields: Any) -> Reply:

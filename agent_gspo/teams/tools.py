@@ -284,4 +284,5 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     usage=more.usage if draft.usage is None else draft.usage,  # of an endpoint, without tools
     # What is sampled after a result has those of the draft, too, which is prefilled again.
     experts=draft.experts if more.experts is None else more.experts,
+    version=more.version if draft.version < 0 else draft.version,  # the oldest
   )

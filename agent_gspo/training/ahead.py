@@ -3,24 +3,32 @@
 With `mesh.actors` it samples on devices of its own, to which each version is copied. The threads of
 several processes exchange episodes without devices, which may be busy with an update.
 
-The rollout of step `t` is sampled with the weights after step `max(t - rollout.ahead, start)`, is
-learned from in its turn and never dropped. So tokens do not depend on which thread is faster:
-draws are functions of the step, the seed and the state whose weights are used.
+The rollout of step `t` begins with the weights after step `max(t - rollout.ahead, start)` or later
+ones, is learned from in its turn and never dropped. Its questions are drawn with the state after
+that step. Under `rollout.schedule='fixed'` those weights write all of it, so tokens do not depend
+on which thread is faster. Under 'free' the newest weights write each layer: rollouts under way go
+on with them, and a checkpoint holds what they have written so far.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import threading
 import time
+import zlib
+from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from agent_gspo.algorithms.selection import SelectionState
 from agent_gspo.sharding import encoding, hosts
+from agent_gspo.teams.policies import Policy, Reply, Turn
+from agent_gspo.training import engine
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.setup import Setup
@@ -43,18 +51,49 @@ class Collected:
   drawn: int
 
 
-class _Begun(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class _Begun:
   """A rollout that is finished, under way or queued.
 
   Attributes:
     step: Finished steps when it is learned from.
-    version: Finished steps of its weights.
-    result: The rollout, or its error.
+    version: Finished steps of the state that draws its questions, and of its oldest weights.
+    selection: State of the selection rule that draws its questions, but for the number of draws.
+    written: Replies so far by turn; empty under the fixed schedule.
+    result: The rollout, or its error; None until a resumed one is queued.
   """
 
   step: int
   version: int
-  result: futures.Future[Collected]
+  selection: SelectionState
+  written: dict[Hashable, Reply] = dataclasses.field(default_factory=dict)
+  result: futures.Future[Collected] | None = None
+
+  @property
+  def done(self) -> bool:
+    return self.result is not None and self.result.done()
+
+  def wait(self) -> Collected:
+    """Returns the rollout, or raises its error."""
+    assert self.result is not None, 'queued as a step begins'
+    return self.result.result()
+
+  def saved(self) -> tuple[Any, ...]:
+    """Returns plain data for a checkpoint, see `restored`; does not wait."""
+    head = self.step, self.version, jax.device_get(self.selection)
+    if self.done:
+      return *head, {}, self.wait()
+    return *head, {key: tuple(reply) for key, reply in self.written.copy().items()}, None
+
+  @classmethod
+  def restored(cls, step, version, selection, written, collected: Collected | None) -> _Begun:
+    """Inverts `saved`."""
+    selection = jax.tree.map(jnp.asarray, selection)
+    begun = cls(step, version, selection, {key: Reply(*x) for key, x in written.items()})
+    if collected:
+      begun.result = futures.Future()
+      begun.result.set_result(collected)
+    return begun
 
 
 class Ahead:
@@ -67,18 +106,20 @@ class Ahead:
       setup: Run setup.
       saved: Result of `waiting` in the checkpoint that the run resumes from.
     """
-    self._setup = setup
+    self._setup, self._free = setup, setup.config.rollout.schedule == 'free'
     self._thread = futures.ThreadPoolExecutor(1, 'rollout')
     self._silence, self._meetings = _Silence(), hosts.ThreadMeetings(seconds=1.0)
     self._begun = collections.deque[_Begun]()
     self._drawn: int | None = None  # questions drawn so far; the thread's own
     self._sampled = self._reported = 0.0  # seconds that the thread rolled out; of them in metrics
     self._frozen: Any = None  # frozen parameters on the actors
-    for step, version, collected in encoding.decode(saved) if saved else ():
-      result = futures.Future[Collected]()
-      result.set_result(collected)
-      self._begun.append(_Begun(step, version, result))
-      self._drawn = collected.drawn
+    self._newest: TrainState | None = None  # newest weights, under the free schedule
+    self._publishing, self._published = threading.Lock(), -1  # version that a server has
+    for values in encoding.decode(saved) if saved else ():
+      begun = _Begun.restored(*values)
+      self._begun.append(begun)
+      if begun.done:
+        self._drawn = begun.wait().drawn
 
   def __call__(
     self, setup: Setup, state: TrainState, progress: Progress
@@ -94,21 +135,38 @@ class Ahead:
       self._begun.popleft()
     self._begin(state)
     for begun in self._begun:
-      if begun.result.done():
-        begun.result.result()  # raises if it failed
+      if begun.done:
+        begun.wait()  # raises if it failed
     progress.phase('rollout')
-    found = self._begun[0].result.result()
+    found = self._begun[0].wait()
     # Questions are drawn ahead, in order; what is known about them is known now.
     selection = dataclasses.replace(state.selection, drawn=jnp.int32(found.drawn))
     return found.rollout, found.everything or found.rollout, selection
 
   def _begin(self, state: TrainState) -> None:
-    """Queues the rollouts that use the weights of `state`."""
+    """Publishes the weights of `state`, and queues the rollouts that may begin now."""
     version, config = int(state.step), self._setup.config
     last = min(version + config.rollout.ahead, config.steps - 1)
     steps = range(version + len(self._begun), last + 1)
-    if not steps:
+    if not steps and not self._free:
       return
+    if self._drawn is None:
+      self._drawn = int(state.selection.drawn)
+    with self._publishing:
+      self._newest = None  # no third copy beside the one that writes
+      weights = self._copied(state)
+      self._newest = weights if self._free else None
+    self._begun += [_Begun(step, version, weights.selection) for step in steps]
+    if self._free:  # queued rollouts hold no weights
+      weights = dataclasses.replace(weights, trainable={})
+    for begun in self._begun:
+      if begun.result is None:
+        own = dataclasses.replace(weights, step=jnp.int32(begun.version), selection=begun.selection)
+        begun.result = self._thread.submit(self._collect, own, begun)
+
+  def _copied(self, state: TrainState) -> TrainState:
+    """Returns what a rollout reads of a state, which updates do not change."""
+    config = self._setup.config
     weights = dataclasses.replace(state, opt_state=None, reference=None)
     if config.mesh.actors or hosts.count() > 1:  # of all processes: not in the thread
       self._frozen = self._frozen or self._setup.own_copy(state.frozen)
@@ -120,20 +178,48 @@ class Ahead:
     if not config.mesh.actors:  # a copy: updates donate these buffers
       trainable = jax.tree.map(jnp.array, weights.trainable)
       weights = dataclasses.replace(weights, trainable=trainable)
-    for step in steps:
-      result = self._thread.submit(self._collect, weights, step)
-      self._begun.append(_Begun(step, version, result))
+    return weights
 
-  def _collect(self, state: TrainState, step: int) -> Collected:
+  def _collect(self, state: TrainState, begun: _Begun) -> Collected:
     """Rolls out a step; runs in the thread, in the order of the steps."""
     start = time.monotonic()
-    if self._drawn is not None:
-      selection = dataclasses.replace(state.selection, drawn=jnp.int32(self._drawn))
-      state = dataclasses.replace(state, selection=selection)
-    rollout, everything, after = collect(self._setup, state, self._silence, step, self._gather)
+    selection = dataclasses.replace(state.selection, drawn=jnp.int32(self._drawn))
+    state = dataclasses.replace(state, selection=selection)
+    write = functools.partial(self._write, begun.written) if self._free else None
+    rollout, everything, after = collect(
+      self._setup, state, self._silence, begun.step, self._gather, write
+    )
     self._drawn = int(after.drawn)
     self._sampled += time.monotonic() - start
     return Collected(rollout, None if everything is rollout else everything, self._drawn)
+
+  def _write(
+    self, written: dict[Hashable, Reply], policy_of: Callable[[TrainState], Policy]
+  ) -> Policy:
+    """Returns the policy of the newest weights, which adds its replies to `written`.
+
+    Turns whose replies are there already, with the same prompt, keep them.
+    """
+
+    def speak(turns: Sequence[Turn]) -> list[Reply]:
+      places = [_place(turn) for turn in turns]
+      missing = [i for i, place in enumerate(places) if place not in written]
+      if missing:
+        replies = policy_of(self._current())([turns[i] for i in missing])
+        written.update(zip((places[i] for i in missing), replies, strict=True))
+      return [written[place] for place in places]
+
+    return speak
+
+  def _current(self) -> TrainState:
+    """Returns the newest weights, which a server that samples has by then."""
+    with self._publishing:
+      state = self._newest
+    assert state is not None, 'published as a step begins'
+    if int(state.step) != self._published:
+      engine.publish(self._setup, state)
+      self._published = int(state.step)
+    return state
 
   def _gather(self, own: RolloutBatch) -> list[RolloutBatch]:
     return self._meetings.gather(own, lambda: self._silence.phase('wait'))
@@ -153,24 +239,46 @@ class Ahead:
       Exception: A rollout failed.
     """
     for begun in self._begun:
-      begun.result.result()
+      if begun.result is not None:
+        begun.wait()
 
   def waiting(self, step: int) -> bytes:
-    """Returns the encoded rollouts that a run resumed after `step` steps cannot sample anew.
+    """Returns the encoded rollouts that a run resumed after `step` steps does not begin anew.
 
-    Those are the rollouts of older weights, which are awaited. b'' if there are none.
+    Those are the rollouts that began with older weights. Under the fixed schedule they are awaited;
+    under the free one, those under way are taken as far as they are. b'' if there are none. All
+    processes call this.
 
     Raises:
       Exception: One of them failed.
     """
     older = [begun for begun in self._begun if begun.version < step <= begun.step]
-    found = [(begun.step, begun.version, begun.result.result()) for begun in older]
+    if not self._free:
+      for begun in older:
+        begun.wait()
+    found = [begun.saved() for begun in older]
+    if self._free:  # each process writes its own episodes
+      found = [_merged(of) for of in zip(*hosts.gather(found), strict=True)]
     return encoding.encode(found) if found else b''
 
   def close(self) -> None:
     """Ends the rollout under way at its next layer, and drops the queued ones."""
     self._silence.stopped = True
     self._thread.shutdown(cancel_futures=True)
+
+
+def _place(turn: Turn) -> Hashable:
+  """Returns the key of a turn in its rollout: plain data, which differs with the prompt."""
+  prompt = zlib.crc32(turn.prompt_ids.tobytes())
+  return turn.question.id, turn.sample, turn.agent, turn.round, turn.branch, turn.offset, prompt
+
+
+def _merged(saved: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+  """Returns a rollout as saved by each process: finished by one, or with the replies of all."""
+  finished = [rollout for rollout in saved if rollout[-1] is not None]
+  step, version, selection, _, collected = (finished or saved)[0]
+  written = {} if finished else {key: x for own in saved for key, x in own[3].items()}
+  return step, version, selection, written, collected
 
 
 class _Silence(Progress):

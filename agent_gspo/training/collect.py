@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from agent_gspo.rewards.scores import scored
 from agent_gspo.sharding import hosts
 from agent_gspo.teams import batches
 from agent_gspo.teams.exploration import Exploration, audible_turns
+from agent_gspo.teams.policies import Policy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import engine, opponents
 from agent_gspo.training.progress import Progress
@@ -29,6 +30,7 @@ def collect(
   progress: Progress,
   step: int | None = None,
   gather: Callable[[RolloutBatch], list[RolloutBatch]] = hosts.gather,
+  write: Callable[[Callable[[TrainState], Policy]], Policy] | None = None,
 ) -> tuple[RolloutBatch, RolloutBatch, selection_lib.SelectionState]:
   """Runs the episodes of a step with the parameters of `state`.
 
@@ -42,15 +44,19 @@ def collect(
     step: Finished steps when the episodes are learned from, which seed every draw; by default those
       of `state`.
     gather: Returns the episodes of each process.
+    write: Makes the policy of the rollout, given the policy of any state; None for that of `state`,
+      which a server that samples is given first.
 
   Returns:
     Episodes to learn from, about `B` questions, with candidates that were not taken; all episodes,
     about `Q >= B` questions, since those that resampling dropped still count for accuracy and cost;
     and the state of the selection rule after the draws.
   """
-  options, version = setup.config.selection, int(state.step)
-  step = version if step is None else step
-  engine.publish(setup, state)
+  options = setup.config.selection
+  step = int(state.step) if step is None else step
+  if write is None:
+    engine.publish(setup, state)
+    write = lambda policy_of: policy_of(state)
   missing, selection = setup.config.rollout.questions, state.selection
   found: list[RolloutBatch] = []
   asked: list[int] = []
@@ -64,7 +70,7 @@ def collect(
     if setup.term_sheet is not None:
       seed = (setup.config.seed, streams.TERMS, step, len(asked))
       questions = terms.put(questions, setup.term_sheet.draw(missing, seed))
-    own = _converse(setup, state, step, questions, len(asked), progress)
+    own = _converse(setup, state, step, questions, len(asked), progress, write)
     batch = batches.join(gather(own), as_one=True)
     good = np.arange(missing)
     if retries:
@@ -76,9 +82,7 @@ def collect(
     kept += (len(asked) + good).tolist()
     asked += drawn.tolist()
     missing, retries = missing - len(good), retries - 1
-  joined = batches.join(found)
-  messages = (dataclasses.replace(m, version=version) if m.learns else m for m in joined.messages)
-  everything = dataclasses.replace(joined, messages=tuple(messages), drawn=np.asarray(asked))
+  everything = dataclasses.replace(batches.join(found), drawn=np.asarray(asked))
   learned = batches.select(everything, kept) if len(kept) < len(asked) else everything
   return learned, batches.taken(everything), selection
 
@@ -90,6 +94,7 @@ def _converse(
   questions: Sequence[Question],
   asked: int,
   progress: Progress,
+  write: Callable[[Callable[[TrainState], Policy]], Policy],
 ) -> RolloutBatch:
   """Runs `group_size` episodes for each question of this process's share."""
   options = setup.config.rollout
@@ -98,15 +103,29 @@ def _converse(
     turns = audible_turns(setup.team, setup.sharing)
     seeds = (setup.config.seed, step)
     exploration = Exploration(turns, options.must_speak, options.group_size, *seeds)
+  matches: Mapping[str, opponents.Match] = {}
+  if state.pool is not None:
+    matches = opponents.matches(setup, step, questions, asked, int(state.step))
+
+  def policy_of(newer: TrainState) -> Policy:
+    """Returns the policy of newer weights against the same opponents."""
+    policy = opponents.policy(
+      setup,
+      dataclasses.replace(newer, pool=state.pool),
+      step,
+      matches,
+      exploration.must_speak if exploration else None,
+    )
+    version = int(newer.step)
+    return lambda turns: [reply._replace(version=version) for reply in policy(turns)]
+
   own = rollout(
     setup.team,
     setup.task,
     setup.tokenizer,
     questions[hosts.share(len(questions))],
     options.group_size,
-    opponents.policy(
-      setup, state, step, questions, asked, exploration.must_speak if exploration else None
-    ),
+    write(policy_of),
     lambda done, total: progress.phase('rollout', done, total),
     parts=options.parts or _parts(setup, len(questions) * options.group_size * options.branches),
     branches=options.branches,

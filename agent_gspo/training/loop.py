@@ -374,7 +374,8 @@ class Run:
     """Saves the last finished step, unless its buffers were donated."""
     # A second Ctrl-C interrupts a step, which has donated the buffers of the previous state.
     if state is not None and state_lib.is_whole(state):
-      ahead = ' after the rollouts under way' if self.ahead else ''
+      awaited = self.ahead and self.config.rollout.schedule == 'fixed'
+      ahead = ' after the rollouts under way' if awaited else ''
       progress.note(f'interrupted: saving{ahead} ...')
       self._save(state)
     self.checkpoints.wait()

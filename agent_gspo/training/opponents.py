@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import flax.traverse_util
@@ -44,8 +44,7 @@ def policy(
   setup: Setup,
   state: TrainState,
   step: int,
-  questions: Sequence[Question],
-  asked: int,
+  found: Mapping[str, Match],
   must_speak: Callable[[Turn], bool] | None = None,
 ) -> Policy:
   """Returns the policy of a training rollout, with opponents if the config has any.
@@ -54,8 +53,7 @@ def policy(
     setup: Run setup.
     state: Training state.
     step: Finished steps when the rollout is learned from, at least those of `state`.
-    questions: Questions of the rollout, over all processes.
-    asked: Questions asked before in this step.
+    found: Assignment of each question of the rollout, over all processes, see `matches`.
     must_speak: See `ModelPolicy`.
   """
   of = lambda trainable, **options: setup.policy(
@@ -68,7 +66,6 @@ def policy(
   learner = of(state.trainable, must_speak=must_speak)
   if state.pool is None:
     return engine.policy(setup, learner)
-  found = matches(setup, step, questions, asked, int(state.step))
   # In one order in all processes, which exchange parameters here.
   playing = {match.member for match in found.values() if match.member is not None}
   members: dict[int | None, Policy] = {m: of(state.pool[m]) for m in sorted(playing)}

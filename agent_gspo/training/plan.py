@@ -192,7 +192,10 @@ def make(
       for one in learning
     ]
   )
-  state['weights of rollouts ahead'] = config.rollout.ahead * copied['parameters']
+  copies = config.rollout.ahead
+  if config.rollout.schedule == 'free':  # the newest, and those of the layer under way
+    copies = min(copies, 2)
+  state['weights of rollouts ahead'] = copies * copied['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(_weight_bytes(m.config, m.placement) for m in frozen.values())

@@ -14,12 +14,17 @@ def test_killed_at_random_moments(processes):
 
 
 @pytest.mark.slow
-def test_killed_while_rollouts_wait(tmp_path):
-  assert queue_kills.trial(tmp_path, kills=2, terms=0, processes=1) == 1
+@pytest.mark.parametrize('schedule', ['fixed', 'free'])
+def test_killed_while_rollouts_wait(tmp_path, schedule):
+  found = queue_kills.trial(tmp_path, kills=2, terms=1, processes=1, seed=2, schedule=schedule)
+  assert found == 1
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('schedule', ['fixed', 'free'])
 @pytest.mark.parametrize(('processes', 'actors'), [(1, 0), (2, 0), (2, 1)])
-def test_killed_often_while_rollouts_wait(tmp_path, processes, actors):
-  found = queue_kills.trial(tmp_path, kills=20, terms=5, processes=processes, seed=1, actors=actors)
+def test_killed_often_while_rollouts_wait(tmp_path, processes, actors, schedule):
+  found = queue_kills.trial(
+    tmp_path, kills=20, terms=5, processes=processes, seed=1, actors=actors, schedule=schedule
+  )
   assert found == 5

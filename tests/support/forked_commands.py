@@ -2,7 +2,8 @@
 
 `python forked_commands.py` reads a JSON list of argument lists, the first of each naming the
 command, and writes a list of `[exit status, stdout, stderr]`. A command may have a signal for
-itself, see `_arm`: "train@POINT@CALLS@NUMBER".
+itself, see `_arm`: "train@POINT@CALLS@NUMBER". Each run writes the rollouts that it resumes with
+into files `held_*` of its workdir; layers of rollouts ahead take `LAYER_SECONDS` more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pathlib
 import runpy
 import sys
 import tempfile
+import threading
+import time
 
 # A script finds what lies beside it, not the package above.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -23,7 +26,32 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import micro_run
 
 import agent_gspo.training.loop  # noqa: F401 (what a command would import)
+from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding import hosts
 from agent_gspo.training.ahead import Ahead
+
+_queues: list[Ahead] = []
+
+
+def _watch(workdir: pathlib.Path) -> None:
+  """Remembers each queue, and writes what it resumes with."""
+  init = Ahead.__init__
+
+  def watched_init(self, setup, saved: bytes) -> None:
+    init(self, setup, saved)
+    _queues.append(self)
+    if saved and hosts.is_first():
+      (workdir / f'held_{len([*workdir.glob("held_*")])}').write_bytes(saved)
+
+  Ahead.__init__ = watched_init  # type: ignore[method-assign]
+  sample, pause = Sampler.__call__, float(os.environ.get('LAYER_SECONDS', '0'))
+
+  def slow(*arguments, **options):
+    if threading.current_thread() is not threading.main_thread():
+      time.sleep(pause)
+    return sample(*arguments, **options)
+
+  Sampler.__call__ = slow  # type: ignore[method-assign]
 
 
 def _arm(point: str, calls: int, number: int) -> None:
@@ -31,21 +59,13 @@ def _arm(point: str, calls: int, number: int) -> None:
 
   Only calls count while a rollout waits that is not the next to learn from, under way or done.
   """
-  queues: list[Ahead] = []
-  init = Ahead.__init__
-
-  def watched_init(self, *arguments) -> None:
-    init(self, *arguments)
-    queues.append(self)
-
-  Ahead.__init__ = watched_init  # type: ignore[method-assign]
   module, path = point.split(':')
   *owners, name = path.split('.')
   owner = functools.reduce(getattr, owners, importlib.import_module(module))
   real, left = getattr(owner, name), [None] * calls
 
   def watched(*arguments, **options):
-    waiting = [begun.step for queue in queues for begun in list(queue._begun)[1:]]
+    waiting = [begun.step for queue in _queues for begun in list(queue._begun)[1:]]
     if waiting and left:
       left.pop()
       if not left:
@@ -68,6 +88,9 @@ def main() -> None:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
         name, *signal = name.split('@')
+        given = dict(x.split('=', 1) for x in arguments if x.startswith('--workdir='))
+        if '--workdir' in given:
+          _watch(pathlib.Path(given['--workdir']))
         if signal:
           _arm(signal[0], *map(int, signal[1:]))
         file = str(micro_run.ROOT / 'launch' / f'{name}.py')

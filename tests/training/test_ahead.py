@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import signal
 import threading
+import time
 import traceback
 import types
 
@@ -17,12 +19,14 @@ import small_checkpoints
 
 from agent_gspo.config import check as config_lib
 from agent_gspo.sharding.options import MeshOptions
+from agent_gspo.teams.policies import Reply, Turn
 from agent_gspo.training import ahead as ahead_lib
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training.ahead import Ahead
 from agent_gspo.training.policy_loss import Programs
 from agent_gspo.training.progress import Progress
+from agent_gspo.types import Question
 from benchmarks.rollouts_ahead import SlowMaze
 from configs import half_maze
 
@@ -55,27 +59,64 @@ def _maze(**values) -> dict:
 
 
 class _Rollouts:
-  """Stands for `collect`: each rollout is its own step, and draws three questions."""
+  """Stands for `collect`: each rollout is its own step, and draws three questions.
 
-  def __init__(self, monkeypatch, ahead: int):
+  Under the free schedule it is what its two layers wrote: the versions of the weights.
+  """
+
+  def __init__(self, monkeypatch, ahead: int, schedule: str = 'fixed'):
     self.begun, self.failing, self.hold = [], None, threading.Semaphore(10**6)
-    rollout = types.SimpleNamespace(ahead=ahead)
+    rollout = types.SimpleNamespace(ahead=ahead, schedule=schedule, engine='')
     config = types.SimpleNamespace(rollout=rollout, steps=6, mesh=MeshOptions())
     self.setup = types.SimpleNamespace(config=config)
     monkeypatch.setattr(ahead_lib, 'collect', self)
 
-  def __call__(self, setup, state, progress, step, gather):
+  def __call__(self, setup, state, progress, step, gather, write):
     self.hold.acquire()
     progress.phase('rollout')
     if step == self.failing:
       raise OSError('no maze')
     drawn = int(state.selection.drawn)
-    self.begun.append((step, int(state.step), drawn, float(state.trainable['a', 'lora_a'][0, 0])))
-    return step, step, state.selection.replace(drawn=drawn + 3)
+    after = state.selection.replace(drawn=drawn + 3)
+    if write is None:
+      self.begun.append((step, int(state.step), drawn, _first(state)))
+      return step, step, after
+    assert not state.trainable  # it would stay in memory while the rollout is queued
+    self.begun.append((step, int(state.step), drawn, float(state.selection.posterior.a[0])))
+    replies = write(self._policy)([_turn(0)])
+    self.hold.acquire()
+    replies += write(self._policy)([_turn(0), _turn(1)])[1:]
+    rollout = [(reply.version, reply.token_ids.tolist()) for reply in replies]
+    return rollout, rollout, after
+
+  @staticmethod
+  def _policy(state):
+    """Writes what its weights are."""
+    reply = Reply.given([int(_first(state))], ended=True, version=int(state.step))
+    return lambda turns: [reply] * len(turns)
+
+
+def _turn(round_: int) -> Turn:
+  prompt = np.arange(round_ + 1, dtype=np.int32)
+  return Turn(Question('q', '', ''), 0, 0, round_, prompt, {}, limit=1, stop_ids=(0,))
+
+
+class _Told(Progress):
+  """Calls a function when the learner waits, with its weights published."""
+
+  def __init__(self, function):
+    self.phase = lambda *_: function()
 
 
 def _state(step: int):
   return small_checkpoints.state(float(step), step)
+
+
+def _knowing(step: int):
+  """A state whose posterior tells its step."""
+  state = _state(step)
+  posterior = state.selection.posterior.replace(a=np.full(1, step, np.float32))
+  return state.replace(selection=state.selection.replace(posterior=posterior))
 
 
 def _first(state) -> float:
@@ -118,6 +159,45 @@ def test_a_resumed_queue_goes_on(monkeypatch):
     assert (rollout, int(selection.drawn)) == (step, 3 * (step + 1))
   again.close()
   assert [(step, version, drawn) for step, version, drawn, _ in rollouts.begun] == [(5, 3, 15)]
+
+
+def test_a_free_rollout_goes_on_with_the_newest_weights(monkeypatch):
+  """Also after a stop; its questions are drawn as they would have been."""
+  rollouts = _Rollouts(monkeypatch, 2, 'free')
+  rollouts.hold = threading.Semaphore(3)  # two layers of the first rollout, one of the second
+  found, states = Ahead(rollouts.setup), [_knowing(step) for step in range(3)]
+  assert found(rollouts.setup, states[0], Progress())[0] == [(0, [0]), (0, [0])]
+  while len(rollouts.begun) < 2:
+    time.sleep(0.01)
+  saved = found.waiting(1)  # does not wait
+  release = lambda: rollouts.hold.release(10**6)
+  rollout, _, selection = found(rollouts.setup, states[1], _Told(release))
+  assert rollout == [(0, [0]), (1, [1])]
+  assert int(selection.drawn) == 6
+  found.wait()
+  assert found(rollouts.setup, states[2], Progress())[0] == [(1, [1]), (1, [1])]
+  found.close()
+  before, rollouts.begun = rollouts.begun[1:3], []
+  assert before == [(1, 0, 3, 0), (2, 0, 6, 0)]
+  again = Ahead(rollouts.setup, saved)
+  resumed = dataclasses.replace(states[1], selection=states[1].selection.replace(drawn=3))
+  assert again(rollouts.setup, resumed, Progress())[0] == [(0, [0]), (1, [1])]
+  again.wait()
+  again.close()
+  assert rollouts.begun == [*before, (3, 1, 9, 1)]
+
+
+def test_a_free_rollout_forgets_a_reply_to_another_prompt(monkeypatch):
+  """An environment that is not what it was answers otherwise."""
+  rollouts = _Rollouts(monkeypatch, 1, 'free')
+  found, written = Ahead(rollouts.setup), {}
+  found(rollouts.setup, _state(0), Progress())
+  write = found._write(written, rollouts._policy)
+  write([_turn(0)])
+  found(rollouts.setup, _state(1), Progress())
+  other = dataclasses.replace(_turn(0), prompt_ids=np.asarray([7], np.int32))
+  assert [reply.version for reply in write([_turn(0), other])] == [0, 1]
+  found.close()
 
 
 def test_a_save_takes_the_devices_after_the_rollouts_are_written():
@@ -220,6 +300,31 @@ def test_the_trainers_old_logprobs_are_of_the_newest_weights(tmp_path):
     assert line['policy/ratio_first_minibatch_error_max'] < 1e-4
     assert line['policy/sampler_trainer_diff_mean'] > 1e-3
     assert abs(line['policy/tis_weight_mean'] - 1) > 1e-4
+
+
+def test_a_free_run_asks_what_a_fixed_one_asks(tmp_path):
+  """In spite of a stop; messages are as old as rollouts may be at most."""
+  pauses = {'task__options__delay': 0.03, 'task__options__jitter': True}
+  values = {'rollout__ahead': 2, 'logging__transcripts': 99, 'evaluation__every': 0}
+  loop.train(_maze(**values), tmp_path / 'fixed')
+  config = _maze(rollout__schedule='free', **values, **pauses)
+  loop.train(config, tmp_path / 'free', on_step=lambda step, metrics: step == 2)
+  loop.train(config, tmp_path / 'free')
+  asked = []
+  for name in ('fixed', 'free'):
+    told = run_comparison.records(tmp_path / name, 'transcripts.jsonl')
+    told = [record for record in told if record['label'] == 'train']
+    asked.append([(record['step'], record['question_id'], record['sample']) for record in told])
+  assert asked[0] == asked[1]
+  for record in told:
+    versions = [message['version'] for message in record['messages']]
+    assert versions == sorted(versions)
+    assert record['step'] - 3 <= versions[0] <= versions[-1] < record['step']
+
+
+def test_a_free_schedule_of_nothing_is_refused():
+  with pytest.raises(ValueError, match=r"rollout.schedule='free' with rollout.ahead=0: .* Set"):
+    config_lib.check(micro_run.changed(rollout__schedule='free'))
 
 
 _TOLD = {

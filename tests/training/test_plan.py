@@ -61,6 +61,13 @@ def test_state_and_gradients_are_those_of_the_run(setup):
     assert program.arrays == {'gradients': _nbytes(gradients), 'rollouts ahead': writing.bytes}
 
 
+def test_a_free_schedule_holds_two_copies_at_most(setup):
+  for ahead, copies in (1, 1), (2, 2), (8, 2):
+    config = micro_run.changed(rollout__ahead=ahead, rollout__schedule='free')
+    state = setup_lib.plan(config_lib.check(config)).state
+    assert state['weights of rollouts ahead'] == copies * setup.plan.state['parameters']
+
+
 def test_pool_and_cache_are_those_of_the_sampler(setup):
   sampler = setup.sampler
   reading, writing = plan.rollout_programs(sampler, width=256, rows=3, columns=64, messages=8)
