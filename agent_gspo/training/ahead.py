@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -114,7 +113,7 @@ class Ahead:
     self._sampled = self._reported = 0.0  # seconds that the thread rolled out; of them in metrics
     self._frozen: Any = None  # frozen parameters on the actors
     self._newest: TrainState | None = None  # newest weights, under the free schedule
-    self._publishing, self._published = threading.Lock(), -1  # version that a server has
+    self._published = -1  # version that a server has, under the free schedule
     for values in encoding.decode(saved) if saved else ():
       begun = _Begun.restored(*values)
       self._begun.append(begun)
@@ -152,10 +151,8 @@ class Ahead:
       return
     if self._drawn is None:
       self._drawn = int(state.selection.drawn)
-    with self._publishing:
-      self._newest = None  # no third copy beside the one that writes
-      weights = self._copied(state)
-      self._newest = weights if self._free else None
+    weights = self._copied(state)
+    self._newest = weights if self._free else None
     self._begun += [_Begun(step, version, weights.selection) for step in steps]
     if self._free:  # queued rollouts hold no weights
       weights = dataclasses.replace(weights, trainable={})
@@ -213,8 +210,7 @@ class Ahead:
 
   def _current(self) -> TrainState:
     """Returns the newest weights, which a server that samples has by then."""
-    with self._publishing:
-      state = self._newest
+    state = self._newest
     assert state is not None, 'published as a step begins'
     if int(state.step) != self._published:
       engine.publish(self._setup, state)

@@ -82,8 +82,8 @@ class _Rollouts:
       self.begun.append((step, int(state.step), drawn, _first(state)))
       return step, step, after
     assert not state.trainable  # it would stay in memory while the rollout is queued
-    self.begun.append((step, int(state.step), drawn, float(state.selection.posterior.a[0])))
     replies = write(self._policy)([_turn(0)])
+    self.begun.append((step, int(state.step), drawn, float(state.selection.posterior.a[0])))
     self.hold.acquire()
     replies += write(self._policy)([_turn(0), _turn(1)])[1:]
     rollout = [(reply.version, reply.token_ids.tolist()) for reply in replies]
