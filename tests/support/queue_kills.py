@@ -32,15 +32,15 @@ _OPTIONS = [
   f'--config.steps={STEPS}',
   f'--config.rollout.ahead={_AHEAD}',
   '--config.rollout.questions=2',
-  '--config.checkpoint.every=3',
   '--config.evaluation.every=10',
   '--config.evaluation.seen_questions=0',
   '--config.sft.steps=0',
   '--config.logging.transcripts=99',  # all: with the questions drawn
 ]
 _OF_SCHEDULE = {
-  'fixed': ['--config.selection.name=spo'],
-  'free': ['--config.rollout.schedule=free'],  # questions in an order that no timing changes
+  'fixed': ['--config.selection.name=spo', '--config.checkpoint.every=3'],
+  # Questions in an order that no timing changes; many checkpoints, all with rollouts to keep.
+  'free': ['--config.rollout.schedule=free', '--config.checkpoint.every=1'],
 }
 # Functions, with the most calls before the signal: so few that the run has as many left.
 POINTS = {
