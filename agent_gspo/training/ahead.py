@@ -70,6 +70,7 @@ class _Begun:
 
   @property
   def done(self) -> bool:
+    """Returns whether it is finished or has failed."""
     return self.result is not None and self.result.done()
 
   def wait(self) -> Collected:

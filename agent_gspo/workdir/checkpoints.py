@@ -41,6 +41,7 @@ class Checkpoints:
   Attributes:
     directory: Folder of the checkpoints.
     latest_step: Step of the newest intact checkpoint on disk, None if there is none.
+    taken_step: Step of the newest save, which may still be under way; None if there is none.
     damaged: Damage of each newer checkpoint, by step.
     changes: Config changes mid-run, oldest first: `step` (finished before), `field`, `old` and
       `new` value.
