@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -293,8 +294,11 @@ def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
   for i, axis in enumerate(spec):
     if axis is not None:
       # Stacked in front of the sharded axis, itself in front: gradients are scattered outside of
-      # TPU tiles, and no part of a row is padded to 128 lanes.
-      parts = jax.lax.all_gather(jnp.moveaxis(part, i, 0), axis)  # [devices, size of a part, ...]
+      # TPU tiles, and no part of a row is padded to 128 lanes. Without the layout, which holds for
+      # the gradient as well, the compiler may transpose, and so pad, the whole gradient.
+      part = jnp.moveaxis(part, i, 0)
+      part = layout.with_layout_constraint(part, layout.Layout(tuple(range(part.ndim))))
+      parts = jax.lax.all_gather(part, axis)  # [devices, size of a part, ...]
       part = jnp.moveaxis(jax.lax.collapse(parts, 0, 2), 0, i)
   return part
 

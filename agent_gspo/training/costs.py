@@ -304,13 +304,14 @@ def decode_bytes(
 ) -> int:
   """Estimates the decode loop over `rows` per device, for a model of `weights` parameters.
 
-  In bfloat16 weights are cast once, before the loop. Under FSDP they are all-gathered there too;
-  without `gather_once`, the head and one layer at a time are gathered within the loop.
+  In bfloat16 weights are cast once, before the loop. Under FSDP they are all-gathered there too,
+  a tied table as it is stored and then transposed; without `gather_once`, the head and one layer at
+  a time are gathered within the loop.
   """
   size = _size(config)
   kept = 0 if config.dtype == 'float32' else size * weights
   if placement.cut_by_fsdp and gather_once:
-    kept = size * weights
+    kept = size * (weights + config.tie_embeddings * _parts(config, weights)[0])
   elif placement.cut_by_fsdp:
     kept = kept // placement.size('fsdp') + size * sum(_parts(config, weights))
   return (kept + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')

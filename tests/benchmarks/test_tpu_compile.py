@@ -1,6 +1,5 @@
 """The programs of a run compile for a TPU slice; no TPU is needed."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,15 +7,11 @@ import sys
 
 import micro_run
 import pytest
-
-_FOLDER = os.environ.get('AGENT_GSPO_LIBTPU', '')  # that holds the package, beside the environment
+import tpu_programs
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-  not _FOLDER and importlib.util.find_spec('libtpu') is None,
-  reason='no libtpu (it holds the compiler) is installed; AGENT_GSPO_LIBTPU may name its folder',
-)
+@tpu_programs.needs_compiler
 @pytest.mark.parametrize('program', ['update', 'prefill', 'decode'])
 def test_the_program_compiles_and_fits(program, tmp_path):
   command = [
@@ -24,7 +19,9 @@ def test_the_program_compiles_and_fits(program, tmp_path):
     *('--mesh=data=8,fsdp=1,tensor=1', '--model=smollm2-135m', '--rows=8', '--row_tokens=256'),
     *('--columns=256', '--new_tokens=32', f'--json={tmp_path / "figures.json"}'),
   ]
-  subprocess.run(command, env={**os.environ, 'PYTHONPATH': _FOLDER}, cwd=micro_run.ROOT, check=True)
+  subprocess.run(
+    command, env={**os.environ, 'PYTHONPATH': tpu_programs.FOLDER}, cwd=micro_run.ROOT, check=True
+  )
   found = json.loads((tmp_path / 'figures.json').read_text())
   weights = 4 * 134.5e6  # float32
   assert weights < found['arguments_bytes'] < 4 * weights
