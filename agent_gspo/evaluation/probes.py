@@ -1,11 +1,12 @@
 """Probes what messages do: mutes agents, blanks, shuffles, falsifies or empties messages.
 
 Each probe wraps the team's policy; agents that it does not change draw the same noise as in the
-team.
+team. Messages are changed whole, with the results of their tools.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from agent_gspo.evaluation import results, statistics, variants
 from agent_gspo.evaluation.harness import Harness, Probe
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams import tools
 from agent_gspo.teams.policies import Policy, Reply, Turn, muted
 from agent_gspo.teams.team import Team
 
@@ -67,7 +69,8 @@ def reworded(policy: Policy, change: Callable[[Turn, np.ndarray], Sequence[int] 
       said, stop = np.split(own.token_ids, [len(own.token_ids) - own.ended])
       other = change(turn, said)
       if other is not None:
-        reply = Reply.given([*other, *stop], own.ended, usage=own.usage)
+        mask = own.inserted if len(other) == len(said) else None
+        reply = Reply.given([*other, *stop], own.ended, usage=own.usage, inserted=mask)
         replies[i] = _delivered(reply, turn, own)
     return replies
 
@@ -137,6 +140,14 @@ def run_all(
     return loss(name, *pairs) | failed, pairs
 
   lost = lambda *args, **fields: paired(*args, **fields)[0]
+  toolboxes = team.toolboxes(harness.tokenizer)  # called by the policy, so that messages are whole
+  roles = tuple(dataclasses.replace(role, tools=()) for role in team.roles)
+  bare = variants.itself(dataclasses.replace(team, roles=roles))
+
+  def changed(name: str, change: Callable[[Policy], Policy], with_partners: bool = False):
+    wrap = lambda policy: change(functools.partial(tools.speak, policy, toolboxes=toolboxes))
+    return paired(name, bare, Probe(name, wrap, with_partners))
+
   for i, agent in enumerate(whole['agents']):
     name = f'muted: {agent["name"]}'
     probe = Probe(name, functools.partial(muted, agents=(i,), stop_ids=stop_ids))
@@ -149,21 +160,19 @@ def run_all(
       partners[question] = other.id
       partners.setdefault(other.id, question)
     swap = functools.partial(shuffled, partners=partners, team=team, stop_ids=stop_ids)
-    probe = Probe(name, swap, with_partners=True)
-    rows.append(lost(name, probe=probe))
+    rows.append(changed(name, swap, with_partners=True)[0])
   if read and not any(tokenizer.unknown_words('.') for tokenizer in tokenizers):
     empty = lambda turn, ids: (
       emptied(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) in read else None
     )
-    name = 'messages emptied'
-    rows.append(lost(name, probe=Probe(name, functools.partial(reworded, change=empty))))
+    rows.append(changed('messages emptied', functools.partial(reworded, change=empty))[0])
   for place in read:
     wrong = lambda turn, ids, place=place: (
       falsified(team, tokenizers[turn.agent], ids) if (turn.round, turn.agent) == place else None
     )
     round_, agent = place[0], team.names[place[1]]
     name = f'wrong number: {agent}' + f', round {round_ + 1}' * (team.topology.rounds > 1)
-    row, (ours, probed) = paired(name, probe=Probe(name, functools.partial(reworded, change=wrong)))
+    row, (ours, probed) = changed(name, functools.partial(reworded, change=wrong))
     rows.append(row | spread(ours, probed, agent, round_, harness.task.canonical))
   return rows
 

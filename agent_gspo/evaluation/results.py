@@ -31,11 +31,15 @@ class Prices:
     written: Price of tokens written.
     read: Price of tokens read.
     source: Source of the prices.
+    inserted: Price of tokens that tools wrote, besides that of reading them.
+    factors: Factor of an agent's prices by name, 1 for others.
   """
 
   written: float
   read: float
   source: str
+  inserted: float = 0.0
+  factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def of_questions(
@@ -298,9 +302,11 @@ def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
 def _money(batch: RolloutBatch, prices: Prices | None) -> dict[str, Any]:
   if prices is None:
     return {}
-  tokens = prices.written * batch.written + prices.read * batch.read
+  money = prices.written * batch.written + prices.read * batch.read
+  money = money + prices.inserted * batch.tool_tokens
+  factors = np.asarray([prices.factors.get(name, 1.0) for name in batch.agent_names])
   return {
-    'money/per_question': counts.per_question(batch, tokens) / 1e6,
+    'money/per_question': counts.per_question(batch, factors[batch.agent] * money) / 1e6,
     'money/prices_per_million': dataclasses.asdict(prices),
   }
 

@@ -25,8 +25,9 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
   """Returns `(read, written)` of each message `[M]`, in tokens of plain text.
 
   `read` sums over the contents of the prompt: system prompt, examples, each turn's text,
-  teammates' messages, the author's own earlier ones. Each is tokenized separately, so counts can
-  differ from those of the joined text by a token per seam. BOS and EOS are not counted.
+  teammates' messages, the author's own earlier ones, results of its tools. Each is tokenized
+  separately, so counts can differ from those of the joined text by a token per seam. BOS and EOS
+  are not counted.
   Messages of a word-level tokenizer count as sampled: pieces in an order that spells no word
   ('door', '##shells') cannot be tokenized again.
   """
@@ -61,11 +62,12 @@ def count(team: Team, tokenizer: Tokenizer, batch: RolloutBatch) -> list[tuple[i
       cue = role.cue_at(team.told_left(question.terms, spent[key[0]], content[key[0]]))
       carried[key] += sum(map(size, (frame + cue).split(SLOT)))
       carried[key] += sum(tokens for _, tokens in incoming)
-      written = message.written if own.tokenizer.is_word_level else size(guard(message.text))
+      inserted, words = message.tool_tokens, own.tokenizer.is_word_level
+      said = message.written + inserted if words else size(guard(message.text))
       muted = message.usage == (0, 0)
-      counts.append((0, 0) if muted else (carried[key], written))
-      carried[key] += written
-      spoken[(*key, message.round)] = message, written
+      counts.append((0, 0) if muted else (carried[key] + inserted, said - inserted))
+      carried[key] += said
+      spoken[(*key, message.round)] = message, said
     for message in simultaneous:
       spent[message.episode] += message.spent
       content[message.episode] += message.written

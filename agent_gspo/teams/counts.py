@@ -73,7 +73,8 @@ def edges(batch: RolloutBatch) -> list[dict[str, Any]]:
   """Returns one row for each (author, reader) edge, with means per question.
 
   `turns` counts the messages readable over the edge, `said` those that are not silent, `told`
-  those also addressed to the reader; `tokens` counts the tokens of the last.
+  those also addressed to the reader; `tokens` counts the tokens of the last, those that tools wrote
+  among them.
   """
   place = zip(batch.episode.tolist(), batch.agent.tolist(), batch.round.tolist(), strict=True)
   number = {where: m for m, where in enumerate(place)}
@@ -85,7 +86,7 @@ def edges(batch: RolloutBatch) -> list[dict[str, Any]]:
       spoke = not batch.silent[said]
       told = spoke and is_for(batch.addressees[said], reader)
       row = rows.setdefault((author, reader), np.zeros(4))
-      row += (1, spoke, told, told * batch.written[said])
+      row += (1, spoke, told, told * (batch.written[said] + batch.tool_tokens[said]))
   fields = ('turns', 'said', 'told', 'tokens')
   return [
     {

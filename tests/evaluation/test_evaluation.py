@@ -101,7 +101,13 @@ def test_figures_by_hand():
   assert figures['comm/silence_rate_relevant'] == 0.0
   assert figures['comm/silence_rate_irrelevant'] == pytest.approx(2 / 5)
   assert figures['money/per_question'] == pytest.approx((2.0 * written.mean() + 0.5 * read) / 1e6)
-  assert figures['money/prices_per_million'] == {'written': 2.0, 'read': 0.5, 'source': 'here'}
+  told = {'written': 2.0, 'read': 0.5, 'source': 'here', 'inserted': 0.0, 'factors': {}}
+  assert figures['money/prices_per_million'] == told
+  prices = results.Prices(2.0, 0.5, 'here', factors={'agent2': 3.0})
+  dear = results.figures(records, team.names, prices)['money/per_question']
+  theirs = figures['agents'][1]
+  more = 2 * (2.0 * theirs['written_per_question'] + 0.5 * theirs['read_per_question'])
+  assert 1e6 * (dear - figures['money/per_question']) == pytest.approx(more)
   assert [a['written_per_question'] for a in figures['agents']] == [2.0, 1.2, 2.0]
   assert sum(r['read_per_question'] for r in figures['rounds']) == read
   for rows in ('agents', 'rounds'):

@@ -16,6 +16,7 @@ from agent_gspo.tasks.base import Task
 from agent_gspo.teams import policies
 from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
+from agent_gspo.teams.team import make_team
 
 TOKENIZER = st.numbers_tokenizer(60)
 FIRST = TOKENIZER.backend.token_to_id('0')
@@ -389,3 +390,40 @@ def test_loss_is_paired():
   assert lost['task/accuracy_lost_low'] == 0.0
   assert lost['tokens/written_per_question'] == 5.0
   np.testing.assert_array_equal(results.per_question(whole, 'written'), [5.0] * 4)
+
+
+def test_messages_with_results_of_tools_are_changed_whole():
+  tokenizer = word_level('. Q say answer + = hi and so 3 4 5 6 7 8 0 1'.split())
+  role = {'opening': 'Q {question}', 'incoming': ' {message}'}
+  roles = {'scout': role | {'cue': ' say', 'tools': ('calculator',)}}
+  agents = {'agents': ('scout', 'solver'), 'topology': 'chain', 'max_message_tokens': 12}
+  team = make_team(agents | {'roles': roles | {'solver': role | {'cue': ' answer'}}})
+
+  def tells(turn):
+    if turn.agent == 0:
+      turn_begins = {'0': '3 + 4 =', '1': 'hi'}[turn.question.text]
+      text = 'so 5' if turn.offset else turn_begins
+      return [*tokenizer.encode(text), *[tokenizer.eos_id] * (not text.endswith('='))], True
+    return [*tokenizer.encode(turn.delivered.get(0, '')), tokenizer.eos_id], True
+
+  run = dataclasses.replace(make(team, size=2), tokenizer=tokenizer)
+  run = dataclasses.replace(run, policy=lambda temperature, stream: st.IdsPolicy(tells))
+  whole, records = run.run('team', variants.itself(team))
+  probes.run_all(run, whole, records)
+  texts, written = {}, {}
+  for record in run.answers._found.values():
+    texts.setdefault(record['label'], []).append(record['messages'][0]['text'])
+    written.setdefault(record['label'], []).append(record['messages'][0]['written'])
+  assert texts['team'] == ['3 + 4 = 7 so 5', 'hi']
+  assert texts['messages shuffled'] == ['hi', '3 + 4 = 7 so 5']
+  assert texts['messages emptied'] == ['. . . . . . .', '.']
+  assert texts['wrong number: scout'] == ['4 + 4 = 7 so 5', 'hi']
+  assert written['team'] == written['messages emptied'] == written['wrong number: scout'] == [6, 1]
+  # The solver reads the result and repeats it; the scout has not written it.
+  assert whole['tokens/heard_per_question'] == (7 + 1) / 2
+  prices = results.Prices(0.0, 0.0, 'here', inserted=3.0)
+  money = results.figures(records, team.names, prices)['money/per_question']
+  assert money == pytest.approx(3e-6 / 2)
+  assert whole['tokens/text_written_per_question'] == (6 + 7 + 1 + 1) / 2
+  own, heard = [(3 + 1), (3 + 0)], [(3 + 7), (3 + 1)]  # Q, number, cue; result or message
+  assert whole['tokens/text_read_per_question'] == sum(own + heard) / 2

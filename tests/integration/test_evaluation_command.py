@@ -58,7 +58,8 @@ def test_result_holds_every_system_and_its_figures():
   assert figures['question_ids'] == [f'relay-test-{i}' for i in range(4)]
   team = evaluations[0]
   prices = team['money/prices_per_million']
-  assert prices == {'written': 2.0, 'read': 0.0, 'source': 'flags'}
+  none = {'inserted': 0.0, 'factors': {}}
+  assert prices == {'written': 2.0, 'read': 0.0, 'source': 'flags', **none}
   assert team['money/per_question'] == pytest.approx(2e-6 * team['tokens/written_per_question'])
   printed = evaluated()[1]
   for text in (*labels, 'informant1: tokens written', 'messages shuffled', 'points a 100 tokens'):

@@ -279,8 +279,10 @@ def _prices(setup):
 
   if _WRITTEN.value is not None or _READ.value is not None:
     return Prices(_WRITTEN.value or 0.0, _READ.value or 0.0, 'flags')
-  if setup.config.reward.cost == 'money':
-    return Prices(setup.config.reward.p_write, setup.config.reward.p_read, 'config.reward')
+  reward = setup.config.reward
+  if reward.cost == 'money':
+    factors = dict(reward.prices)
+    return Prices(reward.p_write, reward.p_read, 'config.reward', reward.p_tool, factors)
   return None
 
 
