@@ -19,7 +19,7 @@ def resolve(options: TeamOptions) -> TeamOptions:
 
   An edge stays if its author is not silent in at least 5 % of the turns that the reader can
   read, and addresses at least half of these messages to the reader, in the evaluation chosen by
-  `records.with_edges` (the trained team's if there is one).
+  `records.with_edges` (the trained team's if there is one). A judge reads everybody.
 
   Args:
     options: Section `team` of the config.

@@ -1,4 +1,4 @@
-"""Checks that a team has the agents and rounds that a task needs."""
+"""Checks that a team has the agents, rounds and turns that a task needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_gspo.teams.team import Team
 
 
 def check(task: Task, team: Team, splits: Sequence[str]) -> None:
-  """Raises ValueError for a team too small for the notes of some splits, or for a world."""
+  """Raises ValueError for a team that does not fit the notes of some splits, or an environment."""
   for split in splits:
     holders = note_holders(task.questions(split))
     if holders > team.num_agents:
@@ -27,3 +27,8 @@ def check(task: Task, team: Team, splits: Sequence[str]) -> None:
         f'team.{field}: the team has {count} {field}, but task {task.name!r} with its '
         f'task.options must have {least} or more. Add some, or change task.options.'
       )
+  if lacking := task.needs(team.topology):
+    raise ValueError(
+      f'team.topology: task {task.name!r} needs {lacking}; set another team.topology, or more '
+      'team.rounds.'
+    )

@@ -13,8 +13,15 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent_gspo.tasks.base import Task
+from agent_gspo.teams.topology import Topology
 from agent_gspo.types import Message, Question
 from agent_gspo.values import is_number, shown
+
+
+def takes_turns(topology: Topology, agents: Sequence[int]) -> bool:
+  """Returns whether agents have turns in this order, one step each."""
+  layers = (layer for round_ in range(topology.rounds) for layer in topology.turns(round_))
+  return all(any(agent in layer for layer in layers) for agent in agents)
 
 
 class _Step(NamedTuple):
@@ -57,6 +64,14 @@ class Environment(Task):
   def least_team(self) -> tuple[int, int]:
     """Returns the least agents and rounds with which episodes can succeed."""
     return 1, 1
+
+  def needs(self, topology: Topology) -> str:
+    """Returns what a topology must have for episodes to succeed; '' if it has it.
+
+    The team has at least `least_team`.
+    """
+    del topology
+    return ''
 
   @abc.abstractmethod
   def begin(self, question: Question, sample: int) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 
 from agent_gspo.environments.drawn import DrawnWorld
 from agent_gspo.options import option
+from agent_gspo.teams.topology import Topology
 
 _GROWTH = {'dry': 0, 'fair': 1, 'wet': 2}  # halves of the stock
 _TAKE = re.compile(r'\btake (\d{1,4})\b', re.ASCII)
@@ -77,6 +78,10 @@ class CommonPool(DrawnWorld):
   def least_team(self) -> tuple[int, int]:
     """Returns all who harvest, for two rounds a month."""
     return self.agents, 2 * self.months
+
+  def needs(self, topology: Topology) -> str:
+    """Asks for rounds in which all write at once."""
+    return '' if len(topology.layers) == 1 else "rounds in which all write at once, as in 'debate'"
 
   def draw(self, rng: random.Random, split: str) -> tuple[Pool, str, str, Pool]:
     """Draws stock, weather and forecaster."""

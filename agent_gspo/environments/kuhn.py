@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from agent_gspo.environments.base import Environment
+from agent_gspo.environments.base import Environment, takes_turns
 from agent_gspo.options import check_fields, option
 from agent_gspo.tasks.lazy import LazyQuestions
+from agent_gspo.teams.topology import Topology
 from agent_gspo.types import Message, Question
 
 CARDS, MOVES = 'JQK', ('pass', 'bet')
@@ -72,6 +73,11 @@ class Kuhn(Environment):
   def least_team(self) -> tuple[int, int]:
     """Returns two players, for the longest game."""
     return 2, 3 if self.talk else 2
+
+  def needs(self, topology: Topology) -> str:
+    """Asks for a step of each move of the longest game."""
+    turns = [0, 1] * self.talk + [0, 1, 0]
+    return '' if takes_turns(topology, turns) else 'turns for the longest game'
 
   def _split(self, split: str) -> Sequence[Question]:
     make = lambda i: Question(f'{split}/{i}', ' '.join(DEALS[i % len(DEALS)]), 'win')

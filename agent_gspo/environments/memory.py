@@ -18,11 +18,13 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
+from agent_gspo.environments.base import takes_turns
 from agent_gspo.environments.drawn import OWNERS, NumberWorld
 from agent_gspo.options import option
 from agent_gspo.tasks.grading.numeric import grade_number
 from agent_gspo.tasks.relay import grammar
 from agent_gspo.tasks.relay.script import facts_in
+from agent_gspo.teams.topology import Topology
 
 _SCRIBE, _FINDER, _SOLVER = range(3)
 _NOTES = ('{} .', 'please note that {} .', 'I was told that {} , and I think that we may need it .')
@@ -96,6 +98,11 @@ class Memory(NumberWorld):
   def least_team(self) -> tuple[int, int]:
     """Returns three agents, for a round a visit."""
     return 3, self.facts + self.chatter
+
+  def needs(self, topology: Topology) -> str:
+    """Asks for a step a visit, then finder and solver."""
+    turns = [_SCRIBE] * (self.facts + self.chatter) + [_FINDER, _SOLVER]
+    return '' if takes_turns(topology, turns) else f'a turn of agent {_SOLVER} behind all visits'
 
   def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Visits]:
     """Draws facts, chatter and the owners that are asked for."""

@@ -20,6 +20,7 @@ from agent_gspo.environments.drawn import OWNERS, NumberWorld
 from agent_gspo.options import option
 from agent_gspo.tasks.grading.numeric import grade_number
 from agent_gspo.tasks.relay.script import facts_in
+from agent_gspo.teams.topology import Topology
 from agent_gspo.types import Question
 
 _THINGS = ('apples', 'books', 'coins', 'cups', 'hats', 'keys', 'pens', 'stamps')
@@ -74,6 +75,11 @@ class Saboteur(NumberWorld):
   def least_team(self) -> tuple[int, int]:
     """Returns witnesses and solver, for one round."""
     return self.witnesses + 1, 1
+
+  def needs(self, topology: Topology) -> str:
+    """Asks for a solver behind witnesses, since its first turn ends the episode."""
+    heard = topology.reads(self.witnesses, 0)
+    return '' if heard else f'an agent that agent {self.witnesses} reads in the first round'
 
   def draw(self, rng: random.Random, split: str) -> tuple[str, str, str, Testimony]:
     """Draws a fact, and whether a witness is the saboteur."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_gspo.environments.base import Environment
 from agent_gspo.evaluation import pruning, variants
 from agent_gspo.evaluation.harness import Harness, digest
 from agent_gspo.models.text.tokenizer import UnknownWordError
@@ -31,7 +32,7 @@ def baseline(
 
   Raises:
     ValueError: The name is unknown, the team has nothing to prune, agents of an environment lose
-      their places, or messages are framed in words that a vocabulary lacks.
+      their places or turns, or messages are framed in words that a vocabulary lacks.
   """
   if name not in BASELINES:
     raise ValueError(f'baseline {name!r} is unknown; use {", ".join(BASELINES)}.')
@@ -44,6 +45,9 @@ def baseline(
   if prunes and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
   label, variant, told = BASELINES[name](harness, whole, whole if matched is None else matched)
+  if isinstance(harness.task, Environment):
+    if lacking := harness.task.needs(variant.team.topology):
+      raise ValueError(f'baseline {name!r}: task {harness.task.name!r} needs {lacking}.')
   try:
     figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
   except UnknownWordError as error:

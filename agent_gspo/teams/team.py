@@ -185,6 +185,7 @@ def make_team(options: TeamOptions | Mapping[str, Any]) -> Team:
     edges=options.edges,
     back_edges=options.back_edges,
     layers=options.layers,
+    judged=options.decision == 'judge',
   )
   if options.decision == 'judge':
     members.append('judge')

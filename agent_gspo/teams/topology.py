@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 
@@ -102,8 +103,9 @@ class Topology:
     """Returns the authors each agent reads within a round and from the round before, in order."""
     found: tuple[dict, dict] = ({}, {})
     for authors, edges in zip(found, (self.edges, self.previous_round), strict=True):
-      for i, j in sorted(edges):
-        authors.setdefault(j, []).append(i)
+      for i in itertools.chain(*self.layers):
+        for j in (j for author, j in edges if author == i):
+          authors.setdefault(j, []).append(i)
     return found
 
   def readers(self, agent: int, round_: int) -> int:
@@ -141,6 +143,7 @@ def make_topology(
   edges: Iterable[Sequence[int]] = (),
   back_edges: Iterable[Sequence[int]] | None = None,
   layers: Sequence[int] = (),
+  judged: bool = False,
 ) -> Topology:
   """Builds a topology by name.
 
@@ -156,7 +159,7 @@ def make_topology(
 
   From the second round on, all but debate (and a dag with back edges of its own) reverse the edges
   between rounds: authors read what their readers wrote in the round before. Nobody reads a message
-  twice.
+  twice. A dag needs an edge, unless `judged`: a judge will be added (`Topology.with_judge`).
 
   Raises:
     ValueError: if the name is unknown, or arguments do not fit it.
@@ -192,7 +195,7 @@ def make_topology(
     forward = _layered(layers, n)
   else:
     forward = _pairs('edges', edges)
-    if n > 1 and not forward and not back_edges:
+    if n > 1 and not (forward or back_edges or judged):
       raise ValueError(
         "team.edges=() with team.topology='dag': no agent reads another. Give (author, reader) "
         'pairs of agent numbers, such as ((0, 1),).'

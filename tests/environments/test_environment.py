@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import math
 
 import numpy as np
 import pytest
 
+from agent_gspo.config import check
 from agent_gspo.environments.base import Environment
 from agent_gspo.evaluation import results
 from agent_gspo.models.text.tokenizer import word_level
@@ -226,3 +228,25 @@ def test_special_tokens_that_a_policy_writes_may_be_observed():
   assert [m.told for m in batch.messages] == [('up',), *[('up <pad>',)] * 3]
   shown = [TOKENIZER.decode(m.prompt_ids.tolist()) for m in batch.messages]
   assert 'environment : up say' in shown[-1]
+
+
+@pytest.mark.parametrize(
+  ('world', 'lacking'),
+  [
+    ('memory', {'star': 'a turn of agent 2 behind all visits', 'debate': 'a turn of agent 2 beh'}),
+    ('common_pool', dict.fromkeys(['star', 'chain', 'complete'], 'in which all write at once')),
+    ('saboteur', {'debate': 'an agent that agent 3 reads in the first round'}),
+    ('kuhn', {'debate': 'turns for the longest game'}),
+  ],
+)
+def test_a_topology_without_the_turns_of_an_environment_is_refused(world, lacking):
+  for topology in ('chain', 'star', 'complete', 'debate'):
+    config = importlib.import_module(f'configs.{world}').get_config()
+    config.team.topology = topology
+    if topology in lacking:
+      with pytest.raises(
+        ValueError, match=f'team.topology: .*{world}.* needs .*{lacking[topology]}'
+      ):
+        check.check(config.to_dict())
+    else:
+      check.check(config.to_dict())

@@ -103,6 +103,21 @@ def test_back_edges_of_a_dag_are_its_own_where_given():
   assert make_topology('dag', 3, rounds=2, edges=[(0, 2)], back_edges=()).reads(0, 1) == ()
 
 
+def test_messages_of_a_round_are_read_in_the_order_of_writing():
+  found = make_topology('dag', 3, rounds=2, edges=[(2, 0), (0, 1), (2, 1)], back_edges=[(1, 2)])
+  assert found.layers == ((2,), (0,), (1,))
+  assert found.reads(1, 0) == ((2, 0), (0, 0))
+  everybody = Topology(3, found.edges, frozenset({(0, 2), (1, 2)}), 2)
+  assert everybody.reads(2, 1) == ((0, 0), (1, 0))
+
+
+def test_a_dag_without_edges_may_have_a_judge():
+  team = {'agents': ('a', 'b'), 'topology': 'dag', 'decision': 'judge', 'back_edges': ()}
+  roles = {name: {'opening': '{question}'} for name in ('a', 'b', 'judge')}
+  found = make_team(team | {'roles': roles}).topology
+  assert (found.edges, found.previous_round) == ({(0, 2), (1, 2)}, frozenset())
+
+
 def test_no_message_is_read_twice_by_the_same_agent():
   for name in st.TOPOLOGIES:
     found = topology(name, rounds=4)
