@@ -429,47 +429,46 @@ def _check_must_speak(config: Config, team: Team, sharing: Sharing) -> None:
     raise ValueError(
       f'rollout.must_speak={count}: no message of a trained agent is read by another; set it to 0.'
     )
-  for field, alone in (('opponents', 'self'), ('branches', 1)):
-    value = getattr(config.rollout, field)
-    if count and value != alone:
-      raise ValueError(
-        f'rollout.must_speak={count} with rollout.{field}={value!r}: weights are of episodes of '
-        f'one policy, one message a turn. Set rollout.must_speak=0 or rollout.{field}={alone!r}.'
-      )
 
 
 def _check_worth(config: Config, task: Task, team: Team) -> None:
-  """Raises for an estimator of `estimators.GAINS` whose gains cannot be measured."""
-  name = config.advantage.name
-  if name not in estimators.GAINS:
+  """Raises where the worth of messages is asked for, but cannot be measured."""
+  name, reader = config.advantage.name, team.num_agents - 1
+  gains = name in estimators.GAINS
+  if gains:
+    where, other = f'advantage.name={name!r}', "advantage.name='per_component'"
+  elif config.evaluation.worth_questions:
+    where, other = 'evaluation.worth_questions above 0', 'evaluation.worth_questions=0'
+  else:
     return
-  where, reader = f'advantage.name={name!r}', team.num_agents - 1
   rounds = range(team.topology.rounds)
   players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
   if team.decision == 'majority':
     raise ValueError(
       f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
-      "or advantage.name='per_component'."
+      f'or {other}.'
     )
   if task.converse:
     raise ValueError(
       f'{where}: task {task.name!r} brings its own episode, whose prompts without a message are '
-      "unknown. Set advantage.name='per_component'."
+      f'unknown. Set {other}.'
     )
   if not players:
     raise ValueError(
       f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
-      "anything to it. Choose another team.topology, or advantage.name='per_component'."
-    )
-  if name == 'shapley' and players > _MOST_PLAYERS:
-    raise ValueError(
-      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
-      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
+      f'anything to it. Choose another team.topology, or {other}.'
     )
   if team.roles[reader].shows_left:
     raise ValueError(
       f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
-      f'that {where} leaves out. Remove {{left}} from it.'
+      f'that {where} leaves out. Remove {{left}} from it, or set {other}.'
+    )
+  if not gains:
+    return
+  if name == 'shapley' and players > _MOST_PLAYERS:
+    raise ValueError(
+      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
+      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
     )
   if config.advantage.costs == 'apart':
     raise ValueError(

@@ -147,6 +147,6 @@ class _Run:
 
 def _sorted(sequences: Sequence[np.ndarray], keys: Sequence[int] | np.ndarray) -> list[int]:
   """Returns indices sorted by key, then lexicographically by tokens."""
-  # Big-endian bytes of non-negative numbers sort like the numbers.
-  ordered = [(sequence.astype(np.int64) + 2**31).astype('>u4').tobytes() for sequence in sequences]
+  # Big-endian bytes of ids, which are not negative, sort like the ids.
+  ordered = [sequence.astype('>u4').tobytes() for sequence in sequences]
   return sorted(range(len(sequences)), key=lambda n: (keys[n], ordered[n]))

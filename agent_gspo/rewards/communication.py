@@ -198,10 +198,10 @@ def summary(options: RewardOptions, terms: RewardTerms, rollout: RolloutBatch) -
 
   Candidates count where they were not taken as messages, but not as costs.
   """
-  # With credit 'episode' every message has the episode's whole cost: count one message each.
   carriers = np.flatnonzero(rollout.taken)
-  if options.credit == 'episode':
-    carriers = np.unique(rollout.episode, return_index=True)[1]
+  if options.credit == 'episode':  # each message of a payer has the episode's whole cost: count one
+    payers = np.flatnonzero(_pays(options, rollout))
+    carriers = payers[np.unique(rollout.episode[payers], return_index=True)[1]]
   per_episode = lambda x: counts.per_question(rollout, x[carriers])
   return {
     'reward/task': float(terms.task.mean()),

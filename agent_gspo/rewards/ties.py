@@ -53,6 +53,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
     inputs = estimators.AdvantageInputs(
       task=terms.task,
       costs=terms.costs,
+      reward=terms.task,
       groups=question,
       question=question,
       episode=rollout.episode,

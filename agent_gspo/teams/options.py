@@ -160,14 +160,15 @@ class RolloutOptions(Section, name='rollout'):
         "tokens. Set rollout.opponents='self' and rollout.must_speak=0, or rollout.engine=''."
       )
     alone = {'opponents': 'self', 'branches': 1}
-    for field, others in (('replay', alone), ('share', {**alone, 'must_speak': 0, 'replay': 0})):
+    with_share = {**alone, 'must_speak': 0, 'replay': 0}
+    for field, others in (('must_speak', alone), ('replay', alone), ('share', with_share)):
       if not (own := getattr(self, field)):
         continue
       for other, needed in others.items():
         if (value := getattr(self, other)) != needed:
           raise ValueError(
-            f'rollout.{field}={own!r} with rollout.{other}={value!r}: episodes are added as '
-            f'messages of one policy, one a turn. Set rollout.{field}={type(own)()!r} or '
+            f'rollout.{field}={own!r} with rollout.{other}={value!r}: it needs episodes of one '
+            f'policy, with one message a turn. Set rollout.{field}={type(own)()!r} or '
             f'rollout.{other}={needed!r}.'
           )
 

@@ -196,14 +196,19 @@ class Ahead:
   ) -> Policy:
     """Returns the policy of the newest weights, which adds its replies to `written`.
 
-    Turns whose replies are there already, with the same prompt, keep them.
+    Turns whose replies are there already, with the same prompt, keep them. What follows a tool's
+    result has the weights of what is before it.
     """
+    policy: Policy | None = None
 
     def speak(turns: Sequence[Turn]) -> list[Reply]:
+      nonlocal policy
       places = [_place(turn) for turn in turns]
       missing = [i for i, place in enumerate(places) if place not in written]
       if missing:
-        replies = policy_of(self._current())([turns[i] for i in missing])
+        if policy is None or not turns[missing[0]].offset:
+          policy = policy_of(self._current())
+        replies = policy([turns[i] for i in missing])
         written.update(zip((places[i] for i in missing), replies, strict=True))
       return [written[place] for place in places]
 

@@ -78,8 +78,6 @@ def with_tokenizers(parts: config_lib.Parts, members: Mapping[str, Member]) -> c
 def sharings(parts: config_lib.Parts) -> dict[str, Sharing]:
   """Returns the policies of each model's agents, by its name in the state."""
   team = parts.team
-  if not team.trained:
-    return {'': parts.sharing}
   ours = frozenset(filter(parts.sharing.learns, team.written_by('')))
   of = {name: Sharing(trained=team.written_by(source)) for source, name in team.trained.items()}
   return {'': dataclasses.replace(parts.sharing, trained=ours), **of}

@@ -109,9 +109,10 @@ def matches(
   places = rng.permutation(len(questions))
   filled = _filled(options, step if version is None else version)
   members = rng.integers(filled, size=len(questions))
-  played = places < max(1, round(options.opponent_share * len(questions)))
+  share, end = options.opponent_share, asked + len(questions)
+  played = places < max(not asked, round(share * end) - round(share * asked))
   return {
-    question.id: Match(sides[(place + step) % len(sides)], int(member) if against else None)
+    question.id: Match(sides[(place + step + asked) % len(sides)], int(member) if against else None)
     for question, place, member, against in zip(questions, places, members, played, strict=True)
   }
 

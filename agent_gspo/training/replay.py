@@ -4,6 +4,8 @@ A group whose scores tie has no task advantage. It borrows episodes with other s
 remembered of the same question (R3, arXiv 2601.19620), at most half a group. If there are none, a
 remembered group whose scores differ is learned from besides (the Selective Sample Buffer of Skywork
 R1V2, arXiv 2504.16656, here newest first). Tied groups stay, since their costs still differ.
+Scores that compare the episodes of a group (`reward.score`) are not mixed with those of another
+group: such groups are learned from besides only.
 
 Remembered messages keep the log-probs of the weights that wrote them, so that ratios, TIS and the
 off-policy mask correct for their age, as for rollouts ahead.
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent_gspo.algorithms import selection as selection_lib
+from agent_gspo.config import Config
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams import batches
 from agent_gspo.teams.options import RolloutOptions
@@ -26,18 +29,17 @@ Memory = tuple[RolloutBatch, ...]
 """Groups of one question each, whose task scores differ, newest first."""
 
 
-def extended(
-  options: RolloutOptions, memory: Memory, rollout: RolloutBatch, step: int
-) -> RolloutBatch:
+def extended(config: Config, memory: Memory, rollout: RolloutBatch, step: int) -> RolloutBatch:
   """Returns a rollout, then the remembered episodes that its tied groups are given.
 
   Args:
-    options: Options of the rollout.
+    config: Run configuration.
     memory: Groups of earlier steps.
     rollout: New episodes about `B` questions, with the scores that training sees.
     step: Finished training steps.
   """
   tied = np.flatnonzero(~_differ(rollout)).tolist()  # questions, below B
+  options, mixed = config.rollout, config.reward.score == 'task'
   known = dict(enumerate(_recent(options, memory, step)))
   added: list[RolloutBatch] = []
   group = [*range(len(rollout.questions))]  # question of each question in the joined table
@@ -45,7 +47,7 @@ def extended(
   for question in tied:
     score = rollout.task_scores[rollout.episode_question == question][0]
     same = [i for i, x in known.items() if x.questions[0] == rollout.questions[question]]
-    if not same:
+    if not (mixed and same):
       alone.append(question)
       continue
     found = known.pop(same[0])
@@ -67,7 +69,7 @@ def extended(
 
 
 def remembered(options: RolloutOptions, memory: Memory, rollout: RolloutBatch, step: int) -> Memory:
-  """Returns the memory after a step, at most `rollout.replay` groups; arguments as `extended`."""
+  """Returns the memory after a step, at most `rollout.replay` groups; see `extended`."""
   if not options.replay:
     return ()
   new = [batches.select(rollout, [q]) for q in np.flatnonzero(_differ(rollout)).tolist()]

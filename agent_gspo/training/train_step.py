@@ -81,7 +81,7 @@ def train_step(
   rollout, seen = (  # [E]: with the scores of `reward.score`, which may not read labels
     scored(config.reward, batch, setup.task.canonical) for batch in (graded, everything)
   )
-  learned = replay.extended(config.rollout, memory, rollout, step)  # new messages come first
+  learned = replay.extended(config, memory, rollout, step)  # new messages come first
   learned, shared = exchange.extended(setup, learner, state, learned)
   prices = budgets.prices(config.budget, state.budget, learned.terms)
   nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None

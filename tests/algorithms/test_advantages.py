@@ -199,6 +199,17 @@ def test_another_number_of_messages_compiles_nothing(name):
   assert any('compile' in event for event in timed)  # so that there was something to hear
 
 
+def over_baselines(task, baselines):
+  return task - baselines.mean()
+
+
+def test_an_estimator_that_sets_no_baselines_keeps_those_there_are():
+  x = some_inputs(7, 'question_agent')
+  found = lib.advantage(x, f'{__name__}:over_baselines')
+  np.testing.assert_array_equal(found.baselines, x.baselines)
+  assert lib.advantage(x, 'group_mean').baselines is None
+
+
 @pytest.mark.parametrize('name', list(lib.ADVANTAGES))
 def test_any_order_of_messages_gives_the_same(name):
   x = some_inputs(7, 'question_agent')

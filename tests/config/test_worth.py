@@ -41,6 +41,19 @@ def test_refused(fields, message):
     config_lib.check(changed(**{**base, **fields}))
 
 
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'team__decision': 'majority'}, 'no single agent answers.* or evaluation.worth_questions=0'),
+    ({'team__roles__solver__cue': ' left {left} answer :'}, r'solver.cue tells \{left\}'),
+  ],
+)
+def test_worth_that_evaluations_cannot_measure_is_refused(fields, message):
+  config_lib.check(changed(**fields))
+  with pytest.raises(ValueError, match=message):
+    config_lib.check(changed(evaluation__worth_questions=2, **fields))
+
+
 def test_a_task_without_gold_texts_is_refused(monkeypatch):
   config = changed(algorithm='worth')
   config_lib.check(config)

@@ -584,10 +584,21 @@ def test_summary_keeps_the_terms_apart(credit):
 
 
 @pytest.mark.parametrize('credit', reward_options.CREDITS)
+def test_summary_has_the_costs_of_those_who_pay(credit):
+  batch = talk(st.team('star'), lambda turn: 2)
+  terms = terms_of(options_of(credit=credit, payers=('agent2',)), batch, np.ones(12), 0.005)
+  found = communication.summary(options_of(credit=credit, payers=('agent2',)), terms, batch)
+  assert found['reward/token_cost'] == pytest.approx(2 * 0.005)
+
+
+@pytest.mark.parametrize('credit', reward_options.CREDITS)
 def test_summary_counts_each_episode_once(credit):
   """A cap ended one conversation after its first message, the other one after its third."""
   taken = np.ones(4, bool)
-  batch = types.SimpleNamespace(episode=np.asarray([0, 1, 1, 1]), taken=taken, num_episodes=2)
+  batch = types.SimpleNamespace(
+    episode=np.asarray([0, 1, 1, 1]), taken=taken, num_episodes=2, agent=np.zeros(4, int),
+    agent_names=('agent',),
+  )  # fmt: skip
   nothing = np.zeros(4, np.float32)
   cost = [0.4, 0.1, 0.2, 0.3] if credit == 'own_cost' else [0.4, 0.6, 0.6, 0.6]
   names = [field.name for field in dataclasses.fields(communication.RewardTerms)]

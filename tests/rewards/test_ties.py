@@ -151,6 +151,16 @@ def test_what_talk_costs(fields, lambda_tok, lambda_turn, silence):
   assert found.silence['all right'] == pytest.approx(silence, rel=1e-4)
 
 
+def own(reward, costs, baselines, groups):
+  of_group = np.bincount(groups, reward - costs) / np.bincount(groups)
+  return reward - costs - of_group[groups] + 0 * baselines
+
+
+def test_an_estimator_may_read_what_training_gives_it():
+  found, expected = learned({}, f'{__name__}:own'), learned({}, 'group_mean')
+  assert found.silence == pytest.approx(expected.silence)
+
+
 def test_lengths_count_the_stop_token():
   """Of tokens written 0 and 9 opo weighs 1 and 10."""
   zeros, written = np.zeros(2, int), np.array([0, 9])

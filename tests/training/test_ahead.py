@@ -200,6 +200,19 @@ def test_a_free_rollout_forgets_a_reply_to_another_prompt(monkeypatch):
   found.close()
 
 
+def test_what_follows_a_tool_has_the_weights_of_what_is_before_it(monkeypatch):
+  rollouts = _Rollouts(monkeypatch, 1, 'free')
+  found = Ahead(rollouts.setup)
+  found(rollouts.setup, _state(0), Progress())
+  write = found._write({}, rollouts._policy)
+  more = dataclasses.replace(_turn(0), prompt_ids=np.asarray([7, 8], np.int32), offset=1)
+  versions = [reply.version for reply in write([_turn(0)])]
+  found(rollouts.setup, _state(1), Progress())
+  versions += [reply.version for turn in (more, _turn(1)) for reply in write([turn])]
+  assert versions == [0, 0, 1]
+  found.close()
+
+
 def test_a_save_takes_the_devices_after_the_rollouts_are_written():
   """Rollouts under way need the devices to end."""
   turn, saved = threading.Lock(), []

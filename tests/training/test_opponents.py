@@ -64,6 +64,18 @@ def test_sides_learn_in_turn_and_a_question_has_one_match(setup):
   assert all(len(set(of_question)) == 2 for of_question in zip(*seen, strict=True))
 
 
+def test_resampled_questions_have_their_share_of_opponents():
+  setup = setup_lib.build(config_lib.check(config(rollout__opponent_share=0.25)))
+  played, sides, asked = [], set(), 0
+  for count in (4, 1, 1, 1, 1, 2, 2):
+    found = opponents.matches(setup, 0, setup.questions[asked : asked + count], asked)
+    played += [match.member is not None for match in found.values()]
+    sides |= {match.side for match in found.values() if match.member is not None}
+    asked += count
+  assert sum(played) == 3  # of 12
+  assert sides == {'first', 'second'}
+
+
 def test_without_an_opponent_all_sides_learn():
   setup = setup_lib.build(config_lib.check(config(rollout__opponent_share=0.5)))
   state = setup_lib.init_state(setup, setup.params)

@@ -59,13 +59,19 @@ def _groups(batch: RolloutBatch) -> dict[str, list[tuple[int, ...]]]:
   return found
 
 
+def _config(options, **reward):
+  config = config_lib.resolve(micro_run.changed())
+  reward = dataclasses.replace(config.reward, **reward)
+  return dataclasses.replace(config, rollout=options, reward=reward)
+
+
 def test_tied_groups_borrow_the_other_outcome_or_learn_from_another_group():
   options = _options(group_size=4)
   first = _rollout({'a': [1, 0, 1, 1], 'b': [0, 0, 0, 0], 'c': [0, 1, 0, 0], 'd': [1, 1, 1, 0]}, 0)
   memory = replay.remembered(options, (), first, 0)
   assert [group.questions[0].id for group in memory] == ['a', 'c', 'd']  # 'b' teaches nothing
   second = _rollout({'b': [0] * 4, 'e': [1] * 4, 'a': [0] * 4, 'd': [1] * 4, 'f': [1, 0, 0, 1]}, 1)
-  found = replay.extended(options, memory, second, 1)
+  found = replay.extended(_config(options), memory, second, 1)
   own = _groups(second)
   assert _groups(found) == {
     **own,
@@ -79,8 +85,17 @@ def test_tied_groups_borrow_the_other_outcome_or_learn_from_another_group():
   )])  # fmt: skip
   memory = replay.remembered(options, memory, second, 1)
   assert [group.questions[0].id for group in memory] == ['f', 'a', 'c', 'd']  # newest first
-  assert replay.extended(options, (), second, 1) is second
+  assert replay.extended(_config(options), (), second, 1) is second
   assert replay.remembered(_options(replay=0), memory, second, 1) == ()
+
+
+def test_scores_that_compare_a_group_are_not_mixed_with_those_of_another():
+  options = _options(group_size=4)
+  memory = replay.remembered(options, (), _rollout({'a': [1, 0, 1, 1]}, 0), 0)
+  second = _rollout({'a': [0, 0, 0, 0]}, 1)
+  found = replay.extended(_config(options, score='vote'), memory, second, 1)
+  assert found.episode_question.tolist() == [0] * 4 + [1] * 4  # the old group is one of its own
+  assert replay.extended(_config(options), memory, second, 1).episode_question.tolist() == [0] * 6
 
 
 def test_messages_of_a_frozen_model_have_no_age():
@@ -91,11 +106,11 @@ def test_messages_of_a_frozen_model_have_no_age():
   )
   options = _options(group_size=4, replay_age=1)
   memory = replay.remembered(options, (), first, 6)
-  found = replay.extended(options, memory, second, 7)
+  found = replay.extended(_config(options), memory, second, 7)
   metrics = replay.metrics(second, found, 7)
   assert (metrics['replay/episodes'], metrics['replay/age']) == (2, 1)
   assert replay.remembered(options, memory, second, 7) == memory
-  assert replay.extended(options, memory, second, 8) is second
+  assert replay.extended(_config(options), memory, second, 8) is second
 
 
 @hypothesis.given(
@@ -112,7 +127,7 @@ def test_nothing_is_older_than_the_bound_or_more_than_was_asked_for(steps, capac
   memory: replay.Memory = ()
   for step, groups in enumerate(steps):
     new = _rollout(dict(zip('abcd', groups, strict=False)), max(step - ahead, 0))
-    learned = replay.extended(options, memory, new, step)
+    learned = replay.extended(_config(options), memory, new, step)
     assert (step - learned.version <= options.replay_age).all()
     tied = sum(len({*group}) == 1 for group in groups)
     assert learned.num_episodes <= new.num_episodes + tied * options.group_size

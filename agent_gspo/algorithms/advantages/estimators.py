@@ -106,6 +106,8 @@ def _estimate(inputs: AdvantageInputs, name: str, options: Mapping[str, Any]) ->
   found = plugins.call('advantage.name', name, estimator(name), **fields, **options)
   if not isinstance(found, Advantage):
     found = Advantage(values=found, kept=np.ones(count))
+  if found.baselines is None:
+    found = dataclasses.replace(found, baselines=fields.get('baselines'))
   where = f'advantage.name={name!r}'
   return dataclasses.replace(
     found,

@@ -93,7 +93,8 @@ class Advantage:
   values: Advantages, float32 `[M]`.
   kept: 1, or 0 for a message dropped from the update and from the objective's count, float32
     `[M]`.
-  baselines: Running baseline of each role after the rollout, float32 `[S]`; None without any.
+  baselines: Running baseline of each role after the rollout, float32 `[S]`; None for those before
+    it, if there are any.
   """
 
   values: np.ndarray
