@@ -101,14 +101,14 @@ def main() -> None:
 
 
 def _table(count: int) -> None:
-  """Prints the seconds of a step without rollouts ahead, and with one and two."""
+  """Prints the seconds of a step without rollouts ahead, and with one and two, by schedule."""
   print(
-    '| `rollout.ahead` | actors | s a step | of them rollout | steps an hour | staleness | '
-    'learner busy | actors busy |'
+    '| `rollout.ahead` | schedule | actors | s a step | of them rollout | steps an hour | '
+    'staleness | learner busy | actors busy |'
   )
-  print('| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
-  for ahead in (0, 1, 2):
-    config = _config(ahead, count)
+  print('| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |')
+  for ahead, schedule in ((0, 'fixed'), (1, 'fixed'), (2, 'fixed'), (1, 'free'), (2, 'free')):
+    config = _config(ahead, count, schedule)
     with tempfile.TemporaryDirectory() as folder:
       _train(config, folder)
       steps = list(json_lines.iterate(pathlib.Path(folder) / 'metrics.jsonl'))[_SKIPPED:]
@@ -119,8 +119,8 @@ def _table(count: int) -> None:
     sampled = total('time/actors_s' if ahead else rollout) / total('time/step_s')
     learned = 1 - total(rollout) / total('time/step_s')
     print(
-      f'| {ahead} | {config["mesh"]["actors"]} | {step:.2f} | {wait:.2f} | {3600 / step:,.0f} | '
-      f'{stale:.1f} | {learned:.0%} | {sampled:.0%} |',
+      f'| {ahead} | {schedule} | {config["mesh"]["actors"]} | {step:.2f} | {wait:.2f} | '
+      f'{3600 / step:,.0f} | {stale:.1f} | {learned:.0%} | {sampled:.0%} |',
       flush=True,
     )
 
@@ -170,10 +170,11 @@ def _covered(spans: list[tuple[float, float]]) -> float:
   return total
 
 
-def _config(ahead: int, steps: int) -> dict[str, Any]:
+def _config(ahead: int, steps: int, schedule: str = 'fixed') -> dict[str, Any]:
   devices, config = jax.device_count(), half_maze.get_config()
   actors = devices // 2 if ahead else 0
   fields = {**_FIELDS, 'steps': steps, 'rollout.ahead': ahead, 'mesh.actors': actors}
+  fields['rollout.schedule'] = schedule
   if devices > 1:
     fields |= {'mesh.data': -1, 'learner.micro_batch_size': devices}
   with config.unlocked():
