@@ -20,7 +20,7 @@ from agent_gspo.values import is_text, shown
 
 _BYTE_ORDER_MARK = '\ufeff'  # some editors begin a file with it
 # Fields of a line, those of a task's own questions; gold answers and the like are not used.
-_FIELDS = r'question|answer|notes|relevant|split|id|(note|relevant)\d+'
+_FIELDS = r'notes|documents|relevant|split|id|(note|relevant)\d+'
 
 
 def ask(
@@ -60,7 +60,12 @@ def as_text(
 
 
 def asked(
-  team: Team, number: int | str, text: str, notes: Sequence[str] = (), terms: Terms | None = None
+  team: Team,
+  number: int | str,
+  text: str,
+  notes: Sequence[str] = (),
+  terms: Terms | None = None,
+  documents: Sequence[str] = (),
 ) -> Question:
   """Makes a question from the user's text and notes.
 
@@ -70,12 +75,13 @@ def asked(
     text: Question, read by all agents.
     notes: Private notes of the first agents, one each, "" for none.
     terms: Price or budget, if prompts state one.
+    documents: Texts that the tool `retriever` searches.
 
   Raises:
     ValueError: The question is empty, a note has no reader, or a text is invalid Unicode.
   """
   text, *notes = (given.lstrip(_BYTE_ORDER_MARK) for given in (text, *notes))
-  if broken := [given for given in (text, *notes) if not is_text(given)]:
+  if broken := [given for given in (text, *notes, *documents) if not is_text(given)]:
     raise ValueError(
       f'{shown(broken[0])} holds half a surrogate pair, which is no text; leave it out.'
     )
@@ -93,7 +99,8 @@ def asked(
         f'note {shown(note)} is for {name}, whose role {role.name!r} shows no note (its opening is '
         f'{role.opening!r}); notes go to the agents {holders}.'
       )
-  return Question(f'asked-{number}', text.strip(), '', tuple(notes), terms=terms)
+  documents, notes = tuple(documents), tuple(notes)
+  return Question(f'asked-{number}', text.strip(), '', notes, terms=terms, documents=documents)
 
 
 def check_words(team: Team, tokenizer: Tokenizer, question: Question, example: str = '') -> None:
@@ -123,10 +130,21 @@ def note_holders(team: Team) -> list[int]:
   return [i for i, role in enumerate(team.roles) if role.shows_note]
 
 
-def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> list[Question]:
+def read(
+  team: Team,
+  file: str | pathlib.Path,
+  terms: Terms | None = None,
+  names: tuple[str, str] = ('question', 'answer'),
+) -> list[Question]:
   """Reads questions as a task of own questions does, without their answers.
 
   Lines are {"question": "...", "notes": ["...", ...]}; see `own_questions.records`.
+
+  Args:
+    team: Team that will answer them.
+    file: File of questions.
+    terms: Price or budget, if prompts state one.
+    names: Fields of question and answer.
 
   Raises:
     ValueError: A line has another form, or `asked` refuses it; names the line. Or the file is
@@ -136,7 +154,7 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
   found = []
   for where, line, fields in own_questions.records(str(file), '--file'):
     try:
-      found.append(_of_fields(team, line, fields, terms))
+      found.append(_of_fields(team, line, fields, terms, names))
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from error
   if not found:
@@ -144,14 +162,23 @@ def read(team: Team, file: str | pathlib.Path, terms: Terms | None = None) -> li
   return found
 
 
-def _of_fields(team: Team, line: str, fields: Mapping[str, Any], terms: Terms | None) -> Question:
-  form = '{"question": "...", "notes": ["...", ...]}'
-  text, notes = fields.get('question', ''), own_questions.notes(fields)
-  texts = [text, *notes] if isinstance(notes, list) else [None]
-  known = all(re.fullmatch(_FIELDS, name) for name in fields)
-  if not known or not all(isinstance(x, str) for x in texts):
+def _of_fields(
+  team: Team,
+  line: str,
+  fields: Mapping[str, Any],
+  terms: Terms | None,
+  names: tuple[str, str],
+) -> Question:
+  unknown = [x for x in fields if x not in names and not re.fullmatch(_FIELDS, x)]
+  if unknown:
+    raise ValueError(f'field {shown(unknown[0])} is unknown; leave it out.')
+  text, notes = fields.get(names[0], ''), own_questions.notes(fields)
+  documents = fields.get('documents') or []
+  lists = [[text], notes, documents]
+  if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+    form = f'{{"{names[0]}": "...", "notes": ["...", ...], "documents": ["...", ...]}}'
     raise ValueError(f'{shown(fields)} is not of the form {form}')
-  return asked(team, line, text, notes, terms)
+  return asked(team, line, text, notes, terms, documents)
 
 
 class _Ungraded(Task):

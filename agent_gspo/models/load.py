@@ -111,6 +111,7 @@ def open_model(spec: str, tokenizer: Tokenizer | None = None, seed: int = 0) -> 
     found = gguf.open_gguf(file)
     tokenizer = tokenizer or Tokenizer.from_gguf(found.metadata, str(file))
     model = Model(found.config, tokenizer, spec, lambda: found.params)
+  model = dataclasses.replace(model, tokenizer=model.tokenizer.within(model.config.vocab_size))
   if model.tokenizer.vocab_size > model.config.vocab_size:
     raise ValueError(
       f'{spec}: the tokenizer has {model.tokenizer.vocab_size} tokens, the embedding of the model '

@@ -208,6 +208,20 @@ def test_a_byte_order_mark_is_no_part_of_a_question(tmp_path):
     asking.asked(scripted_teams.team('star'), 0, '\ufeff ')
 
 
+def test_a_file_has_the_fields_of_the_teams_own_questions(tmp_path):
+  file = tmp_path / 'questions.jsonl'
+  row = {'prompt': 'Q?', 'gold': '5', 'documents': ['Ann had 5 pens'], 'split': 'test'}
+  file.write_text(json.dumps(row))
+  team = scripted_teams.team('star')
+  (found,) = asking.read(team, file, names=('prompt', 'gold'))
+  assert (found.text, found.answer, found.documents) == ('Q?', '', ('Ann had 5 pens',))
+  with pytest.raises(ValueError, match="field 'prompt' is unknown"):
+    asking.read(team, file)
+  file.write_text(json.dumps({'question': 'Q?', 'documents': ['\ud800']}))
+  with pytest.raises(ValueError, match='holds half a surrogate pair'):
+    asking.read(team, file)
+
+
 def test_an_error_does_not_repeat_a_long_text(tmp_path):
   team, file = scripted_teams.team('star', opening='Q {question}\n'), tmp_path / 'questions.jsonl'
   file.write_text(json.dumps({'question': ['x' * 10**6]}))
@@ -236,7 +250,8 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
     ('[]', r'line 2: \[\] must be an object'),
     ('{"question": 3}', 'line 2: .* is not of the form'),
     ('{"question": "Q?", "notes": "a"}', 'line 2: .* is not of the form'),
-    ('{"question": "Q?", "note": ["a"]}', 'line 2: .* is not of the form'),
+    ('{"question": "Q?", "documents": "a"}', 'line 2: .* is not of the form'),
+    ('{"question": "Q?", "note": ["a"]}', "line 2: field 'note' is unknown; leave it out"),
     ('{"notes": ["a"]}', 'line 2: the question is empty'),
     (r'{"question": "Q?", "notes": ["\ud800"]}', 'line 2: .* holds half a surrogate pair'),
     (r'{"question": "Q\udc00?"}', 'line 2: .* holds half a surrogate pair'),

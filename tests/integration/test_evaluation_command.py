@@ -145,6 +145,13 @@ def test_results_of_nobody_are_refused(tmp_path):
     evaluation_folder.Folder(tmp_path, FINGERPRINT)
 
 
+def test_an_evaluation_has_a_folder_of_its_own(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{}\n')
+  with pytest.raises(ValueError, match=r'--out=.* is the folder of a run; must be another one'):
+    evaluation_folder.Folder(tmp_path, FINGERPRINT)
+  evaluation_folder.Folder(tmp_path / 'evaluation', FINGERPRINT)
+
+
 @pytest.mark.parametrize('name', ['evaluation.json', 'learnt.json'])
 @pytest.mark.parametrize(
   ('content', 'message'),

@@ -334,6 +334,10 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   _folder(tmp_path, generation_config={'eos_token_id': [1, 0], 'bos_token_id': 4})
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.bos_id) == (1, 4)
+  _folder(tmp_path, tokenizer_config={'eos_token': None, 'bos_token': None})  # no BOS, it says
+  found = Tokenizer.from_folder(tmp_path)
+  assert (found.eos_id, found.bos_id) == (1, None)
+  (tmp_path / 'tokenizer_config.json').unlink()
   _folder(tmp_path, special_tokens_map={'eos_token': 'a', 'pad_token': '<pad>'})
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.pad_id) == (3, 0)

@@ -12,11 +12,13 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 
 from agent_gspo import cache
 from agent_gspo.models import load
 from agent_gspo.models.io import gguf, hf, pypi_wheels, tensor_names
 from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.models.transformer import init_params
 
 _WORDS = ['a', 'b', 'c']
 _NAME = 'llm-fake==1.0'
@@ -157,6 +159,18 @@ def test_folder_gives_the_model_back(folder):
   assert jax.tree.all(
     jax.tree.map(lambda a, b: np.array_equal(a, np.asarray(b)), back.params, model.params)
   )
+
+
+def test_added_tokens_without_a_row_are_left_out(folder):
+  """Gemma 3's models of text alone have one that stands for an image."""
+  path, model = folder
+  backend = tokenizers.Tokenizer.from_file(str(path / 'tokenizer.json'))
+  assert backend.add_special_tokens(['<image>']) == 1
+  assert backend.token_to_id('<image>') == model.config.vocab_size
+  backend.save(str(path / 'tokenizer.json'))
+  back = load.load_model(f'hf:{path}')
+  assert back.tokenizer.fingerprint == model.tokenizer.fingerprint
+  assert back.config == model.config
 
 
 def test_tokenizer_larger_than_the_embedding_is_refused(folder):
@@ -358,7 +372,7 @@ def test_hub_ids_are_resolved_and_pinned(folder, tmp_path, monkeypatch):
   folder[0].rename(snapshot)
   calls = []
 
-  def download(repo, revision=None, allow_patterns=None):
+  def download(repo, revision=None, allow_patterns=None, ignore_patterns=None):
     calls.append((repo, revision))
     return str(snapshot)
 
@@ -382,6 +396,14 @@ def test_export_writes_the_ids_of_special_tokens(folder):
     assert content['eos_token_id'] == model.tokenizer.eos_id
     assert content['pad_token_id'] == model.tokenizer.pad_id
     assert 'bos_token_id' not in content
+  chatty = word_level([*_WORDS, '<end>'], '{% for m in messages %}{{ m.content }}<end>{% endfor %}')
+  chatty.backend.add_special_tokens(['<end>'])
+  config = model.config.replace(vocab_size=chatty.vocab_size)
+  hf.export_hf(config, init_params(config, jax.random.key(0)), path, chatty)
+  ends = [chatty.eos_id, chatty.chat_end_id]
+  assert ends[0] != ends[1]
+  assert json.loads((path / 'generation_config.json').read_text())['eos_token_id'] == ends
+  assert load.load_model(f'hf:{path}').tokenizer.eos_id == ends[0]
 
 
 def test_gguf_model_brings_its_tokenizer(tmp_path, monkeypatch, folder):

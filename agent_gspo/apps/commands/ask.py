@@ -61,8 +61,11 @@ def main() -> None:
   terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
   parts: Iterable[Sequence[Question]]
   if _FILE.value:
-    questions = asking.read(asked.team, _FILE.value, terms)
-    size = asked.parts.config.evaluation.batch_questions
+    config = asked.parts.config
+    named = config.task.options if config.task.name == 'questions' else {}
+    names = named.get('question', 'question'), named.get('answer', 'answer')
+    questions = asking.read(asked.team, _FILE.value, terms, names)
+    size = config.evaluation.batch_questions
     parts = evaluate.in_batches(questions, size)
   elif _QUESTION.value is not None:
     parts = [[asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]]

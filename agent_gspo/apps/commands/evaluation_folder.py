@@ -20,7 +20,7 @@ from agent_gspo.evaluation import harness
 from agent_gspo.models.io import fields
 from agent_gspo.values import flatten
 from agent_gspo.workdir import disk, json_lines
-from agent_gspo.workdir.records import ANSWERS, RESULT
+from agent_gspo.workdir.records import ANSWERS, LINES, RESULT
 
 FINGERPRINT, LEARNT = 'evaluation.json', 'learnt.json'
 _CHECKSUM = 'checksum'
@@ -51,6 +51,11 @@ class Folder(harness.Answers):
     if not file.exists():
       if (self._path / ANSWERS).exists():
         raise ValueError(f'{self._path} holds results without {FINGERPRINT}. Take another --out.')
+      if any((self._path / name).exists() for name in LINES):
+        raise ValueError(
+          f'--out={self._path} is the folder of a run; must be another one, such as '
+          f'{self._path / "evaluation"}.'
+        )
       _write(file, ours)
       return
     before, now = flatten(_object(file)), flatten(ours)

@@ -151,7 +151,8 @@ def write_team(
   split = parts.config.evaluation.split
   question = parts.task.questions(split)[0]
   row = {'question': question.text, 'answer': question.answer, 'notes': question.notes}
-  (folder / EXAMPLES).write_text(json.dumps({**row, 'split': split}), encoding='utf-8')
+  row |= {'documents': question.documents, 'split': split}
+  (folder / EXAMPLES).write_text(json.dumps(row), encoding='utf-8')
 
 
 def member_folder(name: str) -> str:
@@ -164,12 +165,18 @@ def push(folder: pathlib.Path, name: str) -> str:
 
   Raises:
     ConnectionError: The hub refused it.
+    ValueError: The repository is there and public.
   """
   import huggingface_hub
   from huggingface_hub import errors
 
   try:
-    huggingface_hub.create_repo(name, private=True, exist_ok=True)
+    huggingface_hub.create_repo(name, private=True, exist_ok=True)  # one that exists stays as it is
+    if not huggingface_hub.model_info(name).private:
+      raise ValueError(
+        f'--push_to_hub={name}: that repository is public; must be private or new. {folder} is '
+        f'written: make the repository private, or publish it with `hf upload {name} {folder}`.'
+      )
     return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder))
   except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
     raise ConnectionError(

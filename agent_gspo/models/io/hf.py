@@ -31,6 +31,8 @@ _INDEX = 'model.safetensors.index.json'
 _HEAD = 'lm_head.weight'
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
 _READ = ('*.json', '*.safetensors', '*.jinja')  # files of a folder that may be read
+_TEAM = ('examples.jsonl',)  # of an exported team, besides
+_UNREAD = ('consolidated*', 'original/*', 'onnx/*')  # the same weights in other formats
 _HUB_ID = re.compile(r'[\w.-]+/[\w.-]+')
 
 
@@ -60,7 +62,10 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
 
   try:
     found = huggingface_hub.snapshot_download(
-      hub_id, revision=revision or None, allow_patterns=list(_READ)
+      hub_id,
+      revision=revision or None,
+      allow_patterns=[*_READ, *_TEAM],
+      ignore_patterns=list(_UNREAD),
     )
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     raise FileNotFoundError(
@@ -286,9 +291,10 @@ def export_hf(
   hf = config_to_hf(config)
   if tokenizer is not None:
     tokenizer.save(folder)
+    ends = tokenizer.end_ids
     ids = {
       'bos_token_id': tokenizer.bos_id,
-      'eos_token_id': tokenizer.eos_id,
+      'eos_token_id': ends if len(ends) > 1 else ends[0],
       'pad_token_id': tokenizer.pad_id,
     }
     ids = {key: value for key, value in ids.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -93,7 +94,8 @@ class Tokenizer:
     names = {}
     for name in _SPECIAL:
       candidates = [_special(fields, name) for fields in sources]
-      candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
+      if name != 'bos_token' or name not in config.values:  # null says that there is no BOS
+        candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
       names[name] = next((token for token in candidates if token is not None), None)
     bos, eos, pad = (names[name] for name in _SPECIAL)
     if eos is None:
@@ -126,6 +128,18 @@ class Tokenizer:
     if begins is True and names.get('bos_token'):
       tokenizer_backends.begin_with(backend, names['bos_token'])
     return named(where, lambda: cls(backend, chat_template=template, **names))
+
+  def within(self, rows: int) -> Tokenizer:
+    """Returns the tokenizer without added tokens that an embedding of `rows` rows does not have.
+
+    Gemma 3's models of text alone come with the tokenizer of those that read images, too.
+    """
+    if self.vocab_size <= rows:
+      return self
+    data = json.loads(self.backend.to_str())
+    data['added_tokens'] = [token for token in data['added_tokens'] if token['id'] < rows]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(data))
+    return Tokenizer(backend, chat_template=self.chat_template, **self._names)
 
   def encode(self, text: str, special: bool = True) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
@@ -253,6 +267,15 @@ class Tokenizer:
     behind = self.render_chat(said).partition(chat.SLOT)[2]
     ids = [] if self.unknown_words(behind) else self.encode(behind)
     return ids[0] if ids and ids[0] in self._control.special else self.eos_id
+
+  @property
+  def end_ids(self) -> list[int]:
+    """Returns the ids that end a message: EOS, and `chat_end_id` if it is another."""
+    ids = [self.eos_id]
+    if self.chat_template is not None:
+      with contextlib.suppress(ValueError):  # nobody chats by a broken template
+        ids.append(self.chat_end_id)
+    return list(dict.fromkeys(ids))
 
   def render_chat(
     self,

@@ -8,6 +8,7 @@ import pathlib
 import types
 
 import huggingface_hub
+import huggingface_hub.utils as hf_utils
 import micro_run
 import pytest
 
@@ -119,9 +120,18 @@ def test_an_export_has_one_step_and_one_model():
 def test_a_team_of_the_hub(monkeypatch, tmp_path):
   asked = []
 
-  def download(name, revision, allow_patterns):
+  def download(name, revision, allow_patterns, ignore_patterns):
     asked.append((name, revision))
-    return str(moved() if name == 'owner/team' else tmp_path)
+    there = moved() if name == 'owner/team' else tmp_path
+    listed = [str(file.relative_to(there)) for file in there.rglob('*') if file.is_file()]
+    listed += ['consolidated.safetensors', 'original/params.json']
+    kept = hf_utils.filter_repo_objects(
+      listed, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+    )
+    assert {*listed} - {*kept} <= {
+      *('consolidated.safetensors', 'original/params.json', 'README.md', '.gitattributes')
+    }
+    return str(there)
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
   assert exported.find('hf:owner/team@main').step == 10
@@ -138,11 +148,17 @@ def test_an_export_is_uploaded_to_a_private_repository(monkeypatch, tmp_path):
   monkeypatch.setattr(
     huggingface_hub, 'upload_folder', lambda **options: calls.append(options) or 'https://hub/x'
   )
+  private = [True, False, True]
+  info = lambda name: types.SimpleNamespace(private=private.pop(0))
+  monkeypatch.setattr(huggingface_hub, 'model_info', info)
   assert exported.push(tmp_path, 'owner/team') == 'https://hub/x'
   assert calls == [
     ('owner/team', {'private': True, 'exist_ok': True}),
     {'repo_id': 'owner/team', 'folder_path': tmp_path},
   ]
+  with pytest.raises(ValueError, match='--push_to_hub=owner/team: that repository is public'):
+    exported.push(tmp_path, 'owner/team')
+  assert len(calls) == 3  # nothing was uploaded
 
   def refuse(**options):
     raise OSError('no token')
