@@ -42,6 +42,15 @@ EXACT = [
   (r'1.2\times10^{30}', r'12\times10^{29}', True),
   (r'\begin{pmatrix}x\\0.5x\end{pmatrix}', r'\begin{pmatrix}x\\ \frac{x}{2}\end{pmatrix}', True),
 ]
+UNITS = [
+  (r'8\sqrt{3} square inches', r'8\sqrt{3}\text{ square inches}', True),
+  (r'99\pi square inches', r'99\pi\text{ square inches}', True),
+  (r'\frac{3}{4} cups', r'\frac34', True),
+  ('7km/h', '7', True),
+  ('3ab', '3cd', False),  # variables
+  ('2', '2xy', False),
+  (r'2\pi rh', r'2\pi ab', False),
+]
 NAMED = [
   ('x=1,y=2', 'x=2,y=1', False),
   ('x=1,y=2', 'y=2,x=1', True),
@@ -178,7 +187,7 @@ TYPED = [
 
 @pytest.mark.parametrize(
   ('one', 'other', 'same'),
-  [*EXACT, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
+  [*EXACT, *UNITS, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
   ids=str,
 )
 def test_both_directions(one, other, same):

@@ -284,6 +284,11 @@ CHAINS = [
   ('The answer is 3(-4) = -12', -12),
   ('The answer is 7 days/week * 4 weeks = 28 days', 28),
   ('The answer is 60 km per hour * 3 hours = 180 km', 180),
+  ('The answer is $5 per hour * 8 hours = $40.', 40),
+  ('The answer is 20 square feet * 3 = 60 square feet', 60),
+  ('Answer: 10 big apples - 3 small apples = 7 apples', 7),
+  ('The answer is 60 * 0.1 ≈ 6', 6),
+  ('The answer is 2 plus 3 equals 5', 5),
   (r'\boxed{2^3 = 8}', 8),
   (r'\boxed{3\cdot4=12}', 12),
   (r'\boxed{12\div4=3}', 3),
@@ -296,6 +301,8 @@ CHAINS = [
   ('The answer is 42 km/h', 42),
   ('The answer is 42 km/h for 3 hours', 42),
   ('The answer is 5 where n = 8', 5),
+  ('The answer is 5 when the total = 8', 5),
+  ('The answer is 9 more than 3 times 2 = 6', 9),
 ]
 WRONG_ANSWERS = [
   ('The answer is 5. A common incorrect answer is 6.', 5),

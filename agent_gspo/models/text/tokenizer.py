@@ -139,7 +139,9 @@ class Tokenizer:
     data = json.loads(self.backend.to_str())
     data['added_tokens'] = [token for token in data['added_tokens'] if token['id'] < rows]
     backend = tokenizers.Tokenizer.from_str(json.dumps(data))
-    return Tokenizer(backend, chat_template=self.chat_template, **self._names)
+    bos, eos, pad = (self._names[name] for name in _SPECIAL)
+    assert eos is not None, 'a tokenizer has an EOS token'
+    return Tokenizer(backend, eos, bos, pad, self.chat_template)
 
   def encode(self, text: str, special: bool = True) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.

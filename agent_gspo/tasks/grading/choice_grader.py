@@ -50,6 +50,8 @@ _START = re.compile(
 )
 # Required after "A", which is also an article, and after a lower-case letter.
 _LETTER_ENDS = re.compile(r'\s*(?:$|[.,;:)!?\n=—–-]|(?:because|since|as|which|and|or|nor|is)\b)')
+_BRACKET = re.compile(r' ?[\[(]')  # after a capital letter: the option's text
+_CALLED = re.compile(r'\b(?:option|choice|letter)\s*:?\s+$', re.IGNORECASE)
 _OTHER = re.compile(
   rf"""
   [\s.:;)]*
@@ -70,7 +72,9 @@ _CHOSEN = re.compile(
   """,
   re.VERBOSE,
 )
-_ALONE = re.compile(rf'^\W*{_KIND}\(?([a-h])\)?\W*$', re.IGNORECASE)
+_ALONE = re.compile(
+  rf'^\W*{_KIND}\(?([a-h])\)?(?:\s*[\[(](?!\s*\w\s*[)\]])[^()\[\]]*[)\]])?\W*$', re.IGNORECASE
+)
 _OPENING = re.compile(
   r'^\s*(?:[Oo]ption\s+|[Cc]hoice\s+)?'
   r'(?:\(\s*([A-Ha-h])\s*\)|([A-Ha-h])\)|([A-H])(?:[.:,](?=\s|$)|\s+[-–—]\s|\s+because\b))'
@@ -150,6 +154,8 @@ def _stated(passage: str) -> str | None:
   letter = match['round'] or match['plain']
   rest = passage[match.end() :]
   sure = match['round'] or (letter.isupper() and letter != 'A') or _LETTER_ENDS.match(rest)
+  if letter == 'A':
+    sure = sure or _BRACKET.match(rest) or _CALLED.search(passage[: match.end() - 1])
   if letter.upper() > _MAX_LETTER or not sure:
     return _only(passage)
   other = _OTHER.match(rest)
@@ -168,8 +174,8 @@ def _only(passage: str) -> str | None:
   for match in _NAMED.finditer(passage):
     before = passage[max(0, match.start() - 40) : match.start()]
     article = match['letter'] == 'A' and not match['round']
-    article = article and not _LETTER_ENDS.match(passage, match.end())
-    if not article and not _NEGATED.search(before):
+    article = article and not (_LETTER_ENDS.match(passage, match.end()) or _CALLED.search(before))
+    if not article and not _NEGATED.search(_CALLED.sub('', before)):
       names.add(match['letter'])
     if len(names) > 1:
       return _conclusion(passage)

@@ -88,16 +88,21 @@ _SIGNS = tuple(
 )
 # An argument without braces.
 _TOKEN = r'([0-9A-Za-z]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))'
+_UNITS = '(?:[ckm]m|[km]g|m?l|ft|in|lbs?|mi|mph|hrs?|sec|min|oz|[ap]m)'
+_MORE_UNITS = r'(?:[\s/]+[a-z]+){0,2}(?:\s*\^\s*\{?[23]\}?)?\s*'
 _LOOKS = tuple(
   (re.compile(pattern), replacement)
   for pattern, replacement in (
     (r'\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}', r' \\text{\1}'),
     # A unit after a number or formula; words that are the answer have none before them.
     (r'(?<=[0-9A-Za-z})])\s*\\text\{\s*[^{}]*\}(?:\s*\^\s*\{?[0-9]\}?)?\s*\.?\s*$', ''),
+    # Two or three letters right behind a number, or behind a formula, may be variables.
     (
-      r'(?<=[0-9])\s*(?!pi\b|or\b|and\b)[a-z]{2,}(?:[\s/]+[a-z]+){0,2}(?:\s*\^\s*\{?[23]\}?)?\s*$',
+      rf'(?<=[0-9])(?:\s+(?!pi\b|or\b|and\b)[a-z]{{2,}}|(?:[a-z]{{4,}}|{_UNITS})\b)'
+      rf'{_MORE_UNITS}$',
       '',
     ),
+    (rf'(?:(?<=[}})])|(?<=\\pi))\s+[a-z]{{4,}}{_MORE_UNITS}$', ''),
     (rf'\\frac(?![A-Za-z])\s*{_TOKEN}\s*(?=[\\{{0-9A-Za-z])', r'\\frac{\1} '),
     (rf'\\frac\s*(\{{[^{{}}]*\}})\s*{_TOKEN}', r'\\frac\1{\2}'),
     (rf'\\sqrt(?![A-Za-z])\s*(\[[^\[\]]*\])?\s*{_TOKEN}', r'\\sqrt\1{\2}'),

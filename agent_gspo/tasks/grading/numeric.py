@@ -148,17 +148,22 @@ _WORD = re.compile(
 _UNIT = re.compile(
   r'[^\w.:;!?)-]*+(?:(?![A-Z][a-z]{2})[^\W\d_]++[\s/.-]*+){0,3}+(?:\^?\{?[23]\}?)?\W*'
 )
-# Between two numbers of a chain: a unit ("days", "km/h"), an exponent, and an operator, or only a
-# bracket as in "3(4)".
+# Between two numbers of a chain: a unit ("days", "km/h", "per hour", "square feet"), an exponent,
+# and an operator, or only a bracket as in "3(4)".
 _GAP = re.compile(
   r"""
-  [\s)}\]%$€£]*+ (?:[A-Za-z]{1,20}(?:(?:/|[ ]per[ ])[A-Za-z]{1,20})?)?
+  [\s)}\]%$€£]*+ (?:
+    [A-Za-z]{1,20}(?:(?:/|[ ]per[ ])[A-Za-z]{1,20})?
+    | (?!.*\b(?:where|when|while|which|that|if|since|because|so|then|with|for|and|or|but|is|are)\b)
+      [A-Za-z]{3,20}(?:[ ][A-Za-z]{3,20}){1,2}  # several words, but no clause
+  )?
   (?:\^\{?[0-9]{1,3}\}?|[²³])? [\s)}\]%$€£]*+
-  (=|[-+*/×÷x]|\bof\b) [\s({\[$€£-]*
+  (=|≈|\bequals\b|[-+*/×÷x]|\b(?:of|plus|minus|times)\b) [\s({\[$€£-]*
   | \)?(\()[({\[$€£-]*
   """,
   re.VERBOSE,
 )
+_EQUALS = ('=', '≈', 'equals')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +268,7 @@ def _first(passage: str) -> _Found | None:
     operator = _GAP.fullmatch(gap)
     if not operator and not (right.value < 0 and not gap.strip()):
       break
-    if operator and operator.group(1) == '=':
+    if operator and operator.group(1) in _EQUALS:
       result = right
   return result
 
