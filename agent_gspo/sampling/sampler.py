@@ -117,7 +117,7 @@ class Sampler:
     self.pool = jax.jit(
       functools.partial(decoding.empty_pool, config),
       static_argnums=(0, 1),
-      out_shardings=(cache, rows, rows),
+      out_shardings=placement.one_device or (cache, rows, rows),
     )
     program = lambda function, *fixed, **options: jax.jit(
       functools.partial(function, *fixed, self.shards), **options

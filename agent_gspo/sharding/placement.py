@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import layout
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 AXES = ('data', 'fsdp', 'tensor')
 ROWS = ('data', 'fsdp')
@@ -72,14 +72,19 @@ class Placement:
     """Returns the sharding of arrays with rows on axis 0; `row_shards` must divide them."""
     return self.sharding(ROWS)
 
-  def put(self, tree: Any, shardings: Any) -> Any:
-    """Moves the arrays of a tree to `shardings`; NumPy arrays move one shard at a time.
+  @property
+  def one_device(self) -> SingleDeviceSharding | None:
+    """Returns the sharding of arrays without a mesh, on the first device; None with a mesh.
 
-    Without a mesh arrays are committed to the first device, as those of checkpoints are: programs
-    of uncommitted ones have other keys in the compilation cache.
+    All that programs keep is committed to it, as restored arrays are: a program is compiled once
+    more for arguments that are not.
     """
+    return SingleDeviceSharding(jax.local_devices()[0]) if self.mesh is None else None
+
+  def put(self, tree: Any, shardings: Any) -> Any:
+    """Moves the arrays of a tree to `shardings`; NumPy arrays move one shard at a time."""
     if self.mesh is None:
-      return jax.device_put(tree, jax.local_devices()[0])
+      return jax.device_put(tree, self.one_device)
     if not self.spans_processes:
       return jax.device_put(tree, shardings)
 

@@ -289,7 +289,7 @@ class Programs:
     self._config = model.config
     self.accumulate = jax.jit(self._accumulated, donate_argnums=3)
     self.apply = jax.jit(self._applied, donate_argnums=(0, 1))
-    self._no_totals = jax.jit(self.no_totals)
+    self._no_totals = jax.jit(self.no_totals, out_shardings=placement.one_device)
     whole = placement.replicated if placement.spans_processes else None  # read by all processes
     self._scored = jax.jit(placement.by_replica(self.loss.scored, 2), out_shardings=whole)
 
@@ -342,6 +342,8 @@ class Programs:
     accumulate: Any = self.accumulate
     if jax.default_backend() == 'cpu' and not accumulate._cache_size():
       totals = jax.eval_shape(self.no_totals, state.trainable)
+      if here := self.placement.one_device:
+        totals = jax.tree.map(lambda x: x.update(sharding=here), totals)
       batch = self.placement.shard_rows(batch)
       accumulate.lower(state.trainable, state.frozen, state.reference, totals, batch).compile()
       host_memory.give_back()

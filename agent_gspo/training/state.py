@@ -17,6 +17,7 @@ from agent_gspo.algorithms import budgets
 from agent_gspo.algorithms import selection as selection_lib
 from agent_gspo.models import lora as lora_lib
 from agent_gspo.models.transformer import Params
+from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training.options import LearnerOptions
 
 Flat = dict[tuple[str, ...], jax.Array]
@@ -107,7 +108,9 @@ def init(
     )
 
   found = shardings(jax.eval_shape(make, params))
-  return make(params) if found is None else jax.jit(make, out_shardings=found)(params)
+  if found is None:
+    return ONE_DEVICE.put(make(params), None)
+  return jax.jit(make, out_shardings=found)(params)
 
 
 def is_whole(state: TrainState) -> bool:

@@ -621,8 +621,9 @@ def test_several_processes_stop_after_what_is_under_way(tmp_path, monkeypatch, c
   assert_same_run(tmp_path)
 
 
-def test_a_restored_state_needs_no_program_of_its_own(tmp_path):
-  setup = setup_lib.build(config_lib.check(micro_run.changed(sft__steps=0)))
+def test_neither_a_fresh_nor_a_restored_state_needs_programs_of_its_own(tmp_path):
+  config = micro_run.changed(sft__steps=0, learner__micro_batch_size=1, sampler__prefill_rows=1)
+  setup = setup_lib.build(config_lib.check(config))
   learner = setup_lib.make_learner(setup)
   saves = checkpoints.Checkpoints(tmp_path, setup.config)
   state = setup_lib.init_state(setup, setup.params)
@@ -632,14 +633,10 @@ def test_a_restored_state_needs_no_program_of_its_own(tmp_path):
   compiled = []
   for of in (state, restored):
     step_lib.train_step(setup, learner, of, Progress(1, 0, ''))
-    programs = learner.programs
-    compiled.append(
-      (
-        programs.accumulate._cache_size(),
-        programs.apply._cache_size(),
-        setup.sampler.compilations(),
-      )
-    )
+    sampler, programs = setup.sampler, learner.programs
+    for program in (programs.accumulate, programs.apply, sampler.prefill):  # all of one shape
+      assert program._cache_size() == 1
+    compiled.append(sampler.compilations())
   assert compiled[0] == compiled[1]
 
 
