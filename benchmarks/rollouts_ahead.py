@@ -2,8 +2,8 @@
 
     python benchmarks/rollouts_ahead.py
 
-Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms: 12 episodes of two rounds a
-step, a decoder of 3 layers from scratch. Seconds are medians of the steps after the fifth, since
+Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms, four episodes at a time: 12
+episodes of two rounds a step, a decoder of 3 layers from scratch. Seconds are medians of the steps after the fifth, since
 the first ones compile. Of several devices half sample while the others learn, but without rollouts
 ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on CPUs). Learner and actors
 are busy for their share of the steps' seconds. Prints a markdown table.
@@ -72,6 +72,7 @@ class SlowMaze(HalfMaze):
   """
 
   name = 'slow_maze'
+  threads = 4
 
   delay: float = option(0.05, least=0)
   jitter: bool = False

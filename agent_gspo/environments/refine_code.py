@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class RefineCode(DrawnWorld):
 
   name = 'refine_code'
   hears_silence = False
+  threads = os.cpu_count() or 1  # programs run in processes
   noun = 'function'
 
   def __post_init__(self):

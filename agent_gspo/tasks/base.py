@@ -25,6 +25,8 @@ class Task(abc.ABC):
     name: Name for `make_task`.
     converse: Own episode of the task, a generator function of a `teams.conversation.Conversation`;
       None for the turns of the team's topology.
+    threads: Number of own episodes that go on at a time between two layers; more than 1 where they
+      wait for something, such as a web page. Their code must then be safe in threads.
     graders: Names of the available graders, that of `score` first; empty if there is only one.
       Scores of the others are reported in addition (`graded_by`).
   """
@@ -32,6 +34,7 @@ class Task(abc.ABC):
   name: str
   graders: Sequence[str] = ()
   converse: Callable[[Any], Generator[Any, Any, str]] | None = None
+  threads: int = 1
 
   @abc.abstractmethod
   def _split(self, split: str) -> Sequence[Question]:

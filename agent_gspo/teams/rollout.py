@@ -86,25 +86,28 @@ def _run_episodes(
 
   Calls `begun` right before sampling starts, or upon failure.
   """
-  try:
-    writers, toolboxes = team.prompt_writers(tokenizer), team.toolboxes(tokenizer)
-    talks = [
-      Conversation(
-        team, writers, question, q * group_size + sample, sample, task.canonical, branches
-      )
-      for q, question in enumerate(questions)
-      for sample in range(group_size)
-    ]
-    running = [_Running(task, talk) for talk in talks]
-  finally:
-    begun()
-  while live := [episode for episode in running if episode.answer is None]:
-    turns = [turn for episode in live for turn in episode.turns]
-    sampled = iter(speak(policy, turns, toolboxes) if turns else ())
-    for episode in live:
-      for message in episode.advance([next(sampled) for _ in episode.turns]):
-        listener(message)
-    policy.layer_has_spoken()
+  with futures.ThreadPoolExecutor(task.threads) as workers:
+    each = workers.map if task.threads > 1 else map
+    try:
+      writers, toolboxes = team.prompt_writers(tokenizer), team.toolboxes(tokenizer)
+      talks = [
+        Conversation(
+          team, writers, question, q * group_size + sample, sample, task.canonical, branches
+        )
+        for q, question in enumerate(questions)
+        for sample in range(group_size)
+      ]
+      running = list(each(functools.partial(_Running, task), talks))
+    finally:
+      begun()
+    while live := [episode for episode in running if episode.answer is None]:
+      turns = [turn for episode in live for turn in episode.turns]
+      sampled = iter(speak(policy, turns, toolboxes) if turns else ())
+      replies = [[next(sampled) for _ in episode.turns] for episode in live]
+      for messages in each(_Running.advance, live, replies):
+        for message in messages:
+          listener(message)
+      policy.layer_has_spoken()
   answers = [str(episode.answer) for episode in running]
   scores = checked.scores(task, [talk.question for talk in talks], answers)
   index = np.arange(len(talks))

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import importlib
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -250,3 +251,22 @@ def test_a_topology_without_the_turns_of_an_environment_is_refused(world, lackin
         check.check(config.to_dict())
     else:
       check.check(config.to_dict())
+
+
+class Waits(Climb):
+  """All episodes act at the same time, or none goes on."""
+
+  threads = 4
+
+  def __init__(self):
+    self.together = threading.Barrier(4)
+
+  def act(self, state, texts):
+    self.together.wait(timeout=60)
+    return super().act(state, texts)
+
+
+def test_episodes_that_wait_do_so_together():
+  alone, together = (play(lambda turn: 'up', env, samples=4) for env in (Climb(), Waits()))
+  assert [told(alone, e) for e in range(4)] == [told(together, e) for e in range(4)]
+  assert alone.answers == together.answers == ('3',) * 4
