@@ -102,10 +102,10 @@ class Topology:
   def _authors(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Returns the authors each agent reads within a round and from the round before, in order."""
     found: tuple[dict, dict] = ({}, {})
+    place = {agent: n for n, agent in enumerate(itertools.chain(*self.layers))}
     for authors, edges in zip(found, (self.edges, self.previous_round), strict=True):
-      for i in itertools.chain(*self.layers):
-        for j in (j for author, j in edges if author == i):
-          authors.setdefault(j, []).append(i)
+      for i, j in sorted(edges, key=lambda edge: place[edge[0]]):
+        authors.setdefault(j, []).append(i)
     return found
 
   def readers(self, agent: int, round_: int) -> int:
