@@ -3,10 +3,10 @@
     python benchmarks/rollouts_ahead.py
 
 Twelve agents write at once in 5 x 5 mazes whose `act` takes 50 ms, four episodes at a time: 12
-episodes of two rounds a step, a decoder of 3 layers from scratch. Seconds are medians of the steps after the fifth, since
-the first ones compile. Of several devices half sample while the others learn, but without rollouts
-ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on CPUs). Learner and actors
-are busy for their share of the steps' seconds. Prints a markdown table.
+episodes of two rounds a step, a decoder of 3 layers from scratch. Seconds are medians of the steps
+after the fifth, since the first ones compile. Of several devices half sample while the others
+learn, but without rollouts ahead all do both (XLA_FLAGS=--xla_force_host_platform_device_count=8 on
+CPUs). Learner and actors are busy for their share of the steps' seconds. Prints a markdown table.
 
 With --trace=DIR JAX's profiler records the steps after the fifth with `rollout.ahead=1` (open it in
 XProf), and what is printed is the share of the time in which each device computes, on CPUs.
