@@ -45,9 +45,9 @@ def baseline(
   if prunes and not variants.edges(harness.team):
     raise ValueError(f'baseline {name!r}: the team has no edges to prune.')
   label, variant, told = BASELINES[name](harness, whole, whole if matched is None else matched)
-  if isinstance(harness.task, Environment):
-    if lacking := harness.task.needs(variant.team.topology):
-      raise ValueError(f'baseline {name!r}: task {harness.task.name!r} needs {lacking}.')
+  task, topology = harness.task, variant.team.topology
+  if isinstance(task, Environment) and (lacking := task.needs(topology)):
+    raise ValueError(f'baseline {name!r}: task {task.name!r} needs {lacking}.')
   try:
     figures, _ = harness.run(label, variant, temperature=told.get('temperature'))
   except UnknownWordError as error:

@@ -13,6 +13,8 @@ import numpy as np
 
 from agent_gspo.evaluation import statistics, text_counts, transcripts
 from agent_gspo.models.text.tokenizer import Tokenizer
+from agent_gspo.rewards import communication
+from agent_gspo.rewards.options import RewardOptions
 from agent_gspo.tasks import checked
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams import batches, counts
@@ -302,11 +304,15 @@ def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
 def _money(batch: RolloutBatch, prices: Prices | None) -> dict[str, Any]:
   if prices is None:
     return {}
-  money = prices.written * batch.written + prices.read * batch.read
-  money = money + prices.inserted * batch.tool_tokens
-  factors = np.asarray([prices.factors.get(name, 1.0) for name in batch.agent_names])
+  options = RewardOptions(
+    cost='money',
+    p_write=prices.written,
+    p_read=prices.read,
+    p_tool=prices.inserted,
+    prices=dict(prices.factors),
+  )
   return {
-    'money/per_question': counts.per_question(batch, factors[batch.agent] * money) / 1e6,
+    'money/per_question': counts.per_question(batch, communication.message_costs(options, batch)),
     'money/prices_per_million': dataclasses.asdict(prices),
   }
 

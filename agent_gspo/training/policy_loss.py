@@ -341,9 +341,7 @@ class Programs:
     # Any: the types of jitted functions lack `_cache_size`.
     accumulate: Any = self.accumulate
     if jax.default_backend() == 'cpu' and not accumulate._cache_size():
-      totals = jax.eval_shape(self.no_totals, state.trainable)
-      if here := self.placement.one_device:
-        totals = jax.tree.map(lambda x: x.update(sharding=here), totals)
+      totals = jax.eval_shape(self._no_totals, state.trainable)
       batch = self.placement.shard_rows(batch)
       accumulate.lower(state.trainable, state.frozen, state.reference, totals, batch).compile()
       host_memory.give_back()

@@ -56,16 +56,16 @@ def main() -> None:
   _check_flags()
   from agent_gspo.apps.reporting.conversation import ConversationDisplay
   from agent_gspo.evaluation import asking, evaluate
+  from agent_gspo.tasks.own_questions import OwnQuestions
 
   asked = team_of_run.TeamOfRun(_TEAM)
   terms = asked.terms(price=_PRICE.value, budget=_BUDGET.value)
   parts: Iterable[Sequence[Question]]
   if _FILE.value:
-    config = asked.parts.config
-    named = config.task.options if config.task.name == 'questions' else {}
-    names = named.get('question', 'question'), named.get('answer', 'answer')
-    questions = asking.read(asked.team, _FILE.value, terms, names)
-    size = config.evaluation.batch_questions
+    task = asked.parts.task
+    own = task if isinstance(task, OwnQuestions) else OwnQuestions
+    questions = asking.read(asked.team, _FILE.value, terms, (own.question, own.answer))
+    size = asked.parts.config.evaluation.batch_questions
     parts = evaluate.in_batches(questions, size)
   elif _QUESTION.value is not None:
     parts = [[asking.asked(asked.team, 0, _QUESTION.value, _NOTE.value, terms)]]

@@ -93,7 +93,7 @@ def find(workdir: str) -> Exported | None:
   from agent_gspo.models.io import fields, hf
 
   kind, _, name = workdir.partition(':')
-  folder = hf.resolve(name)[0] if kind == 'hf' else pathlib.Path(workdir)
+  folder = hf.resolve(name, also=[EXAMPLES])[0] if kind == 'hf' else pathlib.Path(workdir)
   file = folder / TEAM
   if not file.is_file():
     if kind == 'hf':

@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import huggingface_hub
@@ -31,17 +31,17 @@ _INDEX = 'model.safetensors.index.json'
 _HEAD = 'lm_head.weight'
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
 _READ = ('*.json', '*.safetensors', '*.jinja')  # files of a folder that may be read
-_TEAM = ('examples.jsonl',)  # of an exported team, besides
 _UNREAD = ('consolidated*', 'original/*', 'onnx/*')  # the same weights in other formats
 _HUB_ID = re.compile(r'[\w.-]+/[\w.-]+')
 
 
-def resolve(reference: str) -> tuple[pathlib.Path, str]:
+def resolve(reference: str, also: Sequence[str] = ()) -> tuple[pathlib.Path, str]:
   """Resolves a reference to a local folder, downloading from the hub if needed.
 
   Args:
     reference: Folder or hub id, with `@<revision>` for another than the newest revision.
       Downloads are cached by huggingface_hub.
+    also: Files to download besides those of a model.
 
   Returns:
     The folder, and `reference`; for a hub id `<id>@<commit>`.
@@ -64,7 +64,7 @@ def resolve(reference: str) -> tuple[pathlib.Path, str]:
     found = huggingface_hub.snapshot_download(
       hub_id,
       revision=revision or None,
-      allow_patterns=[*_READ, *_TEAM],
+      allow_patterns=[*_READ, *also],
       ignore_patterns=list(_UNREAD),
     )
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
