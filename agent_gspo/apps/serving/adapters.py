@@ -31,6 +31,7 @@ from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.sampling.shapes import bucket
+from agent_gspo.sharding.placement import Placement
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
 
@@ -139,7 +140,7 @@ class Adapters:
     if config.lora_rank:
       params = lora.merge_adapters(config, lora.one_adapter(params, 0))
     self.config = config.without_adapters()
-    self._frozen: Flat = flax.traverse_util.flatten_dict(params)
+    self._frozen: Flat = flax.traverse_util.flatten_dict(_committed(params))
     self._samplers: dict[tuple[int, int], Sampler] = {}
     self._gradients = functools.cache(self._compile)
     self._stepped = jax.jit(_stepped)
@@ -148,7 +149,7 @@ class Adapters:
     """Returns a new adapter, which does not change the model yet."""
     config = self.config.replace(lora_rank=rank)
     drawn = init_adapters(config, jax.random.key(seed))
-    return Adapter(config, drawn, _adamw(_INITIAL).init(drawn))
+    return Adapter(config, *_committed((drawn, _adamw(_INITIAL).init(drawn))))
 
   def forward_backward(
     self,
@@ -270,6 +271,11 @@ _INITIAL = {
 }
 
 
+def _committed(tree: Any) -> Any:
+  """Commits arrays to the device, so that no program is compiled for others, too."""
+  return Placement().put(tree, None)
+
+
 def _adamw(settings: Mapping[str, Any]) -> optax.GradientTransformation:
   bound = settings['grad_clip_norm']
   return optax.chain(
@@ -362,12 +368,12 @@ def load(file: pathlib.Path, like: Adapter, *, moments: bool) -> None:
   flat = safetensors.numpy.load_file(file)
   leaves, tree = jax.tree.flatten(like.moments)
   saved = [flat.pop(f'moments/{i}', None) for i in range(len(leaves))]
-  found = {tuple(name.split('/')): jnp.asarray(x) for name, x in flat.items()}
+  found = _committed({tuple(name.split('/')): x for name, x in flat.items()})
   if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, like.trainable):
     raise ValueError(f'{file.stem} is an adapter of another model or rank.')
   if moments and any(x is None for x in saved):
     raise ValueError(f'{file.stem} holds no optimizer state; load it without.')
   like.trainable, like.gradient = found, None
-  like.moments = (
-    jax.tree.unflatten(tree, map(jnp.asarray, saved)) if moments else _adamw(_INITIAL).init(found)
+  like.moments = _committed(
+    jax.tree.unflatten(tree, saved) if moments else _adamw(_INITIAL).init(found)
   )

@@ -215,3 +215,25 @@ def test_a_saved_adapter_goes_on_bit_for_bit(model, tmp_path):
   adapters.save(file, adapter, moments=False)
   with pytest.raises(ValueError, match='no optimizer state'):
     adapters.load(file, again, moments=True)
+
+
+def test_new_stepped_and_loaded_adapters_share_their_programs(tmp_path):
+  setup = setup_lib.build(config_lib.check(micro_run.changed()))
+  restored = jax.device_put(setup.params, jax.local_devices()[0])
+  model = Adapters(setup.sampler.config, restored)
+  adapter, data, file = model.make(2, seed=0), _data(model), tmp_path / 'one.safetensors'
+
+  def step(one: adapters.Adapter) -> None:
+    for _ in range(2):  # with and without an earlier gradient
+      model.forward_backward(one, data, 'cross_entropy', {})
+    model.step(one, _ADAM)
+
+  step(adapter)
+  adapters.save(file, adapter, moments=True)
+  step(adapter)
+  for moments in (True, False):
+    again = model.make(2, seed=1)
+    adapters.load(file, again, moments=moments)
+    step(again)
+  assert model._gradients(adapter.config, 'cross_entropy', True)._cache_size() == 1
+  assert model._stepped._cache_size() == 1
