@@ -51,6 +51,15 @@ UNITS = [
   ('2', '2xy', False),
   (r'2\pi rh', r'2\pi ab', False),
 ]
+TIMES = [
+  (r'4:30\text{ p.m.}', '4:30 PM', True),
+  (r'\text{4:30 p.m.}', '4:30 p.m', True),
+  (r'10\!:\!30\text{ a.m.}', '10:30 am', True),
+  (r'9\text{ a.m.}', '9:00 a.m.', True),
+  (r'9\text{ a.m.}', '9 p.m.', False),
+  ('9:05 am', '9:50 am', False),
+  (r'4:30\text{ p.m.}', '4:30', True),
+]
 NAMED = [
   ('x=1,y=2', 'x=2,y=1', False),
   ('x=1,y=2', 'y=2,x=1', True),
@@ -187,7 +196,7 @@ TYPED = [
 
 @pytest.mark.parametrize(
   ('one', 'other', 'same'),
-  [*EXACT, *UNITS, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
+  [*EXACT, *UNITS, *TIMES, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
   ids=str,
 )
 def test_both_directions(one, other, same):

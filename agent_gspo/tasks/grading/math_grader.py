@@ -19,7 +19,7 @@ A degree sign is dropped after a bare number, but \sin 30^\circ is 1/2, and 30^\
 
 As in MATH itself, units are not checked and 50 % is 50. Intervals and tuples are compared with
 brackets and order, sets with brackets only. The base of a number counts if both have one:
-52_8 is not 52_9, but equals 52. "1 4/5" is a mixed number.
+52_8 is not 52_9, but equals 52. "1 4/5" is a mixed number. 9 a.m. is not 9 p.m., but 9:00 am.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ _NUMBER = re.compile(
 _BASED = re.compile(r'(-?)\(?0*([0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_\{?\(?([0-9]{1,2})\)?\}?')
 # The last kind is a name and a number, such as June 20.
 _WORDS = re.compile(r'\(?(?:\\text\{)?\(?([A-Za-z][A-Za-z,]*|[A-Z][a-z]{2,}[0-9]{1,4})\)?\}?\)?')
+_CLOCK = re.compile(
+  r'(?:\\text\{)?([0-9]{1,2})(?::([0-9]{2}))?(?:\\text\{)?([ap])\.?m\.?\}?\.?', re.IGNORECASE
+)
 _TUPLE = re.compile(r'[(\[].*,.*[)\]]')
 _SET = re.compile(r'\\\{(?!.*(?:[<>:|]|\\mid|\\[lg]e)).*\\\}')
 
@@ -155,6 +158,9 @@ def grade_math(text: str, gold: str) -> float:
 
 def same_expression(answer: str, gold: str) -> bool:
   """Returns whether two LaTeX expressions are equal (rules: see the module)."""
+  times = _clock(answer), _clock(gold)
+  if all(times):
+    return times[0] == times[1]
   seen = _seen(answer), _seen(gold)
   bare = _bare(seen[0]), _bare(seen[1])
   if seen[0] == seen[1]:
@@ -212,6 +218,9 @@ def canonical_math(text: str) -> str | None:
   answer = extract_math(text)
   if answer is None:
     return None
+  time = _clock(answer)
+  if time:
+    return '{}:{:02} {}.m.'.format(*time)
   answer = _bare(_seen(answer))
   if _NUMBER.fullmatch(answer):
     return numeric.canonical_number(answer) or answer
@@ -250,6 +259,12 @@ def _bare(latex: str) -> str:
   """Returns the expression without spaces and without "x =" in front."""
   latex = _NAME.sub('', statements.without_spaces(latex))
   return latex.replace(',', '') if _THOUSANDS.fullmatch(latex) else latex
+
+
+def _clock(latex: str) -> tuple[int, int, str] | None:
+  """Returns hour, minute and a or p of a time such as 4:30 p.m.; None for all else."""
+  match = _CLOCK.fullmatch(re.sub(r'\\[!,;: ]|[\s~$]', '', latex))
+  return (int(match[1]), int(match[2] or 0), match[3].lower()) if match else None
 
 
 def _unsolved(equation: str, solved: str) -> str:
