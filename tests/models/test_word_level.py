@@ -25,7 +25,7 @@ def test_word_level_text():
   ids = tokenizer.encode('  Ann has\t7\n\neggs . #s<eos>')
   assert ids == [3, 4, 5, 2, 2, 6, 7, 11, 1]
   assert tokenizer.decode(ids) == 'Ann has 7\n\neggs . #s <eos>'
-  assert tokenizer.decode(ids, skip_special=True) == 'Ann has 7\n\neggs . #s'
+  assert tokenizer.backend.decode(ids, skip_special_tokens=True) == 'Ann has 7\n\neggs . #s'
   assert tokenizer.encode('') == []
 
 

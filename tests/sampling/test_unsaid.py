@@ -115,7 +115,7 @@ def test_a_message_of_a_word_mark_alone_is_shown():
   tokenizer = _sentencepiece()
   assert tokenizer.decode([2, 3]) == 'a'
   assert tokenizer.decode([2]) == '▁'
-  assert tokenizer.decode([]) == tokenizer.decode([0], skip_special=True) == ''
+  assert tokenizer.decode([]) == tokenizer.backend.decode([0], skip_special_tokens=True) == ''
   assert tokenizer.decode([0, 3]) == '<s>a'  # special tokens are spelled out
 
 

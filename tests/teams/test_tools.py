@@ -261,7 +261,7 @@ def test_calls_and_results_by_hand(message, result):
   toolbox = Toolbox(('python', 'retriever'), _BOTH)
   toolbox.check()
   ids = toolbox.result(np.asarray(_BOTH.encode(message)), QUESTION)
-  assert _BOTH.decode(ids.tolist(), skip_special=True) == result
+  assert _BOTH.backend.decode(ids.tolist(), skip_special_tokens=True) == result
 
 
 def test_a_program_that_does_not_end_is_told_so(monkeypatch):

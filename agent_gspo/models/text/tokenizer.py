@@ -197,16 +197,14 @@ class Tokenizer:
     words = text.replace(BREAK, '').split()
     return [word for word in words if word in names or not self._knows(word)]
 
-  def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-    """Returns the text of token ids, special tokens spelled out unless `skip_special`.
+  def decode(self, ids: Sequence[int]) -> str:
+    """Returns the text of token ids, special tokens spelled out.
 
-    Without `skip_special`, tokens that decode to no text (a bare word mark) are spelled out, too.
+    Tokens that decode to no text (a bare word mark) are spelled out if there are no others.
     """
     ids = np.asarray(ids, int).tolist()
-    text = self.backend.decode(ids, skip_special_tokens=skip_special)
-    if text or skip_special:
-      return text
-    return ''.join(token for token in map(self.backend.id_to_token, ids) if token)
+    text = self.backend.decode(ids, skip_special_tokens=False)
+    return text or ''.join(token for token in map(self.backend.id_to_token, ids) if token)
 
   def decode_begun(self, ids: Sequence[int]) -> str:
     """Returns the text of the first ids of a text, without a character that is incomplete."""
