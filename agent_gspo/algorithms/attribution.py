@@ -10,9 +10,10 @@ function returns a credit for every slot, the authors' turns in reading order, s
 - segment: `v(up to i) - v(before i)`, which sum to `v(N) - v({})`;
 - Shapley: the mean of `v(S + {i}) - v(S)` over the orders in which messages can arrive.
 
-In the first two the baseline subtracted from `v(N)` does not depend on the message of slot `i`, so
-the expected gradient is that of `v(N)`: without a price the optimum is unchanged. Shapley's credit
-has no such guarantee, and splits the value of two redundant messages evenly.
+In the first two the baseline subtracted from `v(N)` does not depend on the message of slot `i`, if
+no other author reads it (a star), so the expected gradient is that of `v(N)`: without a price the
+optimum is unchanged. Shapley's credit has no such guarantee, and splits the value of two redundant
+messages evenly.
 """
 
 from __future__ import annotations

@@ -44,7 +44,10 @@ class TermSheet:
     return Terms(self.kind, value, self.words[part])
 
   def brevity(self, terms: Terms) -> float:
-    """Returns the requested brevity in `[0, 1]`: 0 for price 0 or the largest budget."""
+    """Returns the requested brevity: 0 for price 0 and the largest budget, at most 1.
+
+    The smallest of `n` levels of a budget has `1 - 1/n`.
+    """
     if terms.words == self.free_words:
       return 0.0
     share = (self.words.index(terms.words) + 1) / len(self.words)

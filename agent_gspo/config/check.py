@@ -14,7 +14,15 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.algorithms.presets import PRESETS
 from agent_gspo.algorithms.selection import SELECTIONS
-from agent_gspo.config import Config, episode_scores, hints, learned_topology, models, team_size
+from agent_gspo.config import (
+  Config,
+  episode_scores,
+  hints,
+  learned_topology,
+  models,
+  team_size,
+  worth,
+)
 from agent_gspo.environments.base import Environment
 from agent_gspo.options import Section
 from agent_gspo.rewards import length_rewards
@@ -30,7 +38,6 @@ from agent_gspo.values import shown
 S = TypeVar('S', bound=Section)
 
 _MAX_UPDATES = 2**31 - 1  # limit of the optimizer's step counter
-_MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
 _MAX_TRAINING_QUESTIONS = 10**7  # a run stores data for each
 
 # Under `rollout.branches` nothing may depend on what follows a turn.
@@ -176,10 +183,18 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
   task = make_task(config.task.name, **config.task.options)
   splits = list(dict.fromkeys([*(['train'] if training else []), config.evaluation.split]))
   team_size.check(task, team, splits)
+  sharing = make_sharing(
+    config.policy,
+    team.names,
+    lora_rank=config.model.lora_rank,
+    learning_rate=config.learner.learning_rate,
+    others=team.others,
+    learners=[agent for agent, role in enumerate(team.roles) if role.trains],
+  )
   if training:
     _check_sft(config, task, team)
-    _check_worth(config, task, team)
-    hints.check(config, task, team)
+    worth.check(config, task, team, sharing)
+    hints.check(config, task, team, sharing)
     _check_branches(config, task)
     episode_scores.check(config, task, team)
     available = len(asked(task, config.sft.held_back))
@@ -194,14 +209,6 @@ def check(values: Mapping[str, Any], *, training: bool = True) -> Parts:
         f'rollout.questions={config.rollout.questions} is more than the {available} training '
         f'questions of task {task.name!r}{of_them}.'
       )
-  sharing = make_sharing(
-    config.policy,
-    team.names,
-    lora_rank=config.model.lora_rank,
-    learning_rate=config.learner.learning_rate,
-    others=team.others,
-    learners=[agent for agent, role in enumerate(team.roles) if role.trains],
-  )
   _check_must_speak(config, team, sharing)
   return Parts(
     config=config,
@@ -226,7 +233,13 @@ def _check_algorithm(config: Config, team: Team) -> None:
   name, reward = config.advantage.name, config.reward
   estimators.check(name, config.advantage.options)
   compared = {'groups', 'question'} & set(estimators.fields_of(name))
-  if config.rollout.group_size == config.rollout.branches == 1:
+  if config.objective.teacher:  # whose loss reads no advantages
+    if config.selection.resample:
+      raise ValueError(
+        f'selection.resample={config.selection.resample} with objective.teacher: questions whose '
+        'scores tie are learned from, too. Set selection.resample=0.'
+      )
+  elif config.rollout.group_size == config.rollout.branches == 1:
     if compared and not plugins.is_plugin(name):
       raise ValueError(
         f'rollout.group_size=1: advantage.name={name!r} compares conversations about one question. '
@@ -306,6 +319,11 @@ def _check_sides(config: Config, team: Team) -> None:
       raise ValueError(
         f'{field}={value!r} with team.sides={{}}: all agents are on one side. Set team.sides.'
       )
+  if config.advantage.name == 'advantage_alignment' and opponents != 'self':
+    raise ValueError(
+      f"rollout.opponents={opponents!r} with advantage.name='advantage_alignment', which compares "
+      "both sides; opponents' messages are not learned from. Set rollout.opponents='self'."
+    )
   for field in ('payers', 'prices'):
     named = getattr(config.reward, field)
     if any(name not in team.names for name in named):
@@ -428,70 +446,4 @@ def _check_must_speak(config: Config, team: Team, sharing: Sharing) -> None:
   if count and not audible_turns(team, sharing):
     raise ValueError(
       f'rollout.must_speak={count}: no message of a trained agent is read by another; set it to 0.'
-    )
-
-
-def _check_worth(config: Config, task: Task, team: Team) -> None:
-  """Raises where the worth of messages is asked for, but cannot be measured."""
-  name, reader = config.advantage.name, team.num_agents - 1
-  gains = name in estimators.GAINS
-  if gains:
-    where, other = f'advantage.name={name!r}', "advantage.name='per_component'"
-  elif config.evaluation.worth_questions:
-    where, other = 'evaluation.worth_questions above 0', 'evaluation.worth_questions=0'
-  else:
-    return
-  rounds = range(team.topology.rounds)
-  players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
-  if team.decision == 'majority':
-    raise ValueError(
-      f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
-      f'or {other}.'
-    )
-  if task.converse:
-    raise ValueError(
-      f'{where}: task {task.name!r} brings its own episode, whose prompts without a message are '
-      f'unknown. Set {other}.'
-    )
-  if not players:
-    raise ValueError(
-      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
-      f'anything to it. Choose another team.topology, or {other}.'
-    )
-  if team.roles[reader].shows_left:
-    raise ValueError(
-      f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
-      f'that {where} leaves out. Remove {{left}} from it, or set {other}.'
-    )
-  if not gains:
-    return
-  if name == 'shapley' and players > _MOST_PLAYERS:
-    raise ValueError(
-      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
-      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
-    )
-  if config.advantage.costs == 'apart':
-    raise ValueError(
-      f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
-    )
-  samples = estimators.settings(config.advantage).get('samples', 0)
-  least = 2 if name == 'hill' else 0
-  if samples != int(samples) or samples < least:
-    raise ValueError(
-      f'advantage.options.samples={samples} must be a whole number of at least {least}: answers '
-      f'that {where} samples.'
-    )
-  if samples:
-    return
-  forms = task.gold_messages(task.questions('train')[0])
-  if not forms:
-    raise ValueError(
-      f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
-      "advantage.name='replay', or 'spo_segment' with advantage.options.samples=4."
-    )
-  imitation = config.advantage.options.get('imitation', 0)
-  if imitation and all(given for given, _ in forms):
-    raise ValueError(
-      f'advantage.options.imitation={imitation}: task {task.name!r} leaves the wording of '
-      'answers to the agent (Task.gold_messages), so there is no whole text to learn. Set it to 0.'
     )

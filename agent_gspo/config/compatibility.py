@@ -11,16 +11,17 @@ from agent_gspo.teams.team import Team, make_team
 from agent_gspo.values import flatten
 
 # Fields that may differ between the run that saved and the one that resumes: they change neither
-# parameters nor later samples (the mesh and the parts of a rollout: up to rounding).
-_FREE = ('steps', 'mesh', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
-# Fields that may change mid-run on request: those tuned when a run becomes unstable, the width of
-# packed rows, which changes results by rounding alone, and the server that samples. Others would
+# parameters nor later samples (mesh, sampler and the parts of a rollout: up to rounding).
+_FREE = ('steps', 'mesh', 'sampler', 'evaluation', 'checkpoint', 'logging', 'rollout.parts')
+# Fields that may change mid-run on request: those tuned when a run becomes unstable, the shape of
+# micro-batches, which changes results by rounding alone, and the server that samples. Others would
 # change samples, rewards, the shape of the state, or (schedule, warm-up) the steps already taken.
 CHANGEABLE = (
   'learner.learning_rate',
   'learner.grad_clip',
   'learner.weight_decay',
   'learner.pack_length',
+  'learner.micro_batch_size',
   'policy.learning_rates',
   'objective.clip_low',
   'objective.clip_high',

@@ -28,6 +28,11 @@ def check(config: Config, task: Task, team: Team) -> None:
     raise ValueError(
       f'{where} compares episodes about one question; rollout.group_size=1 must be 2 or more.'
     )
+  if reward.score == 'weighted_vote' and team.decision == 'majority':
+    raise ValueError(
+      f"{where} weighs answers by the probabilities of each episode's last message, which is not "
+      'the answer with team.decision="majority". Set reward.score="vote".'
+    )
   if reward.score == 'collective_vote' and (
     team.decision != 'majority' or team.topology.rounds > 1 or team.topology.edges
   ):
@@ -37,6 +42,16 @@ def check(config: Config, task: Task, team: Team) -> None:
     )
   if reward.score != 'tournament':
     return
+  for field, value, right in (
+    ('selection.name', config.selection.name, 'uniform'),
+    ('advantage.name', name if name == 'spo_single' else '', ''),
+    ('budget.mode', config.budget.mode if config.budget.mode == 'accuracy_floor' else '', ''),
+  ):
+    if value != right:
+      raise ValueError(
+        f'{field}={value!r} with {where}, whose mean is one half for each question: it tells no '
+        f'question from another. Set {field} to another one.'
+      )
   if config.budget.charges or reward.length_reward != 'linear':
     raise ValueError(
       f'{where} orders by cost already; budget.lambda_tok={config.budget.lambda_tok:g} and '

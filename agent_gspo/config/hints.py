@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from agent_gspo.config.defaults import Config
 from agent_gspo.tasks.base import Task, asked
+from agent_gspo.teams.sharing import Sharing
 from agent_gspo.teams.team import Team
 
 
-def check(config: Config, task: Task, team: Team) -> None:
+def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
   """Raises ValueError if nobody could learn to give hints, or to do without them."""
   hinters = sorted(team.hinters)
   if hinters:
@@ -37,8 +38,9 @@ def check(config: Config, task: Task, team: Team) -> None:
       f'{where}: {unread[0]!r} gives hints, but the last agent does not read it. Choose '
       'another team.topology.'
     )
-  if not team.roles[reader].learns:
+  if not sharing.learns(reader):
     raise ValueError(
-      f'{where} pays for what {team.names[reader]!r} can learn, whose model is frozen. Set '
-      f"team.roles.{team.roles[reader].name}.trains=True, or advantage.name='worth'."
+      f'{where} pays for what {team.names[reader]!r} can learn, which does not learn '
+      '(policy.frozen, policy.learning_rates, or trains of its role). Let it learn, or set '
+      "advantage.name='worth'."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.algorithms.objectives.minibatch_order import ORDERS
 from agent_gspo.config import Config
 from agent_gspo.models.load import check_spec
@@ -44,17 +43,3 @@ def check(config: Config, team: Team) -> None:
         f'{where} with mesh.tensor={config.mesh.tensor}: heads of several models are not split '
         'together. Set mesh.tensor=1, or trains=False.'
       )
-  name, answering = config.advantage.name, team.roles[-1]
-  options = estimators.settings(config.advantage)
-  if name not in estimators.GAINS or not answering.model:
-    return
-  where = f'advantage.name={name!r} with team.roles.{answering.name}.model={answering.model!r}'
-  if answering.model.startswith(ENDPOINT) and (name == 'hill' or not options.get('samples')):
-    raise ValueError(
-      f"{where}: an endpoint scores no given answers. Set advantage.name='replay', for which it "
-      'samples.'
-    )
-  if options.get('imitation') and not answering.trains:
-    raise ValueError(
-      f'{where}, which is frozen: it imitates no gold answers. Set advantage.options.imitation=0.'
-    )

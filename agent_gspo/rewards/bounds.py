@@ -43,7 +43,7 @@ def check_bound(options: RewardOptions, budget: BudgetOptions, team: Team) -> st
 
   Compares the rewards, at the highest prices of the run, of the most expensive right episode and of
   a wrong and silent one of the same question. Excludes the loss term of the length reward 'optima',
-  unknown before the run, and cost 'money', which depends on prompt lengths.
+  unknown before the run, and the price of a cost in money, which depends on prompt lengths.
 
   Args:
     options: Reward options.
@@ -56,10 +56,8 @@ def check_bound(options: RewardOptions, budget: BudgetOptions, team: Team) -> st
   Raises:
     ValueError: It can, and the price is always charged; names the fields to change.
   """
-  if options.cost == 'money':
-    return ''
   lambda_max, lambda_message = budget.highest_lambda_tok, budget.highest_lambda_message
-  dearest = max_episode_cost(options, team)
+  dearest = 0.0 if options.cost == 'money' else max_episode_cost(options, team)
   free = options.length_reward_arguments['limit'] if options.length_reward == 'hinge' else 0.0
   cost = max(dearest - free, 0.0)
   turns = [agent for _, _, layer in team.turns for agent in layer]

@@ -64,6 +64,7 @@ def reward_terms(
   budgets: np.ndarray | None = None,
   reference_nll: np.ndarray | None = None,
   returns: np.ndarray | None = None,
+  new: int | None = None,
 ) -> RewardTerms:
   """Computes the rewards of all messages of a rollout.
 
@@ -79,10 +80,11 @@ def reward_terms(
     reference_nll: float `[E]`, for the length reward 'optima', see `length_rewards.term`.
     returns: Return of each message in an environment, float `[M]`, in place of the task score;
       None without an environment. Gates and length rewards read the task score all the same.
+    new: Number of new episodes, which come first; None for all, see `gate`.
   """
   scores, episode = rollout.task_scores, rollout.episode
   pays, costs = _pays(options, rollout), message_costs(options, rollout)
-  charged = gate(options, rollout)[episode] & pays
+  charged = gate(options, rollout, new)[episode] & pays
 
   def credited(own: np.ndarray) -> np.ndarray:
     own = own * pays
@@ -139,6 +141,12 @@ def episode_costs(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
   return counts.by_episode(rollout, message_costs(options, rollout))
 
 
+def mean_length(options: RewardOptions, rollout: RolloutBatch) -> float:
+  """Returns the mean tokens of the messages whose authors pay, silent ones included."""
+  pays = _pays(options, rollout)
+  return float(rollout.written[pays].mean()) if pays.any() else 0.0
+
+
 def _questions(rollout: RolloutBatch) -> np.ndarray:
   """Returns the question of each episode, int `[E]`; -1 for one without messages."""
   question = np.full(rollout.num_episodes, -1)
@@ -146,8 +154,15 @@ def _questions(rollout: RolloutBatch) -> np.ndarray:
   return question
 
 
-def gate(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
-  """Returns where prices and the length reward apply, bool `[E]`."""
+def gate(options: RewardOptions, rollout: RolloutBatch, new: int | None = None) -> np.ndarray:
+  """Returns where prices and the length reward apply, bool `[E]`.
+
+  Args:
+    options: Reward options.
+    rollout: Episodes with their task scores.
+    new: Number of new episodes, which come first; None for all. Others do not count in a group
+      that has new ones, but are charged as it is, and they are not ranked by 'top_groups'.
+  """
   scores = rollout.task_scores
   if options.gate == 'always':
     return np.ones(len(scores), bool)
@@ -155,15 +170,17 @@ def gate(options: RewardOptions, rollout: RolloutBatch) -> np.ndarray:
     return scores >= 1.0
   # Over episodes, since a mean over messages would weigh long episodes more.
   question = _questions(rollout)
-  spoken = question >= 0
-  right = np.bincount(question[spoken], weights=scores[spoken], minlength=1)
-  size = np.bincount(question[spoken], minlength=1)
+  spoken, is_new = question >= 0, np.arange(len(question)) < (len(question) if new is None else new)
+  groups = np.unique(question[spoken & is_new])
+  counted = spoken & (is_new | ~np.isin(question, groups))
+  right = np.bincount(question[counted], weights=scores[counted], minlength=1)
+  size = np.bincount(question[counted], minlength=1)
   accuracy = right / np.maximum(size, 1)
   if options.gate == 'group_accuracy':
     return spoken & (accuracy[question] >= options.gate_accuracy)
   # GRPO-lambda (arXiv 2505.18086). Groups that tie with the last one are included, but none
   # without a right answer: there the price would only teach silence.
-  ranked = np.sort(accuracy[size > 0])[::-1]
+  ranked = np.sort(accuracy[groups])[::-1]
   last = ranked[math.ceil(options.gate_fraction * len(ranked)) - 1] if len(ranked) else 0.0
   return spoken & (accuracy[question] >= last) & (accuracy[question] > 0)
 

@@ -156,8 +156,10 @@ def term(
     price: `lambda_tok`, scalar or `[E]`.
     budgets: Budgets shown to the team, `[E]`; None without budget conditioning.
     reference_nll: Highest mean NLL (nats per token) of an episode's messages under the reference
-      policy, `[E]`; None if not measured.
+      policy, `[E]`; None if not measured, which is 1 for a user's length reward.
   """
+  if reference_nll is None and plugins.is_plugin(name):
+    reference_nll = np.ones(len(scores))
   values = (scores, lengths, questions, price, budgets, reference_nll)
   columns = dict(zip(INPUTS, values, strict=True))
   given = [columns[field] for field in read_by(name)]

@@ -62,7 +62,7 @@ def estimator(name: str, *, costs: str = 'inside', **options: Any) -> Estimate:
       lengths=rollout.written + 1,
       silent=rollout.silent,
       observation=question,
-      history=question[None],
+      history=np.stack([question] * 3),
       taken=ones.astype(bool),
       probability=ones / 2,
       **dict.fromkeys(('gain', 'plain_gain', 'plain_costs'), np.full(len(ones), np.nan)),

@@ -59,7 +59,7 @@ def message_advantages(
     **options.options,
   )
   values, kept = np.zeros((2, len(own)), np.float32)
-  values[own], kept[own] = found.values, found.kept
+  values[own], kept[own] = found.values, 1.0 if config.objective.teacher else found.kept
   # Objectives are linear in positive factors of the advantage.
   weights = np.asarray([m.weight for m in rollout.messages], np.float32)
   return dataclasses.replace(found, values=values * weights, kept=kept)

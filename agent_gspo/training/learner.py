@@ -214,7 +214,7 @@ class Learner:
     """Yields the messages of each mini-batch, int `[m]`: split by question, maybe by turn."""
     options = self.config.learner
     rng = streams.generator(self.config.seed, streams.MINIBATCH_ORDER, step)
-    questions = rng.permutation(rollout.question.max() + 1)
+    questions = rng.permutation(np.unique(rollout.question))
     by_turn = ORDERS[options.order].by_turn
     for turn in np.unique(rollout.turn)[::-1].tolist() if by_turn else [None]:
       of_turn = kept if turn is None else kept & (rollout.turn == turn)

@@ -73,7 +73,8 @@ class SFTOptions(Section, name='sft'):
     silence_probability: Probability that a demonstrated message about an irrelevant note is silent.
     terse_probability: Probability of a message that states only the fact.
     follows_terms: Conditioning of both probabilities on the price or budget in the prompt, so that
-      it has a meaning before RL: 0 none, 1 rises to 1 at the highest price or smallest budget.
+      it has a meaning before RL: 0 none, 1 rises to 1 at the highest price, and to `1 - 1/n` at the
+      smallest of `n` levels of a budget.
       Above 0, agents that see the budget left are shown messages of about that length.
     outspoken_probability: Probability of an episode in which irrelevant notes are sent too: read,
       not imitated.

@@ -236,7 +236,7 @@ class Stage:
       packed = dict[str, tuple[Learner, Minibatch]]()
       for role, said in shown.of_validation().items():
         one = self.learner.author(said[0].agent)
-        packed[role] = one, one.rows(said)
+        packed[role] = one, one.rows(said, train=False)
       self._validation = packed, shown.silent_validation()
     by_role, unsaid = self._validation
     sums, counts = {}, {}

@@ -87,7 +87,12 @@ def train_step(
   nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None
   returns = returns_to_go(learned.messages, config.reward.discount)
   rewards = communication.reward_terms(  # [M]: the task score, or returns, minus the priced costs
-    config.reward, learned, **prices, returns=returns, reference_nll=nll
+    config.reward,
+    learned,
+    **prices,
+    returns=returns,
+    reference_nll=nll,
+    new=rollout.num_episodes,
   )
   clock.lap('score')
   worth = message_worth.of_step(setup, learner, state, learned, prices)
@@ -155,7 +160,7 @@ def observe(
     budgets.Observation(
       accuracy=float(rollout.task_scores.mean()),
       episode_cost=float(communication.episode_costs(config.reward, rollout).mean()),
-      message_tokens=float(rollout.written.mean()),
+      message_tokens=communication.mean_length(config.reward, rollout),
     ),
   )
   selection = selection_lib.observe(

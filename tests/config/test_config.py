@@ -226,6 +226,22 @@ def test_a_team_too_small_for_a_world_is_refused(name, values, message):
       r'selection.resample=2 with rollout.group_size=1: .* always ties. Set selection.resample=0',
     ),
     (
+      {'objective__teacher': 'team.json', 'selection__resample': 2},
+      r'resample=2 with objective.teacher: questions whose scores tie .* selection.resample=0',
+    ),
+    (
+      {'reward__score': 'weighted_vote', 'team__topology': 'debate', 'team__decision': 'majority'},
+      r"score='weighted_vote' weighs .* last message, which is not .* Set reward.score=\"vote\"",
+    ),
+    (
+      {'reward__score': 'tournament', 'budget__lambda_tok': 0.0, 'selection__name': 'spo'},
+      r"selection.name='spo' with reward.score='tournament', whose mean is one half",
+    ),
+    (
+      {'reward__score': 'tournament', 'budget__mode': 'accuracy_floor'},
+      r"budget.mode='accuracy_floor' with reward.score='tournament', whose mean is one half",
+    ),
+    (
       {'algorithm': 'mars', 'reward__credit': 'episode'},
       r"reward.credit='episode' with advantage.name='agent_turn', .* a turn. Set reward.credit",
     ),

@@ -31,6 +31,19 @@ from agent_gspo.config import check as config_lib
       {'advantage__name': 'hill', 'advantage__options': {'temperature': 0.0}},
       r'advantage.options.temperature=0.0 must be above 0',
     ),
+    (
+      {
+        'advantage__options': {'imitation': 1.0},
+        'model__lora_rank': 2,
+        'policy__sharing': 'adapters',
+        'policy__learning_rates': (1e-3, 1e-3, 0.0),
+      },
+      r"imitation=1.0: 'solver' imitates gold answers, but does not learn \(policy.frozen, ",
+    ),
+    (
+      {'advantage__name': 'replay', 'team__max_episode_tokens': 24},
+      r"max_episode_tokens=24 with advantage.name='replay': how long an answer may be",
+    ),
     ({'advantage__costs': 'apart'}, r"advantage.costs='apart' with advantage.name='worth'"),
     ({'reward__credit': 'episode'}, r"Set reward.credit='own_cost'"),
   ],
@@ -46,6 +59,7 @@ def test_refused(fields, message):
   [
     ({'team__decision': 'majority'}, 'no single agent answers.* or evaluation.worth_questions=0'),
     ({'team__roles__solver__cue': ' left {left} answer :'}, r'solver.cue tells \{left\}'),
+    ({'team__max_episode_tokens': 24}, 'tokens=24 with .* or evaluation.worth_questions=0'),
   ],
 )
 def test_worth_that_evaluations_cannot_measure_is_refused(fields, message):

@@ -662,7 +662,13 @@ def test_checkpoint_of_another_config_is_refused_by_field(tmp_path):
   first.wait()
   # What changes neither parameters nor samples may change, and a tuple is a list on the disk.
   small_checkpoints.open_(
-    tmp_path / 'c', team=edges, steps=99, evaluation={'questions': 7}, rollout={'parts': 2}
+    tmp_path / 'c',
+    team=edges,
+    steps=99,
+    evaluation={'questions': 7},
+    rollout={'parts': 2},
+    mesh={'fsdp': 2},
+    sampler={'decode_rows': 8},
   )
   found = r'at step 0 .* \(budget.lambda_tok: 0.02 in the checkpoint, 0.5 now; seed: 0 in .*, 1 now'
   with pytest.raises(ValueError, match=found):
@@ -697,7 +703,7 @@ def test_some_fields_change_in_mid_run_if_they_are_named(tmp_path):
   assert changed.changes == expected
   changed.save(small_checkpoints.state(0.0, 2))
   changed.wait()
-  # How wide rows are changes results by rounding alone.
+  # How many and how wide rows are changes results by rounding alone.
   with pytest.raises(
     ValueError, match=r'pack_length: 64 in .* --allow_changes=learner.pack_length'
   ):
@@ -801,7 +807,9 @@ def test_the_width_of_rows_changes_rounding_alone(tmp_path, no_warm_start):
   config['steps'] = 1
   loop.train(config, tmp_path / 'same')
   config['learner']['pack_length'] *= 2
-  loop.train(config, tmp_path / 'wide', allow_changes=['learner.pack_length'])
+  config['learner']['micro_batch_size'] *= 2
+  fields = ['learner.pack_length', 'learner.micro_batch_size']
+  loop.train(config, tmp_path / 'wide', allow_changes=fields)
   (same,), (wide,) = (records(tmp_path / name, 'metrics.jsonl') for name in ('same', 'wide'))
   assert wide['packing/positions'] != same['packing/positions']
   for key in ('policy/grad_norm', 'policy/objective', 'reward/mean'):

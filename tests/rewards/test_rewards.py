@@ -20,6 +20,7 @@ from agent_gspo.rewards import bounds, communication
 from agent_gspo.rewards import options as reward_options
 from agent_gspo.rewards.length_rewards import LENGTH_REWARDS
 from agent_gspo.rewards.options import RewardOptions
+from agent_gspo.teams import batches
 from agent_gspo.teams.rollout import rollout
 
 LAMBDA_MESSAGE, MESSAGE_LIMIT = 0.005, 2.5
@@ -171,6 +172,48 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
   open_ = communication.gate(options, dataclasses.replace(full, task_scores=more))
   assert open_.tolist() == [False] * 4 + [True] * 8 + [False]
+
+
+@pytest.mark.parametrize(
+  ('options', 'alone', 'charged'),
+  [
+    # Groups of new episodes: all right, none right, half right; an old group: three quarters.
+    ({'gate': 'group_accuracy', 'gate_accuracy': 0.5}, [1, 0, 1], [1, 0, 1, 1]),
+    ({'gate': 'group_accuracy', 'gate_accuracy': 1.0}, [1, 0, 0], [1, 0, 0, 0]),
+    ({'gate': 'top_groups', 'gate_fraction': 0.3}, [1, 0, 0], [1, 0, 0, 0]),
+    ({'gate': 'top_groups', 'gate_fraction': 0.6}, [1, 0, 1], [1, 0, 1, 1]),
+    ({'gate': 'always'}, [1, 1, 1], [1, 1, 1, 1]),
+  ],
+)
+def test_episodes_of_earlier_steps_are_charged_as_the_new_ones_of_their_question(
+  options, alone, charged
+):
+  new = talk(st.team('single'), lambda turn: 2)
+  scores = [1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1, 0]
+  both = batches.join([new, new])
+  place = np.array([0, 1, 2, 0, 1, 3])  # wrong ones, right ones, and an old group of its own
+  old = [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
+  both = dataclasses.replace(
+    both, question=place[both.question], task_scores=np.array([*scores, *old], float)
+  )
+  options = options_of(**options)
+  first = dataclasses.replace(new, task_scores=np.array(scores, float))
+  for gated in (communication.gate(options, first), communication.gate(options, first, 12)):
+    assert gated.tolist() == np.repeat(alone, 4).astype(bool).tolist()
+  gated = communication.gate(options, both, 12)
+  assert gated.tolist() == np.array(charged)[np.repeat(place, 4)].astype(bool).tolist()
+  terms = communication.reward_terms(options, both, 0.1, new=12)
+  assert (terms.token_cost > 0).tolist() == gated[both.episode].tolist()
+
+
+def test_a_limit_of_messages_is_kept_by_those_who_pay():
+  batch = talk(st.team('star'), lambda turn: [0, 4, 6][turn.agent])
+  written = lambda *agents: batch.written[np.isin(batch.agent, agents)].mean()
+  length = lambda **given: communication.mean_length(options_of(**given), batch)
+  assert length() == written(0, 1, 2)
+  assert length(payers=batch.agent_names[:2]) == written(0, 1) != written(0, 1, 2)
+  silent = dataclasses.replace(batch, agent=0 * batch.agent)
+  assert communication.mean_length(options_of(payers=batch.agent_names[1:]), silent) == 0
 
 
 def test_a_price_of_zero_costs_nothing():
@@ -442,6 +485,9 @@ LIMIT = {'mode': 'dual', 'budget_message': 4.0, 'tolerance': 0.0}
       r'0\.9 by lambda_tok=0\.05 .* 0\.3 by budget\.lambda_turn times its 3 turns \+ 0\.3 by '
       r'lambda_message.* 0\.08 by reward\.length_reward=.l1_exact.: 1\.58 >= 1.* below 0\.018',
     ),
+    # The price of money is unknown, other prices are not.
+    ({'cost': 'money'}, 1.0, {}, ''),
+    ({'cost': 'money'}, 1.0, {'lambda_turn': 0.5}, r'1\.5 by budget\.lambda_turn .* Lower budget'),
     # A wrong and silent episode is 18 short of its target, which gate 'correct' charges nobody for.
     (shaped('l1_exact', 'target=36, alpha=0.03'), 0.0, {}, ''),
     (shaped('l1_exact', 'target=38, alpha=0.055', gate='correct'), 0.0, {}, 'costs 1.1 '),

@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 import tiny
 
+from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import teacher
+from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.models.transformer import Params
+from agent_gspo.rewards import communication
+from agent_gspo.teams.policies import ScriptedPolicy
 from agent_gspo.teams.rollout import rollout
 from agent_gspo.training import distillation, prompt_checks
 from agent_gspo.training import setup as setup_lib
+from agent_gspo.training.advantages import message_advantages
 from agent_gspo.training.collect import collect
 from agent_gspo.training.progress import Progress
 from agent_gspo.training.train_step import train_step
@@ -97,6 +102,23 @@ def test_the_student_approaches_its_teacher():
     state = result.state
     gaps.append(-result.metrics['policy/objective'])
   assert np.mean(gaps[-4:]) < 0.8 * np.mean(gaps[:4]), gaps
+
+
+@pytest.mark.parametrize('size', [1, 4])
+def test_groups_that_tie_are_learned_from(size):
+  values = micro_run.changed(**ALONE, algorithm='ngrpo', rollout__group_size=size)
+  values['task']['options']['whole_problem'] = True
+  parts = config_lib.check(values)
+  words = [*parts.task.vocabulary(), 'answer', 'solver']
+  tokenizer = word_level(list(dict.fromkeys(words)))
+  asked = parts.task.questions('train')[:2]
+  policy = ScriptedPolicy(lambda turn: turn.question.answer, tokenizer)
+  batch = rollout(parts.team, parts.task, tokenizer, asked, size, policy)
+  assert batch.task_scores.all()
+  batch = dataclasses.replace(batch, drawn=np.arange(2))
+  terms = communication.reward_terms(parts.config.reward, batch, 0.0)
+  found = message_advantages(parts.config, batch, terms, selection.init(2))
+  assert found.kept.tolist() == [1.0] * 2 * size
 
 
 def test_what_the_teacher_reads_must_fit_into_a_packed_row():

@@ -154,7 +154,14 @@ def test_braces_written_twice_show_no_answer():
       {'team__topology': 'dag', 'team__edges': ((0, 1), (1, 2))},
       r"'informant1' gives hints, but the last agent does not read it",
     ),
-    ({'team__roles__solver__model': 'hf:some/model'}, r"'solver' can learn, whose model is frozen"),
+    (
+      {'team__roles__solver__model': 'hf:some/model'},
+      r"what 'solver' can learn, which does not learn",
+    ),
+    (
+      {'model__lora_rank': 2, 'policy__sharing': 'mix', 'policy__frozen': ('solver',)},
+      r"what 'solver' can learn, which does not learn \(policy.frozen, ",
+    ),
   ],
 )
 def test_hill_needs_hinters_whom_the_answering_agent_reads(fields, message):

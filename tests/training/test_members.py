@@ -138,7 +138,7 @@ def test_tokens_of_a_dearer_agent_cost_more():
         'advantage__costs': 'inside',
         'advantage__options': {'imitation': 0.1},
       },
-      r'which is frozen: it imitates no gold answers',
+      r"imitation=0.1: 'solver' imitates gold answers, but does not learn",
     ),
     ('', {'reward__prices': {'solver': -1}}, r'reward\.prices holds -1; must be numbers, 0 or'),
     (

@@ -226,6 +226,10 @@ def test_frozen_opponents_are_the_newest_checkpoint_of_another_run(tmp_path, who
       {'team__sides': {}, 'rollout__opponents': 'self', 'advantage__grouping': 'question_side'},
       "advantage.grouping='question_side' with team.sides={}",
     ),
+    (
+      {'advantage__name': 'advantage_alignment', 'advantage__costs': 'inside'},
+      "rollout.opponents='pool' with advantage.name='advantage_alignment', which compares both",
+    ),
     ({'reward__payers': ('player3',)}, 'reward.payers=.* must be names of agents: player1'),
     ({'team__sides': {'a': ('player1',)}}, 'leaves player2 without a side'),
     ({'team__sides': {'a': ('player1', 'player2')}}, 'leaves nobody without a side; give two'),

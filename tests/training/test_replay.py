@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import hypothesis
 import hypothesis.strategies as st
@@ -98,6 +99,16 @@ def test_scores_that_compare_a_group_are_not_mixed_with_those_of_another():
   assert replay.extended(_config(options), memory, second, 1).episode_question.tolist() == [0] * 6
 
 
+def test_mini_batches_are_even_where_borrowed_groups_leave_gaps_between_questions():
+  rollout = _rollout({q: [0, 1] for q in 'abcd'}, 0)
+  config = config_lib.resolve(micro_run.changed(learner__minibatches=2))
+  learner = types.SimpleNamespace(config=config)
+  sparse = dataclasses.replace(rollout, question=rollout.question * 3)
+  for step in range(8):
+    few, many = Learner._indices(learner, sparse, np.ones(8, bool), step)
+    assert len(few) == len(many) == 4
+
+
 def test_messages_of_a_frozen_model_have_no_age():
   frozen = lambda m: dataclasses.replace(m, learns=False, version=-1) if m.token_ids[2] % 2 else m
   first, second = (
@@ -113,6 +124,7 @@ def test_messages_of_a_frozen_model_have_no_age():
   assert replay.extended(_config(options), memory, second, 8) is second
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
   st.lists(
     st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=3), min_size=1, max_size=4),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from agent_gspo.config import check as config_lib
+from agent_gspo.models.io import hf
 from agent_gspo.tasks import base
 from agent_gspo.teams import addressing
 from agent_gspo.training import setup as setup_lib
@@ -289,6 +290,22 @@ def test_it_learns_and_tells(tmp_path):
   assert validated[30][sft.VALIDATION] < validated[10][sft.VALIDATION]
   for role in ('informant', 'solver'):
     assert 0 < validated[30][f'{sft.VALIDATION}_{role}'] < 10
+
+
+def test_the_loss_of_a_frozen_role_is_measured_too(tmp_path):
+  whole = build()
+  hf.export_hf(whole.model.config, whole.params, tmp_path / 'm', whole.tokenizer)
+  setup = build(
+    model__source=f'hf:{tmp_path / "m"}',
+    model__lora_rank=2,
+    policy__sharing='mix',
+    policy__frozen=('solver',),
+    sft__steps=1,
+    sft__validation_questions=4,
+  )
+  go(setup, tmp_path)
+  (record,) = records.supervised(tmp_path)
+  assert 0 < record[f'{sft.VALIDATION}_solver'] < 10
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path):

@@ -64,6 +64,8 @@ GAINS = {
   'hill': 'hint',
 }
 
+_GAINED = 'gain', 'plain_gain', 'plain_costs', 'gold'  # fields that are None for other estimators
+
 # Estimators that compare or sum costs of single messages: episode costs would count twice.
 SUMS_OWN_COSTS = ('agent_turn', 'hiper', 'mars2', 'advantage_alignment', *GAINS)
 
@@ -133,6 +135,8 @@ def check(name: str, options: Mapping[str, Any]) -> None:
       function has no default, or an option that is set is invalid.
   """
   known = [f.name for f in dataclasses.fields(AdvantageInputs)]
+  if name not in GAINS:  # for which alone gains are measured
+    known = [field for field in known if field not in _GAINED]
   known += ['rewards', 'own_rewards', 'episode_rewards']
   plugins.check_parameters(name, 'advantage.name', estimator(name), known, defaults=True)
   plugins.check_options('advantage.options', name, options, options_of(name))

@@ -1,0 +1,96 @@
+"""Validates estimators and evaluations that measure what a message is worth."""
+
+from __future__ import annotations
+
+from agent_gspo.algorithms.advantages import estimators
+from agent_gspo.config.defaults import Config
+from agent_gspo.tasks.base import Task
+from agent_gspo.teams.roles import ENDPOINT
+from agent_gspo.teams.sharing import Sharing
+from agent_gspo.teams.team import Team
+
+_MOST_PLAYERS = 6  # messages per episode: the Shapley value needs all 2**n subsets
+
+
+def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
+  """Raises ValueError where the worth of messages is asked for, but cannot be measured."""
+  name, reader = config.advantage.name, team.num_agents - 1
+  gains = name in estimators.GAINS
+  if gains:
+    where, other = f'advantage.name={name!r}', "advantage.name='per_component'"
+  elif config.evaluation.worth_questions:
+    where, other = 'evaluation.worth_questions above 0', 'evaluation.worth_questions=0'
+  else:
+    return
+  rounds = range(team.topology.rounds)
+  players = sum(a != reader for r in rounds for a, _ in team.topology.reads(reader, r))
+  if team.decision == 'majority':
+    raise ValueError(
+      f"{where} with team.decision='majority': no single agent answers. Set team.decision='last', "
+      f'or {other}.'
+    )
+  if task.converse:
+    raise ValueError(
+      f'{where}: task {task.name!r} brings its own episode, whose prompts without a message are '
+      f'unknown. Set {other}.'
+    )
+  if not players:
+    raise ValueError(
+      f'{where}, but the last agent, {team.names[reader]!r}, reads nobody: no message is worth '
+      f'anything to it. Choose another team.topology, or {other}.'
+    )
+  if team.roles[reader].shows_left:
+    raise ValueError(
+      f'team.roles.{team.roles[reader].name}.cue tells {{left}}, which depends on the messages '
+      f'that {where} leaves out. Remove {{left}} from it, or set {other}.'
+    )
+  if config.team.max_episode_tokens:
+    raise ValueError(
+      f'team.max_episode_tokens={config.team.max_episode_tokens} with {where}: how long an answer '
+      'may be would depend on the messages that are left out. Set it to 0, or '
+      f'{other}.'
+    )
+  if not gains:
+    return
+  if name == 'shapley' and players > _MOST_PLAYERS:
+    raise ValueError(
+      f'{where}: the last agent reads {players} messages, and {2**players} sets of them are too '
+      f"many; at most {_MOST_PLAYERS}. Set advantage.name='worth'."
+    )
+  if config.advantage.costs == 'apart':
+    raise ValueError(
+      f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
+    )
+  options, model = estimators.settings(config.advantage), team.roles[reader].model
+  samples = options.get('samples', 0)
+  if model.startswith(ENDPOINT) and (name == 'hill' or not samples):
+    raise ValueError(
+      f'{where} with team.roles.{team.roles[reader].name}.model={model!r}: an endpoint scores no '
+      "given answers. Set advantage.name='replay', for which it samples."
+    )
+  if options.get('imitation') and not sharing.learns(reader):
+    raise ValueError(
+      f'advantage.options.imitation={options["imitation"]}: {team.names[reader]!r} imitates gold '
+      'answers, but does not learn (policy.frozen, policy.learning_rates, or trains of its role). '
+      'Set imitation to 0, or let it learn.'
+    )
+  least = 2 if name == 'hill' else 0
+  if samples != int(samples) or samples < least:
+    raise ValueError(
+      f'advantage.options.samples={samples} must be a whole number of at least {least}: answers '
+      f'that {where} samples.'
+    )
+  if samples:
+    return
+  forms = task.gold_messages(task.questions('train')[0])
+  if not forms:
+    raise ValueError(
+      f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
+      "advantage.name='replay', or 'spo_segment' with advantage.options.samples=4."
+    )
+  imitation = config.advantage.options.get('imitation', 0)
+  if imitation and all(given for given, _ in forms):
+    raise ValueError(
+      f'advantage.options.imitation={imitation}: task {task.name!r} leaves the wording of '
+      'answers to the agent (Task.gold_messages), so there is no whole text to learn. Set it to 0.'
+    )
