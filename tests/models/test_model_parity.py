@@ -227,6 +227,9 @@ def test_shards_written_by_transformers_are_read(tmp_path):
   next(tmp_path.glob('model-00002-*')).unlink()
   with pytest.raises(FileNotFoundError, match='model-00002'):
     _load(tmp_path)
+  model.save_pretrained(tmp_path)
+  assert (tmp_path / 'model.safetensors.index.json').is_file()  # of the shards, now useless
+  _assert_same(_load(tmp_path)[1], params)
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])

@@ -223,6 +223,16 @@ def _text(name: str, text: str | bytes):
   return lambda folder: (folder / name).write_bytes(raw)
 
 
+def _index(damage):
+  """Returns a damage of the index, in a folder without a single file."""
+
+  def damaged(folder):
+    (folder / 'model.safetensors').unlink()
+    damage(folder)
+
+  return damaged
+
+
 def _weights(change, name: str = 'model.norm.weight'):
   """A damage: one tensor, changed."""
 
@@ -289,10 +299,16 @@ _DAMAGES = {
     r'rope_scaling\.factor=0\.0 must be a finite number above 0',
   ),
   'layer types': (_json(_CONFIG, layer_types=5), 'layer_types=5 must be a list'),
-  'index, no JSON': (_text(_INDEX, '{'), r'index\.json: not valid JSON'),
-  'index, no map': (_text(_INDEX, '{}'), r'index\.json: weight_map=None must be tensor names'),
-  'index, list': (_json(_INDEX, weight_map=['a']), r"weight_map=\['a'\] must be an object"),
-  'index, number': (_json(_INDEX, weight_map={'a': 3}), 'weight_map names 3, which is no name'),
+  'index, no JSON': (_index(_text(_INDEX, '{')), r'index\.json: not valid JSON'),
+  'index, no map': (
+    _index(_text(_INDEX, '{}')),
+    r'index\.json: weight_map=None must be tensor names',
+  ),
+  'index, list': (_index(_json(_INDEX, weight_map=['a'])), r"weight_map=\['a'\] must be an object"),
+  'index, number': (
+    _index(_json(_INDEX, weight_map={'a': 3})),
+    'weight_map names 3, which is no name',
+  ),
   'integers': (
     _weights(lambda x: x.astype(np.int32)),
     r"model\.safetensors: tensor 'model\.norm\.weight' .* holds int32 numbers",

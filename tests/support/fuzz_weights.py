@@ -409,22 +409,26 @@ def _hf_weights(rng: random.Random) -> Iterator[Case]:
 
 
 def _hf_index() -> Iterator[Case]:
-  file = 'model.safetensors.index.json'
+  file, shard = 'model.safetensors.index.json', 'model-00001-of-00001.safetensors'
   name = 'model.norm.weight'
+
+  def damaged(case, change, *mentions):
+    def sharded(files):  # an index beside a single file is not read
+      files[shard] = files.pop('model.safetensors')
+      change(files)
+
+    return _hf(case, sharded, True, *mentions)
+
   for content in _NO_OBJECTS:
-    yield _hf(f'{file}: {content[:20]!r}', _content(file, content), True, file)
+    yield damaged(f'{file}: {content[:20]!r}', _content(file, content), file)
   for value in (None, [], {}, 3, 'x', [name], {name: 3}, {name: None}, {name: []}, {name: {}}):
-    yield _hf(f'weight_map={value!r}', _json_field(file, ('weight_map',), value), True, file)
-  for shard in ('', '.', '..', '/', '../x', '/etc/passwd', 'a/b', 'nowhere.safetensors', '\0'):
-    value = {name: shard}
-    yield _hf(f'shard {shard!r}', _json_field(file, ('weight_map',), value), True, 'folder', 'file')
-
-  def twice(files):
-    files['other.safetensors'] = files['model.safetensors']
-    shards = {'a': 'model.safetensors', 'b': 'other.safetensors'}
-    _json_field(file, ('weight_map',), shards)(files)
-
-  yield _hf('names that neither file holds', twice, True, 'lacks the tensor')
+    yield damaged(f'weight_map={value!r}', _json_field(file, ('weight_map',), value), file)
+  for other in ('', '.', '..', '/', '../x', '/etc/passwd', 'a/b', 'nowhere.safetensors', '\0'):
+    value = {name: other}
+    change = _json_field(file, ('weight_map',), value)
+    yield damaged(f'shard {other!r}', change, 'folder', 'file')
+  unheld = _json_field(file, ('weight_map',), {'a': shard, 'b': shard})
+  yield damaged('names that no file holds', unheld, 'lacks the tensor')
 
 
 def hf_cases(seed: int = 0) -> list[Case]:

@@ -137,7 +137,7 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[int, ...]]]:
-  """Yields file, name and shape of each tensor; with an index, of the listed ones alone."""
+  """Yields file, name and shape of each tensor; of shards, of the listed ones alone."""
   for shard, listed in _shard_files(folder).items():
     if not shard.is_file():
       raise FileNotFoundError(
@@ -224,13 +224,13 @@ def _tied(embedding: StoredArray, head: StoredArray, folder: pathlib.Path) -> St
 def _shard_files(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
   """Returns the safetensors files of a folder, with the tensors that its index lists for each.
 
-  A folder without an index has one file, which is read completely (None).
+  A single file is read completely (None), also beside an index that an earlier save has left.
 
   Raises:
     ValueError: The index is damaged, or names a file outside the folder.
   """
   index = folder / _INDEX
-  if not index.is_file():
+  if (folder / _SINGLE).is_file() or not index.is_file():
     return {folder / _SINGLE: None}
   fields = Fields(read_object(index), str(index))
   shards: dict[pathlib.Path, set[str]] = {}
