@@ -5,17 +5,9 @@ that it cannot see. All five are the same pretrained model behind two few-shot p
 
   python launch/train.py --config=configs/quickstart.py --workdir=runs/quickstart
 
-Measured with `python launch/sweep.py --config=configs/quickstart.py
---workdir=runs/quickstart_prices --lambdas=0.02,0 --seeds=0,1,2` on two cores of an AMD EPYC,
-2026-11-22, 200 held-out questions (mean, lowest and highest of 3 seeds): accuracy
-27.5 [23.5, 33.0] -> 93.2 [88.0, 96.5] %, tokens written a question 34.8 [34.0, 35.9] -> 27.1
-[22.3, 36.6], silent with an irrelevant note 51.4 [49.5, 53.8] -> 99.7 [99.2, 100.0] % (of training:
-96.0 [91.5, 100.0]), with a relevant one 7.9 [6.8, 9.8] -> 0.0 [0.0, 0.0] %. Without a price:
-accuracy 90.0 [88.0, 92.0] %, 29.2 [22.4, 39.6] tokens, silent with an irrelevant note
-87.9 [72.5, 100.0] %. A step takes 11 s on the fastest machine that was tried and 26 s (rollout
-10 s, update 16 s; the first one 89 s) on the slowest, two idle cores each; 7 GB of memory, 4.7 and
-as many seconds in a container of 5 GB (2026-11-28)
-(`python benchmarks/quickstart_profile.py --config=configs/quickstart.py --steps=3`).
+Figures: docs/results/learning.md; seconds and memory: docs/results/performance.md. On its slowest
+machine the rollout of a step takes 10 s, the update 16 s, the first step 89 s. In a container of
+5 GB a run holds 4.7 and takes as many seconds (2026-11-28).
 """
 
 from ml_collections import config_dict

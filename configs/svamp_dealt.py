@@ -20,11 +20,9 @@ RL; `worth` pays each message for what the solver gained by it, too (docs/messag
 
   python launch/train.py --config=configs/svamp_dealt.py:worth --workdir=runs/svamp_worth
 
-Results are in docs/results/benchmarks.md: after SFT (an hour of two CPU cores,
-2026-11-25) 35.8 % of SVAMP's test with 46 tokens written a question; at a price of 0.1 RL leaves
-28 of them and 33.0 % (seed 0), without a price (40 steps) it makes them 57, with 34.5 %. RL holds
-7.5 GB of memory, 6.1 and as many seconds in a container of 7 GB, where SFT holds 5.1 (2026-11-28,
---config.sft.steps=3 --config.sft.epochs=0 --config.steps=2).
+Figures: docs/results/benchmarks.md. RL holds 7.5 GB of memory, 6.1 and as many seconds in a
+container of 7 GB, where SFT holds 5.1 (2026-11-28, --config.sft.steps=3 --config.sft.epochs=0
+--config.steps=2).
 """
 
 from ml_collections import config_dict

@@ -6,14 +6,7 @@ it cannot see. A model of 106 thousand parameters first imitates scripted talkat
 
   python launch/train.py --config=configs/tiny.py --workdir=runs/tiny
 
-Measured with `python launch/sweep.py --config=configs/tiny.py --workdir=runs/prices
---lambdas=0.02,0 --seeds=0,1,2` on two cores of an AMD EPYC, one thread a run, 2026-11-22, 200
-held-out questions (mean, lowest and highest of 3 seeds): tokens written a question
-69.3 [67.8, 70.3] -> 17.4 [11.7, 25.5], accuracy 75.5 [70.0, 85.0] -> 98.0 [97.0, 98.5] %,
-silent with an irrelevant note 19.2 [15.5, 21.5] -> 99.1 [98.5, 99.5] % (of training:
-99.0 [98.5, 99.8]), with a relevant one 0.0 [0.0, 0.0] %. Without a price:
-48.2 [37.4, 56.8] tokens, accuracy 92.3 [90.0, 94.0] %, silent with an irrelevant note
-92.6 [89.0, 95.0] %. A run alone takes two minutes.
+Figures: docs/results/learning.md.
 
 New informants learn to talk to the frozen solver of another run (98.5 % with 12.3 tokens):
 
@@ -21,8 +14,8 @@ New informants learn to talk to the frozen solver of another run (98.5 % with 12
   python launch/train.py --config=configs/tiny.py:hf:runs/tiny_hf --workdir=runs/new \\
     --config.seed=10
 
-Seeds 10, 11, 12, the machine as above beside other work, 2026-11-26: after SFT 83.5 [81.0, 85.0] %
-with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
+Seeds 10, 11, 12, two cores of an AMD EPYC beside other work, 2026-11-26: after SFT 83.5
+[81.0, 85.0] % with 62.9 tokens, then 96.5 [91.5, 99.5] % with 11.6 [11.4, 12.0].
 With --config.team.roles.solver.trains=True and, as it is taught already,
 --config.sft.role_shares.solver=0 the solver learns too (same seeds, 2026-11-27): from
 the trained solver 96.0 [90.5, 99.0] % with 11.7 tokens. From one after SFT alone (--config.steps=0

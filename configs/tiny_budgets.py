@@ -5,9 +5,7 @@ off what an episode is away from it.
 
   python launch/train.py --config=configs/tiny_budgets.py --workdir=runs/tiny_budgets
 
-Three seeds, 200 held-out questions, greedy, one core of an AMD EPYC a run beside other work,
-2026-11-23: told 8, 12, 20 and 40 tokens the team writes 7.3, 11.4, 19.5 and 39.6; 100, 96, 98 and
-100 % of the episodes end within 1.25 times their budget (docs/prices.md; sampled 81 to 94 %).
+Figures: docs/prices.md.
 """
 
 from ml_collections import config_dict

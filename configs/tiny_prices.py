@@ -4,10 +4,8 @@ Each question of a step has a price of its own, which all agents read; the rewar
 
   python launch/train.py --config=configs/tiny_prices.py --workdir=runs/tiny_prices
 
-Three seeds, 200 held-out questions, one core of an AMD EPYC a run beside other work, 2026-11-23:
-told 0, 0.005 and 0.05 the team writes 19.4, 11.3 and 10.3 tokens, 95.7, 97.7 and 96.5 % right
-(docs/prices.md). configs/tiny_prices.py:every_other trains with every other price, and
-launch/evaluate.py --config=configs/tiny_prices.py tells it the others.
+configs/tiny_prices.py:every_other trains with every other price, and launch/evaluate.py
+--config=configs/tiny_prices.py tells it the others. Figures: docs/prices.md.
 """
 
 from ml_collections import config_dict
