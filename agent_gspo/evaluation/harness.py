@@ -41,9 +41,9 @@ class Answers:
     for record in records:
       self._found[record['variant'], record['question_id'], record['sample']] = record
 
-  def held(self) -> frozenset[tuple[str, str, int]]:
-    """Returns variant, question id and sample of every record."""
-    return frozenset(self._found)
+  def held(self) -> frozenset[tuple[str, str | None, int]]:
+    """Returns `variant`, `asked` and `sample` of every record."""
+    return frozenset((r['variant'], r.get('asked'), r['sample']) for r in self._found.values())
 
   def learn(self, name: str, what: Any) -> None:
     """Stores a learned result, plain data, under a name."""
@@ -120,7 +120,8 @@ class Harness:
     """Evaluates a team on the questions without a stored answer.
 
     A batch with a missing answer is sampled as a whole, so answers are bit-identical to those of an
-    uninterrupted evaluation. With `alone`, only missing questions are sampled.
+    uninterrupted evaluation. With `alone`, only missing questions are sampled. An answer to a
+    question that was changed since (`asked`, a digest of its texts, differs) counts as missing.
 
     Returns:
       The figures over all answered questions, and a record of each episode. `failed` maps
@@ -137,7 +138,13 @@ class Harness:
     policy = probe.wrap(policy) if probe else policy
     asked, failed = self.asked, dict[str, str]()
     partners = self.partners() if probe and probe.with_partners else {}
-    held = lambda question: self.answers.get(key, question.id, samples)
+    read = lambda q: [dataclasses.asdict(x) for x in (q, partners.get(q.id)) if x]
+    contents = {q.id: digest(read(q)) for q in asked}
+
+    def held(question: Question) -> list[Mapping[str, Any]]:
+      found = self.answers.get(key, question.id, samples)
+      return [record for record in found if record.get('asked') == contents[question.id]]
+
     missing = {q.id for q in asked if len(held(q)) < samples}
     answered = len(asked) - len(missing)
 
@@ -152,8 +159,12 @@ class Harness:
       more = {'seconds': (time.monotonic() - start) / len(found), 'variant': key}
       had = {(r['question_id'], r['sample']) for q in part for r in held(q)}
       new = [r for r in found if (r['question_id'], r['sample']) not in had]
-      kept = missing.intersection(q.id for q in part)
-      return [{**record, **more} for record in new if record['question_id'] in kept]
+      kept = {q.id: contents[q.id] for q in part if q.id in missing}
+      return [
+        {**record, **more, 'asked': kept[record['question_id']]}
+        for record in new
+        if record['question_id'] in kept
+      ]
 
     self.note(f'{label}: {answered} of {len(asked)} questions')
     batches = self._batches(asked, missing, partners)

@@ -232,7 +232,7 @@ def test_reported_tokens_are_the_samplers_own_on_200_episodes():
 # Interruptions
 
 
-def make(policy, answers=None, **options):
+def make(policy, answers=None, alone=0, **options):
   tokenizer = st.numbers_tokenizer(40)
   options = {'questions': 9, 'batch_questions': 2, 'temperature': 1.0, **options}
   return harness.Harness(
@@ -242,6 +242,7 @@ def make(policy, answers=None, **options):
     policy=lambda temperature, stream: policy,
     options=EvaluationOptions(**options),
     answers=answers or harness.Answers(),
+    alone=alone,
   )
 
 
@@ -311,6 +312,30 @@ def test_more_questions_go_on_too():
   found, _ = make(recite(tokenizer, calls), answers, questions=100).run('x', itself(run.team))
   assert found['questions'] == 9
   assert set(calls) == {'q4', 'q5', 'q6', 'q7', 'q8'}
+
+
+@pytest.mark.parametrize(
+  'change', [{'text': '7'}, {'answer': '7'}, {'notes': ('3', '4')}, {'documents': ('3',)}]
+)
+def test_a_changed_question_is_asked_again(change):
+  tokenizer = st.numbers_tokenizer(40)
+  calls: list[str] = []
+  run = make(recite(tokenizer, calls), alone=1)
+  run.run('x', itself(run.team))
+  calls.clear()
+  asked = Numbers().questions('test')
+  task = Numbers()
+  task._split = lambda split: [
+    dataclasses.replace(q, **change) if q.id == 'q3' else q for q in asked
+  ]
+  run = dataclasses.replace(run, task=task)
+  figures, records = run.run('x', itself(run.team))
+  assert set(calls) == {'q3'}
+  assert figures['questions'] == len(records) == 9
+  assert (records[3]['question'], records[3]['gold']) == (run.asked[3].text, run.asked[3].answer)
+  calls.clear()
+  run.run('x', itself(run.team))
+  assert calls == []
 
 
 def guess(tokenizer):

@@ -93,7 +93,7 @@ def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
   own = [record['variant'] for record in records].count(records[0]['variant'])
   answered = sum(record['variant'] == records[0]['variant'] for record in records[:9])
   assert re.search(
-    rf'^{own - answered} of {own} questions in .*, the others before$', done.stdout, re.M
+    rf'^{own - answered} of {own} episodes in .*, the others before$', done.stdout, re.M
   )
   assert without_command(cut) == without_command(folder)
   assert (cut / 'learnt.json').read_bytes() == (folder / 'learnt.json').read_bytes()

@@ -145,7 +145,7 @@ def main() -> None:
   shown += [tables.probe_table(probed)] if probed else []
   for table in shown:
     print(tables.render_text(table, width=160))
-  old = sum((whole['variant'], r['question_id'], r['sample']) in before for r in records)
+  old = sum((r['variant'], r['asked'], r['sample']) in before for r in records)
   share = f'{len(records) - old} of {len(records)}' if old else f'{len(records)}'
   rest = ', the others before' if old else ''
   print(f'{share} episodes in {formatting.duration(time.monotonic() - start)}{rest}')
