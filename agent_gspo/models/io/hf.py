@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy, for safetensors)
@@ -29,6 +28,7 @@ from agent_gspo.values import shown
 _SINGLE = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _HEAD = 'lm_head.weight'
+_BARE = 'embed_tokens.weight'  # the embedding, in a model saved without its head
 _BUFFER = '.rotary_emb.inv_freq'  # old checkpoints store it; it follows from the config
 _READ = ('*.json', '*.safetensors', '*.jinja')  # files of a folder that may be read
 _UNREAD = ('consolidated*', 'original/*', 'onnx/*')  # the same weights in other formats
@@ -114,6 +114,8 @@ def _refuse_adapter(folder: pathlib.Path) -> None:
 def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   """Opens a folder with config.json and one or several safetensors files.
 
+  Names may lack `model.`, as those of a model that transformers saved without its head.
+
   Returns:
     The architecture and a nested dict of `StoredArray`s (float16 and bfloat16 are widened, which is
     exact).
@@ -125,19 +127,29 @@ def open_hf(path: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
   """
   folder = pathlib.Path(path)
   config = read_config(folder)
-  found = {name: (file, shape) for file, name, shape in _tensors(folder)}
+  found = {tensor.name: tensor for tensor in _tensors(folder)}
+  if _BARE in found:
+    found = {name if name == _HEAD else f'model.{name}': x for name, x in found.items()}
   head = found.pop(_HEAD, None) if config.tie_embeddings else None
   rows = tensor_names.table(config)
   tensor_names.check_names({x.hf for row in rows for x in row.parts}, set(found), str(folder))
   params = {row.ours: _parameter(row, found) for row in rows}
   if head is not None:
-    row = dataclasses.replace(rows[0], hf=_HEAD)
-    params[row.ours] = _tied(params[row.ours], _stored(row, *head), folder)
+    row = rows[0]
+    params[row.ours] = _tied(params[row.ours], _stored(row, head), folder)
   return config, tensor_names.unflatten(params)
 
 
-def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[int, ...]]]:
-  """Yields file, name and shape of each tensor; of shards, of the listed ones alone."""
+class _Tensor(NamedTuple):
+  """Tensor of a file, under its name there."""
+
+  file: pathlib.Path
+  name: str
+  shape: tuple[int, ...]
+
+
+def _tensors(folder: pathlib.Path) -> Iterator[_Tensor]:
+  """Yields each tensor; of shards, the listed ones alone."""
   for shard, listed in _shard_files(folder).items():
     if not shard.is_file():
       raise FileNotFoundError(
@@ -153,7 +165,7 @@ def _tensors(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, tuple[in
         )
       for name in sorted(held if listed is None else listed):
         if not name.endswith(_BUFFER):
-          yield shard, name, tuple(file.get_slice(name).get_shape())
+          yield _Tensor(shard, name, tuple(file.get_slice(name).get_shape()))
 
 
 @contextlib.contextmanager
@@ -165,11 +177,9 @@ def _opened(shard: pathlib.Path) -> Iterator[Any]:
     raise ValueError(f'{shard}: damaged ({error}); fetch it again.') from error
 
 
-def _parameter(
-  row: tensor_names.Name, found: Mapping[str, tuple[pathlib.Path, tuple[int, ...]]]
-) -> StoredArray:
-  """Returns a parameter, a stack of experts as well, from the file and shape of each tensor."""
-  experts = [_stored(part, *found[part.hf]) for part in row.parts]
+def _parameter(row: tensor_names.Name, found: Mapping[str, _Tensor]) -> StoredArray:
+  """Returns a parameter, a stack of experts as well, from its tensors, by Hugging Face's names."""
+  experts = [_stored(part, found[part.hf]) for part in row.parts]
   if row.parts == (row,):
     return experts[0]
 
@@ -184,16 +194,16 @@ def _parameter(
   return StoredArray(row.shape, part)
 
 
-def _stored(row: tensor_names.Name, shard: pathlib.Path, shape: tuple[int, ...]) -> StoredArray:
-  where = f'{shard}: tensor {row.hf!r}'
-  tensor_names.check_shape(row, shape, where)
+def _stored(row: tensor_names.Name, stored: _Tensor) -> StoredArray:
+  where = f'{stored.file}: tensor {stored.name!r}'
+  tensor_names.check_shape(row, stored.shape, where)
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
     asked = [len(range(*s.indices(n))) for s, n in zip(index, row.shape, strict=True)]
     if 0 in asked:  # safetensors refuses empty slices at the end of an axis
       return np.zeros(asked, np.float32)
-    with _opened(shard) as file:
-      tensor = file.get_slice(row.hf)
+    with _opened(stored.file) as file:
+      tensor = file.get_slice(stored.name)
       try:
         array = tensor[row.stored_index(index)]
       except AttributeError:  # the library looks up a dtype that NumPy does not have

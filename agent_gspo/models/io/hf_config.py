@@ -24,7 +24,8 @@ def config_from_hf(hf: Mapping[str, Any], where: str = 'config.json') -> ModelCo
   if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
       f'{where}: model_type={shown(family)} is not supported, only {", ".join(FAMILIES)}. Of a '
-      'model with a text part of one of these, save that part by itself with transformers.'
+      'model with a text part of one of these, save that part by itself, in transformers with '
+      '`model.model.language_model.save_pretrained(folder)`.'
     )
   spec, given = FAMILIES[family], {k: v for k, v in hf.items() if v is not None}
   defaults = {k: v for k, v in spec.defaults.items() if k not in OPTIONAL or k not in hf}
