@@ -108,10 +108,21 @@ def card(
     lines.append(
       f'`team.json` has roles, topology, tools and prices.\n\n```bash\n{ask}\n{serve}\n```'
     )
-  code = [f"model = AutoModelForCausalLM.from_pretrained('{base}')"]
-  code += [
-    f"{pathlib.Path(a).name or 'policy'} = PeftModel.from_pretrained(model, '{a}')"
-    for a in adapters
-  ]
-  lines.append('The weights alone, from this folder:\n\n```python\n' + '\n'.join(code) + '\n```')
+  lines.append(f'The weights alone, from this folder:\n\n```python\n{_code(base, adapters)}\n```')
   return '\n\n'.join(lines) + '\n'
+
+
+def _code(base: str, adapters: Sequence[str]) -> str:
+  """Returns code that loads the weights; one model holds all adapters, one of which is active."""
+  load = f"AutoModelForCausalLM.from_pretrained('{base}')"
+  imports = 'from transformers import AutoModelForCausalLM\n'
+  if not adapters:
+    return f'{imports}\nmodel = {load}'
+  names = [pathlib.Path(folder).name or 'policy' for folder in adapters]
+  first, *others = zip(adapters, names, strict=True)
+  given = lambda folder, name: f"'{folder}', adapter_name='{name}'"
+  code = [f'base = {load}', f'model = PeftModel.from_pretrained(base, {given(*first)})']
+  code += [f'model.load_adapter({given(*other)})' for other in others]
+  if others:
+    code.append(f"model.set_adapter('{names[0]}')  # the agent that speaks")
+  return f'from peft import PeftModel\n{imports}\n' + '\n'.join(code)

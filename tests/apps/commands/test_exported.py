@@ -5,17 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import re
 import types
 
 import huggingface_hub
 import huggingface_hub.utils as hf_utils
+import jax
 import micro_run
+import numpy as np
 import pytest
+import tiny
 
 from agent_gspo.apps.commands import command, exported, model_card, team_of_run
 from agent_gspo.config import Config
 from agent_gspo.config import check as config_lib
 from agent_gspo.evaluation import asking
+from agent_gspo.models import lora
+from agent_gspo.models.io import hf, peft
 from agent_gspo.tasks.registry import make_task
 from agent_gspo.training import run_evaluations
 from agent_gspo.training import setup as setup_lib
@@ -184,6 +190,40 @@ def test_own_questions_stay_at_home(tmp_path):
   task = found.asked_config(found.config)['task']
   (asked,) = make_task('questions', **task['options']).questions('test')
   assert (asked.text, asked.notes, asked.answer) == (question.text, ('a', 'b'), 'yes')
+
+
+@pytest.mark.parametrize('agents', [('informant1', 'solver'), ('solver',), ()])
+def test_the_code_of_a_card_loads_the_policy_of_each_agent(tmp_path, monkeypatch, agents):
+  torch, transformers, library = map(pytest.importorskip, ('torch', 'transformers', 'peft'))
+  monkeypatch.chdir(tmp_path)
+  hf.export_hf(tiny.CONFIG, tiny.params(), tmp_path / 'base')
+  config, rng = tiny.CONFIG.replace(lora_rank=2, lora_alpha=4.0), np.random.default_rng(0)
+  noise = lambda path, x: rng.normal(0, 0.3, x.shape) if lora.is_adapter(path[-1].key) else x
+  folders = [f'adapters/{name}' for name in agents]
+  for folder in folders:
+    adapted = jax.tree_util.tree_map_with_path(noise, tiny.params(config))
+    peft.export_peft(config, adapted, folder, 'base')
+  text = model_card.card(
+    config_lib.check(micro_run.changed(), training=False),
+    'team',
+    3,
+    license='mit',
+    figures={},
+    adapters=folders,
+    base='base',
+    workdir='.',
+  )
+  loaded: dict = {}
+  exec(re.search(r'```python\n(.*?)```', text, re.S)[1], loaded)
+  logits = lambda model: model(torch.arange(8)[None]).logits.detach().numpy()
+  found = {}
+  for name, folder in zip(agents, folders, strict=True):
+    alone = transformers.AutoModelForCausalLM.from_pretrained('base')
+    found[name] = logits(library.PeftModel.from_pretrained(alone, folder))
+    loaded['model'].set_adapter(name)
+    np.testing.assert_array_equal(logits(loaded['model']), found[name])
+  if len(agents) == 2:
+    assert np.abs(found['informant1'] - found['solver']).max() > 0.1
 
 
 def test_the_license_of_the_base(tmp_path, monkeypatch):
