@@ -55,7 +55,7 @@ def train(
 
   Args:
     config: Plain nested dict, see `agent_gspo.config.default_config`.
-    workdir: Run folder.
+    workdir: Run folder on this machine; `~` is the home folder.
     allow_changes: Fields of `compatibility.CHANGEABLE` whose value may differ from the run so
       far; `config.json` records the step of each change.
     display: Makes the display from `total_steps`, `start_step` and `title`; prints plain lines by
@@ -75,7 +75,7 @@ def train(
     NonFiniteLossError: Non-finite loss; names step and questions. The last checkpoint stays.
     KeyboardInterrupt: Interrupted, after saving the last finished step.
   """
-  parts = config_lib.check(config)
+  workdir, parts = disk.folder(workdir, 'workdir'), config_lib.check(config)
   # Compared here too: the command has not read the plug-in files that the config names, and a
   # library user has compared nothing.
   values = parts.config.to_dict()
@@ -86,9 +86,7 @@ def train(
     # Several processes must stop together: a signal waits until they synchronize.
     Interruption(hosts.any_of if hosts.count() > 1 else None) as interruption,
   ):
-    run = Run(
-      parts, pathlib.Path(workdir), allow_changes, interruption, display, on_step, on_evaluation
-    )
+    run = Run(parts, workdir, allow_changes, interruption, display, on_step, on_evaluation)
     try:
       return run.go()
     except disk.WriteError as error:

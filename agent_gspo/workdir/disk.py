@@ -14,6 +14,21 @@ class WriteError(OSError):
   """A write failed; the message names the file and the reason."""
 
 
+def folder(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
+  """Returns the path of a folder, with `~` as the home folder.
+
+  Raises:
+    ValueError: The path is an address, such as gs://bucket/run; begins with `name`, if any.
+  """
+  text = os.fspath(path)
+  if re.match(r'(?!hf:)\w+:/', text):  # pathlib makes gs:/ of gs://
+    raise ValueError(
+      f'{name and f"{name}={text}: "}must be a folder of this machine; mount the bucket, for '
+      'example with gcsfuse.'
+    )
+  return pathlib.Path(text).expanduser()
+
+
 @contextlib.contextmanager
 def writing(what: object, folder: object = None) -> Iterator[None]:
   """Turns disk errors within the block into `WriteError`s; other errors pass."""

@@ -169,6 +169,7 @@ def test_grid_is_a_product_and_names_differ(tmp_path):
     (['--setting=advantage.name=x'], 'NAME: FIELD=VALUE'),
     (['--lambdas=0', '--steps=3'], 'unknown argument'),
     (['--lambdas=0', '--jobs=0'], 'at least 1'),
+    (['--lambdas=0', '--workdir=gs://b/s'], '--workdir=gs://b/s: must be a folder of this machine'),
     (['--lambdas=0', '--seeds=0,a'], "--seeds=0,a: 'a' is none of the whole numbers"),
     (['--lambdas=0', '--seeds='], "--seeds=: '' is none of the whole numbers"),
     (['--lambdas=0', '--seeds=0,1,00'], "--seeds=0,1,00: '00' stands there twice"),

@@ -87,6 +87,16 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     'config empty': (bad('empty'), "has no attribute 'get_config'"),
     'config nothing': (bad('nothing'), 'must return a ConfigDict'),
     'workdir is a file': (['train', MICRO, f'--workdir={folder}/empty.py'], 'empty.py'),
+    'workdir in a bucket': (
+      ['train', MICRO, '--workdir=gs://bucket/new'],
+      '--workdir=gs://bucket/new: must be a folder of this machine; mount the bucket, for exampl',
+    ),
+    'evaluations in a bucket': (
+      ['evaluate', MICRO, '--out=s3://bucket/new'],
+      '--out=s3://bucket/new: must be a folder of this machine',
+    ),
+    'compare in a bucket': (['compare', 'gs://a/b', 'c'], 'DIR=gs://a/b: must be a folder of'),
+    'report in a bucket': (['report', 'a', '--out=gs://b/r'], '--out=gs://b/r: must be a folder'),
     'no data folder': (
       [
         *['train', f'--config={folder}/gsm8k.py', new],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from agent_gspo.training import loop
 from agent_gspo.training import setup as setup_lib
-from agent_gspo.workdir import lock, records, writers
+from agent_gspo.workdir import disk, lock, records, writers
 
 # Holds the folder, with a child that outlives it, until it is killed.
 _HOLDER = """
@@ -71,6 +72,24 @@ def test_a_file_is_no_folder(tmp_path, name, arguments, below):
   assert done.returncode == 2
   told = f'error: --workdir={folder}: that is a file (or lies below one); name a folder.'
   assert done.stderr.splitlines()[-1] == told
+
+
+@pytest.mark.parametrize('path', ['gs://bucket/run', pathlib.Path('gs://bucket/run')])
+def test_a_run_needs_a_folder_of_this_machine(path):
+  with pytest.raises(ValueError, match=r'workdir=gs:/.*must be a folder of this machine; mount'):
+    loop.train(micro_run.get_config().to_dict(), path)
+
+
+def test_a_home_folder_is_found(held, monkeypatch):
+  monkeypatch.setenv('HOME', str(held[0].parent))
+  assert disk.folder('~/run') == held[0]
+  assert disk.folder('hf:owner/team') == pathlib.Path('hf:owner/team')
+  with pytest.raises(lock.FolderInUseError):
+    loop.train(micro_run.get_config().to_dict(), '~/run')
+  done = micro_run.run(
+    micro_run.command('sweep', '--config=c.py', '--workdir=~/run', '--lambdas=0')
+  )
+  assert f'error: {held[0]} is in use' in done.stderr
 
 
 def test_a_second_run_in_a_workdir_ends_at_once(held, monkeypatch):

@@ -22,6 +22,7 @@ from agent_gspo import cache
 from agent_gspo.apps.commands import config_flag
 from agent_gspo.config.defaults import Config
 from agent_gspo.training import host_memory
+from agent_gspo.workdir import disk
 
 if TYPE_CHECKING:
   from agent_gspo.apps.commands import exported
@@ -72,10 +73,25 @@ def saved_team(workdir: str, step: str | None = None) -> checkpoints.Saved | exp
   return chosen(pathlib.Path(workdir) / 'checkpoints', step)
 
 
+class _FolderParser(flags.ArgumentParser):
+  """Parses a folder of this machine; empty text stays empty."""
+
+  def parse(self, argument: str) -> str:
+    return str(disk.folder(argument)) if argument else ''
+
+  def flag_type(self) -> str:
+    return 'folder'
+
+
+def define_folder(name: str, default: str | None, help: str) -> flags.FlagHolder:
+  """Defines a flag that names a folder, see `disk.folder`, in the module that calls."""
+  return flags.DEFINE(_FolderParser(), name, default, help)
+
+
 def define_checkpoint() -> CheckpointFlags:
   """Defines the flags in the module that calls."""
   return CheckpointFlags(
-    flags.DEFINE_string(
+    define_folder(
       'workdir', None, 'Run (its newest intact checkpoint) or exported team, or hf:OWNER/NAME.'
     ),
     flags.DEFINE_string('step', None, 'Another checkpoint of --workdir: its step, or "best".'),

@@ -10,11 +10,10 @@ it was distilled into, if the gold answers are the same. The interval is a boots
 
 from __future__ import annotations
 
-import pathlib
-
 from agent_gspo.apps.commands import command, evaluation_folder
 from agent_gspo.apps.reporting import tables
 from agent_gspo.evaluation import results
+from agent_gspo.workdir import disk
 
 
 def cli() -> None:
@@ -41,10 +40,11 @@ def cli() -> None:
 
 
 def _read(system: str):
-  if pathlib.Path(system).is_dir():
-    return evaluation_folder.read(system)
-  folder, _, label = system.rpartition(':')
-  return evaluation_folder.read(folder or system, label if folder else '')
+  path = disk.folder(system, 'DIR')
+  if path.is_dir():
+    return evaluation_folder.read(path)
+  folder, _, label = str(path).rpartition(':')
+  return evaluation_folder.read(folder or path, label if folder else '')
 
 
 if __name__ == '__main__':

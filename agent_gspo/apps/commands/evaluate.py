@@ -33,12 +33,12 @@ from agent_gspo.apps.commands import command, config_flag
 
 _CONFIG = config_flag.define()
 _CHECKPOINT = command.define_checkpoint()
-_OUT = flags.DEFINE_string('out', None, 'Folder for answers and figures.')
+_OUT = command.define_folder('out', None, 'Folder for answers and figures.')
 _BASELINE = flags.DEFINE_list('baseline', ['single'], 'Systems to compare with, or "all".')
-_MATCH = flags.DEFINE_string(
+_MATCH = command.define_folder(
   'match', None, 'Folder of an evaluation whose tokens are matched; by default those of the team.'
 )
-_PARTNER = flags.DEFINE_string('partner', None, 'Run or exported team that plays some agents.')
+_PARTNER = command.define_folder('partner', None, 'Run or exported team that plays some agents.')
 _PARTNER_AGENTS = flags.DEFINE_list('partner_agents', [], 'Names of the agents that it plays.')
 _ENDPOINT = flags.DEFINE_string('endpoint', '', 'Address of an OpenAI-compatible endpoint.')
 _ENDPOINT_MODEL = flags.DEFINE_string('endpoint_model', '', 'The model as --endpoint calls it.')

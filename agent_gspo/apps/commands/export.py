@@ -33,7 +33,7 @@ FORMATS = ('hf', 'peft')
 _BASE = 'base'  # folder of the base model of adapters
 
 _CHECKPOINT = command.define_checkpoint()
-_OUT = flags.DEFINE_string('out', None, 'Folder for the team; made if it does not exist.')
+_OUT = command.define_folder('out', None, 'Folder for the team; made if it does not exist.')
 _AGENT = flags.DEFINE_string('agent', None, 'Whose policy alone, where they are several.')
 _FORMAT = flags.DEFINE_enum(
   'format', None, FORMATS, 'A whole model, or adapters; by default whole if one policy is written.'

@@ -14,6 +14,7 @@ import warnings
 
 from agent_gspo.apps.commands import command
 from agent_gspo.apps.reporting import html_report
+from agent_gspo.workdir import disk
 
 
 def cli() -> None:
@@ -27,15 +28,17 @@ def cli() -> None:
   )
   parser.add_argument('--serve', nargs='?', type=int, const=8020, metavar='PORT', help='8020')
   options = parser.parse_args()
-  folder = pathlib.Path(options.folders[0]) if len(options.folders) == 1 else pathlib.Path()
   warnings.formatwarning = lambda message, *_: f'warning: {message}\n'
   try:
+    folders = [disk.folder(folder, 'DIR') for folder in options.folders]
     if options.serve is not None:
-      server = html_report.serve(options.folders, options.serve)
+      server = html_report.serve(folders, options.serve)
       print(f'http://localhost:{server.server_port} shows the report; Ctrl-C ends it', flush=True)
       server.serve_forever()
       return
-    out = html_report.write_report(options.folders, options.out or folder / 'report.html')
+    first = folders[0] if len(folders) == 1 else pathlib.Path()
+    out = disk.folder(options.out, '--out') if options.out else first / 'report.html'
+    html_report.write_report(folders, out)
   except (ValueError, OSError, OverflowError) as error:  # the last is of a port
     command.fail(str(error), error)
   except KeyboardInterrupt:

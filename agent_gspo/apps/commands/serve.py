@@ -42,7 +42,7 @@ _KEY = flags.DEFINE_string('api_key', None, 'Of clients; $AGENT_GSPO_API_KEY by 
 _ENGINE = flags.DEFINE_bool(
   'engine', False, 'Also sample for runs with rollout.engine, which load weights from folders here.'
 )
-_TINKER = flags.DEFINE_string(
+_TINKER = command.define_folder(
   'tinker',
   '',
   "Folder of the weights of `tinker` clients, which train adapters of the team's model.",

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import pathlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from typing import NoReturn, TypeVar
 from agent_gspo.apps import sweep
 from agent_gspo.apps.commands import command, config_flag
 from agent_gspo.apps.reporting import html_report
-from agent_gspo.workdir import json_lines, lock
+from agent_gspo.workdir import disk, json_lines, lock
 
 _Number = TypeVar('_Number', int, float)
 
@@ -34,7 +33,7 @@ def cli() -> NoReturn:
   """Parses the arguments and runs the command; ends with status 1 if a run failed."""
   parser = command.arguments(__doc__)
   parser.add_argument('--config', required=True, help='name or file of the config')
-  parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the runs')
+  parser.add_argument('--workdir', required=True, help='folder of the runs')
   parser.add_argument('--lambdas', default='', help='values of budget.lambda_tok')
   parser.add_argument('--vary', action='append', default=[], metavar='FIELD=V1,V2')
   parser.add_argument('--setting', action='append', default=[], metavar='"NAME: FIELD=VALUE"')
@@ -45,6 +44,7 @@ def cli() -> NoReturn:
   # A shell's background job ignores it, but the runs do not.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
+    options.workdir = disk.folder(options.workdir, '--workdir')
     for argument in overrides:
       if not argument.startswith('--config.') or '=' not in argument:
         raise ValueError(f'unknown argument {argument!r}; fields are --config.<field>=<value>.')

@@ -33,7 +33,7 @@ from agent_gspo.sharding import partners, places
 from agent_gspo.training import interruption
 
 _CONFIG = config_flag.define()
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; made if it does not exist.')
+_WORKDIR = command.define_folder('workdir', None, 'Folder of the run; made if it does not exist.')
 _COORDINATOR = flags.DEFINE_string(
   'coordinator', '', 'Of several processes: address of the first one, host:port.'
 )
