@@ -22,6 +22,11 @@ from agent_gspo.teams.topology import Edge
 Play = Callable[[int, np.ndarray], np.ndarray]
 """`(first training question, bool masks [B, K]) -> task scores [B]`: one episode per mask."""
 
+_LEARNING_RATE = 0.1
+_PRUNE_EVERY = 5  # batches of `agent_prune`
+# Of `agent_dropout`: questions of a batch in each stage, and batches of the edge stage.
+_NODE_BATCH, _EDGE_BATCH, _EDGE_BATCHES = 20, 10, 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
@@ -87,22 +92,20 @@ def agent_prune(
   seed: int,
   batches: int = 10,
   batch: int = 4,
-  prune_every: int = 5,
   rate: float = 0.25,
-  learning_rate: float = 0.1,
 ) -> Ranking:
   """Ranks edges by AgentPrune (Zhang et al. 2024, arXiv 2410.02506): REINFORCE on edge logits.
 
   An edge is present with probability `sigmoid(logit)`; ascent on `mean_q score_q log P(graph_q)`
-  with Adam and no baseline; every `prune_every` batches the `round(alive * rate)` lowest logits
+  with Adam and no baseline; every five batches the `round(alive * rate)` lowest logits
   (at least one) are pruned for good. The remaining graph is fixed, where the original keeps
   sampling. Probabilities start at 0.5, as in the original's mesh; its low-rank term is left out.
   A batch has `batch` training questions.
   """
-  learner = _Logits(num_edges, learning_rate, seed)
+  learner = _Logits(num_edges, _LEARNING_RATE, seed)
   for done in range(batches):
     learner.learn(play, done * batch, batch)
-    if (done + 1) % prune_every == 0:
+    if (done + 1) % _PRUNE_EVERY == 0:
       learner.prune(rate)
   return learner.ranking()
 
@@ -114,11 +117,8 @@ def agent_dropout(
   *,
   seed: int,
   node_batches: int = 2,
-  node_batch: int = 20,
-  edge_batches: int = 4,
-  edge_batch: int = 10,
   rate: float = 0.25,
-  learning_rate: float = 0.1,
+  learning_rate: float = _LEARNING_RATE,
   nuclear: float = 0.1,
   hinge: float = 0.1,
 ) -> Ranking:
@@ -128,7 +128,8 @@ def agent_dropout(
   probabilities is dropped (never the last one, which decides). Edge stage: fresh logits,
   the ascent minus `nuclear * |P|_*` (low rank) and `hinge * max(0, |P - A|_F - 1)`, where `P`
   and `A` `[N, N]` are edge probabilities and the whole graph; a share `rate` of the lowest logits
-  is pruned twice. Stages have `*_batches` batches of `*_batch` training questions.
+  is pruned twice. The node stage has `node_batches` batches of 20 training questions, the edge
+  stage 4 of 10.
   Our own choices: both weights, the slack of 1, and one agent for all rounds instead of one per
   round, as the rounds of a topology are alike here.
 
@@ -138,7 +139,7 @@ def agent_dropout(
   learner, dropped = _Logits(len(edges), learning_rate, seed), None
   if num_agents > 2:
     for done in range(node_batches):
-      learner.learn(play, done * node_batch, node_batch)
+      learner.learn(play, done * _NODE_BATCH, _NODE_BATCH)
     degree = np.zeros(num_agents - 1)
     for (i, j), probability in zip(edges, learner.probabilities(), strict=True):
       for agent in (i, j):
@@ -154,9 +155,9 @@ def agent_dropout(
 
   learner = _Logits(len(edges), learning_rate, seed + 1, jax.grad(penalty))
   learner.leave([i for i, edge in enumerate(edges) if dropped in edge])
-  for done in range(edge_batches):
-    learner.learn(play, node_batches * node_batch + done * edge_batch, edge_batch)
-    if (done + 1) % max(1, edge_batches // 2) == 0:
+  for done in range(_EDGE_BATCHES):
+    learner.learn(play, node_batches * _NODE_BATCH + done * _EDGE_BATCH, _EDGE_BATCH)
+    if (done + 1) % (_EDGE_BATCHES // 2) == 0:
       learner.prune(rate)
   return dataclasses.replace(learner.ranking(), dropped=dropped)
 
