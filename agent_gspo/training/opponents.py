@@ -84,11 +84,7 @@ def policy(
 
 
 def matches(
-  setup: Setup,
-  step: int,
-  questions: Sequence[Question],
-  asked: int,
-  version: int | None = None,
+  setup: Setup, step: int, questions: Sequence[Question], asked: int, version: int
 ) -> dict[str, Match]:
   """Draws the assignment of each question; sides learn in equal parts of those with opponents.
 
@@ -99,7 +95,7 @@ def matches(
     step: Finished steps when the rollout is learned from.
     questions: Questions of the rollout.
     asked: Questions asked before in this step.
-    version: Finished steps when the pool was taken; by default `step`.
+    version: Finished steps when the pool was taken.
   """
   options, names = setup.config.rollout, setup.team.sides
   sides = list(
@@ -107,7 +103,7 @@ def matches(
   )
   rng = streams.generator(setup.config.seed, streams.OPPONENTS, step, asked)
   places = rng.permutation(len(questions))
-  filled = _filled(options, step if version is None else version)
+  filled = _filled(options, version)
   members = rng.integers(filled, size=len(questions))
   share, end = options.opponent_share, asked + len(questions)
   played = places < max(not asked, round(share * end) - round(share * asked))

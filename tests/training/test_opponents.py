@@ -51,8 +51,8 @@ def test_sides_learn_in_turn_and_a_question_has_one_match(setup):
   questions = setup.questions[:12]
   seen = []
   for step in range(30):
-    found = opponents.matches(setup, step, questions, 0)
-    assert found == opponents.matches(setup, step, questions, 0)
+    found = opponents.matches(setup, step, questions, 0, step)
+    assert found == opponents.matches(setup, step, questions, 0, step)
     learns = [found[question.id].side for question in questions]
     assert sorted(learns) == ['first'] * 6 + ['second'] * 6
     members = {match.member for match in found.values()}
@@ -68,7 +68,7 @@ def test_resampled_questions_have_their_share_of_opponents():
   setup = setup_lib.build(config_lib.check(config(rollout__opponent_share=0.25)))
   played, sides, asked = [], set(), 0
   for count in (4, 1, 1, 1, 1, 2, 2):
-    found = opponents.matches(setup, 0, setup.questions[asked : asked + count], asked)
+    found = opponents.matches(setup, 0, setup.questions[asked : asked + count], asked, 0)
     played += [match.member is not None for match in found.values()]
     sides |= {match.side for match in found.values() if match.member is not None}
     asked += count
@@ -82,7 +82,7 @@ def test_without_an_opponent_all_sides_learn():
   for step in range(3):
     state = dataclasses.replace(state, step=np.int32(step))
     rollout, *_ = collect(setup, state, Progress())
-    found = opponents.matches(setup, step, rollout.questions, 0)
+    found = opponents.matches(setup, step, rollout.questions, 0, step)
     played = [match for match in found.values() if match.member is not None]
     assert sorted(match.side for match in played) == ['first'] * 3 + ['second'] * 3
     for message, question in zip(rollout.messages, rollout.question, strict=True):
@@ -116,7 +116,7 @@ def played(setup):
 
 def test_opponents_write_with_their_own_parameters(setup, played):
   state, rollout, _ = played
-  found = opponents.matches(setup, 0, rollout.questions, 0)
+  found = opponents.matches(setup, 0, rollout.questions, 0, 0)
   learner = setup_lib.make_learner(setup)
   for owner, trainable in ((True, state.trainable), (False, state.pool[0])):
     own = [m for m in rollout.messages if m.learns == owner]
