@@ -185,24 +185,23 @@ def gate(options: RewardOptions, rollout: RolloutBatch, new: int | None = None) 
   return spoken & (accuracy[question] >= last) & (accuracy[question] > 0)
 
 
-def repetition(texts: Sequence[str], episode: np.ndarray, n: int = 3) -> np.ndarray:
+def repetition(texts: Sequence[str], episode: np.ndarray) -> np.ndarray:
   """Computes each message's part in the repetition of its episode, float64 `[M]`.
 
-  The repetition of an episode is the share of its word `n`-grams (within messages) that occurred
+  The repetition of an episode is the share of its word trigrams (within messages) that occurred
   in it before, in message order. It is below 1 and the sum over its messages. The repeating
   message pays, be it its author's own words or a teammate's.
 
   Args:
     texts: Message texts in the order in which they were written, `[M]`.
     episode: Episode of each message, int `[M]`.
-    n: Words of an n-gram.
   """
   seen: dict[int, set[tuple[str, ...]]] = {}
   repeated, total = np.zeros(len(texts)), np.zeros(len(texts))
   for m, (text, e) in enumerate(zip(texts, np.asarray(episode).tolist(), strict=True)):
     words, known = text.split(), seen.setdefault(e, set())
-    for i in range(len(words) - n + 1):
-      gram = tuple(words[i : i + n])
+    for i in range(len(words) - 2):
+      gram = tuple(words[i : i + 3])
       repeated[m] += gram in known
       total[m] += 1
       known.add(gram)

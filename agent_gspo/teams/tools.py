@@ -95,8 +95,9 @@ def _retriever(message: str, question: Question) -> str | None:
   return documents[best] if best is not None and scores[best] > 0 else 'error: nothing found'
 
 
-def _bm25(query: str, documents: Sequence[str], k1: float = 1.5, b: float = 0.75) -> list[float]:
-  """Returns the Okapi BM25 score of each document."""
+def _bm25(query: str, documents: Sequence[str]) -> list[float]:
+  """Returns the Okapi BM25 score of each document, with the usual parameters."""
+  k1, b = 1.5, 0.75
   words = lambda text: re.findall(r'\w+', text.lower())
   texts = [words(document) for document in documents]
   mean_length = sum(map(len, texts)) / max(len(texts), 1) or 1.0
