@@ -43,8 +43,8 @@ class PromptWriter:
 
   @functools.cached_property
   def stop_ids(self) -> tuple[int, ...]:
-    """Returns the ids that end a message: EOS, and those of the template or the separator."""
-    ids = {self.tokenizer.eos_id, self.end_id}
+    """Returns the ids that end a message: those of the model, and those of the separator."""
+    ids = {*self.tokenizer.end_ids, self.end_id}
     if self.role.style == 'plain':
       # Also tokens that contain it and more, such as "\n\n" and ".\n".
       ids |= {*self.tokenizer.tokens_with(self.role.separator)}

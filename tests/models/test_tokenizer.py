@@ -332,15 +332,21 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   assert (found.eos_id, found.pad_id, found.bos_id) == (1, 1, None)
   (tmp_path / 'tokenizer_config.json').unlink()
   _folder(tmp_path, generation_config={'eos_token_id': [1, 0], 'bos_token_id': 4})
+  _folder(tmp_path, config={'eos_token_id': 3})  # transformers reads the other file
   found = Tokenizer.from_folder(tmp_path)
-  assert (found.eos_id, found.bos_id) == (1, 4)
+  assert (found.eos_id, found.bos_id, found.eos_ids) == (1, 4, (1, 0))
   _folder(tmp_path, tokenizer_config={'eos_token': None, 'bos_token': None})  # no BOS, it says
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.bos_id) == (1, None)
+  _folder(tmp_path, tokenizer_config={'eos_token': 'a'})
+  found = Tokenizer.from_folder(tmp_path)
+  assert (found.eos_id, found.end_ids) == (3, [3, 1, 0])
   (tmp_path / 'tokenizer_config.json').unlink()
   _folder(tmp_path, special_tokens_map={'eos_token': 'a', 'pad_token': '<pad>'})
   found = Tokenizer.from_folder(tmp_path)
   assert (found.eos_id, found.pad_id) == (3, 0)
+  (tmp_path / 'generation_config.json').unlink()
+  assert Tokenizer.from_folder(tmp_path).eos_ids == (3,)
 
 
 @pytest.mark.parametrize('setting', ['truncation', 'padding'])

@@ -17,7 +17,7 @@ import tokenizers
 from agent_gspo import cache
 from agent_gspo.models import load
 from agent_gspo.models.io import gguf, hf, pypi_wheels, tensor_names
-from agent_gspo.models.text.tokenizer import word_level
+from agent_gspo.models.text.tokenizer import Tokenizer, word_level
 from agent_gspo.models.transformer import init_params
 
 _WORDS = ['a', 'b', 'c']
@@ -419,7 +419,12 @@ def test_export_writes_the_ids_of_special_tokens(folder):
   ends = [chatty.eos_id, chatty.chat_end_id]
   assert ends[0] != ends[1]
   assert json.loads((path / 'generation_config.json').read_text())['eos_token_id'] == ends
-  assert load.load_model(f'hf:{path}').tokenizer.eos_id == ends[0]
+  back = load.load_model(f'hf:{path}')
+  assert back.tokenizer.eos_id == ends[0]
+  hf.export_hf(back.config, back.params, path, Tokenizer(chatty.backend, '<end>', more_eos=['c']))
+  ends = [ends[1], chatty.backend.token_to_id('c')]
+  assert json.loads((path / 'generation_config.json').read_text())['eos_token_id'] == ends
+  assert list(load.load_model(f'hf:{path}').tokenizer.eos_ids) == ends
 
 
 def test_gguf_model_brings_its_tokenizer(tmp_path, monkeypatch, folder):

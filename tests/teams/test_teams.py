@@ -79,8 +79,15 @@ def test_judge_speaks_once_and_reads_everybody():
     ({'name': 'layered', 'num_agents': 2}, r'team.layers=\(\)'),
     ({'name': 'star', 'num_agents': 2, 'back_edges': [(0, 1)]}, 'team.back_edges is for'),
     ({'name': 'dag', 'num_agents': 2}, r'team.edges=\(\) with .*no agent reads another'),
-    ({'name': 'dag', 'num_agents': 2, 'back_edges': [(0, 2)]}, r'back_edges: \(0, 2\) does'),
-    ({'name': 'dag', 'num_agents': 2, 'back_edges': [0]}, 'team.back_edges: 0 is no'),
+    (
+      {'name': 'dag', 'num_agents': 2, 'back_edges': [(0, 1)]},
+      'team.rounds=1: no agent reads another',
+    ),
+    (
+      {'name': 'dag', 'num_agents': 2, 'rounds': 2, 'back_edges': [(0, 2)]},
+      r'back_edges: \(0, 2\) does',
+    ),
+    ({'name': 'dag', 'num_agents': 2, 'rounds': 2, 'back_edges': [0]}, 'team.back_edges: 0 is no'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 2)]}, r'team.edges: \(0, 2\) does not join'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(1, 1)]}, r'team.edges: \(1, 1\) does not join'),
     ({'name': 'dag', 'num_agents': 2, 'edges': [(0, 1, 1)]}, r'team.edges: \(0, 1, 1\) is no'),
@@ -339,6 +346,23 @@ def test_plain_messages_also_end_at_the_separator():
   policy = st.IdsPolicy(lambda turn: (newline, True))
   batch = rollout(st.team('chain'), st.Echo(), tokenizer, st.questions(1), 1, policy)
   assert all(m.silent for m in batch.messages)
+
+
+@pytest.mark.parametrize('style', ['plain', 'chat'])
+def test_each_eos_of_the_model_ends_a_message(style):
+  backend = st.byte_tokenizer().backend
+  template = st.byte_tokenizer().chat_template
+  tokenizer = Tokenizer(backend, '<|im_end|>', chat_template=template, more_eos=['<|im_start|>'])
+  other = tokenizer.encode('<|im_start|>')
+  policy = st.IdsPolicy(lambda turn: ([*tokenizer.encode('ab' * turn.agent), *other], True))
+  writer = PromptWriter(Role(name='x', style=style), tokenizer)
+  assert {*other, tokenizer.eos_id} <= {*writer.stop_ids} & {*writer.silence_ids}
+  batch = rollout(st.team('chain', style=style), st.Echo(), tokenizer, st.questions(1), 1, policy)
+  for message in batch.messages:
+    assert (message.text, message.ended) == ('ab' * message.agent, True)
+    assert (message.silent, message.written) == (not message.agent, message.agent)
+    assert message.token_ids.tolist()[-1:] == other
+    assert message.sampled.all()
 
 
 def test_plain_prompts_begin_with_bos_where_the_model_says_so():

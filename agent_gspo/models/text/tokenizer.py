@@ -35,6 +35,7 @@ class Tokenizer:
   Attributes:
     backend: Underlying `tokenizers.Tokenizer`.
     eos_id: Token that ends a message.
+    eos_ids: All tokens that end one by the model's files, `eos_id` first.
     bos_id: Token that begins a text, or None. `encode` does not add it: templates spell it out,
       and plain prompts use `begins_with`.
     pad_id: Token that fills rows; may equal `eos_id`, so it does not identify padding.
@@ -50,21 +51,31 @@ class Tokenizer:
     bos_token: str | None = None,
     pad_token: str | None = None,
     chat_template: str | None = None,
+    more_eos: Sequence[str] = (),
   ):
-    """Looks up the special tokens; raises ValueError if one is not in the vocabulary."""
+    """Looks up the special tokens; raises ValueError if one is not in the vocabulary.
+
+    Args:
+      backend: See the class.
+      eos_token, bos_token, pad_token: Special tokens; without the last padding is `eos_token`.
+      chat_template: See the class.
+      more_eos: Tokens of the vocabulary that end a message, too.
+    """
     self.backend = backend
     self.chat_template = chat_template
+    self._more_eos = more_eos
     self._names = dict(zip(_SPECIAL, (bos_token, eos_token, pad_token or eos_token), strict=True))
-    ids: dict[str, int] = {}
-    for name, token in self._names.items():
-      if token is None:
-        continue
-      found = backend.token_to_id(token)
-      if found is None:
+
+    def known(name: str, token: str) -> int:
+      if (found := backend.token_to_id(token)) is None:
         raise ValueError(f'{name}={token!r} is not in the vocabulary of the tokenizer.')
-      ids[name] = found
+      return found
+
+    ids = {name: known(name, token) for name, token in self._names.items() if token is not None}
     self.bos_id = ids.get('bos_token')
     self.eos_id, self.pad_id = ids['eos_token'], ids['pad_token']
+    more = (known('more_eos', token) for token in more_eos)
+    self.eos_ids = tuple(dict.fromkeys([self.eos_id, *more]))
     # Unlike pretrained WordPiece vocabularies, a word-level one has no unknown token.
     self.is_word_level = isinstance(backend.model, tokenizers.models.WordPiece) and (
       backend.token_to_id(backend.model.unk_token) is None
@@ -91,11 +102,12 @@ class Tokenizer:
     config = _fields(folder / 'tokenizer_config.json')
     sources = [config, _fields(folder / 'special_tokens_map.json')]
     numbers = [_fields(folder / name) for name in ('generation_config.json', 'config.json')]
+    ids = {name: [_numbered(x, f'{name}_id', backend) for x in numbers] for name in _SPECIAL}
     names = {}
     for name in _SPECIAL:
       candidates = [_special(fields, name) for fields in sources]
       if name != 'bos_token' or name not in config.values:  # null says that there is no BOS
-        candidates += [_numbered(fields, f'{name}_id', backend) for fields in numbers]
+        candidates += [token for some in ids[name] for token in some]
       names[name] = next((token for token in candidates if token is not None), None)
     bos, eos, pad = (names[name] for name in _SPECIAL)
     if eos is None:
@@ -103,7 +115,8 @@ class Tokenizer:
         f'{folder}: no eos_token in tokenizer_config.json, special_tokens_map.json, '
         'generation_config.json or config.json. Add "eos_token" to tokenizer_config.json.'
       )
-    return named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config)))
+    more = next(filter(None, ids['eos_token']), [])  # as transformers, of the first file alone
+    return named(folder, lambda: cls(backend, eos, bos, pad, _template(folder, config), more))
 
   @classmethod
   def from_gguf(cls, metadata: Mapping[str, Any], where: str = 'the GGUF metadata') -> Tokenizer:
@@ -141,7 +154,8 @@ class Tokenizer:
     backend = tokenizers.Tokenizer.from_str(json.dumps(data))
     bos, eos, pad = (self._names[name] for name in _SPECIAL)
     assert eos is not None, 'a tokenizer has an EOS token'
-    return Tokenizer(backend, eos, bos, pad, self.chat_template)
+    more = [token for token in self._more_eos if backend.token_to_id(token) is not None]
+    return Tokenizer(backend, eos, bos, pad, self.chat_template, more)
 
   def encode(self, text: str, special: bool = True) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
@@ -220,7 +234,7 @@ class Tokenizer:
     read = functools.partial(self.backend.decode, skip_special_tokens=False)
 
     def is_said(i: int) -> bool:
-      if i == self.eos_id or (i < len(texts) and texts[i]):
+      if i in self.eos_ids or (i < len(texts) and texts[i]):
         return True
       return i < len(texts) and read([other, i, other]) != read([other, other])
 
@@ -270,8 +284,8 @@ class Tokenizer:
 
   @property
   def end_ids(self) -> list[int]:
-    """Returns the ids that end a message: EOS, and `chat_end_id` if it is another."""
-    ids = [self.eos_id]
+    """Returns the ids that end a message: `eos_ids`, and `chat_end_id` if it is another."""
+    ids = [*self.eos_ids]
     if self.chat_template is not None:
       with contextlib.suppress(ValueError):  # nobody chats by a broken template
         ids.append(self.chat_end_id)
@@ -387,14 +401,12 @@ def _special(fields: Fields, name: str) -> str | None:
   return _text(fields, name)
 
 
-def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> str | None:
-  """Returns the token of an id, or of the first of several; -1 means none in old files."""
+def _numbered(fields: Fields, field: str, backend: tokenizers.Tokenizer) -> list[str]:
+  """Returns the tokens of an id or of several; -1 means none in old files."""
   value = fields.values.get(field)
-  if isinstance(value, list) and value:
-    value = value[0]
-  if value is None or value == -1:
-    return None
-  return backend.id_to_token(Fields({field: value}, fields.where).whole(field, low=0))
+  given = [i for i in (value if isinstance(value, list) else [value]) if i not in (None, -1)]
+  ids = [Fields({field: i}, fields.where).whole(field, low=0) for i in given]
+  return [token for token in map(backend.id_to_token, ids) if token is not None]
 
 
 def _template(folder: pathlib.Path, config: Fields) -> str | None:
