@@ -53,6 +53,7 @@ class Setup(config_lib.Parts):
     source: Exact source of the weights.
     members: Other models that write for some roles, by `Role.model`.
     plan: Memory plan of the run; None if a setup is built by hand.
+    teacher: Team that training distills into one agent, None without one.
   """
 
   model: Transformer
@@ -63,16 +64,12 @@ class Setup(config_lib.Parts):
   source: str
   members: Mapping[str, Member] = dataclasses.field(default_factory=dict)
   plan: Plan | None = None
+  teacher: config_lib.Parts | None = None
 
   @functools.cached_property
   def questions(self) -> Sequence[Question]:
     """Returns the questions that RL trains on."""
     return base.asked(self.task, self.config.sft.held_back)
-
-  @functools.cached_property
-  def teacher(self) -> config_lib.Parts | None:
-    """Returns the team that is distilled into one agent, None without one."""
-    return teacher_lib.resolve(self)
 
   @property
   def tokenizers(self) -> tuple[Tokenizer, ...]:
@@ -175,6 +172,7 @@ def build(parts: config_lib.Parts, *, only_weights: bool = False) -> Setup:
     source=found.model.source,
     members=found.members,
     plan=found.plan,
+    teacher=found.teacher,
   )
 
 
@@ -198,6 +196,7 @@ class _Found:
   sampler: Sampler
   members: Mapping[str, Member]
   plan: Plan
+  teacher: config_lib.Parts | None
 
 
 def _find(parts: config_lib.Parts) -> _Found:
@@ -241,7 +240,7 @@ def _find(parts: config_lib.Parts) -> _Found:
     _, writing, *_ = of_sampler.programs
     if not of_sampler.has_room_for(writing):
       sampler, plan = planned(False)
-  return _Found(parts, model, placement, sampler, found, plan)
+  return _Found(parts, model, placement, sampler, found, plan, teacher)
 
 
 def _opened(parts: config_lib.Parts, source: str, seed: int) -> Model:

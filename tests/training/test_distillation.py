@@ -17,6 +17,7 @@ from agent_gspo.algorithms import selection
 from agent_gspo.algorithms.objectives import losses
 from agent_gspo.config import check as config_lib
 from agent_gspo.config import teacher
+from agent_gspo.models.io import hf
 from agent_gspo.models.text.tokenizer import word_level
 from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import communication
@@ -44,9 +45,8 @@ def student() -> tuple[setup_lib.Setup, Params]:
   values = micro_run.changed(**ALONE)
   values['task']['options']['whole_problem'] = True
   parts = config_lib.check(values)
-  found = dataclasses.replace(team, **vars(parts))
-  vars(found)['teacher'] = config_lib.check(micro_run.changed(), training=False)
-  return found, team.params
+  taught_by = config_lib.check(micro_run.changed(), training=False)
+  return dataclasses.replace(team, **vars(parts), teacher=taught_by), team.params
 
 
 def test_expected_gradient_is_that_of_the_reverse_kl():
@@ -142,13 +142,25 @@ def test_what_the_teacher_reads_must_fit_into_a_packed_row():
   assert 0 <= needed - setup.team.message_cap(0) - read <= 2  # unless each talked up to its cap
 
 
+def test_a_teacher_is_read_once(tmp_path):
+  team, path = setup_lib.build(config_lib.check(micro_run.changed())), tmp_path / 'team.json'
+  hf.export_hf(team.model.config, team.params, tmp_path / 'model', team.tokenizer)
+  path.write_text(json.dumps(micro_run.changed()))
+  files = {'model__source': f'hf:{tmp_path / "model"}', 'objective__teacher': str(path)}
+  values = micro_run.changed(**{**ALONE, **files})
+  values['task']['options']['whole_problem'] = True
+  setup = setup_lib.build(config_lib.check(values))
+  path.unlink()
+  assert setup.teacher.team.names == team.team.names
+
+
 def test_another_team_is_refused(tmp_path):
   path = tmp_path / 'team.json'
   path.write_text(json.dumps({**micro_run.changed(), 'exported': {'step': 1}}))
-  hf = {'model__source': 'hf:model', 'objective__teacher': str(path)}
+  files = {'model__source': 'hf:model', 'objective__teacher': str(path)}
 
   def of(**fields):
-    values = micro_run.changed(**{**ALONE, **hf, **fields})
+    values = micro_run.changed(**{**ALONE, **files, **fields})
     values['task']['options']['whole_problem'] = True
     return teacher.resolve(config_lib.check(values))
 
