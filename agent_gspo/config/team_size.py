@@ -18,8 +18,20 @@ def check(task: Task, team: Team, splits: Sequence[str]) -> None:
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
         f'{team.num_agents}.'
       )
+    searched = any('retriever' in role.tools for role in team.roles)
+    for name, role in zip(team.names[:holders], team.roles, strict=False):
+      if not (role.shows_note or role.shows_answer or searched):
+        raise ValueError(
+          f'team.roles.{role.name}.opening={role.opening!r} shows no note, but task {task.name!r} '
+          f'deals one to {name}: write {{note}} into it.'
+        )
   if not isinstance(task, Environment):
     return
+  if team.decision != 'last':
+    raise ValueError(
+      f'team.decision={team.decision!r} with task {task.name!r}, whose environment knows the '
+      "outcome: set team.decision='last'."
+    )
   has = {'agents': team.num_agents, 'rounds': team.topology.rounds}
   for (field, count), least in zip(has.items(), task.least_team, strict=True):
     if count < least:

@@ -31,7 +31,7 @@ class Piece:
     cell, goal: Cells of the piece and of its goal.
     walls: All walls, in the order in which they are dealt to the agents.
     found: Walls that the piece has met.
-    note: Why the last walk ended early, '' if it did not.
+    note: Why the walk of the last message ended early, '' if it did not, or there was none.
   """
 
   cell: str

@@ -262,6 +262,7 @@ def describe(variant: Variant) -> dict[str, Any]:
     'max_message_tokens': team.max_message_tokens,
     'max_episode_tokens': team.max_episode_tokens,
     'addressing': team.addressing,
+    **({'blanked': True} if team.blanked else {}),
   }
 
 

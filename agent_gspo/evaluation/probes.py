@@ -152,7 +152,8 @@ def run_all(
     name = f'muted: {agent["name"]}'
     probe = Probe(name, functools.partial(muted, agents=(i,), stop_ids=stop_ids))
     rows.append(value(lost(name, probe=probe), agent))
-  rows.append(lost('messages blanked', variant=variants.unheard(team)))
+  blanked = dataclasses.replace(team, blanked=True)
+  rows.append(lost('messages blanked', variant=variants.itself(blanked)))
   read = sorted(read_turns(team, harness.task))
   if read:
     name, partners = 'messages shuffled', {}

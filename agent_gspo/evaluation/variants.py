@@ -111,12 +111,6 @@ def rewired(team: Team, shape: str) -> Variant:
   return itself(dataclasses.replace(team, topology=topology))
 
 
-def unheard(team: Team) -> Variant:
-  """Returns the team with all messages blanked: agents write but do not read teammates."""
-  topology = dataclasses.replace(team.topology, edges=frozenset(), previous_round=frozenset())
-  return itself(dataclasses.replace(team, topology=topology))
-
-
 def edges(team: Team) -> tuple[Edge, ...]:
   """Returns the edges for pruning: those within a round, then (several rounds) between rounds."""
   between = team.topology.previous_round if team.topology.rounds > 1 else ()

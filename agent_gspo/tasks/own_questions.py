@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -23,6 +24,7 @@ from agent_gspo.types import Question
 from agent_gspo.values import is_text, shown
 
 _HELD_OUT = 0.1  # share of the questions in each of validation and test, if the file names no split
+_MISSPELLED = 0.85  # similarity of a field's name, of difflib
 _FLAGS = {'1': True, 'true': True, '0': False, 'false': False, '': False}
 
 
@@ -71,6 +73,7 @@ class OwnQuestions(base.Task):
     else:
       check_choice('task.options.grader', self.grader, tuple(GRADERS))
     self._splits = self._read()
+    self._holders = max((len(q.notes) for of in self._splits.values() for q in of), default=0)
 
   def score(self, question: Question, answer_text: str) -> float:
     """Returns the grader's score."""
@@ -96,10 +99,10 @@ class OwnQuestions(base.Task):
   ) -> str:
     """Returns an agent's note, '' for some irrelevant ones; the gold answer of the others."""
     del delivered
-    if agent >= len(question.notes):
+    if agent >= self._holders:
       return question.answer
-    note = question.notes[agent]
-    needed = question.relevant[agent] if question.relevant else True
+    note = question.note(agent)
+    needed = question.relevant[agent] if note and question.relevant else True
     return note if needed or rng.random() >= silence_probability else ''
 
   def vocabulary(self) -> list[str]:
@@ -142,6 +145,11 @@ class OwnQuestions(base.Task):
   def _question(self, where: str, line: str, fields: Mapping[str, Any]) -> Question:
     text = functools.partial(_required, where, fields)
     dealt, documents = notes(fields), fields.get('documents') or []
+    absent = {'notes', 'relevant', 'documents'} - fields.keys()
+    for name in fields.keys() - {self.question, self.answer}:
+      meant = difflib.get_close_matches(name, absent, 1, _MISSPELLED)
+      if meant and not name[-1].isdigit():  # note1, relevant1
+        raise ValueError(f'{where}: field {name!r} is not read; must be {meant[0]!r}. Rename it.')
     for name, texts in (('notes', dealt), ('documents', documents)):
       if not isinstance(texts, list) or not all(map(is_text, texts)):
         raise ValueError(f'{where}: {name}={shown(texts)} must be a list of texts.')

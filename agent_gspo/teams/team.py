@@ -34,6 +34,7 @@ class Team:
     max_episode_tokens: Cap on all messages of an episode together, 0 for none; agents of a
       layer share the remainder evenly.
     addressing: Whether messages may begin with addressees, see `teams.addressing`.
+    blanked: Whether nobody reads a message (a probe).
     sides: Side of each agent; empty if all are on one side.
     tokenizers: Tokenizer of each model of `Role.model`; the others' is that of `model.source`.
       Set once models are opened.
@@ -46,6 +47,7 @@ class Team:
   max_message_tokens: int
   max_episode_tokens: int = 0
   addressing: bool = False
+  blanked: bool = False
   sides: tuple[str, ...] = ()
   tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict, compare=False)
 
@@ -126,6 +128,8 @@ class Team:
 
   def addressees(self, text: str) -> frozenset[int] | None:
     """Returns the agents that a message addresses; None for all potential readers."""
+    if self.blanked:
+      return frozenset()
     called = addressing.split(text)[0] if self.addressing else None
     if called is None:
       return None

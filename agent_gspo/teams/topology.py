@@ -195,10 +195,10 @@ def make_topology(
     forward = _layered(layers, n)
   else:
     forward = _pairs('edges', edges)
-    if n > 1 and not (forward or back_edges or judged):
+    if n > 1 and not (forward or (back_edges and rounds > 1) or judged):
       raise ValueError(
-        "team.edges=() with team.topology='dag': no agent reads another. Give (author, reader) "
-        'pairs of agent numbers, such as ((0, 1),).'
+        f"team.edges=() with team.topology='dag' and team.rounds={rounds}: no agent reads another. "
+        'Give (author, reader) pairs of agent numbers, such as ((0, 1),).'
       )
   back = frozenset((j, i) for i, j in forward)
   if back_edges is not None:

@@ -285,6 +285,10 @@ def test_a_team_too_small_for_a_world_is_refused(name, values, message):
     ({'budget__lambda_tok': 0.1}, r'lambda_tok=0.1 times 12, .* Keep lambda_tok below 0.083'),
     ({'budget__mode': 'accuracy_floor', 'budget__lambda_max': 0.1}, r'lambda_tok=0.1 times 12'),
     ({'team__agents': ('solver',), 'team__topology': 'single'}, r'notes to 2 agents, .* has 1'),
+    (
+      {'team__roles__informant__opening': '{question}'},
+      r"informant.opening='\{question\}' shows no note, but task 'relay' deals one to informant1",
+    ),
     ({'team__roles': {'solver': {'colour': 1}}}, r'team.roles.solver.colour is unknown'),
     ({'team__roles': {'solver': {}}}, r"names the role 'informant', which team.roles does not"),
     # Models and tasks.

@@ -253,6 +253,13 @@ def test_a_topology_without_the_turns_of_an_environment_is_refused(world, lackin
       check.check(config.to_dict())
 
 
+def test_a_vote_on_an_environments_outcome_is_refused():
+  config = importlib.import_module('configs.kuhn').get_config()
+  config.team.decision = 'majority'
+  with pytest.raises(ValueError, match=r"decision='majority' with task 'kuhn', whose environment"):
+    check.check(config.to_dict())
+
+
 class Waits(Climb):
   """All episodes act at the same time, or none goes on."""
 

@@ -247,6 +247,20 @@ def test_all_probes_by_hand():
   assert rows['messages blanked']['tokens/written_per_question'] == pytest.approx(notes)
 
 
+@pytest.mark.parametrize('cap', [0, 16])
+def test_a_blanked_team_takes_the_turns_of_the_whole_team(cap):
+  team = st.team('complete', rounds=2, max_message_tokens=8, max_episode_tokens=cap)
+  talk = lambda team: rollout(
+    team, Notes(2), TOKENIZER, Notes(2).questions('test'), 1, st.IdsPolicy(relay)
+  )
+  whole, blanked = talk(team), talk(dataclasses.replace(team, blanked=True))
+  turns = lambda batch: [(m.episode, m.round, m.layer, m.agent) for m in batch.messages]
+  assert turns(blanked) == turns(whole)
+  assert whole.readers.max() > 3  # later turns of its author and of readers
+  assert (blanked.readers <= 1).all()  # those of its author
+  assert max(m.read for m in blanked.messages) < max(m.read for m in whole.messages)
+
+
 @pytest.mark.parametrize(
   ('said', 'wrong'),
   [('7', '8'), ('59 3', '58 3'), ('0', '1'), ('', None), ('note :', None)],

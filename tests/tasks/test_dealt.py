@@ -145,6 +145,12 @@ def test_every_problem_is_dealt_whole(informants):
       assert needed == sorted(needed, key=lambda n: original.text.index(sentences(n)[0]))
 
 
+def test_more_informants_than_other_sentences_are_refused():
+  task = make_task('dealt', benchmark='small', num_informants=100)
+  with pytest.raises(ValueError, match=r'num_informants=100: the split of .* Lower it'):
+    task.questions('test')
+
+
 def test_places_are_balanced():
   task = make_task('dealt', benchmark='small', num_informants=3)
   subsets = collections.defaultdict(collections.Counter)

@@ -43,6 +43,18 @@ def test_the_fields_of_a_line(tmp_path):
   assert all(texts(again, split) == texts(task, split) for split in SPLITS)
 
 
+def test_who_has_no_note_of_a_question_writes_none(tmp_path):
+  rows = [{**ROWS[0], 'notes': notes, 'relevant': [], 'split': 'train'} for notes in ('ab', 'abc')]
+  rows = [{**row, 'notes': [*row['notes']], 'id': str(i)} for i, row in enumerate(rows)]
+  task = make_task('questions', file=_file(tmp_path, rows))
+  for question, last in zip(task.questions('train'), ('', 'c'), strict=True):
+    said = [
+      task.demonstration(question, agent, (), random.Random(0), silence_probability=0.0)
+      for agent in range(4)
+    ]
+    assert said == ['a', 'b', last, question.answer]
+
+
 def test_a_table_with_names_of_its_own(tmp_path):
   rows = 'prompt,gold,note1,note2,relevant1,relevant2,split,id\n'
   rows += ''.join(f'"Q, {s}?",Yes,a,b,1,0,{s},{s}\n' for s in SPLITS)
@@ -159,6 +171,11 @@ def test_a_data_set_that_cannot_be_had(monkeypatch):
     ({'question': 'q', 'answer': '1', 'documents': [1]}, r'documents=\[1\] must be a list'),
     ({'question': 'q', 'answer': '1', 'relevant': [1]}, r'relevant=\[1\] must be a list of true'),
     ({'question': 'q', 'answer': '1', 'relevant': [True]}, r'must have one entry for each note'),
+    (
+      {'question': 'q', 'answer': '1', 'note': ['n']},
+      r"line 1: field 'note' is not read; must be 'notes'\. Rename it\.",
+    ),
+    ({'question': 'q', 'answer': '1', 'relevent': [1]}, r"field 'relevent' is not .* 'relevant'"),
     ({'question': 'q', 'answer': '1', 'split': 'dev'}, r"line 1: split='dev' is unknown"),
   ],
 )

@@ -276,6 +276,7 @@ class DealtTask(FileTask):
     notes = list(context)
     own = set(_CONTENT_WORD.findall(problem.question.text.lower()))
     while len(notes) < count:
+      found = ''
       for _ in range(_DRAWS):
         sentence = rng.choice(idle)
         if sentence in notes or problem.needs(sentence):
@@ -283,6 +284,11 @@ class DealtTask(FileTask):
         found = sentence  # fallback if none is of another theme
         if not own & set(_CONTENT_WORD.findall(sentence.lower())):
           break
+      if not found:
+        raise ValueError(
+          f'task.options.num_informants={count}: the split of {problem.question.id!r} has too few '
+          'other sentences for so many notes. Lower it.'
+        )
       notes.append(found)
     return notes
 
