@@ -31,16 +31,20 @@ def iterate(path: PathLike) -> Iterator[dict[str, Any]]:
       yield record
 
 
-def numbered(path: PathLike) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def numbered(
+  path: PathLike, lines: Collection[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
   """Yields each line's number, from 1, and its object, or None if it is not an object.
 
-  Empty lines and a truncated last line are skipped.
+  Empty lines and a truncated last line are skipped. Given `lines`, only these are parsed.
   """
   path = pathlib.Path(path)
   if not path.is_file():
     return
   with path.open('rb') as file:
     for number, line in enumerate(file, start=1):
+      if lines is not None and number not in lines:
+        continue
       record = parse_line(line)
       if record is not None or (line.strip() and line.endswith(b'\n')):
         yield number, record

@@ -18,7 +18,7 @@ import pathlib
 import re
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from agent_gspo.types import Terms
@@ -48,6 +48,8 @@ UNTRAINED = 'untrained'
 DURING = 'during'
 # Label of the trained team's evaluation on questions of the training split.
 SEEN = 'trained, training split'
+# Beginning of a line of episodes.
+_HEAD = re.compile(rb'\{"step": (\d+), "split": "[^"\\]*", "label": "([^"\\]*)"')
 _TOLD = re.compile(r'(.+), (?:price|budget) (\d+(?:\.\d+)?(?:e[+-]\d+)?)')
 
 PathLike = json_lines.PathLike
@@ -223,10 +225,30 @@ def supervised(workdir: PathLike) -> list[dict[str, Any]]:
   return list(_read(workdir, SFT))
 
 
-def transcripts(workdir: PathLike, file: str = TRANSCRIPTS) -> Iterator[dict[str, Any]]:
+def transcripts(workdir: PathLike) -> Iterator[dict[str, Any]]:
   """Yields the saved episodes of a run in file order."""
-  for record in _read(workdir, file, TRANSCRIPTS):
-    yield {**record, 'messages': record.get('messages') or []}
+  yield from (record for _, record in numbered_transcripts(workdir))
+
+
+def numbered_transcripts(
+  workdir: PathLike, file: str = TRANSCRIPTS, lines: Collection[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields line number, from 1, and episode of some lines of a file, by default of all."""
+  for number, record in _numbered(workdir, file, TRANSCRIPTS, lines):
+    yield number, {**record, 'messages': record.get('messages') or []}
+
+
+def heads(path: PathLike) -> Iterator[tuple[int, str, str]]:
+  """Yields line number, label and step of the episodes in a file; parses only their heads."""
+  path = pathlib.Path(path)
+  if not path.is_file():
+    return
+  with path.open('rb') as file:
+    for number, line in enumerate(file, start=1):
+      if (head := _HEAD.match(line)) and line.endswith(b'}\n'):
+        yield number, head[2].decode(errors='replace'), head[1].decode()
+      elif (record := json_lines.parse_line(line)) is not None:  # of another program
+        yield number, str(record.get('label', 'train')), str(record.get('step'))
 
 
 def evaluations_off_frontier(workdir: PathLike) -> int:
@@ -293,18 +315,25 @@ def find_workdirs(folders: Iterable[PathLike]) -> list[pathlib.Path]:
   return list(found.values())
 
 
-def _read(workdir: PathLike, file: str, schema: str = '') -> Iterator[dict[str, Any]]:
-  """Yields the records of a file; warns of lines that no run writes, which are left out."""
+def _read(workdir: PathLike, file: str) -> Iterator[dict[str, Any]]:
+  """Yields the records of a file, see `_numbered`."""
+  yield from (record for _, record in _numbered(workdir, file, file))
+
+
+def _numbered(
+  workdir: PathLike, file: str, schema: str, lines: Collection[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields the numbers and records of lines; warns of those that no run writes, left out."""
   path = pathlib.Path(workdir) / file
   left_out: list[str] = []
-  for number, record in json_lines.numbered(path):
-    if record is not None and not (field := odd_field(schema or file, record)):
-      yield record
+  for number, record in json_lines.numbered(path, lines):
+    if record is not None and not (field := odd_field(schema, record)):
+      yield number, record
     else:
       left_out.append(f'line {number}: {"no JSON object" if record is None else repr(field[:60])}')
   if left_out:
-    lines = '1 line' if len(left_out) == 1 else f'{len(left_out)} lines'
-    warnings.warn(f'{path}: left out {lines} that no run writes ({left_out[0]})', stacklevel=2)
+    count = '1 line' if len(left_out) == 1 else f'{len(left_out)} lines'
+    warnings.warn(f'{path}: left out {count} that no run writes ({left_out[0]})', stacklevel=2)
 
 
 def _config(path: pathlib.Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -107,9 +108,10 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
     room = _MAX_CHARACTERS // len(runs)
     for transcript in chosen:
       small = _clip_transcript(transcript)
-      room -= len(json.dumps(small))
-      if room < 0:
-        break
+      size = len(json.dumps(small))
+      if size > room:
+        continue
+      room -= size
       shown_transcripts.append({**small, 'run': i})
   defaults = _fields(default_config().to_dict())
   return {'runs': shown_runs, 'transcripts': shown_transcripts, 'defaults': defaults}
@@ -118,29 +120,32 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
 def pick_transcripts(workdir: pathlib.Path, most: int) -> tuple[list[dict[str, Any]], int]:
   """Returns at most `most` episodes of a run or an evaluation, and the number in its file.
 
-  The first ones of each evaluation come first, so that a question is there before and after
-  training. Then come episodes of training steps, from new to old: two thirds are the newest, the
-  rest is spread over earlier ones, to show how the team changed.
+  Up to half are of evaluations: the first question of each, then the second of each, and so on, so
+  that a question is there before and after training. Those of the trained team come first. The
+  others are of training steps, from new to old: two thirds are the newest, the rest is spread over
+  earlier ones, to show how the team changed. Both take turns, as a report may cut the end.
   """
   name = records.ANSWERS if _is_evaluation(workdir) else records.TRANSCRIPTS
   evaluated: dict[tuple[str, str], list[int]] = {}
   training: list[int] = []
-  total = 0
-  for _, record in json_lines.numbered(workdir / name):
-    if record is not None and not records.odd_field(records.TRANSCRIPTS, record):
-      label, step = str(record.get('label', 'train')), str(record.get('step'))
-      (training if label == 'train' else evaluated.setdefault((label, step), [])).append(total)
-      total += 1
-  most_evaluated = most // (2 if training else 1) // max(1, len(evaluated))
-  keep = [i for group in evaluated.values() for i in group[: max(1, most_evaluated)]][:most]
+  for line, label, step in records.heads(workdir / name):
+    (training if label == 'train' else evaluated.setdefault((label, step), [])).append(line)
+  total = len(training) + sum(map(len, evaluated.values()))
+  groups = sorted(evaluated.items(), key=lambda group: group[0][0] != 'trained')
+  keep = _in_turns([lines for _, lines in groups])[: most - min(len(training), most // 2)]
   room = most - len(keep)
   if len(training) > room:
     early = room // 3
     older = len(training) - (room - early)
     training = [training[i * older // early] for i in range(early)] + training[older:]
-  wanted = {*keep, *training}
-  found = {i: t for i, t in enumerate(records.transcripts(workdir, name)) if i in wanted}
-  return [found[i] for i in (*keep, *reversed(training))], total
+  chosen = _in_turns([keep, training[::-1]])
+  found = dict(records.numbered_transcripts(workdir, name, {*chosen}))
+  return [found[line] for line in chosen if line in found], total
+
+
+def _in_turns(lists: Sequence[Sequence[int]]) -> list[int]:
+  """Returns the first item of each list, then the second of each, and so on."""
+  return [x for turn in itertools.zip_longest(*lists) for x in turn if x is not None]
 
 
 def thin_out(

@@ -154,6 +154,31 @@ def test_questions_before_and_after_training_are_kept(tmp_path):
   assert len(chosen) == 60
 
 
+def test_long_conversations_leave_room_for_the_trained_team(tmp_path, monkeypatch):
+  monkeypatch.setattr(report_data, '_MAX_CHARACTERS', 60_000)
+  checked, odd_field = [], records.odd_field
+  monkeypatch.setattr(records, 'odd_field', lambda *line: checked.append(0) or odd_field(*line))
+  text = 'word ' * 700
+  asked = lambda step, label: [
+    episode(n, text=text) | {'step': step, 'split': 'test', 'label': label} for n in range(5)
+  ]
+  episodes = [*asked(0, 'untrained'), *(e for n in range(1, 5) for e in asked(10 * n, 'during'))]
+  episodes += [episode(n, text=text) | {'label': 'train'} for n in range(1, 1200)]
+  episodes += asked(40, 'trained')
+  huge = {**episodes[-5], 'question': text, 'messages': 20 * episodes[-5]['messages']}
+  episodes[-5] = huge  # alone too long for the page
+  head = ('step', 'split', 'label')
+  lines = [{key: e[key] for key in head} | e for e in episodes]
+  data = report_data.build([records.load_run(write_run(tmp_path / 'run', episodes=lines))])
+  shown = [(t['label'], t['step'], t['question_id']) for t in data['transcripts']]
+  assert data['runs'][0]['transcripts'] == len(episodes)
+  assert ('trained', 40, 'q1') in shown
+  assert ('trained', 40, 'q0') not in shown
+  assert {('untrained', 0, 'q0'), ('during', 10, 'q0'), ('during', 40, 'q0')} <= {*shown}
+  assert ('train', 1199) in [s[:2] for s in shown]
+  assert len(checked) < len(episodes)  # those that are not shown are not read whole
+
+
 def test_a_served_report_follows_its_files(tmp_path):
   run = write_run(tmp_path / 'run')
   server = html_report.serve([run], 0)
