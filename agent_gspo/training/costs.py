@@ -23,6 +23,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.ops import lm_head
+from agent_gspo.ops.attention import attend
 from agent_gspo.sharding.placement import Placement
 from agent_gspo.tasks import base
 from agent_gspo.teams.team import Team
@@ -363,7 +364,14 @@ def _mlp_width(config: ModelConfig, tensor: int) -> int:
 
 
 def _scores(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
-  """Returns the attention scores of a layer; only the reference implementation stores them."""
-  if config.attention != 'reference':
+  """Returns the attention scores of a layer where its implementation stores them."""
+  is_stored = attend.stores_scores(
+    config.attention,
+    config.dtype,
+    columns=length,
+    head_dim=config.head_dim,
+    cap=config.attention_cap,
+  )
+  if not is_stored:
     return 0
   return rows * config.num_heads * length**2 * _FLOAT // tensor

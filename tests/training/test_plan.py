@@ -13,6 +13,7 @@ from agent_gspo.algorithms.advantages import estimators
 from agent_gspo.config import check as config_lib
 from agent_gspo.models import flops, load
 from agent_gspo.models.transformer import Transformer
+from agent_gspo.ops import device_kind
 from agent_gspo.ops.attention import masks
 from agent_gspo.packing import train_batches
 from agent_gspo.sharding.placement import ONE_DEVICE
@@ -130,6 +131,26 @@ def test_temporaries_are_near_those_of_this_machines_compiler(remat, attention):
   weights = sum(x.size for x in jax.tree.leaves(state.trainable))
   estimate = costs.update_bytes(config, ONE_DEVICE, rows, length, weights)
   assert 0.5 < estimate / found < 2
+
+
+@pytest.mark.parametrize(
+  ('kind', 'changes', 'as_if'),
+  [
+    ('gpu', {'dtype': 'float32'}, 'reference'),
+    ('gpu', {'dtype': 'bfloat16', 'attention_cap': 50.0}, 'reference'),
+    ('gpu', {'dtype': 'bfloat16'}, 'gpu'),
+    ('tpu', {'dtype': 'float32'}, 'tpu'),
+    ('cpu', {'dtype': 'float32'}, 'blockwise'),
+  ],
+)
+def test_scores_count_where_the_attention_of_a_device_stores_them(kind, changes, as_if):
+  config = tiny.CONFIG.replace(head_dim=64, **changes)
+  needed = lambda attention: costs.update_bytes(
+    config.replace(attention=attention), ONE_DEVICE, 8, 1024, 10**6
+  )
+  with device_kind.planned_for(kind):
+    assert needed('auto') == needed(as_if)
+  assert needed('blockwise') == needed('gpu') < needed('reference') / 2
 
 
 @pytest.mark.parametrize('predicted', [0, 96])

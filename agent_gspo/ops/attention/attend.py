@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from agent_gspo.ops import device_kind
 from agent_gspo.ops.attention import IMPLEMENTATIONS, blockwise, gpu, own_column, reference
 from agent_gspo.ops.attention.masks import CacheMask, Mask
 
@@ -18,12 +19,12 @@ _SHORT = {'cpu': 128, 'gpu': 1024, 'tpu': 128}
 
 
 def check(implementation: str, dtype: str) -> None:
-  """Checks that the devices of this process support an implementation.
+  """Checks that the devices, see `device_kind`, support an implementation.
 
   Raises:
     ValueError: They do not; names `model.attention` and the remedy.
   """
-  backend = jax.default_backend()
+  backend = device_kind.current()
   if implementation in _ACCELERATORS and implementation != backend:
     raise ValueError(
       f'model.attention={implementation!r} does not run here: the devices are of kind {backend!r}. '
@@ -33,6 +34,23 @@ def check(implementation: str, dtype: str) -> None:
     raise ValueError(
       f"model.attention='gpu' has no {dtype}. Set model.dtype='bfloat16', or use 'auto'."
     )
+
+
+def stores_scores(
+  implementation: str, dtype: str, *, columns: int, head_dim: int, cap: float | None
+) -> bool:
+  """Returns whether the devices, see `device_kind`, store all scores of a tree's attention.
+
+  Args:
+    implementation: As of `attend`.
+    dtype: Of the operands.
+    columns: Columns of a row, T.
+    head_dim: Width of a head, d.
+    cap: As of `attend`.
+  """
+  if implementation == 'auto':
+    implementation = _best(device_kind.current(), jnp.dtype(dtype), columns, head_dim, cap)
+  return implementation == 'reference'
 
 
 def attend(
@@ -55,7 +73,7 @@ def attend(
       'auto' takes the default device's, elsewhere 'blockwise', or 'reference' for short rows.
   """
   if implementation == 'auto':
-    implementation = _best(q, cap)
+    implementation = _best(jax.default_backend(), q.dtype, q.shape[3], q.shape[4], cap)
   if isinstance(mask, CacheMask):
     many = implementation == 'tpu' and q.shape[0] >= own_column.ROWS
     if many and parts is not None and mask.before is not None:
@@ -71,14 +89,14 @@ def attend(
   return _tree_attention(implementation)(q, k, v, mask, **caps)
 
 
-def _best(q: jax.Array, cap: float | None) -> str:
-  backend = jax.default_backend()
+def _best(backend: str, dtype: jnp.dtype, columns: int, head_dim: int, cap: float | None) -> str:
+  """Returns the implementation that 'auto' takes; arguments as of `stores_scores`."""
   if backend == 'tpu':
     return 'tpu'
-  cudnn = backend == 'gpu' and cap is None and (backend, q.dtype) != _TOO_WIDE
-  if cudnn and gpu.has_heads_of(q.shape[-1]):
+  cudnn = backend == 'gpu' and cap is None and (backend, dtype) != _TOO_WIDE
+  if cudnn and gpu.has_heads_of(head_dim):
     return 'gpu'
-  return 'blockwise' if q.shape[3] > _SHORT.get(backend, 128) else 'reference'
+  return 'blockwise' if columns > _SHORT.get(backend, 128) else 'reference'
 
 
 def _tree_attention(implementation: str) -> Callable[..., jax.Array]:

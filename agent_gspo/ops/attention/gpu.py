@@ -13,8 +13,12 @@ _MULTIPLE = 64  # columns; the backward pass takes no odd number of them
 
 
 def has_heads_of(width: int) -> bool:
-  """Returns whether cuDNN has attention of heads this wide for the GPUs of this process."""
-  capability = str(getattr(jax.local_devices()[0], 'compute_capability', ''))
+  """Returns whether cuDNN has attention of heads this wide for the GPUs of this process.
+
+  Without GPUs here, for a plan of others, it assumes Ampere.
+  """
+  unknown = '' if jax.default_backend() == 'gpu' else '8.0'
+  capability = str(getattr(jax.local_devices()[0], 'compute_capability', unknown))
   generation = capability.partition('.')[0]  # '9' of '9.0'; AMD's are 'gfx90a'
   if not generation.isdigit() or int(generation) < 8:
     return False

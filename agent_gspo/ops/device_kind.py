@@ -1,0 +1,30 @@
+"""Tells which kind of device programs are planned for."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+
+KINDS = ('cpu', 'gpu', 'tpu')
+_PLANNED = contextvars.ContextVar[str]('kind', default='')
+
+
+def current() -> str:
+  """Returns the kind of this process's devices, or that of `planned_for`."""
+  return _PLANNED.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def planned_for(kind: str) -> Iterator[None]:
+  """Makes `current` return `kind`, one of `KINDS`, for plans of runs elsewhere.
+
+  Programs that run meanwhile stay those of the devices here.
+  """
+  token = _PLANNED.set(kind)
+  try:
+    yield
+  finally:
+    _PLANNED.reset(token)
