@@ -81,6 +81,14 @@ QUOTED = [
   ("The answer is B's sum", None),
   ("It isn't 'B'.", None),
 ]
+FORMULAS = [
+  ('So P(B) = 0.5.', None),
+  ('The answer is P(A)', None),
+  ('The answer is 25 °C.', None),
+  ('6,000 B.P.', None),
+  ('Option B.', 'B'),
+  ('It must be (B)', 'B'),
+]
 WRONG_ANSWERS = [
   ('The incorrect answer is A', None),
   ('Incorrect answer: A', None),
@@ -99,7 +107,7 @@ WRONG_ANSWERS = [
 
 
 @pytest.mark.parametrize(
-  ('text', 'letter'), [*CONCLUSIONS, *NO_CONCLUSIONS, *QUOTED, *WRONG_ANSWERS]
+  ('text', 'letter'), [*CONCLUSIONS, *NO_CONCLUSIONS, *QUOTED, *FORMULAS, *WRONG_ANSWERS]
 )
 def test_extract(text, letter):
   assert extract_choice(text) == letter

@@ -60,6 +60,13 @@ TIMES = [
   ('9:05 am', '9:50 am', False),
   (r'4:30\text{ p.m.}', '4:30', True),
 ]
+TWO_SIGNS = [
+  (r'\frac{3 \pm \sqrt{5}}{2}', r'\frac{3+\sqrt5}{2}, \frac{3-\sqrt5}{2}', True),
+  (r'\frac{3 \pm \sqrt{5}}{2}', r'\frac{3+\sqrt5}{2}', False),
+  (r'\frac{3 \pm \sqrt{5}}{2}', r'\frac{3 \pm \sqrt{5}}{2}', True),
+  (r'x=\frac{3 \pm \sqrt{5}}{2}', r'\frac{3+\sqrt5}{2}, \frac{3-\sqrt5}{2}', True),
+  (r'3 \pm 2\sqrt2', r'3+2\sqrt2, 3-2\sqrt2', True),
+]
 NAMED = [
   ('x=1,y=2', 'x=2,y=1', False),
   ('x=1,y=2', 'y=2,x=1', True),
@@ -196,7 +203,7 @@ TYPED = [
 
 @pytest.mark.parametrize(
   ('one', 'other', 'same'),
-  [*EXACT, *UNITS, *TIMES, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
+  [*EXACT, *UNITS, *TIMES, *TWO_SIGNS, *NAMED, *SETS, *DEGREES, *REPEATING, *REPEATED, *TYPED],
   ids=str,
 )
 def test_both_directions(one, other, same):
@@ -238,6 +245,7 @@ def test_the_gold_expression_decides_on_order_and_names(answer, gold, same):
     ('The answer is $$\n1$$ and $$2$$, so $$3$$. Not $4$', '3'),
     ('The answer is ∞.\nAnswer: ** .', '∞'),
     ('The answer is **5** because it is.', '**5**'),
+    ('The answer is $5$ or $6$.', '$5$ or $6$'),
   ],
 )
 def test_a_formula_on_its_own_lines_is_the_answer(text, expression):

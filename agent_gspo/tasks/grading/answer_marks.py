@@ -42,12 +42,12 @@ _ANSWER = re.compile(
 )
 CONCLUSION = (
   r'(?:(?<!\bor\s)\bso\b(?!-|\s+(?:far|many|much)\b)|\b(?:thus|therefore|hence|making'
-  r'|for\s+a\s+total\s+of|which\s+(?:is|makes|gives))\b)'
+  r'|for\s+a\s+total\s+of|which\s+(?:is|makes|gives|equals))\b)'
 )
 _CONCLUSION = re.compile(CONCLUSION, re.IGNORECASE)
 # End of the gap between two items of a list.
 _JOIN = re.compile(
-  r'(?:(?P<list>\band|&)|(?P<operator>\b(?:plus|times|x)|[-+*/×÷])|[,=])[\s$€£(}]*$'
+  r'(?:(?P<list>\band|&)|(?P<operator>\b(?:plus|times|x|divided\s+by)|[-+*/×÷])|[,=])[\s$€£(}]*$'
 )
 SENTENCE_END = re.compile(r'(?<!\\)[.!?](?=\s|$)|\n')
 _BOXED = re.compile(r'\\boxed\b')

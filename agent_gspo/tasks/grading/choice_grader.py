@@ -81,7 +81,9 @@ _OPENING = re.compile(
 )
 _LISTED = re.compile(r'(?:^|\n)[^\S\n]*([A-H])[.:]\s|\(([A-Ha-h])\)|(?<!\w)([A-H])\)')
 _NAMED = re.compile(
-  r"(?<![\w'’^+*/=-])(?P<round>\()?(?P<letter>[A-H])(?(round)\s*\)|(?![\w'’^+*/=-]))"
+  # Neither behind a function's name, as in P(A), nor part of an abbreviation or a unit.
+  r"(?<![\w'’^+*/=~°-])(?<![\w~°]\()(?<!° )(?P<round>\()?(?P<letter>[A-H])"
+  r"(?(round)\s*\)|(?![\w'’^+*/=-]|\.\w))"
 )
 _NEGATED = re.compile(
   r"(?:(?:\b(?:not|cannot|neither|nor|except)|n['’]t)(?:\s+be)?\s+"

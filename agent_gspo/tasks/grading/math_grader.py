@@ -48,6 +48,7 @@ _FORMULA = re.compile(
 # Colons, line breaks and the end of bold type between "the answer is" and the answer.
 _LEAD = re.compile(r'\A(?:[\s:=]|[*_`]++(?=\s|$))*')
 _ITEM = re.compile(_FORMULA.pattern + r'|(?<![\w.])\\?\$?[0-9][0-9.,/]*(?<![.,])', re.DOTALL)
+_OTHER_FORMULA = re.compile(rf',?\s*or\s+(?:{_FORMULA.pattern})', re.DOTALL)
 _REASON = re.compile(r',?\s+(?:because|since|so|as|which|when|where|if)\b.*', re.DOTALL)
 _PROSE = re.compile(r'(?<![\\{A-Za-z])[A-Za-z]{3,}')
 # A heading: begins with a word, or has nothing of a formula.
@@ -161,6 +162,8 @@ def same_expression(answer: str, gold: str) -> bool:
   times = _clock(answer), _clock(gold)
   if all(times):
     return times[0] == times[1]
+  if (r'\pm' in answer) != (r'\pm' in gold):
+    answer, gold = _both_signs(answer), _both_signs(gold)
   seen = _seen(answer), _seen(gold)
   bare = _bare(seen[0]), _bare(seen[1])
   if seen[0] == seen[1]:
@@ -267,6 +270,13 @@ def _clock(latex: str) -> tuple[int, int, str] | None:
   return (int(match[1]), int(match[2] or 0), match[3].lower()) if match else None
 
 
+def _both_signs(latex: str) -> str:
+  r"""Writes an expression with a \pm inside of braces as the two values that it stands for."""
+  if latex.count(r'\pm') != 1 or not re.search(r'\{[^{}]*\\pm', latex):
+    return latex
+  return ','.join(latex.strip(' $.').replace(r'\pm', sign) for sign in '+-')
+
+
 def _unsolved(equation: str, solved: str) -> str:
   r"""Returns x if one expression is like x^2 = 9 or 9 = x, and the other like x = 9; else ''."""
   name = _NAME.match(solved)
@@ -289,8 +299,10 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _stated(sentence: str) -> str:
-  """Returns the first formula of a sentence, else its words up to a reason."""
+  """Returns the first formula of a sentence, or all for "a or b"; else its words up to a reason."""
   formula = _FORMULA.search(sentence)
+  if formula and _OTHER_FORMULA.match(sentence, formula.end()):
+    return sentence.strip()
   return _content(formula) if formula else _REASON.sub('', sentence).strip()
 
 

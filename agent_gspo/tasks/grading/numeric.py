@@ -158,12 +158,14 @@ _GAP = re.compile(
       [A-Za-z]{3,20}(?:[ ][A-Za-z]{3,20}){1,2}  # several words, but no clause
   )?
   (?:\^\{?[0-9]{1,3}\}?|[²³])? [\s)}\]%$€£]*+
-  (=|≈|\bequals\b|[-+*/×÷x]|\b(?:of|plus|minus|times)\b) [\s({\[$€£-]*
+  (=|≈|\bequals\b|[-+*/×÷x]|\b(?:of|plus|minus|times|divided\s+by)\b) [\s({\[$€£-]*
   | \)?(\()[({\[$€£-]*
   """,
   re.VERBOSE,
 )
 _EQUALS = ('=', '≈', 'equals')
+# Between two numbers of which neither is the answer: "3 or 5", not "3 hours or 180 minutes".
+_OR = re.compile(r'[\s)}\]$€£]*+,?\s*\bor\b[\s({\[$€£]*')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _extract(text: str) -> _Found | None:
     # "=" replaces the mark before it, so that a minus is a sign.
     found = _first('= ' + passage)
     if found is not None:
-      return found
+      return None if _leaves_open('= ' + passage) else found
   matches = list(_NUMBER.finditer(text))
   numbers = filter(None, (_read(text, match) for match in reversed(matches)))
   return next(numbers, None) or next(reversed(_spelled(text)), None)
@@ -271,6 +273,17 @@ def _first(passage: str) -> _Found | None:
     if operator and operator.group(1) in _EQUALS:
       result = right
   return result
+
+
+def _leaves_open(passage: str) -> bool:
+  """Returns whether a passage is no more than a choice of two numbers."""
+  numbers = _numbers(passage) or _spelled(passage)
+  if len(numbers) != 2 or numbers[0].value == numbers[1].value:
+    return False
+  first, second = numbers
+  return bool(_OR.fullmatch(passage, first.end, second.start)) and not re.search(
+    r'\w', passage[second.end :]
+  )
 
 
 def _numbers(text: str) -> list[_Found]:
