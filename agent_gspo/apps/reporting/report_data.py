@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_gspo.apps.reporting import formatting
@@ -86,10 +87,11 @@ def build(runs: Sequence[records.Run]) -> dict[str, Any]:
   """
   shown_runs, shown_transcripts = [], []
   share = max(1, MAX_TRANSCRIPTS // max(1, len(runs)))
+  end, sft_end = _slices([run.metrics for run in runs]), _slices([run.sft for run in runs])
   for i, run in enumerate(runs):
     chosen, total = pick_transcripts(run.workdir, share)
-    steps, series = thin_out(run.metrics, _MAX_POINTS)
-    sft_steps, sft_series = thin_out(run.sft, _MAX_POINTS)
+    steps, series = thin_out(run.metrics, end)
+    sft_steps, sft_series = thin_out(run.sft, sft_end)
     graph = records.with_edges(run.evaluations) or {}
     shown_runs.append(
       {
@@ -148,21 +150,37 @@ def _in_turns(lists: Sequence[Sequence[int]]) -> list[int]:
   return [x for turn in itertools.zip_longest(*lists) for x in turn if x is not None]
 
 
+def _slices(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Callable[[float], float]:
+  """Returns a function from a step to the last step of its slice.
+
+  A slice is one step, or if a run has more than `_MAX_POINTS`, as many as that needs. All runs have
+  the same slices, so that those of several seeds can be averaged.
+  """
+  last = max((record['step'] for run in runs for record in run), default=0)
+  is_long = max(map(len, runs)) > _MAX_POINTS
+  width = math.ceil(last / _MAX_POINTS) if is_long else 1
+  return lambda step: min(last, -(-step // width) * width)
+
+
 def thin_out(
-  metrics: Sequence[Mapping[str, Any]], most: int
+  metrics: Sequence[Mapping[str, Any]], end: Callable[[float], float]
 ) -> tuple[list[float], dict[str, list[float | None]]]:
-  """Converts records into curves of at most `most` points.
+  """Converts records into curves of one point a slice of steps.
+
+  Args:
+    metrics: Records, each with its `step`.
+    end: Function from a step to the last step of its slice.
 
   Returns:
-    The steps `[n]`, and for every key its values `[n]`, None where missing. In a longer run a
-    point is the mean over a slice of steps, placed at the slice's last step.
+    The last step of each slice `[n]`, and for every key the means over the slices `[n]`, None where
+    missing.
   """
   keys = sorted({key for m in metrics for key, value in m.items() if is_real(value)} - {'step'})
-  slices = [metrics[i * len(metrics) // most : (i + 1) * len(metrics) // most] for i in range(most)]
-  if len(metrics) <= most:
-    slices = [[m] for m in metrics]
-  series = {key: [_mean([m.get(key) for m in part]) for part in slices] for key in keys}
-  return [part[-1]['step'] for part in slices], series
+  slices: dict[float, list[Mapping[str, Any]]] = {}
+  for record in metrics:
+    slices.setdefault(end(record['step']), []).append(record)
+  series = {key: [_mean([m.get(key) for m in part]) for part in slices.values()] for key in keys}
+  return list(slices), series
 
 
 def _about(run: records.Run) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_sizes_are_bounded(tmp_path):
   run = write_run(tmp_path / 'a', steps=5000, episodes=long)
   data = report_data.build([records.load_run(run)])
   (shown,) = data['runs']
-  assert len(shown['steps']) == 800
+  assert 700 < len(shown['steps']) <= 800
   assert shown['steps'][-1] == 5000
   assert shown['series']['task/accuracy'][-1] == pytest.approx(1, abs=0.002)
   assert shown['transcripts'] == 1500
@@ -75,6 +75,16 @@ def test_sizes_are_bounded(tmp_path):
   assert len(text) < 4100
   assert 'characters' in text
   assert html_report.write_report(run, tmp_path / 'r').stat().st_size < 7_000_000
+
+
+def test_curves_of_runs_of_different_lengths_have_the_same_steps(tmp_path):
+  runs = [write_run(tmp_path / f'{steps}', steps=steps) for steps in (801, 1700, 20)]
+  shown = report_data.build([records.load_run(run) for run in runs])['runs']
+  longest = shown[1]['steps']
+  assert longest == [*range(3, 1700, 3), 1700]
+  assert shown[0]['steps'] == longest[:267]
+  assert shown[2]['steps'] == longest[:7]
+  assert shown[1]['series']['task/accuracy'][:2] == pytest.approx([2 / 1700, 5 / 1700], rel=1e-5)
 
 
 @pytest.mark.filterwarnings('ignore:.*left out')
@@ -461,6 +471,57 @@ def test_seeds_are_brought_together(tmp_path):
   assert 'evaluations, lowest to highest seed' in drawn
 
 
+def computed(runs, expression):
+  """Returns the value of an expression in the scripts of a page on some runs."""
+  if shutil.which('node') is None:
+    pytest.skip('no node to run the scripts with')
+  data = json.dumps(json.dumps(report_data.build([records.load_run(run) for run in runs])))
+  assets = ROOT / 'agent_gspo/apps/reporting/assets'
+  page = f'const document = {{getElementById: () => ({{textContent: {data}}})}};'
+  scripts = [(assets / f'{name}.js').read_text() for name in ('seeds', 'dom', 'summary')]
+  made = 'h = (tag, attributes, ...children) => children.join("");'
+  code = '\n'.join([page, *scripts, made, f'console.log(JSON.stringify({expression}))'])
+  done = subprocess.run(['node', '-'], input=code, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
+
+
+def test_seeds_that_end_at_different_steps_are_one_evaluation(tmp_path):
+  runs = []
+  for seed, steps in enumerate((5, 7, 9)):
+    runs.append(tmp_path / f'seed_{seed}')
+    with writers.RunWriter(runs[-1]) as writer:
+      writer.config({'seed': seed})
+      labels = [(0, 'untrained'), (3, 'during'), (steps - 2, 'trained'), (steps, 'trained')]
+      for step, label in labels:
+        writer.evaluation(
+          {'step': step, 'label': label, 'split': 'test', 'task/accuracy': seed / 4}
+        )
+      writer.evaluation({'step': steps, 'label': 'during', 'split': 'test'})
+  fields = ['label', 'step', 'seeds', 'task/accuracy']
+  found = computed(runs, f'sets[0].evaluations.map((e) => {fields}.map((key) => e[key] ?? null))')
+  assert found == [
+    ['untrained', 0, 3, 0.25],
+    ['during', 3, 3, 0.25],
+    ['trained', 9, 3, 0.25],
+    *(['during', steps, None, None] for steps in (5, 7, 9)),
+  ]
+
+
+@pytest.mark.parametrize(
+  'other',
+  [{}, {'questions': 40}, {'temperature': 0.0}, {'samples_per_question': 4}, {'spread': True}],
+)
+def test_a_change_is_shown_between_evaluations_of_the_same_questions(tmp_path, other):
+  asked = {'split': 'test', 'questions': 10, 'temperature': 1.0}
+  with writers.RunWriter(tmp_path / 'run') as writer:
+    writer.evaluation({'step': 0, 'label': 'untrained', 'task/accuracy': 0.25, **asked})
+    writer.evaluation({'step': 4, 'label': 'trained', 'task/accuracy': 0.75, **asked, **other})
+  pair = 'beforeAndAfter(sets[0])'
+  found = computed([tmp_path / 'run'], f'change(FIGURES[0], {pair}.before, {pair}.after).pill')
+  assert found == (None if other else '+50.0 points')
+
+
 @needs_browser
 @pytest.mark.parametrize('changes', [True, False])
 def test_an_open_page_is_loaded_anew_once_its_files_change(tmp_path, monkeypatch, changes):
@@ -640,22 +701,21 @@ def test_transcripts_say_of_which_evaluation_they_are(tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize('alike', [True, False])
-def test_figures_of_different_measurements_have_no_change(tmp_path, alike):
+@pytest.mark.parametrize('other', [{}, {'questions': 40}, {'temperature': 0.0}])
+def test_figures_of_different_measurements_have_no_change(tmp_path, other):
   before = {'split': 'test', 'questions': 10, 'temperature': 1.0}
-  after = {**before, 'questions': 40} | ({} if alike else {'temperature': 0.0})
+  after = {**before, **other}
   with writers.RunWriter(tmp_path / 'run') as writer:
     for step, label, measured in ((0, 'untrained', before), (4, 'trained', after)):
       writer.evaluation(
         {'step': step, 'label': label, 'task/accuracy': 0.25 + step / 8, **measured}
       )
   drawn = shown(html_report.write_report([tmp_path / 'run'], tmp_path / 'report.html'))
-  assert ('+50.0 points' in drawn) == alike
+  assert ('+50.0 points' in drawn) == (not other)
   assert '75.0 %' in drawn
-  assert (
-    'before: test split, 10 questions, temperature 1; after: test split, 40 questions, temperature '
-    f'{1 if alike else 0}<'
-  ) in drawn
+  told = 'test split, {questions} questions, temperature {temperature:g}'.format
+  source = f'before: {told(**before)}; after: {told(**after)}' if other else told(**before)
+  assert f'{source}<' in drawn
 
 
 @needs_browser

@@ -95,13 +95,16 @@ const measured = (e) => [
   e.split && `${e.split} split`, e.questions && `${e.questions} questions`, isNumber(e.temperature) && `temperature ${e.temperature}`,
 ].filter(Boolean).join(', ');
 
+/** Whether two evaluations have the same questions, samples and temperature. */
+const asksAlike = (a, b) => ['split', 'questions', 'samples_per_question', 'temperature', 'spread'].every((field) => a[field] === b[field]);
+
 /** The evaluations before and after training, on the same questions if there are such. */
 function beforeAndAfter(run) {
   const team = run.evaluations.filter(isTeam);
   const labelled = (label) => team.filter((e) => e.label === label);
   const after = labelled('trained').pop() || team[team.length - 1];
   const untrained = labelled('untrained');
-  const alike = untrained.filter((e) => e.split === after.split && e.temperature === after.temperature);
+  const alike = untrained.filter((e) => asksAlike(e, after));
   const before = alike.pop() || untrained[0] || team[0];
   return {before, after: after === before ? undefined : after};
 }

@@ -16,9 +16,12 @@ function seedsTogether(all) {
 function pooled(members) {
   const name = members[0].name.replace(/[_-]*seed[_=-]*\d+$/, '') || members[0].name;
   const evaluations = new Map();
-  for (const e of members.flatMap((run) => run.evaluations)) {
-    const key = [e.label, e.step, e.split].join('\n');
-    evaluations.set(key, [...(evaluations.get(key) || []), e]);
+  // Seeds may end at different steps; of a run that went on, the later end counts.
+  const key = (e) => [e.label, e.split, (e.label || 'during') === 'during' && e.step].join('\n');
+  for (const run of members) {
+    for (const [name, e] of new Map(run.evaluations.map((e) => [key(e), e]))) {
+      evaluations.set(name, [...(evaluations.get(name) || []), e]);
+    }
   }
   return {
     ...members[0], name: `${name} (${members.length} seeds)`, runs: members,
@@ -43,10 +46,11 @@ function pooledCurves(curves) {
   return result;
 }
 
-/** The mean of one evaluation over seeds; its ends are those of the seeds. */
+/** The mean of one evaluation over seeds, at their last step; its ends are those of the seeds. */
 function pooledRecord(members) {
   if (members.length === 1) return members[0];
-  const result = {...members[0], seeds: members.length};
+  const steps = members.map((e) => e.step).filter(isNumber);
+  const result = {...members[0], seeds: members.length, ...(steps.length && {step: Math.max(...steps)})};
   for (const key of Object.keys(result).filter((k) => k.includes('/') && !/_(low|high)$/.test(k))) {
     const known = members.map((e) => e[key]).filter(isNumber);
     if (!known.length) continue;

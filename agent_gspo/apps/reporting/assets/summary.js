@@ -28,7 +28,7 @@ function change(figure, before, after) {
   const old = after && before ? before[figure.key] : null;
   if (!isNumber(old) || !isNumber(now)) return {now, old, pill: null};
   // Of other questions, or sampled otherwise: the difference is not what training changed.
-  if (before.split !== after.split || before.temperature !== after.temperature) return {now, old, pill: null};
+  if (!asksAlike(before, after)) return {now, old, pill: null};
   const size = figure.share ? (100 * (now - old)).toFixed(1) : old ? (100 * (now / old - 1)).toFixed(0) : '';
   const text = size && `${signed(Number(size), figure.share ? 1 : 0)} ${figure.share ? 'points' : '%'}`;
   const direction = Math.sign(Number(size)) * figure.better;  // as shown: no colour for "0 %"
