@@ -181,7 +181,7 @@ class Harness:
         f'none of {len(asked)} questions was answered: {next(iter(failed.values()))}'
       )
     head = {'step': self.step, 'label': label, 'split': options.split, 'temperature': temperature}
-    figures = results.figures(records, variant.team.names, self.prices)
+    figures = results.figures(records, variant.team.names, self._prices(variant))
     figures |= results.votes(records, variant.team, self.task, {q.id: q for q in asked})
     if failed:  # failed questions count as wrong in this figure alone
       right = sum(record['task_score'] for record in records)
@@ -204,6 +204,15 @@ class Harness:
       pair = {question.id, partners[question.id].id} if partners else {question.id}
       alone.setdefault(frozenset(pair), []).append(question)
     return list(alone.values())
+
+  def _prices(self, variant: Variant) -> results.Prices | None:
+    """Returns the prices of a variant, whose members cost what their agents of the team cost."""
+    if self.prices is None:
+      return None
+    known = self.prices.factors
+    pairs = zip(variant.team.names, variant.agents, strict=True)
+    factors = {name: known[own] for name, a in pairs if (own := self.team.names[a]) in known}
+    return dataclasses.replace(self.prices, factors=factors)
 
   def partners(self) -> dict[str, Question]:
     """Pairs each question with its neighbor in the split: 0 and 1, 2 and 3, ...

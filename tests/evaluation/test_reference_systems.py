@@ -10,7 +10,7 @@ import scripted_teams as st
 
 from agent_gspo.apps.reporting import tables
 from agent_gspo.environments.kuhn import Kuhn
-from agent_gspo.evaluation import harness, pruning, reference_systems, variants
+from agent_gspo.evaluation import harness, pruning, reference_systems, results, variants
 from agent_gspo.evaluation.options import EvaluationOptions
 from agent_gspo.tasks.base import Task
 from agent_gspo.teams.rollout import rollout
@@ -192,6 +192,16 @@ def test_self_consistency_at_equal_tokens():
   )
   warm = make(policy=Recorder(ids), temperature=0.4)
   assert reference_systems.baseline(warm, 'self_consistency', asked_of(warm))['temperature'] == 0.4
+
+
+def test_samples_cost_what_their_agent_costs():
+  ids = lambda turn: ([FIRST, TOKENIZER.eos_id], True)
+  prices = results.Prices(1e6, 0.0, 'here', factors={'agent3': 10.0})
+  run = make(policy=Recorder(ids), prices=prices)
+  cost = lambda k: run.run('x', variants.self_consistency(run.team, k))[0]['money/per_question']
+  assert cost(1) > 0
+  assert cost(3) == pytest.approx(3 * cost(1))
+  assert asked_of(run)['money/per_question'] == pytest.approx(1.2 * cost(1))
 
 
 # Topologies
