@@ -60,7 +60,8 @@ def serve(folders: Sequence[records.PathLike], port: int) -> http.server.Threadi
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
       # Another host name may be one that a foreign web page made to point here (DNS rebinding).
-      known = self.headers['Host'] in {f'{name}:{server.server_port}' for name in _NAMES}
+      # Ports may be forwarded.
+      known = self.headers.get('Host', '').lower().partition(':')[0] in _NAMES
       if not known or self.path != '/':
         self.send_error(404 if known else 403)
         return

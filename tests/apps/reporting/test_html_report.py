@@ -206,8 +206,12 @@ def test_a_served_report_follows_its_files(tmp_path):
       writer.metrics(6, {'task/accuracy': 0.5})
     with ask(method='HEAD') as newer:
       assert newer.headers['ETag'] != version
-    with pytest.raises(urllib.error.HTTPError, match='403'):
-      ask(headers={'Host': 'elsewhere.example'})
+    for host in ('localhost:9000', 'LOCALHOST', '127.0.0.1'):  # of a forwarded port
+      with ask(method='HEAD', headers={'Host': host}) as same:
+        assert same.status == 200
+    for host in ('elsewhere.example', f'elsewhere.example:{server.server_port}', ''):
+      with pytest.raises(urllib.error.HTTPError, match='403'):
+        ask(headers={'Host': host})
   finally:
     server.shutdown()
     server.server_close()
