@@ -76,6 +76,11 @@ def train(
     KeyboardInterrupt: Interrupted, after saving the last finished step.
   """
   workdir, parts = disk.folder(workdir, 'workdir'), config_lib.check(config)
+  if any((workdir / name).exists() for name in (records.FINGERPRINT, records.ANSWERS)):
+    raise ValueError(
+      f'workdir={workdir} is the folder of an evaluation; must be another one, such as '
+      f'{workdir / "run"}.'
+    )
   # Compared here too: the command has not read the plug-in files that the config names, and a
   # library user has compared nothing.
   values = parts.config.to_dict()

@@ -187,6 +187,7 @@ class Checkpoints:
     their steps can be saved again.
     """
     params, rest = _split(like)
+    _check_shapes(self.directory / str(self.latest_step), params)
     with _orbax() as orbax:
       restored = orbax.restore(
         self.directory / str(self.latest_step),
@@ -235,6 +236,7 @@ class Saved:
     """
     self.check_params(config)
     flat = flax.traverse_util.flatten_dict(like, sep='/')
+    _check_shapes(self.folder, flat)
     params = ocp.args.StandardRestore(_abstract(flat))
     with _orbax() as orbax:
       restored = orbax.restore(self.folder, args=ocp.args.Composite(params=params))
@@ -390,6 +392,21 @@ def _joined(like: Any, params: Mapping[str, Any], rest: Mapping[str, Any]) -> An
     trainable={path: params['/'.join(path)] for path in like.trainable},
     frozen={path: params['/'.join(path)] for path in like.frozen},
   )
+
+
+def _check_shapes(folder: pathlib.Path, params: Mapping[str, Any]) -> None:
+  """Raises ValueError if a checkpoint holds parameters of other shapes."""
+  saved: Any = ocp.StandardCheckpointHandler().metadata(folder / 'params')
+  for name in params.keys() & saved.keys():
+    there, here = tuple(saved[name].shape), tuple(params[name].shape)
+    if there == here:
+      continue
+    if name == 'embed/embedding' and there[1:] == here[1:]:
+      raise ValueError(
+        f'the vocabulary has {here[0]} words, that of {folder} {there[0]}: the words of the task '
+        'or of the prompts have changed since. Undo that, or take another workdir.'
+      )
+    raise ValueError(f'{name} has shape {here}, but {there} in {folder}: that is another model.')
 
 
 def _abstract(tree: Any) -> Any:

@@ -32,7 +32,8 @@ TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
 CURVES = 'curves.png'  # drawn when a run has ended
-ANSWERS, RESULT = 'results.jsonl', 'result.json'  # of launch/evaluate.py --out
+# Of launch/evaluate.py --out.
+ANSWERS, RESULT, FINGERPRINT = 'results.jsonl', 'result.json', 'evaluation.json'
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines
 # Holds the steps of a finished run; absent while it runs.
 DONE = 'done'

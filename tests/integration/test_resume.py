@@ -837,6 +837,34 @@ def test_parameters_for_another_use(tmp_path):
       checkpoints.newest(folder)
 
 
+@pytest.mark.parametrize(
+  ('shape', 'message'),
+  [
+    ((6, 4), r'the vocabulary has 6 words, that of .* 5: the words of the task or of the prompts'),
+    ((5, 3), r'embed/embedding has shape \(5, 3\), but \(5, 4\) in .*: that is another model'),
+  ],
+)
+def test_other_words_than_those_of_the_checkpoint_are_told(tmp_path, shape, message):
+  optimizer = state_lib.make_optimizer(LearnerOptions(learning_rate=1.0), updates=1)
+  made = lambda shape: {'embed': {'embedding': jnp.zeros(shape)}}
+  first = small_checkpoints.open_(tmp_path / 'c')
+  first.save(state_lib.init(made((5, 4)), optimizer))
+  first.wait()
+  with pytest.raises(ValueError, match=message):
+    small_checkpoints.open_(tmp_path / 'c').restore(state_lib.init(made(shape), optimizer))
+  saved_there, config = checkpoints.newest(tmp_path / 'c'), micro_run.get_config().to_dict()
+  with pytest.raises(ValueError, match=message):
+    saved_there.restore_params(Config.from_dict(config), made(shape))
+
+
+@pytest.mark.parametrize('name', ['evaluation.json', 'results.jsonl'])
+def test_a_run_has_a_folder_of_its_own(tmp_path, name):
+  (tmp_path / name).touch()
+  with pytest.raises(ValueError, match=r'is the folder of an evaluation; must be another one'):
+    loop.train(micro_run.get_config().to_dict(), tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_updates_do_not_consume_what_the_state_was_made_of():
   params = {'a': {'kernel': jnp.ones(3)}}
   state = state_lib.init(

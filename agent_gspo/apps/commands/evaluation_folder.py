@@ -20,9 +20,9 @@ from agent_gspo.evaluation import harness
 from agent_gspo.models.io import fields
 from agent_gspo.values import flatten
 from agent_gspo.workdir import disk, json_lines
-from agent_gspo.workdir.records import ANSWERS, LINES, RESULT
+from agent_gspo.workdir.records import ANSWERS, FINGERPRINT, LINES, RESULT
 
-FINGERPRINT, LEARNT = 'evaluation.json', 'learnt.json'
+LEARNT = 'learnt.json'
 _CHECKSUM = 'checksum'
 
 
