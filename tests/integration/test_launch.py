@@ -164,6 +164,10 @@ def _cases(folder: pathlib.Path) -> dict[str, tuple[list[str], str]]:
       "unknown word 'supercalifragilistic': this team knows only the words of its task. Ask in "
       "those, as in 'How many ",
     ),
+    'ask in a later line': (
+      ['ask', MICRO, '--file=asked.jsonl', '--config.evaluation.batch_questions=1'],
+      "asked.jsonl, line 3: unknown word 'supercalifragilistic': this team knows only the words",
+    ),
     'ask half a character': (['ask', MICRO, '--question=Q\udcff?'], 'holds half a surrogate pair'),
     'serve everybody without a key': (
       ['serve', MICRO, '--host=0.0.0.0', '--port=0'],
@@ -202,6 +206,9 @@ def outcomes() -> dict[str, list]:
   gsm8k = "c.unlock()\n  c.task.name = 'gsm8k'\n  c.task.options = {'data_dir': ''}\n"
   text = micro_run.CONFIG.read_text() + '\n\n_micro = get_config\n\n\ndef get_config():\n'
   (folder / 'gsm8k.py').write_text(f'{text}  c = _micro()\n  {gsm8k}  return c.lock()\n')
+  asked = ('How many ?', '', 'supercalifragilistic')
+  lines = [text and json.dumps({'question': text}) for text in asked]
+  (folder / 'asked.jsonl').write_text('\n'.join(lines))
   few, many = word_level(['a', 'b']), word_level(['a', 'b', 'c'])
   shape = presets.PRESETS['micro'].replace(vocab_size=few.vocab_size, num_layers=1)
   hf.export_hf(shape, init_params(shape, jax.random.key(0)), folder / 'model', many)

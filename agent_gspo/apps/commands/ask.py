@@ -65,6 +65,12 @@ def main() -> None:
     task = asked.parts.task
     own = task if isinstance(task, OwnQuestions) else OwnQuestions
     questions = asking.read(asked.team, _FILE.value, terms, (own.question, own.answer))
+    for question in questions:  # before the first one is asked
+      try:
+        asked.check_words(question)
+      except ValueError as error:
+        line = question.id.removeprefix('asked-')
+        raise ValueError(f'{_FILE.value}, line {line}: {error}') from error
     size = asked.parts.config.evaluation.batch_questions
     parts = evaluate.in_batches(questions, size)
   elif _QUESTION.value is not None:
