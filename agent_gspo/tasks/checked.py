@@ -9,18 +9,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agent_gspo import plugins
 from agent_gspo.tasks.lazy import LazyQuestions
 from agent_gspo.types import Question
 from agent_gspo.values import is_text, shown
 
-if TYPE_CHECKING:
-  from agent_gspo.tasks.base import Task  # which imports this module
-
 _ROUNDING = 1e-6  # summed weights may exceed 0 or 1 by this much
 _WHERE = '_called_in_messages'
+
+
+class Task(Protocol):
+  """Declares what is checked of a `base.Task`, whose module imports this one."""
+
+  name: str
+  graders: Sequence[str]
+
+  def score_all(self, questions: Sequence[Question], answer_texts: Sequence[str]) -> list[float]:
+    """Returns the score of each answer."""
+
+  def graded_by(self, grader: str, question: Question, answer_text: str) -> float:
+    """Returns an answer's score by one of `graders`."""
 
 
 def _where(task: Task) -> str:
