@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TEAM, EXAMPLES = 'team.json', 'examples.jsonl'
 _MODEL = ('model.source', 'model.lora_rank', 'model.lora_alpha', 'policy.sharing', 'team.agents')
+_OWN = ('grader', 'question', 'answer')  # options of own questions that travel
 _HERE = ('data_dir', 'cache_dir')  # task options about this machine
 
 
@@ -78,7 +79,7 @@ class Exported:
     task = saved['task']
     if task['name'] != 'questions':
       return saved
-    kept = {k: v for k, v in task['options'].items() if k == 'grader'}
+    kept = {k: v for k, v in task['options'].items() if k in _OWN}
     task = {'name': 'questions', 'options': {**kept, 'file': str(self.folder / EXAMPLES)}}
     return {**saved, 'task': task}
 
@@ -150,7 +151,9 @@ def write_team(
   write_object(folder / TEAM, {**saved, 'exported': {'step': step, 'adapters': list(adapters)}})
   split = parts.config.evaluation.split
   question = parts.task.questions(split)[0]
-  row = {'question': question.text, 'answer': question.answer, 'notes': question.notes}
+  names = options if parts.config.task.name == 'questions' else {}
+  row = {names.get('question', 'question'): question.text}
+  row |= {names.get('answer', 'answer'): question.answer, 'notes': question.notes}
   row |= {'documents': question.documents, 'split': split}
   (folder / EXAMPLES).write_text(json.dumps(row), encoding='utf-8')
 

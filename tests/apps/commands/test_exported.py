@@ -177,10 +177,11 @@ def test_an_export_is_uploaded_to_a_private_repository(monkeypatch, tmp_path):
 def test_own_questions_stay_at_home(tmp_path):
   """The team can be asked without the file that it was trained on."""
   file = tmp_path / 'own.jsonl'
-  rows = [{'prompt': f'q{n} ?', 'answer': 'yes', 'notes': ['a', 'b']} for n in range(60)]
+  rows = [{'prompt': f'q{n} ?', 'gold': 'yes', 'notes': ['a', 'b']} for n in range(60)]
   file.write_text('\n'.join(map(json.dumps, rows)))
   config = micro_run.changed(task__name='questions')
-  config['task']['options'] = {'file': str(file), 'question': 'prompt', 'grader': 'text'}
+  options = {'question': 'prompt', 'answer': 'gold', 'grader': 'text'}
+  config['task']['options'] = {'file': str(file), **options}
   parts = config_lib.check(config, training=False)
   (tmp_path / 'out').mkdir()
   exported.write_team(tmp_path / 'out', parts, 'hf:.', 3, [])
@@ -188,6 +189,7 @@ def test_own_questions_stay_at_home(tmp_path):
   file.unlink()
   found = exported.find(str(tmp_path / 'out'))
   task = found.asked_config(found.config)['task']
+  assert {key: task['options'][key] for key in options} == options  # as its users' files are
   (asked,) = make_task('questions', **task['options']).questions('test')
   assert (asked.text, asked.notes, asked.answer) == (question.text, ('a', 'b'), 'yes')
 
