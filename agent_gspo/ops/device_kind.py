@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import jax
 
-KINDS = ('cpu', 'gpu', 'tpu')
 _PLANNED = contextvars.ContextVar[str]('kind', default='')
 
 
@@ -19,9 +18,9 @@ def current() -> str:
 
 @contextlib.contextmanager
 def planned_for(kind: str) -> Iterator[None]:
-  """Makes `current` return `kind`, one of `KINDS`, for plans of runs elsewhere.
+  """Makes `current` return `kind`: 'cpu', 'gpu' or 'tpu', or '' for that of the devices here.
 
-  Programs that run meanwhile stay those of the devices here.
+  For plans of runs elsewhere; programs that run meanwhile stay those of the devices here.
   """
   token = _PLANNED.set(kind)
   try:

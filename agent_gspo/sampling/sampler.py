@@ -25,6 +25,7 @@ import numpy as np
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import Params, Transformer
+from agent_gspo.ops import device_kind
 from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import categorical, decoding, loop_weights, shapes
 from agent_gspo.sampling import keys as keys_lib
@@ -96,7 +97,7 @@ class Sampler:
     self.prefill_rows = prefill_rows
     self.decode_rows = decode_rows
     self.cache_length = cache_length
-    self.few_shapes = jax.default_backend() != 'cpu' if few_shapes is None else few_shapes
+    self.few_shapes = device_kind.current() != 'cpu' if few_shapes is None else few_shapes
     if smallest_batch is None:
       smallest_batch = decode_rows * placement.row_shards if self.few_shapes else 8
     self.smallest_batch = -(-smallest_batch // placement.row_shards)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from agent_gspo.models.config import ModelConfig
+from agent_gspo.ops import device_kind
 from agent_gspo.sharding.placement import Placement
 
 
@@ -36,7 +36,7 @@ def batches_at_once(config: ModelConfig, placement: Placement) -> int:
   An accelerator runs one program at a time, and concurrent programs with collectives may deadlock.
   """
   cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  alone = placement.devices == 1 and jax.default_backend() == 'cpu'
+  alone = placement.devices == 1 and device_kind.current() == 'cpu'
   return 2 if alone and cores > 1 and config.embed_dim >= 128 else 1
 
 

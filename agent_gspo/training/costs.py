@@ -318,6 +318,17 @@ def decode_bytes(
   return (kept + 3 * rows * config.vocab_size * _FLOAT) // placement.size('tensor')
 
 
+def attention(config: ModelConfig, length: int) -> str:
+  """Returns the implementation of attention in rows of `length` columns."""
+  return attend.chosen(
+    config.attention,
+    config.dtype,
+    columns=length,
+    head_dim=config.head_dim,
+    cap=config.attention_cap,
+  )
+
+
 def _size(config: ModelConfig) -> int:
   """Returns the bytes of a weight as an operand."""
   return _FLOAT if config.dtype == 'float32' else 2
@@ -364,14 +375,7 @@ def _mlp_width(config: ModelConfig, tensor: int) -> int:
 
 
 def _scores(config: ModelConfig, tensor: int, rows: int, length: int) -> int:
-  """Returns the attention scores of a layer where its implementation stores them."""
-  is_stored = attend.stores_scores(
-    config.attention,
-    config.dtype,
-    columns=length,
-    head_dim=config.head_dim,
-    cap=config.attention_cap,
-  )
-  if not is_stored:
+  """Returns the attention scores of a layer; only the reference implementation stores them."""
+  if attention(config, length) != 'reference':
     return 0
   return rows * config.num_heads * length**2 * _FLOAT // tensor

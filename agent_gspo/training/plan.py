@@ -16,6 +16,7 @@ from agent_gspo.config import check as config_lib
 from agent_gspo.models import partition
 from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.transformer import init_params
+from agent_gspo.ops import device_kind
 from agent_gspo.sampling.sampler import Sampler
 from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement
@@ -168,6 +169,9 @@ def make(
     optimizer: Optimizer of the trainable parameters.
     prompts: Prompt lengths of each agent.
     members: Samplers of the other models, by `Role.model`.
+
+  Raises:
+    ValueError: `model.remat_keeps` has no effect on these devices.
   """
   config, team = parts.config, parts.team
   writers = {'': sampler, **members}
@@ -199,7 +203,7 @@ def make(
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(_weight_bytes(m.config, m.placement) for m in frozen.values())
-  state['process'] = _PROCESS // jax.local_device_count() if jax.default_backend() == 'cpu' else 0
+  state['process'] = _PROCESS // jax.local_device_count() if device_kind.current() == 'cpu' else 0
   held = _held(parts)
   batch, group = held[-1]
   shards = sampler.shards * hosts.count()
@@ -230,6 +234,7 @@ def make(
     rows, length = learner.micro_batch_size // placement.row_shards, learner.pack_length
     for one, own in zip(learning, states, strict=True):
       model = recomputing(one.config)
+      _check_kept(model, length)
       updates += learner_programs(model, placement, own, rows=rows, length=length)
     answering = frozen.get(team.roles[-1].model)
     if answering and prompt_checks.scores_gold_answers(config):
@@ -352,11 +357,21 @@ def rollout_programs(
 
 
 def recomputing(model: ModelConfig) -> ModelConfig:
-  """Returns the model config with `remat` off on CPU.
+  """Returns the model config with `remat` off on CPU, see `device_kind`.
 
   XLA's CPU compiler recomputes all blocks before it needs the first: `remat` saves no memory.
   """
-  return model.replace(remat=model.remat and jax.default_backend() != 'cpu')
+  return model.replace(remat=model.remat and device_kind.current() != 'cpu')
+
+
+def _check_kept(model: ModelConfig, length: int) -> None:
+  """Raises ValueError where attention in rows of `length` columns has nothing that remat keeps."""
+  attention = costs.attention(model, length)
+  if model.remat and model.remat_keeps != 'nothing' and attention in ('reference', 'gpu'):
+    raise ValueError(
+      f'model.remat_keeps={model.remat_keeps!r} is of attention by blocks; these devices take '
+      f"{attention!r} for rows of {length} columns. Set model.remat_keeps='nothing'."
+    )
 
 
 def learner_programs(
@@ -419,7 +434,12 @@ def _bytes(tree: Any, shardings: Any) -> int:
 
 
 def _memory() -> int | None:
-  """Returns the memory of a local device, bytes, None if unknown; on CPU a share of the process."""
+  """Returns the memory of a local device, bytes; on CPU a share of the process.
+
+  Returns None if it is unknown: always that of a device elsewhere.
+  """
+  if device_kind.current() != jax.default_backend():
+    return None
   device = jax.local_devices()[0]
   if stats := device.memory_stats():
     return stats.get('bytes_limit')

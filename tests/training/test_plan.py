@@ -153,6 +153,28 @@ def test_scores_count_where_the_attention_of_a_device_stores_them(kind, changes,
   assert needed('blockwise') == needed('gpu') < needed('reference') / 2
 
 
+def test_nothing_is_kept_of_attention_that_is_computed_whole():
+  kept = {'model__remat': True, 'model__remat_keeps': 'attention'}
+  parts = config_lib.check(micro_run.changed(**kept))
+  setup_lib.plan(parts)  # a CPU recomputes nothing
+  with device_kind.planned_for('gpu'):
+    with pytest.raises(ValueError, match=r"'reference' for rows of \d+ .*\.remat_keeps='nothing'"):
+      setup_lib.plan(parts)
+
+
+def test_a_plan_for_other_devices_follows_their_rules():
+  config = micro_run.changed(model__remat=True, learner__pack_length=512)
+  here = setup_lib.plan(config_lib.check(config))
+  with device_kind.planned_for('tpu'):
+    there = setup_lib.plan(config_lib.check(config))
+  assert here.memory is not None
+  assert there.memory is None
+  assert there.state['process'] == 0
+  (_, writing, update, _), (_, more_rows, recomputed, _) = here.programs, there.programs
+  assert more_rows.arrays['cache'] > writing.arrays['cache']  # padded to few shapes
+  assert recomputed.temporaries < update.temporaries
+
+
 @pytest.mark.parametrize('predicted', [0, 96])
 def test_flops_are_those_that_the_compiler_counts(predicted):
   config = tiny.CONFIG.replace(embed_dim=64, head_dim=32, num_heads=2, num_kv_heads=1, mlp_dim=256)

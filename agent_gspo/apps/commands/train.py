@@ -6,9 +6,10 @@ run. An unstable run can resume with another learning rate (or another field of
 --allow_changes=learner.learning_rate; config.json records the step of the change.
 
 --plan prints what the run needs of each device (memory, positions and FLOPs of a step) and reads no
-weights; every run prints the same lines first, and is refused if it cannot fit. --dry_run adds the
-cost of the whole run: questions, positions and time, at a rate measured here. --print_config prints
-every field with its value and meaning, and which ones differ from the defaults.
+weights; every run prints the same lines first, and is refused if it cannot fit. --plan_for=tpu (or
+gpu, cpu) plans for such devices elsewhere. --dry_run adds the cost of the whole run: questions,
+positions and time, at a rate measured here. --print_config prints every field with its value and
+meaning, and which ones differ from the defaults.
 
 On a TPU pod slice and under Slurm the same command, started once per host, is one run; elsewhere
 add --coordinator=HOST:PORT --num_processes=N --process_id=0 (to N - 1). All need the same command
@@ -48,6 +49,9 @@ _HEARTBEAT = flags.DEFINE_integer(
 _PLAN = flags.DEFINE_bool(
   'plan', False, 'Print what the run needs of each device, and end; no weights are read.'
 )
+_PLAN_FOR = flags.DEFINE_enum(
+  'plan_for', None, ['cpu', 'gpu', 'tpu'], 'Kind of devices to plan for, if not those here.'
+)
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'The plan, and questions, positions and time of the whole run; and end.'
 )
@@ -67,7 +71,7 @@ def main() -> None:
 
     print(fields.described(config, check.resolve(config).to_dict()))
     return
-  planned = _PLAN.value or _DRY_RUN.value
+  planned = _PLAN.value or _DRY_RUN.value or _PLAN_FOR.value is not None
   if not _WORKDIR.value and not planned:
     raise ValueError('--workdir is missing; name a folder for the run.')
   who = _COORDINATOR.value, _PROCESSES.value, _PROCESS.value
@@ -75,12 +79,14 @@ def main() -> None:
   if place is not None and place.processes > 1:
     partners.meet(place, _facts(config), _START.value)  # before the slow imports
   from agent_gspo.apps.reporting.progress import Progress
+  from agent_gspo.ops import device_kind
   from agent_gspo.sharding import hosts
   from agent_gspo.training import loop
 
   hosts.connect(*who, _HEARTBEAT.value)
   if planned:
-    loop.print_plan(config, whole=_DRY_RUN.value)
+    with device_kind.planned_for(_PLAN_FOR.value or ''):
+      loop.print_plan(config, whole=_DRY_RUN.value)
   else:
     loop.train(config, str(_WORKDIR.value), _CHANGES.value, Progress)
   partners.leave()
@@ -90,7 +96,9 @@ def main() -> None:
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that must be equal in all processes of a run."""
-  same: dict[str, Any] = {f'--{flag.name}': flag.value for flag in (_PLAN, _DRY_RUN, _CHANGES)}
+  same: dict[str, Any] = {
+    f'--{flag.name}': flag.value for flag in (_PLAN, _PLAN_FOR, _DRY_RUN, _CHANGES)
+  }
   same['--workdir'] = os.path.abspath(_WORKDIR.value) if _WORKDIR.value else ''
   return {**provenance.software(), **same, **config}
 

@@ -36,10 +36,10 @@ def check(implementation: str, dtype: str) -> None:
     )
 
 
-def stores_scores(
+def chosen(
   implementation: str, dtype: str, *, columns: int, head_dim: int, cap: float | None
-) -> bool:
-  """Returns whether the devices, see `device_kind`, store all scores of a tree's attention.
+) -> str:
+  """Returns the implementation for trees on the devices, see `device_kind`.
 
   Args:
     implementation: As of `attend`.
@@ -49,8 +49,8 @@ def stores_scores(
     cap: As of `attend`.
   """
   if implementation == 'auto':
-    implementation = _best(device_kind.current(), jnp.dtype(dtype), columns, head_dim, cap)
-  return implementation == 'reference'
+    return _best(device_kind.current(), jnp.dtype(dtype), columns, head_dim, cap)
+  return implementation
 
 
 def attend(
@@ -90,7 +90,7 @@ def attend(
 
 
 def _best(backend: str, dtype: jnp.dtype, columns: int, head_dim: int, cap: float | None) -> str:
-  """Returns the implementation that 'auto' takes; arguments as of `stores_scores`."""
+  """Returns the implementation that 'auto' takes; arguments as of `chosen`."""
   if backend == 'tpu':
     return 'tpu'
   cudnn = backend == 'gpu' and cap is None and (backend, dtype) != _TOO_WIDE
