@@ -87,12 +87,7 @@ def train_step(
   nll = reference_nll(learner, state, learned) if config.reward.needs_reference else None
   returns = returns_to_go(learned.messages, config.reward.discount)
   rewards = communication.reward_terms(  # [M]: the task score, or returns, minus the priced costs
-    config.reward,
-    learned,
-    **prices,
-    returns=returns,
-    reference_nll=nll,
-    new=rollout.num_episodes,
+    config.reward, learned, **prices, returns=returns, reference_nll=nll, new=rollout.num_episodes
   )
   clock.lap('score')
   worth = message_worth.of_step(setup, learner, state, learned, prices)
