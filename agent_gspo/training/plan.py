@@ -204,7 +204,7 @@ def make(
     state = {name: size for name, size in state.items() if name.endswith('parameters')}
   state['frozen models'] = sum(_weight_bytes(m.config, m.placement) for m in frozen.values())
   state['process'] = _PROCESS // jax.local_device_count() if device_kind.current() == 'cpu' else 0
-  held = _held(parts)
+  held = concurrent_episodes(parts)
   batch, group = held[-1]
   shards = sampler.shards * hosts.count()
   longest = max(max(p.turns) for p in prompts)
@@ -268,7 +268,7 @@ def _summed(states: Sequence[Mapping[str, int]]) -> dict[str, int]:
   return {part: sum(state[part] for state in states) for part in states[0]}
 
 
-def _held(parts: config_lib.Parts) -> list[tuple[int, int]]:
+def concurrent_episodes(parts: config_lib.Parts) -> list[tuple[int, int]]:
   """Returns concurrent episodes, `(questions, episodes each)`: evaluation, then rollout.
 
   Evaluations run beside the training state, so they have to fit as rollouts do.

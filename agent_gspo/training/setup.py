@@ -20,9 +20,11 @@ from agent_gspo.models.config import ModelConfig
 from agent_gspo.models.load import Model, check_spec, open_model
 from agent_gspo.models.text.tokenizer import Tokenizer
 from agent_gspo.models.transformer import Params, Transformer, init_adapters
+from agent_gspo.ops import device_kind
 from agent_gspo.ops.attention.attend import check as check_attention
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler
+from agent_gspo.sharding import hosts
 from agent_gspo.sharding.placement import Placement, make_placement, own_devices
 from agent_gspo.tasks import base
 from agent_gspo.teams import endpoint
@@ -264,7 +266,11 @@ def _as_run(parts: config_lib.Parts, model: ModelConfig) -> ModelConfig:
 def _sampler(
   parts: config_lib.Parts, model: ModelConfig, placement: Placement, *, gather_once: bool = True
 ) -> Sampler:
-  own = parts.config.sampler
+  own, smallest = parts.config.sampler, None
+  if device_kind.current() != 'cpu':  # one shape for all layers, as small as the largest one
+    most = max(questions * each for questions, each in plan_lib.concurrent_episodes(parts))
+    layer = -(-most * max(len(layer) for _, _, layer in parts.team.turns) // hosts.count())
+    smallest = min(own.decode_rows * placement.row_shards, layer)
   return Sampler(
     model,
     max_new_tokens=parts.team.max_message_tokens,
@@ -272,6 +278,7 @@ def _sampler(
     prefill_rows=own.prefill_rows,
     decode_rows=own.decode_rows,
     cache_length=own.cache_length,
+    smallest_batch=smallest,
     gather_once=gather_once,
     placement=placement,
   )

@@ -175,6 +175,15 @@ def test_a_plan_for_other_devices_follows_their_rules():
   assert recomputed.temporaries < update.temporaries
 
 
+@pytest.mark.parametrize(('questions', 'rows'), [(8, 32), (3, 12), (64, 96)])
+def test_decode_has_one_shape_no_larger_than_the_largest_layer_elsewhere(questions, rows):
+  config = micro_run.changed(rollout__questions=questions, rollout__group_size=2)
+  config['evaluation'].update(batch_questions=2)
+  with device_kind.planned_for('gpu'):
+    sampler = setup_lib.build(config_lib.check(config)).sampler
+  assert {sampler.batch_rows(n) for n in range(1, rows + 1)} == {rows}
+
+
 @pytest.mark.parametrize('predicted', [0, 96])
 def test_flops_are_those_that_the_compiler_counts(predicted):
   config = tiny.CONFIG.replace(embed_dim=64, head_dim=32, num_heads=2, num_kv_heads=1, mlp_dim=256)
