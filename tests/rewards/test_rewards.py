@@ -170,6 +170,8 @@ def test_episodes_and_questions_without_messages_move_no_gate(gate):
     with np.errstate(all='raise'):
       terms = terms_of(options, batch, own, 0.1)
     np.testing.assert_allclose(terms.token_cost, np.repeat([0, 0.2, 0.2], 4), rtol=1e-6)
+  lower = 0.5 if gate == 'top_groups' else 1.0  # the second of three groups, none, some, all right
+  more[4:8] = lower
   open_ = communication.gate(options, dataclasses.replace(full, task_scores=more))
   assert open_.tolist() == [False] * 4 + [True] * 8 + [False]
 
