@@ -21,11 +21,11 @@ class FolderInUseError(OSError):
 
 
 @contextlib.contextmanager
-def hold(folder: str | os.PathLike) -> Iterator[None]:
+def hold(folder: str | os.PathLike, flag: str = '--workdir') -> Iterator[None]:
   """Locks a folder for the duration of the block or the process.
 
   The kernel releases the lock of a killed process; the lock file stays, and names its last
-  holder.
+  holder. `flag` names the folder in messages.
 
   Raises:
     FolderInUseError: Names the folder, and the process that locked it.
@@ -36,7 +36,7 @@ def hold(folder: str | os.PathLike) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
   except (FileExistsError, NotADirectoryError):
     raise ValueError(
-      f'--workdir={folder}: that is a file (or lies below one); name a folder.'
+      f'{flag}={folder}: that is a file (or lies below one); name a folder.'
     ) from None
   file = disk.own(str(folder / FILE), os.O_RDWR | os.O_CREAT)
   try:

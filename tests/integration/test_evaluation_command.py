@@ -107,9 +107,9 @@ def test_a_killed_evaluation_ends_with_the_very_same_result(tmp_path):
 
 
 def test_a_team_that_cannot_be_probed_is_refused_before_it_is_asked(tmp_path):
-  # Read in a second round, and there is one alone.
-  edgeless = ('--config.team.topology=dag', '--config.team.back_edges=((0, 1),)')
-  done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, *edgeless, f'--out={tmp_path}'))
+  # Messages of a debate are read in the next round, and there is one alone.
+  fields = ('--config.team.topology=debate', '--config.team.rounds=1')
+  done = micro_run.run(micro_run.command('evaluate', *ARGUMENTS, *fields, f'--out={tmp_path}'))
   assert done.returncode == 2
   assert re.fullmatch(
     r'error: --probes: no agent of this team reads .* leave out --probes\.\n', done.stderr

@@ -62,15 +62,19 @@ def test_a_folder_is_held_until_its_holder_is_gone(held):
 
 @pytest.mark.parametrize('below', ['', 'runs/first'])
 @pytest.mark.parametrize(
-  ('name', 'arguments'),
-  [('train', [f'--config={micro_run.CONFIG}']), ('sweep', ['--config=c.py', '--lambdas=0'])],
+  ('name', 'arguments', 'flag'),
+  [
+    ('train', [f'--config={micro_run.CONFIG}'], '--workdir'),
+    ('sweep', ['--config=c.py', '--lambdas=0'], '--workdir'),
+    ('evaluate', [f'--config={micro_run.CONFIG}'], '--out'),
+  ],
 )
-def test_a_file_is_no_folder(tmp_path, name, arguments, below):
+def test_a_file_is_no_folder(tmp_path, name, arguments, flag, below):
   (tmp_path / 'file').touch()
   folder = tmp_path / 'file' / below
-  done = micro_run.run(micro_run.command(name, *arguments, f'--workdir={folder}'))
+  done = micro_run.run(micro_run.command(name, *arguments, f'{flag}={folder}'))
   assert done.returncode == 2
-  told = f'error: --workdir={folder}: that is a file (or lies below one); name a folder.'
+  told = f'error: {flag}={folder}: that is a file (or lies below one); name a folder.'
   assert done.stderr.splitlines()[-1] == told
 
 
@@ -105,6 +109,17 @@ def test_a_second_sweep_in_a_folder_ends_at_once(held):
   done = micro_run.run(
     micro_run.command('sweep', '--config=c.py', f'--workdir={folder}', '--lambdas=0')
   )
+  assert done.returncode == 2
+  assert done.stderr.splitlines()[-1].startswith(
+    f'error: {folder} is in use by process {process.pid}'
+  )
+  assert [path.name for path in folder.iterdir()] == ['lock']
+
+
+def test_a_second_evaluation_in_a_folder_ends_at_once(held):
+  folder, process = held
+  command = micro_run.command('evaluate', f'--config={micro_run.CONFIG}', f'--out={folder}')
+  done = micro_run.run(command)
   assert done.returncode == 2
   assert done.stderr.splitlines()[-1].startswith(
     f'error: {folder} is in use by process {process.pid}'

@@ -17,6 +17,7 @@ remote model over OpenAI's protocol, and token counts are its `usage`; of config
 tokenizer is used. See docs/evaluation.md.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,7 +25,7 @@ import math
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
@@ -61,15 +62,10 @@ def main() -> None:
     config = command.config_here(saved)
   else:
     config = config_flag.load(_CONFIG)
-  from agent_gspo.apps.commands import evaluation_folder
-  from agent_gspo.apps.reporting import formatting, tables
   from agent_gspo.config import check as config_lib
-  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
-  from agent_gspo.teams import endpoint, policies
-  from agent_gspo.training import setup as setup_lib
-  from agent_gspo.workdir import records as workdir_records
+  from agent_gspo.evaluation import reference_systems
+  from agent_gspo.workdir import lock
 
-  start = time.monotonic()
   parts = config_lib.check(config, training=False)
   _check_endpoint(parts.team)
   _check_probes(parts.team, parts.task, parts.config.evaluation.split)
@@ -81,10 +77,24 @@ def main() -> None:
 
     loop.print_plan(config, training=False, whole=True)
     return
+  out, saved = _OUT.value, saved or _CHECKPOINT.chosen()
+  with lock.hold(out, '--out') if out else contextlib.nullcontext():
+    _evaluate(config, parts, saved, partner, names)
+
+
+def _evaluate(config, parts, saved, partner, names: Sequence[str]) -> None:
+  """Evaluates the team of `parts` and the baselines `names`; prints and saves the figures."""
+  from agent_gspo.apps.commands import evaluation_folder
+  from agent_gspo.apps.reporting import formatting, tables
+  from agent_gspo.evaluation import evaluate, harness, probes, reference_systems, variants
+  from agent_gspo.teams import endpoint, policies
+  from agent_gspo.training import setup as setup_lib
+  from agent_gspo.workdir import records as workdir_records
+
+  start = time.monotonic()
   if told := parts.task.note([parts.config.evaluation.split]):
     print(told)
   matched = evaluation_folder.read(_MATCH.value)[0] if _MATCH.value else None
-  saved = saved or _CHECKPOINT.chosen()
   if saved:
     saved.check_params(parts.config)
   setup = setup_lib.build(parts)
