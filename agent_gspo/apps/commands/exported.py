@@ -152,7 +152,7 @@ def write_team(
   split = parts.config.evaluation.split
   question = parts.task.questions(split)[0]
   names = options if parts.config.task.name == 'questions' else {}
-  row = {names.get('question', 'question'): question.text}
+  row: dict[str, Any] = {names.get('question', 'question'): question.text}
   row |= {names.get('answer', 'answer'): question.answer, 'notes': question.notes}
   row |= {'documents': question.documents, 'split': split}
   (folder / EXAMPLES).write_text(json.dumps(row), encoding='utf-8')
