@@ -349,6 +349,13 @@ def test_special_tokens_are_found_in_every_file(tmp_path):
   assert Tokenizer.from_folder(tmp_path).eos_ids == (3,)
 
 
+def test_a_token_that_the_config_alone_adds_is_refused(tmp_path):
+  added = {'3': {'content': 'a'}, '9': {'content': '<|call|>'}}
+  _folder(tmp_path, tokenizer_config={'eos_token': '<eos>', 'added_tokens_decoder': added})
+  with pytest.raises(ValueError, match=r"added_tokens_decoder has '<\|call\|>', which tokenizer"):
+    Tokenizer.from_folder(tmp_path)
+
+
 @pytest.mark.parametrize('setting', ['truncation', 'padding'])
 def test_what_training_saved_of_lengths_is_left_alone(smollm, tmp_path, setting):
   text = 'Ann has 7 eggs, Ben has 12. How many in all?'
