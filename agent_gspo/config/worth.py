@@ -61,16 +61,16 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
     raise ValueError(
       f"advantage.costs='apart' with {where}, which weighs costs itself. Set 'inside'."
     )
-  options, model = estimators.settings(config.advantage), team.roles[reader].model
-  samples = options.get('samples', 0)
+  settings, model = estimators.settings(config.advantage), team.roles[reader].model
+  samples = settings.get('samples', 0)
   if model.startswith(ENDPOINT) and (name == 'hill' or not samples):
     raise ValueError(
       f'{where} with team.roles.{team.roles[reader].name}.model={model!r}: an endpoint scores no '
       "given answers. Set advantage.name='replay', for which it samples."
     )
-  if options.get('imitation') and not sharing.learns(reader):
+  if settings.get('imitation') and not sharing.learns(reader):
     raise ValueError(
-      f'advantage.options.imitation={options["imitation"]}: {team.names[reader]!r} imitates gold '
+      f'advantage.options.imitation={settings["imitation"]}: {team.names[reader]!r} imitates gold '
       'answers, but does not learn (policy.frozen, policy.learning_rates, or trains of its role). '
       'Set imitation to 0, or let it learn.'
     )

@@ -411,7 +411,7 @@ def _check_added(config: Fields, backend: tokenizers.Tokenizer) -> None:
     if isinstance(token, str) and backend.token_to_id(token) is None:
       raise ValueError(
         f'{config.where}: added_tokens_decoder has {token!r}, which tokenizer.json lacks. Save a '
-        'fast one there (`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
+        'fast one (`transformers.AutoTokenizer.from_pretrained(...).save_pretrained(folder)`).'
       )
 
 
