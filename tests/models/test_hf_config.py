@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import hf_shapes
 import numpy as np
 import pytest
 
@@ -12,25 +13,7 @@ from agent_gspo.models.io.hf_config import config_from_hf
 
 transformers = pytest.importorskip('transformers')
 
-_SHAPE = {
-  'vocab_size': 97,
-  'hidden_size': 48,
-  'intermediate_size': 80,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'max_position_embeddings': 256,
-}
-_LLAMA3 = {
-  'rope_type': 'llama3',
-  'rope_theta': 10_000.0,
-  'factor': 8.0,
-  'low_freq_factor': 1.0,
-  'high_freq_factor': 4.0,
-  'original_max_position_embeddings': 32,
-}
-_IDS = {'pad_token_id': 0, 'eos_token_id': 1}  # the defaults exceed the vocabulary
-_BASE = {**_SHAPE, 'model_type': 'llama'}
+_BASE = {**hf_shapes.SHAPE, 'model_type': 'llama'}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +60,7 @@ def test_unsupported_configs_are_refused_by_name(change, message):
 
 
 def test_rope_fields_of_transformers_4_and_5_mean_the_same():
-  scaling = {key: value for key, value in _LLAMA3.items() if key != 'rope_theta'}
+  scaling = {key: value for key, value in hf_shapes.LLAMA3.items() if key != 'rope_theta'}
   old = config_from_hf({**_BASE, 'rope_theta': 500_000.0, 'rope_scaling': scaling})
   new = config_from_hf({**_BASE, 'rope_parameters': {**scaling, 'rope_theta': 500_000.0}})
   assert old == new
@@ -90,7 +73,7 @@ def test_rope_fields_of_transformers_4_and_5_mean_the_same():
     config_from_hf({**_BASE, **both, 'rope_parameters': plain})
 
 
-_SCALED = {k: v for k, v in _LLAMA3.items() if k != 'rope_theta'}
+_SCALED = {k: v for k, v in hf_shapes.LLAMA3.items() if k != 'rope_theta'}
 
 
 @pytest.mark.parametrize('family', ['Llama', 'Qwen2', 'Qwen3'])
@@ -109,11 +92,11 @@ _SCALED = {k: v for k, v in _LLAMA3.items() if k != 'rope_theta'}
     {'rope_scaling': _SCALED, 'rope_theta': 5e5},
     {'rope_scaling': {'type': 'linear', 'factor': 8.0}},
     {'rope_scaling': {**_SCALED, 'type': 'llama3'}},
-    {'rope_parameters': _SCALED, 'rope_scaling': _LLAMA3 | {'rope_theta': 5e5}},
+    {'rope_parameters': _SCALED, 'rope_scaling': hf_shapes.LLAMA3 | {'rope_theta': 5e5}},
   ],
 )
 def test_rope_frequencies_are_those_of_transformers(family, section):
-  shape = {**_SHAPE, 'head_dim': 16}
+  shape = {**hf_shapes.SHAPE, 'head_dim': 16}
   config = getattr(transformers, f'{family}Config')(**shape, **copy.deepcopy(section))
   theirs = transformers.AutoModelForCausalLM.from_config(config).model.rotary_emb
   shape['model_type'] = family.lower()
@@ -129,8 +112,8 @@ def test_rope_sections_of_layer_types_are_read():
     {'full_attention': full, 'sliding_attention': None},
   ):
     assert config_from_hf({**_BASE, 'rope_parameters': kinds}).rope_theta == 5e5
-  scaled = config_from_hf({**_BASE, 'rope_scaling': {'full_attention': _LLAMA3}})
-  assert scaled == config_from_hf({**_BASE, 'rope_parameters': _LLAMA3})
+  scaled = config_from_hf({**_BASE, 'rope_scaling': {'full_attention': hf_shapes.LLAMA3}})
+  assert scaled == config_from_hf({**_BASE, 'rope_parameters': hf_shapes.LLAMA3})
   outside = {'rope_theta': 7e4, 'rope_parameters': {'full_attention': {'rope_type': 'default'}}}
   assert config_from_hf({**_BASE, **outside}).rope_theta == 7e4
 
@@ -156,7 +139,10 @@ def test_rope_sections_of_layer_types_are_read():
     ),
     ({'rope_parameters': {'theta': 5e5}}, r'rope_parameters\.theta=500000\.0 must be absent'),
     ({'rope_scaling': {'factor': 8.0}}, r'rope_scaling\.factor=8\.0 must be absent'),
-    ({'rope_scaling': {**_LLAMA3, 'beta_fast': 32}}, r'rope_scaling\.beta_fast=32 must be absent'),
+    (
+      {'rope_scaling': {**hf_shapes.LLAMA3, 'beta_fast': 32}},
+      r'rope_scaling\.beta_fast=32 must be absent',
+    ),
     (
       {'rope_scaling': {'type': 'linear', 'rope_type': 'default'}},
       r"rope_scaling\.type='linear' must be absent, or 'default'",
@@ -169,7 +155,7 @@ def test_rope_sections_of_layer_types_are_read():
     ({'rope_parameters': {'rope_type': 'longrope'}}, "rope_type='longrope'"),
     ({'rope_scaling': {'rope_type': 'default', 'mrope_section': [2, 2, 4]}}, 'mrope_section'),
     (
-      {'rope_scaling': _LLAMA3, 'original_max_position_embeddings': 64},
+      {'rope_scaling': hf_shapes.LLAMA3, 'original_max_position_embeddings': 64},
       'original_max_position_embeddings=64 must be 32',
     ),
     ({'rope_interleaved': True}, 'rope_interleaved=True must be absent'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
+import hf_shapes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,30 +20,15 @@ from agent_gspo.ops.attention import masks
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
-_SHAPE = {
-  'vocab_size': 97,
-  'hidden_size': 48,
-  'intermediate_size': 80,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'max_position_embeddings': 256,
-}
-_LLAMA3 = {
-  'rope_type': 'llama3',
-  'rope_theta': 10_000.0,
-  'factor': 8.0,
-  'low_freq_factor': 1.0,
-  'high_freq_factor': 4.0,
-  'original_max_position_embeddings': 32,
-}
-_IDS = {'pad_token_id': 0, 'eos_token_id': 1}  # the defaults exceed the vocabulary
 _EXPERTS = {'num_experts': 6, 'num_experts_per_tok': 2, 'norm_topk_prob': True}
 _CASES = {
   'llama': ('LlamaConfig', {'tie_word_embeddings': False}),
   'llama-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rms_norm_eps': 1e-3}),
-  'llama3': ('LlamaConfig', {'tie_word_embeddings': False, 'rope_parameters': _LLAMA3}),
-  'llama3-tied': ('LlamaConfig', {'tie_word_embeddings': True, 'rope_parameters': _LLAMA3}),
+  'llama3': ('LlamaConfig', {'tie_word_embeddings': False, 'rope_parameters': hf_shapes.LLAMA3}),
+  'llama3-tied': (
+    'LlamaConfig',
+    {'tie_word_embeddings': True, 'rope_parameters': hf_shapes.LLAMA3},
+  ),
   'llama-head-dim': ('LlamaConfig', {'head_dim': 20}),
   'qwen2': ('Qwen2Config', {'tie_word_embeddings': True}),
   'qwen2-untied': ('Qwen2Config', {'tie_word_embeddings': False}),
@@ -65,15 +51,15 @@ _CASES = {
     'Gemma2Config',
     {'head_dim': 12, 'attn_logit_softcapping': None, 'final_logit_softcapping': None},
   ),
-  'smollm3': ('SmolLM3Config', {'no_rope_layer_interval': 2, **_IDS}),
-  'smollm3-listed': ('SmolLM3Config', {'no_rope_layers': [0, 1, 1, 1], **_IDS}),
+  'smollm3': ('SmolLM3Config', {'no_rope_layer_interval': 2, **hf_shapes.IDS}),
+  'smollm3-listed': ('SmolLM3Config', {'no_rope_layers': [0, 1, 1, 1], **hf_shapes.IDS}),
   'olmo2': ('Olmo2Config', {'tie_word_embeddings': False}),
   'qwen3-moe': ('Qwen3MoeConfig', {**_EXPERTS, 'moe_intermediate_size': 24, 'head_dim': 16}),
   'qwen3-moe-unnormalized': ('Qwen3MoeConfig', {**_EXPERTS, 'norm_topk_prob': False}),
-  'olmoe': ('OlmoeConfig', {**_EXPERTS, **_IDS, 'norm_topk_prob': False}),
-  'olmoe-normalized': ('OlmoeConfig', {**_EXPERTS, **_IDS}),
-  'phi3': ('Phi3Config', {'sliding_window': 7, **_IDS}),
-  'phi3-full': ('Phi3Config', {'num_key_value_heads': 4, **_IDS}),
+  'olmoe': ('OlmoeConfig', {**_EXPERTS, **hf_shapes.IDS, 'norm_topk_prob': False}),
+  'olmoe-normalized': ('OlmoeConfig', {**_EXPERTS, **hf_shapes.IDS}),
+  'phi3': ('Phi3Config', {'sliding_window': 7, **hf_shapes.IDS}),
+  'phi3-full': ('Phi3Config', {'num_key_value_heads': 4, **hf_shapes.IDS}),
   'gemma3-caps': (
     'Gemma3TextConfig',
     {'head_dim': 16, 'final_logit_softcapping': 2.0, 'layer_types': ['full_attention'] * 3},
@@ -96,7 +82,7 @@ _CASES = {
 
 def _config(case: str):
   kind, options = _CASES[case]
-  return getattr(transformers, kind)(**{**_SHAPE, **copy.deepcopy(options)})
+  return getattr(transformers, kind)(**{**hf_shapes.SHAPE, **copy.deepcopy(options)})
 
 
 def _torch_model(case: str):
@@ -199,7 +185,7 @@ def test_table_names_exactly_the_parameters_of_the_module(case):
 
 
 def test_shards_written_here_are_read_by_both(tmp_path):
-  config = config_from_hf(transformers.Qwen2Config(**_SHAPE).to_dict())
+  config = config_from_hf(transformers.Qwen2Config(**hf_shapes.SHAPE).to_dict())
   params = _random(config)
   hf.export_hf(config, params, tmp_path, max_shard_bytes=40_000)
   assert len(list(tmp_path.glob('model-*-of-*.safetensors'))) > 3
@@ -266,7 +252,7 @@ def test_model_saved_without_its_head_is_read(tmp_path):
 
 
 def test_language_part_of_a_model_with_images_is_read(tmp_path):
-  text = {**_SHAPE, **_IDS, 'head_dim': 16, 'sliding_window': 7}
+  text = {**hf_shapes.SHAPE, **hf_shapes.IDS, 'head_dim': 16, 'sliding_window': 7}
   vision = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
   vision |= {'num_attention_heads': 2, 'image_size': 28, 'patch_size': 14}
   ids = {'image_token_index': 90, 'boi_token_index': 91, 'eoi_token_index': 92}
@@ -296,7 +282,9 @@ def _save(tensors, config, folder) -> None:
 @pytest.fixture
 def tensors():
   """Config and tensors of a tied Llama, under their Hugging Face names."""
-  config = config_from_hf(transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=True).to_dict())
+  config = config_from_hf(
+    transformers.LlamaConfig(**hf_shapes.SHAPE, tie_word_embeddings=True).to_dict()
+  )
   rng = np.random.default_rng(0)
   return config, {
     row.hf: rng.normal(size=row.stored_shape).astype(np.float32)
@@ -333,7 +321,7 @@ def test_head_beside_tied_embedding_must_agree(tensors, tmp_path):
 
 
 def test_export_refuses_other_parameters(tmp_path):
-  config = config_from_hf(transformers.LlamaConfig(**_SHAPE).to_dict())
+  config = config_from_hf(transformers.LlamaConfig(**hf_shapes.SHAPE).to_dict())
   params = _random(config)
   with_adapter = transformer.init_params(config.replace(lora_rank=2), jax.random.key(0))
   with pytest.raises(ValueError, match='merge'):
