@@ -42,15 +42,16 @@ def check(config: Config, task: Task, team: Team) -> None:
     )
   if reward.score != 'tournament':
     return
-  for field, value, right in (
-    ('selection.name', config.selection.name, 'uniform'),
-    ('advantage.name', name if name == 'spo_single' else '', ''),
-    ('budget.mode', config.budget.mode if config.budget.mode == 'accuracy_floor' else '', ''),
+  selection, mode = config.selection.name, config.budget.mode
+  for field, value, reads_accuracy in (
+    ('selection.name', selection, selection != 'uniform'),
+    ('advantage.name', name, name == 'spo_single'),
+    ('budget.mode', mode, mode == 'accuracy_floor'),
   ):
-    if value != right:
+    if reads_accuracy:
       raise ValueError(
         f'{field}={value!r} with {where}, whose mean is one half for each question: it tells no '
-        f'question from another. Set {field} to another one.'
+        f'question from another. Set another {field}.'
       )
   if config.budget.charges or reward.length_reward != 'linear':
     raise ValueError(
