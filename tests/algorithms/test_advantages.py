@@ -478,6 +478,7 @@ def test_options_are_the_keyword_parameters():
     ('rewards, groups, *, scale=1.0', None),
     ('task, costs', None),
     ('rewards, price', 'parameter price is none of task, costs, .*, rewards'),
+    ('rewards, gain', 'parameter gain is none of task, costs'),  # measured for `GAINS` alone
     ('rewards, *, scale', "option 'scale' needs a number"),
   ],
 )

@@ -221,3 +221,21 @@ def test_l1_max_gives_no_more_than_the_score():
 def test_what_a_length_reward_reads():
   assert length_rewards.read_by('linear') == ('scores',)
   assert 'reference_nll' in length_rewards.read_by('optima')
+
+
+def twice_the_loss(scores, reference_nll):
+  return scores + 2 * reference_nll
+
+
+def test_a_loss_that_is_not_measured_yet_is_1_to_a_length_reward_of_ones_own():
+  scores, zeros = np.array([1.0, 0.0]), np.zeros(2)
+  term = lambda loss: length_rewards.term(
+    f'{__name__}:twice_the_loss',
+    {},
+    scores=scores,
+    lengths=zeros,
+    questions=zeros.astype(int),
+    reference_nll=loss,
+  )
+  assert term(None).tolist() == [3.0, 2.0]
+  assert term(np.array([0.5, 2.0])).tolist() == [2.0, 4.0]
