@@ -12,15 +12,18 @@ from agent_gspo.teams.team import Team
 def check(task: Task, team: Team, splits: Sequence[str]) -> None:
   """Raises ValueError for a team that does not fit the notes of some splits, or an environment."""
   for split in splits:
-    holders = note_holders(task.questions(split))
+    questions = task.questions(split)
+    holders = note_holders(questions)
     if holders > team.num_agents:
       raise ValueError(
         f'team.agents: task {task.name!r} deals notes to {holders} agents, but the team has '
         f'{team.num_agents}.'
       )
     searched = any('retriever' in role.tools for role in team.roles)
-    for name, role in zip(team.names[:holders], team.roles, strict=False):
-      if not (role.shows_note or role.shows_answer or searched):
+    known = questions if isinstance(questions, list | tuple) else questions[:1]
+    for agent, (name, role) in enumerate(zip(team.names, team.roles, strict=True)):
+      reads = role.shows_note or role.shows_answer or searched
+      if not reads and any(question.note(agent) for question in known):
         raise ValueError(
           f'team.roles.{role.name}.opening={role.opening!r} shows no note, but task {task.name!r} '
           f'deals one to {name}: write {{note}} into it.'

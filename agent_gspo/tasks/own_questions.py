@@ -73,7 +73,8 @@ class OwnQuestions(base.Task):
     else:
       check_choice('task.options.grader', self.grader, tuple(GRADERS))
     self._splits = self._read()
-    self._holders = max((len(q.notes) for of in self._splits.values() for q in of), default=0)
+    every = [q for of in self._splits.values() for q in of]
+    self._holders = max((i + 1 for q in every for i, note in enumerate(q.notes) if note), default=0)
 
   def score(self, question: Question, answer_text: str) -> float:
     """Returns the grader's score."""

@@ -203,7 +203,7 @@ def test_branches_are_compared_unless_said_otherwise():
   [
     ({'rollout.branches': 1, 'advantage.grouping': 'episode_turn_agent'}, 'branches to 2 or more'),
     (
-      {'task.name': 'relay', 'task.options': {}, 'team.agents': ('guide', 'guide', 'mover')},
+      {'task.name': 'relay', 'task.options': {'whole_problem': True}},
       "task 'relay' is no environment, .* Set rollout.branches=1",
     ),
     ({'advantage.grouping': 'question'}, "Set advantage.grouping='episode_turn_agent'"),

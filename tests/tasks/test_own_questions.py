@@ -44,8 +44,11 @@ def test_the_fields_of_a_line(tmp_path):
 
 
 def test_who_has_no_note_of_a_question_writes_none(tmp_path):
-  rows = [{**ROWS[0], 'notes': notes, 'relevant': [], 'split': 'train'} for notes in ('ab', 'abc')]
-  rows = [{**row, 'notes': [*row['notes']], 'id': str(i)} for i, row in enumerate(rows)]
+  notes = [['a', 'b'], ['a', 'b', 'c', '']]
+  rows = [
+    {**ROWS[0], 'notes': own, 'relevant': [], 'split': 'train', 'id': str(len(own))}
+    for own in notes
+  ]
   task = make_task('questions', file=_file(tmp_path, rows))
   for question, last in zip(task.questions('train'), ('', 'c'), strict=True):
     said = [
