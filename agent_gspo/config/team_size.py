@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_gspo.environments.base import Environment
-from agent_gspo.tasks.base import Task, note_holders
+from agent_gspo.tasks.base import Task, drawn_already, note_holders
 from agent_gspo.teams.team import Team
 
 
@@ -20,10 +20,9 @@ def check(task: Task, team: Team, splits: Sequence[str]) -> None:
         f'{team.num_agents}.'
       )
     searched = any('retriever' in role.tools for role in team.roles)
-    known = questions if isinstance(questions, list | tuple) else questions[:1]
     for agent, (name, role) in enumerate(zip(team.names, team.roles, strict=True)):
       reads = role.shows_note or role.shows_answer or searched
-      if not reads and any(question.note(agent) for question in known):
+      if not reads and any(q.note(agent) for q in drawn_already(questions)):
         raise ValueError(
           f'team.roles.{role.name}.opening={role.opening!r} shows no note, but task {task.name!r} '
           f'deals one to {name}: write {{note}} into it.'

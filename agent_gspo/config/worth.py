@@ -68,9 +68,10 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
       f'{where} with team.roles.{team.roles[reader].name}.model={model!r}: an endpoint scores no '
       "given answers. Set advantage.name='replay', for which it samples."
     )
-  if settings.get('imitation') and not sharing.learns(reader):
+  imitation = settings.get('imitation', 0)
+  if imitation and not sharing.learns(reader):
     raise ValueError(
-      f'advantage.options.imitation={settings["imitation"]}: {team.names[reader]!r} imitates gold '
+      f'advantage.options.imitation={imitation}: {team.names[reader]!r} imitates gold '
       'answers, but does not learn (policy.frozen, policy.learning_rates, or trains of its role). '
       'Set imitation to 0, or let it learn.'
     )
@@ -88,7 +89,6 @@ def check(config: Config, task: Task, team: Team, sharing: Sharing) -> None:
       f'{where}: task {task.name!r} has no gold answers in words (Task.gold_messages). Set '
       "advantage.name='replay', or 'spo_segment' with advantage.options.samples=4."
     )
-  imitation = config.advantage.options.get('imitation', 0)
   if imitation and all(given for given, _ in forms):
     raise ValueError(
       f'advantage.options.imitation={imitation}: task {task.name!r} leaves the wording of '

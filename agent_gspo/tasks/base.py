@@ -146,9 +146,13 @@ def demonstrated(task: Task, share: float) -> Sequence[Question]:
 
 
 def note_holders(questions: Sequence[Question]) -> int:
-  """Returns the most notes of a question; of a generated split, those of the first one."""
-  known = questions if isinstance(questions, list | tuple) else questions[:1]
-  return max(len(question.notes) for question in known)
+  """Returns the most notes of a question, see `drawn_already`."""
+  return max(len(question.notes) for question in drawn_already(questions))
+
+
+def drawn_already(questions: Sequence[Question]) -> Sequence[Question]:
+  """Returns the questions; of a generated split the first one, which has notes as all have."""
+  return questions if isinstance(questions, list | tuple) else questions[:1]
 
 
 def asked(task: Task, share: float) -> Sequence[Question]:

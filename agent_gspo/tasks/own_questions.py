@@ -73,8 +73,9 @@ class OwnQuestions(base.Task):
     else:
       check_choice('task.options.grader', self.grader, tuple(GRADERS))
     self._splits = self._read()
-    every = [q for of in self._splits.values() for q in of]
-    self._holders = max((i + 1 for q in every for i, note in enumerate(q.notes) if note), default=0)
+    self._every = [q for of in self._splits.values() for q in of]
+    holders = (i + 1 for q in self._every for i, note in enumerate(q.notes) if note)
+    self._holders = max(holders, default=0)
 
   def score(self, question: Question, answer_text: str) -> float:
     """Returns the grader's score."""
@@ -108,8 +109,7 @@ class OwnQuestions(base.Task):
 
   def vocabulary(self) -> list[str]:
     """Returns all words of the file, for a model without a tokenizer of its own."""
-    every = [q for split in SPLITS for q in self._splits[split]]
-    texts = [text for q in every for text in (q.text, q.answer, *q.notes, *q.documents)]
+    texts = [text for q in self._every for text in (q.text, q.answer, *q.notes, *q.documents)]
     return sorted({word for text in texts for word in text.split()})
 
   def _split(self, split: str) -> Sequence[Question]:

@@ -1,4 +1,4 @@
-"""Which config.json files are read, and what is refused by name."""
+"""Reads config.json files, and refuses others by name."""
 
 from __future__ import annotations
 

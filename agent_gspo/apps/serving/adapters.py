@@ -31,7 +31,7 @@ from agent_gspo.packing import prefix_tree
 from agent_gspo.sampling import keys
 from agent_gspo.sampling.sampler import Sampler, Samples
 from agent_gspo.sampling.shapes import bucket
-from agent_gspo.sharding.placement import Placement
+from agent_gspo.sharding.placement import ONE_DEVICE
 from agent_gspo.training import state as state_lib
 from agent_gspo.training.state import Flat
 
@@ -273,7 +273,7 @@ _INITIAL = {
 
 def _committed(tree: Any) -> Any:
   """Commits arrays to the device, so that no program is compiled for others, too."""
-  return Placement().put(tree, None)
+  return ONE_DEVICE.put(tree, None)
 
 
 def _adamw(settings: Mapping[str, Any]) -> optax.GradientTransformation:

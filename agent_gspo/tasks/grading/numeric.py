@@ -277,6 +277,8 @@ def _first(passage: str) -> _Found | None:
 
 def _leaves_open(passage: str) -> bool:
   """Returns whether a passage is no more than a choice of two numbers."""
+  if not _OR.search(passage):  # most answers: their numbers need not be read again
+    return False
   numbers = _numbers(passage) or _spelled(passage)
   if len(numbers) != 2 or numbers[0].value == numbers[1].value:
     return False
