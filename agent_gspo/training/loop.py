@@ -285,7 +285,6 @@ class Run:
       if self.stopped:
         progress.note(f'training ended after step {step} of {config.steps}: {self.stopped}')
       progress.ended(self.workdir, record)
-      self.writer.figure(step)
     if hosts.is_first():
       json_lines.replace(self.workdir / records.DONE, [f'{step}\n'.encode()])
     return record

@@ -37,15 +37,6 @@ class EventFile:
     code = '\n'.join('    ' + line for line in lines)
     self._write(step=step, summary=summary.text(tag, code))
 
-  def image(self, tag: str, png: bytes, step: int) -> None:
-    """Adds an image, the bytes of a PNG file."""
-    width, height = struct.unpack('>II', png[16:24])
-    image = summary_pb2.Summary.Image(width=width, height=height, encoded_image_string=png)
-    self._write(
-      step=step,
-      summary=summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, image=image)]),
-    )
-
   def scalars(self, values: Mapping[str, float], step: int) -> None:
     """Adds a point to the curve of each tag."""
     points = [summary.scalar(tag, value).value[0] for tag, value in values.items()]

@@ -3,7 +3,7 @@
 A workdir holds `config.json`, `metrics.jsonl` (one object per step), `eval.jsonl` (one object
 per evaluation), `transcripts.jsonl` (one object per saved episode), `sft.jsonl` (one object per
 SFT step, if any), `starts.jsonl` (one object per start of the command: step, packages, code and
-devices), `report.html` and `curves.png`, `checkpoints/` and `tensorboard/`; and `done` once the run
+devices), `report.html`, `checkpoints/` and `tensorboard/`; and `done` once the run
 has ended.
 
 Files may come from another version, another program or a damaged disk. What is read can be
@@ -31,7 +31,6 @@ EVALUATIONS = 'eval.jsonl'
 TRANSCRIPTS = 'transcripts.jsonl'
 SFT = 'sft.jsonl'
 STARTS = 'starts.jsonl'
-CURVES = 'curves.png'  # drawn when a run has ended
 # Of launch/evaluate.py --out.
 ANSWERS, RESULT, FINGERPRINT = 'results.jsonl', 'result.json', 'evaluation.json'
 LINES = (METRICS, EVALUATIONS, TRANSCRIPTS, SFT, STARTS)  # files of JSON lines

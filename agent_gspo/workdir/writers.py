@@ -112,17 +112,6 @@ class RunWriter:
         table = wandb.Table(columns=[*_OF_EPISODE, *_OF_MESSAGE], data=rows)
         self._wandb.log({'step': step, tag: table})
 
-  def figure(self, step: int) -> None:
-    """Copies the learning curves in the workdir, if drawn, to TensorBoard and W&B."""
-    path = self.workdir / records.CURVES
-    if not path.is_file():
-      return
-    self._tensorboard().image('curves', path.read_bytes(), step)
-    if self._wandb is not None:
-      import wandb
-
-      self._wandb.log({'step': step, 'curves': wandb.Image(str(path))})
-
   def truncate_after(self, step: int) -> list[str]:
     """Drops records after a step, so that a resumed run writes none twice.
 

@@ -58,7 +58,7 @@ def test_no_modules_import_each_other_in_a_cycle():
   [
     'import agent_gspo.apps.sweep',
     'from agent_gspo import apps',
-    'from agent_gspo.apps.reporting import plots',
+    'from agent_gspo.apps.reporting import tables',
     'from ..apps import sweep',
     'def f():\n  from agent_gspo.apps import sweep',
     "importlib.import_module('agent_gspo.apps.sweep')",

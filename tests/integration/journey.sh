@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 temp=$(mktemp -d)
 trap 'rm -rf "$temp"' EXIT
 unset PYTHONPATH
-export AGENT_GSPO_CACHE=${AGENT_GSPO_CACHE:-$temp/cache} MPLCONFIGDIR=$temp/matplotlib
+export AGENT_GSPO_CACHE=${AGENT_GSPO_CACHE:-$temp/cache}
 
 echo '== sdist and wheel'
 packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

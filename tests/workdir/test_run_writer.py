@@ -16,8 +16,6 @@ from report_pages import episode
 
 from agent_gspo.workdir import json_lines, records, writers
 
-# The head of an image of 640 x 480 pixels.
-PNG = b'\x89PNG\r\n\x1a\n' + struct.pack('>I4sII', 13, b'IHDR', 640, 480)
 METRICS = {'task/accuracy': 0.5, 'reward/mean': 0.31, 'tokens/written_per_question': 42.25}
 
 
@@ -193,15 +191,11 @@ def test_tensorboard_holds_the_scalars_and_hides_what_was_truncated(tmp_path):
   assert [e.step for e in found if e.session_log.status == e.session_log.START] == [2]
 
 
-def test_tensorboard_holds_transcripts_and_figures(tmp_path):
+def test_tensorboard_holds_transcripts(tmp_path):
   odd = 'no | table *, # heading or half a pair \ud83d'
-  (tmp_path / records.CURVES).write_bytes(PNG)
   with writers.RunWriter(tmp_path) as writer:
     writer.transcripts([episode(3, text=odd), episode(3, text=''), episode(4)])
-    writer.figure(4)
-  *texts, figure = [
-    (event.step, value) for event in events(tmp_path) for value in event.summary.value
-  ]
+  texts = [(event.step, value) for event in events(tmp_path) for value in event.summary.value]
   assert [(step, value.tag) for step, value in texts] == [
     (3, 'transcripts//text_summary'),
     (4, 'transcripts//text_summary'),
@@ -211,9 +205,6 @@ def test_tensorboard_holds_transcripts_and_figures(tmp_path):
   assert 'holder (note: the crate: 12): is silent\n' in shown
   assert shown.count('answer 12; gold 12; score 1.0') == 2
   assert all(line.startswith('    ') for line in shown.splitlines())
-  step, value = figure
-  assert (step, value.tag, value.image.width, value.image.height) == (4, 'curves', 640, 480)
-  assert value.image.encoded_image_string == PNG
 
 
 def test_wandb_is_named_when_it_is_missing(tmp_path, monkeypatch):
@@ -234,7 +225,6 @@ def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch
   fake = types.SimpleNamespace(
     init=lambda **options: started.append(options) or run,
     Table=lambda columns, data: [dict(zip(columns, row, strict=True)) for row in data],
-    Image=lambda path: pathlib.Path(path).read_bytes(),
   )
   monkeypatch.setitem(sys.modules, 'wandb', fake)
   for step in (1, 2):
@@ -245,17 +235,13 @@ def test_wandb_gets_the_same_numbers_and_continues_its_run(tmp_path, monkeypatch
   logged.clear()
   with writers.RunWriter(tmp_path, wandb_project='team') as writer:
     writer.transcripts([episode(3) | {'label': 'train'}])
-    writer.figure(3)  # none is drawn
-    (tmp_path / records.CURVES).write_bytes(PNG)
-    writer.figure(3)
-  table, figure = logged
+  (table,) = logged
   rows = table['transcripts/train']
   assert [(row['agent'], row['text'], row['advantage']) for row in rows] == [
     ('holder', 'The crate holds 12 bolts.', 1.0),
     ('solver', 'The answer is 12', -1.0),
   ]
   assert {(row['step'], row['question_id'], row['gold']) for row in rows} == {(3, 'q3', '12')}
-  assert figure == {'step': 3, 'curves': PNG}
   assert started[0]['project'] == 'team'
   assert started[0]['id'] == started[1]['id']
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from agent_gspo.apps.reporting import formatting, html_report, plots, tables
+from agent_gspo.apps.reporting import formatting, html_report, tables
 from agent_gspo.apps.reporting.formatting import fixed, number
 from agent_gspo.training import progress
 from agent_gspo.training.run_evaluations import BASELINES
@@ -118,8 +118,6 @@ class Progress(progress.Progress):
       for table in _closing(workdir, trained):
         self.note(table)
       report = html_report.write_report(workdir, workdir / 'report.html')
-      if trained['step']:
-        plots.learning_curves({workdir.resolve().name: [workdir]}, workdir / records.CURVES)
       self.note(f'curves and transcripts: {report}')
     except Exception as error:
       self.note(

@@ -1,4 +1,4 @@
-"""How a run is shown: in terminals and logs, in the closing table, in pictures."""
+"""How a run is shown: in terminals and logs, in the closing table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import struct
 
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from rich.console import Console
 from agent_gspo.apps.reporting import (
   conversation,
   formatting,
-  plots,
   progress,
   tables,
 )
-from agent_gspo.workdir import records, writers
+from agent_gspo.workdir import records
 
 METRICS = {
   'task/accuracy': 0.5,
@@ -387,50 +385,3 @@ def test_no_figure_that_a_run_shows_is_cut_off(terminal):
   with progress.Progress(3, 0, 'run', console=console) as display:
     display.note(tables.comparison_table([COMPARED]))
   assert all(f'  {figure}' in file.getvalue() for figure in FIGURES)
-
-
-def test_curves_across_runs():
-  runs = [
-    [{'step': 1, 'a': 1.0}, {'step': 2, 'a': 3.0}],
-    [{'step': 1, 'a': 2.0}, {'step': 2}, {'step': 3, 'a': None}],
-    [{'step': 2, 'a': math.nan}, {'step': 4, 'a': 8.0}],
-  ]
-  steps, low, mean, high = plots.across_runs(runs, 'a')
-  np.testing.assert_array_equal(steps, [1, 2, 4])
-  np.testing.assert_array_equal(low, [1, 3, 8])
-  np.testing.assert_array_equal(mean, [1.5, 3, 8])
-  np.testing.assert_array_equal(high, [2, 3, 8])
-
-
-def test_learning_curves_are_drawn(tmp_path):
-  for seed in range(2):
-    with writers.RunWriter(tmp_path / f'seed{seed}') as writer:
-      for step in range(5):
-        writer.metrics(step, METRICS | {'task/accuracy': 0.1 * step + 0.05 * seed})
-  dirs = [tmp_path / 'seed0', tmp_path / 'seed1']
-  out = plots.learning_curves({'team': dirs, 'alone': dirs[:1]}, tmp_path / 'deep' / 'curves.png')
-  raw = out.read_bytes()
-  assert raw.startswith(b'\x89PNG')
-  assert struct.unpack('>II', raw[16:24]) == (1800, 540)
-  (tmp_path / 'empty').mkdir()
-  (tmp_path / 'empty' / records.METRICS).touch()
-  with pytest.raises(ValueError, match='no run in it'):
-    plots.learning_curves({'team': [tmp_path / 'empty']}, out)
-
-
-def test_axes_of_small_shares_tell_their_ticks_apart(tmp_path, monkeypatch):
-  from matplotlib import figure
-
-  shown = []
-
-  def labels(picture, *args, **kwargs):
-    picture.canvas.draw()
-    shown.append([label.get_text() for label in picture.axes[0].get_yticklabels()])
-
-  monkeypatch.setattr(figure.Figure, 'savefig', labels)
-  with writers.RunWriter(tmp_path / 'run') as writer:
-    for step in range(3):
-      writer.metrics(step, METRICS | {'task/accuracy': 0.004 * step})
-  plots.learning_curves({'team': [tmp_path / 'run']}, tmp_path / 'curves.png')
-  (texts,) = shown
-  assert len(set(texts)) == len(texts)
