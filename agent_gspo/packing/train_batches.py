@@ -100,7 +100,11 @@ def pack_messages(
     batch['message'][row, slot] = m
     batch['message_mask'][row, slot] = 1.0
     if message.experts is not None:
-      batch['sampler_experts'][row, columns[: len(message.experts)]] = message.experts
+      # A column keeps the first experts, but for a loss token has those it was sampled with.
+      known = batch['sampler_experts'][row]  # [T, num_layers, k]
+      own = np.pad(trained_on, (len(columns) - len(trained_on), 0))
+      own = (own | (known[columns, 0, 0] < 0))[: len(message.experts)]
+      known[columns[: len(own)][own]] = message.experts[own]
     loss_used[row] += count
     slots_used[row] += 1
   if adapters is not None:

@@ -275,6 +275,9 @@ def speak(policy: Policy, turns: Sequence[Turn], toolboxes: Sequence[Toolbox]) -
 
 def _joined(draft: Reply, more: Reply) -> Reply:
   """Returns an unfinished message with what follows it."""
+  experts = more.experts if draft.experts is None else draft.experts
+  if experts is not None and more.experts is not None:  # the draft was prefilled again
+    experts = np.concatenate([experts, more.experts[len(experts) :]])
   return Reply(
     token_ids=np.concatenate([draft.token_ids, more.token_ids]),
     logprobs=np.concatenate([draft.logprobs, more.logprobs]),
@@ -283,7 +286,6 @@ def _joined(draft: Reply, more: Reply) -> Reply:
     learns=draft.learns and more.learns,
     log_speak=more.log_speak if draft.log_speak is None else draft.log_speak,
     usage=more.usage if draft.usage is None else draft.usage,  # of an endpoint, without tools
-    # What is sampled after a result has those of the draft, too, which is prefilled again.
-    experts=draft.experts if more.experts is None else more.experts,
+    experts=experts,
     version=more.version if draft.version < 0 else draft.version,  # the oldest
   )

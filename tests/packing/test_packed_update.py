@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import flax.traverse_util
@@ -255,6 +256,23 @@ def test_what_sharing_saves_is_reported():
   report = train_batches.positions(messages, _pack())
   assert report['packing/unshared_positions'] == sum(max(len(m.path) - 1, 0) for m in messages)
   assert report['packing/positions'] < report['packing/unshared_positions'] / 1.5
+
+
+@pytest.mark.parametrize('index', [(0, 1), (1, 0)])
+def test_a_loss_token_has_the_experts_that_its_own_message_was_sampled_with(index):
+  """Turn 2 reads turn 1 again, maybe under other weights."""
+  routed = lambda m, expert, count: dataclasses.replace(m, experts=np.full((count, 2, 3), expert))
+  first = routed(tiny.message([5, 6], [7, 8, 1]), 4, 4)
+  second = routed(tiny.message([*first.path, 9], [2, 3]), 9, 7)
+  lone = routed(tiny.message([11, 12, 13], [14]), 8, 2)  # its last column was not read
+  pack = functools.partial(train_batches.pack_messages, pack_length=16, micro_batch_size=1)
+  (batch,) = pack([first, second, lone, tiny.message([20, 21], [22])], index=(*index, 2, 3))
+  at = {token: column for column, token in enumerate(batch.tokens[0])}
+  experts = batch.sampler_experts[0]
+  assert (experts[[at[token] for token in (6, 7, 8)]] == 4).all()  # they predict 7, 8, 1
+  assert (experts[[at[token] for token in (1, 9, 2)]] == 9).all()
+  assert (experts[[at[token] for token in (11, 12)]] == 8).all()
+  assert (experts[[at[token] for token in (13, 20, 21)]] == -1).all()
 
 
 def test_message_that_does_not_fit_a_row_is_refused():

@@ -233,6 +233,26 @@ def test_sampler_and_trainer_agree_about_what_follows_a_result(monkeypatch):
   np.testing.assert_array_equal(*(np.sort(x[known]) for x in (experts, micro[0].sampler_experts)))
 
 
+def test_a_draft_keeps_the_experts_that_it_was_sampled_with():
+  """What follows a result is sampled after the draft has been read again."""
+  write = writer('3 + 4 =', ', 7 * 2 =', '.')
+
+  def policy(turns):
+    call = len(write.calls)
+    count = lambda turn, reply: len(turn.prompt_ids) + len(reply.token_ids) - 1
+    return [
+      reply._replace(experts=np.full((count(turn, reply), 1, 2), call, np.int8))
+      for turn, reply in zip(turns, write(turns), strict=True)
+    ]
+
+  for message in converse(policy).messages:
+    experts = message.experts[:, 0, 0]
+    assert message.experts.shape == (len(message.path) - 1, 1, 2)
+    sampled = experts[len(message.prompt_ids) - 1 :][message.sampled]  # where they are predicted
+    calls = [0] * len('3 + 4 =') + [1] * len(', 7 * 2 =') + [2] * len('.E')
+    np.testing.assert_array_equal(sampled, calls)
+
+
 _WORDS = ['note', 'Ann', 'lives', 'in', '3', '4', '81', '**', 'x', *tools.TOOLS['python'].words]
 _BOTH = word_level([*dict.fromkeys([*_WORDS, *tools.TOOLS['retriever'].words])])
 
