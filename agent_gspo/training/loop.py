@@ -406,8 +406,7 @@ class Run:
     """Returns the parameters after SFT, cached or trained, and a note for the user."""
     start, setup = time.monotonic(), self.setup
     # One process may have it in its cache, another one not.
-    asked, vocabulary = setup.task.questions('train'), setup.tokenizer.fingerprint
-    file = sft.cache_file(self.config, setup.sources, vocabulary, asked)
+    file = sft.cache_file(self.config, setup.sources, setup.tokenizer.fingerprint, setup.task)
     kept = hosts.agreed(lambda: sft.load_cached(file, setup.params))
     if kept is not None:
       return kept, 'SFT: kept from a run that began alike'

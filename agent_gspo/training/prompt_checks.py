@@ -115,8 +115,8 @@ def check(
   for toolbox in parts.team.toolboxes(tokenizer):
     toolbox.check()
   if any(writer.tokenizer.is_word_level for writer in writers):
-    _check_words(parts, tokenizer, _questions(parts, range(_QUESTIONS_READ)))
-  lengths = _check_lengths(parts, writers, _questions(parts, _measured(parts)), contexts)
+    _check_words(parts, tokenizer, _questions(parts, _read))
+  lengths = _check_lengths(parts, writers, _questions(parts, _measured), contexts)
   _check_demonstrations(parts, tokenizer)
   return lengths
 
@@ -143,22 +143,34 @@ def _check_demonstrations(parts: config_lib.Parts, tokenizer: Tokenizer) -> None
     )
 
 
-def _questions(parts: config_lib.Parts, trained: Sequence[int]) -> list[Question]:
-  """Returns the evaluation questions and the training questions at indices `trained`."""
-  options = parts.config.evaluation
+def _questions(
+  parts: config_lib.Parts, picked: Callable[[Sequence[Question]], Sequence[int]]
+) -> list[Question]:
+  """Returns the questions of evaluations and validation, and those `picked` of what is learned."""
+  options, sft = parts.config.evaluation, parts.config.sft
   found = evaluation.evaluated_questions(parts.task, options, options.questions)
   if parts.training:
     found += evaluation.evaluated_questions(parts.task, options, options.questions_during)
     found += evaluation.evaluated_questions(parts.task, options, options.seen_questions, 'train')
-    train = parts.task.questions('train')
-    found += [train[i] for i in trained if i < len(train)]
+    learned = [parts.task.questions('train')]
+    if sft.is_asked_for:
+      learned.append(parts.task.further_demonstrations())
+      if sft.validation_questions:
+        validation = parts.task.questions('validation')
+        found += [validation[i] for i in range(min(sft.validation_questions, len(validation)))]
+    found += [questions[i] for questions in learned for i in picked(questions)]
   longest = max(parts.config.budget.told_words, key=len, default='')
   return [dataclasses.replace(q, terms=Terms('', 0.0, longest)) for q in found]
 
 
-def _measured(parts: config_lib.Parts) -> Sequence[int]:
-  """Returns indices of the training questions whose prompts are measured."""
-  size = len(parts.task.questions('train')) if parts.training else 0
+def _read(questions: Sequence[Question]) -> Sequence[int]:
+  """Returns indices of the questions whose words are looked up."""
+  return range(min(len(questions), _QUESTIONS_READ))
+
+
+def _measured(questions: Sequence[Question]) -> Sequence[int]:
+  """Returns indices of the questions whose prompts are measured."""
+  size = len(questions)
   count = size if size <= _LARGEST_SPLIT else _OF_LARGER_SPLITS
   return evaluation.question_indices(size, count, spread=True)
 
@@ -280,7 +292,7 @@ def check_teacher(parts: config_lib.Parts, teacher: config_lib.Parts, tokenizer:
   """
   writers = teacher.team.prompt_writers(tokenizer)
   train = teacher.task.questions('train')
-  questions = [train[i] for i in _measured(dataclasses.replace(parts, task=teacher.task))]
+  questions = [train[i] for i in _measured(train)]
   longest = functools.partial(_longest, questions)
   agent = teacher.team.num_agents - 1
   question, turns = _longest_turns(teacher, writers, agent, questions, longest)

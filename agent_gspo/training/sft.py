@@ -42,7 +42,7 @@ from agent_gspo.training.progress import Progress
 from agent_gspo.training.run_evaluations import judgement_figures
 from agent_gspo.training.setup import Setup
 from agent_gspo.training.state import Flat, TrainState
-from agent_gspo.types import Message, Question, RolloutBatch
+from agent_gspo.types import Message, RolloutBatch
 from agent_gspo.workdir import checkpoints as checkpoints_lib
 from agent_gspo.workdir import records
 from agent_gspo.workdir.checkpoints import Checkpoints
@@ -293,7 +293,7 @@ class Stage:
 
 
 def cache_file(
-  config: Config, sources: Sequence[str], vocabulary: str, questions: Sequence[Question] = ()
+  config: Config, sources: Sequence[str], vocabulary: str, task: base.Task | None = None
 ) -> pathlib.Path:
   """Returns the cache file of an SFT result, named by a fingerprint of all it depends on.
 
@@ -304,7 +304,7 @@ def cache_file(
     config: Resolved run configuration.
     sources: Source of each model, see `Model.source`, that of `model.source` first.
     vocabulary: Fingerprint of the tokenizer; it sets the embeddings of a model from scratch.
-    questions: Training questions. A list counts by its contents; others follow from the options.
+    task: Task. Lists of questions count by their contents; others follow from the options.
   """
   told: dict[str, Any] = {'vocabulary': vocabulary}
   told |= {name: getattr(config, name).to_dict() for name in _SECTIONS}
@@ -317,8 +317,11 @@ def cache_file(
     told['terms'] = dataclasses.asdict(sheet)
   texts = [os.path.expanduser(x) for x in config.task.options.values() if isinstance(x, str)]
   told['files'] = [_stamp(pathlib.Path(x)) for x in texts if os.path.isfile(x)]  # of questions
-  if listed := base.digest(questions):
-    told['questions'] = listed
+  if task is not None:
+    learned = [task.questions('train'), task.further_demonstrations()]
+    if config.sft.patience:
+      learned.append(task.questions('validation'))
+    told['questions'] = [base.digest(questions) for questions in learned]
   own = plugins.digest(told)
   text = json.dumps([told, jax.__version__, provenance.code(), own], sort_keys=True)
   name = hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import micro_run
@@ -55,6 +56,26 @@ def test_a_question_may_be_the_longest_anywhere_and_not_by_characters(place):
   message = rf'learner.pack_length={needed - 1} is too short: question q{place} can lead'
   with pytest.raises(ValueError, match=message):
     _check(parts, tokenizer, needed - 1)
+
+
+@pytest.mark.parametrize('split', ['validation', 'further'])
+def test_questions_of_sft_alone_are_read_too(split):
+  values = {'sft__steps': 2, 'sft__validation_questions': 2, 'evaluation__seen_questions': 0}
+  parts = config_lib.check(micro_run.changed(**values))
+  tokenizer, task = prompt_checks.tokenizer_from_scratch(parts), parts.task
+  (question,) = task.questions('train')[:1]
+
+  def changed(text):
+    other = copy.copy(task)
+    added = [dataclasses.replace(question, id='of_sft', text=text)]
+    other.questions = lambda name: added if name == split else task.questions(name)
+    other.further_demonstrations = lambda: added if split == 'further' else []
+    return dataclasses.replace(parts, task=other)
+
+  with pytest.raises(ValueError, match=r"question of_sft of task .* holds the word 'xylophone'"):
+    _check(changed('xylophone'), tokenizer, 64)
+  with pytest.raises(ValueError, match=r'learner\.pack_length=64 is too short: question of_sft'):
+    _check(changed(' '.join([question.text] * 9)), tokenizer, 64)
 
 
 def test_of_the_told_words_those_of_most_tokens_count():

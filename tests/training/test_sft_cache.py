@@ -1,8 +1,10 @@
 """SFT is made once for all runs that begin alike, and for no other."""
 
+import dataclasses
 import errno
 import os
 import pathlib
+import types
 
 import micro_run
 import numpy as np
@@ -98,8 +100,20 @@ def test_overwritten_weights_are_others(tmp_path, monkeypatch, source, weights):
 
 def test_questions_that_a_task_has_read_count_by_their_contents():
   config = config_lib.resolve(micro_run.changed())
-  of = lambda answer: sft.cache_file(config, ['random:micro'], '', [Question('q', 'text', answer)])
-  assert of('1') == of('1') != of('2')
+
+  def of(answer: str = '1', further: str = '1', validation: str = '1', patience: int = 0):
+    asked = {
+      'train': [Question('q', 'text', answer)],
+      'validation': [Question('v', '', validation)],
+    }
+    task = types.SimpleNamespace(
+      questions=asked.get, further_demonstrations=lambda: [Question('f', 'text', further)]
+    )
+    stage = dataclasses.replace(config.sft, patience=patience, validation_questions=4)
+    return sft.cache_file(dataclasses.replace(config, sft=stage), ['random:micro'], '', task)
+
+  assert of() == of() == of(validation='2')
+  assert len({of(), of('2'), of(further='2'), of(patience=1), of(validation='2', patience=1)}) == 5
 
 
 @pytest.mark.parametrize('text', ['long ' * 100, '~no such user'])
