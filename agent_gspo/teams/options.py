@@ -94,7 +94,7 @@ class RolloutOptions(Section, name='rollout'):
       weights are the newest.
     schedule: fixed: with weights exactly `ahead` steps old (at first those of the start), so that
       the run can be repeated. free: the newest weights write each layer, of episodes under way too.
-      They take the memory of at most two copies, and a save does not wait for rollouts.
+      They take the memory of at most two copies, three with tools; a save waits for no rollouts.
     replay: Groups with unequal task scores to remember. Where a new group's scores tie, remembered
       episodes are learned from besides, see `training.replay`. 0: none.
     replay_age: Steps after which the weights that wrote a remembered episode are too old for it.

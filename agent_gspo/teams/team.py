@@ -139,6 +139,11 @@ class Team:
     """Returns a message without its addressees."""
     return addressing.split(text)[1] if self.addressing else text
 
+  @property
+  def has_tools(self) -> bool:
+    """Returns whether an agent may call tools."""
+    return any(role.tools for role in self.roles)
+
   def prompt_writers(self, tokenizer: Tokenizer) -> tuple[PromptWriter, ...]:
     """Returns the prompt writer of each agent, shared by the agents of a role."""
     writers = {role: PromptWriter(role, self._of(role, tokenizer)) for role in set(self.roles)}

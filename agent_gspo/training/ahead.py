@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -199,15 +200,17 @@ class Ahead:
     Turns whose replies are there already, with the same prompt, keep them. What follows a tool's
     result has the weights of what is before it.
     """
-    policy: Policy | None = None
+    own = threading.local()  # each part of a rollout is written in its thread
+    has_tools = self._setup.team.has_tools
 
     def speak(turns: Sequence[Turn]) -> list[Reply]:
-      nonlocal policy
       places = [_place(turn) for turn in turns]
       missing = [i for i, place in enumerate(places) if place not in written]
       if missing:
+        policy = getattr(own, 'policy', None)
         if policy is None or not turns[missing[0]].offset:
           policy = policy_of(self._current())
+        own.policy = policy if has_tools else None
         replies = policy([turns[i] for i in missing])
         written.update(zip((places[i] for i in missing), replies, strict=True))
       return [written[place] for place in places]

@@ -197,8 +197,8 @@ def make(
     ]
   )
   copies = config.rollout.ahead
-  if config.rollout.schedule == 'free':  # the newest, and those of the layer under way
-    copies = min(copies, 2)
+  if config.rollout.schedule == 'free':  # the newest, and those of the layers under way
+    copies = min(copies, 3 if parts.team.has_tools else 2)
   state['weights of rollouts ahead'] = copies * copied['parameters']
   if not parts.training:
     state = {name: size for name, size in state.items() if name.endswith('parameters')}

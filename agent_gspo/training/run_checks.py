@@ -85,7 +85,7 @@ def _check_share(parts: config_lib.Parts) -> None:
       parts.term_sheet is not None,
       'prices or budgets that agents are told: each node draws its own',
     ),
-    (any(role.tools for role in parts.team.roles), 'tools, whose results are not exchanged'),
+    (parts.team.has_tools, 'tools, whose results are not exchanged'),
   ):
     if wrong:
       raise ValueError(f"rollout.share={folder!r} with {what}. Set rollout.share=''.")

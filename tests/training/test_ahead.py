@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 import types
+from concurrent import futures
 
 import jax
 import micro_run
@@ -68,7 +69,7 @@ class _Rollouts:
     self.begun, self.failing, self.hold = [], None, threading.Semaphore(10**6)
     rollout = types.SimpleNamespace(ahead=ahead, schedule=schedule, engine='')
     config = types.SimpleNamespace(rollout=rollout, steps=6, mesh=MeshOptions())
-    self.setup = types.SimpleNamespace(config=config)
+    self.setup = types.SimpleNamespace(config=config, team=types.SimpleNamespace(has_tools=True))
     monkeypatch.setattr(ahead_lib, 'collect', self)
 
   def __call__(self, setup, state, progress, step, gather, write):
@@ -208,8 +209,10 @@ def test_what_follows_a_tool_has_the_weights_of_what_is_before_it(monkeypatch):
   more = dataclasses.replace(_turn(0), prompt_ids=np.asarray([7, 8], np.int32), offset=1)
   versions = [reply.version for reply in write([_turn(0)])]
   found(rollouts.setup, _state(1), Progress())
+  with futures.ThreadPoolExecutor(1) as other_part:
+    versions += [reply.version for reply in other_part.submit(write, [_turn(2)]).result()]
   versions += [reply.version for turn in (more, _turn(1)) for reply in write([turn])]
-  assert versions == [0, 0, 1]
+  assert versions == [0, 1, 0, 1]
   found.close()
 
 
