@@ -214,6 +214,11 @@ class BudgetOptions(Section, name='budget'):
         f'budget.lambda_min={self.lambda_min} is not between -budget.lambda_max='
         f'{-self.lambda_max} and 0.'
       )
+    if self.lambda_min and not self.budget_episode:
+      raise ValueError(
+        f'budget.lambda_min={self.lambda_min} bounds the price of budget.budget_episode alone, '
+        'which is 0. Leave out budget.lambda_min.'
+      )
 
   def _check_told(self) -> None:
     words = self.told_words

@@ -72,7 +72,8 @@ def remembered(options: RolloutOptions, memory: Memory, rollout: RolloutBatch, s
   """Returns the memory after a step, at most `rollout.replay` groups; see `extended`."""
   if not options.replay:
     return ()
-  new = [batches.select(rollout, [q]) for q in np.flatnonzero(_differ(rollout)).tolist()]
+  differ = np.flatnonzero(_differ(rollout))[: options.replay]
+  new = [batches.select(rollout, [q]) for q in differ.tolist()]
   return (*new, *_recent(options, memory, step))[: options.replay]
 
 

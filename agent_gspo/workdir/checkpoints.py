@@ -371,7 +371,7 @@ def _orbax(
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:
-  return record.levelno < logging.ERROR or 'orbax' not in pathlib.Path(record.pathname).parts
+  return record.levelno < logging.WARNING or 'orbax' not in pathlib.Path(record.pathname).parts
 
 
 def _split(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -333,6 +333,10 @@ def test_every_mode_has_a_controller():
       r'budget.lambda_min=-0.02 is not between -budget.lambda_max=-0.01 and 0',
     ),
     (
+      {'mode': 'dual', 'budget_message': 5.0, 'lambda_min': -0.005},
+      r'budget.lambda_min=-0.005 bounds the price of budget.budget_episode alone, which is 0',
+    ),
+    (
       {'mode': 'dual', 'budget_episode': 9.0, 'lambda_min': 0.005},
       r'budget.lambda_min=0.005 is not between',
     ),
