@@ -170,15 +170,25 @@ class PromptWriter:
   @functools.cached_property
   def preamble(self) -> np.ndarray:
     """Returns the int32 ids of the preamble, with BOS first if the model's texts begin with it."""
-    ids = np.concatenate([_ids([]), *map(self.encode, self.preamble_texts)])
+    texts = enumerate(self.preamble_texts)
+    ids = np.concatenate([_ids([]), *(self.encode(text, begins=i == 0) for i, text in texts)])
     bos = _ids(self.tokenizer.begins_with)
     is_written = np.array_equal(ids[: len(bos)], bos)
     return ids if self.role.style == 'chat' or is_written else np.concatenate([bos, ids])
 
   def as_written(self, text: str) -> str:
-    """Returns a text as it follows the cue: with a leading space in plain subword prompts."""
-    continues = self.role.style == 'plain' and not self.tokenizer.is_word_level
-    return f' {text}' if text and continues else text
+    """Returns a text as it follows the cue: with a leading space in plain subword prompts.
+
+    Also in chats, if the tokenizer puts one behind the special token that opens a message.
+    """
+    return f' {text}' if text and self._writes_space else text
+
+  @functools.cached_property
+  def _writes_space(self) -> bool:
+    if self.role.style == 'plain':
+      return not self.tokenizer.is_word_level
+    marked = self.tokenizer.marked_after
+    return bool(marked) and int(self.encode(self.texts('', [Incoming()])[-1])[-1]) in marked
 
   def written_ids(self, text: str) -> np.ndarray:
     """Returns the int32 ids of a message, without special tokens and stop token."""
@@ -193,9 +203,9 @@ class PromptWriter:
       text = text.replace(name, ' ')
     return self.written_ids(text)
 
-  def encode(self, text: str) -> np.ndarray:
-    """Returns the int32 ids of a text, special tokens included."""
-    return _ids(self.tokenizer.encode(text))
+  def encode(self, text: str, begins: bool = False) -> np.ndarray:
+    """Returns the int32 ids of a text, special tokens included; `begins` if none is before it."""
+    return _ids(self.tokenizer.encode(text, begins=begins))
 
 
 class Context:
@@ -217,7 +227,9 @@ class Context:
     """
     self._turns.append(Incoming([sender for sender, _ in incoming], left))
     texts = self._writer.texts(self._opening, self._turns)
-    first, *others = (self._writer.encode(text) for text in texts)
+    first, *others = map(self._writer.encode, texts)
+    if len(self._turns) == 1 and not self._writer.preamble_texts:
+      first = self._writer.encode(texts[0], begins=True)
     ends = self._writer.role.style == 'chat' and len(first) > 0 and first[0] == self._last_id
     if ends:
       first = first[1:]  # the agent has already sampled the template's end of message

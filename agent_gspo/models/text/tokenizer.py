@@ -159,11 +159,13 @@ class Tokenizer:
     more = [token for token in self._more_eos if backend.token_to_id(token) is not None]
     return Tokenizer(backend, eos, bos, pad, self.chat_template, more)
 
-  def encode(self, text: str, special: bool = True) -> list[int]:
+  def encode(self, text: str, special: bool = True, begins: bool = False) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
 
     Args:
       text: Any string.
+      begins: Whether no text is before it. Then Llama 2's tokenizer and its like mark a space
+        there, as in transformers.
       special: Whether special tokens spelled in the text, outside of `guarded` spans, become
         their ids. With False (for untrusted text) they are ordinary text. User-defined tokens of
         the model are ordinary text, unless its chat template spells them out.
@@ -172,14 +174,14 @@ class Tokenizer:
       ValueError: A word-level tokenizer does not know a word; the message names it. Or the text
         is invalid Unicode (half a surrogate pair).
     """
-    return list(self._encoded(text, special))
+    return list(self._encoded(text, special, begins))
 
   @functools.cached_property
-  def _encoded(self) -> Callable[[str, bool], tuple[int, ...]]:
+  def _encoded(self) -> Callable[[str, bool, bool], tuple[int, ...]]:
     """Returns `_ids`, cached: each message is encoded by its author, its readers and limits."""
     return functools.lru_cache(maxsize=2**13)(self._ids)
 
-  def _ids(self, text: str, special: bool) -> tuple[int, ...]:
+  def _ids(self, text: str, special: bool, begins: bool) -> tuple[int, ...]:
     text = text if special else self.guarded(text)
     if unknown := self.unknown_words(text, special):
       raise UnknownWordError(
@@ -187,7 +189,7 @@ class Tokenizer:
         f'has {self.vocab_size} tokens; must be one of its words.'
       )
     try:
-      return tuple(self._control.encode(text))
+      return tuple(self._control.encode(text, begins))
     except Exception as error:  # the library raises nothing narrower
       text = text.replace(BREAK, '')
       raise ValueError(f'the text {text[:80]!r} cannot be encoded ({error}).') from error
@@ -216,15 +218,21 @@ class Tokenizer:
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of token ids, special tokens spelled out.
 
-    Tokens that decode to no text (a bare word mark) are spelled out if there are no others.
+    Tokens that decode to no text are spelled out if there are no others.
     """
     ids = np.asarray(ids, int).tolist()
-    text = self.backend.decode(ids, skip_special_tokens=False)
+    text = self._decode(ids)
     return text or ''.join(token for token in map(self.backend.id_to_token, ids) if token)
 
   def decode_begun(self, ids: Sequence[int]) -> str:
     """Returns the text of the first ids of a text, without a character that is incomplete."""
-    return self.backend.decode(list(ids), skip_special_tokens=False).rstrip('\ufffd')
+    return self._decode(ids).rstrip('\ufffd')
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    """Returns the text of ids as it continues another: with the space that begins it."""
+    before = self._control.before
+    text = self.backend.decode([*before.ids, *ids], skip_special_tokens=False)
+    return text[len(before.decoded) :]
 
   def unsaid(self, rows: int) -> tuple[tuple[int, int], ...]:
     """Returns ranges `(first, end)` of the ids below `rows` that decode to no text.
@@ -233,12 +241,11 @@ class Tokenizer:
     """
     texts = self._texts
     other = next((i for i, text in enumerate(texts) if text.strip()), self.eos_id)
-    read = functools.partial(self.backend.decode, skip_special_tokens=False)
 
     def is_said(i: int) -> bool:
       if i in self.eos_ids or (i < len(texts) and texts[i]):
         return True
-      return i < len(texts) and read([other, i, other]) != read([other, other])
+      return i < len(texts) and self._decode([other, i, other]) != self._decode([other] * 2)
 
     runs = [(said, [*run]) for said, run in itertools.groupby(range(rows), is_said)]
     return tuple((run[0], run[-1] + 1) for said, run in runs if not said)
@@ -261,14 +268,21 @@ class Tokenizer:
   @functools.cached_property
   def _texts(self) -> list[str]:
     """Returns the text of each id by itself, "" for ids without a token."""
-    ids = [[i] for i in range(self.vocab_size)]
-    return self.backend.decode_batch(ids, skip_special_tokens=False)
+    before = self._control.before
+    ids = [[*before.ids, i] for i in range(self.vocab_size)]
+    texts = self.backend.decode_batch(ids, skip_special_tokens=False)
+    return [text[len(before.decoded) :] for text in texts]
 
   @functools.cached_property
   def begins_with(self) -> tuple[int, ...]:
     """Returns the ids that the model's post-processor puts before a text: BOS, or nothing."""
     found = self.backend.encode('', add_special_tokens=True).ids[:1]
     return tuple(found) if found == [self.bos_id] else ()
+
+  @property
+  def marked_after(self) -> frozenset[int]:
+    """Returns the ids behind which `encode` marks a space, as where a text `begins`."""
+    return self._control.special if self._control.before.recurs else frozenset()
 
   @functools.cached_property
   def chat_end_id(self) -> int:

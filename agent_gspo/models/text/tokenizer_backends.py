@@ -10,12 +10,12 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from agent_gspo.models.io.fields import Fields, read_object
+from agent_gspo.models.text.word_marks import MARK
 from agent_gspo.values import is_number, shown
 
 _T = TypeVar('_T')
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # ggml token types (0 to 6)
-_SPACE = '\u2581'  # for a space in SentencePiece vocabularies
 PIECE = '##'  # begins a token that continues a word
 
 # Both split text into words before BPE; they differ in the number of digits per piece.
@@ -154,9 +154,9 @@ def _sentencepiece(fields: Fields, vocab: dict[str, int]) -> tokenizers.Tokenize
     ),
     fields.where,
   )
-  backend.normalizer = normalizers.Replace(' ', _SPACE)
+  backend.normalizer = normalizers.Replace(' ', MARK)
   backend.decoder = decoders.Sequence(
-    [decoders.Replace(_SPACE, ' '), decoders.ByteFallback(), decoders.Fuse()]
+    [decoders.Replace(MARK, ' '), decoders.ByteFallback(), decoders.Fuse()]
   )
   return backend
 
