@@ -67,8 +67,9 @@ def _forward(cap, q, k, v, mask):
   return tuple(_joined(x) for x in jax.lax.map(of_queries, jnp.arange(q.shape[3] // BLOCK)))
 
 
-def _keep(cap, q, k, v, mask):
-  out, log_total = checkpoint_name(_forward(cap, q, k, v, mask), KEPT)
+def keep(forward, how, q, k, v, mask):
+  """Returns the output of `forward`, and all that its gradient reads, named `KEPT`."""
+  out, log_total = checkpoint_name(forward(how, q, k, v, mask), KEPT)
   return out, (q, k, v, mask, out, log_total)
 
 
@@ -105,7 +106,7 @@ def _backward(cap, kept, gradient):
   return _joined(dq), operand(dk, k.dtype), operand(dv, v.dtype), None
 
 
-_attend.defvjp(_keep, _backward)
+_attend.defvjp(functools.partial(keep, _forward), _backward)
 
 
 def _over_keys(i: jax.Array, mask: TreeMask, add: Any, state: Any) -> Any:

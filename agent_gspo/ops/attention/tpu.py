@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from agent_gspo.ops import soft_cap
-from agent_gspo.ops.attention import KEPT, padding, scale
+from agent_gspo.ops.attention import blockwise, padding, scale
 from agent_gspo.ops.attention.masks import TreeMask
 
 BLOCK = 512
@@ -80,17 +79,9 @@ def _attend(how, q, k, v, columns):
   return _forward(how, q, k, v, columns)[0]
 
 
-def _keep(how, q, k, v, columns):
-  out, log_total = checkpoint_name(_forward(how, q, k, v, columns), KEPT)
-  return out, (q, k, v, columns, out, log_total)
-
-
 def _backward(how, kept, gradient):
   q, k, v, columns, out, log_total = kept
   return (*_gradients(how, q, k, v, columns, out, log_total, gradient), None)
-
-
-_attend.defvjp(_keep, _backward)
 
 
 def _forward(how, q, k, v, columns):
@@ -120,6 +111,9 @@ def _forward(how, q, k, v, columns):
     ),
     **_options(how.interpret, NAME, 2, q, k, v),
   )(_ranges(how, columns), q, k, v, columns)
+
+
+_attend.defvjp(functools.partial(blockwise.keep, _forward), _backward)
 
 
 def _gradients(how, q, k, v, columns, out, log_total, gradient):
