@@ -17,6 +17,7 @@ from agent_gspo.sharding.placement import ONE_DEVICE
 _CONFIGS = {
   'hf': tiny.CONFIG,
   'hf, joint projections': tiny.CONFIG.replace(family='phi3'),
+  'hf, experts': tiny.MIXTURE,
   'gguf': raw_gguf.CONFIG,
 }
 
@@ -63,6 +64,16 @@ def test_placed_parameters_are_those_of_the_file(kind, folder):
   placed = partition.place(tensor_names.unflatten(arrays), _CONFIGS[kind], ONE_DEVICE)
   for path, x in tensor_names.flatten(placed).items():
     assert isinstance(x, jax.Array)
+    np.testing.assert_array_equal(x, whole[path], err_msg=path)
+
+
+@pytest.mark.parametrize('kind', _CONFIGS)
+def test_what_was_opened_is_exported_unread(kind, folder, tmp_path):
+  arrays, whole = _opened(kind, folder)
+  hf.export_hf(_CONFIGS[kind], tensor_names.unflatten(arrays), tmp_path)
+  again = tensor_names.flatten(stored.read(hf.open_hf(tmp_path)[1]))
+  assert again.keys() == whole.keys()
+  for path, x in again.items():
     np.testing.assert_array_equal(x, whole[path], err_msg=path)
 
 

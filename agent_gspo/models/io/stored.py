@@ -35,6 +35,10 @@ class StoredArray:
   def ndim(self) -> int:
     return len(self.shape)
 
+  def __getitem__(self, i: int) -> np.ndarray:
+    """Reads entry `i` of the first axis."""
+    return self.part((slice(i, i + 1), *[slice(None)] * (self.ndim - 1)))[0]
+
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     if copy is False:
       raise ValueError('an array in a file cannot be had without a copy')
