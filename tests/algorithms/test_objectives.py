@@ -21,7 +21,9 @@ from packed_cases import (
   TOKENS,
   WITH_CLIP,
   case,
+  objective,
   oracle,
+  run,
   slope,
   with_options,
 )
@@ -31,7 +33,6 @@ from agent_gspo.algorithms.objectives import losses
 from agent_gspo.algorithms.objectives.losses import (
   OBJECTIVES,
   PackedTokens,
-  imitation,
   make,
   reverse_kl,
 )
@@ -42,27 +43,8 @@ _PESSIMISTIC = ('gspo', 'gspo_token', 'luspo', 'grpo', 'dr_grpo', 'dapo')
 _RATIO_NAMES = tuple(name for name in OBJECTIVES if name != 'reinforce')
 
 
-def _function(name: str):
-  return imitation if name == 'imitation' else functools.partial(OBJECTIVES[name], **OPTIONS[name])
-
-
-@functools.cache
-def _compiled(name: str):
-  def total(logprobs, x):
-    result = _function(name)(x.replace(logprobs=logprobs))
-    return result.total, result
-
-  return jax.jit(jax.value_and_grad(total, has_aux=True))
-
-
-def _run(name: str, x: PackedTokens):
-  """The objective, and the gradient of its total in the log-probs."""
-  (_, result), gradient = _compiled(name)(x.logprobs, x)
-  return result, np.asarray(gradient)
-
-
 def _assert_equals_oracle(name: str, x: PackedTokens):
-  result, gradient = _run(name, x)
+  result, gradient = run(name, x)
   total, count, ratio, clipped = oracle(name, x)
   np.testing.assert_allclose(result.total, total, rtol=3e-6, atol=1e-5)
   np.testing.assert_allclose(result.count, count, rtol=1e-6)
@@ -129,7 +111,7 @@ class OracleTest(chex.TestCase):
   @parameterized.parameters(*_NAMES)
   def test_equals_the_formula(self, name):
     x = case(7)
-    result = self.variant(_function(name))(x)
+    result = self.variant(objective(name))(x)
     np.testing.assert_allclose(result.total, oracle(name, x)[0], rtol=3e-6, atol=1e-5)
 
 
@@ -163,8 +145,8 @@ def test_the_case_visits_every_branch_of_the_clip():
 def test_gspo_token_is_gspo_in_value_and_gradient(spread):
   with jax.enable_x64(True):
     x = case(3, spread=spread, dtype=np.float64)
-    result, gradient = _run('gspo', x)
-    token_result, token_gradient = _run('gspo_token', x)
+    result, gradient = run('gspo', x)
+    token_result, token_gradient = run('gspo_token', x)
   np.testing.assert_allclose(token_result.total, result.total, rtol=1e-12)
   np.testing.assert_allclose(token_gradient, gradient, rtol=1e-9)
   np.testing.assert_allclose(token_result.ratio, result.ratio, rtol=1e-12)
@@ -182,10 +164,10 @@ def test_all_mean_objectives_agree_on_one_token_messages_and_only_there():
     advantages=jnp.asarray(rng.normal(size=n), jnp.float32),
     message_mask=jnp.ones(n),
   )
-  expected = _run('gspo', x)
+  expected = run('gspo', x)
   for name in ('grpo', 'luspo', 'dapo'):
-    chex.assert_trees_all_close(_run(name, x), expected, rtol=1e-6, atol=1e-8)
-  means = [float(r.total / r.count) for r in (_run(n, case())[0] for n in ('gspo', 'grpo', 'dapo'))]
+    chex.assert_trees_all_close(run(name, x), expected, rtol=1e-6, atol=1e-8)
+  means = [float(r.total / r.count) for r in (run(n, case())[0] for n in ('gspo', 'grpo', 'dapo'))]
   assert min(abs(np.diff([*means, means[0]]))) > 1e-3
 
 
@@ -197,7 +179,7 @@ def test_what_a_long_message_weighs():
   )
   factors = {'gspo': (1, 1), 'luspo': (2, 1), 'dapo': (2, 2), 'dr_grpo': (2, 1), 'gmpo': (1, 1)}
   for name, (of_total, of_count) in factors.items():
-    once, doubled = (_function(name)(v) for v in (x, twice))
+    once, doubled = (objective(name)(v) for v in (x, twice))
     np.testing.assert_allclose(doubled.total, of_total * once.total, rtol=1e-5)
     np.testing.assert_allclose(doubled.count, of_count * once.count)
     np.testing.assert_allclose(doubled.ratio, once.ratio, rtol=1e-6)
@@ -206,11 +188,11 @@ def test_what_a_long_message_weighs():
 @pytest.mark.parametrize('name', _NAMES)
 def test_padding_and_order_change_nothing(name):
   plain = case(5, scramble=False)
-  result, gradient = _run(name, plain)
+  result, gradient = run(name, plain)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
   order = np.random.default_rng(1).permutation(len(gradient))
-  other, other_gradient = _run(name, plain.replace(**{k: plain[k][order] for k in PER_TOKEN}))
+  other, other_gradient = run(name, plain.replace(**{k: plain[k][order] for k in PER_TOKEN}))
   close(other.total, result.total)
   close(other_gradient, gradient[order])
   close(other.ratio, result.ratio)
@@ -220,7 +202,7 @@ def test_padding_and_order_change_nothing(name):
     advantages=plain.advantages[:MESSAGES],
     message_mask=plain.message_mask[:MESSAGES],
   )
-  other, other_gradient = _run(name, bare)
+  other, other_gradient = run(name, bare)
   close(other.total, result.total)
   close(other_gradient, gradient[:TOKENS])
   assert result.count == other.count
@@ -230,7 +212,7 @@ def test_padding_and_order_change_nothing(name):
 def test_one_message_a_row_equals_all_in_one_array(name):
   """Unpacked: rows of one message each, padded to the longest; also a batch of one."""
   x = case(4, scramble=False)
-  result, gradient = _run(name, x)
+  result, gradient = run(name, x)
   total, count, rows = 0.0, 0.0, []
   for m, length in enumerate(LENGTHS):
     start = sum(LENGTHS[:m])
@@ -243,7 +225,7 @@ def test_one_message_a_row_equals_all_in_one_array(name):
       message_ids=jnp.zeros(max(LENGTHS), jnp.int32),
       token_mask=jnp.asarray(np.arange(max(LENGTHS)) < length, jnp.float32),
     )
-    part, part_gradient = _run(name, row)
+    part, part_gradient = run(name, row)
     total, count = total + part.total, count + part.count
     rows.append(part_gradient[:length])
     np.testing.assert_allclose(part.ratio, result.ratio[m : m + 1], rtol=1e-6)
@@ -261,9 +243,9 @@ def test_sum_of_parts_is_the_whole(name):
     at = jnp.arange(len(x.advantages))
     chosen = (at >= first) & (at < last)
     part = x.replace(message_mask=x.message_mask * chosen)  # their tokens stay, and do not count
-    result, _ = _run(name, part)
+    result, _ = run(name, part)
     total, count = total + result.total, count + result.count
-  whole, _ = _run(name, x)
+  whole, _ = run(name, x)
   np.testing.assert_allclose(total, whole.total, rtol=1e-5)
   np.testing.assert_allclose(count, whole.count, rtol=1e-6)
 
@@ -287,7 +269,7 @@ def _one(log_ratio: float, advantage: float) -> PackedTokens:
 )
 def test_clip_takes_the_pessimistic_side(name, ratio, advantage, passes):
   """With A < 0 a ratio that has grown still gets its gradient; `max` would drop it."""
-  result, gradient = _run(name, _one(float(np.log(ratio)), advantage))
+  result, gradient = run(name, _one(float(np.log(ratio)), advantage))
   length = OPTIONS[name].get('max_length', 1.0)
   np.testing.assert_allclose(gradient, [ratio * advantage / length if passes else 0.0], rtol=1e-6)
   np.testing.assert_array_equal(result.clipped, [0.0 if passes else 1.0])
@@ -298,16 +280,16 @@ def test_clip_takes_the_pessimistic_side(name, ratio, advantage, passes):
 @pytest.mark.parametrize('advantage', [1.0, -1.0])
 @pytest.mark.parametrize(('ratio', 'weight'), [(0.5, 1 - LOW), (1.05, 1.05), (3.0, 1 + HIGH)])
 def test_cispo_never_drops_a_gradient(ratio, weight, advantage):
-  result, gradient = _run('cispo', _one(float(np.log(ratio)), advantage))
+  result, gradient = run('cispo', _one(float(np.log(ratio)), advantage))
   np.testing.assert_allclose(gradient, [weight * advantage], rtol=1e-6)
   np.testing.assert_array_equal(result.clipped, [float(weight != ratio)])
 
 
 def test_sapo_has_the_slope_of_the_policy_gradient_on_policy():
   for advantage in (1.0, -1.0):
-    _, gradient = _run('sapo', _one(0.0, advantage))
+    _, gradient = run('sapo', _one(0.0, advantage))
     np.testing.assert_allclose(gradient, [advantage], rtol=1e-6)
-    _, far = _run('sapo', _one(2.0, advantage))
+    _, far = run('sapo', _one(2.0, advantage))
     assert 0 < far[0] * advantage < 0.5
 
 
@@ -315,7 +297,7 @@ def test_sapo_has_the_slope_of_the_policy_gradient_on_policy():
 @pytest.mark.parametrize('log_ratio', [-1e4, -150.0, 150.0, 1e4, 1e30])
 @pytest.mark.parametrize('advantage', [1.0, -1.0, 0.0])
 def test_overflowing_log_ratio_gives_no_nan(name, log_ratio, advantage):
-  result, gradient = _run(name, _one(log_ratio, advantage))
+  result, gradient = run(name, _one(log_ratio, advantage))
   for array in (gradient, *result.values()):
     assert np.isfinite(array).all()
   if advantage > 0 and name in _PESSIMISTIC:  # the clipped value is the exact one
@@ -340,8 +322,8 @@ def test_infinities_in_the_padding_stay_there(name):
     message_ids=jnp.where(tokens, MESSAGES, x.message_ids),
     advantages=jnp.where(messages, jnp.nan, x.advantages),
   )
-  found = _run(name, dirty)
-  chex.assert_trees_all_equal(found, _run(name, x))
+  found = run(name, dirty)
+  chex.assert_trees_all_equal(found, run(name, x))
   np.testing.assert_array_equal(found[0].ratio[messages], 0.0)
   np.testing.assert_array_equal(found[0].clipped[messages], 0.0)
 
@@ -349,7 +331,7 @@ def test_infinities_in_the_padding_stay_there(name):
 @pytest.mark.parametrize('name', _NAMES)
 def test_nothing_but_padding_is_zero_of_zero(name):
   x = jax.tree.map(jnp.zeros_like, case())
-  result, gradient = _run(name, x.replace(logprobs=x.logprobs - 3.0))
+  result, gradient = run(name, x.replace(logprobs=x.logprobs - 3.0))
   assert result.total == result.count == 0
   np.testing.assert_array_equal(gradient, 0.0)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,10 +13,10 @@ from packed_cases import (
   LENGTHS,
   LOW,
   MESSAGES,
-  OPTIONS,
   SEQUENCE_RATIO,
   SPAN_OF,
   oracle,
+  run,
   slope,
   spanned,
 )
@@ -72,28 +69,12 @@ def _true_span_objective(name: str, x: PackedTokens, span: np.ndarray, live):
   return total, count
 
 
-@functools.cache
-def _compiled(name: str):
-  function = functools.partial(OBJECTIVES[name], **OPTIONS[name])
-
-  def total(logprobs, x):
-    result = function(x.replace(logprobs=logprobs))
-    return result.total, result
-
-  return jax.jit(jax.value_and_grad(total, has_aux=True))
-
-
-def _run(name, x):
-  (_, result), gradient = _compiled(name)(x.logprobs, x)
-  return result, np.asarray(gradient)
-
-
 @pytest.mark.parametrize('seed', range(2))
 @pytest.mark.parametrize('ratio_span', RATIO_SPANS)
 @pytest.mark.parametrize('name', SEQUENCE_RATIO)
 def test_spans_give_the_value_and_gradient_of_the_true_span_objective(name, ratio_span, seed):
   x, span = spanned(ratio_span, seed)
-  result, gradient = _run(name, x)
+  result, gradient = run(name, x)
   live = np.asarray(x.logprobs, np.float64)
   total, count = _true_span_objective(name, x, span, live)
   np.testing.assert_allclose(result.total, total, rtol=3e-6, atol=1e-6)
@@ -106,11 +87,11 @@ def test_spans_give_the_value_and_gradient_of_the_true_span_objective(name, rati
 @pytest.mark.parametrize('name', SEQUENCE_RATIO)
 def test_a_span_may_lie_in_several_micro_batches(name):
   x, _ = spanned('episode', constant=False)
-  whole, gradient = _run(name, x)
+  whole, gradient = run(name, x)
   total, count, parts = 0.0, 0.0, 0.0
   for chosen in (np.arange(12) % 3 == k for k in range(3)):
     mask = jnp.asarray(chosen, jnp.float32)
-    part, part_gradient = _run(name, x.replace(message_mask=x.message_mask * mask))
+    part, part_gradient = run(name, x.replace(message_mask=x.message_mask * mask))
     total, count, parts = total + part.total, count + part.count, parts + part_gradient
   np.testing.assert_allclose(total, whole.total, rtol=1e-5)
   np.testing.assert_allclose(count, 3, rtol=1e-6)
@@ -121,7 +102,7 @@ def test_a_span_may_lie_in_several_micro_batches(name):
 def test_the_span_of_a_message_alone_is_the_message(name):
   x, _ = spanned('message', constant=False)
   bare = x.replace(span_log_ratio=None, span_share=None)
-  for one, other in zip(_run(name, x), _run(name, bare), strict=True):
+  for one, other in zip(run(name, x), run(name, bare), strict=True):
     chex.assert_trees_all_close(one, other, rtol=2e-6, atol=1e-6)
 
 
@@ -135,7 +116,7 @@ def test_messages_of_a_span_keep_their_own_advantage():
     s = np.exp(gap[mine].sum() / mine.sum())
     bounded = min(max(s, 1 - LOW), 1 + HIGH)
     total += LENGTHS[m] / mine.sum() * min(s * advantages[m], bounded * advantages[m])
-  np.testing.assert_allclose(_run('gspo', x)[0].total, total, rtol=3e-6)
+  np.testing.assert_allclose(run('gspo', x)[0].total, total, rtol=3e-6)
 
 
 def test_token_ratios_keep_their_ratio_and_average_over_spans():

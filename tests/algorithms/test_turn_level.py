@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from advantage_batches import by_group, exact, members, some_inputs, standardised
+from advantage_batches import by_group, exact, members, some_inputs, standardised, values_of
 
 from agent_gspo.algorithms.advantages import estimators as lib
 from agent_gspo.algorithms.advantages import turn_level
@@ -13,12 +13,6 @@ from agent_gspo.algorithms.advantages import turn_level
 @pytest.fixture(scope='module', params=['question', 'question_turn_agent'])
 def x(request):
   return some_inputs(4, request.param)
-
-
-def _values(name: str, x: lib.AdvantageInputs, **options) -> np.ndarray:
-  found = lib.advantage(x, name, **options)
-  np.testing.assert_array_equal(found.kept, 1)
-  return np.asarray(found.values)
 
 
 def test_agent_turn_normalises_what_is_still_to_be_paid(x):
@@ -32,9 +26,9 @@ def test_agent_turn_normalises_what_is_still_to_be_paid(x):
     )
     returns[m] = e['task'][m] - e['costs'][later].sum()
   expected = by_group(returns, members(e['agent']), standardised)
-  np.testing.assert_allclose(_values('agent_turn', x), expected, atol=1e-5)
+  np.testing.assert_allclose(values_of('agent_turn', x), expected, atol=1e-5)
   expected = by_group(returns, members(e['agent']), lambda v: standardised(v, 2.0))
-  np.testing.assert_allclose(_values('agent_turn', x, std_floor=2.0), expected, atol=1e-5)
+  np.testing.assert_allclose(values_of('agent_turn', x, std_floor=2.0), expected, atol=1e-5)
 
 
 def test_agent_turn_does_not_blame_a_message_for_what_was_spent_before():
@@ -52,7 +46,7 @@ def test_gigpo_adds_the_step_to_the_episode(x, omega, divide):
   normalise = standardised if divide else lambda v: v - v.mean()
   whole = by_group(e['rewards'], members(e['groups']), normalise)
   step = by_group(e['rewards'], members(e['question'], e['observation']), normalise)
-  found = _values('gigpo', x, omega=omega, divide=divide)
+  found = values_of('gigpo', x, omega=omega, divide=divide)
   np.testing.assert_allclose(found, whole + omega * step, rtol=1e-4, atol=1e-4)
   assert (np.abs(step) > 0.1).any()
 
@@ -64,7 +58,7 @@ def test_gigpo_compares_episodes_by_all_that_the_author_earned():
   x = x.replace(reward=earned, observation=np.arange(len(earned)))
   whole = by_group(earned, members(x.episode, x.agent), lambda v: v * 0 + v.sum()) - x.costs
   expected = by_group(whole, members(x.groups), standardised)
-  np.testing.assert_allclose(_values('gigpo', x), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(values_of('gigpo', x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_gigpo_step_that_no_one_shares_adds_nothing():
@@ -83,7 +77,7 @@ def test_matchtir_adds_the_turn_to_the_episode():
   earned = by_group(e['reward'], members(x.episode, x.agent), lambda v: v * 0 + v.sum())
   whole = by_group(earned - e['costs'], members(e['groups']), standardised)
   turn = by_group(e['rewards'], members(e['groups'], e['agent'], e['turn']), standardised)
-  np.testing.assert_allclose(_values('matchtir', x), (whole + turn) / 2, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(values_of('matchtir', x), (whole + turn) / 2, rtol=1e-4, atol=1e-4)
 
 
 def test_matchtir_of_matched_tool_calls():
@@ -142,7 +136,7 @@ def test_mars2_compares_with_parents_and_siblings(gamma, mix):
         baseline = reward[up].mean() if up.any() else reward[others].mean()
       shaped[m] = reward[m] + gamma * (reward[m] - baseline)
     expected = by_group(shaped, members(e['question'], e['agent']), standardised)
-    found = _values('mars2', x, gamma=gamma, mix=mix)
+    found = values_of('mars2', x, gamma=gamma, mix=mix)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
   assert len(kinds) >= 3
 
@@ -181,7 +175,7 @@ def test_hgpo_weighs_long_histories_more(x, alpha):
       weights = np.array([(k + 1.0) ** alpha for k in known])
       expected[m] = weights @ [levels[k - 1][m] for k in known] / weights.sum()
   assert seen == {0, 1, 2, 3}
-  np.testing.assert_allclose(_values('hgpo', x, alpha=alpha), expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(values_of('hgpo', x, alpha=alpha), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_hgpo_by_hand():
@@ -218,7 +212,7 @@ def test_counterfactual_compares_with_the_authors_silence(x):
       same, fallbacks = e['groups'] == e['groups'][m], fallbacks + 1
     expected[m] = e['rewards'][m] - e['rewards'][same].mean()
   assert fallbacks
-  np.testing.assert_allclose(_values('counterfactual', x), expected, atol=1e-5)
+  np.testing.assert_allclose(values_of('counterfactual', x), expected, atol=1e-5)
 
 
 def test_counterfactual_asks_whether_a_message_paid():
@@ -262,5 +256,5 @@ def test_advantage_alignment_adds_what_others_gain_after_what_the_author_gained(
     past = sum(gamma**distance * own[k] for distance, k in enumerate(before, start=1))
     expected[m] += beta * gamma * past * others[m]
   assert np.abs(expected - own).max() > 0.1
-  found = _values('advantage_alignment', x, beta=beta, gamma=gamma)
+  found = values_of('advantage_alignment', x, beta=beta, gamma=gamma)
   np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

@@ -56,6 +56,13 @@ def some_inputs(seed: int = 0, grouping: str = 'question', price: float = 0.01) 
   )
 
 
+def values_of(name: str, x: AdvantageInputs, **options) -> np.ndarray:
+  """Advantages of messages that are all kept."""
+  found = advantage(x, name, **options)
+  np.testing.assert_array_equal(found.kept, 1)
+  return np.asarray(found.values)
+
+
 def exact(x: AdvantageInputs) -> dict[str, np.ndarray]:
   """Its fields as numpy arrays, floats in float64, with `rewards`."""
   fields = {k: np.asarray(v) for k, v in {**x, 'rewards': x.rewards}.items() if v is not None}

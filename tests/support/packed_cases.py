@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agent_gspo.algorithms.objectives.losses import OBJECTIVES, imitation
 from agent_gspo.algorithms.objectives.parts import PackedTokens
 from agent_gspo.algorithms.objectives.spans import span_statistics
 
@@ -35,6 +39,26 @@ SPAN_OF = {
   'agent': np.asarray([0, 1, 0, 2, 3, 6, 6, 4, 6, 5]),
   'episode': EPISODE,
 }
+
+
+def objective(name: str):
+  """The objective under its `OPTIONS`."""
+  return imitation if name == 'imitation' else functools.partial(OBJECTIVES[name], **OPTIONS[name])
+
+
+@functools.cache
+def _compiled(name: str):
+  def total(logprobs, x):
+    result = objective(name)(x.replace(logprobs=logprobs))
+    return result.total, result
+
+  return jax.jit(jax.value_and_grad(total, has_aux=True))
+
+
+def run(name: str, x: PackedTokens):
+  """The objective, and the gradient of its total in the log-probs."""
+  (_, result), gradient = _compiled(name)(x.logprobs, x)
+  return result, np.asarray(gradient)
 
 
 def case(seed: int = 0, spread: float = 0.3, dtype=np.float32, scramble: bool = True):
