@@ -69,7 +69,14 @@ class Exported:
     base = hf.read_config(hf.resolve(config.model.source.removeprefix('hf:'))[0])
     found = [peft.read_peft(base, self.folder / name) for name in self.adapters]
     flat = flax.traverse_util.flatten_dict(like, sep='/')
-    for path in (path for path in flat if lora.is_adapter(path.rpartition('/')[2])):
+    paths = [path for path in flat if lora.is_adapter(path.rpartition('/')[2])]
+    for name, adapter in zip(self.adapters, found, strict=True):
+      if absent := sorted({*paths} - adapter.keys()):
+        raise ValueError(
+          f'{self.folder / name}: the adapter lacks {absent[0]} ({len(absent)} of {len(paths)} '
+          'arrays are missing); export the team again.'
+        )
+    for path in paths:
       array = np.stack([adapter[path] for adapter in found])
       flat[path] = array if flat[path].ndim == 3 else array[0]
     return flax.traverse_util.unflatten_dict(flat, sep='/')

@@ -14,6 +14,7 @@ import jax
 import micro_run
 import numpy as np
 import pytest
+import safetensors.numpy
 import tiny
 
 from agent_gspo.apps.commands import command, exported, model_card, team_of_run
@@ -121,6 +122,21 @@ def test_an_export_has_one_step_and_one_model():
   config = Config.from_dict(micro_run.get_config().to_dict())
   with pytest.raises(ValueError, match=r"model.source='random:micro', but 'hf:/.*begin with"):
     exported.find(str(place)).check_params(config)
+
+
+def test_a_cut_adapter_is_named(tmp_path):
+  params = tiny.params(tiny.CONFIG.replace(lora_rank=2, lora_alpha=4.0))
+  hf.export_hf(tiny.CONFIG, tiny.params(), tmp_path)
+  peft.export_peft(tiny.CONFIG.replace(lora_rank=2), params, tmp_path / 'all', 'base')
+  file = tmp_path / 'all' / 'adapter_model.safetensors'
+  content = micro_run.changed(model__source=f'hf:{tmp_path}')
+  config, team = Config.from_dict(content), exported.Exported(tmp_path, 3, content, ['all'])
+  assert jax.tree.all(jax.tree.map(np.array_equal, team.restore_params(config, params), params))
+  tensors = safetensors.numpy.load_file(file)
+  del tensors[next(name for name in tensors if 'layers.1.mlp.up_proj.lora_B' in name)]
+  safetensors.numpy.save_file(tensors, file)
+  with pytest.raises(ValueError, match=r'/all: the adapter lacks layers_1/mlp/up/lora_b \(1 of'):
+    team.restore_params(config, params)
 
 
 def test_a_team_of_the_hub(monkeypatch, tmp_path):
