@@ -171,6 +171,11 @@ def test_added_tokens_without_a_row_are_left_out(folder):
   back = load.load_model(f'hf:{path}')
   assert back.tokenizer.fingerprint == model.tokenizer.fingerprint
   assert back.config == model.config
+  config = json.loads((path / 'tokenizer_config.json').read_text()) | {'pad_token': '<image>'}
+  (path / 'tokenizer_config.json').write_text(json.dumps(config))
+  back = load.load_model(f'hf:{path}')
+  assert back.tokenizer.fingerprint == model.tokenizer.fingerprint
+  assert back.tokenizer.pad_id == back.tokenizer.eos_id
 
 
 def test_tokenizer_larger_than_the_embedding_is_refused(folder):

@@ -147,7 +147,8 @@ class Tokenizer:
   def within(self, rows: int) -> Tokenizer:
     """Returns the tokenizer without added tokens that an embedding of `rows` rows does not have.
 
-    Gemma 3's models of text alone come with the tokenizer of those that read images, too.
+    Gemma 3's models of text alone come with the tokenizer of those that read images, too. EOS
+    replaces a padding token without a row.
     """
     if self.vocab_size <= rows:
       return self
@@ -156,8 +157,9 @@ class Tokenizer:
     backend = tokenizers.Tokenizer.from_str(json.dumps(data))
     bos, eos, pad = (self._names[name] for name in _SPECIAL)
     assert eos is not None, 'a tokenizer has an EOS token'
-    more = [token for token in self._more_eos if backend.token_to_id(token) is not None]
-    return Tokenizer(backend, eos, bos, pad, self.chat_template, more)
+    is_left = lambda token: backend.token_to_id(token) is not None
+    more = [*filter(is_left, self._more_eos)]
+    return Tokenizer(backend, eos, bos, pad if is_left(pad) else None, self.chat_template, more)
 
   def encode(self, text: str, special: bool = True, begins: bool = False) -> list[int]:
     """Returns the token ids of a text; adds neither BOS nor EOS.
