@@ -230,10 +230,10 @@ def _dense(questions: Array) -> Array:
   return np.unique(questions, return_inverse=True)[1].reshape(-1)
 
 
-def _group_mean(values: Array, questions: Array, where: Array | None = None) -> Array:
+def _group_mean(values: Array, questions: Array, where: Array) -> Array:
   """Computes each episode's group mean over the episodes `where`, `[E]`, 0 if there are none."""
   dense = _dense(questions)
-  kept = np.ones(len(dense)) if where is None else where.astype(float)
+  kept = where.astype(float)
   return _ratio(np.bincount(dense, values * kept), np.bincount(dense, kept))[dense]
 
 
