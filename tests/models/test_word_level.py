@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,3 +80,17 @@ def test_fingerprint_depends_on_the_ids_alone():
   one = word_level(['a', 'b']).fingerprint
   assert one == word_level(['a', 'b'], chat_template='x').fingerprint
   assert one != word_level(['b', 'a']).fingerprint
+
+
+def test_encoded_texts_are_kept_in_few_bytes_and_handed_out_anew():
+  words = [f'w{i}' for i in range(2000)]
+  tokenizer = word_level(words)
+  tokenizer.encode('w0').append(-1)
+  texts = [' '.join(words[i:]) for i in range(50)]
+  tracemalloc.start()
+  try:
+    count = sum(len(tokenizer.encode(text)) for text in texts)
+    assert tracemalloc.get_traced_memory()[0] < 8 * count
+  finally:
+    tracemalloc.stop()
+  assert tokenizer.encode('w0') == [3]
