@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import pathlib
 import sys
@@ -46,15 +45,6 @@ def give_back() -> None:
   """
   if resident() > _SMALL and (malloc_trim := _of_glibc('malloc_trim')):
     malloc_trim(0)
-
-
-def settle() -> None:
-  """Lets later garbage collections pass over what is in use now, until `gc.unfreeze`.
-
-  A full collection would visit the half a million objects that JAX keeps for compiled programs.
-  """
-  gc.collect()
-  gc.freeze()
 
 
 class Ceiling:

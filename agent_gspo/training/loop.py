@@ -22,7 +22,7 @@ from agent_gspo.models.transformer import Params
 from agent_gspo.rewards import ties
 from agent_gspo.sharding import encoding, hosts, partners
 from agent_gspo.tasks import base
-from agent_gspo.training import costs, exchange, host_memory, opponents, replay, sft
+from agent_gspo.training import costs, exchange, opponents, replay, sft
 from agent_gspo.training import metrics as metrics_lib
 from agent_gspo.training import setup as setup_lib
 from agent_gspo.training import state as state_lib
@@ -263,7 +263,9 @@ class Run:
           with self.interruption.deferred('this update'):
             state = self._step(state, progress)
             if step == start:
-              host_memory.settle()
+              # Later collections would visit the half a million objects of compiled programs.
+              gc.collect()
+              gc.freeze()  # until `close`
             if self._is_saved(step + 1):
               self._save(state)
           self.interruption.meet()
