@@ -94,9 +94,7 @@ def estimator_inputs(
   return AdvantageInputs(
     task=rewards.task,
     costs=rewards.costs,
-    groups=groups.group_ids(
-      grouping, rollout.question, rollout.agent, rollout.turn, rollout.episode, rollout.role
-    ),
+    groups=group_ids(grouping, rollout),
     role=rollout.role,
     question=rollout.question,
     episode=rollout.episode,
@@ -109,6 +107,13 @@ def estimator_inputs(
     reward=None if earned is None else np.asarray(earned, np.float32),
     taken=rollout.taken,
     probability=np.asarray(probability, np.float32)[rollout.question],
+  )
+
+
+def group_ids(grouping: str, rollout: RolloutBatch) -> np.ndarray:
+  """Returns the group of each message, int `[M]`, see `groups.group_ids`."""
+  return groups.group_ids(
+    grouping, rollout.question, rollout.agent, rollout.turn, rollout.episode, rollout.role
   )
 
 

@@ -20,6 +20,7 @@ from agent_gspo.rewards import communication
 from agent_gspo.rewards.communication import RewardTerms
 from agent_gspo.teams import counts
 from agent_gspo.teams.sharing import Sharing
+from agent_gspo.training.advantages import group_ids
 from agent_gspo.training.learner import Minibatch
 from agent_gspo.types import RolloutBatch
 
@@ -59,16 +60,9 @@ def of_step(
   """Returns the metrics of a step except prices and time; arguments as in `train_step`."""
   kept = advantages.kept > 0  # bool [M]
   trained = [m for m, x in zip(learned.messages, kept, strict=True) if x]
-  group_ids = groups.group_ids(
-    config.advantage.grouping,
-    rollout.question,
-    rollout.agent,
-    rollout.turn,
-    rollout.episode,
-    rollout.role,
-  )
+  ids = group_ids(config.advantage.grouping, rollout)
   return {
-    'advantage/tied_groups': groups.tied_groups(rewards.task, group_ids),
+    'advantage/tied_groups': groups.tied_groups(rewards.task, ids),
     'advantage/abs_mean': float(np.abs(advantages.values).mean()),
     'advantage/kept': float(kept.mean()),
     **communication.summary(config.reward, rewards, rollout),
