@@ -281,6 +281,24 @@ def _small(pre: str, tokens: list[str], types: list[int], merges: list[str]) -> 
   )
 
 
+@pytest.mark.parametrize('rows', [258, 259, 260])
+def test_without_added_tokens_the_rest_is_as_if_the_file_lacked_them(rows):
+  backend = _small('qwen2', ['ab', '<|end|>'], [1, 3], ['a b']).backend
+  backend.add_tokens(['<extra>'])
+  backend.add_special_tokens(['<image>'])
+  data = json.loads(backend.to_str())
+  data['added_tokens'] = [token for token in data['added_tokens'] if token['id'] < rows]
+  expected = tokenizers.Tokenizer.from_str(json.dumps(data))
+  tokenizer = Tokenizer(backend, '<|end|>').within(rows)
+  assert tokenizer.backend.to_str() == expected.to_str()
+  for text in ('ab<|end|>é <extra>', '<image>12'):
+    assert tokenizer.encode(text) == expected.encode(text).ids
+    plain = tokenizer.encode(text, special=False)
+    assert not {257, 259} & {*plain}
+    assert tokenizer.decode(plain) == text
+  assert backend.token_to_id('<image>') == 259
+
+
 def test_user_defined_and_unused_tokens_of_gguf():
   tokenizer = _small('qwen2', ['ab', '<|end|>', '<tool_call>', '[PAD259]'], [1, 3, 4, 5], ['a b'])
   assert tokenizer.encode('ab<tool_call><|end|>') == [256, 258, 257]

@@ -8,7 +8,7 @@ import json
 
 import tokenizers
 
-from agent_gspo.models.text import word_marks
+from agent_gspo.models.text import tokenizer_backends, word_marks
 from agent_gspo.values import is_text
 
 BREAK = '\ud801'
@@ -153,14 +153,15 @@ class ControlTokens:
 
   @functools.cached_property
   def _plain_and_unknown(self) -> tuple[tokenizers.Tokenizer, int | None]:
-    fields = json.loads(self._backend.to_str())
-    for token in fields['added_tokens']:
-      token['special'] |= token['id'] in self.ids
-    backend = tokenizers.Tokenizer.from_str(json.dumps(fields))
+    added = sorted(self._backend.get_added_tokens_decoder().items())
+    for i, token in added:
+      token.special |= i in self.ids
+    backend = tokenizer_backends.with_added(self._backend, [token for _, token in added])
     backend.encode_special_tokens = True
-    model = fields['model']
-    name = model.get('unk_token')
-    return backend, model.get('unk_id') if name is None else backend.token_to_id(name)
+    model = self._backend.model
+    if isinstance(model, tokenizers.models.Unigram):
+      return backend, json.loads(model.__getstate__())['unk_id']
+    return backend, None if model.unk_token is None else backend.token_to_id(model.unk_token)
 
 
 def _unbreakable(text: str) -> ValueError:

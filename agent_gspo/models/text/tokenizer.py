@@ -152,9 +152,8 @@ class Tokenizer:
     """
     if self.vocab_size <= rows:
       return self
-    data = json.loads(self.backend.to_str())
-    data['added_tokens'] = [token for token in data['added_tokens'] if token['id'] < rows]
-    backend = tokenizers.Tokenizer.from_str(json.dumps(data))
+    added = sorted(self.backend.get_added_tokens_decoder().items())
+    backend = tokenizer_backends.with_added(self.backend, [x for i, x in added if i < rows])
     bos, eos, pad = (self._names[name] for name in _SPECIAL)
     assert eos is not None, 'a tokenizer has an EOS token'
     is_left = lambda token: backend.token_to_id(token) is not None
@@ -346,7 +345,7 @@ class Tokenizer:
   @functools.cached_property
   def fingerprint(self) -> str:
     """Returns the SHA-256 (hex) of vocabulary and merges: equal iff ids mean the same text."""
-    model = json.loads(self.backend.to_str())['model']
+    model = json.loads(self.backend.model.__getstate__())
     # Merges are "a b" or ["a", "b"], by version of the file.
     merges = [m if isinstance(m, str) else ' '.join(m) for m in model.get('merges', [])]
     vocab = sorted(self.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])

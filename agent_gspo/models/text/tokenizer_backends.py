@@ -48,13 +48,28 @@ def from_file(file: pathlib.Path) -> tokenizers.Tokenizer:
     OSError: The file cannot be read.
     ValueError: The file is damaged, or of a kind unknown to the library.
   """
-  model = Fields(read_object(file), str(file)).section('model')
-  if isinstance(vocab := model.values.get('vocab'), Mapping):
-    _check_merges(vocab, model, 'merges', model.values.get('continuing_subword_prefix'))
-  found = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
+  try:
+    found = _guarded(lambda: tokenizers.Tokenizer.from_file(str(file)), str(file))
+  except ValueError:
+    model = Fields(read_object(file), str(file)).section('model')
+    if isinstance(vocab := model.values.get('vocab'), Mapping):
+      _check_merges(vocab, model, 'merges', model.values.get('continuing_subword_prefix'))
+    raise
   # The file may store truncation and padding; as in transformers, neither is applied.
   found.no_truncation()
   found.no_padding()
+  return found
+
+
+def with_added(
+  backend: tokenizers.Tokenizer, added: list[tokenizers.AddedToken]
+) -> tokenizers.Tokenizer:
+  """Returns a tokenizer with the same model, which is not copied, and these added tokens alone."""
+  found = tokenizers.Tokenizer(backend.model)
+  for part in ('normalizer', 'pre_tokenizer', 'post_processor', 'decoder'):
+    if (value := getattr(backend, part)) is not None:
+      setattr(found, part, value)
+  found.add_tokens(added)
   return found
 
 
@@ -172,7 +187,7 @@ def _texts(fields: Fields, field: str) -> list[str]:
 def _check_merges(
   vocab: Mapping[str, Any], fields: Fields, field: str, prefix: str | None = None
 ) -> None:
-  """Checks that each merge joins two tokens to a third; else the library may panic.
+  """Checks that each merge joins two tokens to a third; else the library refuses or panics.
 
   Raises:
     ValueError: A merge does not; names it.
